@@ -1,0 +1,26 @@
+"""OpenAI-compatible server for speech-to-speech models that run as a chain of stages on vLLM.
+
+Importing this package imports neither torch nor vLLM: torch itself loads `omni_server.cpu_extensions` in every
+process (entry-point group `torch.backends`), so `Omni` and `AsyncOmni` are looked up on first use.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from omni_server.offline import Omni
+    from omni_server.omni import AsyncOmni
+
+__version__ = "0.1.0"
+__all__ = ["AsyncOmni", "Omni", "__version__"]
+
+
+def __getattr__(name: str) -> object:
+    if name == "AsyncOmni":
+        from omni_server.omni import AsyncOmni
+
+        return AsyncOmni
+    if name == "Omni":
+        from omni_server.offline import Omni
+
+        return Omni
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,249 @@
+"""The stage config: which stages run where, and what flows between them.
+
+Frozen pydantic models; unknown keys are errors. Everything that can be refused without looking at the
+model folder or the machine is refused here, with a message that says what to change.
+"""
+
+from collections import defaultdict
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+ModelStage = Literal["thinker", "talker", "code2wav"]
+ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+"""`package.module:name`"""
+
+MAX_MEMORY_FRACTION = 0.95
+"""Sum of `gpu_memory_utilization` allowed on one device; the rest is CUDA contexts and fragmentation."""
+
+RESERVED_ENGINE_ARGS = frozenset(
+    {
+        "additional_config", "data_parallel_size", "device_ids", "disable_log_stats",
+        "distributed_executor_backend", "enable_prompt_embeds", "generation_config",
+        "gpu_memory_utilization", "hf_overrides", "load_format", "max_model_len",
+        "max_num_batched_tokens", "max_num_seqs", "model", "pipeline_parallel_size", "revision",
+        "runner", "scheduler_cls", "skip_tokenizer_init", "tensor_parallel_size", "tokenizer",
+        "worker_cls",
+    }
+)  # fmt: skip
+"""Engine arguments that a field of their own sets, or that the server owns."""
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class SamplingDefaults(_Model):
+    """Sampling of an autoregressive stage where the request says nothing. Unset fields keep vLLM's default."""
+
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    seed: int | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    ignore_eos: bool | None = None
+
+
+class _Stage(_Model):
+    model_stage: ModelStage
+    """Which part of the checkpoint this stage runs."""
+    devices: tuple[Annotated[int, Field(ge=0)], ...] = (0,)
+    """GPU indices, one per tensor-parallel rank. Ignored on CPU."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.3
+    """Share of each device's memory that this stage may take. Ignored on CPU."""
+    max_num_seqs: Annotated[int, Field(ge=1)] = 16
+    """Requests that run in one step."""
+    max_num_batched_tokens: Annotated[int, Field(ge=1)] = 2048
+    """Tokens that run in one step."""
+    max_model_len: Annotated[int, Field(ge=1)]
+    """Longest sequence; for code2wav the longest window, in codec tokens."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    engine_args: dict[str, Any] = Field(default_factory=dict)
+    """Passed on to vLLM's `AsyncEngineArgs` as they are."""
+
+    @model_validator(mode="after")
+    def _check_engine_args(self) -> "_Stage":
+        taken = sorted(RESERVED_ENGINE_ARGS & self.engine_args.keys())
+        if taken:
+            raise ValueError(
+                f"engine_args may not set {', '.join(taken)}: a field of the stage or the server itself sets it"
+            )
+        if len(set(self.devices)) != len(self.devices):
+            raise ValueError("devices names one device twice")
+        return self
+
+
+class ArStage(_Stage):
+    """An autoregressive engine: thinker or talker."""
+
+    engine: Literal["ar"]
+    model_stage: Literal["thinker", "talker"]
+    tensor_parallel_size: Annotated[int, Field(ge=1)] = 1
+    pipeline_parallel_size: Annotated[int, Field(ge=1)] = 1
+    default_sampling: SamplingDefaults = SamplingDefaults()
+
+    @model_validator(mode="after")
+    def _check_parallelism(self) -> "ArStage":
+        ranks = self.tensor_parallel_size * self.pipeline_parallel_size
+        if ranks > 1 and len(self.devices) not in (1, ranks):
+            raise ValueError(f"devices names {len(self.devices)} devices for {ranks} ranks")
+        return self
+
+
+class SolverConfig(_Model):
+    """Flow-matching solver of the DiT (`Qwen2_5OmniToken2WavDiTModel.sample`); the defaults are the reference's."""
+
+    num_steps: Annotated[int, Field(ge=2, le=100)] = 10
+    """Points of the time grid; one Runge-Kutta step fewer."""
+    guidance_scale: Annotated[float, Field(ge=0)] = 0.5
+    sway_coefficient: float = -1.0
+
+
+class DiffusionStage(_Stage):
+    """A non-autoregressive engine: code2wav."""
+
+    engine: Literal["diffusion"]
+    model_stage: Literal["code2wav"]
+    solver: SolverConfig = SolverConfig()
+
+
+class QueueConfig(_Model):
+    """How payloads travel over an edge."""
+
+    transport: Literal["shared_memory", "inline"] = "shared_memory"
+    """`shared_memory`: rows stay in /dev/shm and a reference travels. `inline`: rows inside the message."""
+    capacity: Annotated[int, Field(ge=1, le=4096)] = 16
+    """Steps of the producer that may wait for the consumer; at the limit the producer's scheduler holds back."""
+
+
+class ChunkPlan(_Model):
+    """How codec tokens are cut into windows for code2wav; a block is the DiT's attention block (12 codes)."""
+
+    mode: Literal["windows", "whole"] = "windows"
+    """`whole`: one pass when the talker has finished, which is the reference's result, without streaming."""
+    past_blocks: Annotated[int, Field(ge=0)] = 2
+    first_new_blocks: Annotated[int, Field(ge=1)] = 1
+    new_blocks: Annotated[int, Field(ge=1)] = 2
+    future_blocks: Annotated[int, Field(ge=0)] = 1
+    vocoder_margin_frames: Annotated[int, Field(ge=0)] = 20
+    """Mel frames of context that the vocoder gets on each side of what is emitted; 28 is its full field."""
+
+
+class Edge(_Model):
+    """What flows from one stage to the next."""
+
+    source: Annotated[str, Field(alias="from")]
+    target: Annotated[str, Field(alias="to")]
+    function: ImportPath
+    """Edge function of the model family, as `package.module:name`."""
+    queue: QueueConfig = QueueConfig()
+    chunks: ChunkPlan | None = None
+    """Only on the edge into code2wav."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+
+Stage = Annotated[ArStage | DiffusionStage, Field(discriminator="engine")]
+
+
+class StageConfig(_Model):
+    """A whole deployment: the file that `--stage-config` names."""
+
+    model_family: ImportPath
+    """The model family's object, as `stages.qwen2_5_omni:FAMILY`."""
+    platform: Literal["cpu", "cuda"]
+    stages: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")], Stage]
+    edges: tuple[Edge, ...] = ()
+    start_timeout_s: Annotated[float, Field(gt=0)] = 1800.0
+    """Longest wait for one engine to be ready."""
+    request_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    """Deadline of a request that names none."""
+
+    @model_validator(mode="after")
+    def _check_graph(self) -> "StageConfig":
+        roles = [stage.model_stage for stage in self.stages.values()]
+        for role in set(roles):
+            if roles.count(role) > 1:
+                raise ValueError(f"two stages run the {role}")
+        if "thinker" not in roles:
+            raise ValueError("no stage runs the thinker (model_stage: thinker)")
+        if ("talker" in roles) != ("code2wav" in roles):
+            raise ValueError("talker and code2wav only work together: add the missing stage or remove both")
+        for number, edge in enumerate(self.edges):
+            for end, name in (("from", edge.source), ("to", edge.target)):
+                if name not in self.stages:
+                    raise ValueError(
+                        f"edges[{number}].{end} is '{name}', which is no stage; stages are {', '.join(self.stages)}"
+                    )
+        found = [(self.stages[e.source].model_stage, self.stages[e.target].model_stage) for e in self.edges]
+        expected = [("thinker", "talker"), ("talker", "code2wav")] if "talker" in roles else []
+        if sorted(found) != sorted(expected):
+            wanted = ", ".join(f"{a} -> {b}" for a, b in expected) or "none"
+            raise ValueError(f"edges must be: {wanted}; found: {', '.join(f'{a} -> {b}' for a, b in found) or 'none'}")
+        for number, edge in enumerate(self.edges):
+            into_code2wav = self.stages[edge.target].model_stage == "code2wav"
+            if into_code2wav != (edge.chunks is not None):
+                hint = "add 'chunks'" if into_code2wav else "remove 'chunks', only the edge into code2wav has it"
+                raise ValueError(f"edges[{number}]: {hint}")
+            if into_code2wav:
+                self._check_chunks(edge)
+        return self
+
+    def _check_chunks(self, edge: Edge) -> None:
+        if edge.queue.transport != "inline":
+            raise ValueError(
+                f"edge {edge.source} -> {edge.target}: set queue.transport to inline; codec tokens are ids and "
+                "travel inside the message (a window is smaller than the reference to a slot would be)"
+            )
+
+    @model_validator(mode="after")
+    def _check_rows(self) -> "StageConfig":
+        for edge in self.edges:
+            for name in (edge.source, edge.target):
+                stage = self.stages[name]
+                if not isinstance(stage, ArStage):
+                    continue
+                if stage.pipeline_parallel_size > 1:
+                    raise ValueError(
+                        f"stages.{name}.pipeline_parallel_size must be 1: rows of hidden states cannot leave or "
+                        "enter a pipeline-parallel stage; use tensor_parallel_size"
+                    )
+                if stage.engine_args.get("speculative_config") is not None:
+                    raise ValueError(
+                        f"stages.{name}.engine_args.speculative_config must go: rows of rejected draft tokens "
+                        "would reach the next stage"
+                    )
+            talker = self.stages[edge.target]
+            if isinstance(talker, ArStage) and talker.engine_args.get("enable_prefix_caching"):
+                raise ValueError(
+                    f"stages.{edge.target}.engine_args.enable_prefix_caching must be off: the talker's token ids do "
+                    "not determine its inputs"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _check_memory(self) -> "StageConfig":
+        if self.platform != "cuda":
+            return self
+        used: dict[int, float] = defaultdict(float)
+        for stage in self.stages.values():
+            for device in stage.devices:
+                used[device] += stage.gpu_memory_utilization
+        for device, fraction in sorted(used.items()):
+            if fraction > MAX_MEMORY_FRACTION + 1e-9:
+                names = [n for n, s in self.stages.items() if device in s.devices]
+                raise ValueError(
+                    f"gpu_memory_utilization on device {device} sums to {fraction:.2f} "
+                    f"({' + '.join(f'{n} {self.stages[n].gpu_memory_utilization:g}' for n in names)}); "
+                    f"at most {MAX_MEMORY_FRACTION} is possible: lower one or move a stage"
+                )
+        return self
+
+    def stage_named(self, model_stage: ModelStage) -> str | None:
+        """Name of the stage that runs `model_stage`, or None if the deployment has none."""
+        return next((name for name, stage in self.stages.items() if stage.model_stage == model_stage), None)

@@ -1,0 +1,53 @@
+"""What the orchestrator asks of an edge into code2wav, and how edge functions are found by name."""
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from omni_server.config.stage_config import ChunkPlan
+from omni_server.errors import ConfigError
+from omni_server.family import CodecLayout
+
+
+@dataclass(frozen=True)
+class Code2WavRequest:
+    """One piece of work for code2wav; its result is the waveform from `first_sample` on."""
+
+    token_ids: tuple[int, ...]
+    payload: bytes
+    """The stage's encoded input, see the model family's edge."""
+    first_sample: int
+    num_samples: int
+
+
+class CodecEdge(Protocol):
+    """Turns the codec tokens of one utterance into code2wav requests, in order and without gaps."""
+
+    def push(self, codes: Sequence[int]) -> list[Code2WavRequest]:
+        """New codes; the requests that have become complete."""
+        ...
+
+    def finish(self) -> list[Code2WavRequest]:
+        """No further codes follow; the remaining requests."""
+        ...
+
+
+class CodecEdgeFactory(Protocol):
+    """The edge function itself."""
+
+    def __call__(self, plan: ChunkPlan, layout: CodecLayout, *, voice: str, noise_seed: int) -> CodecEdge:
+        """Raises `ConfigError` if the plan does not fit the model."""
+        ...
+
+
+def load_edge_function(name: str) -> Any:
+    """`name` is `package.module:attribute`. Raises `ConfigError` if there is no such thing."""
+    module_name, _, attribute = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as exc:
+        raise ConfigError(f"edge function '{name}': cannot import {module_name} ({exc})") from exc
+    if attribute not in vars(module):
+        raise ConfigError(f"edge function '{name}': {module_name} has no '{attribute}'")
+    return vars(module)[attribute]

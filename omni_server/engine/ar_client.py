@@ -1,0 +1,213 @@
+"""The server's end of an autoregressive stage: requests in, tokens and rows out, one release path."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Iterator
+
+from vllm import SamplingParams
+from vllm.exceptions import VLLMValidationError
+from vllm.inputs.engine import tokens_input
+from vllm.outputs import RequestOutput
+from vllm.renderers.inputs.preprocess import parse_model_prompt
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+from vllm.v1.engine.output_processor import RequestOutputCollector
+
+from omni_server.engine.async_engine import RowSink, StageAsyncLLM
+from omni_server.errors import InvalidRequestError, StageDeadError, StageError
+from omni_server.family import ThinkerPrompt
+from omni_server.protocol.rows import RowsFeed
+from omni_server.types import FinishReason
+
+
+@dataclass(frozen=True)
+class RenderedPrompt:
+    """A prompt after tokenisation and media preprocessing."""
+
+    token_ids: tuple[int, ...]
+    engine_input: Any
+    """vLLM's own form of it."""
+
+
+@dataclass(frozen=True)
+class ArOutput:
+    """What came since the last output; several steps may be merged."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason | None
+    num_cached_tokens: int
+
+
+class ArStream:
+    """One running request of the stage. `close` releases it, however it ended."""
+
+    def __init__(self, stage: str, engine: StageAsyncLLM, external_id: str, queue: RequestOutputCollector) -> None:
+        self._stage = stage
+        self._engine = engine
+        self._external_id = external_id
+        self._queue = queue
+        self._is_finished = False
+
+    async def outputs(self) -> AsyncIterator[ArOutput]:
+        """Until the request has finished. Raises `StageError` or `StageDeadError`."""
+        while not self._is_finished:
+            with stage_errors(self._stage):
+                output = self._queue.get_nowait() or await self._queue.get()
+            assert isinstance(output, RequestOutput)
+            completion = output.outputs[0]
+            self._is_finished = output.finished
+            yield ArOutput(
+                token_ids=tuple(completion.token_ids),
+                text=completion.text,
+                finish_reason=self._finish_reason(completion.finish_reason),
+                num_cached_tokens=output.num_cached_tokens or 0,
+            )
+
+    def _finish_reason(self, reason: str | None) -> FinishReason | None:
+        match reason:
+            case None | "stop" | "length":
+                return reason
+            case "abort":
+                raise StageError(self._stage, "the request was aborted inside the engine")
+            case _:
+                raise StageError(self._stage, f"the engine ended the request: {reason}")
+
+    async def feed(self, feed: RowsFeed) -> None:
+        """Raises `StageDeadError`."""
+        with stage_errors(self._stage):
+            await self._engine.feed(self._queue.request_id, feed)
+
+    async def close(self) -> None:
+        """Stop the request if it still runs and forget it; rows that still come are dropped."""
+        self._engine.row_sinks.pop(self._external_id, None)
+        if self._is_finished or self._engine.errored:
+            return
+        self._is_finished = True
+        try:
+            await self._engine.abort(self._queue.request_id, internal=True)
+        except EngineDeadError:
+            pass  # a dead engine holds nothing any more
+
+
+class ArStageClient:
+    """Wraps the stage's `StageAsyncLLM`."""
+
+    def __init__(self, name: str, engine: StageAsyncLLM, max_model_len: int) -> None:
+        self.name = name
+        self.engine = engine
+        self.max_model_len = max_model_len
+
+    @property
+    def is_dead(self) -> bool:
+        return self.engine.errored
+
+    def max_media(self, modality: str) -> int:
+        """Items of a modality that one prompt may hold (vLLM's `limit_mm_per_prompt`)."""
+        config = self.engine.model_config.multimodal_config
+        return 0 if config is None else config.get_limit_per_prompt(modality)
+
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Text of `token_ids` without special tokens."""
+        text: str = self.engine.get_tokenizer().decode(list(token_ids), skip_special_tokens=True)
+        return text
+
+    async def render(self, prompt: ThinkerPrompt) -> RenderedPrompt:
+        """Tokenise and preprocess media, off the event loop.
+
+        Raises `InvalidRequestError` if the prompt is too long or the media do not fit it.
+        """
+        media: dict[str, list[Any]] = {}
+        if prompt.audios:
+            media["audio"] = list(prompt.audios)
+        if prompt.images:
+            media["image"] = [_picture(pixels) for pixels in prompt.images]
+        if prompt.videos:
+            media["video"] = list(prompt.videos)
+        raw: dict[str, Any] = {"prompt": prompt.text}
+        if media:
+            raw |= {"multi_modal_data": media, "mm_processor_kwargs": dict(prompt.processor_kwargs)}
+        renderer = self.engine.renderer
+        try:
+            with stage_errors(self.name):
+                (engine_input,) = await renderer.render_cmpl_async(
+                    [parse_model_prompt(self.engine.model_config, raw)], renderer.default_cmpl_tok_params
+                )
+        except (ValueError, TypeError) as exc:
+            raise _invalid_prompt(exc, self.max_model_len) from exc
+        token_ids = tuple(engine_input["prompt_token_ids"])
+        if len(token_ids) >= self.max_model_len:
+            raise context_length_exceeded(self.max_model_len, len(token_ids), "messages")
+        return RenderedPrompt(token_ids, engine_input)
+
+    async def open(
+        self,
+        request_id: str,
+        prompt: RenderedPrompt | tuple[int, ...],
+        params: SamplingParams,
+        row_sink: RowSink | None = None,
+    ) -> ArStream:
+        """Start a request; `row_sink` is called with each payload of rows, before the tokens of its step.
+
+        Raises `InvalidRequestError`, `StageError` or `StageDeadError`.
+        """
+        engine_input = (
+            prompt.engine_input
+            if isinstance(prompt, RenderedPrompt)
+            else tokens_input(list(prompt))
+        )
+        if row_sink is not None:
+            self.engine.row_sinks[request_id] = row_sink
+        try:
+            with stage_errors(self.name):
+                queue = await self.engine.add_request(request_id, engine_input, params)
+        except BaseException as exc:
+            self.engine.row_sinks.pop(request_id, None)
+            if isinstance(exc, VLLMValidationError):
+                raise InvalidRequestError(str(exc)) from exc
+            raise
+        return ArStream(self.name, self.engine, request_id, queue)
+
+    async def num_row_requests(self) -> int:
+        """Requests the stage's workers still hold rows for, summed over ranks."""
+        return sum(await self.engine.collective_rpc("num_row_requests"))
+
+    def shutdown(self) -> None:
+        self.engine.shutdown()
+
+
+@contextmanager
+def stage_errors(stage: str) -> Iterator[None]:
+    """vLLM's engine errors as ours."""
+    try:
+        yield
+    except EngineDeadError as exc:
+        raise StageDeadError(stage, "its engine process has died") from exc
+    except EngineGenerateError as exc:
+        raise StageError(stage, f"generation failed: {exc.__cause__ or exc}") from exc
+
+
+def context_length_exceeded(limit: int, num_tokens: int, param: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"This model's maximum context length is {limit} tokens, but the request needs {num_tokens}.",
+        param=param,
+        code="context_length_exceeded",
+    )
+
+
+def _invalid_prompt(exc: Exception, limit: int) -> InvalidRequestError:
+    text = str(exc)
+    if "maximum model length" in text or "maximum context length" in text or "context length" in text:
+        return InvalidRequestError(
+            f"This model's maximum context length is {limit} tokens; the request is longer.",
+            param="messages",
+            code="context_length_exceeded",
+        )
+    return InvalidRequestError(f"the prompt cannot be processed: {text}", param="messages")
+
+
+def _picture(pixels: Any) -> Any:
+    from PIL import Image
+
+    return Image.fromarray(pixels)

@@ -1,0 +1,103 @@
+"""vLLM's `AsyncLLM` for our stages: rows that come beside tokens are taken off before vLLM sees the output."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from vllm import SamplingParams
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput
+
+from omni_server.protocol.rows import REQUEST_KEY, RowsFeed, RowsPayload, SharedBlock, decode_payload, encode
+from omni_server.transport.slab_queue import SlabQueue
+
+RowSink = Callable[[RowsPayload], None]
+
+
+class RowOutputProcessor(OutputProcessor):
+    """Splits the payloads of rows off the outputs of generating requests.
+
+    vLLM takes an output with a pooling result for a pooling request's and does not detokenise it.
+    """
+
+    row_sinks: dict[str, RowSink]
+    row_queue: SlabQueue | None
+
+    def process_outputs(
+        self, engine_core_outputs: list[EngineCoreOutput], *args: Any, **kwargs: Any
+    ) -> OutputProcessorOutput:
+        kept = []
+        for output in engine_core_outputs:
+            state = self.request_states.get(output.request_id)
+            is_pooling = state is not None and state.detokenizer is None
+            if output.pooling_output is None or is_pooling:
+                kept.append(output)
+                continue
+            payload = decode_payload(memoryview(output.pooling_output.numpy()))
+            output.pooling_output = None
+            self._deliver(None if state is None else state.external_req_id, payload)
+            if output.new_token_ids or output.finish_reason is not None:
+                kept.append(output)
+            elif state is not None and output.prefill_stats is not None:
+                # A chunk of the prompt: rows, no token yet. vLLM keeps the statistics with the first output.
+                state.num_cached_tokens = output.prefill_stats.num_cached_tokens
+        return super().process_outputs(kept, *args, **kwargs)
+
+    def _deliver(self, request_id: str | None, payload: RowsPayload) -> None:
+        sink = None if request_id is None else self.row_sinks.get(request_id)
+        if sink is not None:
+            sink(payload)
+        elif isinstance(payload.block, SharedBlock):  # the request has ended meanwhile
+            assert self.row_queue is not None
+            self.row_queue.finish_all(payload.block)
+
+
+class StageAsyncLLM(AsyncLLM):
+    """`row_sinks` maps the id given to `add_request` to whoever takes the rows; set it before that call."""
+
+    row_queue: SlabQueue | None = None
+
+    def _run_output_handler(self) -> None:
+        # AsyncLLM makes its output processor itself and has no hook for its class; this method runs before
+        # the first output and is the last moment to change it.
+        processor = self.output_processor
+        if not isinstance(processor, RowOutputProcessor):
+            processor.__class__ = RowOutputProcessor
+            processor.row_sinks = {}
+            processor.row_queue = self.row_queue
+        super()._run_output_handler()
+
+    @property
+    def row_sinks(self) -> dict[str, RowSink]:
+        self._run_output_handler()
+        assert isinstance(self.output_processor, RowOutputProcessor)
+        return self.output_processor.row_sinks
+
+    async def feed(self, request_id: str, feed: RowsFeed) -> None:
+        """Send rows to a running request, by its internal id.
+
+        It travels as vLLM's ADD message with the id of a known request, so that it cannot overtake the request
+        itself; our scheduler takes it out.
+        """
+        await self.engine_core.add_request_async(
+            EngineCoreRequest(
+                request_id=request_id,
+                prompt_token_ids=[0],
+                mm_features=None,
+                sampling_params=SamplingParams(max_tokens=1, extra_args={REQUEST_KEY: encode(feed)}),
+                pooling_params=None,
+                arrival_time=time.time(),
+                lora_request=None,
+                cache_salt=None,
+                data_parallel_rank=None,
+                resumable=True,
+            )
+        )
+
+
+def engine_pid(engine: AsyncLLM) -> int:
+    """Process id of the engine's core, for supervision and for tests that kill it."""
+    resources = engine.engine_core.resources  # type: ignore[attr-defined]
+    pid: int = resources.engine_manager.processes[0].pid
+    return pid

@@ -1,0 +1,197 @@
+"""Starts the engines of a stage config, and stops them."""
+
+import asyncio
+import functools
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from omni_server.config.stage_config import ArStage, DiffusionStage, Edge, StageConfig
+from omni_server.engine.ar_args import ar_engine_args
+from omni_server.engine.ar_client import ArStageClient
+from omni_server.engine.async_engine import StageAsyncLLM, engine_pid
+from omni_server.engine.diffusion_args import diffusion_engine_args
+from omni_server.engine.diffusion_client import DiffusionStageClient
+from omni_server.errors import ConfigError
+from omni_server.family import FamilyModel, ModelFamily
+from omni_server.protocol.rows import SharedBlock
+from omni_server.protocol.runtime_config import QueueSpec, StageRuntimeConfig
+from omni_server.transport.slab_queue import SlabQueue, new_queue_path, sweep_dead_queues
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[str], None]
+
+POSITION_BYTES = 12
+"""M-RoPE position of one prompt token: three int32."""
+
+
+@dataclass
+class Engines:
+    """Everything that runs; `stop` ends it."""
+
+    ar: dict[str, ArStageClient] = field(default_factory=dict)
+    diffusion: dict[str, DiffusionStageClient] = field(default_factory=dict)
+    queues: dict[tuple[str, str], SlabQueue] = field(default_factory=dict)
+
+    def drop_block(self, block: SharedBlock) -> None:
+        """End a reference that nobody will follow any more. There is one edge that carries rows."""
+        (queue,) = self.queues.values()
+        queue.finish_all(block)
+
+    def pids(self) -> dict[str, int]:
+        """Process id of each stage's engine."""
+        clients = {**self.ar, **self.diffusion}
+        return {name: engine_pid(client.engine) for name, client in clients.items()}
+
+    async def stop(self) -> None:
+        """Shut the engine processes down and remove the queues, also where some have died."""
+        clients = [*self.ar.values(), *self.diffusion.values()]
+        try:
+            await asyncio.gather(*(asyncio.to_thread(client.shutdown) for client in clients))
+        finally:
+            for queue in self.queues.values():
+                queue.close()
+            self.queues.clear()
+
+
+async def start_engines(
+    model_dir: Path,
+    config: StageConfig,
+    family: ModelFamily,
+    model: FamilyModel,
+    *,
+    load_format: str,
+    on_progress: Progress,
+) -> Engines:
+    """All engines of `config`, ready.
+
+    On CPU they start side by side; on CUDA one after another, because vLLM measures a device's free memory while
+    it starts. Raises `ConfigError` if one does not come up; nothing is left behind then.
+    """
+    for path in sweep_dead_queues():
+        logger.warning("removed %s, left by a server that was killed", path)
+    family.register()
+    engines = Engines()
+    try:
+        for edge in config.edges:
+            if edge.queue.transport == "shared_memory":
+                engines.queues[edge.source, edge.target] = _make_queue(config, edge, model)
+        start = functools.partial(_start_stage, model_dir, config, family, engines, load_format, on_progress)
+        if config.platform == "cpu":
+            async with asyncio.TaskGroup() as group:
+                for name in config.stages:
+                    group.create_task(start(name))
+        else:
+            for name in config.stages:
+                await start(name)
+    except BaseException as exc:
+        await engines.stop()
+        if isinstance(exc, BaseExceptionGroup):
+            raise exc.exceptions[0] from None
+        raise
+    return engines
+
+
+async def _start_stage(
+    model_dir: Path,
+    config: StageConfig,
+    family: ModelFamily,
+    engines: Engines,
+    load_format: str,
+    on_progress: Progress,
+    name: str,
+) -> None:
+    stage = config.stages[name]
+    overrides = family.hf_overrides(stage.model_stage)
+    began = time.monotonic()
+    on_progress(f"{name}: starting")
+    match stage:
+        case ArStage():
+            runtime = _runtime_config(model_dir, config, name, engines)
+            arguments = ar_engine_args(
+                model_dir,
+                stage,
+                runtime,
+                platform=config.platform,
+                load_format=load_format,
+                hf_overrides=overrides,
+            )
+            build: Callable[[], AsyncLLM] = functools.partial(StageAsyncLLM.from_engine_args, arguments)
+        case DiffusionStage():
+            assert overrides is not None
+            build = functools.partial(
+                AsyncLLM.from_engine_args,
+                diffusion_engine_args(
+                    model_dir, stage, platform=config.platform, load_format=load_format, hf_overrides=overrides
+                ),
+            )
+    engine = await _built(name, build, config.start_timeout_s)
+    if isinstance(engine, StageAsyncLLM):
+        edge = next((e for e in config.edges if e.source == name), None)
+        if edge is not None:
+            engine.row_queue = engines.queues.get((edge.source, edge.target))
+        engines.ar[name] = ArStageClient(name, engine, engine.model_config.max_model_len)
+    else:
+        engines.diffusion[name] = DiffusionStageClient(name, engine)
+    on_progress(f"{name}: ready after {time.monotonic() - began:.1f} s")
+
+
+async def _built(name: str, build: Callable[[], AsyncLLM], timeout_s: float) -> AsyncLLM:
+    """The constructor blocks until the engine is up, so it runs in a thread."""
+    task = asyncio.create_task(asyncio.to_thread(build))
+    try:
+        return await asyncio.wait_for(asyncio.shield(task), timeout_s)
+    except TimeoutError:
+        raise ConfigError(f"stage '{name}' was not ready after {timeout_s:g} s (start_timeout_s)") from None
+    except asyncio.CancelledError:
+        # Another stage failed. A thread cannot be stopped: wait for the engine and shut it down.
+        with suppress(Exception):
+            (await task).shutdown()
+        raise
+    except Exception as exc:
+        raise ConfigError(f"stage '{name}' did not start: {exc}") from exc
+
+
+def _runtime_config(model_dir: Path, config: StageConfig, name: str, engines: Engines) -> StageRuntimeConfig:
+    outgoing = next((e for e in config.edges if e.source == name and e.chunks is None), None)
+    incoming = next((e for e in config.edges if e.target == name), None)
+    return StageRuntimeConfig(
+        model_dir=str(model_dir),
+        row_producer=None if outgoing is None else outgoing.function,
+        output_queue=None if outgoing is None else _queue_spec(config, outgoing, engines),
+        input_queue=None if incoming is None else _queue_spec(config, incoming, engines),
+        aux_layers=() if outgoing is None else (0,),
+    )
+
+
+def _queue_spec(config: StageConfig, edge: Edge, engines: Engines) -> QueueSpec:
+    queue = engines.queues.get((edge.source, edge.target))
+    producer, consumer = config.stages[edge.source], config.stages[edge.target]
+    return QueueSpec(
+        capacity=edge.queue.capacity,
+        path=None if queue is None else str(queue.path),
+        slot_bytes=0 if queue is None else queue.slot_bytes,
+        max_portions=producer.max_num_seqs,
+        num_consumers=consumer.tensor_parallel_size if isinstance(consumer, ArStage) else 1,
+    )
+
+
+def _make_queue(config: StageConfig, edge: Edge, model: FamilyModel) -> SlabQueue:
+    producer, consumer = config.stages[edge.source], config.stages[edge.target]
+    dtype = model.dtype_name() if producer.dtype == "auto" else producer.dtype
+    row_bytes = model.row_width * (4 if dtype == "float32" else 2)
+    return SlabQueue(
+        new_queue_path(f"{edge.source}-{edge.target}"),
+        capacity=edge.queue.capacity,
+        slot_bytes=producer.max_num_batched_tokens * (row_bytes + POSITION_BYTES)
+        + producer.max_num_seqs * model.extra_rows_per_request * row_bytes,
+        max_portions=producer.max_num_seqs,
+        num_consumers=consumer.tensor_parallel_size if isinstance(consumer, ArStage) else 1,
+        create=True,
+    )

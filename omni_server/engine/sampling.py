@@ -1,0 +1,66 @@
+"""Our sampling settings -> vLLM's `SamplingParams`, for the thinker and for the talker."""
+
+from dataclasses import fields
+from typing import Any
+
+from vllm import SamplingParams
+from vllm.sampling_params import RequestOutputKind
+
+from omni_server.config.stage_config import SamplingDefaults
+from omni_server.errors import InvalidRequestError
+from omni_server.protocol.rows import REQUEST_KEY, RowsInput, RowsOutput, encode
+from omni_server.types import SamplingConfig
+
+
+def merged(defaults: SamplingDefaults, request: SamplingConfig | None) -> SamplingConfig:
+    """The request's value where it has one, else the stage config's."""
+    given = {} if request is None else {f.name: getattr(request, f.name) for f in fields(request)}
+    chosen = defaults.model_dump(exclude_none=True) | {k: v for k, v in given.items() if v is not None}
+    return SamplingConfig(**chosen)
+
+
+def sampling_params(
+    stage: str, sampling: SamplingConfig, *, end_ids: tuple[int, ...], is_text: bool, rows: RowsOutput | RowsInput | None
+) -> SamplingParams:
+    """`end_ids` end the sequence unless `ignore_eos` is set; without text, they must not be sampled then either.
+
+    Raises `InvalidRequestError` for values that vLLM refuses.
+    """
+    min_tokens = sampling.min_tokens or 0
+    stop_token_ids = list(sampling.stop_token_ids or ())
+    if not sampling.ignore_eos:
+        stop_token_ids += end_ids
+    elif not is_text:
+        # An end id among codec tokens has no sound: it is barred by keeping it below min_tokens for ever.
+        stop_token_ids += end_ids
+        if sampling.max_tokens is None:
+            raise InvalidRequestError(
+                f"'ignore_eos' on the {stage} needs 'max_tokens'", param=f"stage_sampling.{stage}.max_tokens"
+            )
+        min_tokens = sampling.max_tokens
+    arguments: dict[str, Any] = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "repetition_penalty": sampling.repetition_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "seed": sampling.seed,
+        "stop": list(sampling.stop) if sampling.stop else None,
+    }
+    extra = {} if rows is None else {REQUEST_KEY: encode(rows)}
+    try:
+        return SamplingParams(
+            **{name: value for name, value in arguments.items() if value is not None},
+            max_tokens=sampling.max_tokens,
+            min_tokens=min_tokens,
+            stop_token_ids=stop_token_ids,
+            # vLLM would add the tokenizer's end token; end_ids say which ones count.
+            ignore_eos=True,
+            detokenize=is_text,
+            output_kind=RequestOutputKind.DELTA,
+            extra_args=extra,
+        )
+    except ValueError as exc:
+        raise InvalidRequestError(f"{stage}: {exc}") from exc

@@ -1,0 +1,73 @@
+"""Every failure that a caller can see, each with its HTTP status and its OpenAI error code.
+
+The API turns an `OmniError` into OpenAI's envelope in one place; the offline API lets it out as it is.
+`ConfigError` is for the operator, before anything is served.
+"""
+
+
+class OmniError(Exception):
+    """A request failed. `status`, `type` and `code` are what the HTTP API answers."""
+
+    status = 500
+    type = "server_error"
+    code: str | None = "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        if code is not None:
+            self.code = code
+
+
+class InvalidRequestError(OmniError):
+    """The client's mistake. `param` names the field, as in `messages[0].content[1].input_audio.data`."""
+
+    status = 400
+    type = "invalid_request_error"
+    code = "invalid_value"
+
+
+class ModelNotFoundError(InvalidRequestError):
+    status = 404
+    code = "model_not_found"
+
+
+class RequestTooLargeError(InvalidRequestError):
+    status = 413
+    code = "request_too_large"
+
+
+class OverloadedError(OmniError):
+    """The server as a whole is full, still starting or shutting down; the same request may work later."""
+
+    status = 503
+    type = "service_unavailable_error"
+    code = "server_overloaded"
+
+
+class DeadlineExceededError(OmniError):
+    """The request's deadline passed; it was released in every stage."""
+
+    status = 504
+    code = "request_timeout"
+
+
+class StageError(OmniError):
+    """One request failed inside a stage; the stage goes on serving others."""
+
+    def __init__(self, stage: str, message: str) -> None:
+        super().__init__(f"stage '{stage}': {message}")
+        self.stage = stage
+
+
+class StageDeadError(StageError):
+    """The engine process of a stage is gone; nothing more can be served until it is started again."""
+
+    status = 503
+    type = "service_unavailable_error"
+    code = "engine_dead"
+
+
+class ConfigError(Exception):
+    """The operator's mistake in a stage config, a model folder or a flag; the message says what to change."""

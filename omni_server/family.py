@@ -1,0 +1,116 @@
+"""What the server asks of a model family, and how it finds one.
+
+The server knows no model. A stage config names an object, as in `stages.qwen2_5_omni:FAMILY`, that satisfies
+`ModelFamily`; everything that depends on the checkpoint comes from the `FamilyModel` it opens.
+"""
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from omni_server.config.stage_config import ModelStage
+from omni_server.errors import ConfigError
+from omni_server.types import ChatMessage
+
+HfOverrides = Callable[[Any], Any]
+"""vLLM's `hf_overrides`: a Hugging Face config in, the stage's config out. Must be a module-level function."""
+
+
+@dataclass(frozen=True)
+class ThinkerPrompt:
+    """A rendered chat with its media, in order of appearance."""
+
+    text: str
+    audios: tuple[tuple[npt.NDArray[np.float32], int], ...] = ()  # samples [n], rate in Hz
+    images: tuple[npt.NDArray[np.uint8], ...] = ()  # each [height, width, 3]
+    videos: tuple[npt.NDArray[np.uint8], ...] = ()  # each [frames, height, width, 3]
+    processor_kwargs: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TalkerPrompt:
+    """Prompt of the talker: token ids that stand for the thinker's rows, and where rows stop replacing."""
+
+    token_ids: tuple[int, ...]
+    num_replaced: int
+
+
+@dataclass(frozen=True)
+class PlaceholderIds:
+    """Tokens of the thinker's prompt that stand for media."""
+
+    audio: int
+    image: int
+    video: int
+
+
+@dataclass(frozen=True)
+class CodecLayout:
+    """How codec tokens relate to sound."""
+
+    codes_per_block: int
+    """Windows begin on multiples of this many codes."""
+    frames_per_code: int
+    samples_per_code: int
+
+
+class FamilyModel(Protocol):
+    """One checkpoint of the family, as the server process sees it."""
+
+    voices: tuple[str, ...]
+    default_voice: str | None
+    thinker_stop_ids: tuple[int, ...]
+    talker_stop_ids: tuple[int, ...]
+    placeholder_ids: PlaceholderIds
+    codec: CodecLayout
+    row_width: int
+    extra_rows_per_request: int
+    """Rows that a request's first payload may carry beside those of its tokens."""
+
+    def thinker_prompt(self, messages: Sequence[ChatMessage], *, speech: bool) -> ThinkerPrompt:
+        """Render a chat; with `speech`, the system prompt that speech needs is inserted where none is given.
+
+        Raises `InvalidRequestError` if the chat cannot be rendered.
+        """
+        ...
+
+    def talker_prompt(self, prompt_length: int) -> TalkerPrompt:
+        """For a thinker's prompt of `prompt_length` tokens."""
+        ...
+
+    def dtype_name(self) -> str:
+        """The checkpoint's own dtype, what `dtype: auto` means: float32, bfloat16 or float16."""
+        ...
+
+
+class ModelFamily(Protocol):
+    """Knows how to run its models in stages."""
+
+    def open(self, model_dir: Path) -> FamilyModel:
+        """Read what the server process needs, no weights. Raises `ConfigError` if the folder does not fit."""
+        ...
+
+    def hf_overrides(self, model_stage: ModelStage) -> HfOverrides | None:
+        """How vLLM sees the stage's part of the checkpoint's config."""
+        ...
+
+    def register(self) -> None:
+        """Make the family's model classes known to vLLM in this process."""
+        ...
+
+
+def load_family(name: str) -> ModelFamily:
+    """`name` is `package.module:object`. Raises `ConfigError` if there is no such thing."""
+    module_name, _, attribute = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as exc:
+        raise ConfigError(f"model_family '{name}': cannot import {module_name} ({exc})") from exc
+    if attribute not in vars(module):
+        raise ConfigError(f"model_family '{name}': {module_name} has no '{attribute}'")
+    return cast(ModelFamily, vars(module)[attribute])

@@ -1,0 +1,44 @@
+"""The seam between the API and the orchestrator: what the API needs of the thing that generates."""
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from omni_server.types import ModelInfo, OmniEvent, OmniRequest, PromptTokens
+
+
+class Generation(Protocol):
+    """One admitted request. Iterating gives events; ending the iteration in any way, `aclose()` included,
+    releases the request in every stage."""
+
+    request_id: str
+    prompt: PromptTokens
+
+    def __aiter__(self) -> AsyncIterator[OmniEvent]:
+        """Events in order. Raises `OmniError` where the request fails."""
+        ...
+
+    async def aclose(self) -> None:
+        """Stop and release; harmless when already ended."""
+        ...
+
+
+class Generator(Protocol):
+    """Answers requests; implemented by `omni_server.omni.AsyncOmni` and by the tests' fakes."""
+
+    model_info: ModelInfo
+
+    async def submit(self, request: OmniRequest) -> Generation:
+        """Validate against the model, tokenise and admit.
+
+        Raises `InvalidRequestError` (unknown voice, prompt too long, ...), `OverloadedError` or
+        `StageDeadError`; after it returns, only generation itself can fail.
+        """
+        ...
+
+    def is_ready(self) -> bool:
+        """True once a real request has passed all stages and while none of them is dead."""
+        ...
+
+    def is_alive(self) -> bool:
+        """False once an engine process has died."""
+        ...

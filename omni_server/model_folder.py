@@ -1,0 +1,152 @@
+"""What to serve: from MODEL, a local folder or a Hugging Face hub id, to a folder that holds a complete omni
+checkpoint, and to the stage config that is meant where none is named.
+
+The hub client reads HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE itself.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from huggingface_hub import constants, snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    IncompleteSnapshotError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from omni_server.config.load import find_shipped_config
+from omni_server.errors import ConfigError
+
+EXAMPLE_MODEL = "Qwen/Qwen2.5-Omni-7B"
+GPU_CONFIG = "qwen2_5_omni"
+CPU_CONFIG = "qwen2_5_omni.demo-cpu"
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.pt"]
+"""Configs, tokenizer and voices."""
+_WEIGHTS = ["*.safetensors"]
+"""And not what a repository holds besides: pictures, weights in other formats."""
+
+
+def resolve_model_folder(
+    model: str,
+    *,
+    revision: str | None = None,
+    needs_weights: bool = True,
+    on_progress: Callable[[str], None] = lambda line: None,
+) -> Path:
+    """The folder of the checkpoint that `model` names; downloaded first if it is a hub id that is not in the cache.
+
+    Raises `ConfigError` if there is no such folder or repository, if it cannot be reached, or if what is there
+    is no omni checkpoint. `needs_weights=False` (load format `dummy`) accepts a folder without weights.
+    """
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        if folder.exists():
+            raise ConfigError(f"MODEL '{model}' is a file; give the folder that holds config.json and the weights")
+        if not _HUB_ID.fullmatch(model):
+            raise ConfigError(
+                f"MODEL '{model}': no such folder, and not a hub id either (those look like '{EXAMPLE_MODEL}')"
+            )
+        folder = _download(model, revision, _SMALL_FILES + (_WEIGHTS if needs_weights else []), on_progress)
+    _check_checkpoint(model, folder, needs_weights=needs_weights)
+    return folder
+
+
+def default_stage_config() -> Path:
+    """The shipped config for this machine: for one GPU where torch finds one, else the one for CPU."""
+    return find_shipped_config(GPU_CONFIG if has_gpu() else CPU_CONFIG)
+
+
+def has_gpu() -> bool:
+    """Whether this torch can use a GPU of this machine."""
+    import torch  # takes a second, and `omni-server --help` imports this module
+
+    return torch.cuda.device_count() > 0
+
+
+def _download(repository: str, revision: str | None, patterns: list[str], on_progress: Callable[[str], None]) -> Path:
+    name = repository if revision is None else f"{repository} (revision {revision})"
+    on_progress(f"looking up {name} in {constants.HF_HUB_CACHE}")
+    try:
+        # Shows its own progress bars, for each file and in all.
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=patterns))
+    except GatedRepoError as error:
+        raise ConfigError(
+            f"MODEL '{name}' asks its users to accept a licence: accept it on the model's page and set HF_TOKEN"
+        ) from error
+    except RevisionNotFoundError as error:
+        raise ConfigError(f"MODEL '{repository}' has no revision '{revision}'") from error
+    except RepositoryNotFoundError as error:
+        raise ConfigError(
+            f"MODEL '{name}': no such folder here and no such repository on the hub; check the spelling, and set "
+            "HF_TOKEN if it is private"
+        ) from error
+    except IncompleteSnapshotError as error:
+        raise ConfigError(f"MODEL '{name}' is in the cache in part only: {_why_unreachable()}") from error
+    except LocalEntryNotFoundError as error:
+        raise ConfigError(
+            f"MODEL '{name}' is not in the cache {constants.HF_HUB_CACHE}: {_why_unreachable()}"
+        ) from error
+    except HFValidationError as error:
+        raise ConfigError(f"MODEL '{name}': no such folder, and not a hub id either: {error}") from error
+    except HfHubHTTPError as error:
+        raise ConfigError(f"MODEL '{name}' cannot be downloaded: {error}") from error
+
+
+def _why_unreachable() -> str:
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set, so nothing is downloaded; unset it, or set HF_HOME to a cache that has it"
+    return "the hub cannot be reached; check the network, or give a local folder as MODEL"
+
+
+def _check_checkpoint(model: str, folder: Path, *, needs_weights: bool) -> None:
+    config_file = folder / "config.json"
+    if not config_file.is_file():
+        raise ConfigError(f"MODEL '{model}' is no checkpoint: there is no config.json in {folder}")
+    config = _read_json_object(config_file)
+    if "thinker_config" not in config:
+        model_type = config.get("model_type", "missing")
+        raise ConfigError(
+            f"MODEL '{model}' is no omni checkpoint: its config.json (model_type: {model_type}) has no thinker_config; "
+            f"this server runs models such as {EXAMPLE_MODEL}"
+        )
+    if needs_weights:
+        _check_weights(model, folder)
+
+
+def _check_weights(model: str, folder: Path) -> None:
+    index_file = folder / "model.safetensors.index.json"
+    if not index_file.is_file():
+        if not any(folder.glob("*.safetensors")):
+            raise ConfigError(
+                f"MODEL '{model}' has no weights: there is no *.safetensors in {folder} "
+                "(--load-format dummy starts without)"
+            )
+        return
+    weight_map = _read_json_object(index_file).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise ConfigError(f"{index_file}: no weight_map")
+    files = sorted(set(weight_map.values()))
+    missing = [file for file in files if not (folder / file).is_file()]
+    if missing:
+        raise ConfigError(
+            f"MODEL '{model}' is incomplete: {len(missing)} of its {len(files)} weight files are missing in {folder}, "
+            f"the first is {missing[0]}"
+        )
+
+
+def _read_json_object(path: Path) -> dict[str, object]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read as JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path}: must hold a JSON object")
+    return document

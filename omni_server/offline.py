@@ -1,0 +1,216 @@
+"""The pipeline for scripts and notebooks, without a server and without an event loop of one's own.
+
+    from omni_server import Omni
+
+    with Omni("model-folder") as omni:
+        answer = omni.generate("Hello")
+        print(answer.text, len(answer.audio) / 24_000, "seconds")
+"""
+
+import asyncio
+import threading
+import uuid
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from omni_server.config.load import load_stage_config
+from omni_server.config.stage_config import StageConfig
+from omni_server.errors import OmniError
+from omni_server.model_folder import resolve_model_folder
+from omni_server.omni import AsyncOmni
+from omni_server.types import (
+    AudioDelta,
+    ChatMessage,
+    CodecDelta,
+    Finished,
+    FinishReason,
+    OmniEvent,
+    OmniRequest,
+    SamplingConfig,
+    SpeechOutput,
+    TextDelta,
+    TextPart,
+    Usage,
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class OmniOutput:
+    """A whole answer."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    codes: tuple[int, ...]
+    """Codec tokens; empty without speech."""
+    audio: npt.NDArray[np.float32]  # [num_samples], 24 kHz mono, in [-1, 1]
+    finish_reason: FinishReason
+    usage: Usage
+
+
+class Omni:
+    """Starts the engines in the constructor; `close`, or leaving the `with` block, ends them.
+
+    On CPU, engines are spawned processes: a script that uses this class needs the usual
+    `if __name__ == "__main__":` guard.
+    """
+
+    def __init__(
+        self, model: str | Path, *, stage_config: str | Path | StageConfig | None = None, load_format: str = "auto"
+    ) -> None:
+        """`model` is a folder or a hub id; `stage_config` a file, a config, or None for the platform's default.
+
+        Raises `ConfigError`.
+        """
+        model_dir = resolve_model_folder(str(model), on_progress=lambda line: None)
+        match stage_config:
+            case StageConfig():
+                config = stage_config
+            case None:
+                config = load_stage_config(default_stage_config())
+            case _:
+                config = load_stage_config(Path(stage_config))
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="omni", daemon=True)
+        self._thread.start()
+        self._omni: AsyncOmni | None = None
+        try:
+            self._omni = self._wait(AsyncOmni.start(model_dir, config, load_format=load_format))
+        except BaseException:
+            self.close()
+            raise
+
+    def generate(
+        self,
+        messages: str | Sequence[ChatMessage],
+        *,
+        voice: str | None = None,
+        speech: bool = True,
+        sampling: Mapping[str, SamplingConfig] | None = None,
+        seed: int | None = None,
+        timeout_s: float | None = None,
+    ) -> OmniOutput:
+        """Answer a chat; a string is one user turn.
+
+        `sampling` is keyed by stage name; `seed` seeds the waveform's noise. Raises `OmniError`.
+        """
+        request = _request(messages, voice, speech, sampling, seed, timeout_s)
+        return self._wait(self._collect(request))
+
+    async def stream(
+        self,
+        messages: str | Sequence[ChatMessage],
+        *,
+        voice: str | None = None,
+        speech: bool = True,
+        sampling: Mapping[str, SamplingConfig] | None = None,
+        seed: int | None = None,
+        timeout_s: float | None = None,
+    ) -> AsyncIterator[OmniEvent]:
+        """The same, as events while they come; for use in the caller's own event loop."""
+        request = _request(messages, voice, speech, sampling, seed, timeout_s)
+        here = asyncio.get_running_loop()
+        events: asyncio.Queue[OmniEvent | BaseException] = asyncio.Queue()
+
+        def put(item: OmniEvent | BaseException) -> None:
+            here.call_soon_threadsafe(events.put_nowait, item)
+
+        async def pump() -> None:
+            try:
+                async for event in await self._running().submit(request):
+                    put(event)
+            except BaseException as exc:
+                put(exc)
+                raise
+
+        pumping = asyncio.run_coroutine_threadsafe(pump(), self._loop)
+        try:
+            while True:
+                item = await events.get()
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+                if isinstance(item, Finished):
+                    return
+        finally:
+            pumping.cancel()
+
+    def close(self) -> None:
+        """End the engines; harmless when already closed."""
+        if self._omni is not None:
+            omni, self._omni = self._omni, None
+            self._wait(omni.stop())
+        if self._loop.is_running():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    def __enter__(self) -> "Omni":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _running(self) -> AsyncOmni:
+        if self._omni is None:
+            raise OmniError("this Omni has been closed")
+        return self._omni
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def _collect(self, request: OmniRequest) -> OmniOutput:
+        return await collect(self._running(), request)
+
+
+async def collect(omni: AsyncOmni, request: OmniRequest) -> OmniOutput:
+    """The whole answer to one request. Raises `OmniError`."""
+    text: list[str] = []
+    token_ids: list[int] = []
+    codes: list[int] = []
+    audio: list[npt.NDArray[np.float32]] = []
+    finished: Finished | None = None
+    async for event in await omni.submit(request):
+        match event:
+            case TextDelta():
+                text.append(event.text)
+                token_ids.extend(event.token_ids)
+            case CodecDelta():
+                codes.extend(event.codes)
+            case AudioDelta():
+                audio.append(event.samples)
+            case Finished():
+                finished = event
+    assert finished is not None  # a generation ends with Finished or raises
+    return OmniOutput(
+        text="".join(text),
+        token_ids=tuple(token_ids),
+        codes=tuple(codes),
+        audio=np.concatenate(audio) if audio else np.zeros(0, np.float32),
+        finish_reason=finished.finish_reason,
+        usage=finished.usage,
+    )
+
+
+def _request(
+    messages: str | Sequence[ChatMessage],
+    voice: str | None,
+    speech: bool,
+    sampling: Mapping[str, SamplingConfig] | None,
+    seed: int | None,
+    timeout_s: float | None,
+) -> OmniRequest:
+    chat = (ChatMessage("user", (TextPart(messages),)),) if isinstance(messages, str) else tuple(messages)
+    return OmniRequest(
+        request_id=f"omni-{uuid.uuid4().hex}",
+        messages=chat,
+        speech=SpeechOutput(voice, seed) if speech else None,
+        sampling=dict(sampling or {}),
+        deadline_s=timeout_s,
+    )

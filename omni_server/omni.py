@@ -1,0 +1,173 @@
+"""The whole pipeline as one object, for the server and for programs with an event loop of their own."""
+
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from omni_server.config.stage_config import ArStage, StageConfig
+from omni_server.edge import load_edge_function
+from omni_server.engine.environment import set_engine_environment
+from omni_server.errors import ConfigError, OmniError
+from omni_server.family import FamilyModel, load_family
+from omni_server.generation import Generation
+from omni_server.types import (
+    ChatMessage,
+    MediaKind,
+    ModelInfo,
+    OmniRequest,
+    SamplingConfig,
+    SpeechOutput,
+    TextPart,
+)
+
+if TYPE_CHECKING:  # importing them imports vLLM, whose environment `start` sets first
+    from omni_server.engine.launcher import Engines
+    from omni_server.orchestrator.orchestrator import Orchestrator
+
+INPUT_MODALITIES: tuple[MediaKind, ...] = ("audio", "image", "video")
+
+Progress = Callable[[str], None]
+
+
+class AsyncOmni:
+    """Implements `omni_server.generation.Generator`. Made by `start`, ended by `stop`."""
+
+    def __init__(self, model_info: ModelInfo, engines: "Engines", orchestrator: "Orchestrator") -> None:
+        self.model_info = model_info
+        self._engines = engines
+        self._orchestrator = orchestrator
+        self._is_warm = False
+
+    @classmethod
+    async def start(
+        cls,
+        model_dir: Path,
+        config: StageConfig,
+        *,
+        served_model_names: tuple[str, ...] = (),
+        load_format: str = "auto",
+        on_progress: Progress = lambda line: None,
+    ) -> "AsyncOmni":
+        """Start all engines and send one request through them.
+
+        `load_format` is vLLM's ("auto", "dummy", ...). `on_progress` gets one line per step. Raises `ConfigError`
+        if the folder, the config or the machine does not allow it.
+        """
+        set_engine_environment(config)
+        # vLLM reads its environment when it is first imported, so everything that imports it comes after.
+        from omni_server.engine.launcher import start_engines
+
+        family = load_family(config.model_family)
+        model = family.open(model_dir)
+        engines = await start_engines(
+            model_dir, config, family, model, load_format=load_format, on_progress=on_progress
+        )
+        try:
+            orchestrator = _orchestrator(config, model, engines)
+            info = _model_info(model_dir, config, model, engines, served_model_names)
+            omni = cls(info, engines, orchestrator)
+            await omni._warm_up(on_progress)
+        except BaseException:
+            await engines.stop()
+            raise
+        return omni
+
+    async def submit(self, request: OmniRequest) -> Generation:
+        """See `Generator.submit`."""
+        return await self._orchestrator.submit(request)
+
+    def is_ready(self) -> bool:
+        return self._is_warm and self.is_alive()
+
+    def is_alive(self) -> bool:
+        return self._orchestrator.dead_stage() is None
+
+    @property
+    def num_running(self) -> int:
+        """Requests between submission and release."""
+        return self._orchestrator.num_running
+
+    async def num_held_rows(self) -> int:
+        """Requests that any stage still holds rows for; 0 when everything has been released."""
+        return sum([await client.num_row_requests() for client in self._engines.ar.values()])
+
+    def engine_pids(self) -> dict[str, int]:
+        """Process ids of the engines, by stage."""
+        return self._engines.pids()
+
+    async def stop(self) -> None:
+        """Release running requests, end the engines, remove the queues."""
+        await self._orchestrator.close()
+        await self._engines.stop()
+
+    async def _warm_up(self, on_progress: Progress) -> None:
+        """One short request through every stage: what is slow the first time is over, what is broken shows."""
+        began = time.monotonic()
+        sampling: dict[str, SamplingConfig] = {
+            client: SamplingConfig(temperature=0.0, max_tokens=4, min_tokens=4, ignore_eos=True)
+            for client in self._engines.ar
+        }
+        speech = SpeechOutput() if self.model_info.voices else None
+        message = ChatMessage("user", (TextPart("Hello"),))
+        request = OmniRequest(f"warm-up-{uuid.uuid4().hex}", (message,), speech, sampling)
+        try:
+            async for _ in await self.submit(request):
+                pass
+        except OmniError as exc:
+            raise ConfigError(f"the first request through all stages failed: {exc.message}") from exc
+        self._is_warm = True
+        on_progress(f"a request went through all stages in {time.monotonic() - began:.1f} s")
+
+
+def _orchestrator(config: StageConfig, model: FamilyModel, engines: "Engines") -> "Orchestrator":
+    from omni_server.orchestrator.orchestrator import Orchestrator, SpeechStages, ThinkerStage
+
+    thinker_name = config.stage_named("thinker")
+    assert thinker_name is not None
+    thinker_config = config.stages[thinker_name]
+    assert isinstance(thinker_config, ArStage)
+    speech = None
+    talker_name, code2wav_name = config.stage_named("talker"), config.stage_named("code2wav")
+    if talker_name is not None and code2wav_name is not None:
+        talker_config = config.stages[talker_name]
+        assert isinstance(talker_config, ArStage)
+        codec_edge = next(edge for edge in config.edges if edge.chunks is not None)
+        assert codec_edge.chunks is not None
+        speech = SpeechStages(
+            talker=engines.ar[talker_name],
+            talker_config=talker_config,
+            code2wav=engines.diffusion[code2wav_name],
+            chunks=codec_edge.chunks,
+            codec_edge=load_edge_function(codec_edge.function),
+            drop_block=engines.drop_block,
+        )
+        # Refuses a plan that does not fit the model now, not at the first request.
+        speech.codec_edge(speech.chunks, model.codec, voice=model.voices[0], noise_seed=0)
+    return Orchestrator(
+        model,
+        ThinkerStage(engines.ar[thinker_name], thinker_config),
+        speech,
+        request_timeout_s=config.request_timeout_s,
+    )
+
+
+def _model_info(
+    model_dir: Path, config: StageConfig, model: FamilyModel, engines: "Engines", names: tuple[str, ...]
+) -> ModelInfo:
+    thinker_name = config.stage_named("thinker")
+    assert thinker_name is not None
+    thinker = engines.ar[thinker_name]
+    first, *aliases = names or (model_dir.name,)
+    speaks = config.stage_named("talker") is not None
+    return ModelInfo(
+        name=first,
+        aliases=tuple(aliases),
+        voices=model.voices if speaks else (),
+        default_voice=model.default_voice if speaks else None,
+        max_model_len=thinker.max_model_len,
+        input_modalities=INPUT_MODALITIES,
+        max_media_per_prompt={kind: thinker.max_media(kind) for kind in INPUT_MODALITIES},
+        created=int(time.time()),
+    )

@@ -1,0 +1,173 @@
+"""Routes requests through the stages. Knows no model and touches no tensor."""
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from omni_server.config.stage_config import ArStage, ChunkPlan
+from omni_server.edge import CodecEdgeFactory
+from omni_server.engine.ar_client import ArStageClient, RenderedPrompt, context_length_exceeded
+from omni_server.engine.diffusion_client import DiffusionStageClient
+from omni_server.engine.sampling import merged, sampling_params
+from omni_server.errors import InvalidRequestError, OverloadedError, StageDeadError
+from omni_server.family import FamilyModel
+from omni_server.orchestrator.request_run import RequestRun, SpeechPlan
+from omni_server.orchestrator.spoken_text import SpokenText
+from omni_server.protocol.rows import RowsInput, RowsOutput, SharedBlock
+from omni_server.types import OmniRequest, PromptTokens, SamplingConfig, SpeechOutput
+
+
+@dataclass(frozen=True)
+class ThinkerStage:
+    client: ArStageClient
+    config: ArStage
+
+
+@dataclass(frozen=True)
+class SpeechStages:
+    """The stages behind the thinker and what connects them."""
+
+    talker: ArStageClient
+    talker_config: ArStage
+    code2wav: DiffusionStageClient
+    chunks: ChunkPlan
+    codec_edge: CodecEdgeFactory
+    drop_block: Callable[[SharedBlock], None]
+
+
+class Orchestrator:
+    """Implements the generating half of `omni_server.generation.Generator`."""
+
+    def __init__(
+        self, family: FamilyModel, thinker: ThinkerStage, speech: SpeechStages | None, *, request_timeout_s: float
+    ) -> None:
+        self._family = family
+        self._thinker = thinker
+        self._speech = speech
+        self._request_timeout_s = request_timeout_s
+        self._running: dict[str, RequestRun] = {}
+        self._is_closed = False
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    def dead_stage(self) -> str | None:
+        """Name of a stage whose engine process has died, or None."""
+        clients: list[ArStageClient | DiffusionStageClient] = [self._thinker.client]
+        if self._speech is not None:
+            clients += [self._speech.talker, self._speech.code2wav]
+        return next((client.name for client in clients if client.is_dead), None)
+
+    async def submit(self, request: OmniRequest) -> RequestRun:
+        """Validate, tokenise, start. Raises as `Generator.submit` says."""
+        if self._is_closed:
+            raise OverloadedError("the server is shutting down", code="server_shutting_down")
+        dead = self.dead_stage()
+        if dead is not None:
+            raise StageDeadError(dead, "its engine process has died")
+        if request.request_id in self._running:
+            raise InvalidRequestError(f"a request with id '{request.request_id}' is running already")
+        self._check_stages(request.sampling)
+        thinker = self._thinker
+        sampling = merged(thinker.config.default_sampling, request.sampling.get(thinker.client.name))
+        voice = None if request.speech is None else self._voice(request.speech)
+        prompt = await thinker.client.render(
+            self._family.thinker_prompt(request.messages, speech=request.speech is not None)
+        )
+        _check_length(thinker.client, len(prompt.token_ids), sampling.max_tokens)
+        params = sampling_params(
+            thinker.client.name,
+            sampling,
+            end_ids=self._family.thinker_stop_ids,
+            is_text=True,
+            rows=None if voice is None else RowsOutput(voice=voice),
+        )
+        speech = None
+        if request.speech is not None and voice is not None:
+            speech = self._speech_plan(request, request.speech, voice, len(prompt.token_ids))
+        spoken_text = None
+        if speech is not None and sampling.stop:
+            spoken_text = SpokenText(thinker.client.detokenize)
+        run = RequestRun(
+            request.request_id,
+            thinker=thinker.client,
+            prompt=prompt,
+            prompt_tokens=self._count(prompt),
+            thinker_params=params,
+            spoken_text=spoken_text,
+            speech=speech,
+            deadline_s=request.deadline_s or self._request_timeout_s,
+            on_end=lambda request_id: self._running.pop(request_id, None),
+        )
+        self._running[request.request_id] = run
+        run.start()
+        return run
+
+    async def close(self) -> None:
+        """Refuse new requests and release those that run."""
+        self._is_closed = True
+        for run in list(self._running.values()):
+            await run.aclose()
+
+    def _check_stages(self, sampling: Mapping[str, SamplingConfig]) -> None:
+        known = [self._thinker.client.name]
+        if self._speech is not None:
+            known.append(self._speech.talker.name)
+        for name in sampling:
+            if name not in known:
+                raise InvalidRequestError(
+                    f"there is no stage '{name}' to sample in; stages are {', '.join(known)}",
+                    param=f"stage_sampling.{name}",
+                )
+
+    def _voice(self, speech: SpeechOutput) -> str:
+        if self._speech is None or not self._family.voices:
+            raise InvalidRequestError("this model is served without speech", param="modalities")
+        voice = speech.voice if speech.voice is not None else self._family.default_voice
+        if voice not in self._family.voices:
+            raise InvalidRequestError(
+                f"voice '{voice}' is unknown; voices are {', '.join(self._family.voices)}", param="audio.voice"
+            )
+        return voice
+
+    def _speech_plan(self, request: OmniRequest, speech: SpeechOutput, voice: str, prompt_length: int) -> SpeechPlan:
+        stages = self._speech
+        assert stages is not None
+        family = self._family
+        talker_prompt = family.talker_prompt(prompt_length)
+        _check_length(stages.talker, len(talker_prompt.token_ids), None)
+        sampling = merged(stages.talker_config.default_sampling, request.sampling.get(stages.talker.name))
+        room = stages.talker.max_model_len - len(talker_prompt.token_ids)
+        sampling = replace(sampling, max_tokens=min(sampling.max_tokens or room, room))
+        params = sampling_params(
+            stages.talker.name,
+            sampling,
+            end_ids=family.talker_stop_ids,
+            is_text=False,
+            rows=RowsInput(num_replaced=talker_prompt.num_replaced),
+        )
+        seed = speech.seed if speech.seed is not None else random.getrandbits(63)
+        return SpeechPlan(
+            talker=stages.talker,
+            code2wav=stages.code2wav,
+            talker_prompt=talker_prompt,
+            talker_params=params,
+            talker_stop_ids=family.talker_stop_ids,
+            codec_edge=stages.codec_edge(stages.chunks, family.codec, voice=voice, noise_seed=seed % 2**64),
+            num_boundary_rows=len(talker_prompt.token_ids) - talker_prompt.num_replaced - 1,
+            drop_block=stages.drop_block,
+        )
+
+    def _count(self, prompt: RenderedPrompt) -> PromptTokens:
+        ids, placeholders = prompt.token_ids, self._family.placeholder_ids
+        audio, image, video = (ids.count(p) for p in (placeholders.audio, placeholders.image, placeholders.video))
+        return PromptTokens(len(ids), len(ids) - audio - image - video, audio, image, video)
+
+
+def _check_length(client: ArStageClient, prompt_length: int, max_tokens: int | None) -> None:
+    """An explicit max_tokens must fit; without one, the rest of the context is the limit."""
+    needed = prompt_length + (max_tokens or 1)
+    if needed > client.max_model_len:
+        param = "messages" if prompt_length >= client.max_model_len else "max_completion_tokens"
+        raise context_length_exceeded(client.max_model_len, needed, param)

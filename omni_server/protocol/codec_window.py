@@ -1,0 +1,78 @@
+"""What code2wav is told about a window of codec tokens; the tokens themselves are the request's prompt.
+
+All positions are absolute codec tokens of the utterance, so that the noise and the block grid of one window continue
+those of the window before.
+"""
+
+import msgspec
+
+MAX_NOISE_SEED = 2**64 - 1
+MAX_CODE_INDEX = 2**31 - 1
+"""Far beyond any utterance (a year of speech); what is above is a broken number."""
+
+
+class CodecWindow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One request to code2wav: the window starts at code `first_code` and the result is the sound of the codes
+    `emit_start` (included) to `emit_end` (excluded); the rest of the window is context."""
+
+    voice: str
+    noise_seed: int
+    """Seeds the utterance's noise, 0 to 2**64 - 1; equal in all windows of one utterance."""
+    first_code: int
+    emit_start: int
+    emit_end: int
+    vocoder_margin_frames: int
+    """Mel frames of context for the vocoder on each side of what is emitted."""
+    is_last: bool
+    """The window ends where the utterance ends: silence follows, not unknown sound."""
+
+    def validate(self, num_codes: int, *, codes_per_block: int, frames_per_code: int) -> None:
+        """Check the span against a window of `num_codes` tokens.
+
+        `codes_per_block` is the width of the DiT's attention block: a window that starts inside a block would shift
+        the block grid, which changes every frame. Raises `ValueError` with the number that is wrong.
+        """
+        for name, value, limit in (
+            ("noise_seed", self.noise_seed, MAX_NOISE_SEED),
+            ("first_code", self.first_code, MAX_CODE_INDEX),
+            ("emit_start", self.emit_start, MAX_CODE_INDEX),
+            ("emit_end", self.emit_end, MAX_CODE_INDEX),
+            ("vocoder_margin_frames", self.vocoder_margin_frames, MAX_CODE_INDEX),
+        ):
+            if not 0 <= value <= limit:
+                raise ValueError(f"{name} is {value}; it must be between 0 and {limit}")
+        if num_codes < 1:
+            raise ValueError("the window holds no codec tokens")
+        if self.first_code % codes_per_block:
+            raise ValueError(f"first_code is {self.first_code}; it must be a multiple of {codes_per_block}")
+        end = self.first_code + num_codes
+        if not self.first_code <= self.emit_start < self.emit_end <= end:
+            raise ValueError(
+                f"emit_start {self.emit_start} to emit_end {self.emit_end} is empty or outside the window "
+                f"{self.first_code} to {end}"
+            )
+        if self.is_last and self.emit_end != end:
+            raise ValueError(f"the last window must be emitted to its end {end}, not to {self.emit_end}")
+        before = (self.emit_start - self.first_code) * frames_per_code
+        if self.first_code and before < self.vocoder_margin_frames:
+            raise ValueError(f"{before} mel frames before emit_start; the vocoder needs {self.vocoder_margin_frames}")
+        after = (end - self.emit_end) * frames_per_code
+        if not self.is_last and after < self.vocoder_margin_frames:
+            raise ValueError(f"{after} mel frames after emit_end; the vocoder needs {self.vocoder_margin_frames}")
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(CodecWindow)
+
+
+def encode_codec_window(window: CodecWindow) -> bytes:
+    """MessagePack bytes of a window. Raises `OverflowError` for an integer beyond 64 bits."""
+    return _encoder.encode(window)
+
+
+def decode_codec_window(payload: bytes) -> CodecWindow:
+    """The inverse of `encode_codec_window`. Raises `ValueError` if the bytes are no codec window."""
+    try:
+        return _decoder.decode(payload)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"not a codec window: {error}") from error

@@ -1,0 +1,111 @@
+"""What crosses the thinker -> talker edge: rows of hidden states by absolute position, and what goes with them.
+
+A *row* is one input vector of the consuming stage, `[width]`. The producer's worker writes the rows of one
+step into one slab; per request a `RowsPayload` says where they lie. The orchestrator passes the encoded
+payload on without opening the slab, wrapped into a `RowsFeed`.
+"""
+
+from typing import Literal
+
+import msgspec
+
+RowDtype = Literal["float32", "bfloat16", "float16"]
+
+REQUEST_KEY = "omni_rows"
+"""Key in `SamplingParams.extra_args` that carries an encoded `RowsOutput`, `RowsInput` or `RowsFeed`."""
+
+
+class RowsOutput(msgspec.Struct, frozen=True, tag="output", forbid_unknown_fields=True):
+    """Asks the producing stage to send the rows of this request."""
+
+    voice: str
+
+
+class RowsInput(msgspec.Struct, frozen=True, tag="input", forbid_unknown_fields=True):
+    """Announces to the consuming stage that rows will come for this request."""
+
+    num_replaced: int
+    """Rows below this position replace the token embedding; from there on they are added to it."""
+
+
+class Segment(msgspec.Struct, frozen=True, array_like=True):
+    """Consecutive rows in a block."""
+
+    first_position: int
+    """Position in the consumer's sequence of the first row."""
+    num_rows: int
+    offset: int
+    """Bytes from the start of the block."""
+
+
+class SharedBlock(msgspec.Struct, frozen=True, tag="shared", array_like=True):
+    """A block inside a slot of the edge's shared-memory queue; one portion of the slot belongs to it."""
+
+    slot: int
+    generation: int
+    """Number of the slot's use; a stale reference is recognised by it."""
+    portion: int
+
+
+class InlineBlock(msgspec.Struct, frozen=True, tag="inline", array_like=True):
+    """The bytes themselves."""
+
+    data: bytes
+
+
+class RowsPayload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The rows of one request that one step of the producer computed.
+
+    `additional_information` of the edge travels with them: the M-RoPE positions of the prompt, the row that
+    follows the last one, and how long the prompt is.
+    """
+
+    prompt_length: int
+    """Tokens of the producer's prompt."""
+    num_generated_rows: int
+    """Rows of generated tokens that exist once this payload is there."""
+    width: int
+    dtype: RowDtype
+    block: SharedBlock | InlineBlock
+    segments: tuple[Segment, ...]
+    tail: Segment | None = None
+    """Rows to use behind the last one, once the producer has finished: each in turn, the last for ever.
+    Sent with a request's first payload; its `first_position` means nothing."""
+    positions_offset: int | None = None
+    """Where the M-RoPE positions lie in the block: int32 `[3, num_positions]`, of the prompt positions from
+    `first_prompt_position` on."""
+    num_positions: int = 0
+    first_prompt_position: int = 0
+    position_delta: int = 0
+    """M-RoPE position of sequence index i behind the prompt is `i + position_delta` on all axes."""
+
+
+class RowsFeed(msgspec.Struct, frozen=True, tag="feed", forbid_unknown_fields=True):
+    """Orchestrator -> consumer, for a request announced with `RowsInput`."""
+
+    payload: RowsPayload | None = None
+    num_speakable: int | None = None
+    """Rows that may be consumed so far; None: all that have come."""
+    final_length: int | None = None
+    """Set once by the last feed: the sequence has this many rows, behind them the tail begins."""
+
+
+RowsRequest = RowsOutput | RowsInput | RowsFeed
+
+_encoder = msgspec.msgpack.Encoder()
+_request_decoder = msgspec.msgpack.Decoder(RowsRequest)
+_payload_decoder = msgspec.msgpack.Decoder(RowsPayload)
+
+
+def encode(message: RowsRequest | RowsPayload) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_request(data: bytes) -> RowsRequest:
+    """Raises `msgspec.ValidationError` naming the field that does not fit."""
+    return _request_decoder.decode(data)
+
+
+def decode_payload(data: bytes | memoryview) -> RowsPayload:
+    """Raises `msgspec.ValidationError` naming the field that does not fit."""
+    return _payload_decoder.decode(data)

@@ -1,0 +1,34 @@
+"""What the server tells the classes that run inside a stage's engine, through vLLM's `additional_config`."""
+
+import hashlib
+
+import msgspec
+
+
+class QueueSpec(msgspec.Struct, frozen=True):
+    """One end of an edge. `path` is None for the inline transport."""
+
+    capacity: int
+    path: str | None
+    slot_bytes: int
+    max_portions: int
+    """Requests that one step may carry."""
+    num_consumers: int
+    """Tensor-parallel ranks of the consuming stage; each copies the rows for itself."""
+
+
+class StageRuntimeConfig(msgspec.Struct, frozen=True):
+    """Satisfies vLLM's `SupportsHash`: the hash covers what changes the compiled graph, and leaves out the
+    queue's path, which is another one at each start and must not invalidate the compile cache."""
+
+    model_dir: str
+    row_producer: str | None = None
+    """`package.module:Class` of the edge's producer half, if this stage sends rows."""
+    output_queue: QueueSpec | None = None
+    input_queue: QueueSpec | None = None
+    aux_layers: tuple[int, ...] = ()
+    """Layers whose inputs the model returns beside its last hidden state; 0 is the input embedding."""
+
+    def compute_hash(self) -> str:
+        """Called by `vllm.config.VllmConfig.compute_hash`."""
+        return hashlib.sha256(repr((self.row_producer, self.aux_layers)).encode()).hexdigest()

@@ -1,0 +1,196 @@
+"""A bounded queue of slabs in shared memory, for one edge.
+
+One slot holds what one step of the producer sends to all its requests; the part of one request is a
+*portion*. Who may do what:
+
+* the producer's scheduler takes slots (`take`), one per step, and is the only one that does;
+* the producer's worker fills a slot and says how many portions it has (`publish`);
+* the owner of a message that refers to a portion ends it exactly once: the consumer's workers after copying
+  (`finish` for their rank), or whoever drops the message (`finish_all`). A slot whose portions have all
+  ended is free again.
+
+Every flag has one writer at a time, because ownership moves with the message; no lock is needed.
+
+The file is mapped by all processes of the edge. Its creator holds an flock on it for as long as it lives,
+so that a later start can tell a dead owner's file from a living one's, in any pid namespace.
+"""
+
+import fcntl
+import mmap
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from omni_server.errors import ConfigError
+from omni_server.protocol.rows import SharedBlock
+
+SHARED_MEMORY_DIR = Path("/dev/shm")
+NAME_PREFIX = "omni-server-"
+_ALIGNMENT = 4096
+
+
+class SlabQueue:
+    """One mapping of the queue's file. All processes of an edge see the same slots."""
+
+    def __init__(
+        self, path: Path, *, capacity: int, slot_bytes: int, max_portions: int, num_consumers: int, create: bool = False
+    ) -> None:
+        """Map the file at `path`; with `create`, make it first and own it.
+
+        Raises `ConfigError` if there is not enough shared memory.
+        """
+        self.path = path
+        self.capacity = capacity
+        self.slot_bytes = _aligned(slot_bytes)
+        self.max_portions = max_portions
+        self.num_consumers = num_consumers
+        header_words = capacity * (2 + max_portions * num_consumers)
+        self._data_offset = _aligned(header_words * 4)
+        size = self._data_offset + capacity * self.slot_bytes
+        self._owner_fd = _create(path, size) if create else None
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self._map = mmap.mmap(fd, size)
+        finally:
+            os.close(fd)
+        words = np.frombuffer(self._map, np.uint32, header_words)
+        # Generation that the worker has published, and its number of portions.
+        self._published: npt.NDArray[np.uint32] = words[:capacity]
+        self._num_portions: npt.NDArray[np.uint32] = words[capacity : 2 * capacity]
+        # Generation that a consumer's rank has ended, per portion.
+        self._ended: npt.NDArray[np.uint32] = words[2 * capacity :].reshape(capacity, max_portions, num_consumers)
+        # Generation that the scheduler has handed out; only its own process reads and writes it.
+        self._taken: npt.NDArray[np.uint32] = np.zeros(capacity, np.uint32)
+
+    # -- the producer's scheduler
+
+    def num_free(self) -> int:
+        return sum(self._is_free(slot) for slot in range(self.capacity))
+
+    def take(self) -> tuple[int, int] | None:
+        """A free slot and the generation of its new use, or None if all are in use."""
+        for slot in range(self.capacity):
+            if self._is_free(slot):
+                generation = (int(self._taken[slot]) + 1) & 0xFFFFFFFF or 1  # 0 means: never used
+                self._taken[slot] = generation
+                return slot, generation
+        return None
+
+    def _is_free(self, slot: int) -> bool:
+        generation = self._taken[slot]
+        if generation == 0:
+            return True
+        if self._published[slot] != generation:
+            return False
+        num_portions = int(self._num_portions[slot])
+        return bool((self._ended[slot, :num_portions] == generation).all())
+
+    # -- the producer's worker
+
+    def slot_buffer(self, slot: int) -> memoryview:
+        """Writable bytes of the slot."""
+        start = self._data_offset + slot * self.slot_bytes
+        return memoryview(self._map)[start : start + self.slot_bytes]
+
+    def publish(self, slot: int, generation: int, num_portions: int) -> None:
+        """Say that the slot's current use has `num_portions` portions; 0 gives it back at once."""
+        if num_portions > self.max_portions:
+            raise ValueError(f"{num_portions} portions in a slot that has room for {self.max_portions}")
+        self._num_portions[slot] = num_portions
+        self._published[slot] = generation
+
+    # -- the owner of a reference
+
+    def check(self, block: SharedBlock) -> None:
+        """Raise `ValueError` for a reference to an earlier use of its slot."""
+        if self._published[block.slot] != block.generation:
+            raise ValueError(f"stale reference to slot {block.slot}, generation {block.generation}")
+
+    def finish(self, block: SharedBlock, consumer: int) -> None:
+        """The consumer's rank has copied the portion."""
+        self._ended[block.slot, block.portion, consumer] = block.generation
+
+    def finish_all(self, block: SharedBlock) -> None:
+        """Nobody will read the portion any more."""
+        self._ended[block.slot, block.portion, :] = block.generation
+
+    # -- life
+
+    def close(self) -> None:
+        """Unmap; the owner also removes the file."""
+        del self._published, self._num_portions, self._ended
+        try:
+            self._map.close()
+        except BufferError:
+            pass  # a tensor still views the mapping; the kernel drops it with the process
+        if self._owner_fd is not None:
+            self.path.unlink(missing_ok=True)
+            os.close(self._owner_fd)
+            self._owner_fd = None
+
+
+def new_queue_path(name: str) -> Path:
+    """A fresh file name in shared memory; `name` tells a reader of /dev/shm which edge it is."""
+    return SHARED_MEMORY_DIR / f"{NAME_PREFIX}{os.getpid()}-{name}-{secrets.token_hex(4)}"
+
+
+def sweep_dead_queues() -> list[Path]:
+    """Remove queue files whose owner is gone, after a kill -9 or a power cut. Returns what was removed."""
+    return [path for path in _queue_files() if _remove_if_dead(path)]
+
+
+def _queue_files() -> Iterator[Path]:
+    return SHARED_MEMORY_DIR.glob(f"{NAME_PREFIX}*")
+
+
+def _remove_if_dead(path: Path) -> bool:
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except (FileNotFoundError, PermissionError):  # just removed by its owner, or another user's
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False  # its owner lives
+    else:
+        path.unlink(missing_ok=True)
+        return True
+    finally:
+        os.close(fd)
+
+
+def _create(path: Path, size: int) -> int:
+    """Create and reserve the file; returns the descriptor that holds the owner's lock.
+
+    The file has no name until it is locked and complete: a sweep by another server never sees it unlocked,
+    and a creator that dies half-way leaves nothing behind.
+    """
+    fd = os.open(path.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.posix_fallocate(fd, 0, size)  # an overfull /dev/shm shows here and not as a SIGBUS later
+        _give_name(fd, path)
+    except OSError as exc:
+        os.close(fd)
+        raise ConfigError(
+            f"the queue {path.name} needs {size / 2**20:.0f} MiB in {path.parent} ({exc.strerror}): enlarge it "
+            "(docker run --shm-size or --ipc=host), or lower queue.capacity or max_num_batched_tokens"
+        ) from exc
+    return fd
+
+
+def _give_name(fd: int, path: Path) -> None:
+    """linkat(2) of an unnamed file. Python follows the link in /proc only if it is given a directory."""
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.link(f"/proc/self/fd/{fd}", path.name, dst_dir_fd=directory, follow_symlinks=True)
+    finally:
+        os.close(directory)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT

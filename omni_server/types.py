@@ -1,0 +1,174 @@
+"""What goes into the server and what comes out of it: requests and events. No I/O, no torch, no vLLM."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Role = Literal["system", "user", "assistant", "tool"]
+MediaKind = Literal["audio", "image", "video"]
+FinishReason = Literal["stop", "length"]
+
+SAMPLE_RATE_HZ = 24_000
+"""Rate of every waveform that leaves the server; OpenAI's `pcm16` is defined at this rate."""
+
+
+@dataclass(frozen=True)
+class TextPart:
+    text: str
+
+
+@dataclass(frozen=True)
+class AudioPart:
+    """A mono waveform, float32 in [-1, 1]."""
+
+    samples: npt.NDArray[np.float32]  # [num_samples]
+    sample_rate_hz: int
+
+
+@dataclass(frozen=True)
+class ImagePart:
+    """An RGB picture, uint8."""
+
+    pixels: npt.NDArray[np.uint8]  # [height, width, 3]
+
+
+@dataclass(frozen=True)
+class VideoPart:
+    """RGB frames sampled from a video at `fps` frames per second, uint8."""
+
+    frames: npt.NDArray[np.uint8]  # [num_frames, height, width, 3]
+    fps: float
+
+
+ContentPart = TextPart | AudioPart | ImagePart | VideoPart
+
+
+@dataclass(frozen=True)
+class ChatMessage:
+    role: Role
+    content: tuple[ContentPart, ...]
+
+
+@dataclass(frozen=True)
+class SamplingConfig:
+    """Sampling of one autoregressive stage. `None` means: the value of the stage below this one in
+    precedence (request over stage config over the engine's own default)."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop: tuple[str, ...] | None = None
+    stop_token_ids: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class SpeechOutput:
+    """Present in a request that wants to be answered by voice."""
+
+    voice: str | None = None
+    """A name out of `ModelInfo.voices`; None is the model's default voice."""
+    seed: int | None = None
+    """Seed of the waveform's noise; None draws one."""
+
+
+@dataclass(frozen=True)
+class OmniRequest:
+    """One chat turn to answer. `sampling` is keyed by stage name ("thinker", "talker")."""
+
+    request_id: str
+    messages: tuple[ChatMessage, ...]
+    speech: SpeechOutput | None = None
+    sampling: Mapping[str, SamplingConfig] = field(default_factory=dict)
+    deadline_s: float | None = None
+    """Seconds from submission until the request fails; None is the server's `--request-timeout`."""
+
+
+@dataclass(frozen=True)
+class PromptTokens:
+    """How many tokens of the thinker's prompt stand for what; `text` includes the chat template's own."""
+
+    total: int
+    text: int
+    audio: int
+    image: int
+    video: int
+    cached: int = 0
+
+
+@dataclass(frozen=True)
+class Usage:
+    prompt: PromptTokens
+    text_tokens: int
+    """Tokens the thinker sampled, the end token included."""
+    codec_tokens: int
+    """Codec frames that became sound; 0 without speech."""
+
+
+@dataclass(frozen=True)
+class TextDelta:
+    """New text of the thinker. `text` may be empty while a character is incomplete."""
+
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class CodecDelta:
+    """New codec tokens of the talker, the stop code excluded."""
+
+    codes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class AudioDelta:
+    """The next piece of the waveform; pieces are contiguous and in order."""
+
+    first_sample: int
+    samples: npt.NDArray[np.float32]  # [num_samples], 24 kHz mono, in [-1, 1]
+
+
+@dataclass(frozen=True)
+class TextDone:
+    """The thinker has finished; no TextDelta follows."""
+
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True)
+class Finished:
+    """Always the last event of a request that did not fail. A failure raises `OmniError` instead."""
+
+    finish_reason: FinishReason
+    usage: Usage
+
+
+OmniEvent = TextDelta | CodecDelta | AudioDelta | TextDone | Finished
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What the API tells about the served model."""
+
+    name: str
+    """First served name; what responses report as `model`."""
+    aliases: tuple[str, ...]
+    """Further names that requests may use."""
+    voices: tuple[str, ...]
+    """Empty if the deployment has no talker: requests for speech are refused then."""
+    default_voice: str | None
+    max_model_len: int
+    input_modalities: tuple[MediaKind, ...]
+    max_media_per_prompt: Mapping[MediaKind, int]
+    created: int
+    """Unix time of the server's start."""

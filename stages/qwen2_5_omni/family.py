@@ -1,0 +1,93 @@
+"""Qwen2.5-Omni as the server process sees it: prompts, voices, ids; no weights, no engine."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from omni_server.config.stage_config import ModelStage
+from omni_server.errors import ConfigError
+from omni_server.family import CodecLayout, HfOverrides, PlaceholderIds, TalkerPrompt, ThinkerPrompt
+from omni_server.types import ChatMessage
+from stages.qwen2_5_omni.ids import read_special_ids
+from stages.qwen2_5_omni.prompt import PromptRenderer
+
+TALKER_ARCHITECTURE = "Qwen2_5OmniTalkerStage"
+CODE2WAV_ARCHITECTURE = "Qwen2_5OmniCode2WavStage"
+DEFAULT_VOICE = "Chelsie"
+"""Default of `speaker` in the reference's `generate`."""
+
+
+class Qwen25OmniFamily:
+    """Implements `omni_server.family.ModelFamily`."""
+
+    def open(self, model_dir: Path) -> "Qwen25OmniModel":
+        return Qwen25OmniModel(model_dir)
+
+    def hf_overrides(self, model_stage: ModelStage) -> HfOverrides | None:
+        # Imported here: the server's own process needs neither before it starts the engines.
+        from stages.qwen2_5_omni.code2wav.config import code2wav_config
+        from stages.qwen2_5_omni.talker_config import talker_config
+
+        overrides: dict[ModelStage, HfOverrides | None] = {
+            "thinker": None,  # vLLM knows Qwen2_5OmniModel and takes its thinker
+            "talker": talker_config,
+            "code2wav": code2wav_config,
+        }
+        return overrides[model_stage]
+
+    def register(self) -> None:
+        from vllm import ModelRegistry
+
+        ModelRegistry.register_model(TALKER_ARCHITECTURE, "stages.qwen2_5_omni.talker:Qwen2_5OmniTalker")
+        ModelRegistry.register_model(
+            CODE2WAV_ARCHITECTURE, "stages.qwen2_5_omni.code2wav.model:Qwen2_5OmniCode2Wav"
+        )
+
+
+class Qwen25OmniModel:
+    """Implements `omni_server.family.FamilyModel` for one checkpoint folder."""
+
+    def __init__(self, model_dir: Path) -> None:
+        from stages.qwen2_5_omni.code2wav.voices import load_voices
+
+        self._ids = ids = read_special_ids(model_dir)
+        config = json.loads((model_dir / "config.json").read_text())
+        try:
+            self._dtype: str = config.get("torch_dtype") or config.get("dtype") or "bfloat16"
+            self.row_width = int(config["talker_config"]["embedding_size"])
+            dit = config["token2wav_config"]["dit_config"]
+            rates = config["token2wav_config"]["bigvgan_config"]["upsample_rates"]
+            self.codec = _codec_layout(int(dit["block_size"]), int(dit["repeats"]), rates)
+        except KeyError as exc:
+            raise ConfigError(f"{model_dir / 'config.json'}: {exc} is missing") from exc
+        self.voices = tuple(load_voices(model_dir))
+        self.default_voice: str | None = DEFAULT_VOICE if DEFAULT_VOICE in self.voices else self.voices[0]
+        self.thinker_stop_ids = (ids.im_end,)
+        self.talker_stop_ids = ids.codec_stop
+        self.placeholder_ids = PlaceholderIds(ids.audio_placeholder, ids.image_placeholder, ids.video_placeholder)
+        self.extra_rows_per_request = 3  # the voice's begin token, text end, text pad
+        self._renderer = PromptRenderer(model_dir)
+
+    def thinker_prompt(self, messages: Sequence[ChatMessage], *, speech: bool) -> ThinkerPrompt:
+        return self._renderer.render(messages, speech=speech)
+
+    def talker_prompt(self, prompt_length: int) -> TalkerPrompt:
+        """Ids as the reference gives them to its logits processors: the repetition penalty sees exactly these.
+
+        Rows replace the embeddings at the thinker's positions; at the last two, row and codec embedding add up.
+        """
+        ids = self._ids
+        return TalkerPrompt((ids.codec_mask,) * prompt_length + (ids.codec_pad, ids.codec_start), prompt_length)
+
+    def dtype_name(self) -> str:
+        return self._dtype
+
+
+def _codec_layout(block_size: int, repeats: int, upsample_rates: list[int]) -> CodecLayout:
+    """`block_size` in mel frames and `repeats` in mel frames per code are the DiT's, the rates the vocoder's."""
+    samples_per_frame = 1
+    for rate in upsample_rates:
+        samples_per_frame *= rate
+    if block_size % repeats:
+        raise ConfigError(f"block_size {block_size} is no multiple of repeats {repeats}")
+    return CodecLayout(block_size // repeats, repeats, repeats * samples_per_frame)

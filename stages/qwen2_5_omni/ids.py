@@ -1,0 +1,79 @@
+"""Special token ids of a Qwen2.5-Omni checkpoint, read from its config.json; there are no literals elsewhere."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omni_server.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class SpecialIds:
+    """Text side: ids of the thinker's vocabulary. Codec side: ids of the talker's."""
+
+    text_end: int  # talker_config.tts_text_end_token_id: its embedding follows the reply's last row, once
+    text_pad: int  # talker_config.tts_text_pad_token_id: its embedding follows for ever
+    im_end: int  # thinker_config.eos_token_id: ends the reply
+    audio_placeholder: int
+    image_placeholder: int
+    video_placeholder: int
+    codec_mask: int  # stands at the thinker's prompt positions
+    codec_pad: int
+    codec_start: int  # may never be sampled
+    codec_end: int
+    codec_table_size: int  # ids the DiT's embedding table has a row for
+    codec_vocab_size: int
+
+    @property
+    def codec_stop(self) -> tuple[int, int]:
+        """Ids that end the utterance (default of `talker_eos_token_id` in the reference's `generate`)."""
+        return (self.codec_pad, self.codec_end)
+
+
+def read_special_ids(model_dir: Path) -> SpecialIds:
+    """Raises `ConfigError` naming the key that config.json lacks."""
+    path = model_dir / "config.json"
+    try:
+        config = json.loads(path.read_text())
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"cannot read {path}: {exc}") from exc
+
+    def at(*keys: str) -> Any:
+        value = config
+        for key in keys:
+            if not isinstance(value, dict) or key not in value:
+                raise ConfigError(f"{path}: '{'.'.join(keys)}' is missing; is this a Qwen2.5-Omni checkpoint?")
+            value = value[key]
+        return value
+
+    thinker = config.get("thinker_config", {})
+    im_end = thinker.get("eos_token_id", thinker.get("text_config", {}).get("eos_token_id"))
+    if not isinstance(im_end, int):
+        im_end = _tokenizer_eos(model_dir)
+    return SpecialIds(
+        text_end=at("talker_config", "tts_text_end_token_id"),
+        text_pad=at("talker_config", "tts_text_pad_token_id"),
+        im_end=im_end,
+        audio_placeholder=at("thinker_config", "audio_token_index"),
+        image_placeholder=at("thinker_config", "image_token_index"),
+        video_placeholder=at("thinker_config", "video_token_index"),
+        codec_mask=at("talker_config", "tts_codec_mask_token_id"),
+        codec_pad=at("talker_config", "tts_codec_pad_token_id"),
+        codec_start=at("talker_config", "tts_codec_start_token_id"),
+        codec_end=at("talker_config", "tts_codec_end_token_id"),
+        codec_table_size=at("token2wav_config", "dit_config", "num_embeds") + 1,
+        codec_vocab_size=at("talker_config", "vocab_size"),
+    )
+
+
+def _tokenizer_eos(model_dir: Path) -> int:
+    """Where config.json names no end token for the thinker, the tokenizer's is the one."""
+    try:
+        tokenizer = json.loads((model_dir / "tokenizer_config.json").read_text())
+        eos = tokenizer["eos_token"]
+        eos = eos["content"] if isinstance(eos, dict) else eos
+        decoder: dict[str, dict[str, Any]] = tokenizer["added_tokens_decoder"]
+        return next(int(token_id) for token_id, token in decoder.items() if token["content"] == eos)
+    except (OSError, ValueError, KeyError, StopIteration) as exc:
+        raise ConfigError(f"{model_dir}: neither config.json nor tokenizer_config.json names an end token") from exc

@@ -1,0 +1,73 @@
+"""Renders a chat with the checkpoint's own template, as the reference's processor does."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from omni_server.errors import ConfigError, InvalidRequestError
+from omni_server.family import ThinkerPrompt
+from omni_server.types import AudioPart, ChatMessage, ContentPart, ImagePart, TextPart, VideoPart
+
+SPEECH_SYSTEM_PROMPT = (
+    "You are Qwen, a virtual human developed by the Qwen Team, Alibaba Group, capable of perceiving auditory and "
+    "visual inputs, as well as generating text and speech."
+)
+"""The model card asks for exactly this text when speech is wanted."""
+
+
+class PromptRenderer:
+    """Holds the checkpoint's processor (`Qwen2_5OmniProcessor`)."""
+
+    def __init__(self, model_dir: Path) -> None:
+        from transformers import AutoProcessor
+
+        self._processor: Any = AutoProcessor.from_pretrained(model_dir)
+        if not self._processor.chat_template:
+            raise ConfigError(f"{model_dir} has no chat template (chat_template.json)")
+
+    def render(self, messages: Sequence[ChatMessage], *, speech: bool) -> ThinkerPrompt:
+        """Raises `InvalidRequestError` if the template refuses the chat."""
+        if speech and not any(message.role == "system" for message in messages):
+            messages = (ChatMessage("system", (TextPart(SPEECH_SYSTEM_PROMPT),)), *messages)
+        conversation = [
+            {"role": message.role, "content": [_template_part(part) for part in message.content]}
+            for message in messages
+        ]
+        try:
+            text: str = self._processor.apply_chat_template(
+                conversation, tokenize=False, add_generation_prompt=True
+            )
+        except Exception as exc:  # jinja2 errors raised by the template itself, e.g. on an odd order of roles
+            raise InvalidRequestError(f"the model's chat template refuses these messages: {exc}", param="messages") from exc
+        parts = [part for message in messages for part in message.content]
+        videos = [part for part in parts if isinstance(part, VideoPart)]
+        return ThinkerPrompt(
+            text=text,
+            audios=tuple((p.samples, p.sample_rate_hz) for p in parts if isinstance(p, AudioPart)),
+            images=tuple(p.pixels for p in parts if isinstance(p, ImagePart)),
+            videos=tuple(p.frames for p in videos),
+            processor_kwargs=_video_kwargs(videos),
+        )
+
+
+def _template_part(part: ContentPart) -> dict[str, str]:
+    match part:
+        case TextPart(text):
+            return {"type": "text", "text": text}
+        case AudioPart():
+            return {"type": "audio"}
+        case ImagePart():
+            return {"type": "image"}
+        case VideoPart():
+            return {"type": "video"}
+
+
+def _video_kwargs(videos: Sequence[VideoPart]) -> dict[str, object]:
+    """The processor takes one frame rate for all videos; it sets the time axis of the positions."""
+    rates = {video.fps for video in videos}
+    if len(rates) > 1:
+        raise InvalidRequestError(
+            f"the videos of one request must have one frame rate, not {', '.join(map(str, sorted(rates)))}",
+            param="messages",
+        )
+    return {"fps": rates.pop(), "do_sample_frames": False} if rates else {}

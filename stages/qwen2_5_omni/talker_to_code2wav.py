@@ -1,0 +1,40 @@
+"""The talker -> code2wav edge: codec tokens into windows, each with the voice and the seed of its noise."""
+
+from collections.abc import Sequence
+
+from omni_server.config.stage_config import ChunkPlan
+from omni_server.edge import Code2WavRequest
+from omni_server.family import CodecLayout
+from omni_server.protocol.codec_window import encode_codec_window
+from stages.codec_chunking import CodecChunker, Window, check_chunk_plan
+
+
+class TalkerToCode2Wav:
+    """Implements `omni_server.edge.CodecEdge` for one utterance."""
+
+    def __init__(self, plan: ChunkPlan, layout: CodecLayout, *, voice: str, noise_seed: int) -> None:
+        check_chunk_plan(plan, codes_per_block=layout.codes_per_block, frames_per_code=layout.frames_per_code)
+        self._layout = layout
+        self._voice = voice
+        self._noise_seed = noise_seed
+        self._chunker = CodecChunker(plan, layout.codes_per_block)
+
+    def push(self, codes: Sequence[int]) -> list[Code2WavRequest]:
+        self._chunker.push(codes)
+        return self._ready()
+
+    def finish(self) -> list[Code2WavRequest]:
+        self._chunker.finish()
+        return self._ready()
+
+    def _ready(self) -> list[Code2WavRequest]:
+        return [self._request(window) for window in self._chunker.ready()]
+
+    def _request(self, window: Window) -> Code2WavRequest:
+        per_code = self._layout.samples_per_code
+        return Code2WavRequest(
+            token_ids=window.codes,
+            payload=encode_codec_window(window.span(voice=self._voice, noise_seed=self._noise_seed)),
+            first_sample=window.emit_start * per_code,
+            num_samples=(window.emit_end - window.emit_start) * per_code,
+        )

@@ -1,0 +1,50 @@
+"""What our runner code needs to know about one step, whichever generation of vLLM's runner computes it."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+from vllm.v1.core.sched.output import SchedulerOutput
+
+from omni_server.protocol.rows import RowsFeed
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """The requests of one step, in the order of the flat batch."""
+
+    request_ids: list[str]
+    first_positions: npt.NDArray[np.int64]  # [num_requests], position of the step's first token
+    num_tokens: npt.NDArray[np.int64]  # [num_requests]
+    offsets: npt.NDArray[np.int64]  # [num_requests], index of the first token in the flat batch
+
+
+@dataclass(frozen=True)
+class TakenSlot:
+    """A slot of the output queue that the scheduler took for this step."""
+
+    slot: int
+    generation: int
+
+
+@dataclass(frozen=True)
+class StageStep:
+    """What our scheduler adds to vLLM's `SchedulerOutput` for the workers."""
+
+    slot: TakenSlot | None = None
+    feeds: tuple[tuple[str, RowsFeed], ...] = field(default=())
+
+
+_NOTHING = StageStep()
+_ATTRIBUTE = "omni_stage_step"
+
+
+def attach_step(scheduler_output: SchedulerOutput, step: StageStep) -> None:
+    """Rides on the dataclass as an additional attribute: it is pickled with it where workers are processes."""
+    vars(scheduler_output)[_ATTRIBUTE] = step
+
+
+def attached_step(scheduler_output: SchedulerOutput) -> StageStep:
+    """What the scheduler attached; nothing for the empty outputs that vLLM makes by itself."""
+    step: StageStep = vars(scheduler_output).get(_ATTRIBUTE, _NOTHING)
+    return step

@@ -1,0 +1,16 @@
+"""The worker of non-autoregressive stages; named by `worker_cls` of the engine's arguments."""
+
+from vllm.v1.worker.worker_base import CompilationTimes
+
+from stages.runtime.diffusion_runner import DiffusionModelRunnerMixin
+from stages.runtime.platform import StageWorkerMixin, platform_worker_class
+
+
+class DiffusionWorker(StageWorkerMixin, platform_worker_class()):  # type: ignore[misc]
+    """vLLM's worker for this platform with the diffusion model runner in it."""
+
+    runner_mixin = DiffusionModelRunnerMixin
+
+    def compile_or_warm_up_model(self) -> CompilationTimes:
+        """Nothing is compiled or captured. Zero seconds each."""
+        return CompilationTimes(language_model=0.0, encoder=0.0)

@@ -1,0 +1,190 @@
+"""Scheduling of requests that send or receive rows. Two mixins over vLLM's scheduler, and their sum.
+
+Nothing of vLLM is copied: a request is *held back* for one step with `next_decode_eligible_step`, the field
+that vLLM's own diffusion scheduler uses for it, or, while it waits, through `_handle_blocked_waiting_request`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request
+
+from omni_server.protocol.rows import (
+    REQUEST_KEY,
+    RowsFeed,
+    RowsInput,
+    RowsOutput,
+    RowsRequest,
+    SharedBlock,
+    decode_payload,
+    decode_request,
+)
+from omni_server.protocol.runtime_config import StageRuntimeConfig
+from omni_server.transport.slab_queue import SlabQueue
+from stages.runtime.batch import StageStep, TakenSlot, attach_step
+from stages.runtime.queue_end import open_queue
+
+
+@dataclass
+class _Fed:
+    """How far the rows of one request have come."""
+
+    num_rows: int = 0
+    num_speakable: int | None = None
+    is_final: bool = False
+
+    def has_row(self, position: int) -> bool:
+        if self.is_final:
+            return True
+        limit = self.num_rows if self.num_speakable is None else min(self.num_rows, self.num_speakable)
+        return position < limit
+
+
+class StageSchedulerMixin:
+    """Over vLLM's `Scheduler` or `AsyncScheduler`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        config = self.vllm_config.additional_config  # type: ignore[attr-defined]
+        if not isinstance(config, StageRuntimeConfig):
+            raise TypeError("an omni stage needs additional_config=StageRuntimeConfig(...)")
+        self._input_queue: SlabQueue | None = open_queue(config.input_queue)
+        self._output_queue: SlabQueue | None = open_queue(config.output_queue)
+        self._fed: dict[str, _Fed] = {}
+        self._sending: set[str] = set()
+        self._feeds: list[tuple[str, RowsFeed]] = []  # for the workers, with the next step
+        self._is_output_full = False
+
+    # -- requests and feeds come in (both as vLLM's ADD)
+
+    def add_request(self, request: Request) -> None:
+        match _rows_request(request):
+            case RowsFeed() as feed:
+                self._take_feed(request.request_id, feed)
+                return
+            case RowsInput():
+                self._fed[request.request_id] = _Fed()
+            case RowsOutput():
+                self._sending.add(request.request_id)
+                # A token found in the prefix cache is not computed, so it would have no row.
+                request.skip_reading_prefix_cache = True
+        super().add_request(request)  # type: ignore[misc]
+
+    def _take_feed(self, request_id: str, feed: RowsFeed) -> None:
+        fed = self._fed.get(request_id)
+        if fed is None:  # late: the request has ended. vLLM would start a new one from it
+            self._drop(feed)
+            return
+        if feed.payload is not None:
+            last = feed.payload.segments[-1]
+            fed.num_rows = last.first_position + last.num_rows
+        fed.num_speakable = feed.num_speakable
+        fed.is_final |= feed.final_length is not None
+        self._feeds.append((request_id, feed))
+
+    def _drop(self, feed: RowsFeed) -> None:
+        if feed.payload is not None and isinstance(feed.payload.block, SharedBlock):
+            assert self._input_queue is not None
+            self._input_queue.finish_all(feed.payload.block)
+
+    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        """The one place every end of a request passes: finished, aborted, failed."""
+        request_id = request.request_id
+        self._sending.discard(request_id)
+        if self._fed.pop(request_id, None) is not None:
+            for owner, feed in self._feeds:
+                if owner == request_id:
+                    self._drop(feed)
+            self._feeds = [(owner, feed) for owner, feed in self._feeds if owner != request_id]
+        return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
+
+    # -- holding back
+
+    def _may_run(self, request: Request) -> bool:
+        if self._is_output_full and request.request_id in self._sending:
+            return False
+        fed = self._fed.get(request.request_id)
+        return fed is None or fed.has_row(request.num_tokens + request.num_output_placeholders - 1)
+
+    def _handle_blocked_waiting_request(self, request: Request) -> bool:
+        return super()._handle_blocked_waiting_request(request) and self._may_run(request)  # type: ignore[misc]
+
+    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        self._is_output_full = bool(
+            self._sending and self._output_queue is not None and self._output_queue.num_free() == 0
+        )
+        for request in self.running:  # type: ignore[attr-defined]
+            if not self._may_run(request):
+                # super().schedule() first adds 1 to current_step and then skips requests whose eligible step
+                # lies ahead: + 2 skips exactly this call.
+                eligible = self.current_step + 2  # type: ignore[attr-defined]
+                request.next_decode_eligible_step = max(request.next_decode_eligible_step, eligible)
+        output: SchedulerOutput = super().schedule(throttle_prefills)  # type: ignore[misc]
+        slot = None
+        if self._output_queue is not None and not self._sending.isdisjoint(output.num_scheduled_tokens):
+            taken = self._output_queue.take()
+            assert taken is not None, "requests that send rows were scheduled without a free slot"
+            slot = TakenSlot(*taken)
+        if slot is not None or self._feeds:
+            attach_step(output, StageStep(slot, tuple(self._feeds)))
+            self._feeds = []
+        return output
+
+    def has_requests(self) -> bool:
+        """False while every request waits for rows: the engine then blocks on its input and a feed wakes it.
+
+        A full output queue is different: nothing announces a freed slot, so the engine keeps asking (vLLM
+        sleeps 1 ms between such steps).
+        """
+        if not super().has_requests():  # type: ignore[misc]
+            return False
+        if self._feeds or not self._fed or self.has_finished_requests():  # type: ignore[attr-defined]
+            return True
+        queues = (self.running, self.waiting, self.kv_holding_waiting)  # type: ignore[attr-defined]
+        return any(self._may_run(request) for queue in queues for request in queue)
+
+    # -- outputs
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> Mapping[int, EngineCoreOutputs]:
+        """vLLM leaves out outputs of requests that ended during the step; the portions of their rows end here."""
+        outputs: Mapping[int, EngineCoreOutputs] = super().update_from_output(  # type: ignore[misc]
+            scheduler_output, model_runner_output
+        )
+        if self._output_queue is not None and model_runner_output.pooler_output:
+            delivered = {
+                output.request_id
+                for group in outputs.values()
+                for output in group.outputs
+                if output.pooling_output is not None
+            }
+            for request_id, rows in zip(
+                model_runner_output.req_ids, model_runner_output.pooler_output, strict=True
+            ):
+                if rows is not None and request_id not in delivered:
+                    block = decode_payload(memoryview(rows.numpy())).block
+                    assert isinstance(block, SharedBlock)
+                    self._output_queue.finish_all(block)
+        return outputs
+
+
+class StageScheduler(StageSchedulerMixin, Scheduler):
+    """For engines without async scheduling (vLLM on CPU)."""
+
+
+class AsyncStageScheduler(StageSchedulerMixin, AsyncScheduler):
+    """For engines with async scheduling (vLLM's default on CUDA)."""
+
+
+def _rows_request(request: Request) -> RowsRequest | None:
+    params = request.sampling_params
+    if params is None or not params.extra_args or REQUEST_KEY not in params.extra_args:
+        return None
+    return decode_request(params.extra_args[REQUEST_KEY])
