@@ -1,10 +1,10 @@
 """The pipeline for scripts and notebooks, without a server and without an event loop of one's own.
 
-    from omni_server import Omni
+from omni_server import Omni
 
-    with Omni("model-folder") as omni:
-        answer = omni.generate("Hello")
-        print(answer.text, len(answer.audio) / 24_000, "seconds")
+with Omni("model-folder") as omni:
+    answer = omni.generate("Hello")
+    print(answer.text, len(answer.audio) / 24_000, "seconds")
 """
 
 import asyncio
@@ -21,7 +21,7 @@ import numpy.typing as npt
 from omni_server.config.load import load_stage_config
 from omni_server.config.stage_config import StageConfig
 from omni_server.errors import OmniError
-from omni_server.model_folder import resolve_model_folder
+from omni_server.model_folder import default_stage_config, resolve_model_folder
 from omni_server.omni import AsyncOmni
 from omni_server.types import (
     AudioDelta,

@@ -3,6 +3,7 @@
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,16 @@ if TYPE_CHECKING:  # importing them imports vLLM, whose environment `start` sets
 INPUT_MODALITIES: tuple[MediaKind, ...] = ("audio", "image", "video")
 
 Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class RowSlots:
+    """State of a shared-memory queue."""
+
+    capacity: int
+    in_use: int
+    published: int
+    """Steps that went through it since the start."""
 
 
 class AsyncOmni:
@@ -92,6 +103,17 @@ class AsyncOmni:
     async def num_held_rows(self) -> int:
         """Requests that any stage still holds rows for; 0 when everything has been released."""
         return sum([await client.num_row_requests() for client in self._engines.ar.values()])
+
+    async def num_resumed(self) -> dict[str, int]:
+        """Per autoregressive stage, how often a preempted request was taken up again."""
+        return {name: await client.num_resumed() for name, client in self._engines.ar.items()}
+
+    def row_slots(self) -> dict[tuple[str, str], RowSlots]:
+        """Per edge with a shared-memory queue, how far it is used."""
+        return {
+            edge: RowSlots(queue.capacity, queue.num_in_use(), queue.num_published())
+            for edge, queue in self._engines.queues.items()
+        }
 
     def engine_pids(self) -> dict[str, int]:
         """Process ids of the engines, by stage."""

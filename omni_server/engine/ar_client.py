@@ -1,21 +1,19 @@
 """The server's end of an autoregressive stage: requests in, tokens and rows out, one release path."""
 
-import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import Any, Iterator
+from typing import Any
 
 from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs.engine import tokens_input
 from vllm.outputs import RequestOutput
 from vllm.renderers.inputs.preprocess import parse_model_prompt
-from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from omni_server.engine.async_engine import RowSink, StageAsyncLLM
-from omni_server.errors import InvalidRequestError, StageDeadError, StageError
+from omni_server.engine.stage_client import StageClient, abort, stage_errors
+from omni_server.errors import InvalidRequestError, StageError
 from omni_server.family import ThinkerPrompt
 from omni_server.protocol.rows import RowsFeed
 from omni_server.types import FinishReason
@@ -50,7 +48,7 @@ class ArStream:
         self._queue = queue
         self._is_finished = False
 
-    async def outputs(self) -> AsyncIterator[ArOutput]:
+    async def outputs(self) -> AsyncGenerator[ArOutput, None]:
         """Until the request has finished. Raises `StageError` or `StageDeadError`."""
         while not self._is_finished:
             with stage_errors(self._stage):
@@ -82,26 +80,17 @@ class ArStream:
     async def close(self) -> None:
         """Stop the request if it still runs and forget it; rows that still come are dropped."""
         self._engine.row_sinks.pop(self._external_id, None)
-        if self._is_finished or self._engine.errored:
-            return
-        self._is_finished = True
-        try:
-            await self._engine.abort(self._queue.request_id, internal=True)
-        except EngineDeadError:
-            pass  # a dead engine holds nothing any more
+        if not self._is_finished:
+            self._is_finished = True
+            await abort(self._engine, self._queue.request_id)
 
 
-class ArStageClient:
-    """Wraps the stage's `StageAsyncLLM`."""
+class ArStageClient(StageClient[StageAsyncLLM]):
+    """The stage's `StageAsyncLLM`."""
 
-    def __init__(self, name: str, engine: StageAsyncLLM, max_model_len: int) -> None:
-        self.name = name
-        self.engine = engine
-        self.max_model_len = max_model_len
-
-    @property
-    def is_dead(self) -> bool:
-        return self.engine.errored
+    def __init__(self, name: str, engine: StageAsyncLLM) -> None:
+        super().__init__(name, engine)
+        self.max_model_len: int = engine.model_config.max_model_len
 
     def max_media(self, modality: str) -> int:
         """Items of a modality that one prompt may hold (vLLM's `limit_mm_per_prompt`)."""
@@ -152,11 +141,7 @@ class ArStageClient:
 
         Raises `InvalidRequestError`, `StageError` or `StageDeadError`.
         """
-        engine_input = (
-            prompt.engine_input
-            if isinstance(prompt, RenderedPrompt)
-            else tokens_input(list(prompt))
-        )
+        engine_input = prompt.engine_input if isinstance(prompt, RenderedPrompt) else tokens_input(list(prompt))
         if row_sink is not None:
             self.engine.row_sinks[request_id] = row_sink
         try:
@@ -173,19 +158,9 @@ class ArStageClient:
         """Requests the stage's workers still hold rows for, summed over ranks."""
         return sum(await self.engine.collective_rpc("num_row_requests"))
 
-    def shutdown(self) -> None:
-        self.engine.shutdown()
-
-
-@contextmanager
-def stage_errors(stage: str) -> Iterator[None]:
-    """vLLM's engine errors as ours."""
-    try:
-        yield
-    except EngineDeadError as exc:
-        raise StageDeadError(stage, "its engine process has died") from exc
-    except EngineGenerateError as exc:
-        raise StageError(stage, f"generation failed: {exc.__cause__ or exc}") from exc
+    async def num_resumed(self) -> int:
+        """How often the stage took a request up again after a preemption."""
+        return max(await self.engine.collective_rpc("num_resumed"))
 
 
 def context_length_exceeded(limit: int, num_tokens: int, param: str) -> InvalidRequestError:

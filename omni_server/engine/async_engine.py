@@ -94,10 +94,3 @@ class StageAsyncLLM(AsyncLLM):
                 resumable=True,
             )
         )
-
-
-def engine_pid(engine: AsyncLLM) -> int:
-    """Process id of the engine's core, for supervision and for tests that kill it."""
-    resources = engine.engine_core.resources  # type: ignore[attr-defined]
-    pid: int = resources.engine_manager.processes[0].pid
-    return pid

@@ -4,7 +4,7 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +14,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from omni_server.config.stage_config import ArStage, DiffusionStage, Edge, StageConfig
 from omni_server.engine.ar_args import ar_engine_args
 from omni_server.engine.ar_client import ArStageClient
-from omni_server.engine.async_engine import StageAsyncLLM, engine_pid
+from omni_server.engine.async_engine import StageAsyncLLM
 from omni_server.engine.diffusion_args import diffusion_engine_args
 from omni_server.engine.diffusion_client import DiffusionStageClient
 from omni_server.errors import ConfigError
@@ -39,6 +39,10 @@ class Engines:
     diffusion: dict[str, DiffusionStageClient] = field(default_factory=dict)
     queues: dict[tuple[str, str], SlabQueue] = field(default_factory=dict)
 
+    def _clients(self) -> Iterator[ArStageClient | DiffusionStageClient]:
+        yield from self.ar.values()
+        yield from self.diffusion.values()
+
     def drop_block(self, block: SharedBlock) -> None:
         """End a reference that nobody will follow any more. There is one edge that carries rows."""
         (queue,) = self.queues.values()
@@ -46,14 +50,12 @@ class Engines:
 
     def pids(self) -> dict[str, int]:
         """Process id of each stage's engine."""
-        clients = {**self.ar, **self.diffusion}
-        return {name: engine_pid(client.engine) for name, client in clients.items()}
+        return {client.name: client.pid for client in self._clients()}
 
     async def stop(self) -> None:
         """Shut the engine processes down and remove the queues, also where some have died."""
-        clients = [*self.ar.values(), *self.diffusion.values()]
         try:
-            await asyncio.gather(*(asyncio.to_thread(client.shutdown) for client in clients))
+            await asyncio.gather(*(client.shutdown() for client in self._clients()))
         finally:
             for queue in self.queues.values():
                 queue.close()
@@ -136,7 +138,7 @@ async def _start_stage(
         edge = next((e for e in config.edges if e.source == name), None)
         if edge is not None:
             engine.row_queue = engines.queues.get((edge.source, edge.target))
-        engines.ar[name] = ArStageClient(name, engine, engine.model_config.max_model_len)
+        engines.ar[name] = ArStageClient(name, engine)
     else:
         engines.diffusion[name] = DiffusionStageClient(name, engine)
     on_progress(f"{name}: ready after {time.monotonic() - began:.1f} s")

@@ -11,6 +11,9 @@ from omni_server.errors import InvalidRequestError
 from omni_server.protocol.rows import REQUEST_KEY, RowsInput, RowsOutput, encode
 from omni_server.types import SamplingConfig
 
+StageSampling = SamplingParams
+"""What a stage client takes; built here, opaque to the layers above."""
+
 
 def merged(defaults: SamplingDefaults, request: SamplingConfig | None) -> SamplingConfig:
     """The request's value where it has one, else the stage config's."""
@@ -20,7 +23,12 @@ def merged(defaults: SamplingDefaults, request: SamplingConfig | None) -> Sampli
 
 
 def sampling_params(
-    stage: str, sampling: SamplingConfig, *, end_ids: tuple[int, ...], is_text: bool, rows: RowsOutput | RowsInput | None
+    stage: str,
+    sampling: SamplingConfig,
+    *,
+    end_ids: tuple[int, ...],
+    is_text: bool,
+    rows: RowsOutput | RowsInput | None,
 ) -> SamplingParams:
     """`end_ids` end the sequence unless `ignore_eos` is set; without text, they must not be sampled then either.
 

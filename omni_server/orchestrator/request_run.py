@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from omni_server.edge import Code2WavRequest, CodecEdge
 from omni_server.engine.ar_client import ArStageClient, ArStream, RenderedPrompt
 from omni_server.engine.diffusion_client import DiffusionStageClient
-from omni_server.engine.sampling import SamplingParams
+from omni_server.engine.sampling import StageSampling
 from omni_server.errors import DeadlineExceededError, OmniError, StageError
 from omni_server.family import TalkerPrompt
 from omni_server.orchestrator.spoken_text import SpokenText
@@ -41,7 +41,7 @@ class SpeechPlan:
     talker: ArStageClient
     code2wav: DiffusionStageClient
     talker_prompt: TalkerPrompt
-    talker_params: SamplingParams
+    talker_params: StageSampling
     talker_stop_ids: tuple[int, ...]
     codec_edge: CodecEdge
     num_boundary_rows: int
@@ -70,11 +70,11 @@ class RequestRun:
         thinker: ArStageClient,
         prompt: RenderedPrompt,
         prompt_tokens: PromptTokens,
-        thinker_params: SamplingParams,
+        thinker_params: StageSampling,
         spoken_text: SpokenText | None,
         speech: SpeechPlan | None,
         deadline_s: float,
-        on_end: Callable[[str], None],
+        on_end: Callable[[str], object],
     ) -> None:
         """`spoken_text` is given where stop strings may cut text that would otherwise be spoken."""
         self.request_id = request_id

@@ -118,11 +118,24 @@ class SlabQueue:
         """Nobody will read the portion any more."""
         self._ended[block.slot, block.portion, :] = block.generation
 
+    # -- anybody
+
+    def num_in_use(self) -> int:
+        """Published slots with a portion that nobody has ended yet."""
+        return sum(
+            bool((self._ended[slot, : int(self._num_portions[slot])] != self._published[slot]).any())
+            for slot in range(self.capacity)
+        )
+
+    def num_published(self) -> int:
+        """Steps that went through the queue since its creation."""
+        return int(self._published.sum(dtype=np.int64))
+
     # -- life
 
     def close(self) -> None:
         """Unmap; the owner also removes the file."""
-        del self._published, self._num_portions, self._ended
+        del self._published, self._num_portions, self._ended  # they hold the mapping
         try:
             self._map.close()
         except BufferError:

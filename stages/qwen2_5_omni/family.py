@@ -11,8 +11,6 @@ from omni_server.types import ChatMessage
 from stages.qwen2_5_omni.ids import read_special_ids
 from stages.qwen2_5_omni.prompt import PromptRenderer
 
-TALKER_ARCHITECTURE = "Qwen2_5OmniTalkerStage"
-CODE2WAV_ARCHITECTURE = "Qwen2_5OmniCode2WavStage"
 DEFAULT_VOICE = "Chelsie"
 """Default of `speaker` in the reference's `generate`."""
 
@@ -36,12 +34,12 @@ class Qwen25OmniFamily:
         return overrides[model_stage]
 
     def register(self) -> None:
+        from stages.qwen2_5_omni.code2wav.config import ARCHITECTURE as CODE2WAV_ARCHITECTURE
+        from stages.qwen2_5_omni.talker_config import ARCHITECTURE as TALKER_ARCHITECTURE
         from vllm import ModelRegistry
 
         ModelRegistry.register_model(TALKER_ARCHITECTURE, "stages.qwen2_5_omni.talker:Qwen2_5OmniTalker")
-        ModelRegistry.register_model(
-            CODE2WAV_ARCHITECTURE, "stages.qwen2_5_omni.code2wav.model:Qwen2_5OmniCode2Wav"
-        )
+        ModelRegistry.register_model(CODE2WAV_ARCHITECTURE, "stages.qwen2_5_omni.code2wav.model:Qwen2_5OmniCode2Wav")
 
 
 class Qwen25OmniModel:

@@ -34,11 +34,11 @@ class PromptRenderer:
             for message in messages
         ]
         try:
-            text: str = self._processor.apply_chat_template(
-                conversation, tokenize=False, add_generation_prompt=True
-            )
+            text: str = self._processor.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
         except Exception as exc:  # jinja2 errors raised by the template itself, e.g. on an odd order of roles
-            raise InvalidRequestError(f"the model's chat template refuses these messages: {exc}", param="messages") from exc
+            raise InvalidRequestError(
+                f"the model's chat template refuses these messages: {exc}", param="messages"
+            ) from exc
         parts = [part for message in messages for part in message.content]
         videos = [part for part in parts if isinstance(part, VideoPart)]
         return ThinkerPrompt(

@@ -36,9 +36,7 @@ class TalkerAttention(Qwen2Attention):
     """`Qwen2Attention` derives head_dim from the hidden size; here the config gives it."""
 
     def __init__(self, hidden_size: int, num_heads: int, head_dim: int, num_kv_heads: int, **kwargs: Any) -> None:
-        super().__init__(
-            hidden_size=num_heads * head_dim, num_heads=num_heads, num_kv_heads=num_kv_heads, **kwargs
-        )
+        super().__init__(hidden_size=num_heads * head_dim, num_heads=num_heads, num_kv_heads=num_kv_heads, **kwargs)
         if hidden_size == num_heads * head_dim:
             return
         self.hidden_size = hidden_size
@@ -155,9 +153,7 @@ class Qwen2_5OmniTalker(Qwen2ForCausalLM, SupportsMRoPE):
             logits.masked_fill_(self.banned_ids, float("-inf"))
         return logits
 
-    def get_mrope_input_positions(
-        self, input_tokens: list[int], mm_features: list[Any]
-    ) -> tuple[torch.Tensor, int]:
+    def get_mrope_input_positions(self, input_tokens: list[int], mm_features: list[Any]) -> tuple[torch.Tensor, int]:
         """Plain positions, `[3, n]`, for vLLM's own warm-up; a request's positions come with its rows."""
         return torch.arange(len(input_tokens)).expand(3, -1), 0
 

@@ -38,6 +38,7 @@ class ARModelRunnerMixin:
             raise TypeError("an omni stage needs additional_config=StageRuntimeConfig(...)")
         self.stage_config = config
         self.row_emitter: RowEmitter | None = None
+        self.num_resumed = 0
         self.row_overlay = RowOverlay(config.input_queue, get_tensor_model_parallel_rank())
 
     # -- set-up
@@ -62,6 +63,7 @@ class ARModelRunnerMixin:
             self.row_overlay.remove(request_id)
             if self.row_emitter is not None:
                 self.row_emitter.remove(request_id)
+        self.num_resumed += len(scheduler_output.scheduled_cached_reqs.resumed_req_ids)
         for request_id, feed in attached_step(scheduler_output).feeds:
             self.row_overlay.feed(request_id, feed)
         for request in scheduler_output.scheduled_new_reqs:

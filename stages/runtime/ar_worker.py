@@ -14,3 +14,7 @@ class ARWorker(StageWorkerMixin, _Base):
     def num_row_requests(self) -> int:
         """For `collective_rpc`: requests this worker still holds rows for."""
         return self.model_runner.num_row_requests()  # type: ignore[no-any-return]
+
+    def num_resumed(self) -> int:
+        """For `collective_rpc`: how often a request was taken up again after a preemption."""
+        return self.model_runner.num_resumed  # type: ignore[no-any-return]

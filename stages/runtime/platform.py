@@ -40,6 +40,7 @@ class StageWorkerMixin:
     """
 
     runner_mixin: type
+    model_runner: GPUModelRunner
 
     def _make_model_runner(self) -> GPUModelRunner:
         if self.use_v2_model_runner:  # type: ignore[attr-defined]

@@ -97,9 +97,7 @@ class RowEmitter:
     def __len__(self) -> int:
         return len(self._sources)
 
-    def add(
-        self, request_id: str, output: RowsOutput, prompt_token_ids: list[int], modalities: Set[str]
-    ) -> None:
+    def add(self, request_id: str, output: RowsOutput, prompt_token_ids: list[int], modalities: Set[str]) -> None:
         mask = self._producer.prompt_mask(prompt_token_ids, modalities)
         self._sources[request_id] = _Source(output.voice, len(prompt_token_ids), mask)
 
@@ -297,9 +295,7 @@ def _with_own_bytes(payload: RowsPayload, slab: torch.Tensor) -> RowsPayload:
         return start
 
     def moved(segment: Segment) -> Segment:
-        return Segment(
-            segment.first_position, segment.num_rows, take(segment.offset, segment.num_rows * row_bytes)
-        )
+        return Segment(segment.first_position, segment.num_rows, take(segment.offset, segment.num_rows * row_bytes))
 
     segments = tuple(moved(s) for s in payload.segments)
     tail = None if payload.tail is None else moved(payload.tail)

@@ -165,9 +165,7 @@ class StageSchedulerMixin:
                 for output in group.outputs
                 if output.pooling_output is not None
             }
-            for request_id, rows in zip(
-                model_runner_output.req_ids, model_runner_output.pooler_output, strict=True
-            ):
+            for request_id, rows in zip(model_runner_output.req_ids, model_runner_output.pooler_output, strict=True):
                 if rows is not None and request_id not in delivered:
                     block = decode_payload(memoryview(rows.numpy())).block
                     assert isinstance(block, SharedBlock)

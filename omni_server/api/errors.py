@@ -1,0 +1,80 @@
+"""Failures as HTTP: OpenAI's envelope, made here and nowhere else."""
+
+from collections.abc import Mapping
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from omni_server.api.responses import ErrorBody, ErrorEnvelope
+from omni_server.errors import InvalidRequestError, OmniError
+
+CLIENT_CLOSED_REQUEST = 499
+"""nginx's status for the log; the client is gone and sees nothing."""
+
+_RETRY_AFTER_S = {"model_not_ready": 5, "engine_dead": 5, "server_shutting_down": 5}
+_MAX_MESSAGE = 1000
+
+
+def envelope(error: OmniError) -> ErrorEnvelope:
+    """`{"error": {"message", "type", "param", "code"}}`."""
+    message = error.message if len(error.message) <= _MAX_MESSAGE else error.message[:_MAX_MESSAGE] + "..."
+    return ErrorEnvelope(error=ErrorBody(message=message, type=error.type, param=error.param, code=error.code))
+
+
+def error_response(error: OmniError, headers: Mapping[str, str] | None = None) -> Response:
+    """The answer to a failed request, with the headers that tell OpenAI's clients whether and when to try again."""
+    all_headers = dict(headers) if headers is not None else {}
+    if error.status == 503:
+        all_headers["retry-after"] = str(_RETRY_AFTER_S.get(error.code or "", 1))
+    elif error.status >= 500:
+        # By themselves the clients would repeat it twice: a request that failed or ran for too long once will again.
+        all_headers["x-should-retry"] = "false"
+    return Response(
+        envelope(error).model_dump_json(), status_code=error.status, headers=all_headers, media_type="application/json"
+    )
+
+
+def unexpected_error() -> OmniError:
+    """What a client is told of an exception that nobody foresaw: nothing of its text."""
+    return OmniError("The server had an error while processing your request.")
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    app.add_exception_handler(OmniError, _on_omni_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(RequestValidationError, _on_request_validation_error)
+    app.add_exception_handler(ClientDisconnect, _on_client_disconnect)
+
+
+async def _on_omni_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, OmniError)
+    return error_response(error)
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    """Raised by the router: unknown path, wrong method."""
+    assert isinstance(error, HTTPException)
+    target = f"{request.method} {request.url.path}"[:200]
+    match error.status_code:
+        case 404:
+            failure = InvalidRequestError(f"Invalid URL ({target}).", code="unknown_url")
+        case 405:
+            failure = InvalidRequestError(f"Method not allowed ({target}).", code="method_not_allowed")
+        case _:
+            failure = InvalidRequestError(str(error.detail))
+    failure.status = error.status_code
+    return error_response(failure, error.headers)
+
+
+async def _on_request_validation_error(request: Request, error: Exception) -> Response:
+    """Raised by FastAPI for parameters in the path, query and headers; bodies are read in `omni_server.api.body`."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    param = str(first["loc"][-1])
+    return error_response(InvalidRequestError(f"Invalid '{param}': {first['msg']}.", param=param))
+
+
+async def _on_client_disconnect(request: Request, error: Exception) -> Response:
+    return Response(status_code=CLIENT_CLOSED_REQUEST)

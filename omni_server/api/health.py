@@ -1,0 +1,45 @@
+"""Probes: `/health` (restart me if it fails), `/ready` (send me requests), `/live`, and `/version`."""
+
+from fastapi import APIRouter, Response
+
+from omni_server import __version__
+from omni_server.api.openapi import error_responses
+from omni_server.api.state import ServerState
+
+
+def health_router(state: ServerState) -> APIRouter:
+    router = APIRouter(tags=["probes"])
+    failing = error_responses(503)
+
+    @router.head("/health", include_in_schema=False)
+    @router.head("/healthz", include_in_schema=False)
+    @router.get("/healthz", include_in_schema=False)
+    @router.get(
+        "/health", summary="200 from readiness on, also while draining; 503 if an engine died", responses=failing
+    )
+    async def health() -> Response:
+        reason = state.unavailability()
+        if reason is not None and reason.code != "server_shutting_down":
+            raise reason
+        return Response()
+
+    @router.head("/ready", include_in_schema=False)
+    @router.head("/readyz", include_in_schema=False)
+    @router.get("/readyz", include_in_schema=False)
+    @router.get("/ready", summary="200 if requests are taken, else 503 with the reason", responses=failing)
+    async def ready() -> dict[str, str]:
+        state.require_generator()
+        return {"status": "ready"}
+
+    @router.head("/live", include_in_schema=False)
+    @router.head("/livez", include_in_schema=False)
+    @router.get("/livez", include_in_schema=False)
+    @router.get("/live", summary="200 as long as the process answers")
+    async def live() -> Response:
+        return Response()
+
+    @router.get("/version", summary="The server's version")
+    async def show_version() -> dict[str, str]:
+        return {"version": __version__}
+
+    return router

@@ -1,0 +1,81 @@
+"""Media of a request: fetched, and decoded in a bounded number of threads beside the event loop."""
+
+import asyncio
+from collections.abc import Callable
+
+from omni_server.api.schemas import AudioUrlContent, ImageUrlContent, InputAudioContent, MediaContent, VideoUrlContent
+from omni_server.errors import InvalidRequestError, OverloadedError
+from omni_server.media.decode import decode_audio, decode_image, decode_video
+from omni_server.media.limits import MediaLimits
+from omni_server.media.source import MediaSource, decode_base64
+from omni_server.types import AudioPart, ImagePart, VideoPart
+
+_URL_PREFIXES = ("data:", "http://", "https://")
+
+MediaPart = AudioPart | ImagePart | VideoPart
+
+
+class MediaLoader:
+    def __init__(
+        self,
+        source: MediaSource,
+        limits: MediaLimits,
+        *,
+        num_threads: int,
+        decode_timeout_s: float,
+        queue_timeout_s: float,
+    ) -> None:
+        self._source = source
+        self._limits = limits
+        self._decode_timeout_s = decode_timeout_s
+        self._queue_timeout_s = queue_timeout_s
+        self._slots = asyncio.Semaphore(num_threads)
+
+    async def load(self, content: MediaContent, param: str) -> MediaPart:
+        """The decoded medium of one content part, which `param` names as in `messages[0].content[1]`.
+
+        Raises `InvalidRequestError` with the field that is to blame, `OverloadedError` if no thread became free.
+        """
+        limits = self._limits
+        try:
+            match content:
+                case InputAudioContent(input_audio=audio):
+                    if audio.data.startswith(_URL_PREFIXES):
+                        data = await self._source.read(audio.data)
+                        return await self._in_thread(lambda: decode_audio(data, limits, audio.format))
+                    return await self._in_thread(lambda: decode_audio(decode_base64(audio.data), limits, audio.format))
+                case AudioUrlContent(audio_url=url):
+                    data = await self._source.read(url.url)
+                    return await self._in_thread(lambda: decode_audio(data, limits))
+                case ImageUrlContent(image_url=url):
+                    data = await self._source.read(url.url)
+                    return await self._in_thread(lambda: decode_image(data, limits))
+                case VideoUrlContent(video_url=url):
+                    data = await self._source.read(url.url)
+                    return await self._in_thread(lambda: decode_video(data, limits))
+        except InvalidRequestError as error:
+            error.param = (
+                f"{param}.input_audio.data" if content.type == "input_audio" else f"{param}.{content.type}.url"
+            )
+            raise
+
+    async def _in_thread(self, decode: Callable[[], MediaPart]) -> MediaPart:
+        """A thread cannot be stopped: one that takes too long keeps its slot until it ends, so that slow media of
+        many requests never fill the process with threads."""
+        try:
+            await asyncio.wait_for(self._slots.acquire(), self._queue_timeout_s)
+        except TimeoutError:
+            raise OverloadedError("The server is busy decoding the media of other requests.") from None
+        decoding = asyncio.get_running_loop().run_in_executor(None, decode)
+        decoding.add_done_callback(self._release)
+        done, _ = await asyncio.wait({decoding}, timeout=self._decode_timeout_s)
+        if not done:
+            raise InvalidRequestError(
+                f"The media item could not be decoded within {self._decode_timeout_s:g} s.", code="media_too_large"
+            )
+        return decoding.result()
+
+    def _release(self, decoding: "asyncio.Future[MediaPart]") -> None:
+        self._slots.release()
+        if not decoding.cancelled():
+            decoding.exception()  # seen, in case that nobody waits any more

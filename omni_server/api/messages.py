@@ -1,0 +1,120 @@
+"""The messages of a request as the model's conversation, media loaded."""
+
+from dataclasses import dataclass
+
+from omni_server.api.audio_history import AudioHistory
+from omni_server.api.media_loader import MediaLoader
+from omni_server.api.schemas import MediaContent, Message, TextContent
+from omni_server.errors import InvalidRequestError
+from omni_server.types import ChatMessage, ContentPart, MediaKind, ModelInfo, Role, TextPart
+
+_ROLES: dict[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+_MEDIA_ROLES = frozenset({"user", "tool"})
+_MEDIA_KINDS: dict[str, MediaKind] = {
+    "input_audio": "audio",
+    "audio_url": "audio",
+    "image_url": "image",
+    "video_url": "video",
+}
+
+
+@dataclass(frozen=True)
+class _PendingMedia:
+    content: MediaContent
+    param: str
+
+
+async def load_messages(
+    messages: list[Message], model: ModelInfo, media: MediaLoader, history: AudioHistory
+) -> tuple[ChatMessage, ...]:
+    """Raises `InvalidRequestError`. Nothing is fetched or decoded before all messages have been looked at."""
+    drafts = [_draft(message, f"messages[{index}]", history) for index, message in enumerate(messages)]
+    _check_media_counts([part for draft in drafts for part in draft if isinstance(part, _PendingMedia)], model)
+    loaded: list[ChatMessage] = []
+    for message, draft in zip(messages, drafts, strict=True):
+        content: list[ContentPart] = [
+            await media.load(part.content, part.param) if isinstance(part, _PendingMedia) else part for part in draft
+        ]
+        loaded.append(ChatMessage(role=_ROLES[message.role], content=tuple(content)))
+    return tuple(loaded)
+
+
+def _draft(message: Message, param: str, history: AudioHistory) -> list[TextPart | _PendingMedia]:
+    if message.tool_calls:
+        raise InvalidRequestError(
+            "Tool calls are not supported.", param=f"{param}.tool_calls", code="unsupported_value"
+        )
+    match message.content:
+        case None | "" if message.role == "assistant":
+            return [TextPart(_spoken_or_refused(message, param, history))]
+        case None:
+            raise InvalidRequestError(
+                f"Missing required parameter: '{param}.content'.",
+                param=f"{param}.content",
+                code="missing_required_parameter",
+            )
+        case str(text):
+            return [TextPart(text)]
+        case parts:
+            return [
+                TextPart(part.text)
+                if isinstance(part, TextContent)
+                else _pending(part, message, f"{param}.content[{i}]")
+                for i, part in enumerate(parts)
+            ]
+
+
+def _spoken_or_refused(message: Message, param: str, history: AudioHistory) -> str:
+    """The text of an assistant turn without content."""
+    if message.audio is not None:
+        remembered = history.transcript(message.audio.id)
+        transcript = remembered if remembered is not None else message.audio.transcript
+        if transcript is None:
+            raise InvalidRequestError(
+                f"Audio '{message.audio.id[:64]}' was not found or has expired.",
+                param=f"{param}.audio.id",
+                code="audio_not_found",
+            )
+        return transcript
+    if message.refusal is not None:
+        return message.refusal
+    if message.content is None:
+        raise InvalidRequestError(
+            f"Missing required parameter: '{param}.content' (or '{param}.audio').",
+            param=f"{param}.content",
+            code="missing_required_parameter",
+        )
+    return message.content if isinstance(message.content, str) else ""
+
+
+def _pending(content: MediaContent, message: Message, param: str) -> _PendingMedia:
+    if message.role not in _MEDIA_ROLES:
+        raise InvalidRequestError(
+            f"Messages with the role '{message.role}' can hold text only.",
+            param=f"{param}.type",
+            code="unsupported_value",
+        )
+    return _PendingMedia(content, param)
+
+
+def _check_media_counts(parts: list[_PendingMedia], model: ModelInfo) -> None:
+    num_parts: dict[MediaKind, int] = {}
+    for part in parts:
+        kind = _MEDIA_KINDS[part.content.type]
+        if kind not in model.input_modalities:
+            raise InvalidRequestError(
+                f"This model does not take {kind} input.", param=f"{part.param}.type", code="unsupported_value"
+            )
+        num_parts[kind] = num_parts.get(kind, 0) + 1
+    for kind, number in num_parts.items():
+        limit = model.max_media_per_prompt.get(kind)
+        if limit is not None and number > limit:
+            raise InvalidRequestError(
+                f"At most {limit} {kind}(s) may be provided in one prompt.", param="messages", code="too_many_media"
+            )

@@ -1,0 +1,68 @@
+"""The sampling fields of a request as one `SamplingConfig` per stage."""
+
+from collections.abc import Mapping
+
+from omni_server.api.schemas import ChatCompletionRequest, StageSampling
+from omni_server.errors import InvalidRequestError
+from omni_server.types import SamplingConfig
+
+THINKER = "thinker"
+TALKER = "talker"
+
+
+def stage_sampling(body: ChatCompletionRequest, *, with_speech: bool) -> Mapping[str, SamplingConfig]:
+    """OpenAI's fields for the thinker; `stage_sampling.talker`, and the common seed, for the talker.
+
+    Raises `InvalidRequestError` where a stage must write more tokens than it may.
+    """
+    max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    _check_min_tokens(body.min_tokens, max_tokens, "min_tokens")
+    thinker = SamplingConfig(
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=_top_k(body.top_k),
+        min_p=body.min_p,
+        repetition_penalty=body.repetition_penalty,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        seed=body.seed,
+        max_tokens=max_tokens,
+        min_tokens=body.min_tokens,
+        ignore_eos=body.ignore_eos,
+        stop=tuple(body.stop) if body.stop is not None else None,
+        stop_token_ids=tuple(body.stop_token_ids) if body.stop_token_ids is not None else None,
+    )
+    given = body.stage_sampling.talker if body.stage_sampling is not None else None
+    talker = given if given is not None else StageSampling()
+    _check_min_tokens(talker.min_tokens, talker.max_tokens, "stage_sampling.talker.min_tokens")
+    if not with_speech:
+        return {THINKER: thinker}
+    return {
+        THINKER: thinker,
+        TALKER: SamplingConfig(
+            temperature=talker.temperature,
+            top_p=talker.top_p,
+            top_k=_top_k(talker.top_k),
+            min_p=talker.min_p,
+            repetition_penalty=talker.repetition_penalty,
+            presence_penalty=talker.presence_penalty,
+            frequency_penalty=talker.frequency_penalty,
+            seed=talker.seed if talker.seed is not None else body.seed,
+            max_tokens=talker.max_tokens,
+            min_tokens=talker.min_tokens,
+            ignore_eos=talker.ignore_eos,
+        ),
+    }
+
+
+def _top_k(top_k: int | None) -> int | None:
+    """-1 is vLLM's older way to say 0, all tokens."""
+    return 0 if top_k == -1 else top_k
+
+
+def _check_min_tokens(min_tokens: int | None, max_tokens: int | None, param: str) -> None:
+    if min_tokens is not None and max_tokens is not None and min_tokens > max_tokens:
+        raise InvalidRequestError(
+            f"'{param}' is {min_tokens}, more than the {max_tokens} tokens that the request allows at most.",
+            param=param,
+        )

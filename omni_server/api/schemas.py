@@ -1,0 +1,221 @@
+"""The body of `POST /v1/chat/completions`: types and bounds of single fields.
+
+Rules between fields, and all that depends on the model, are in `omni_server.api.parse`.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+
+_INT32_MAX = 2**31 - 1
+_INT64_MAX = 2**63 - 1
+
+Count = Annotated[int, Field(ge=1, le=_INT32_MAX)]
+Temperature = Annotated[float, Field(ge=0, le=2)]
+TopP = Annotated[float, Field(gt=0, le=1)]
+TopK = Annotated[int, Field(ge=-1, le=_INT32_MAX, description="0 and -1 consider all tokens.")]
+MinP = Annotated[float, Field(ge=0, le=1)]
+RepetitionPenalty = Annotated[float, Field(gt=0, le=100)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Seed = Annotated[int, Field(ge=-_INT64_MAX - 1, le=_INT64_MAX)]
+TokenId = Annotated[int, Field(ge=0, le=_INT32_MAX)]
+NonEmpty = Annotated[str, Field(min_length=1)]
+
+Modality = Annotated[str, Field(json_schema_extra={"enum": ["text", "audio"]})]
+"""Checked in `omni_server.api.parse`: OpenAI names the whole list as the parameter, not the item."""
+
+# JSON has types: "1", true and 1.0 are no integers, "false" is no boolean.
+_TOLERANT = ConfigDict(strict=True, extra="ignore")
+_EXACT = ConfigDict(strict=True, extra="forbid")
+
+
+class TextContent(BaseModel):
+    model_config = _TOLERANT
+    type: Literal["text"]
+    text: str
+
+
+class InputAudio(BaseModel):
+    model_config = _EXACT
+    data: str
+    """Base64 of a sound file; a `data:` or http(s) URL is taken as well."""
+    format: Literal["wav", "mp3", "flac", "ogg", "opus", "pcm16", "pcm"] | None = None
+    """Needed for headerless `pcm16` (24 kHz, mono, little-endian); other formats are told by their bytes."""
+
+
+class InputAudioContent(BaseModel):
+    model_config = _TOLERANT
+    type: Literal["input_audio"]
+    input_audio: InputAudio
+
+
+class MediaUrl(BaseModel):
+    model_config = _TOLERANT
+    url: str
+
+
+class ImageUrlContent(BaseModel):
+    model_config = _TOLERANT
+    type: Literal["image_url"]
+    image_url: MediaUrl
+
+
+class AudioUrlContent(BaseModel):
+    model_config = _TOLERANT
+    type: Literal["audio_url"]
+    audio_url: MediaUrl
+
+
+class VideoUrlContent(BaseModel):
+    model_config = _TOLERANT
+    type: Literal["video_url"]
+    video_url: MediaUrl
+
+
+MediaContent = InputAudioContent | ImageUrlContent | AudioUrlContent | VideoUrlContent
+
+_TYPE_ALIASES = {"input_text": "text", "output_text": "text", "input_image": "image_url"}
+_TYPES_BY_KEY = ("text", "input_audio", "image_url", "audio_url", "video_url")
+_URL_KEYS = ("image_url", "audio_url", "video_url")
+
+
+def _canonical_part(part: object) -> object:
+    """Spells out the shorthands that vLLM's users and OpenAI's Responses API have for content parts."""
+    if not isinstance(part, dict):
+        return part
+    canonical = dict(part)
+    if "type" not in canonical:
+        keys = [key for key in _TYPES_BY_KEY if key in canonical]
+        if len(keys) == 1:
+            canonical["type"] = keys[0]
+    declared = canonical.get("type")
+    if isinstance(declared, str):
+        canonical["type"] = _TYPE_ALIASES.get(declared, declared)
+    if canonical.get("type") == "refusal":
+        canonical = {"type": "text", "text": canonical.get("refusal")}
+    for key in _URL_KEYS:
+        if isinstance(canonical.get(key), str):
+            canonical[key] = {"url": canonical[key]}
+    return canonical
+
+
+ContentPart = Annotated[
+    TextContent | InputAudioContent | ImageUrlContent | AudioUrlContent | VideoUrlContent,
+    Field(discriminator="type"),
+    BeforeValidator(_canonical_part),
+]
+
+
+def _content_kind(content: object) -> str | None:
+    if isinstance(content, str):
+        return "string"
+    return "parts" if isinstance(content, list) else None
+
+
+MessageContent = Annotated[
+    Annotated[str, Tag("string")] | Annotated[list[ContentPart], Field(min_length=1), Tag("parts")],
+    Discriminator(_content_kind),
+]
+
+
+class PastAudio(BaseModel):
+    """`audio` of an assistant message: an earlier answer, by id or echoed as a whole (`data` is not read)."""
+
+    model_config = _TOLERANT
+    id: str
+    transcript: str | None = None
+
+
+class Message(BaseModel):
+    model_config = _TOLERANT
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: MessageContent | None = None
+    audio: PastAudio | None = None
+    refusal: str | None = None
+    tool_calls: list[Any] | None = None
+
+
+def _voice_name(voice: object) -> object:
+    return voice["id"] if isinstance(voice, dict) and set(voice) == {"id"} else voice
+
+
+class AudioOutput(BaseModel):
+    model_config = _EXACT
+    voice: (
+        Annotated[str, BeforeValidator(_voice_name, json_schema_input_type=str | dict[Literal["id"], str])] | None
+    ) = None
+    format: str | None = None
+
+
+class StreamOptions(BaseModel):
+    model_config = _TOLERANT
+    include_usage: bool | None = None
+
+
+class StageSampling(BaseModel):
+    """Sampling of a stage other than the thinker; unset fields keep the stage config's values."""
+
+    model_config = _EXACT
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    seed: Seed | None = None
+    max_tokens: Count | None = None
+    min_tokens: TokenId | None = None
+    ignore_eos: bool | None = None
+
+
+class StageSamplings(BaseModel):
+    model_config = _EXACT
+    talker: StageSampling | None = None
+
+
+def _listed(stop: object) -> object:
+    return [stop] if isinstance(stop, str) else stop
+
+
+class ChatCompletionRequest(BaseModel):
+    """Fields that are not listed are accepted and ignored, as clients send many."""
+
+    model_config = ConfigDict(strict=True, extra="allow", use_attribute_docstrings=True)
+
+    model: str
+    messages: Annotated[list[Message], Field(min_length=1)]
+    modalities: Annotated[list[Modality], Field(min_length=1)] | None = None
+    """`["text", "audio"]` and `["audio"]` ask for speech and its transcript."""
+    audio: AudioOutput | None = None
+    """`voice` and `format` of the speech; required where `modalities` contain "audio", ignored elsewhere."""
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    max_completion_tokens: Count | None = None
+    """Most tokens of text. Speech is limited by `stage_sampling.talker.max_tokens`."""
+    max_tokens: Count | None = None
+    """The older name; `max_completion_tokens` wins."""
+    min_tokens: TokenId | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    seed: Seed | None = None
+    """Of the text, and of the speech unless `stage_sampling.talker.seed` is given."""
+    stop: (
+        Annotated[
+            Annotated[list[NonEmpty], Field(max_length=4)],
+            BeforeValidator(_listed, json_schema_input_type=str | list[str]),
+        ]
+        | None
+    ) = None
+    stop_token_ids: list[TokenId] | None = None
+    ignore_eos: bool | None = None
+    stage_sampling: StageSamplings | None = None
+    """Extension: sampling of the talker, which the fields above do not change."""
+    n: Annotated[int, Field(ge=1, le=128)] | None = None
+    """Only 1 is served."""

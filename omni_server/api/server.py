@@ -1,0 +1,192 @@
+"""The life of the server process: listen, load, serve, drain, stop."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+
+import uvicorn
+
+from omni_server.api.app import create_app
+from omni_server.api.config import ApiConfig
+from omni_server.api.listener import address_of, listen, remove_unix_path
+from omni_server.api.state import ServerState
+from omni_server.errors import OverloadedError, StageDeadError
+from omni_server.generation import Generator
+
+logger = logging.getLogger(__name__)
+
+_ALIVE_POLL_S = 0.25
+_DEATH_GRACE_S = 2.0
+"""After an engine died, its requests get this long to end with the error that the generator gives them."""
+_FLUSH_S = 2.0
+"""Aborted requests get this long to send their last frame."""
+
+StartGenerator = Callable[[], Awaitable[Generator]]
+StopGenerator = Callable[[Generator], Awaitable[None]]
+
+
+async def run_server(
+    start: StartGenerator, stop: StopGenerator, config: ApiConfig, on_ready: Callable[[str], None]
+) -> int:
+    """Serves until a signal or the death of an engine; returns the process's exit code.
+
+    The port is taken first: probes are answered with 503 while `start` loads the model. `on_ready` gets the
+    server's address. SIGTERM and SIGINT let running requests finish for `shutdown_timeout_s`, a second SIGINT
+    aborts them at once. Must run in the main thread, where signals can be handled.
+
+    Raises `ConfigError` if the address cannot be used, and what `start` raises; `start` is cancelled if the
+    server is stopped while it runs.
+    """
+    listener = listen(config)
+    try:
+        state = ServerState()
+        web = _WebServer(state, config, listener)
+        with _stop_signals() as signals:
+            async with web:
+                return await _serve(start, stop, state, config, signals, web, lambda: on_ready(address_of(listener)))
+    finally:
+        listener.close()
+        remove_unix_path(config)
+
+
+async def _serve(
+    start: StartGenerator,
+    stop: StopGenerator,
+    state: ServerState,
+    config: ApiConfig,
+    signals: "_Signals",
+    web: "_WebServer",
+    on_ready: Callable[[], None],
+) -> int:
+    generator = await _start_unless_stopped(start, signals)
+    if generator is None:
+        return 0
+    try:
+        state.generator = generator
+        if not signals.stop.is_set():
+            on_ready()
+        died = asyncio.create_task(_wait_for_death(generator))
+        try:
+            await _first_of(died, web.serving, signals.stop.wait())
+            if web.serving.done():
+                logger.error("the web server has ended by itself")
+                return 1
+            if died.done():
+                logger.error("an engine process has died; the server stops")
+                await _abort_rest(state, StageDeadError("engine", "its process has died"), _DEATH_GRACE_S)
+                return 1
+            state.draining = True
+            logger.info("shutting down: waiting up to %g s for running requests", config.shutdown_timeout_s)
+            await _first_of(died, signals.abort.wait(), state.wait_idle(), asyncio.sleep(config.shutdown_timeout_s))
+            error = OverloadedError("The server is shutting down.", code="server_shutting_down")
+            await _abort_rest(state, error, 0.0)
+            return 0
+        finally:
+            died.cancel()
+    finally:
+        await stop(generator)
+
+
+async def _start_unless_stopped(start: StartGenerator, signals: "_Signals") -> Generator | None:
+    starting = asyncio.ensure_future(start())
+    try:
+        await _first_of(starting, signals.stop.wait())
+    finally:
+        starting.cancel()  # does nothing to one that is done
+        await asyncio.wait({starting})
+    if starting.cancelled() and signals.stop.is_set():
+        return None
+    return starting.result()
+
+
+async def _abort_rest(state: ServerState, error: StageDeadError | OverloadedError, grace_s: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(state.wait_idle(), grace_s)
+        return
+    state.abort(error)
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(state.wait_idle(), _FLUSH_S)
+
+
+async def _wait_for_death(generator: Generator) -> None:
+    while generator.is_alive():  # noqa: ASYNC110 - a Generator can only be asked
+        await asyncio.sleep(_ALIVE_POLL_S)
+
+
+async def _first_of(*awaitables: Awaitable[object]) -> None:
+    """Returns when one is done; ends those that were given as coroutines, leaves futures and tasks alone."""
+    tasks = [asyncio.ensure_future(awaitable) for awaitable in awaitables]
+    own = [task for task, awaitable in zip(tasks, awaitables, strict=True) if task is not awaitable]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in own:
+            task.cancel()
+        await asyncio.gather(*own, return_exceptions=True)
+
+
+class _Signals:
+    """The first SIGTERM or SIGINT sets `stop`, every later SIGINT sets `abort`."""
+
+    def __init__(self) -> None:
+        self.stop = asyncio.Event()
+        self.abort = asyncio.Event()
+
+    def on_signal(self, number: signal.Signals) -> None:
+        if self.stop.is_set() and number == signal.SIGINT:
+            self.abort.set()
+        self.stop.set()
+
+
+@contextlib.contextmanager
+def _stop_signals() -> Iterator[_Signals]:
+    signals = _Signals()
+    loop = asyncio.get_running_loop()
+    handled = (signal.SIGTERM, signal.SIGINT)
+    for number in handled:
+        loop.add_signal_handler(number, signals.on_signal, number)
+    try:
+        yield signals
+    finally:
+        for number in handled:
+            loop.remove_signal_handler(number)
+
+
+class _QuietUvicorn(uvicorn.Server):
+    """uvicorn without its signal handlers: the drain is `run_server`'s."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:  # type: ignore[override]
+        yield
+
+
+class _WebServer:
+    """uvicorn on a socket that listens already, while the block lasts."""
+
+    def __init__(self, state: ServerState, config: ApiConfig, listener: socket.socket) -> None:
+        self._listener = listener
+        self._uvicorn = _QuietUvicorn(
+            uvicorn.Config(
+                create_app(state, config),
+                log_config=None,
+                log_level=config.log_level,
+                access_log=config.access_log,
+                lifespan="off",
+                timeout_keep_alive=config.http_keep_alive_s,
+                timeout_graceful_shutdown=1,  # the requests have been drained or aborted before
+            )
+        )
+
+    serving: asyncio.Task[None]
+    """Done only if the web server ended by itself."""
+
+    async def __aenter__(self) -> "_WebServer":
+        self.serving = asyncio.create_task(self._uvicorn.serve(sockets=[self._listener]))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._uvicorn.should_exit = True
+        await self.serving

@@ -1,0 +1,55 @@
+"""Server-sent events over ASGI."""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import suppress
+
+from fastapi import Response
+from pydantic import BaseModel
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
+
+from omni_server.api.disconnect import until_disconnect
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+"""A comment: OpenAI's client skips it, while it fails on a frame without data."""
+
+
+_LINE_BREAKS = {"\u0085": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+"""JSON may hold these as they are, but clients that cut the stream with `str.splitlines`, as httpx does, would
+cut a frame in two."""
+
+
+def frame(data: BaseModel) -> bytes:
+    """One event, on one line. Fields that were never set are left out."""
+    text = data.model_dump_json(exclude_unset=True)
+    for character, escape in _LINE_BREAKS.items():
+        text = text.replace(character, escape)
+    return f"data: {text}\n\n".encode()
+
+
+class EventStreamResponse(Response):
+    """Sends `frames`, and calls `release` in every case: sent to the end, failed, cancelled, or client gone."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, frames: AsyncGenerator[bytes, None], release: Callable[[], Awaitable[None]]) -> None:
+        # The second header keeps nginx from collecting the stream.
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._frames = frames
+        self._release = release
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            with suppress(ClientDisconnect):
+                await until_disconnect(self._send(send), receive)
+        finally:
+            await self._frames.aclose()
+            await self._release()
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async for data in self._frames:
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,0 +1,65 @@
+"""What all requests share: the generator, and whether the server takes, drains or aborts requests."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from omni_server.errors import OmniError, OverloadedError
+from omni_server.generation import Generator
+
+
+class ServerState:
+    """Belongs to one event loop. `run_server` writes it, the routes read it."""
+
+    def __init__(self, generator: Generator | None = None) -> None:
+        self.generator = generator
+        """None while the model is loading."""
+        self.draining = False
+        """True from the moment that the server was asked to stop."""
+        self.aborted = asyncio.Event()
+        """Set by `abort`."""
+        self.abort_error: OmniError | None = None
+        self._num_in_flight = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def unavailability(self) -> OverloadedError | None:
+        """Why no request can be served now; None if one can."""
+        if self.draining:
+            return OverloadedError("The server is shutting down.", code="server_shutting_down")
+        if self.generator is None:
+            return OverloadedError("The model is still loading.", code="model_not_ready")
+        if not self.generator.is_alive():
+            return OverloadedError("An engine process of the server has died.", code="engine_dead")
+        if not self.generator.is_ready():
+            return OverloadedError("The model is still warming up.", code="model_not_ready")
+        return None
+
+    def require_generator(self) -> Generator:
+        """The generator, to be used at once. Raises `OverloadedError` where `unavailability` has a reason."""
+        reason = self.unavailability()
+        if reason is not None:
+            raise reason
+        assert self.generator is not None
+        return self.generator
+
+    @contextmanager
+    def request_in_flight(self) -> Iterator[None]:
+        """Counts a request as running while the block lasts."""
+        self._num_in_flight += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._num_in_flight -= 1
+            if self._num_in_flight == 0:
+                self._idle.set()
+
+    async def wait_idle(self) -> None:
+        """Returns when no request is running."""
+        await self._idle.wait()
+
+    def abort(self, error: OmniError) -> None:
+        """Ends every running generation; its client sees `error`."""
+        self.abort_error = error
+        self.aborted.set()

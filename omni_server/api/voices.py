@@ -1,0 +1,34 @@
+"""Which voice of the model a request means."""
+
+from omni_server.errors import InvalidRequestError
+from omni_server.types import ModelInfo
+
+OPENAI_VOICES = (
+    "alloy", "ash", "coral", "echo", "nova", "onyx", "shimmer",
+    "ballad", "sage", "verse", "marin", "cedar", "fable",
+)  # fmt: skip
+"""OpenAI's voices. Clients written for OpenAI send these names, and some refuse to send any other. The order decides
+which of the model's voices each one stands for."""
+
+
+def resolve_voice(name: str, model: ModelInfo) -> str:
+    """The model's voice called `name`, in whatever case, or the one that an OpenAI name stands for.
+
+    OpenAI's names go round the model's voices, beginning with the default voice for "alloy". A voice of the
+    model that has one of these names comes first. Raises `InvalidRequestError`.
+    """
+    wanted = name.casefold()
+    for voice in model.voices:
+        if voice == name:
+            return voice
+    for voice in model.voices:
+        if voice.casefold() == wanted:
+            return voice
+    if wanted in OPENAI_VOICES:
+        start = model.voices.index(model.default_voice) if model.default_voice is not None else 0
+        return model.voices[(start + OPENAI_VOICES.index(wanted)) % len(model.voices)]
+    raise InvalidRequestError(
+        f"Unknown voice: '{name[:64]}'. The voices of this model are: {', '.join(model.voices)}; "
+        f"OpenAI's names ({', '.join(OPENAI_VOICES)}) are taken as aliases.",
+        param="audio.voice",
+    )

@@ -1,0 +1,60 @@
+"""Entry point of the command `omni-server`."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from omni_server import __version__
+from omni_server.cli import config_command, serve
+from omni_server.config.stage_config import ArStage, DiffusionStage
+from omni_server.errors import ConfigError, OmniError
+
+EXIT_FAILURE = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command. 0: done; 1: failed while running; 2: wrong usage, config or model folder."""
+    parser = _build_parser()
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{_stage_field_hint(unknown)}")
+    run: Callable[[argparse.Namespace], int] = options.run
+    try:
+        return run(options)
+    except ConfigError as error:
+        print(f"omni-server: error: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except OmniError as error:
+        print(f"omni-server: failed: {error}", file=sys.stderr)
+        return EXIT_FAILURE
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def _build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="omni-server",
+        description="Serve a speech-to-speech model that runs as a chain of stages, with an OpenAI-compatible API.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"omni-server {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    serve.add_parser(commands)
+    config_command.add_parser(commands)
+    return parser
+
+
+def _stage_field_hint(unknown: Sequence[str]) -> str:
+    """Users of `vllm serve` set one engine's arguments by flag; here each stage has its own."""
+    fields = ArStage.model_fields.keys() | DiffusionStage.model_fields.keys()
+    for argument in unknown:
+        field = argument.partition("=")[0].removeprefix("--").replace("-", "_")
+        if argument.startswith("--") and field in fields:
+            return f"\n{field} belongs to a stage: set stages.<name>.{field} in the file that --stage-config names"
+    return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

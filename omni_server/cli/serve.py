@@ -1,0 +1,250 @@
+"""`omni-server serve`: model folder, stage config and flags come together, then the server runs."""
+
+import argparse
+import asyncio
+import logging
+import re
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from omni_server.api.config import ApiConfig
+from omni_server.cli.ready_message import ready_message
+from omni_server.config.load import find_stage_config, load_stage_config
+from omni_server.config.stage_config import StageConfig
+from omni_server.errors import ConfigError
+from omni_server.generation import Generator
+from omni_server.model_folder import (
+    CPU_CONFIG,
+    EXAMPLE_MODEL,
+    GPU_CONFIG,
+    default_stage_config,
+    has_gpu,
+    resolve_model_folder,
+)
+
+LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
+LOAD_FORMATS = ("auto", "safetensors", "dummy")
+
+_DEFAULTS = ApiConfig()
+_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """What the command line asked for."""
+
+    model: str
+    stage_config: str | None
+    served_model_names: tuple[str, ...]
+    """Never empty; the first is what responses report."""
+    revision: str | None
+    load_format: str
+    request_timeout_s: float | None
+    """None: what the stage config says."""
+    log_level: str
+    api: ApiConfig
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add `serve`; the flags have the names that they have in `vllm serve`."""
+    parser = commands.add_parser(
+        "serve",
+        help="serve a model over HTTP",
+        description="Serve a model over HTTP, with an OpenAI-compatible API.",
+        epilog="What concerns one stage (devices, memory, lengths, batching, sampling, vLLM's engine arguments) is set "
+        "in the stage config; `omni-server config show` prints one. HF_HOME, HF_TOKEN and HF_HUB_OFFLINE are honoured.",
+        allow_abbrev=False,
+    )
+    model = parser.add_argument_group("model")
+    model.add_argument("model", metavar="MODEL", nargs="?", help=f"local folder or hub id, such as {EXAMPLE_MODEL}")
+    model.add_argument("--model", metavar="MODEL", dest="model_flag", help="the same as a flag, as vLLM's images do")
+    model.add_argument(
+        "--stage-config",
+        metavar="FILE",
+        help="stage config, or the name of a shipped one "
+        f"(default: {GPU_CONFIG} if there is an NVIDIA GPU, else {CPU_CONFIG})",
+    )
+    model.add_argument(
+        "--served-model-name",
+        metavar="NAME",
+        nargs="+",
+        help="names that requests may use as `model`; the first is reported in responses (default: MODEL)",
+    )
+    model.add_argument("--revision", help="branch, tag or commit of the hub repository (default: its main branch)")
+    model.add_argument(
+        "--load-format",
+        choices=LOAD_FORMATS,
+        default="auto",
+        help="dummy: random weights, only config and tokenizer are read (default: %(default)s)",
+    )
+    http = parser.add_argument_group("HTTP")
+    http.add_argument(
+        "--host", default=_DEFAULTS.host, help="address to listen on; 0.0.0.0 is all (default: %(default)s)"
+    )
+    http.add_argument(
+        "--port", type=_port, default=_DEFAULTS.port, help="0 takes a free one and prints it (default: %(default)s)"
+    )
+    http.add_argument("--uds", metavar="PATH", help="listen on a Unix socket instead of host and port")
+    http.add_argument(
+        "--max-body-size",
+        metavar="SIZE",
+        type=_size,
+        default=_DEFAULTS.max_body_bytes,
+        help="largest request body, in bytes or as in 64M; larger ones get 413 (default: 128M)",
+    )
+    http.add_argument(
+        "--allowed-media-domains",
+        metavar="HOST",
+        nargs="+",
+        default=[],
+        help="hosts that http(s) URLs of audio, images and videos may name (default: none, only data URLs)",
+    )
+    http.add_argument(
+        "--request-timeout",
+        metavar="SECONDS",
+        type=_seconds,
+        help="deadline of a request (default: request_timeout_s of the stage config)",
+    )
+    http.add_argument(
+        "--shutdown-timeout",
+        metavar="SECONDS",
+        type=_seconds_or_zero,
+        default=_DEFAULTS.shutdown_timeout_s,
+        help="after SIGTERM, running requests get this long to finish (default: %(default)g)",
+    )
+    http.add_argument("--disable-fastapi-docs", action="store_true", help="no /docs, /redoc and /openapi.json")
+    logs = parser.add_argument_group("logs")
+    logs.add_argument("--log-level", choices=LOG_LEVELS, default="info", help="of the server (default: %(default)s)")
+    logs.add_argument(
+        "--uvicorn-log-level",
+        choices=(*LOG_LEVELS, "trace"),
+        default=_DEFAULTS.log_level,
+        help="of the HTTP server (default: %(default)s)",
+    )
+    logs.add_argument("--disable-uvicorn-access-log", action="store_true", help="no line per HTTP request")
+    parser.set_defaults(run=lambda options: serve(_options(parser, options)))
+
+
+def serve(options: ServeOptions) -> int:
+    """Run until stopped. 0 after a clean shutdown; raises `ConfigError` before anything is served."""
+    logging.basicConfig(
+        level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+    on_progress = _progress_printer()
+    config = _stage_config(options, on_progress)
+    model_dir = resolve_model_folder(
+        options.model,
+        revision=options.revision,
+        needs_weights=options.load_format != "dummy",
+        on_progress=on_progress,
+    )
+    return _run(options, model_dir, config, on_progress)
+
+
+def _run(options: ServeOptions, model_dir: Path, config: StageConfig, on_progress: Callable[[str], None]) -> int:
+    # Both import what takes seconds: not for --help, nor before a mistake in the flags is found.
+    from omni_server.api.server import run_server
+    from omni_server.omni import AsyncOmni
+
+    started: list[AsyncOmni] = []
+
+    async def start() -> AsyncOmni:
+        omni = await AsyncOmni.start(
+            model_dir,
+            config,
+            served_model_names=options.served_model_names,
+            load_format=options.load_format,
+            on_progress=on_progress,
+        )
+        started.append(omni)
+        return omni
+
+    async def stop(_: Generator) -> None:
+        for omni in started:
+            await omni.stop()
+
+    def on_ready(address: str) -> None:
+        print(ready_message(address, started[0].model_info), flush=True)
+
+    return asyncio.run(run_server(start, stop, options.api, on_ready))
+
+
+def _stage_config(options: ServeOptions, on_progress: Callable[[str], None]) -> StageConfig:
+    path = default_stage_config() if options.stage_config is None else find_stage_config(options.stage_config)
+    on_progress(f"stage config {path}")
+    config = load_stage_config(path)
+    if config.platform == "cuda" and not has_gpu():
+        raise ConfigError(
+            f"{path}: platform is cuda, but torch finds no NVIDIA GPU here; choose a config with platform cpu, "
+            f"such as {CPU_CONFIG}"
+        )
+    if options.request_timeout_s is not None:
+        config = config.model_copy(update={"request_timeout_s": options.request_timeout_s})
+    return config
+
+
+def _options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> ServeOptions:
+    if options.model is not None and options.model_flag is not None:
+        parser.error("MODEL is given twice: as an argument and with --model")
+    model = options.model or options.model_flag
+    if not model:
+        parser.error(f"MODEL is missing: a local folder, or a hub id such as {EXAMPLE_MODEL}")
+    return ServeOptions(
+        model=model,
+        stage_config=options.stage_config,
+        served_model_names=tuple(options.served_model_name or (model,)),
+        revision=options.revision,
+        load_format=options.load_format,
+        request_timeout_s=options.request_timeout,
+        log_level=options.log_level,
+        api=replace(
+            _DEFAULTS,
+            host=options.host,
+            port=options.port,
+            uds=options.uds,
+            max_body_bytes=options.max_body_size,
+            allowed_media_domains=tuple(options.allowed_media_domains),
+            shutdown_timeout_s=options.shutdown_timeout,
+            log_level=options.uvicorn_log_level,
+            access_log=not options.disable_uvicorn_access_log,
+            docs=not options.disable_fastapi_docs,
+        ),
+    )
+
+
+def _progress_printer() -> Callable[[str], None]:
+    begin = time.monotonic()
+
+    def print_progress(message: str) -> None:
+        print(f"[{time.monotonic() - begin:6.1f} s] {message}", flush=True)
+
+    return print_progress
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"'{text}' is no port: 0 to 65535")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    value = _seconds_or_zero(text)
+    if value == 0:
+        raise argparse.ArgumentTypeError("must be more than 0 seconds")
+    return value
+
+
+def _seconds_or_zero(text: str) -> float:
+    if not re.fullmatch(r"\d+(\.\d+)?", text):
+        raise argparse.ArgumentTypeError(f"'{text}' is no number of seconds")
+    return float(text)
+
+
+def _size(text: str) -> int:
+    match = re.fullmatch(r"(\d+)([kmg]?)(?:i?b)?", text.lower())
+    if match is None or int(match[1]) == 0:
+        raise argparse.ArgumentTypeError(f"'{text}' is no size: a number of bytes, or as in 512K, 64M, 1G")
+    return int(match[1]) * _UNITS[match[2]]

@@ -1,0 +1,99 @@
+"""From a YAML file to a `StageConfig`, with errors that name the file, the field and what to change."""
+
+from collections.abc import Hashable
+from difflib import get_close_matches
+from importlib import resources
+from pathlib import Path
+
+import yaml
+from pydantic import ValidationError
+
+from omni_server.config.problems import describe_problems
+from omni_server.config.stage_config import StageConfig
+from omni_server.errors import ConfigError
+
+
+def load_stage_config(path: Path) -> StageConfig:
+    """Read and check a stage config.
+
+    Raises `ConfigError` if the file cannot be read, is not YAML, or is not a valid stage config.
+    """
+    document = _read_yaml(path)
+    if not isinstance(document, dict):
+        found = "nothing" if document is None else f"a {type(document).__name__}"
+        raise ConfigError(
+            f"{path}: a stage config is a mapping with the keys model_family, platform, stages and edges; found {found}"
+        )
+    try:
+        return StageConfig.model_validate(document)
+    except ValidationError as error:
+        problems = describe_problems(error)
+        raise ConfigError("\n".join(f"{path}: {problem}" for problem in problems)) from error
+
+
+def find_stage_config(name_or_path: str) -> Path:
+    """The file that `--stage-config` means: a path, else the name of a shipped config. Raises `ConfigError`."""
+    path = Path(name_or_path)
+    if path.exists() or len(path.parts) != 1:
+        return path
+    return find_shipped_config(name_or_path)
+
+
+def find_shipped_config(name: str) -> Path:
+    """The shipped config called `name`, with or without `.yaml`. Raises `ConfigError`."""
+    configs = shipped_configs()
+    wanted = name.removesuffix(".yaml")
+    if wanted not in configs:
+        close = get_close_matches(wanted, configs, n=1)
+        hint = f"did you mean '{close[0]}'?" if close else f"shipped are {', '.join(configs)}"
+        raise ConfigError(f"'{name}' is neither a file nor a shipped stage config; {hint}")
+    return configs[wanted]
+
+
+def shipped_configs() -> dict[str, Path]:
+    """Every stage config that comes with the package, by name without `.yaml`."""
+    package = Path(str(resources.files("omni_server")))
+    folder = package / "configs"
+    if not folder.is_dir():
+        # A checkout: there the folder stands at the top level; setup.py moves it into the wheel.
+        folder = package.parent / "configs"
+    return {file.name.removesuffix(".yaml"): file for file in sorted(folder.glob("*.yaml"))}
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """SafeLoader that refuses a mapping with one key twice; PyYAML itself silently keeps the last value."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
+        first_seen: dict[str, yaml.Mark] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            if key.value in first_seen:
+                raise yaml.constructor.ConstructorError(
+                    problem=f"the key '{key.value}' stands here again; first on line {first_seen[key.value].line + 1}",
+                    problem_mark=key.start_mark,
+                )
+            first_seen[key.value] = key.start_mark
+        mapping: dict[Hashable, object] = super().construct_mapping(node, deep)
+        return mapping
+
+
+def _read_yaml(path: Path) -> object:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        shipped = ", ".join(shipped_configs())
+        raise ConfigError(f"{path}: no such file; give a path or the name of a shipped config ({shipped})") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not a text file in UTF-8 ({error.reason} at byte {error.start})") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    try:
+        return yaml.load(text, Loader=_UniqueKeyLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        problem = "; ".join(part for part in (error.context, error.problem) if part)
+        raise ConfigError(f"{path}: {where}{problem}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from error

@@ -1,0 +1,181 @@
+"""HTTP download of media from hosts that the operator allowed, safe against server-side request forgery."""
+
+import asyncio
+import ipaddress
+import re
+import socket
+from collections.abc import Sequence
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+from yarl import URL
+
+from omni_server.errors import ConfigError, InvalidRequestError
+from omni_server.media.limits import MediaLimits
+
+IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_CHUNK_BYTES = 64 * 1024
+_HOST_NAME = re.compile(r"[\w-]+(\.[\w-]+)*")
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+"""RFC 6052: the last 32 bits are an IPv4 address that a gateway connects to."""
+_IPV4_COMPATIBLE = ipaddress.IPv6Network("::/96")
+"""RFC 4291 section 2.5.5.1, deprecated: an IPv4 address in the last 32 bits too."""
+
+
+class HttpFetcher:
+    """Downloads from `allowed_domains` (see `source.MediaSource`), within the limits.
+
+    The addresses that a name resolves to are checked and then connected to without another lookup, so a name
+    that changes its address in between gains nothing. Redirects are followed here, each checked like the first URL.
+    """
+
+    def __init__(self, allowed_domains: Sequence[str], limits: MediaLimits) -> None:
+        self._limits = limits
+        self._allowed_hosts = frozenset(_bare_host(entry) for entry in allowed_domains)
+        self._allowed_addresses = frozenset(
+            address for address in map(_parse_address, self._allowed_hosts) if address is not None
+        )
+
+    async def fetch(self, url: str) -> bytes:
+        """The body behind an http(s) `url`. Raises `InvalidRequestError` as `MediaSource.read` says."""
+        try:
+            async with asyncio.timeout(self._limits.fetch_timeout_s):
+                return await self._follow(url)
+        except TimeoutError as error:
+            raise _fetch_failed(f"did not arrive within {self._limits.fetch_timeout_s:g} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise _fetch_failed("could not be fetched") from error
+
+    async def _follow(self, url: str) -> bytes:
+        connector = aiohttp.TCPConnector(
+            resolver=_CheckingResolver(self._allowed_addresses), use_dns_cache=False, force_close=True
+        )
+        # The time limit is the caller's, one over all of it. Bodies stay as they were sent: their size is what was
+        # transferred, not what a compression bomb would become.
+        async with aiohttp.ClientSession(
+            connector=connector,
+            timeout=aiohttp.ClientTimeout(total=None),
+            auto_decompress=False,
+            headers={"Accept-Encoding": "identity", "User-Agent": "omni-server"},
+            cookie_jar=aiohttp.DummyCookieJar(),
+        ) as session:
+            target = self._checked_url(url)
+            for _ in range(self._limits.max_redirects + 1):
+                async with session.get(target, allow_redirects=False) as response:
+                    if response.status not in _REDIRECTS:
+                        return await self._body(response)
+                    location = response.headers.get("Location")
+                if location is None:
+                    raise _fetch_failed("was redirected to nowhere")
+                target = self._checked_url(location, base=target)
+        raise _fetch_failed(f"was redirected more than {self._limits.max_redirects} times")
+
+    def _checked_url(self, text: str, base: URL | None = None) -> URL:
+        try:
+            url = URL(text) if base is None else base.join(URL(text))
+            host, port = url.raw_host, url.port
+        except ValueError as error:
+            raise InvalidRequestError("The media URL is not a valid URL.", code="invalid_url") from error
+        if url.scheme not in ("http", "https") or not host or port is None:
+            raise InvalidRequestError("The media URL is not a valid http(s) URL.", code="invalid_url")
+        if host not in self._allowed_hosts:
+            raise _not_allowed()
+        return url
+
+    async def _body(self, response: aiohttp.ClientResponse) -> bytes:
+        if response.status != 200:
+            raise _fetch_failed(f"was answered with HTTP status {response.status}")
+        limit = self._limits.max_bytes
+        too_large = InvalidRequestError(
+            f"The media item is larger than the {limit} bytes allowed.", code="media_too_large"
+        )
+        if response.content_length is not None and response.content_length > limit:
+            raise too_large
+        body = bytearray()
+        async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
+            body += chunk
+            if len(body) > limit:
+                raise too_large
+        return bytes(body)
+
+
+class _CheckingResolver(AbstractResolver):
+    """The system's resolver without the addresses that are neither public nor allowed.
+
+    aiohttp connects to exactly what `resolve` returns. It does not ask for URLs whose host is an address: those
+    are allowed literally or not at all.
+    """
+
+    def __init__(self, allowed_addresses: frozenset[IPAddress]) -> None:
+        self._allowed_addresses = allowed_addresses
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        """Addresses of `host`. Raises `OSError` if it has none and `InvalidRequestError` if none is allowed."""
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, family=family, type=socket.SOCK_STREAM)
+        results: list[ResolveResult] = []
+        for address_family, _, protocol, _, sockaddr in found:
+            literal = str(sockaddr[0])
+            address = ipaddress.ip_address(literal.partition("%")[0])
+            if not is_public(address) and address not in self._allowed_addresses:
+                continue
+            results.append(
+                ResolveResult(
+                    hostname=host,
+                    host=literal,
+                    port=port,
+                    family=address_family,
+                    proto=protocol,
+                    flags=socket.AI_NUMERICHOST,
+                )
+            )
+        if not results:
+            raise _not_allowed()
+        return results
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+def is_public(address: IPAddress) -> bool:
+    """Whether an address belongs to the public internet; one that carries an IPv4 address is as public as that one."""
+    if isinstance(address, ipaddress.IPv6Address):
+        carried = address.ipv4_mapped or address.sixtofour
+        if address in _NAT64 or address in _IPV4_COMPATIBLE:
+            carried = ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
+        if address.teredo is not None:
+            return False
+        if carried is not None:
+            return is_public(carried)
+    return address.is_global and not address.is_multicast
+
+
+def _bare_host(entry: str) -> str:
+    """An entry of the allow-list in the form in which yarl gives a URL's host. Raises `ConfigError`."""
+    if _parse_address(entry) is not None:
+        return str(ipaddress.ip_address(entry))
+    try:
+        host = URL(f"http://{entry}/").raw_host if _HOST_NAME.fullmatch(entry) else None
+    except ValueError:
+        host = None
+    if host is None:
+        raise ConfigError(f"allowed media domain {entry!r} must be a host name or an IP address, nothing more")
+    return host
+
+
+def _parse_address(text: str) -> IPAddress | None:
+    try:
+        return ipaddress.ip_address(text)
+    except ValueError:
+        return None
+
+
+def _not_allowed() -> InvalidRequestError:
+    return InvalidRequestError("The media URL's host is not allowed by this server.", code="media_not_allowed")
+
+
+def _fetch_failed(what: str) -> InvalidRequestError:
+    return InvalidRequestError(f"The media URL {what}.", code="media_fetch_failed")

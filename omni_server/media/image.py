@@ -1,0 +1,61 @@
+"""Pictures to RGB arrays, with Pillow."""
+
+import io
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageOps
+
+from omni_server.errors import InvalidRequestError
+from omni_server.media.limits import MediaLimits
+from omni_server.types import ImagePart
+
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+
+
+def decode_image(data: bytes, limits: MediaLimits) -> ImagePart:
+    """The picture, upright by its EXIF orientation, transparency laid over white; the first frame of an animation.
+
+    Takes PNG, JPEG, WebP, GIF and BMP. Raises `InvalidRequestError` with code `invalid_image`.
+    """
+    if len(data) > limits.max_bytes:
+        raise _invalid(f"is larger than the {limits.max_bytes} bytes allowed")
+    # Pillow's readers raise errors of many kinds on damaged files (OSError, SyntaxError, struct.error, zlib.error,
+    # IndexError, ...), and each means the same: this is no picture.
+    try:
+        image = Image.open(io.BytesIO(data), formats=_FORMATS)
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise _invalid(f"has more than the {limits.max_image_pixels} pixels allowed") from error
+    except Exception as error:
+        raise _invalid(f"is not in a known format ({', '.join(_FORMATS)})") from error
+    with image:
+        _check_size(image.width, image.height, limits)
+        try:
+            pixels = _to_rgb(ImageOps.exif_transpose(image))
+        except Exception as error:
+            raise _invalid("is damaged or incomplete") from error
+    return ImagePart(pixels)
+
+
+def _check_size(width: int, height: int, limits: MediaLimits) -> None:
+    if width * height > limits.max_image_pixels:
+        raise _invalid(f"has {width}x{height} pixels, more than the {limits.max_image_pixels} allowed")
+    if max(width, height) > limits.max_aspect_ratio * min(width, height):
+        raise _invalid(f"has an aspect ratio above {limits.max_aspect_ratio:g}")
+
+
+def _to_rgb(image: Image.Image) -> npt.NDArray[np.uint8]:
+    """Pixels [height, width, 3] of a picture of any mode."""
+    if image.mode.startswith("I"):
+        # 16-bit grey; Pillow's own conversion would clip at 255 instead of scaling.
+        grey = (np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)
+        return np.repeat(grey[:, :, None], 3, axis=2)
+    if image.has_transparency_data:
+        layer = image.convert("RGBA")
+        image = Image.new("RGBA", layer.size, "white")
+        image.alpha_composite(layer)
+    return np.array(image.convert("RGB"))
+
+
+def _invalid(what: str) -> InvalidRequestError:
+    return InvalidRequestError(f"The image {what}.", code="invalid_image")

@@ -1,0 +1,36 @@
+"""What a client may send as media. All limits are checked before memory of that size is taken."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class MediaLimits:
+    """Limits of one media item; the number of items per request is `ModelInfo.max_media_per_prompt`."""
+
+    max_bytes: int = 64 * 1024 * 1024
+    """Encoded bytes of an item, from whatever source."""
+
+    min_audio_seconds: float = 0.1
+    """The audio encoders make no token of much less."""
+    max_audio_seconds: float = 300.0
+    """Qwen2.5-Omni's feature extractor drops what follows 300 s."""
+
+    max_image_pixels: int = 50_000_000
+    """Width x height of a picture, as its header declares it: 150 MB decoded."""
+    max_aspect_ratio: float = 200.0
+    """Longer over shorter side of pictures and videos; `smart_resize` of the Qwen processors refuses more."""
+
+    max_video_seconds: float = 384.0
+    """As long as `max_video_frames` lasts at the models' 2 frames per second."""
+    max_video_frames: int = 768
+    """Frames taken of a video; from a longer one they are taken further apart. 768 is the models' `max_frames`."""
+    max_video_frame_pixels: int = 4096 * 2304
+    """Width x height of a video."""
+    max_video_pixels: int = 90_316_800
+    """Width x height x frames taken; frames are shrunk to stay below it. The models' processors shrink to this number
+    themselves (0.9 x 128000 tokens x 28 x 28 pixels), so that nothing they would see is lost: 271 MB decoded."""
+
+    fetch_timeout_s: float = 15.0
+    """Seconds for one URL: name lookup, redirects and the whole body."""
+    max_redirects: int = 3
+    """Redirects followed for one URL; every one is checked like the first."""

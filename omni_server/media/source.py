@@ -1,0 +1,92 @@
+"""Where media comes from: base64 text, `data:` URLs and http(s) URLs of hosts that the operator allowed."""
+
+import asyncio
+import binascii
+import string
+from collections.abc import Sequence
+from urllib.parse import unquote_to_bytes
+
+from omni_server.errors import InvalidRequestError
+from omni_server.media.fetch import HttpFetcher
+from omni_server.media.limits import MediaLimits
+
+_ASCII_WHITESPACE = dict.fromkeys(map(ord, string.whitespace))
+
+
+class MediaSource:
+    """Reads the bytes that a request's URLs stand for.
+
+    `allowed_domains` are bare host names or IP addresses; a URL's host must equal one of them (subdomains are not
+    included). An empty list allows `data:` URLs only.
+
+    A host's name alone does not open private, loopback, link-local and other addresses that are not public: to read
+    `http://files.intranet/` from 10.0.0.5, allow `files.intranet` and `10.0.0.5`; for `localhost`, allow `127.0.0.1`
+    as well. Raises `ConfigError` for an entry that is more than a host.
+    """
+
+    def __init__(self, allowed_domains: Sequence[str], limits: MediaLimits) -> None:
+        self._limits = limits
+        self._fetcher = HttpFetcher(allowed_domains, limits)
+
+    async def read(self, url: str) -> bytes:
+        """The bytes behind `url`.
+
+        Raises `InvalidRequestError` without `param`; its code is `media_not_allowed` (scheme, host or address),
+        `media_fetch_failed`, `media_too_large`, `invalid_url` or `invalid_base64`.
+        """
+        scheme = url.partition(":")[0].lower()
+        if scheme == "data":
+            return await asyncio.to_thread(self._read_data_url, url)
+        if scheme in ("http", "https"):
+            return await self._fetcher.fetch(url)
+        raise InvalidRequestError(
+            "Media URLs must be data: URLs or http(s) URLs of a host that this server allows.",
+            code="media_not_allowed",
+        )
+
+    def _read_data_url(self, url: str) -> bytes:
+        """RFC 2397: `data:[<media type>][;base64],<data>`. The media type is not used: decoders look at the bytes."""
+        header, comma, payload = url[len("data:") :].partition(",")
+        if not comma:
+            raise InvalidRequestError("The data: URL has no comma before its data.", code="invalid_url")
+        is_base64 = header.split(";")[-1].strip().lower() == "base64"
+        # Percent-encoded base64 is at most four characters per byte: a bound before anything is copied.
+        if len(payload) > 4 * self._limits.max_bytes:
+            raise self._too_large()
+        if is_base64:
+            text = unquote_to_bytes(payload).decode("latin-1") if "%" in payload else payload
+            data = decode_base64(text)
+        else:
+            data = unquote_to_bytes(payload)
+            if not data:
+                raise InvalidRequestError("The data: URL holds no data.", code="invalid_url")
+        if len(data) > self._limits.max_bytes:
+            raise self._too_large()
+        return data
+
+    def _too_large(self) -> InvalidRequestError:
+        return InvalidRequestError(
+            f"The media item is larger than the {self._limits.max_bytes} bytes allowed.", code="media_too_large"
+        )
+
+
+def decode_base64(text: str) -> bytes:
+    """The bytes of standard base64 (RFC 4648 section 4) with padding. ASCII whitespace is ignored, nothing else is.
+
+    Raises `InvalidRequestError` with code `invalid_base64`, also where there is no byte.
+    """
+    compact = text.translate(_ASCII_WHITESPACE)
+    # Python's strict mode takes any amount of padding after a whole group.
+    if len(compact) % 4 or compact.endswith("==="):
+        raise _invalid_base64()
+    try:
+        data = binascii.a2b_base64(compact, strict_mode=True)
+    except ValueError as error:  # binascii.Error, or characters outside ASCII
+        raise _invalid_base64() from error
+    if not data:
+        raise InvalidRequestError("Empty base64 data.", code="invalid_base64")
+    return data
+
+
+def _invalid_base64() -> InvalidRequestError:
+    return InvalidRequestError("Invalid base64.", code="invalid_base64")

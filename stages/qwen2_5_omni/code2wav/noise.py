@@ -1,0 +1,34 @@
+"""Gaussian noise of an utterance, addressed by absolute mel frame.
+
+The reference draws the noise of a whole utterance from the global generator. Windows of a stream overlap and are
+computed in any order, so here a row is a function of (seed, frame) alone: whoever asks for it gets the same numbers.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+FRAMES_PER_DRAW = 24
+"""Frames that one key of the counter-based generator fills."""
+
+
+def noise_frames(seed: int, first_frame: int, num_frames: int, mel_dim: int) -> npt.NDArray[np.float32]:
+    """Rows `first_frame` to `first_frame + num_frames` of the utterance's noise, float32 [num_frames, mel_dim].
+
+    Computed on the CPU from Philox-4x64 (Salmon et al. 2011) keyed by (seed, frame // 24), whose raw stream NumPy
+    guarantees to keep, and the Box-Muller transform in float64; the same on every device. `seed` is 0 to 2**64 - 1.
+    """
+    first_draw, offset = divmod(first_frame, FRAMES_PER_DRAW)
+    num_draws = -(-(offset + num_frames) // FRAMES_PER_DRAW)
+    draws = [_draw(seed, first_draw + i, mel_dim) for i in range(num_draws)]
+    return np.concatenate(draws)[offset : offset + num_frames] if draws else np.empty((0, mel_dim), np.float32)
+
+
+def _draw(seed: int, index: int, mel_dim: int) -> npt.NDArray[np.float32]:
+    key = np.array([seed, index], dtype=np.uint64)
+    num_pairs = -(-FRAMES_PER_DRAW * mel_dim // 2)
+    raw = np.random.Philox(key=key).random_raw(2 * num_pairs)
+    uniform = ((raw >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53  # in (0, 1): the logarithm is finite
+    radius = np.sqrt(-2.0 * np.log(uniform[:num_pairs]))
+    angle = 2.0 * np.pi * uniform[num_pairs:]
+    normal = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
+    return normal[: FRAMES_PER_DRAW * mel_dim].astype(np.float32).reshape(FRAMES_PER_DRAW, mel_dim)

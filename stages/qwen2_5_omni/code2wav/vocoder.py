@@ -1,0 +1,61 @@
+"""Mel spectrogram to waveform: transformers' BigVGAN on the part of a window that is emitted, plus a margin.
+
+BigVGAN is a convolutional network whose output sample depends on about 28 mel frames to each side. What lies beyond its
+input it takes as silence, which is right only at the utterance's ends; elsewhere the margin keeps that away from what
+is emitted.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavBigVGANModel
+
+from omni_server.protocol.codec_window import CodecWindow
+
+
+@dataclass(frozen=True)
+class MelCrop:
+    """Which mel frames of a window go into the vocoder, and which frames of its input are emitted."""
+
+    start: int
+    """First frame of the input, counted from the window's start."""
+    end: int
+    skip: int
+    """Frames at the start of the input that are context."""
+    keep: int
+    """Frames behind them that become sound."""
+
+
+def mel_crop(window: CodecWindow, num_codes: int, frames_per_code: int) -> MelCrop:
+    """The crop for a valid window of `num_codes` codes."""
+    emit_start = (window.emit_start - window.first_code) * frames_per_code
+    emit_end = (window.emit_end - window.first_code) * frames_per_code
+    start = max(0, emit_start - window.vocoder_margin_frames)
+    end = min(num_codes * frames_per_code, emit_end + window.vocoder_margin_frames)
+    return MelCrop(start=start, end=end, skip=emit_start - start, keep=emit_end - emit_start)
+
+
+class Vocoder:
+    """Runs `bigvgan` over crops of mel spectrograms, those of equal length together."""
+
+    def __init__(self, bigvgan: Qwen2_5OmniToken2WavBigVGANModel) -> None:
+        self._bigvgan = bigvgan
+        self._samples_per_frame = math.prod(bigvgan.config.upsample_rates)
+
+    def synthesize(self, mels: Sequence[torch.Tensor], crops: Sequence[MelCrop]) -> list[torch.Tensor]:
+        """Waveforms, float32 [keep * samples per frame] in [-1, 1] on the CPU, one per mel [mel_dim, num_frames]."""
+        groups: dict[int, list[int]] = defaultdict(list)
+        for index, crop in enumerate(crops):
+            groups[crop.end - crop.start].append(index)
+        waveforms: dict[int, torch.Tensor] = {}
+        for members in groups.values():
+            inputs = torch.stack([mels[i][:, crops[i].start : crops[i].end] for i in members])
+            # The reference squeezes its output, so a batch of one comes back without the batch dimension.
+            outputs = self._bigvgan(inputs).reshape(len(members), -1)
+            for index, output in zip(members, outputs, strict=True):
+                crop, rate = crops[index], self._samples_per_frame
+                waveforms[index] = output[crop.skip * rate : (crop.skip + crop.keep) * rate].clone()
+        return [waveforms[index] for index in range(len(crops))]

@@ -1,0 +1,192 @@
+"""Random weights under which every input of every stage can be seen in the output.
+
+A model as transformers initialises it (standard deviation 0.02) answers the same whatever it is asked: its residual
+stream is the last token's embedding and little else. Here matrices keep the size of what passes through them, and a
+few places are made stronger, so that greedy tokens depend on all media, on the voice, on positions and on the
+repetition penalty, while the first and the second choice stay far apart compared with float32 rounding.
+"""
+
+import math
+import zlib
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+from transformers import Qwen2_5OmniForConditionalGeneration
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
+    Qwen2_5OmniTalkerForConditionalGeneration,
+    Qwen2_5OmniThinkerForConditionalGeneration,
+    Qwen2_5OmniToken2WavModel,
+)
+
+from stages.qwen2_5_omni.demo_checkpoint.config import CODEC_END, CODEC_PAD, CODEC_START, CODES
+from stages.qwen2_5_omni.demo_checkpoint.tokenizer import TokenIds
+
+_POSITION_GAIN = 1.5
+"""Of the biases of queries and keys. Rotated, they score a pair by its distance alone, about the square of this: that
+makes a wrong position as visible as a wrong token."""
+_CONTENT_GAIN = 1.3
+"""Of the matrices of queries and keys: attention picks few positions out instead of averaging over the prompt."""
+_TEXT_LOGITS = 2.5
+"""Standard deviation of the thinker's logits; about 2.9 times this is the largest of its few hundred words."""
+_TEXT_END = 0.025
+"""Chance of the end token at a step of a greedy reply: some tens of tokens."""
+_CODEC_LOGITS = 2.0
+_CODEC_SPREAD = 0.25
+"""Spread of the logarithm of the rows' lengths. Some codes win more often than others, so codes come again and the
+repetition penalty decides something."""
+_CODEC_END, _CODEC_PAD = 0.014, 0.003
+"""Chances of the end code and of the pad code, at which the reference stops too, once the text is used up."""
+_CODEC_START = 2.0
+"""Would win often, were it not suppressed."""
+_END_LEAN = 2.0
+"""How far the end codes' rows lean towards what the talker is fed once the text is used up, relative to their random
+part: speech that outlasts its text ends sooner than speech that does not."""
+_MEL_LEVEL = -4.5
+"""Natural logarithm of the mel amplitude: the middle of what the vocoder does not clip (-10.9 to 2.3)."""
+_RMS = 0.1
+"""Of the waveform."""
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d)
+
+
+@torch.no_grad()
+def fill(model: Qwen2_5OmniForConditionalGeneration, ids: TokenIds, seed: int) -> None:
+    """Overwrite all parameters. Each is drawn from a generator of its own, of the seed and the parameter's name."""
+    filled: set[int] = set()
+    for module_name, module in model.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            full_name = f"{module_name}.{name}"
+            mean, std = _distribution(module, module_name, name, parameter)
+            parameter.copy_(mean + std * _normal(full_name, parameter.shape, seed))
+            filled.add(id(parameter))
+    if len(filled) != len(list(model.parameters())):
+        raise AssertionError("a parameter of the model was not filled")
+    _shape_text_head(model.thinker, ids, seed)
+    _shape_codec_head(model.talker, model.thinker.get_input_embeddings().weight[ids.tts_pad], seed)
+    model.token2wav.code2wav_dit_model.proj_out.bias += _MEL_LEVEL
+    _calibrate_vocoder(model.token2wav, seed)
+
+
+def speakers(ids: TokenIds, seed: int) -> dict[str, dict[str, int | torch.Tensor]]:
+    """Content of spk_dict.pt: per voice its text token, x-vector [1, 192] and reference mel [1, 120, 80]."""
+    return {
+        name: {
+            "bos_token": token,
+            "cond": _normal(f"{name}.cond", (1, 192), seed),
+            "ref_mel": _MEL_LEVEL + 1.5 * _normal(f"{name}.ref_mel", (1, 120, 80), seed),
+        }
+        for name, token in ids.speakers.items()
+    }
+
+
+def _normal(name: str, shape: Iterable[int], seed: int) -> torch.Tensor:
+    # a hash, because torch's generator takes no more than 32 bits of a seed
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
+    return torch.randn(tuple(shape), generator=generator)
+
+
+def _distribution(module: nn.Module, module_name: str, name: str, parameter: nn.Parameter) -> tuple[float, float]:
+    """Mean and standard deviation of one parameter."""
+    kind = type(module).__name__
+    text_attention = (
+        ".layers." in module_name and module_name.endswith(("q_proj", "k_proj")) and "audio" not in module_name
+    )
+    if name in ("alpha", "beta"):  # SnakeBeta's, on a logarithmic scale
+        return 0.0, 0.2
+    if "Norm" in kind and name == "weight":
+        return 1.0, 0.1
+    if name == "bias":
+        return 0.0, _POSITION_GAIN if text_attention else 0.05
+    if isinstance(module, nn.Embedding):
+        return 0.0, 1.0
+    if isinstance(module, nn.ConvTranspose1d):  # stride half the kernel: two taps reach an output sample
+        return 0.0, 1 / math.sqrt(2 * module.in_channels)
+    if isinstance(module, (nn.Linear, *_CONVOLUTIONS)) and name == "weight":
+        return 0.0, (_CONTENT_GAIN if text_attention else 1.0) / math.sqrt(parameter[0].numel())
+    raise AssertionError(f"no rule for parameter {module_name}.{name} of {kind}")
+
+
+def _shape_text_head(thinker: Qwen2_5OmniThinkerForConditionalGeneration, ids: TokenIds, seed: int) -> None:
+    """Rows of words and of <|im_end|> only: all others give logit 0, far below the largest of the words'."""
+    weight = thinker.lm_head.weight
+    rows = weight.clone()
+    weight.zero_()
+    spoken = torch.tensor(ids.spoken)
+    weight[spoken] = rows[spoken] * _TEXT_LOGITS
+    babble = spoken[torch.randint(len(spoken), (400,), generator=torch.Generator().manual_seed(seed))]
+    opening = torch.tensor([ids.im_end, ids.newline, ids.im_start, ids.assistant, ids.newline])
+    prompts = torch.cat([babble.view(8, 50), opening.expand(8, -1)], 1)
+    replying = thinker.model(input_ids=babble[None]).last_hidden_state[0]
+    begun = thinker.model(input_ids=prompts).last_hidden_state[:, -1]
+    common = torch.cat([replying.mean(0)[None], begun])
+    weight[ids.im_end] = _end_row(rows[ids.im_end], _TEXT_END, weight, replying, common)
+
+
+def _shape_codec_head(talker: Qwen2_5OmniTalkerForConditionalGeneration, text_pad: torch.Tensor, seed: int) -> None:
+    """Rows of the 8193 codes and of the three special codes only: the DiT has no embedding for the ids between.
+
+    `text_pad` [thinker's hidden]: what the talker is fed beside its codes once the text is used up.
+    """
+    weight = talker.codec_head.weight
+    rows = weight.clone()
+    weight.zero_()
+    length = (_CODEC_SPREAD * _normal("codec_head.length", (CODES, 1), seed)).exp()
+    weight[:CODES] = rows[:CODES] * length * _CODEC_LOGITS
+
+    codes = torch.randint(CODES, (400,), generator=torch.Generator().manual_seed(seed))
+    codec = talker.get_input_embeddings()(torch.cat([torch.tensor([CODEC_START]), codes]))
+    text = math.sqrt(2) * _normal("thinker rows", codec.shape, seed)  # hidden state + embedding
+
+    def hidden(text: torch.Tensor) -> torch.Tensor:
+        fed = talker.thinker_to_talker_proj(codec + text)
+        return talker.model(inputs_embeds=fed[None]).last_hidden_state[0]
+
+    talking, exhausted = hidden(text), hidden(text_pad)
+    common = torch.stack([talking[0], talking[1:].mean(0), exhausted[1:].mean(0)])
+    lean = common[2] - common[1]
+    lean *= _END_LEAN / lean.norm() / math.sqrt(len(lean))
+    ends = {
+        code: _end_row(rows[code], chance, weight, exhausted[1:], common, lean)
+        for code, chance in ((CODEC_END, _CODEC_END), (CODEC_PAD, _CODEC_PAD))
+    }
+    for code, row in ends.items():
+        weight[code] = row
+    weight[CODEC_START] = rows[CODEC_START] * _CODEC_START * _CODEC_LOGITS
+
+
+def _end_row(
+    row: torch.Tensor,
+    chance: float,
+    weight: torch.Tensor,
+    hidden: torch.Tensor,
+    common: torch.Tensor,
+    lean: torch.Tensor | float = 0.0,
+) -> torch.Tensor:
+    """A row of an end token that wins over all rows of `weight` in about `chance` of the states `hidden` [n, width].
+
+    It is made indifferent to the states `common` [m, width], the mean state and that in which a reply begins, so that
+    a reply ends for what is particular to a step. Along `lean` it is not.
+    """
+    basis = torch.linalg.qr(common.T).Q
+    row = row - basis @ (basis.T @ row) + lean
+    best, own = (hidden @ weight.T).max(-1).values, hidden @ row
+    needed = torch.where(own > 0, best / own, torch.inf).sort().values
+    # Two decimals: what rounds in the passes above (number of threads, kind of machine) must not reach the weights.
+    return (row * needed[round(chance * len(hidden))]).round(decimals=2)
+
+
+def _calibrate_vocoder(token2wav: Qwen2_5OmniToken2WavModel, seed: int) -> None:
+    """Scale the last convolution to the wanted level; random weights drive the final clamp to -1 and 1."""
+    last = token2wav.code2wav_bigvgan_model.conv_post
+    last.weight -= last.weight.mean(-1, keepdim=True)  # no direct current
+    levels: list[float] = []
+    hook = last.register_forward_hook(lambda _m, _i, wave: levels.append(wave[..., 480:-480].square().mean().sqrt()))
+    codes = torch.randint(CODES, (1, 60), generator=torch.Generator().manual_seed(seed))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        token2wav(
+            codes, conditioning=torch.zeros(1, 192), reference_mel=torch.full((1, 120, 80), _MEL_LEVEL), num_steps=4
+        )
+    hook.remove()
+    last.weight *= float(f"{_RMS / float(levels[0]):.1e}")  # two digits, as above

@@ -1,0 +1,39 @@
+"""Checkpoints and pipelines that the integration tests share; each is made once."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stages.qwen2_5_omni.demo_checkpoint import make_demo_checkpoint
+from tests.integration.live import LiveOmni, demo_config
+from tests.reference.reference import Reference
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo checkpoint as `scripts/serve` makes it."""
+    return make_demo_checkpoint(tmp_path_factory.mktemp("demo") / "checkpoint")
+
+
+@pytest.fixture(scope="session")
+def other_seed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_demo_checkpoint(tmp_path_factory.mktemp("seed1") / "checkpoint", seed=1)
+
+
+@pytest.fixture(scope="session")
+def other_sizes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_demo_checkpoint(tmp_path_factory.mktemp("wide") / "checkpoint", size="wide")
+
+
+@pytest.fixture(scope="session")
+def reference(checkpoint: Path) -> Reference:
+    return Reference(checkpoint)
+
+
+@pytest.fixture(scope="session")
+def whole(checkpoint: Path) -> Iterator[LiveOmni]:
+    """Rows through shared memory; the waveform of an utterance in one pass, as the reference does it."""
+    live = LiveOmni(checkpoint, demo_config(chunks={"mode": "whole"}))
+    yield live
+    live.close()

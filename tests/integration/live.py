@@ -1,0 +1,126 @@
+"""A running pipeline for tests: its own event loop in a thread, so that tests may share it across loops."""
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from omni_server.config.load import load_stage_config
+from omni_server.config.stage_config import StageConfig
+from omni_server.offline import OmniOutput, collect
+from omni_server.omni import AsyncOmni, RowSlots
+from omni_server.types import ChatMessage, OmniEvent, OmniRequest, SamplingConfig, SpeechOutput
+
+T = TypeVar("T")
+
+DEMO_CONFIG = Path(__file__).resolve().parents[2] / "configs" / "qwen2_5_omni.demo-cpu.yaml"
+ROW_SLOTS_GLOB = "omni-server-*"
+
+GREEDY_TALKER = SamplingConfig(temperature=0.0, repetition_penalty=1.05, max_tokens=60)
+
+
+def demo_config(**changes: Any) -> StageConfig:
+    """The shipped demo config, changed: `stages={"talker": {...}}`, `queue={...}`, `chunks={...}`."""
+    raw = load_stage_config(DEMO_CONFIG).model_dump(by_alias=True)
+    for name, fields in changes.pop("stages", {}).items():
+        engine_args = fields.pop("engine_args", {})
+        raw["stages"][name].update(fields)
+        raw["stages"][name]["engine_args"].update(engine_args)
+    for edge in raw["edges"]:
+        if edge["chunks"] is None:
+            edge["queue"].update(changes.get("queue", {}))
+        else:
+            edge["chunks"].update(changes.get("chunks", {}))
+    changes.pop("queue", None)
+    changes.pop("chunks", None)
+    return StageConfig.model_validate(raw | changes)
+
+
+class LiveOmni:
+    """`AsyncOmni` in a background thread."""
+
+    def __init__(self, model_dir: Path, config: StageConfig, *, load_format: str = "auto") -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.config = config
+        try:
+            self.omni = self.run(AsyncOmni.start(model_dir, config, load_format=load_format))
+        except BaseException:
+            self._stop_loop()
+            raise
+
+    def run(self, work: Coroutine[Any, Any, T], timeout_s: float = 300.0) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
+
+    def answer(self, request: OmniRequest) -> OmniOutput:
+        return self.run(collect(self.omni, request))
+
+    def answers(self, requests: Sequence[OmniRequest]) -> list[OmniOutput]:
+        """All at once; results in the order of `requests`."""
+
+        async def together() -> list[OmniOutput]:
+            return await asyncio.gather(*(collect(self.omni, request) for request in requests))
+
+        return self.run(together())
+
+    def events(self, request: OmniRequest) -> list[OmniEvent]:
+        async def all_events() -> list[OmniEvent]:
+            return [event async for event in await self.omni.submit(request)]
+
+        return self.run(all_events())
+
+    def held_rows(self) -> int:
+        return self.run(self.omni.num_held_rows())
+
+    def num_resumed(self) -> dict[str, int]:
+        return self.run(self.omni.num_resumed())
+
+    def row_slots(self) -> RowSlots:
+        (slots,) = self.omni.row_slots().values()
+        return slots
+
+    def close(self) -> None:
+        self.run(self.omni.stop())
+        self._stop_loop()
+
+    def _stop_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+_numbers = iter(range(1_000_000))
+
+
+def spoken(
+    messages: tuple[ChatMessage, ...],
+    voice: str = "Chelsie",
+    *,
+    thinker: SamplingConfig | None = None,
+    talker: SamplingConfig | None = None,
+    noise_seed: int = 7,
+    deadline_s: float | None = None,
+) -> OmniRequest:
+    """A request that is answered by voice, greedy in both stages unless told otherwise."""
+    return OmniRequest(
+        f"test-{next(_numbers)}",
+        messages,
+        SpeechOutput(voice, noise_seed),
+        {
+            "thinker": thinker or SamplingConfig(temperature=0.0, max_tokens=40),
+            "talker": talker or GREEDY_TALKER,
+        },
+        deadline_s,
+    )
+
+
+def written(messages: tuple[ChatMessage, ...], *, thinker: SamplingConfig | None = None) -> OmniRequest:
+    """A request that is answered in text only."""
+    sampling = {"thinker": thinker or SamplingConfig(temperature=0.0, max_tokens=40)}
+    return OmniRequest(f"test-{next(_numbers)}", messages, None, sampling)
+
+
+def queue_files() -> set[Path]:
+    return set(Path("/dev/shm").glob(ROW_SLOTS_GLOB))

@@ -1,0 +1,203 @@
+"""The code2wav stage in a real vLLM engine on the CPU, on the demo checkpoint."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pytest
+import pytest_asyncio
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from omni_server.config.stage_config import ChunkPlan, DiffusionStage, SolverConfig
+from omni_server.engine.diffusion_args import diffusion_engine_args
+from omni_server.engine.diffusion_client import DiffusionStageClient
+from omni_server.errors import StageError
+from omni_server.protocol.codec_window import CodecWindow, encode_codec_window
+from stages.codec_chunking import CodecChunker
+from stages.qwen2_5_omni.code2wav.config import code2wav_config
+from stages.qwen2_5_omni.code2wav.noise import noise_frames
+
+SOLVER = SolverConfig(num_steps=6)
+TABLE_SIZE = 8194
+Waveform = npt.NDArray[np.float32]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def code2wav(other_sizes: Path) -> AsyncIterator[DiffusionStageClient]:
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+        environment.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        environment.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        environment.setenv("OMP_NUM_THREADS", "1")
+        stage = DiffusionStage(
+            engine="diffusion", model_stage="code2wav", max_model_len=256, max_num_seqs=8, solver=SOLVER
+        )
+        arguments = diffusion_engine_args(
+            other_sizes, stage, platform="cpu", load_format="auto", hf_overrides=code2wav_config
+        )
+        engine = await asyncio.to_thread(AsyncLLM.from_engine_args, arguments)
+        client = DiffusionStageClient("code2wav", engine)
+        try:
+            yield client
+        finally:
+            client.shutdown()
+
+
+class BareModel:
+    """transformers' token2wav on the same weights, started from the same noise."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        torch.set_num_threads(1)
+        config = AutoConfig.from_pretrained(checkpoint).token2wav_config
+        self.model = Qwen2_5OmniToken2WavModel(config).eval()
+        weights = load_file(checkpoint / "model.safetensors")
+        own = {k.removeprefix("token2wav."): w for k, w in weights.items() if k.startswith("token2wav.")}
+        self.model.load_state_dict(own)
+        self.voices = torch.load(checkpoint / "spk_dict.pt", weights_only=True)
+
+    @torch.no_grad()
+    def waveform(self, codes: tuple[int, ...], window: CodecWindow) -> Waveform:
+        frames = range(2 * window.first_code, 2 * (window.first_code + len(codes)))
+        noise = torch.from_numpy(noise_frames(window.noise_seed, frames.start, len(frames), 80))[None]
+        voice = self.voices[window.voice]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch, "randn", lambda *_, **__: noise.clone())
+            mel = self.model.code2wav_dit_model.sample(
+                voice["cond"], voice["ref_mel"], torch.tensor([codes]), num_steps=SOLVER.num_steps
+            )
+        emit_start, emit_end = 2 * window.emit_start - frames.start, 2 * window.emit_end - frames.start
+        start = max(0, emit_start - window.vocoder_margin_frames)
+        end = min(len(frames), emit_end + window.vocoder_margin_frames)
+        sound = self.model.code2wav_bigvgan_model(mel[:, :, start:end])
+        waveform: Waveform = sound[240 * (emit_start - start) :][: 240 * (emit_end - emit_start)].numpy()
+        return waveform
+
+
+@pytest.fixture(scope="module")
+def bare_model(other_sizes: Path) -> BareModel:
+    return BareModel(other_sizes)
+
+
+def random_codes(number: int, seed: int) -> tuple[int, ...]:
+    return tuple(np.random.default_rng(seed).integers(0, TABLE_SIZE, number).tolist())
+
+
+def whole(number: int, *, voice: str = "Chelsie", seed: int = 0) -> CodecWindow:
+    return CodecWindow(voice, seed, 0, 0, number, 20, True)
+
+
+def assert_close(result: Waveform, expected: Waveform) -> None:
+    """Signal-to-noise ratio above 60 dB."""
+    assert result.dtype == np.float32
+    assert result.shape == expected.shape
+    noise, signal = np.square(result - expected).sum(), np.square(expected).sum()
+    assert signal > 0
+    assert noise < 1e-6 * signal
+
+
+_numbers = iter(range(10**6))
+
+
+async def run(client: DiffusionStageClient, codes: tuple[int, ...], window: CodecWindow) -> Waveform:
+    return await client.run(f"r{next(_numbers)}", codes, encode_codec_window(window))
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_concurrent_windows_of_mixed_lengths_equal_the_bare_model(
+    code2wav: DiffusionStageClient, bare_model: BareModel
+) -> None:
+    lengths = [1, 60, 60, 60, 13, 60, 24, 24, 200, 7, 60, 60, 2]
+    jobs = [
+        (random_codes(number, i), whole(number, voice=("Chelsie", "Ethan")[i % 2], seed=i // 3))
+        for i, number in enumerate(lengths)
+    ]
+    results = await asyncio.gather(*[run(code2wav, codes, window) for codes, window in jobs])
+    expected = [bare_model.waveform(codes, window) for codes, window in jobs]
+    for result, waveform, number in zip(results, expected, lengths, strict=True):
+        assert len(result) == 480 * number
+        assert_close(result, waveform)
+    assert not np.allclose(expected[1], expected[2], atol=0.01)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_streamed_utterance_equals_the_same_windows_of_the_bare_model(
+    code2wav: DiffusionStageClient, bare_model: BareModel
+) -> None:
+    codes = random_codes(131, 77)
+    chunker = CodecChunker(ChunkPlan(), codes_per_block=12)
+    chunker.push(codes)
+    chunker.finish()
+    windows = chunker.ready()
+    spans = [window.span(voice="Ethan", noise_seed=2**64 - 1) for window in windows]
+    results = await asyncio.gather(*[run(code2wav, w.codes, s) for w, s in zip(windows, spans, strict=True)])
+    assert sum(map(len, results)) == 480 * 131
+    for window, span, result in zip(windows, spans, results, strict=True):
+        assert_close(result, bare_model.waveform(window.codes, span))
+    in_one = await run(code2wav, codes, whole(131, voice="Ethan", seed=2**64 - 1))
+    deviation = np.square(np.concatenate(results) - in_one).sum() / np.square(in_one).sum()
+    assert deviation < 1e-3
+
+
+GOOD = whole(30)
+BAD: list[tuple[tuple[int, ...], CodecWindow, str]] = [
+    (
+        random_codes(30, 0),
+        msgspec.structs.replace(GOOD, voice="Nobody"),
+        "no voice 'Nobody'; voices are Chelsie, Ethan",
+    ),
+    (random_codes(30, 0), msgspec.structs.replace(GOOD, voice="ethan"), "no voice 'ethan'"),
+    ((1, 2, TABLE_SIZE), whole(3), str(TABLE_SIZE)),
+    ((1, 2, 10**9), whole(3), str(10**9)),
+    ((1, 2, -1), whole(3), "-1"),
+    ((), whole(1), "empty"),
+    (random_codes(257, 0), whole(257), "256"),
+    (random_codes(30, 0), msgspec.structs.replace(GOOD, emit_end=31), "outside the window 0 to 30"),
+    (random_codes(30, 0), msgspec.structs.replace(GOOD, emit_end=2**31), "emit_end is 2147483648"),
+    (random_codes(30, 0), msgspec.structs.replace(GOOD, emit_start=-12), "emit_start is -12"),
+    (random_codes(30, 0), msgspec.structs.replace(GOOD, first_code=7), "first_code is 7"),
+]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_bad_requests_fail_alone_and_the_engine_lives_on(
+    code2wav: DiffusionStageClient, bare_model: BareModel
+) -> None:
+    good = [(random_codes(30, i), whole(30, seed=i)) for i in range(len(BAD))]
+    tasks = []
+    for (bad_codes, bad_window, _), (codes, window) in zip(BAD, good, strict=True):
+        tasks += [run(code2wav, bad_codes, bad_window), run(code2wav, codes, window)]
+    tasks.append(code2wav.run("junk", (1, 2, 3), b"junk"))
+    *results, junk = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(junk, StageError)
+    assert "not a codec window" in junk.message
+    for (_, _, message), failure in zip(BAD, results[::2], strict=True):
+        assert isinstance(failure, Exception), message
+        assert message in str(failure)
+    for (codes, window), result in zip(good, results[1::2], strict=True):
+        assert isinstance(result, np.ndarray)
+        assert_close(result, bare_model.waveform(codes, window))
+    assert not code2wav.is_dead
+    codes = random_codes(12, 5)
+    assert_close(await run(code2wav, codes, whole(12)), bare_model.waveform(codes, whole(12)))
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_cancelled_requests_leave_the_others_alone(code2wav: DiffusionStageClient, bare_model: BareModel) -> None:
+    jobs = [(random_codes(60, i), whole(60, seed=i)) for i in range(24)]
+    tasks = [asyncio.create_task(run(code2wav, codes, window)) for codes, window in jobs]
+    await asyncio.sleep(0)
+    for task in tasks[::2]:
+        task.cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    for result in results[::2]:
+        assert isinstance(result, asyncio.CancelledError)
+    for (codes, window), result in list(zip(jobs, results, strict=True))[1::8]:
+        assert isinstance(result, np.ndarray)
+        assert_close(result, bare_model.waveform(codes, window))

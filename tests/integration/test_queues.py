@@ -1,0 +1,171 @@
+"""Rows travel through shared memory, with backpressure, and nothing stays behind, whatever ends a request."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from omni_server.errors import DeadlineExceededError, StageDeadError
+from omni_server.offline import collect
+from omni_server.transport.slab_queue import sweep_dead_queues
+from omni_server.types import CodecDelta, SamplingConfig, TextDelta
+from tests.integration.live import LiveOmni, demo_config, queue_files, spoken
+from tests.integration.parity import Expected, expected, same_tokens
+from tests.reference.cases import CASES
+from tests.reference.reference import Reference
+
+LONG_TEXT = SamplingConfig(temperature=0.0, max_tokens=2000, min_tokens=2000, ignore_eos=True)
+LONG_SPEECH = SamplingConfig(temperature=0.0, max_tokens=2000, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def wanted(reference: Reference) -> list[Expected]:
+    return [expected(reference, CASES[name]) for name in ("count", "image", "speech_ethan", "two_turns")]
+
+
+@pytest.fixture(scope="module")
+def narrow(checkpoint: Path) -> Iterator[LiveOmni]:
+    """A queue of one slot, and prompts that need several steps."""
+    config = demo_config(queue={"capacity": 1}, stages={"thinker": {"max_num_batched_tokens": 64}})
+    live = LiveOmni(checkpoint, config)
+    yield live
+    live.close()
+
+
+def test_rows_travel_through_shared_memory(narrow: LiveOmni, wanted: list[Expected]) -> None:
+    before = narrow.row_slots().published
+    same_tokens(narrow.answer(wanted[0].request), wanted[0])
+    # One step for each token but the last, and at least one for the prompt.
+    assert narrow.row_slots().published - before >= len(wanted[0].result.text_ids)
+
+
+def test_a_queue_of_one_slot_still_finishes(narrow: LiveOmni, wanted: list[Expected]) -> None:
+    for answer, want in zip(narrow.answers([w.request for w in wanted]), wanted, strict=True):
+        same_tokens(answer, want)
+    assert narrow.row_slots().in_use == 0
+
+
+def test_an_abort_releases_the_request_in_every_stage(narrow: LiveOmni, wanted: list[Expected]) -> None:
+    async def abort_after_sound() -> None:
+        generation = await narrow.omni.submit(spoken(CASES["tell"].messages, thinker=LONG_TEXT, talker=LONG_SPEECH))
+        async for event in generation:
+            if isinstance(event, CodecDelta):
+                break
+        await generation.aclose()
+
+    narrow.run(abort_after_sound())
+    _is_idle(narrow)
+    same_tokens(narrow.answer(wanted[0].request), wanted[0])
+
+
+def test_an_abort_while_the_talker_is_held_back_releases_it(narrow: LiveOmni, wanted: list[Expected]) -> None:
+    async def abort_early() -> None:
+        generation = await narrow.omni.submit(spoken(CASES["video"].messages, thinker=LONG_TEXT))
+        await asyncio.sleep(0)
+        await generation.aclose()
+
+    narrow.run(abort_early())
+    _is_idle(narrow)
+    same_tokens(narrow.answer(wanted[1].request), wanted[1])
+
+
+def test_many_aborts_among_running_requests_leave_those_alone(narrow: LiveOmni, wanted: list[Expected]) -> None:
+    async def storm() -> None:
+        async def cut_off(number: int) -> None:
+            generation = await narrow.omni.submit(spoken(CASES["tell"].messages, thinker=LONG_TEXT, talker=LONG_SPEECH))
+            texts = 0
+            async for event in generation:
+                texts += isinstance(event, TextDelta)
+                if texts > number:
+                    break
+            await generation.aclose()
+
+        answers, _ = await asyncio.gather(
+            asyncio.gather(*(collect(narrow.omni, want.request) for want in wanted)),
+            asyncio.gather(*(cut_off(number) for number in range(6))),
+        )
+        for answer, want in zip(answers, wanted, strict=True):
+            same_tokens(answer, want)
+
+    narrow.run(storm())
+    _is_idle(narrow)
+
+
+def test_a_deadline_ends_the_request_everywhere_and_tells_the_caller(narrow: LiveOmni, wanted: list[Expected]) -> None:
+    request = spoken(CASES["tell"].messages, thinker=LONG_TEXT, talker=LONG_SPEECH, deadline_s=0.5)
+    with pytest.raises(DeadlineExceededError):
+        narrow.answer(request)
+    _is_idle(narrow)
+    same_tokens(narrow.answer(wanted[0].request), wanted[0])
+
+
+def test_rows_inside_the_messages_give_the_same_answers(checkpoint: Path, wanted: list[Expected]) -> None:
+    live = LiveOmni(checkpoint, demo_config(queue={"transport": "inline"}))
+    try:
+        for answer, want in zip(live.answers([w.request for w in wanted]), wanted, strict=True):
+            same_tokens(answer, want)
+        assert live.held_rows() == 0
+    finally:
+        live.close()
+
+
+@pytest.mark.parametrize("stage", ["thinker", "talker", "code2wav"])
+def test_a_killed_engine_fails_requests_and_leaves_nothing_behind(stage: str, checkpoint: Path) -> None:
+    files = queue_files()
+    live = LiveOmni(checkpoint, demo_config())
+    try:
+        assert queue_files() - files
+
+        async def kill_while_speaking() -> None:
+            request = spoken(CASES["tell"].messages, thinker=LONG_TEXT, talker=LONG_SPEECH)
+            async for event in await live.omni.submit(request):
+                if isinstance(event, CodecDelta):
+                    os.kill(live.omni.engine_pids()[stage], signal.SIGKILL)
+                    break
+            with pytest.raises(StageDeadError, match=stage):
+                await asyncio.wait_for(collect(live.omni, spoken(CASES["count"].messages)), 60)
+
+        live.run(kill_while_speaking())
+        assert not live.omni.is_alive()
+        assert not live.omni.is_ready()
+    finally:
+        live.close()
+    assert queue_files() == files
+
+
+def test_what_a_killed_server_left_is_swept_by_the_next_start(checkpoint: Path) -> None:
+    files = queue_files()
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tests.integration.serve_until_killed", str(checkpoint)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert server.stdout is not None
+        assert server.stdout.readline().strip() == "ready"
+        assert queue_files() - files
+        assert not sweep_dead_queues(), "the queue of a living server was swept"
+    finally:
+        server.kill()
+        server.wait()
+        server.stdout.close()
+    # The engines notice that their parent has gone.
+    deadline = time.monotonic() + 60
+    while queue_files() - files and time.monotonic() < deadline:
+        sweep_dead_queues()
+        time.sleep(0.2)
+    assert queue_files() == files
+
+
+def _is_idle(live: LiveOmni) -> None:
+    """An abort is a message to the engine: what it releases is gone once a later request has been answered."""
+    live.answer(spoken(CASES["two_tokens"].messages))
+    assert live.omni.num_running == 0
+    assert live.held_rows() == 0
+    assert live.row_slots().in_use == 0

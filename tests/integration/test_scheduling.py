@@ -1,0 +1,89 @@
+"""Results do not depend on what else runs, on how prompts are cut, or on memory running short."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from omni_server.types import AudioDelta, Finished, SamplingConfig, TextDelta
+from tests.integration.live import LiveOmni, demo_config, spoken, written
+from tests.integration.parity import Expected, expected, same_tokens
+from tests.reference.cases import CASES
+from tests.reference.reference import Reference
+
+MIXED = ("hello", "two_turns_ethan", "speech", "image", "video", "mixed", "count", "tell")
+
+
+@pytest.fixture(scope="module")
+def wanted(reference: Reference) -> list[Expected]:
+    return [expected(reference, CASES[name]) for name in MIXED]
+
+
+@pytest.fixture(scope="module")
+def talkative(reference: Reference) -> list[Expected]:
+    """Short prompts with long replies: what overfills the talker."""
+    names = ("hello", "count", "two_turns", "long_reply", "hello_ethan", "two_turns_ethan", "tell")
+    return [expected(reference, CASES[name]) for name in names]
+
+
+@pytest.fixture(scope="module")
+def cramped(checkpoint: Path) -> Iterator[LiveOmni]:
+    """Too few KV blocks for eight requests at once, and steps too small for a prompt with media."""
+    config = demo_config(
+        stages={
+            "thinker": {
+                "max_model_len": 768,
+                "max_num_batched_tokens": 128,
+                "engine_args": {"num_gpu_blocks_override": 25, "mm_processor_cache_gb": 0},
+            },
+            "talker": {
+                "max_model_len": 768,
+                "max_num_batched_tokens": 64,
+                "engine_args": {"num_gpu_blocks_override": 25},
+            },
+        }
+    )
+    live = LiveOmni(checkpoint, config)
+    yield live
+    live.close()
+
+
+def test_eight_mixed_requests_at_once_with_preemption_and_chunked_prefill(
+    cramped: LiveOmni, wanted: list[Expected], talkative: list[Expected]
+) -> None:
+    for group in (wanted, talkative, wanted):
+        for answer, want in zip(cramped.answers([w.request for w in group]), group, strict=True):
+            same_tokens(answer, want)
+    resumed = cramped.num_resumed()
+    assert resumed["thinker"] > 0
+    assert resumed["talker"] > 0
+    assert cramped.held_rows() == 0
+    assert cramped.row_slots().in_use == 0
+
+
+def test_text_only_requests_never_reach_the_talker(cramped: LiveOmni, wanted: list[Expected]) -> None:
+    before = cramped.row_slots().published
+    answer = cramped.answer(written(wanted[0].case.messages))
+    assert answer.token_ids == wanted[0].result.text_ids[:40]
+    assert answer.codes == ()
+    assert not len(answer.audio)
+    assert cramped.row_slots().published == before
+
+
+def test_the_first_audio_comes_before_the_last_text(checkpoint: Path, whole: LiveOmni) -> None:
+    """Order, not time: a reply of 240 tokens is spoken while it is still being written."""
+    live = LiveOmni(checkpoint, demo_config())
+    try:
+        events = live.events(
+            spoken(
+                CASES["tell"].messages,
+                thinker=SamplingConfig(temperature=0.0, max_tokens=240, min_tokens=240, ignore_eos=True),
+                talker=SamplingConfig(temperature=0.0, max_tokens=240, min_tokens=240),
+            )
+        )
+    finally:
+        live.close()
+    first_audio = next(i for i, event in enumerate(events) if isinstance(event, AudioDelta))
+    last_text = max(i for i, event in enumerate(events) if isinstance(event, TextDelta))
+    assert first_audio < last_text
+    assert isinstance(events[-1], Finished)

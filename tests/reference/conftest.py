@@ -1,0 +1,27 @@
+from pathlib import Path
+
+import pytest
+
+from stages.qwen2_5_omni.demo_checkpoint import make_demo_checkpoint
+from tests.reference.cases import CASES, run
+from tests.reference.reference import Reference, ReferenceResult
+
+CHECKPOINTS = {"tiny seed 0": ("tiny", 0), "tiny seed 1": ("tiny", 1), "wide": ("wide", 0)}
+"""The three that engines are compared on."""
+
+
+@pytest.fixture(scope="session", params=list(CHECKPOINTS))
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    size, seed = CHECKPOINTS[request.param]
+    return make_demo_checkpoint(tmp_path_factory.mktemp("demo") / "checkpoint", size=size, seed=seed)
+
+
+@pytest.fixture(scope="session")
+def reference(checkpoint: Path) -> Reference:
+    return Reference(checkpoint)
+
+
+@pytest.fixture(scope="session")
+def results(reference: Reference) -> dict[str, ReferenceResult]:
+    """Answers to all cases, by name."""
+    return {name: run(reference, case) for name, case in CASES.items()}

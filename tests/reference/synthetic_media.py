@@ -1,0 +1,25 @@
+"""Sounds, pictures and videos computed from a formula."""
+
+import numpy as np
+
+from omni_server.types import AudioPart, ImagePart, VideoPart
+
+
+def chirp(seconds: float, start_hz: float) -> AudioPart:
+    """A rising tone with a slow tremolo, 16 kHz."""
+    t = np.arange(int(16_000 * seconds)) / 16_000
+    tone = np.sin(2 * np.pi * (start_hz * t + 200 * t * t))
+    return AudioPart((0.5 * tone * (0.6 + 0.4 * np.sin(6 * np.pi * t))).astype(np.float32), 16_000)
+
+
+def tiles(height: int, width: int, inverted: bool = False) -> ImagePart:
+    """A ramp in red and green under a checkerboard in blue."""
+    y, x = np.mgrid[0:height, 0:width]
+    pixels = np.stack([x * 255 // width, y * 255 // height, (x // 16 + y // 16) % 2 * 200], -1).astype(np.uint8)
+    return ImagePart(255 - pixels if inverted else pixels)
+
+
+def sliding_tiles(frames: int, height: int, width: int, fps: float = 2.0) -> VideoPart:
+    """The tiles, 5 pixels further right from frame to frame."""
+    still = tiles(height, width).pixels
+    return VideoPart(np.stack([np.roll(still, 5 * i, axis=1) for i in range(frames)]), fps)

@@ -1,0 +1,148 @@
+"""A `Generator` that follows a script, so that the HTTP layer can be tested without engines."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from omni_server.errors import OmniError
+from omni_server.types import (
+    AudioDelta,
+    CodecDelta,
+    Finished,
+    FinishReason,
+    ModelInfo,
+    OmniEvent,
+    OmniRequest,
+    PromptTokens,
+    TextDelta,
+    TextDone,
+    Usage,
+)
+
+MODEL = ModelInfo(
+    name="org/omni-tiny",
+    aliases=("omni",),
+    voices=("Chelsie", "Ethan"),
+    default_voice="Chelsie",
+    max_model_len=2048,
+    input_modalities=("audio", "image", "video"),
+    max_media_per_prompt={"audio": 2, "image": 2, "video": 1},
+    created=1_780_000_000,
+)
+TEXT_ONLY_MODEL = replace(MODEL, voices=(), default_voice=None)
+
+PROMPT = PromptTokens(total=20, text=12, audio=5, image=2, video=1, cached=3)
+# Bytes and line breaks that careless code cuts apart.
+WORDS = ("Hello", " wörld", "", " 👋🏽", "\u2028", "!")
+TEXT = "".join(WORDS)
+# Odd lengths, so that no delta ends at a multiple of six bytes by itself.
+SAMPLES = np.sin(np.arange(7001, dtype=np.float32) / 20) * np.float32(0.5)
+PIECES = (1001, 2, 2999, 1, 2998)
+
+
+class Hang:
+    """Script entry: nothing comes any more."""
+
+
+class Wait:
+    """Script entry: nothing comes until `event` is set."""
+
+    def __init__(self, event: asyncio.Event) -> None:
+        self.event = event
+
+
+ScriptEntry = OmniEvent | Exception | Hang | Wait
+
+
+def finished(finish_reason: FinishReason = "stop", *, codec_tokens: int = 0) -> Finished:
+    return Finished(finish_reason, Usage(prompt=PROMPT, text_tokens=len(WORDS), codec_tokens=codec_tokens))
+
+
+def text_script(finish_reason: FinishReason = "stop") -> list[ScriptEntry]:
+    words: list[ScriptEntry] = [TextDelta(word, (index,)) for index, word in enumerate(WORDS)]
+    return [*words, TextDone(finish_reason), finished(finish_reason)]
+
+
+def speech_script() -> list[ScriptEntry]:
+    """Text and sound interleaved."""
+    script: list[ScriptEntry] = [TextDelta(WORDS[0], (0,)), TextDelta(WORDS[1], (1,))]
+    position = 0
+    for index, num_samples in enumerate(PIECES):
+        script.append(CodecDelta((index,)))
+        script.append(AudioDelta(position, SAMPLES[position : position + num_samples]))
+        position += num_samples
+        if index < len(WORDS) - 2:
+            script.append(TextDelta(WORDS[index + 2], (index + 2,)))
+    return [*script, TextDone("stop"), finished(codec_tokens=len(PIECES))]
+
+
+class FakeGeneration:
+    def __init__(self, request_id: str, script: Sequence[ScriptEntry]) -> None:
+        self.request_id = request_id
+        self.prompt = PROMPT
+        self.num_closed = 0
+        self.closed = asyncio.Event()
+        self._script = script
+
+    async def __aiter__(self) -> AsyncIterator[OmniEvent]:
+        for entry in self._script:
+            await asyncio.sleep(0)
+            match entry:
+                case Hang():
+                    await asyncio.Event().wait()
+                case Wait(event=event):
+                    await event.wait()
+                case Exception():
+                    raise entry
+                case _:
+                    yield entry
+
+    async def aclose(self) -> None:
+        self.num_closed += 1
+        self.closed.set()
+
+
+class FakeGenerator:
+    """Answers every request by `script`, or by what suits the request. Remembers requests and generations."""
+
+    def __init__(self, model_info: ModelInfo = MODEL, script: Sequence[ScriptEntry] | None = None) -> None:
+        self.model_info = model_info
+        self.script = script
+        self.submit_error: OmniError | Exception | None = None
+        self.submit_hangs = False
+        self.submit_cancelled = False
+        self.submitted = asyncio.Event()
+        self.ready = True
+        self.alive = True
+        self.requests: list[OmniRequest] = []
+        self.generations: list[FakeGeneration] = []
+
+    @property
+    def last_request(self) -> OmniRequest:
+        return self.requests[-1]
+
+    async def submit(self, request: OmniRequest) -> FakeGeneration:
+        self.requests.append(request)
+        self.submitted.set()
+        if self.submit_hangs:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                self.submit_cancelled = True
+                raise
+        if self.submit_error is not None:
+            raise self.submit_error
+        script = self.script
+        if script is None:
+            script = speech_script() if request.speech is not None else text_script()
+        generation = FakeGeneration(request.request_id, script)
+        self.generations.append(generation)
+        return generation
+
+    def is_ready(self) -> bool:
+        return self.ready and self.alive
+
+    def is_alive(self) -> bool:
+        return self.alive

@@ -1,0 +1,361 @@
+"""The client's mistakes: each is a 400 that names the parameter, before anything reaches the generator."""
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from omni_server.errors import InvalidRequestError
+from tests.unit.api.clients import SPEECH, URL, app_of, base64_of, chat, error_of, http_client, post, tone
+from tests.unit.api.fake_generator import TEXT_ONLY_MODEL, FakeGenerator
+
+
+async def refusal_of(body: Any, status: int = 400) -> dict[str, Any]:
+    generator = FakeGenerator()
+    app = app_of(generator)
+    error = error_of(await post(app, body), status)
+    assert generator.requests == []
+    assert error["type"] == "invalid_request_error"
+    # The next request is served.
+    assert (await post(app, chat())).status_code == 200
+    # A stream is refused in the same way, as JSON.
+    if isinstance(body, dict) and "stream" not in body and "stream_options" not in body and "webm" not in str(body):
+        assert error_of(await post(app, body | {"stream": True}), status)["param"] == error["param"]
+    return error
+
+
+def speech(**audio: Any) -> dict[str, Any]:
+    return {"modalities": ["text", "audio"], "audio": audio}
+
+
+def messages(*given: Any) -> dict[str, Any]:
+    return {"model": "omni", "messages": list(given)}
+
+
+REFUSED: list[tuple[str, Any, str | None, str]] = [
+    # name, body, param, code
+    ("model missing", {"messages": [{"role": "user", "content": "hi"}]}, "model", "missing_required_parameter"),
+    ("model null", chat(model=None), "model", "invalid_type"),
+    ("messages missing", {"model": "omni"}, "messages", "missing_required_parameter"),
+    ("messages empty", messages(), "messages", "empty_array"),
+    ("messages not a list", {"model": "omni", "messages": "hi"}, "messages", "invalid_type"),
+    ("message not an object", messages("hi"), "messages[0]", "invalid_type"),
+    ("role missing", messages({"content": "hi"}), "messages[0].role", "missing_required_parameter"),
+    ("role unknown", messages({"role": "robot", "content": "hi"}), "messages[0].role", "invalid_value"),
+    ("content missing", messages({"role": "user"}), "messages[0].content", "missing_required_parameter"),
+    ("content null", messages({"role": "user", "content": None}), "messages[0].content", "missing_required_parameter"),
+    ("content a number", chat(5), "messages[0].content", "invalid_type"),
+    ("content without parts", chat([]), "messages[0].content", "empty_array"),
+    ("assistant says nothing", messages({"role": "assistant"}), "messages[0].content", "missing_required_parameter"),
+    ("part not an object", chat([5]), "messages[0].content[0]", "invalid_type"),
+    ("part without type", chat([{}]), "messages[0].content[0].type", "missing_required_parameter"),
+    ("part of unknown type", chat([{"type": "foo"}]), "messages[0].content[0].type", "invalid_value"),
+    ("part of a type with digits", chat([{"type": 5}]), "messages[0].content[0].type", "invalid_value"),
+    ("file part", chat([{"type": "file", "file": {"file_id": "f"}}]), "messages[0].content[0].type", "invalid_value"),
+    ("text missing", chat([{"type": "text"}]), "messages[0].content[0].text", "missing_required_parameter"),
+    ("text null", chat([{"type": "text", "text": None}]), "messages[0].content[0].text", "invalid_type"),
+    (
+        "input_audio missing",
+        chat([{"type": "text", "text": "a"}, {"type": "input_audio"}]),
+        "messages[0].content[1].input_audio",
+        "missing_required_parameter",
+    ),
+    (
+        "input_audio without data",
+        chat([{"type": "input_audio", "input_audio": {"format": "wav"}}]),
+        "messages[0].content[0].input_audio.data",
+        "missing_required_parameter",
+    ),
+    (
+        "input_audio with a typo",
+        chat([{"type": "input_audio", "input_audio": {"data": "AAAA", "fmt": "wav"}}]),
+        "messages[0].content[0].input_audio.fmt",
+        "unknown_parameter",
+    ),
+    (
+        "input_audio of unknown format",
+        chat([{"type": "input_audio", "input_audio": {"data": "AAAA", "format": "midi"}}]),
+        "messages[0].content[0].input_audio.format",
+        "invalid_value",
+    ),
+    (
+        "url missing",
+        chat([{"type": "image_url", "image_url": {}}]),
+        "messages[0].content[0].image_url.url",
+        "missing_required_parameter",
+    ),
+    (
+        "media of the assistant",
+        messages({"role": "assistant", "content": [{"type": "image_url", "image_url": "data:,x"}]}),
+        "messages[0].content[0].type",
+        "unsupported_value",
+    ),
+    (
+        "tool calls in the history",
+        messages({"role": "assistant", "content": None, "tool_calls": [{"id": "c"}]}),
+        "messages[0].tool_calls",
+        "unsupported_value",
+    ),
+    ("modality unknown", chat(modalities=["video"]), "modalities", "invalid_value"),
+    ("modalities empty", chat(modalities=[]), "modalities", "empty_array"),
+    ("modalities a string", chat(modalities="audio"), "modalities", "invalid_type"),
+    ("audio object missing", chat(modalities=["text", "audio"]), "audio", "missing_required_parameter"),
+    ("audio null", chat(modalities=["text", "audio"], audio=None), "audio", "missing_required_parameter"),
+    ("audio a string", chat(modalities=["text", "audio"], audio="wav"), "audio", "invalid_type"),
+    ("voice missing", chat(**speech(format="wav")), "audio.voice", "missing_required_parameter"),
+    ("voice a number", chat(**speech(voice=1, format="wav")), "audio.voice", "invalid_type"),
+    ("voice unknown", chat(**speech(voice="nobody", format="wav")), "audio.voice", "invalid_value"),
+    ("format missing", chat(**speech(voice="Ethan")), "audio.format", "missing_required_parameter"),
+    ("format unknown", chat(**speech(voice="Ethan", format="webm")), "audio.format", "unsupported_value"),
+    ("format aac", chat(**speech(voice="Ethan", format="aac")), "audio.format", "unsupported_value"),
+    ("audio with a typo", chat(audio={"voice": "Ethan", "fmt": "wav"}), "audio.fmt", "unknown_parameter"),
+    ("stream_options without stream", chat(stream_options={}), "stream_options", "invalid_value"),
+    ("stream_options not an object", chat(stream=True, stream_options=1), "stream_options", "invalid_type"),
+    (
+        "include_usage a string",
+        chat(stream=True, stream_options={"include_usage": "yes"}),
+        "stream_options.include_usage",
+        "invalid_type",
+    ),
+    ("stream a string", chat(stream="true"), "stream", "invalid_type"),
+    ("max_tokens zero", chat(max_tokens=0), "max_tokens", "integer_below_min_value"),
+    ("max_tokens negative", chat(max_tokens=-1), "max_tokens", "integer_below_min_value"),
+    ("max_tokens a decimal", chat(max_tokens=1.5), "max_tokens", "invalid_type"),
+    ("max_tokens a whole decimal", chat(max_tokens=2.0), "max_tokens", "invalid_type"),
+    ("max_tokens a string", chat(max_tokens="5"), "max_tokens", "invalid_type"),
+    ("max_tokens a boolean", chat(max_tokens=True), "max_tokens", "invalid_type"),
+    ("max_tokens huge", chat(max_tokens=10**30), "max_tokens", "integer_above_max_value"),
+    ("max_completion_tokens zero", chat(max_completion_tokens=0), "max_completion_tokens", "integer_below_min_value"),
+    ("min_tokens above max_tokens", chat(min_tokens=6, max_tokens=5), "min_tokens", "invalid_value"),
+    ("temperature too high", chat(temperature=3), "temperature", "integer_above_max_value"),
+    ("temperature negative", chat(temperature=-0.5), "temperature", "decimal_below_min_value"),
+    ("temperature beyond a double", chat(temperature=10**400), "temperature", "invalid_type"),
+    ("temperature a boolean", chat(temperature=True), "temperature", "invalid_type"),
+    ("top_p too high", chat(top_p=1.5), "top_p", "decimal_above_max_value"),
+    ("top_p zero", chat(top_p=0), "top_p", "integer_below_min_value"),
+    ("top_k below -1", chat(top_k=-2), "top_k", "integer_below_min_value"),
+    ("min_p too high", chat(min_p=2), "min_p", "integer_above_max_value"),
+    ("presence_penalty too high", chat(presence_penalty=9), "presence_penalty", "integer_above_max_value"),
+    ("frequency_penalty too low", chat(frequency_penalty=-9), "frequency_penalty", "integer_below_min_value"),
+    ("repetition_penalty zero", chat(repetition_penalty=0), "repetition_penalty", "integer_below_min_value"),
+    ("seed beyond 64 bits", chat(seed=2**63), "seed", "integer_above_max_value"),
+    ("seed a decimal", chat(seed=1.5), "seed", "invalid_type"),
+    ("five stop strings", chat(stop=list("abcde")), "stop", "array_above_max_length"),
+    ("stop of a number", chat(stop=[1]), "stop[0]", "invalid_type"),
+    ("stop string empty", chat(stop=""), "stop", "empty_string"),
+    ("stop_token_ids negative", chat(stop_token_ids=[-1]), "stop_token_ids[0]", "integer_below_min_value"),
+    ("n zero", chat(n=0), "n", "integer_below_min_value"),
+    ("n two", chat(n=2), "n", "unsupported_value"),
+    ("n two with speech", chat(n=2, **SPEECH), "n", "unsupported_value"),
+    ("logprobs", chat(logprobs=True), "logprobs", "unsupported_value"),
+    ("top_logprobs alone", chat(top_logprobs=3), "top_logprobs", "invalid_value"),
+    ("top_logprobs too many", chat(logprobs=True, top_logprobs=21), "top_logprobs", "invalid_value"),
+    ("tools", chat(tools=[{"type": "function", "function": {"name": "f"}}]), "tools", "unsupported_value"),
+    ("tools empty", chat(tools=[]), "tools", "empty_array"),
+    ("tool_choice without tools", chat(tool_choice="auto"), "tool_choice", "invalid_value"),
+    ("functions", chat(functions=[{"name": "f"}]), "functions", "unsupported_value"),
+    ("JSON mode", chat(response_format={"type": "json_object"}), "response_format", "unsupported_value"),
+    (
+        "JSON mode with speech",
+        chat(response_format={"type": "json_object"}, **SPEECH),
+        "response_format",
+        "unsupported_value",
+    ),
+    ("logit_bias", chat(logit_bias={"5": 1}), "logit_bias", "unsupported_value"),
+    (
+        "sound track of videos",
+        chat(mm_processor_kwargs={"use_audio_in_video": True}),
+        "mm_processor_kwargs",
+        "unsupported_value",
+    ),
+    ("stage_sampling not an object", chat(stage_sampling=[]), "stage_sampling", "invalid_type"),
+    ("stage unknown", chat(stage_sampling={"singer": {}}), "stage_sampling.singer", "unknown_parameter"),
+    ("stage thinker", chat(stage_sampling={"thinker": {}}), "stage_sampling.thinker", "unknown_parameter"),
+    (
+        "stage key unknown",
+        chat(stage_sampling={"talker": {"stop": "a"}}),
+        "stage_sampling.talker.stop",
+        "unknown_parameter",
+    ),
+    (
+        "stage value out of bounds",
+        chat(stage_sampling={"talker": {"temperature": 3}}),
+        "stage_sampling.talker.temperature",
+        "integer_above_max_value",
+    ),
+    (
+        "stage min_tokens above max_tokens",
+        chat(stage_sampling={"talker": {"min_tokens": 3, "max_tokens": 2}}),
+        "stage_sampling.talker.min_tokens",
+        "invalid_value",
+    ),
+    ("body a list", [], None, "invalid_type"),
+    ("body a string", "hi", None, "invalid_type"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "body", "param", "code"), REFUSED, ids=[row[0] for row in REFUSED])
+async def test_bad_field_is_refused_with_its_name(name: str, body: Any, param: str | None, code: str) -> None:
+    error = await refusal_of(json.loads(json.dumps(body)))
+    assert (error["param"], error["code"]) == (param, code)
+
+
+async def test_unknown_model_is_not_found() -> None:
+    error = await refusal_of(chat(model="x" * 1000), 404)
+    assert (error["param"], error["code"]) == ("model", "model_not_found")
+    assert len(error["message"]) < 300
+
+
+async def test_unknown_voice_names_the_voices_there_are() -> None:
+    error = await refusal_of(chat(**speech(voice="nobody", format="wav")))
+    assert "Chelsie, Ethan" in error["message"]
+
+
+async def test_speech_of_a_model_without_a_talker_is_refused() -> None:
+    app = app_of(FakeGenerator(TEXT_ONLY_MODEL))
+    error = error_of(await post(app, chat(**SPEECH)))
+    assert (error["param"], error["code"]) == ("modalities", "unsupported_value")
+    error = error_of(await post(app, chat(stage_sampling={"talker": {}})))
+    assert (error["param"], error["code"]) == ("stage_sampling.talker", "unknown_parameter")
+
+
+async def test_what_the_generator_refuses_keeps_its_code() -> None:
+    generator = FakeGenerator()
+    generator.submit_error = InvalidRequestError("long", param="messages", code="context_length_exceeded")
+    error = error_of(await post(app_of(generator), chat()))
+    assert error == {
+        "message": "long",
+        "type": "invalid_request_error",
+        "param": "messages",
+        "code": "context_length_exceeded",
+    }
+
+
+NOT_JSON = [
+    ("cut short", b"{"),
+    ("empty", b""),
+    ("NaN", b'{"model":"omni","temperature":NaN}'),
+    ("Infinity", b'{"model":"omni","temperature":-Infinity}'),
+    ("lone surrogate", b'{"model":"omni","messages":[{"role":"user","content":"\\ud800"}]}'),
+    ("reversed surrogates", b'{"model":"\\udc00\\ud800"}'),
+    ("not UTF-8", b'{"model":"\xff"}'),
+    ("UTF-16", '{"model":"omni"}'.encode("utf-16")),
+    ("deep arrays", b"[" * 100_000),
+    ("deep objects", b'{"messages":' * 10_000 + b"1" + b"}" * 10_000),
+    ("huge integer", b'{"max_tokens":' + b"1" * 10_000 + b"}"),
+    ("form", b"model=omni"),
+    ("trailing words", b"{} x"),
+]
+
+
+@pytest.mark.parametrize("body", [row[1] for row in NOT_JSON], ids=[row[0] for row in NOT_JSON])
+async def test_body_that_is_not_json_is_refused(body: bytes) -> None:
+    async with http_client(app_of(FakeGenerator())) as client:
+        response = await client.post(URL, content=body, headers={"content-type": "application/json"})
+    assert error_of(response)["code"] == "invalid_json"
+
+
+async def test_number_beyond_a_double_is_out_of_bounds() -> None:
+    body = b'{"model":"omni","messages":[{"role":"user","content":"hi"}],"temperature":1e999}'
+    async with http_client(app_of(FakeGenerator())) as client:
+        response = await client.post(URL, content=body, headers={"content-type": "application/json"})
+    assert error_of(response)["param"] == "temperature"
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "", "application/jsonx"])
+async def test_other_content_types_are_refused(content_type: str) -> None:
+    async with http_client(app_of(FakeGenerator())) as client:
+        response = await client.post(URL, content=json.dumps(chat()), headers={"content-type": content_type})
+    assert error_of(response)["code"] == "invalid_content_type"
+
+
+async def test_messages_never_repeat_what_was_sent() -> None:
+    secret = base64_of(b"secret" * 1000)
+    for body in (
+        chat([{"type": "input_audio", "input_audio": {"data": [secret], "format": "wav"}}]),
+        chat([{"type": "input_audio", "input_audio": {"data": secret, "format": "wav"}}]),
+        chat([{"type": "image_url", "image_url": {"url": {"x": secret}}}]),
+        chat([{"type": "image_url", "image_url": "data:image/png;base64," + secret}]),
+        chat([{"type": "image_url", "image_url": secret}]),
+        chat(max_tokens=secret),
+        chat([{"type": secret}]),
+        messages({"role": secret, "content": "hi"}),
+        chat(**speech(voice=secret, format="wav")),
+        chat(**speech(voice="Ethan", format=secret)),
+        messages({"role": "assistant", "audio": {"id": secret}}),
+    ):
+        error = error_of(await post(app_of(FakeGenerator()), body))
+        assert secret[:100] not in json.dumps(error)
+
+
+async def test_unknown_keys_do_not_make_the_parameter_endless() -> None:
+    error = error_of(await post(app_of(FakeGenerator()), chat(audio={"x" * 50_000: 1})))
+    assert error["code"] == "unknown_parameter"
+    assert len(error["param"]) < 300
+
+
+async def test_no_mutilated_body_is_a_failure_of_the_server() -> None:
+    """Values of a body with every field are replaced, removed and duplicated at random, by a fixed seed."""
+    rng = random.Random(0)
+    app = app_of(FakeGenerator())
+    statuses = set()
+    for _ in range(400):
+        body = _mutilated(rng, FULL_BODY)
+        response = await post(app, body if body is not None else "null")
+        statuses.add(response.status_code)
+        if response.status_code != 200:
+            error_of(response, response.status_code)
+    assert statuses == {200, 400, 404}
+
+
+FULL_BODY = chat(
+    [
+        {"type": "text", "text": "a"},
+        {"type": "input_audio", "input_audio": {"data": base64_of(tone()), "format": "wav"}},
+    ],
+    **SPEECH,
+    stream=True,
+    stream_options={"include_usage": True},
+    max_tokens=5,
+    temperature=0.5,
+    seed=1,
+    stop=["a"],
+    stage_sampling={"talker": {"top_k": 3, "seed": 2}},
+    logprobs=False,
+    response_format={"type": "text"},
+)
+ODD_VALUES: list[Any] = [
+    None,
+    True,
+    0,
+    -1,
+    2**70,
+    1.5,
+    "",
+    "text",
+    "audio",
+    "data:",
+    [],
+    {},
+    [[]],
+    [None],
+    {"type": "text"},
+]
+
+
+def _mutilated(rng: random.Random, value: Any) -> Any:
+    """A copy in which one place is changed."""
+    if rng.random() < 0.25 or not isinstance(value, dict | list) or not value:
+        return rng.choice(ODD_VALUES)
+    if isinstance(value, list):
+        index = rng.randrange(len(value))
+        return [*value[:index], _mutilated(rng, value[index]), *value[index:]]
+    key = rng.choice(list(value))
+    copy = {name: item for name, item in value.items() if name != key}
+    return copy if rng.random() < 0.1 else copy | {key: _mutilated(rng, value[key])}
+
+
+async def test_valid_audio_beside_a_wrong_field_is_not_decoded() -> None:
+    part = {"type": "input_audio", "input_audio": {"data": base64_of(tone()), "format": "wav"}}
+    assert (await refusal_of(chat([part], n=2)))["param"] == "n"

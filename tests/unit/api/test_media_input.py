@@ -1,0 +1,190 @@
+"""Sound, pictures and videos in requests."""
+
+import threading
+from typing import Any
+
+import pytest
+
+from omni_server.api import media_loader
+from omni_server.api.config import ApiConfig
+from omni_server.media.limits import MediaLimits
+from omni_server.types import AudioPart, ImagePart, TextPart, VideoPart
+from tests.unit.api.clients import SPEECH, app_of, base64_of, chat, data_url, error_of, media, post, tone
+from tests.unit.api.fake_generator import FakeGenerator
+
+WAV = media("speech_hello.wav")
+PNG = media("gradient.png")
+MP4 = media("ball.mp4")
+
+
+def input_audio(data: str, audio_format: str | None = "wav") -> dict[str, Any]:
+    audio = {"data": data} if audio_format is None else {"data": data, "format": audio_format}
+    return {"type": "input_audio", "input_audio": audio}
+
+
+def image(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url, "detail": "low"}}
+
+
+async def parts_of(*content: dict[str, Any]) -> tuple[Any, ...]:
+    generator = FakeGenerator()
+    response = await post(app_of(generator), chat(list(content)))
+    assert response.status_code == 200, response.text
+    return generator.last_request.messages[0].content
+
+
+async def media_error(*content: dict[str, Any], config: ApiConfig | None = None) -> dict[str, Any]:
+    generator = FakeGenerator()
+    error = error_of(await post(app_of(generator, config), chat(list(content))))
+    assert generator.requests == []
+    return error
+
+
+async def test_all_kinds_in_one_message_keep_their_order_beside_speech_out() -> None:
+    generator = FakeGenerator()
+    content = [
+        {"type": "text", "text": "look"},
+        image(data_url(PNG, "image/png")),
+        {"type": "video_url", "video_url": {"url": data_url(MP4, "video/mp4")}},
+        input_audio(base64_of(WAV)),
+        {"type": "text", "text": "and listen"},
+    ]
+    assert (await post(app_of(generator), chat(content, **SPEECH))).status_code == 200
+    kinds = [type(part) for part in generator.last_request.messages[0].content]
+    assert kinds == [TextPart, ImagePart, VideoPart, AudioPart, TextPart]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        input_audio(base64_of(tone())),
+        input_audio(base64_of(tone("FLAC")), "flac"),
+        input_audio(base64_of(tone("OGG", "OPUS")), "ogg"),
+        input_audio(base64_of(tone("MP3")), "mp3"),
+        input_audio(base64_of(tone()), None),
+        input_audio(data_url(tone(), "audio/wav")),
+        input_audio(data_url(tone())),
+        input_audio(base64_of(bytes(24_000)), "pcm16"),
+        {"type": "audio_url", "audio_url": {"url": data_url(tone(), "audio/wav")}},
+        {"type": "audio_url", "audio_url": data_url(tone())},
+        {"audio_url": {"url": data_url(tone())}},
+    ],
+)
+async def test_sound_is_accepted_in_every_spelling(part: dict[str, Any]) -> None:
+    (audio,) = await parts_of(part)
+    assert isinstance(audio, AudioPart)
+    assert audio.samples.size >= 12_000
+
+
+async def test_bytes_overrule_the_declared_audio_format() -> None:
+    (audio,) = await parts_of(input_audio(base64_of(tone()), "mp3"))
+    assert audio.samples.size == 12_000
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        image(data_url(PNG, "image/png")),
+        {"type": "image_url", "image_url": data_url(PNG)},
+        {"image_url": data_url(PNG)},
+        {"type": "input_image", "image_url": data_url(PNG)},
+    ],
+)
+async def test_pictures_are_accepted_in_every_spelling(part: dict[str, Any]) -> None:
+    (picture,) = await parts_of(part)
+    assert isinstance(picture, ImagePart)
+
+
+async def test_tool_results_may_hold_media() -> None:
+    generator = FakeGenerator()
+    body = chat()
+    body["messages"].append({"role": "tool", "tool_call_id": "c", "content": [image(data_url(PNG))]})
+    assert (await post(app_of(generator), body)).status_code == 200
+    assert isinstance(generator.last_request.messages[1].content[0], ImagePart)
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        ("!!!", "invalid_base64"),
+        ("", "invalid_base64"),
+        ("AAA", "invalid_base64"),
+        (base64_of(bytes(range(256))), "invalid_audio"),
+        (base64_of(tone(num_samples=0)), "invalid_audio"),
+        (base64_of(PNG), "invalid_audio"),
+        ("data:audio/wav;base64,!!!", "invalid_base64"),
+        ("http://127.0.0.1:1/a.wav", "media_not_allowed"),
+    ],
+)
+async def test_bad_sound_is_refused_with_the_part_that_holds_it(data: str, code: str) -> None:
+    error = await media_error({"type": "text", "text": "a"}, input_audio(data))
+    assert (error["param"], error["code"]) == ("messages[0].content[1].input_audio.data", code)
+
+
+@pytest.mark.parametrize("kind", ["image_url", "audio_url", "video_url"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "file:///etc/passwd",
+        "http://127.0.0.1:1/",
+        "http://169.254.169.254/latest/meta-data",
+        "https://example.com/x",
+        "/etc/passwd",
+        "",
+        "data:;base64,AAAA",
+        "data:;base64,%%%",
+    ],
+)
+async def test_bad_url_is_refused_with_the_part_that_holds_it(kind: str, url: str) -> None:
+    error = await media_error({"type": kind, kind: {"url": url}})
+    assert error["param"] == f"messages[0].content[0].{kind}.url"
+    assert "root:" not in error["message"]
+
+
+async def test_picture_and_video_cut_short_are_refused() -> None:
+    assert (await media_error(image(data_url(PNG[:60]))))["code"] == "invalid_image"
+    video = {"type": "video_url", "video_url": {"url": data_url(MP4[:500])}}
+    assert (await media_error(video))["code"] == "invalid_video"
+
+
+async def test_more_media_than_the_model_takes_are_refused_before_any_is_read() -> None:
+    body = chat([image("data:,broken"), image("data:,broken")])
+    body["messages"].append({"role": "user", "content": [image("data:,broken")]})
+    error = error_of(await post(app_of(FakeGenerator()), body))
+    assert (error["param"], error["code"]) == ("messages", "too_many_media")
+    assert error["message"] == "At most 2 image(s) may be provided in one prompt."
+
+
+async def test_kind_that_the_model_lacks_is_refused() -> None:
+    generator = FakeGenerator()
+    generator.model_info = type(generator.model_info)(**vars(generator.model_info) | {"input_modalities": ("audio",)})
+    error = error_of(await post(app_of(generator), chat([image(data_url(PNG))])))
+    assert (error["param"], error["code"]) == ("messages[0].content[0].type", "unsupported_value")
+
+
+async def test_item_above_the_size_limit_is_refused() -> None:
+    config = ApiConfig(media_limits=MediaLimits(max_bytes=1000))
+    error = await media_error(input_audio(base64_of(tone())), config=config)
+    assert error["param"] == "messages[0].content[0].input_audio.data"
+
+
+async def test_decoding_that_takes_too_long_is_refused_and_a_full_pool_is_overload(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    release = threading.Event()
+
+    def decode_slowly(data: bytes, limits: MediaLimits) -> ImagePart:
+        assert release.wait(30)
+        raise AssertionError("nobody reads this")
+
+    monkeypatch.setattr(media_loader, "decode_image", decode_slowly)
+    config = ApiConfig(media_threads=1, media_decode_timeout_s=0.01, media_queue_timeout_s=0.01)
+    app = app_of(FakeGenerator(), config)
+    try:
+        error = error_of(await post(app, chat([image(data_url(PNG))])))
+        assert error["param"] == "messages[0].content[0].image_url.url"
+        assert error_of(await post(app, chat([image(data_url(PNG))])), 503)["code"] == "server_overloaded"
+        # Requests without media are served meanwhile.
+        assert (await post(app, chat())).status_code == 200
+    finally:
+        release.set()

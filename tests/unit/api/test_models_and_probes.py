@@ -1,0 +1,141 @@
+"""`/v1/models`, the probes, and the API's own description."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from openai import NotFoundError
+
+import omni_server
+from omni_server.api.app import create_app
+from omni_server.api.config import ApiConfig
+from omni_server.api.state import ServerState
+from tests.unit.api.clients import app_of, chat, error_of, http_client, openai_client, post
+from tests.unit.api.fake_generator import TEXT_ONLY_MODEL, FakeGenerator
+from tests.unit.api.schema import check_model
+
+
+async def test_models_are_listed_by_every_served_name() -> None:
+    async with openai_client(app_of(FakeGenerator())) as client:
+        models = [model async for model in client.models.list()]
+    assert [model.id for model in models] == ["org/omni-tiny", "omni"]
+    for model in models:
+        check_model(model.model_dump())
+        assert model.created == 1_780_000_000
+        assert model.model_extra is not None
+        assert model.model_extra["max_model_len"] == 2048
+        assert model.model_extra["voices"] == ["Chelsie", "Ethan"]
+        assert model.model_extra["modalities"] == {
+            "input": ["text", "audio", "image", "video"],
+            "output": ["text", "audio"],
+        }
+
+
+async def test_model_is_retrieved_by_an_id_with_a_slash() -> None:
+    async with openai_client(app_of(FakeGenerator())) as client:
+        assert (await client.models.retrieve("org/omni-tiny")).id == "org/omni-tiny"
+        assert (await client.models.retrieve("omni")).id == "omni"
+        with pytest.raises(NotFoundError) as caught:
+            await client.models.retrieve("org/other")
+    assert caught.value.code == "model_not_found"
+
+
+async def test_model_without_a_talker_has_no_voices() -> None:
+    async with http_client(app_of(FakeGenerator(TEXT_ONLY_MODEL))) as client:
+        card = (await client.get("/v1/models/omni")).json()
+    assert card["voices"] == []
+    assert card["modalities"]["output"] == ["text"]
+
+
+async def status_of(state: ServerState, path: str, method: str = "GET") -> int:
+    async with http_client(create_app(state, ApiConfig())) as client:
+        response = await client.request(method, path)
+    if response.status_code != 200 and method == "GET":
+        error_of(response, response.status_code)
+        assert "retry-after" in response.headers
+    return response.status_code
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+async def test_probes_follow_the_life_of_the_server(method: str) -> None:
+    state = ServerState()
+
+    async def statuses() -> list[int]:
+        return [await status_of(state, path, method) for path in ("/health", "/ready", "/live")]
+
+    assert await statuses() == [503, 503, 200]
+    generator = FakeGenerator()
+    generator.ready = False
+    state.generator = generator
+    assert await statuses() == [503, 503, 200]
+    generator.ready = True
+    assert await statuses() == [200, 200, 200]
+    assert [await status_of(state, path, method) for path in ("/healthz", "/readyz", "/livez")] == [200, 200, 200]
+    state.draining = True
+    assert await statuses() == [200, 503, 200]
+    state.draining = False
+    generator.alive = False
+    assert await statuses() == [503, 503, 200]
+
+
+async def test_health_has_no_body() -> None:
+    async with http_client(app_of(FakeGenerator())) as client:
+        assert (await client.get("/health")).content == b""
+
+
+@pytest.mark.parametrize(
+    ("state", "code"),
+    [("starting", "model_not_ready"), ("draining", "server_shutting_down"), ("dead", "engine_dead")],
+)
+async def test_requests_are_refused_while_the_server_cannot_serve(state: str, code: str) -> None:
+    generator = FakeGenerator()
+    generator.alive = state != "dead"
+    shared = ServerState(None if state == "starting" else generator)
+    shared.draining = state == "draining"
+    app = create_app(shared, ApiConfig())
+    response = await post(app, chat())
+    assert error_of(response, 503)["code"] == code
+    assert 1 <= int(response.headers["retry-after"]) <= 120
+    async with http_client(app) as client:
+        assert error_of(await client.get("/v1/models"), 503)["code"] == code
+        assert error_of(await client.get("/ready"), 503)["code"] == code
+    assert generator.requests == []
+
+
+async def test_version() -> None:
+    async with http_client(app_of(FakeGenerator())) as client:
+        assert (await client.get("/version")).json() == {"version": omni_server.__version__}
+
+
+async def test_description_declares_the_envelope_on_every_operation() -> None:
+    async with http_client(app_of(FakeGenerator())) as client:
+        document = (await client.get("/openapi.json")).json()
+        assert (await client.get("/docs")).status_code == 200
+    assert document["openapi"].startswith("3.1")
+    chat_operation = document["paths"]["/v1/chat/completions"]["post"]
+    assert {"400", "404", "413", "500", "503"} <= set(chat_operation["responses"])
+    assert set(chat_operation["responses"]["200"]["content"]) == {"application/json", "text/event-stream"}
+    schemas = document["components"]["schemas"]
+    assert schemas["ChatCompletionRequest"]["required"] == ["model", "messages"]
+    for path in document["paths"].values():
+        for operation in path.values():
+            for status, response in operation["responses"].items():
+                if status != "200":
+                    schema = response["content"]["application/json"]["schema"]
+                    assert schema == {"$ref": "#/components/schemas/ErrorEnvelope"}
+    references = str(document).split("#/components/schemas/")[1:]
+    assert {reference.split("'")[0] for reference in references} <= set(schemas)
+
+
+async def test_description_can_be_switched_off() -> None:
+    async with http_client(app_of(FakeGenerator(), ApiConfig(docs=False))) as client:
+        for path in ("/openapi.json", "/docs", "/redoc"):
+            assert (await client.get(path)).status_code == 404
+
+
+def test_api_imports_neither_torch_nor_vllm() -> None:
+    code = "import sys, omni_server.api.server; print({'torch', 'vllm', 'transformers'} & set(sys.modules))"
+    root = Path(__file__).parents[3]
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=root)
+    assert (result.stdout.strip(), result.stderr) == ("set()", "")

@@ -1,0 +1,179 @@
+import io
+import wave
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import soundfile
+
+from omni_server.audio.encode import StreamEncoder, encode
+from omni_server.audio.formats import AUDIO_FORMATS, STREAMABLE_FORMATS, AudioFormat
+from omni_server.errors import OmniError
+
+FILE_FORMATS: tuple[AudioFormat, ...] = ("wav", "mp3", "flac", "opus")
+LOSSLESS: tuple[AudioFormat, ...] = ("wav", "flac", "pcm16")
+
+Samples = npt.NDArray[np.float32]
+
+
+def _tone(num_samples: int) -> Samples:
+    return (0.5 * np.sin(2 * np.pi * 440 / 24_000 * np.arange(num_samples))).astype(np.float32)
+
+
+def _read(data: bytes, format: AudioFormat) -> npt.NDArray[np.int16]:
+    if format == "pcm16":
+        return np.frombuffer(data, dtype="<i2")
+    samples, _ = soundfile.read(io.BytesIO(data), dtype="int16")
+    return np.asarray(samples)
+
+
+@pytest.mark.parametrize("format", FILE_FORMATS)
+def test_files_are_24_khz_mono_and_keep_their_duration(format: AudioFormat) -> None:
+    info = soundfile.info(io.BytesIO(encode(_tone(36_000), format)))
+    assert (info.samplerate, info.channels, info.frames) == (24_000, 1, 36_000)
+
+
+@pytest.mark.parametrize(
+    ("format", "container", "subtype"),
+    [
+        ("wav", "WAV", "PCM_16"),
+        ("flac", "FLAC", "PCM_16"),
+        ("mp3", "MP3", "MPEG_LAYER_III"),
+        ("opus", "OGG", "OPUS"),
+    ],
+)
+def test_files_have_the_container_and_codec_of_their_format(format: AudioFormat, container: str, subtype: str) -> None:
+    info = soundfile.info(io.BytesIO(encode(_tone(2_400), format)))
+    assert (info.format, info.subtype) == (container, subtype)
+
+
+@pytest.mark.parametrize("format", LOSSLESS)
+def test_lossless_formats_return_every_int16_value(format: AudioFormat) -> None:
+    values = np.arange(-32768, 32768, dtype=np.int16)
+    read = _read(encode(values.astype(np.float32) / np.float32(32768), format), format)
+    np.testing.assert_array_equal(read, values)
+
+
+@pytest.mark.parametrize("format", ["mp3", "opus"])
+def test_lossy_formats_return_a_tone_of_the_same_pitch_and_level(format: AudioFormat) -> None:
+    read = _read(encode(_tone(24_000), format), format).astype(np.float64) / 32768
+    spectrum = np.abs(np.fft.rfft(read))
+    assert abs(int(spectrum.argmax()) - 440) <= 1
+    assert np.sqrt(np.mean(read**2)) == pytest.approx(0.5 / np.sqrt(2), rel=0.1)
+
+
+@pytest.mark.parametrize("format", LOSSLESS)
+def test_samples_outside_the_range_saturate(format: AudioFormat) -> None:
+    samples = np.array([1.0, 1.5, 100.0, -1.0, -1.5, -100.0], dtype=np.float32)
+    assert _read(encode(samples, format), format).tolist() == [32767, 32767, 32767, -32768, -32768, -32768]
+
+
+def test_mp3_has_a_constant_bit_rate() -> None:
+    noise = np.random.default_rng(0).uniform(-0.5, 0.5, 48_000).astype(np.float32)
+    tone_bytes, noise_bytes, silence_bytes = (
+        len(encode(samples, "mp3")) for samples in (_tone(48_000), noise, np.zeros(48_000, dtype=np.float32))
+    )
+    assert tone_bytes == noise_bytes == silence_bytes
+    assert 8 * tone_bytes / 2.0 == pytest.approx(80_000, rel=0.1)
+
+
+@pytest.mark.parametrize("format", FILE_FORMATS)
+def test_no_samples_give_a_file_that_opens(format: AudioFormat) -> None:
+    read = _read(encode(np.zeros(0, dtype=np.float32), format), format)
+    assert read.tolist() == ([] if format == "wav" else [0])
+
+
+def test_no_samples_give_no_pcm() -> None:
+    assert encode(np.zeros(0, dtype=np.float32), "pcm16") == b""
+
+
+@pytest.mark.parametrize("format", AUDIO_FORMATS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_samples_that_are_not_finite_are_refused(format: AudioFormat, bad: float) -> None:
+    with pytest.raises(OmniError, match="not finite"):
+        encode(np.array([0.0, bad], dtype=np.float32), format)
+
+
+def test_complete_wav_declares_its_own_size() -> None:
+    data = encode(_tone(1_000), "wav")
+    assert int.from_bytes(data[4:8], "little") == len(data) - 8
+    with wave.open(io.BytesIO(data)) as file:
+        assert (file.getnframes(), file.getframerate(), file.getnchannels(), file.getsampwidth()) == (
+            1_000,
+            24_000,
+            1,
+            2,
+        )
+
+
+def _stream(format: AudioFormat, pieces: list[Samples]) -> list[bytes]:
+    encoder = StreamEncoder(format)
+    return [*(encoder.write(piece) for piece in pieces), encoder.close()]
+
+
+def test_streamed_pcm_is_the_whole_encoding_in_pieces() -> None:
+    tone = _tone(5_000)
+    pieces = _stream("pcm16", np.array_split(tone, 7))
+    assert b"".join(pieces) == encode(tone, "pcm16")
+    assert [len(piece) for piece in pieces] == [2 * len(part) for part in np.array_split(tone, 7)] + [0]
+
+
+def test_streamed_wav_has_its_header_in_the_first_piece_only() -> None:
+    pieces = _stream("wav", np.array_split(_tone(5_000), 7))
+    assert pieces[0].startswith(b"RIFF")
+    assert b"".join(pieces)[44:] == encode(_tone(5_000), "pcm16")
+    assert sum(piece.count(b"RIFF") for piece in pieces) == 1
+
+
+def test_streamed_wav_is_read_by_libsndfile() -> None:
+    data = b"".join(_stream("wav", np.array_split(_tone(5_000), 7)))
+    info = soundfile.info(io.BytesIO(data))
+    assert (info.frames, info.samplerate, info.channels) == (5_000, 24_000, 1)
+    np.testing.assert_array_equal(_read(data, "wav"), _read(encode(_tone(5_000), "wav"), "wav"))
+
+
+def test_streamed_wav_is_read_by_the_wave_module() -> None:
+    data = b"".join(_stream("wav", np.array_split(_tone(5_000), 7)))
+    with wave.open(io.BytesIO(data)) as file:
+        assert (file.getframerate(), file.getnchannels(), file.getsampwidth()) == (24_000, 1, 2)
+        assert file.readframes(file.getnframes()) == encode(_tone(5_000), "pcm16")
+
+
+def test_streamed_wav_declares_sizes_that_fit_signed_32_bits() -> None:
+    header = _stream("wav", [_tone(10)])[0]
+    riff_size, data_size = int.from_bytes(header[4:8], "little"), int.from_bytes(header[40:44], "little")
+    assert riff_size == 0x7FFFFFFF
+    assert data_size == riff_size - 36
+
+
+def test_a_wav_stream_of_nothing_is_a_header() -> None:
+    (header,) = _stream("wav", [])
+    assert soundfile.info(io.BytesIO(header)).frames == 0
+
+
+def test_a_pcm_stream_of_nothing_is_nothing() -> None:
+    assert _stream("pcm16", []) == [b""]
+
+
+def test_closing_twice_adds_nothing() -> None:
+    encoder = StreamEncoder("wav")
+    encoder.close()
+    assert encoder.close() == b""
+
+
+def test_writing_after_close_is_an_error() -> None:
+    encoder = StreamEncoder("pcm16")
+    encoder.close()
+    with pytest.raises(ValueError, match="after close"):
+        encoder.write(_tone(1))
+
+
+def test_stream_refuses_samples_that_are_not_finite() -> None:
+    with pytest.raises(OmniError, match="not finite"):
+        StreamEncoder("pcm16").write(np.array([np.nan], dtype=np.float32))
+
+
+@pytest.mark.parametrize("format", [name for name in AUDIO_FORMATS if name not in STREAMABLE_FORMATS])
+def test_other_formats_cannot_be_streamed(format: AudioFormat) -> None:
+    with pytest.raises(ValueError, match="cannot be streamed"):
+        StreamEncoder(format)

@@ -1,0 +1,21 @@
+import pytest
+
+from omni_server.audio.formats import AUDIO_FORMATS, STREAMABLE_FORMATS, parse_format
+
+
+@pytest.mark.parametrize("name", AUDIO_FORMATS)
+def test_every_format_is_known_by_its_own_name(name: str) -> None:
+    assert parse_format(name) == name
+
+
+def test_pcm_is_another_name_of_pcm16() -> None:
+    assert parse_format("pcm") == "pcm16"
+
+
+@pytest.mark.parametrize("name", ["", "aac", "WAV", "wav ", "pcm24", "ogg"])
+def test_other_names_are_no_format(name: str) -> None:
+    assert parse_format(name) is None
+
+
+def test_streamable_formats_are_formats() -> None:
+    assert set(STREAMABLE_FORMATS) < set(AUDIO_FORMATS)

@@ -1,0 +1,102 @@
+"""`omni-server`: usage, exit codes, and `config show`."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from omni_server import __version__
+from omni_server.cli.main import main
+from omni_server.config.load import find_shipped_config, load_stage_config, shipped_configs
+from omni_server.config.stage_config import StageConfig
+
+
+def run_and_exit(*arguments: str) -> int:
+    """Exit code of a call that argparse ends."""
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert isinstance(caught.value.code, int)
+    return caught.value.code
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_and_exit("--version") == 0
+    assert capsys.readouterr().out == f"omni-server {__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["config", "--help"], ["config", "show", "-h"]])
+def test_every_command_explains_itself(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_and_exit(*arguments) == 0
+    assert capsys.readouterr().out.startswith("usage: omni-server")
+
+
+@pytest.mark.parametrize("arguments", [[], ["server"], ["config"], ["config", "show"], ["serve"]])
+def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
+    assert run_and_exit(*arguments) == 2
+
+
+def test_a_flag_of_one_stage_is_refused_with_the_place_where_it_belongs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_and_exit("serve", "some/model", "--gpu-memory-utilization=0.5") == 2
+    assert capsys.readouterr().err.endswith(
+        "unrecognized arguments: --gpu-memory-utilization=0.5\n"
+        "gpu_memory_utilization belongs to a stage: set stages.<name>.gpu_memory_utilization in the file that "
+        "--stage-config names\n"
+    )
+
+
+@pytest.mark.parametrize("name", sorted(shipped_configs()))
+def test_config_show_prints_a_config_that_means_the_same(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "show", name]) == 0
+    printed = yaml.safe_load(capsys.readouterr().out)
+
+    assert StageConfig.model_validate(printed) == load_stage_config(find_shipped_config(name))
+
+
+def test_config_show_fills_in_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "show", "qwen2_5_omni", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+
+    assert printed["stages"]["code2wav"]["solver"] == {
+        "num_steps": 10,
+        "guidance_scale": 0.5,
+        "sway_coefficient": -1.0,
+    }
+    assert printed["edges"][0]["from"] == "thinker"
+
+
+def test_config_show_takes_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(find_shipped_config("qwen2_5_omni.2gpu").read_text())
+
+    assert main(["config", "show", str(file)]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["stages"]["talker"]["devices"] == [1]
+
+
+def test_a_mistake_in_a_config_exits_with_2_and_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        find_shipped_config("qwen2_5_omni").read_text().replace("max_model_len: 4096", "max_model_lenn: 4096")
+    )
+
+    assert main(["config", "show", str(file)]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        f"omni-server: error: {file}: stages.code2wav.max_model_len: missing",
+        f"{file}: stages.code2wav.max_model_lenn: unknown key; did you mean 'max_model_len'?",
+    ]
+
+
+def test_help_needs_neither_torch_nor_vllm() -> None:
+    program = (
+        "import sys\n"
+        "from omni_server.cli.main import main\n"
+        "try:\n"
+        "    main(['serve', '--help'])\n"
+        "except SystemExit:\n"
+        "    sys.stderr.write(str(sorted({'torch', 'transformers', 'vllm'} & sys.modules.keys())))\n"
+    )
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert finished.stderr == "[]"

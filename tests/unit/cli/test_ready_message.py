@@ -1,0 +1,114 @@
+"""The block that is printed when the server is ready, and its example run by a real shell."""
+
+import base64
+import json
+import subprocess
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from socketserver import ThreadingUnixStreamServer
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from omni_server.cli.ready_message import curl_example, ready_message
+from omni_server.types import ModelInfo
+
+
+def model_info(*, name: str = "demo", voices: tuple[str, ...] = ("Chelsie", "Ethan")) -> ModelInfo:
+    return ModelInfo(
+        name=name,
+        aliases=("second name",),
+        voices=voices,
+        default_voice=voices[0] if voices else None,
+        max_model_len=4096,
+        input_modalities=("audio",),
+        max_media_per_prompt={"audio": 1},
+        created=0,
+    )
+
+
+class Recorder(BaseHTTPRequestHandler):
+    """Answers a chat request as the server would, and keeps what was asked."""
+
+    requests: list[tuple[str, dict[str, Any]]]
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.requests.append((self.path, body))
+        message: dict[str, Any] = {"content": "Hi."}
+        if "audio" in body:
+            message = {"content": None, "audio": {"data": base64.b64encode(b"RIFF").decode(), "transcript": "Hi."}}
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps({"choices": [{"message": message}]}).encode())
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Keeps the test's output clean."""
+
+    def address_string(self) -> str:
+        return "client"
+
+
+@pytest.fixture
+def recorder() -> type[Recorder]:
+    return type("FreshRecorder", (Recorder,), {"requests": []})
+
+
+def run_in_shell(command: str, folder: Path) -> str:
+    return subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, text=True, check=True).stdout
+
+
+def test_it_names_address_model_voices_and_formats() -> None:
+    text = ready_message("http://127.0.0.1:8091", model_info())
+
+    assert "URL      http://127.0.0.1:8091/v1\n" in text
+    assert "Model    demo, second name\n" in text
+    assert "Voices   Chelsie (default), Ethan\n" in text
+    assert "Formats  wav, mp3, flac, opus, pcm16 (streamed: wav, pcm16)\n" in text
+
+
+def test_a_deployment_without_voices_says_so() -> None:
+    text = ready_message("http://127.0.0.1:8091", model_info(voices=()))
+
+    assert "Voices   none: this deployment answers in text only\n" in text
+    assert "Formats" not in text
+
+
+@pytest.mark.parametrize("name", ["demo", 'it\'s a "model" with $signs'])
+def test_the_example_asks_for_speech_and_writes_the_answer(tmp_path: Path, recorder: type[Recorder], name: str) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), recorder) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        output = run_in_shell(curl_example(url, model_info(name=name)), tmp_path)
+        server.shutdown()
+
+    [(path, body)] = recorder.requests
+    assert path == "/v1/chat/completions"
+    assert body["model"] == name
+    assert body["modalities"] == ["text", "audio"]
+    assert body["audio"] == {"voice": "Chelsie", "format": "wav"}
+    assert (tmp_path / "answer.wav").read_bytes() == b"RIFF"
+    assert output == "answer.wav: Hi.\n"
+
+
+def test_the_example_asks_for_text_where_there_is_no_voice(tmp_path: Path, recorder: type[Recorder]) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), recorder) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        output = run_in_shell(curl_example(url, model_info(voices=())), tmp_path)
+        server.shutdown()
+
+    assert "modalities" not in recorder.requests[0][1]
+    assert output == "Hi.\n"
+
+
+def test_the_example_reaches_a_unix_socket(tmp_path: Path, recorder: type[Recorder]) -> None:
+    path = tmp_path / "omni server.sock"
+    with ThreadingUnixStreamServer(str(path), recorder) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        run_in_shell(curl_example(f"unix:{path}", model_info()), tmp_path)
+        server.shutdown()
+
+    assert recorder.requests[0][0] == "/v1/chat/completions"
+    assert f"URL      unix:{path}\n" in ready_message(f"unix:{path}", model_info())

@@ -1,0 +1,154 @@
+"""`omni-server serve` up to the point where engines would start."""
+
+from pathlib import Path
+
+import pytest
+
+from omni_server.api.config import ApiConfig
+from omni_server.cli import serve
+from omni_server.cli.main import main
+from omni_server.cli.serve import ServeOptions
+from omni_server.config.load import find_shipped_config
+from omni_server.errors import ConfigError, StageDeadError
+
+
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> list[ServeOptions]:
+    """Options that `serve` was called with; nothing is started."""
+    calls: list[ServeOptions] = []
+
+    def record(options: ServeOptions) -> int:
+        calls.append(options)
+        return 0
+
+    monkeypatch.setattr(serve, "serve", record)
+    return calls
+
+
+def test_the_defaults(parsed: list[ServeOptions]) -> None:
+    assert main(["serve", "some/model"]) == 0
+
+    assert parsed == [
+        ServeOptions(
+            model="some/model",
+            stage_config=None,
+            served_model_names=("some/model",),
+            revision=None,
+            load_format="auto",
+            request_timeout_s=None,
+            log_level="info",
+            api=ApiConfig(host="127.0.0.1", port=8091),
+        )
+    ]
+
+
+def test_every_flag_reaches_its_place(parsed: list[ServeOptions]) -> None:
+    flags = (
+        "--stage-config mine.yaml --served-model-name first second --revision v2 --load-format dummy --host 0.0.0.0 "
+        "--port 9000 --max-body-size 64M --allowed-media-domains a.example b.example --request-timeout 90 "
+        "--shutdown-timeout 0 --disable-fastapi-docs --log-level debug --uvicorn-log-level warning "
+        "--disable-uvicorn-access-log"
+    )
+
+    assert main(["serve", "some/model", *flags.split()]) == 0
+
+    assert parsed == [
+        ServeOptions(
+            model="some/model",
+            stage_config="mine.yaml",
+            served_model_names=("first", "second"),
+            revision="v2",
+            load_format="dummy",
+            request_timeout_s=90.0,
+            log_level="debug",
+            api=ApiConfig(
+                host="0.0.0.0",
+                port=9000,
+                max_body_bytes=64 * 1024 * 1024,
+                allowed_media_domains=("a.example", "b.example"),
+                shutdown_timeout_s=0.0,
+                log_level="warning",
+                access_log=False,
+                docs=False,
+            ),
+        )
+    ]
+
+
+def test_the_model_may_be_a_flag(parsed: list[ServeOptions]) -> None:
+    assert main(["serve", "--model", "some/model", "--uds", "/run/omni.sock"]) == 0
+
+    assert (parsed[0].model, parsed[0].api.uds) == ("some/model", "/run/omni.sock")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("", "MODEL is missing: a local folder, or a hub id such as Qwen/Qwen2.5-Omni-7B"),
+        ("a --model b", "MODEL is given twice: as an argument and with --model"),
+        ("a --port 65536", "argument --port: '65536' is no port: 0 to 65535"),
+        ("a --port=-1", "argument --port: '-1' is no port: 0 to 65535"),
+        ("a --max-body-size 0", "argument --max-body-size: '0' is no size: a number of bytes, or as in 512K, 64M, 1G"),
+        (
+            "a --max-body-size 5T",
+            "argument --max-body-size: '5T' is no size: a number of bytes, or as in 512K, 64M, 1G",
+        ),
+        ("a --request-timeout 0", "argument --request-timeout: must be more than 0 seconds"),
+        ("a --request-timeout nan", "argument --request-timeout: 'nan' is no number of seconds"),
+        ("a --shutdown-timeout=-1", "argument --shutdown-timeout: '-1' is no number of seconds"),
+    ],
+)
+def test_wrong_flags_exit_with_2_and_a_reason(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["serve", *arguments.split()])
+
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"omni-server serve: error: {message}"
+
+
+@pytest.mark.parametrize(("text", "num_bytes"), [("512", 512), ("2k", 2048), ("2KiB", 2048), ("1gb", 2**30)])
+def test_sizes_may_have_units(parsed: list[ServeOptions], text: str, num_bytes: int) -> None:
+    assert main(["serve", "some/model", "--max-body-size", text]) == 0
+
+    assert parsed[0].api.max_body_bytes == num_bytes
+
+
+def test_a_missing_model_folder_exits_with_2_and_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", str(tmp_path / "none"), "--stage-config", "qwen2_5_omni.demo-cpu"]) == 2
+
+    assert capsys.readouterr().err == (
+        f"omni-server: error: MODEL '{tmp_path / 'none'}': no such folder, and not a hub id either (those look like "
+        "'Qwen/Qwen2.5-Omni-7B')\n"
+    )
+
+
+def test_a_cuda_config_without_a_gpu_exits_with_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+
+    assert main(["serve", "some/model", "--stage-config", "qwen2_5_omni"]) == 2
+
+    assert capsys.readouterr().err == (
+        f"omni-server: error: {find_shipped_config('qwen2_5_omni')}: platform is cuda, but torch finds no NVIDIA GPU "
+        "here; choose a config with platform cpu, such as qwen2_5_omni.demo-cpu\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (ConfigError("lower the share"), 2, "omni-server: error: lower the share\n"),
+        (StageDeadError("talker", "out of memory"), 1, "omni-server: failed: stage 'talker': out of memory\n"),
+    ],
+)
+def test_a_failure_at_start_exits_with_its_code(
+    error: Exception, code: int, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_: ServeOptions) -> int:
+        raise error
+
+    monkeypatch.setattr(serve, "serve", fail)
+
+    assert main(["serve", "some/model"]) == code
+    assert capsys.readouterr().err == message

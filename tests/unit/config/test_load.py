@@ -1,0 +1,229 @@
+"""From a file to a config: every mistake is told with file, field and hint."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from omni_server.config.load import find_shipped_config, find_stage_config, load_stage_config, shipped_configs
+from omni_server.config.stage_config import StageConfig
+from omni_server.errors import ConfigError
+from tests.unit.config.deployment import deployment, deployment_with, deployment_without
+
+
+def write(folder: Path, document: object) -> Path:
+    path = folder / "stages.yaml"
+    path.write_text(document if isinstance(document, str) else yaml.safe_dump(document, sort_keys=False))
+    return path
+
+
+def refusal(folder: Path, document: object) -> str:
+    """What the refusal says after the file's name."""
+    path = write(folder, document)
+    with pytest.raises(ConfigError) as caught:
+        load_stage_config(path)
+    lines = str(caught.value).splitlines()
+    assert all(line.startswith(f"{path}: ") for line in lines)
+    return "\n".join(line.removeprefix(f"{path}: ") for line in lines)
+
+
+def test_a_valid_file_gives_what_the_model_gives(tmp_path: Path) -> None:
+    assert load_stage_config(write(tmp_path, deployment())) == StageConfig.model_validate(deployment())
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("modelfamily", "modelfamily: unknown key; did you mean 'model_family'?"),
+        ("stages.talker.max_num_seq", "stages.talker.max_num_seq: unknown key; did you mean 'max_num_seqs'?"),
+        ("stages.code2wav.solvers", "stages.code2wav.solvers: unknown key; did you mean 'solver'?"),
+        (
+            "stages.talker.default_sampling.temprature",
+            "stages.talker.default_sampling.temprature: unknown key; did you mean 'temperature'?",
+        ),
+        ("stages.code2wav.solver.steps", "stages.code2wav.solver.steps: unknown key; did you mean 'num_steps'?"),
+        ("edges.0.form", "edges[0].form: unknown key; did you mean 'from'?"),
+        ("edges.0.queue.capcity", "edges[0].queue.capcity: unknown key; did you mean 'capacity'?"),
+        ("edges.1.chunks.past_block", "edges[1].chunks.past_block: unknown key; did you mean 'past_blocks'?"),
+        (
+            "edges.0.queue.zzz",
+            "edges[0].queue.zzz: unknown key; known are transport, capacity",
+        ),
+    ],
+)
+def test_an_unknown_key_is_named_with_its_path_and_the_likely_meaning(tmp_path: Path, path: str, message: str) -> None:
+    assert refusal(tmp_path, deployment_with(path, 1)) == message
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (
+            "stages.talker.max_num_seqs",
+            0,
+            "stages.talker.max_num_seqs: must be greater than or equal to 1, not 0",
+        ),
+        (
+            "stages.talker.devices",
+            [0, "one"],
+            "stages.talker.devices[1]: must be a valid integer, unable to parse string as an integer, not 'one'",
+        ),
+        ("platform", "gpu", "platform: must be 'cpu' or 'cuda', not 'gpu'; did you mean 'cpu'?"),
+        (
+            "stages.thinker.dtype",
+            "bf16",
+            "stages.thinker.dtype: must be 'auto', 'float32', 'bfloat16' or 'float16', not 'bf16'; "
+            "did you mean 'bfloat16'?",
+        ),
+        (
+            "edges.0.function",
+            "stages.some_family",
+            "edges[0].function: must look like 'package.module:name', not 'stages.some_family'",
+        ),
+        (
+            "stages.code2wav.engine",
+            "vocoder",
+            "stages.code2wav.engine: must be 'ar' (thinker, talker) or 'diffusion' (code2wav), not 'vocoder'",
+        ),
+        (
+            "stages.Second",
+            {"engine": "ar", "model_stage": "thinker", "max_model_len": 1},
+            "stages.Second: a stage's name is lower-case letters, digits and underscores, and begins with a letter",
+        ),
+        ("stages.thinker.devices", [1, 1], "stages.thinker: devices names one device twice"),
+        ("stages.thinker", 5, "stages.thinker: must be a valid dictionary or object to extract fields from, not 5"),
+        (
+            "edges.1.to",
+            "vocoder",
+            "edges[1].to is 'vocoder', which is no stage; stages are thinker, talker, code2wav",
+        ),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_path_and_what_is_possible(
+    tmp_path: Path, path: str, value: object, message: str
+) -> None:
+    assert refusal(tmp_path, deployment_with(path, value)) == message
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("platform", "platform: missing"),
+        ("stages.talker.max_model_len", "stages.talker.max_model_len: missing"),
+        ("edges.0.function", "edges[0].function: missing"),
+        (
+            "stages.talker.engine",
+            "stages.talker.engine: missing; write 'engine: ar' (thinker, talker) or 'engine: diffusion' (code2wav)",
+        ),
+    ],
+)
+def test_a_missing_key_is_named_with_its_path(tmp_path: Path, path: str, message: str) -> None:
+    assert refusal(tmp_path, deployment_without(path)) == message
+
+
+def test_all_problems_of_a_file_are_told_at_once(tmp_path: Path) -> None:
+    document = deployment_with("stages.talker.max_num_seq", 1)
+    document["platform"] = "tpu"
+
+    assert refusal(tmp_path, document) == (
+        "platform: must be 'cpu' or 'cuda', not 'tpu'; did you mean 'cpu'?\n"
+        "stages.talker.max_num_seq: unknown key; did you mean 'max_num_seqs'?"
+    )
+
+
+def test_a_syntax_error_is_told_with_line_and_column(tmp_path: Path) -> None:
+    assert refusal(tmp_path, "platform: cpu\nstages: [1, 2\nedges: []\n") == (
+        "line 3, column 6: while parsing a flow sequence; expected ',' or ']', but got ':'"
+    )
+
+
+def test_a_character_that_yaml_does_not_allow_is_told(tmp_path: Path) -> None:
+    assert "not YAML: unacceptable character #x0007" in refusal(tmp_path, "platform: \a\n")
+
+
+def test_a_tag_that_would_build_python_objects_is_refused(tmp_path: Path) -> None:
+    assert "could not determine a constructor" in refusal(tmp_path, "platform: !!python/object:os.system {}\n")
+
+
+def test_a_key_given_twice_is_refused_with_both_lines(tmp_path: Path) -> None:
+    assert refusal(tmp_path, "platform: cpu\nedges: []\nplatform: cuda\n") == (
+        "line 3, column 1: the key 'platform' stands here again; first on line 1"
+    )
+
+
+def test_a_nested_key_given_twice_is_refused(tmp_path: Path) -> None:
+    assert refusal(tmp_path, "stages:\n  thinker: {dtype: auto, devices: [0], dtype: float32}\n") == (
+        "line 2, column 40: the key 'dtype' stands here again; first on line 2"
+    )
+
+
+@pytest.mark.parametrize(("text", "found"), [("", "nothing"), ("- a\n- b\n", "a list"), ("hello\n", "a str")])
+def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str, found: str) -> None:
+    assert refusal(tmp_path, text) == (
+        f"a stage config is a mapping with the keys model_family, platform, stages and edges; found {found}"
+    )
+
+
+def test_a_missing_file_is_told_with_the_shipped_names(tmp_path: Path) -> None:
+    path = tmp_path / "none.yaml"
+
+    with pytest.raises(ConfigError) as caught:
+        load_stage_config(path)
+
+    assert str(caught.value) == (
+        f"{path}: no such file; give a path or the name of a shipped config ({', '.join(shipped_configs())})"
+    )
+
+
+def test_a_folder_is_no_config(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        load_stage_config(tmp_path)
+
+
+def test_a_binary_file_is_no_config(tmp_path: Path) -> None:
+    path = tmp_path / "weights.bin"
+    path.write_bytes(b"abc\xff\xfe")
+
+    with pytest.raises(ConfigError, match=r"not a text file in UTF-8 \(invalid start byte at byte 3\)"):
+        load_stage_config(path)
+
+
+@pytest.mark.parametrize("name", sorted(shipped_configs()))
+def test_every_shipped_config_is_valid(name: str) -> None:
+    config = load_stage_config(find_shipped_config(name))
+
+    assert [config.stage_named(role) for role in ("thinker", "talker", "code2wav")] == ["thinker", "talker", "code2wav"]
+
+
+def test_the_three_promised_configs_are_shipped() -> None:
+    assert {"qwen2_5_omni", "qwen2_5_omni.2gpu", "qwen2_5_omni.demo-cpu"} <= set(shipped_configs())
+
+
+def test_a_shipped_config_is_found_with_and_without_suffix() -> None:
+    assert find_shipped_config("qwen2_5_omni.yaml") == find_shipped_config("qwen2_5_omni")
+
+
+def test_an_unknown_shipped_name_is_told_with_the_closest_one() -> None:
+    with pytest.raises(ConfigError, match=r"did you mean 'qwen2_5_omni\.2gpu'\?"):
+        find_shipped_config("qwen2_5_omni.2gpus")
+
+
+def test_a_name_like_no_shipped_one_is_told_with_all_of_them() -> None:
+    with pytest.raises(ConfigError) as caught:
+        find_shipped_config("bert")
+
+    assert str(caught.value) == (
+        f"'bert' is neither a file nor a shipped stage config; shipped are {', '.join(shipped_configs())}"
+    )
+
+
+def test_a_file_wins_over_a_shipped_config_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "qwen2_5_omni").write_text("platform: cpu\n")
+
+    assert find_stage_config("qwen2_5_omni") == Path("qwen2_5_omni")
+    assert find_stage_config("qwen2_5_omni.2gpu") == shipped_configs()["qwen2_5_omni.2gpu"]
+
+
+def test_a_path_that_does_not_exist_stays_a_path(tmp_path: Path) -> None:
+    assert find_stage_config(str(tmp_path / "qwen2_5_omni")) == tmp_path / "qwen2_5_omni"

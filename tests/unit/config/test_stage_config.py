@@ -1,0 +1,275 @@
+"""What a stage config accepts, and every inconsistency that it refuses, with the words of the refusal."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from omni_server.config.stage_config import (
+    RESERVED_ENGINE_ARGS,
+    ArStage,
+    ChunkPlan,
+    DiffusionStage,
+    QueueConfig,
+    SolverConfig,
+    StageConfig,
+)
+from tests.unit.config.deployment import deployment, deployment_with, deployment_without
+
+
+def refusal(document: dict[str, Any]) -> str:
+    """The message of the only problem found in `document`."""
+    with pytest.raises(ValidationError) as caught:
+        StageConfig.model_validate(document)
+    problems = caught.value.errors()
+    assert len(problems) == 1, problems
+    return problems[0]["msg"].removeprefix("Value error, ")
+
+
+def test_a_whole_deployment_is_accepted_and_typed() -> None:
+    config = StageConfig.model_validate(deployment())
+
+    assert isinstance(config.stages["thinker"], ArStage)
+    assert isinstance(config.stages["code2wav"], DiffusionStage)
+    assert config.stages["code2wav"].solver == SolverConfig(num_steps=10)
+    assert (config.edges[0].source, config.edges[0].target) == ("thinker", "talker")
+    assert config.edges[0].queue == QueueConfig(transport="shared_memory", capacity=4)
+    assert config.edges[1].chunks == ChunkPlan(past_blocks=2)
+
+
+def test_a_thinker_alone_is_a_deployment() -> None:
+    document = deployment_with("edges", [])
+    del document["stages"]["talker"], document["stages"]["code2wav"]
+
+    config = StageConfig.model_validate(document)
+
+    assert config.stage_named("thinker") == "thinker"
+    assert config.stage_named("talker") is None
+
+
+def test_a_stage_is_found_by_its_role_whatever_its_name() -> None:
+    document = deployment_with("edges.0.from", "brain")
+    document["stages"]["brain"] = document["stages"].pop("thinker")
+
+    assert StageConfig.model_validate(document).stage_named("thinker") == "brain"
+
+
+def test_a_config_cannot_be_changed_after_loading() -> None:
+    config = StageConfig.model_validate(deployment())
+
+    with pytest.raises(ValidationError, match="frozen"):
+        config.platform = "cpu"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "extra",
+        "stages.thinker.extra",
+        "stages.talker.default_sampling.extra",
+        "stages.code2wav.solver.extra",
+        "edges.0.extra",
+        "edges.0.queue.extra",
+        "edges.1.chunks.extra",
+    ],
+)
+def test_an_unknown_key_is_refused_at_every_level(path: str) -> None:
+    assert refusal(deployment_with(path, 1)) == "Extra inputs are not permitted"
+
+
+def test_a_diffusion_stage_has_no_sampling() -> None:
+    assert refusal(deployment_with("stages.code2wav.default_sampling", {})) == "Extra inputs are not permitted"
+
+
+@pytest.mark.parametrize("argument", sorted(RESERVED_ENGINE_ARGS))
+def test_an_engine_argument_with_a_field_of_its_own_is_refused(argument: str) -> None:
+    assert refusal(deployment_with("stages.talker.engine_args", {"seed": 0, argument: 1})) == (
+        f"engine_args may not set {argument}: a field of the stage or the server itself sets it"
+    )
+
+
+def test_a_device_named_twice_is_refused() -> None:
+    document = deployment_with("stages.thinker.devices", [1, 1])
+    document["stages"]["thinker"]["tensor_parallel_size"] = 2
+
+    assert refusal(document) == "devices names one device twice"
+
+
+def test_a_device_count_that_does_not_match_the_ranks_is_refused() -> None:
+    document = deployment_with("stages.thinker.devices", [0, 1, 2])
+    document["stages"]["thinker"]["tensor_parallel_size"] = 2
+
+    assert refusal(document) == "devices names 3 devices for 2 ranks"
+
+
+def test_one_device_per_rank_is_accepted() -> None:
+    document = deployment_with("stages.thinker.devices", [1, 2])
+    document["stages"]["thinker"]["tensor_parallel_size"] = 2
+
+    assert StageConfig.model_validate(document).stages["thinker"].devices == (1, 2)
+
+
+def test_two_stages_of_one_role_are_refused() -> None:
+    assert refusal(deployment_with("stages.second", deployment()["stages"]["talker"])) == "two stages run the talker"
+
+
+def test_a_deployment_without_a_thinker_is_refused() -> None:
+    document = deployment_without("stages.thinker")
+
+    assert refusal(document) == "no stage runs the thinker (model_stage: thinker)"
+
+
+@pytest.mark.parametrize("missing", ["talker", "code2wav"])
+def test_half_a_voice_is_refused(missing: str) -> None:
+    assert refusal(deployment_without(f"stages.{missing}")) == (
+        "talker and code2wav only work together: add the missing stage or remove both"
+    )
+
+
+def test_an_edge_from_no_stage_is_refused_with_the_stages_there_are() -> None:
+    assert refusal(deployment_with("edges.0.from", "thinkr")) == (
+        "edges[0].from is 'thinkr', which is no stage; stages are thinker, talker, code2wav"
+    )
+
+
+def test_an_edge_to_no_stage_is_refused_with_the_stages_there_are() -> None:
+    assert refusal(deployment_with("edges.1.to", "vocoder")) == (
+        "edges[1].to is 'vocoder', which is no stage; stages are thinker, talker, code2wav"
+    )
+
+
+def test_a_missing_edge_is_refused() -> None:
+    assert refusal(deployment_without("edges.0")) == (
+        "edges must be: thinker -> talker, talker -> code2wav; found: talker -> code2wav"
+    )
+
+
+def test_an_edge_between_the_wrong_stages_is_refused() -> None:
+    assert refusal(deployment_with("edges.0.to", "code2wav")) == (
+        "edges must be: thinker -> talker, talker -> code2wav; found: thinker -> code2wav, talker -> code2wav"
+    )
+
+
+def test_the_edge_into_code2wav_needs_a_chunk_plan() -> None:
+    assert refusal(deployment_without("edges.1.chunks")) == "edges[1]: add 'chunks'"
+
+
+def test_only_the_edge_into_code2wav_has_a_chunk_plan() -> None:
+    assert refusal(deployment_with("edges.0.chunks", {})) == (
+        "edges[0]: remove 'chunks', only the edge into code2wav has it"
+    )
+
+
+def test_codec_tokens_travel_inside_the_message() -> None:
+    assert refusal(deployment_with("edges.1.queue.transport", "shared_memory")) == (
+        "edge talker -> code2wav: set queue.transport to inline; codec tokens are ids and travel inside the "
+        "message (a window is smaller than the reference to a slot would be)"
+    )
+
+
+@pytest.mark.parametrize("stage", ["thinker", "talker"])
+def test_pipeline_parallelism_is_refused_where_rows_pass(stage: str) -> None:
+    document = deployment_with(f"stages.{stage}.pipeline_parallel_size", 2)
+
+    assert refusal(document) == (
+        f"stages.{stage}.pipeline_parallel_size must be 1: rows of hidden states cannot leave or enter a "
+        "pipeline-parallel stage; use tensor_parallel_size"
+    )
+
+
+@pytest.mark.parametrize("stage", ["thinker", "talker"])
+def test_speculative_decoding_is_refused_where_rows_pass(stage: str) -> None:
+    document = deployment_with(f"stages.{stage}.engine_args", {"speculative_config": {"method": "ngram"}})
+
+    assert refusal(document) == (
+        f"stages.{stage}.engine_args.speculative_config must go: rows of rejected draft tokens would reach the "
+        "next stage"
+    )
+
+
+def test_prefix_caching_is_refused_on_the_talker_and_accepted_on_the_thinker() -> None:
+    caching = {"enable_prefix_caching": True}
+
+    assert refusal(deployment_with("stages.talker.engine_args", caching)) == (
+        "stages.talker.engine_args.enable_prefix_caching must be off: the talker's token ids do not determine its "
+        "inputs"
+    )
+    StageConfig.model_validate(deployment_with("stages.thinker.engine_args", caching))
+
+
+def test_memory_shares_beyond_one_device_are_refused_with_the_sum() -> None:
+    assert refusal(deployment_with("stages.thinker.gpu_memory_utilization", 0.7)) == (
+        "gpu_memory_utilization on device 0 sums to 1.00 (thinker 0.7 + talker 0.2 + code2wav 0.1); at most 0.95 "
+        "is possible: lower one or move a stage"
+    )
+
+
+def test_memory_shares_count_for_each_device_alone() -> None:
+    document = deployment_with("stages.thinker.gpu_memory_utilization", 0.7)
+    document["stages"]["thinker"]["devices"] = [1]
+
+    StageConfig.model_validate(document)
+
+
+def test_memory_shares_mean_nothing_on_cpu() -> None:
+    document = deployment_with("stages.thinker.gpu_memory_utilization", 0.9)
+    document["platform"] = "cpu"
+
+    StageConfig.model_validate(document)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("stages.thinker.gpu_memory_utilization", 0),
+        ("stages.thinker.gpu_memory_utilization", 1.1),
+        ("stages.thinker.max_model_len", 0),
+        ("stages.thinker.max_num_seqs", 0),
+        ("stages.thinker.max_num_batched_tokens", 0),
+        ("stages.thinker.tensor_parallel_size", 0),
+        ("stages.thinker.devices", [-1]),
+        ("stages.thinker.dtype", "float8"),
+        ("stages.thinker.model_stage", "code2wav"),
+        ("stages.code2wav.model_stage", "thinker"),
+        ("stages.code2wav.engine", "autoregressive"),
+        ("stages.code2wav.solver.num_steps", 1),
+        ("stages.code2wav.solver.guidance_scale", -0.1),
+        ("stages.talker.default_sampling.temperature", 2.5),
+        ("stages.talker.default_sampling.top_p", 0),
+        ("stages.talker.default_sampling.top_k", -1),
+        ("stages.talker.default_sampling.min_p", 1.5),
+        ("stages.talker.default_sampling.repetition_penalty", 0),
+        ("stages.talker.default_sampling.presence_penalty", 3),
+        ("stages.talker.default_sampling.frequency_penalty", -3),
+        ("stages.talker.default_sampling.max_tokens", 0),
+        ("stages.talker.default_sampling.min_tokens", -1),
+        ("edges.0.function", "no_colon"),
+        ("edges.0.queue.capacity", 0),
+        ("edges.0.queue.transport", "rdma"),
+        ("edges.1.chunks.mode", "overlap"),
+        ("edges.1.chunks.past_blocks", -1),
+        ("edges.1.chunks.first_new_blocks", 0),
+        ("edges.1.chunks.new_blocks", 0),
+        ("edges.1.chunks.future_blocks", -1),
+        ("edges.1.chunks.vocoder_margin_frames", -1),
+        ("model_family", "stages/qwen"),
+        ("platform", "tpu"),
+        ("start_timeout_s", 0),
+        ("request_timeout_s", 0),
+    ],
+)
+def test_a_value_out_of_range_is_refused_at_its_field(path: str, value: object) -> None:
+    with pytest.raises(ValidationError) as caught:
+        StageConfig.model_validate(deployment_with(path, value))
+
+    [problem] = caught.value.errors()
+    named = [str(item) for item in problem["loc"] if item not in ("ar", "diffusion")]
+    assert ".".join(named) in (path, f"{path}.0", path.removesuffix(".engine"))
+
+
+@pytest.mark.parametrize("name", ["Thinker", "2nd", "the-thinker"])
+def test_a_stage_name_that_is_no_identifier_is_refused(name: str) -> None:
+    document = deployment_with("edges", [])
+    document["stages"] = {name: document["stages"]["thinker"]}
+
+    assert "should match pattern" in refusal(document)

@@ -1,0 +1,81 @@
+"""Engine arguments of the code2wav stage."""
+
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedConfig
+
+from omni_server.config.stage_config import DiffusionStage
+from omni_server.engine.diffusion_args import diffusion_engine_args
+from omni_server.errors import ConfigError
+
+
+def overrides(config: PreTrainedConfig) -> PreTrainedConfig:
+    return config
+
+
+def stage(**fields: object) -> DiffusionStage:
+    return DiffusionStage.model_validate(
+        {"engine": "diffusion", "model_stage": "code2wav", "max_model_len": 4096, **fields}
+    )
+
+
+def test_the_stage_config_arrives(tmp_path: Path) -> None:
+    arguments = diffusion_engine_args(
+        tmp_path,
+        stage(max_num_seqs=3, solver={"num_steps": 5, "guidance_scale": 1.5}, engine_args={"seed": 17}),
+        platform="cpu",
+        load_format="auto",
+        hf_overrides=overrides,
+    )
+    assert (arguments.model, arguments.runner, arguments.hf_overrides) == (str(tmp_path), "pooling", overrides)
+    assert (arguments.max_num_seqs, arguments.max_model_len, arguments.seed) == (3, 4096, 17)
+    assert arguments.additional_config == {
+        "omni": {"solver": {"num_steps": 5, "guidance_scale": 1.5, "sway_coefficient": -1.0}}
+    }
+
+
+def test_a_request_is_never_cut(tmp_path: Path) -> None:
+    arguments = diffusion_engine_args(tmp_path, stage(), platform="cpu", load_format="auto", hf_overrides=overrides)
+    assert arguments.enable_chunked_prefill is False
+    assert arguments.enable_prefix_caching is False
+    assert arguments.max_num_batched_tokens == 4096
+
+
+def test_devices_count_on_cuda_only(tmp_path: Path) -> None:
+    config = stage(devices=[1], gpu_memory_utilization=0.2)
+    on_cuda = diffusion_engine_args(tmp_path, config, platform="cuda", load_format="auto", hf_overrides=overrides)
+    assert (on_cuda.device_ids, on_cuda.gpu_memory_utilization) == ([1], 0.2)
+    on_cpu = diffusion_engine_args(tmp_path, config, platform="cpu", load_format="auto", hf_overrides=overrides)
+    assert on_cpu.device_ids is None
+
+
+def test_runs_in_float32_or_not_at_all(tmp_path: Path) -> None:
+    for dtype in ("auto", "float32"):
+        arguments = diffusion_engine_args(
+            tmp_path, stage(dtype=dtype), platform="cuda", load_format="auto", hf_overrides=overrides
+        )
+        assert arguments.dtype == "float32"
+    with pytest.raises(ConfigError, match="code2wav runs in float32; set its dtype to float32 or auto, not bfloat16"):
+        diffusion_engine_args(
+            tmp_path, stage(dtype="bfloat16"), platform="cuda", load_format="auto", hf_overrides=overrides
+        )
+
+
+@pytest.mark.parametrize("name", ["enable_chunked_prefill", "enable_prefix_caching"])
+def test_requests_may_not_be_cut_by_engine_arguments(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"engine_args\.{name} of code2wav must be False"):
+        diffusion_engine_args(
+            tmp_path, stage(engine_args={name: True}), platform="cpu", load_format="auto", hf_overrides=overrides
+        )
+
+
+def test_other_engine_arguments_win(tmp_path: Path) -> None:
+    arguments = diffusion_engine_args(
+        tmp_path,
+        stage(engine_args={"kv_cache_memory_bytes": 1 << 22, "enforce_eager": True, "enable_chunked_prefill": False}),
+        platform="cpu",
+        load_format="dummy",
+        hf_overrides=overrides,
+    )
+    assert (arguments.kv_cache_memory_bytes, arguments.load_format) == (1 << 22, "dummy")

@@ -1,0 +1,179 @@
+import io
+import random
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from omni_server.errors import InvalidRequestError
+from omni_server.media.decode import decode_image
+from omni_server.media.limits import MediaLimits
+
+LIMITS = MediaLimits()
+RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
+
+
+def _file(image: Image.Image, format: str = "PNG", exif: Image.Exif | None = None) -> bytes:
+    file = io.BytesIO()
+    image.save(file, format=format, exif=exif if exif is not None else Image.Exif())
+    return file.getvalue()
+
+
+def _gradient(width: int = 60, height: int = 40) -> Image.Image:
+    x, y = np.meshgrid(np.arange(width), np.arange(height))
+    return Image.fromarray(np.stack([4 * x, 6 * y, 2 * (x + y)], axis=2).astype(np.uint8))
+
+
+def _refusal(data: bytes, limits: MediaLimits = LIMITS) -> str:
+    with pytest.raises(InvalidRequestError) as caught:
+        decode_image(data, limits)
+    assert caught.value.code == "invalid_image"
+    assert caught.value.param is None
+    return caught.value.message
+
+
+@pytest.mark.parametrize("format", ["PNG", "BMP", "GIF", "JPEG", "WEBP"])
+def test_formats_are_read(format: str) -> None:
+    pixels = decode_image(_file(_gradient(), format), LIMITS).pixels
+    assert pixels.dtype == np.uint8
+    assert pixels.shape == (40, 60, 3)
+    error = np.abs(pixels.astype(int) - np.asarray(_gradient()).astype(int)).mean()
+    assert error < (1e-9 if format in ("PNG", "BMP") else 8)
+
+
+@pytest.mark.parametrize(("name", "shape"), [("shapes.png", (112, 140, 3)), ("gradient.png", (84, 84, 3))])
+def test_fixture_pictures_are_read(media_folder: Path, name: str, shape: tuple[int, ...]) -> None:
+    pixels = decode_image((media_folder / name).read_bytes(), LIMITS).pixels
+    assert pixels.shape == shape
+    assert pixels.std() > 10
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA", "LA", "I;16"])
+def test_a_white_picture_is_white_in_every_png_mode(mode: str) -> None:
+    white = Image.new("I;16", (8, 6), 0xFFFF) if mode == "I;16" else Image.new("RGB", (8, 6), "white").convert(mode)
+    pixels = decode_image(_file(white), LIMITS).pixels
+    assert pixels.shape == (6, 8, 3)
+    assert (pixels == 255).all()
+
+
+def test_16_bit_grey_keeps_its_shades() -> None:
+    shades = np.array([[0, 0x4000, 0x8000, 0xC000, 0xFFFF]], dtype=np.uint16)
+    pixels = decode_image(_file(Image.fromarray(shades)), LIMITS).pixels
+    assert pixels[0, :, 0].tolist() == [0, 64, 128, 192, 255]
+
+
+def test_cmyk_jpeg_becomes_rgb() -> None:
+    data = _file(Image.new("RGB", (16, 16), RED).convert("CMYK"), "JPEG")
+    assert np.abs(decode_image(data, LIMITS).pixels[8, 8].astype(int) - RED).max() < 8
+
+
+def test_transparency_is_laid_over_white() -> None:
+    image = Image.new("RGBA", (3, 1))
+    image.putdata([(255, 0, 0, 255), (255, 0, 0, 0), (0, 0, 0, 128)])
+    pixels = decode_image(_file(image), LIMITS).pixels
+    assert pixels[0, :2].tolist() == [list(RED), list(WHITE)]
+    assert np.abs(pixels[0, 2].astype(int) - 127).max() <= 1
+
+
+def test_a_transparent_palette_entry_is_white() -> None:
+    image = Image.new("P", (2, 1))
+    image.putpalette([0, 0, 0, 0, 0, 255])
+    image.putdata([0, 1])
+    file = io.BytesIO()
+    image.save(file, format="PNG", transparency=0)
+    assert decode_image(file.getvalue(), LIMITS).pixels[0].tolist() == [list(WHITE), list(BLUE)]
+
+
+def test_exif_orientation_is_applied() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn by 90 degrees clockwise to show
+    image = Image.new("RGB", (2, 1))
+    image.putdata([RED, GREEN])
+    assert decode_image(_file(image, exif=exif), LIMITS).pixels.tolist() == [[list(RED)], [list(GREEN)]]
+
+
+def test_an_animation_gives_its_first_frame() -> None:
+    file = io.BytesIO()
+    frames = [Image.new("RGB", (4, 4), colour) for colour in (RED, GREEN, BLUE)]
+    frames[0].save(file, format="GIF", save_all=True, append_images=frames[1:])
+    assert (decode_image(file.getvalue(), LIMITS).pixels == RED).all()
+
+
+def _png_declaring(width: int, height: int) -> bytes:
+    """A small PNG whose header, with a correct checksum, declares another size."""
+    data = bytearray(_file(_gradient()))
+    data[16:24] = struct.pack(">II", width, height)
+    data[29:33] = struct.pack(">I", zlib.crc32(data[12:29]))
+    return bytes(data)
+
+
+@pytest.mark.parametrize("size", [(7_072, 7_072), (13_000, 13_000), (30_000, 30_000), (0x7FFFFFFF, 0x7FFFFFFF)])
+def test_huge_dimensions_are_refused_by_the_header(size: tuple[int, int]) -> None:
+    assert "50000000" in _refusal(_png_declaring(*size))
+
+
+def test_pixels_up_to_the_limit_are_taken() -> None:
+    data = _file(_gradient())
+    assert decode_image(data, MediaLimits(max_image_pixels=2_400)).pixels.shape == (40, 60, 3)
+    assert "60x40 pixels, more than the 2399 allowed" in _refusal(data, MediaLimits(max_image_pixels=2_399))
+
+
+def test_extreme_aspect_ratios_are_refused() -> None:
+    assert decode_image(_file(Image.new("RGB", (200, 1))), LIMITS).pixels.shape == (1, 200, 3)
+    assert "aspect ratio" in _refusal(_file(Image.new("RGB", (201, 1))))
+    assert "aspect ratio" in _refusal(_file(Image.new("RGB", (1, 201))))
+
+
+def test_more_bytes_than_allowed_are_refused() -> None:
+    data = _file(_gradient())
+    decode_image(data, MediaLimits(max_bytes=len(data)))
+    assert "bytes allowed" in _refusal(data, MediaLimits(max_bytes=len(data) - 1))
+
+
+@pytest.mark.parametrize("format", ["PNG", "JPEG", "GIF", "BMP", "WEBP"])
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.8])
+def test_truncated_pictures_are_refused(format: str, share: float) -> None:
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8))
+    data = _file(noise, format)
+    _refusal(data[: int(share * len(data))])
+
+
+def test_no_bytes_are_refused() -> None:
+    _refusal(b"")
+
+
+@pytest.mark.parametrize("start", [b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF89a", b"RIFF\0\0\0\0WEBP", b"BM"])
+@pytest.mark.parametrize("seed", range(3))
+def test_random_bytes_are_refused_in_plain_words(start: bytes, seed: int) -> None:
+    message = _refusal(start + random.Random(seed).randbytes(3_000))
+    assert message.startswith("The image ")
+    assert not any(word in message.lower() for word in ("pil", "bytesio", "0x", "/"))
+
+
+@pytest.mark.parametrize("format", ["TIFF", "ICO", "PPM", "TGA"])
+def test_other_formats_are_refused(format: str) -> None:
+    file = io.BytesIO()
+    _gradient().save(file, format=format)
+    assert "known format" in _refusal(file.getvalue())
+
+
+def test_a_vector_drawing_is_refused() -> None:
+    _refusal(b'<svg xmlns="http://www.w3.org/2000/svg"><image href="file:///etc/hostname"/></svg>')
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_damaged_files_are_decoded_or_refused_but_nothing_else(seed: int) -> None:
+    rng = random.Random(seed)
+    data = bytearray(_file(_gradient(), rng.choice(["PNG", "JPEG", "GIF", "BMP", "WEBP"])))
+    for _ in range(rng.choice([1, 5, 50])):
+        data[rng.randrange(len(data))] = rng.randrange(256)
+    try:
+        pixels = decode_image(bytes(data), LIMITS).pixels
+    except InvalidRequestError:
+        _refusal(bytes(data))
+    else:
+        assert pixels.ndim == 3
+        assert pixels.shape[2] == 3

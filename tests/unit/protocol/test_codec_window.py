@@ -1,0 +1,74 @@
+"""The window that code2wav is told about."""
+
+import msgspec
+import pytest
+
+from omni_server.protocol.codec_window import CodecWindow, decode_codec_window, encode_codec_window
+
+VALID = CodecWindow(
+    voice="Chelsie",
+    noise_seed=2**64 - 1,
+    first_code=24,
+    emit_start=48,
+    emit_end=60,
+    vocoder_margin_frames=20,
+    is_last=False,
+)
+
+
+def check(window: CodecWindow, num_codes: int = 48) -> None:
+    window.validate(num_codes, codes_per_block=12, frames_per_code=2)
+
+
+def test_survives_encoding() -> None:
+    assert decode_codec_window(encode_codec_window(VALID)) == VALID
+
+
+def test_a_valid_window_passes() -> None:
+    check(VALID)
+    check(msgspec.structs.replace(VALID, emit_end=72, is_last=True))
+    check(msgspec.structs.replace(VALID, first_code=0, emit_start=0, emit_end=12))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"noise_seed": -1}, "noise_seed is -1"),
+        ({"noise_seed": 2**64}, "noise_seed is 18446744073709551616"),
+        ({"first_code": -12}, "first_code is -12"),
+        ({"first_code": 2**40}, "first_code is 1099511627776"),
+        ({"first_code": 25}, "first_code is 25; it must be a multiple of 12"),
+        ({"emit_start": -1}, "emit_start is -1"),
+        ({"emit_start": 23}, "emit_start 23 to emit_end 60 is empty or outside the window 24 to 72"),
+        ({"emit_end": 48}, "emit_start 48 to emit_end 48 is empty"),
+        ({"emit_end": 73}, "outside the window 24 to 72"),
+        ({"emit_end": 2**40}, "emit_end is 1099511627776"),
+        ({"vocoder_margin_frames": -1}, "vocoder_margin_frames is -1"),
+        ({"vocoder_margin_frames": 49}, "48 mel frames before emit_start; the vocoder needs 49"),
+        ({"emit_end": 63}, "18 mel frames after emit_end; the vocoder needs 20"),
+        ({"is_last": True}, "the last window must be emitted to its end 72, not to 60"),
+    ],
+)
+def test_a_wrong_number_is_named(change: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check(msgspec.structs.replace(VALID, **change))
+
+
+def test_an_empty_window_is_refused() -> None:
+    with pytest.raises(ValueError, match="no codec tokens"):
+        check(VALID, num_codes=0)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"junk",
+        msgspec.msgpack.encode({"voice": "Chelsie"}),
+        msgspec.msgpack.encode({**msgspec.structs.asdict(VALID), "first_code": "24"}),
+        msgspec.msgpack.encode({**msgspec.structs.asdict(VALID), "extra": 1}),
+    ],
+)
+def test_other_bytes_are_no_window(payload: bytes) -> None:
+    with pytest.raises(ValueError, match="not a codec window"):
+        decode_codec_window(payload)

@@ -1,0 +1,70 @@
+"""`scripts/serve`: what it sets up and what it starts, with stand-ins for both."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+def write_program(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/usr/bin/env bash\n{text}\n")
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A checkout whose programs print what they are called with."""
+    folder = tmp_path / "check out"
+    (folder / "scripts").mkdir(parents=True)
+    shutil.copy(ROOT / "scripts" / "serve", folder / "scripts")
+    write_program(folder / "scripts" / "setup-env", 'echo "setup-env $*" >&2; echo .venv')
+    write_program(folder / ".venv" / "bin" / "omni-server", 'printf "%s\\n" "$@"')
+    write_program(folder / ".venv" / "bin" / "python", 'echo "make $2" >&2; mkdir "$2"; touch "$2/config.json"')
+    return folder
+
+
+def run(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([checkout / "scripts" / "serve", *arguments], capture_output=True, text=True, check=True)
+
+
+def test_a_model_is_served_with_the_flags_as_they_are(checkout: Path) -> None:
+    finished = run(checkout, "some/model", "--port", "9000", "--served-model-name", "two words")
+
+    assert finished.stdout.splitlines() == ["serve", "some/model", "--port", "9000", "--served-model-name", "two words"]
+    assert finished.stderr == "setup-env \n"
+
+
+@pytest.mark.parametrize("arguments", [["--model", "some/model"], ["--port", "9000", "--model=some/model"]])
+def test_the_model_may_be_a_flag(checkout: Path, arguments: list[str]) -> None:
+    assert run(checkout, *arguments).stdout.splitlines() == ["serve", *arguments]
+
+
+def test_the_build_is_for_the_setup_and_not_for_the_server(checkout: Path) -> None:
+    finished = run(checkout, "some/model", "--cuda")
+
+    assert finished.stdout.splitlines() == ["serve", "some/model"]
+    assert finished.stderr == "setup-env --cuda\n"
+
+
+def test_without_a_model_the_demo_is_made_once_and_served_on_cpu(checkout: Path) -> None:
+    demo = checkout / ".cache" / "qwen2_5_omni-demo"
+    demo.parent.mkdir()
+    served = ["serve", str(demo), "--stage-config", "qwen2_5_omni.demo-cpu", "--served-model-name", "qwen2_5_omni-demo"]
+
+    first, second = run(checkout), run(checkout, "--port", "9000")
+
+    assert first.stdout.splitlines()[-len(served) :] == served
+    assert first.stderr == f"setup-env --cpu\nmake {demo}.new\n"
+    assert second.stdout.splitlines() == [*served, "--port", "9000"]
+    assert second.stderr == "setup-env --cpu\n"
+
+
+def test_help_sets_nothing_up(checkout: Path) -> None:
+    finished = run(checkout, "--help")
+
+    assert finished.stdout.startswith("Usage: scripts/serve [MODEL]")
+    assert finished.stderr == ""

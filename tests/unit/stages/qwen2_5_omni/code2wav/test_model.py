@@ -1,0 +1,162 @@
+"""The model class of the stage, without an engine."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from transformers import PreTrainedConfig
+from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniConfig
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
+
+from omni_server.errors import ConfigError
+from omni_server.protocol.codec_window import CodecWindow, encode_codec_window
+from stages.qwen2_5_omni.code2wav.config import code2wav_config
+from stages.qwen2_5_omni.code2wav.model import Qwen2_5OmniCode2Wav
+from stages.qwen2_5_omni.code2wav.voices import Voice
+from stages.runtime.diffusion_model import DiffusionBatch, RejectedRequestsError
+
+Weights = dict[str, torch.Tensor]
+
+
+@dataclass
+class ModelConfig:
+    hf_config: PreTrainedConfig
+    model: str
+
+
+@dataclass
+class EngineConfig:
+    """What the model reads of vLLM's config."""
+
+    model_config: ModelConfig
+    additional_config: dict[str, object] = field(default_factory=lambda: {"omni": {"solver": {"num_steps": 3}}})
+
+
+@pytest.fixture
+def engine_config(tmp_path: Path, token2wav: Qwen2_5OmniToken2WavModel, voices: tuple[Voice, Voice]) -> EngineConfig:
+    file = {v.name: {"bos_token": v.bos_token, "cond": v.conditioning, "ref_mel": v.reference_mel} for v in voices}
+    torch.save(file, tmp_path / "spk_dict.pt")
+    return EngineConfig(ModelConfig(token2wav.config, str(tmp_path)))
+
+
+@pytest.fixture
+def weights(token2wav: Qwen2_5OmniToken2WavModel) -> Weights:
+    own = {f"token2wav.{name}": weight.clone() for name, weight in token2wav.state_dict().items()}
+    return {"thinker.lm_head.weight": torch.zeros(2, 2), "talker.codec_head.weight": torch.zeros(2, 2)} | own
+
+
+@pytest.fixture
+def model(engine_config: EngineConfig, weights: Weights) -> Iterator[Qwen2_5OmniCode2Wav]:
+    model = Qwen2_5OmniCode2Wav(vllm_config=engine_config)  # type: ignore[arg-type]
+    model.load_weights(weights.items())
+    with torch.inference_mode():
+        yield model
+
+
+def test_loads_its_part_of_the_checkpoint(
+    engine_config: EngineConfig, weights: Weights, token2wav: Qwen2_5OmniToken2WavModel
+) -> None:
+    model = Qwen2_5OmniCode2Wav(vllm_config=engine_config)  # type: ignore[arg-type]
+    loaded = model.load_weights((name, weight.bfloat16()) for name, weight in weights.items())
+    assert loaded == set(token2wav.state_dict()) == set(dict(model.named_parameters()))
+    for name, weight in model.state_dict().items():
+        assert weight.dtype == torch.float32
+        assert torch.equal(weight, token2wav.state_dict()[name].bfloat16().float())
+
+
+def test_knows_the_weights_of_other_stages() -> None:
+    assert Qwen2_5OmniCode2Wav.is_unused_checkpoint_weight("thinker.lm_head.weight")
+    assert not Qwen2_5OmniCode2Wav.is_unused_checkpoint_weight("token2wav.code2wav_dit_model.proj_out.bias")
+
+
+def test_weights_that_do_not_fit_are_named(engine_config: EngineConfig, weights: Weights) -> None:
+    name = "token2wav.code2wav_dit_model.proj_out.bias"
+    model = Qwen2_5OmniCode2Wav(vllm_config=engine_config)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=f"lacks 1 weights of the model, among them {name}"):
+        model.load_weights((k, w) for k, w in weights.items() if k != name)
+    with pytest.raises(ConfigError, match=r"token2wav\.surprise has no place"):
+        model.load_weights((weights | {"token2wav.surprise": torch.zeros(1)}).items())
+    with pytest.raises(ConfigError, match=rf"{name} is \[3\], the config says \[80\]"):
+        model.load_weights((weights | {name: torch.zeros(3)}).items())
+
+
+def test_voices_of_another_model_are_refused(engine_config: EngineConfig) -> None:
+    folder = Path(engine_config.model_config.model)
+    voice = {"bos_token": 1, "cond": torch.zeros(1, 192), "ref_mel": torch.zeros(1, 60, 80)}
+    torch.save({"Ethan": voice}, folder / "spk_dict.pt")
+    with pytest.raises(ConfigError, match=r"voice 'Ethan' has widths \(192, 80\), the model's are \(24, 80\)"):
+        Qwen2_5OmniCode2Wav(vllm_config=engine_config)  # type: ignore[arg-type]
+
+
+WINDOW = CodecWindow("Ethan", 1, 0, 0, 24, 20, True)
+
+
+def batch(*requests: tuple[list[int], bytes]) -> DiffusionBatch:
+    return DiffusionBatch(
+        tuple(f"r{i}" for i in range(len(requests))),
+        tuple(torch.tensor(codes, dtype=torch.int64) for codes, _ in requests),
+        tuple(payload for _, payload in requests),
+    )
+
+
+def test_waveforms_have_the_length_of_what_is_emitted(model: Qwen2_5OmniCode2Wav) -> None:
+    first = msgspec.structs.replace(WINDOW, emit_end=12, is_last=False)
+    middle = CodecWindow("Chelsie", 1, 24, 36, 41, 20, False)
+    waveforms = model.sample(
+        batch(
+            (list(range(24)), encode_codec_window(first)),
+            (list(range(60)), encode_codec_window(middle)),
+            (list(range(24)), encode_codec_window(WINDOW)),
+        )
+    )
+    assert [list(waveform.shape) for waveform in waveforms] == [[480 * 12], [480 * 5], [480 * 24]]
+    assert {waveform.dtype for waveform in waveforms} == {torch.float32}
+
+
+def test_every_invalid_request_is_named_before_anything_runs(model: Qwen2_5OmniCode2Wav) -> None:
+    codes, good = list(range(24)), encode_codec_window(WINDOW)
+    with pytest.raises(RejectedRequestsError) as caught:
+        model.sample(
+            batch(
+                (codes, good),
+                (codes, encode_codec_window(msgspec.structs.replace(WINDOW, voice="Nobody"))),
+                ([*codes[:-1], 200], good),
+                ([*codes[:-1], -1], good),
+                ([], good),
+                (codes[:-1], good),
+                (codes, b"junk"),
+                (codes, encode_codec_window(msgspec.structs.replace(WINDOW, first_code=-12))),
+                (codes, encode_codec_window(msgspec.structs.replace(WINDOW, vocoder_margin_frames=-1))),
+            )
+        )
+    reasons = caught.value.reasons
+    assert reasons.pop("r6").startswith("not a codec window: ")
+    assert reasons == {
+        "r1": "there is no voice 'Nobody'; voices are Ethan, Chelsie",
+        "r2": "codec token 200 is outside the table of 200 codes",
+        "r3": "codec token -1 is outside the table of 200 codes",
+        "r4": "the window holds no codec tokens",
+        "r5": "emit_start 0 to emit_end 24 is empty or outside the window 0 to 23",
+        "r7": "first_code is -12; it must be between 0 and 2147483647",
+        "r8": "vocoder_margin_frames is -1; it must be between 0 and 2147483647",
+    }
+
+
+def test_vllm_sees_the_token2wav_part_of_the_config() -> None:
+    whole = Qwen2_5OmniConfig()
+    stage = code2wav_config(whole)
+    dit = whole.token2wav_config.dit_config
+    assert stage.architectures == ["Qwen2_5OmniCode2WavStage"]
+    assert stage.vocab_size == 8194
+    assert stage.hidden_size == dit.hidden_size
+    assert stage.max_position_embeddings == 16384
+    assert stage.dit_config == dit
+    assert whole.token2wav_config.architectures is None
+
+
+def test_another_config_is_left_alone() -> None:
+    other = PreTrainedConfig()
+    assert code2wav_config(other) is other

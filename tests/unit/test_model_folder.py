@@ -1,0 +1,172 @@
+"""What MODEL may be, and what is said where it is not a complete omni checkpoint."""
+
+import json
+from pathlib import Path
+
+import httpx
+import pytest
+from huggingface_hub import constants
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
+
+from omni_server import model_folder
+from omni_server.config.load import find_shipped_config
+from omni_server.errors import ConfigError
+from omni_server.model_folder import default_stage_config, resolve_model_folder
+
+
+def make_checkpoint(folder: Path, *, weights: bool = True) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({"model_type": "some_omni", "thinker_config": {}}))
+    if weights:
+        (folder / "model.safetensors").write_bytes(b"")
+    return folder
+
+
+def refusal(model: str | Path, revision: str | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        resolve_model_folder(str(model), revision=revision)
+    return str(caught.value)
+
+
+@pytest.fixture
+def offline_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty hub cache, with the hub switched off."""
+    cache = tmp_path / "hub"
+    cache.mkdir()
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    return cache
+
+
+def put_into_cache(cache: Path, repository: str, *, branch: str = "main") -> Path:
+    """A checkpoint as the hub client leaves it in its cache."""
+    root = cache / f"models--{repository.replace('/', '--')}"
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    (root / "refs").mkdir(parents=True)
+    (root / "refs" / branch).write_text(commit)
+    return make_checkpoint(root / "snapshots" / commit)
+
+
+def test_a_local_folder_is_taken_as_it_is(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "model")
+
+    assert resolve_model_folder(str(folder)) == folder
+
+
+def test_a_folder_named_like_a_hub_id_wins_over_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_checkpoint(tmp_path / "some" / "model")
+
+    assert resolve_model_folder("some/model") == Path("some/model")
+
+
+def test_a_hub_id_in_the_cache_works_offline(offline_cache: Path) -> None:
+    snapshot = put_into_cache(offline_cache, "some/model")
+
+    assert resolve_model_folder("some/model") == snapshot
+
+
+def test_a_revision_in_the_cache_works_offline(offline_cache: Path) -> None:
+    snapshot = put_into_cache(offline_cache, "some/model", branch="v2")
+
+    assert resolve_model_folder("some/model", revision="v2") == snapshot
+
+
+def test_the_lookup_is_told_as_progress(offline_cache: Path) -> None:
+    put_into_cache(offline_cache, "some/model")
+    lines: list[str] = []
+
+    resolve_model_folder("some/model", on_progress=lines.append)
+
+    assert lines == [f"looking up some/model in {offline_cache}"]
+
+
+def test_a_hub_id_that_is_not_in_the_cache_is_refused_offline(offline_cache: Path) -> None:
+    assert refusal("some/model") == (
+        f"MODEL 'some/model' is not in the cache {offline_cache}: HF_HUB_OFFLINE is set, so nothing is downloaded; "
+        "unset it, or set HF_HOME to a cache that has it"
+    )
+
+
+@pytest.mark.parametrize("model", ["/no/such/folder", "./model", "model", "a/b/c", "some model/x"])
+def test_a_missing_folder_that_is_no_hub_id_is_refused(model: str) -> None:
+    assert refusal(model) == (
+        f"MODEL '{model}': no such folder, and not a hub id either (those look like 'Qwen/Qwen2.5-Omni-7B')"
+    )
+
+
+def test_a_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"")
+
+    assert refusal(file) == f"MODEL '{file}' is a file; give the folder that holds config.json and the weights"
+
+
+def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
+    assert refusal(tmp_path) == f"MODEL '{tmp_path}' is no checkpoint: there is no config.json in {tmp_path}"
+
+
+def test_a_checkpoint_of_another_kind_is_refused_with_its_type(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+
+    assert refusal(tmp_path) == (
+        f"MODEL '{tmp_path}' is no omni checkpoint: its config.json (model_type: llama) has no thinker_config; this "
+        "server runs models such as Qwen/Qwen2.5-Omni-7B"
+    )
+
+
+@pytest.mark.parametrize(("text", "problem"), [("{", "cannot be read as JSON"), ("[]", "must hold a JSON object")])
+def test_a_broken_config_is_refused(tmp_path: Path, text: str, problem: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+
+    assert problem in refusal(tmp_path)
+
+
+def test_a_checkpoint_without_weights_is_refused_unless_none_are_needed(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, weights=False)
+
+    assert refusal(folder) == (
+        f"MODEL '{folder}' has no weights: there is no *.safetensors in {folder} (--load-format dummy starts without)"
+    )
+    assert resolve_model_folder(str(folder), needs_weights=False) == folder
+
+
+def test_missing_weight_files_of_an_index_are_counted(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, weights=False)
+    (folder / "model-1.safetensors").write_bytes(b"")
+    weight_map = {"a": "model-1.safetensors", "b": "model-2.safetensors", "c": "model-3.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+    assert refusal(folder) == (
+        f"MODEL '{folder}' is incomplete: 2 of its 3 weight files are missing in {folder}, the first is "
+        "model-2.safetensors"
+    )
+
+
+@pytest.mark.parametrize(
+    ("error_type", "status", "message"),
+    [
+        (RepositoryNotFoundError, 404, "no such folder here and no such repository on the hub"),
+        (GatedRepoError, 403, "asks its users to accept a licence"),
+        (RevisionNotFoundError, 404, "MODEL 'some/model' has no revision 'v9'"),
+        (HfHubHTTPError, 503, "cannot be downloaded: the hub said so"),
+    ],
+)
+def test_what_the_hub_answers_is_told(
+    monkeypatch: pytest.MonkeyPatch, error_type: type[HfHubHTTPError], status: int, message: str
+) -> None:
+    response = httpx.Response(status, request=httpx.Request("GET", "https://hub.invalid"))
+
+    def refuse(*_: object, **__: object) -> str:
+        raise error_type("the hub said so", response=response)
+
+    monkeypatch.setattr(model_folder, "snapshot_download", refuse)
+
+    assert message in refusal("some/model", revision="v9")
+
+
+@pytest.mark.parametrize(("num_gpus", "name"), [(0, "qwen2_5_omni.demo-cpu"), (1, "qwen2_5_omni")])
+def test_the_default_config_follows_the_machine(monkeypatch: pytest.MonkeyPatch, num_gpus: int, name: str) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: num_gpus)
+
+    assert default_stage_config() == find_shipped_config(name)

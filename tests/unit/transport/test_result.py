@@ -1,0 +1,39 @@
+"""Results and failures of a diffusion stage as tensors."""
+
+import pytest
+import torch
+
+from omni_server.errors import StageError
+from omni_server.transport.result import MAX_MESSAGE_BYTES, decode_result, encode_failure
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_floating_tensor_is_a_result(dtype: torch.dtype) -> None:
+    result = torch.zeros(480, dtype=dtype)
+    assert decode_result(result, "code2wav") is result
+
+
+@pytest.mark.parametrize("message", ["unknown voice 'Ünbekannt'", "x"])
+def test_a_failure_arrives_with_stage_and_message(message: str) -> None:
+    with pytest.raises(StageError) as caught:
+        decode_result(encode_failure(message), "code2wav")
+    assert caught.value.stage == "code2wav"
+    assert caught.value.message == f"stage 'code2wav': {message}"
+
+
+def test_a_failure_without_a_message_is_still_one() -> None:
+    with pytest.raises(StageError):
+        decode_result(encode_failure(""), "code2wav")
+
+
+def test_a_long_message_is_cut() -> None:
+    failure = encode_failure("ä" * MAX_MESSAGE_BYTES)
+    assert failure.numel() == MAX_MESSAGE_BYTES
+    with pytest.raises(StageError, match="ää"):
+        decode_result(failure, "code2wav")
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
+def test_anything_else_is_no_result(dtype: torch.dtype) -> None:
+    with pytest.raises(StageError, match="floating"):
+        decode_result(torch.zeros(3, dtype=dtype), "code2wav")
