@@ -34,9 +34,10 @@ class Qwen25OmniFamily:
         return overrides[model_stage]
 
     def register(self) -> None:
+        from vllm import ModelRegistry
+
         from stages.qwen2_5_omni.code2wav.config import ARCHITECTURE as CODE2WAV_ARCHITECTURE
         from stages.qwen2_5_omni.talker_config import ARCHITECTURE as TALKER_ARCHITECTURE
-        from vllm import ModelRegistry
 
         ModelRegistry.register_model(TALKER_ARCHITECTURE, "stages.qwen2_5_omni.talker:Qwen2_5OmniTalker")
         ModelRegistry.register_model(CODE2WAV_ARCHITECTURE, "stages.qwen2_5_omni.code2wav.model:Qwen2_5OmniCode2Wav")

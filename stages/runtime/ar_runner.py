@@ -50,11 +50,13 @@ class ARModelRunnerMixin:
             # Called unbound: it works for every model with an Eagle-capable decoder inside, declared or not.
             SupportsEagle3.set_aux_hidden_state_layers(self.get_model(), config.aux_layers)  # type: ignore
             self.use_aux_hidden_state_outputs = True
-        if config.row_producer is not None and get_tensor_model_parallel_rank() == 0:
+        if config.row_producer is not None:
             assert config.output_queue is not None
             producer_class = resolve_obj_by_qualname(config.row_producer.replace(":", "."))
+            # On every rank: it looks up embeddings, which is a collective operation.
             producer = producer_class(self.get_model(), Path(config.model_dir))  # type: ignore[attr-defined]
-            self.row_emitter = RowEmitter(producer, config.output_queue, self.device)  # type: ignore[attr-defined]
+            if get_tensor_model_parallel_rank() == 0:
+                self.row_emitter = RowEmitter(producer, config.output_queue, self.device)  # type: ignore[attr-defined]
 
     # -- requests come and go
 

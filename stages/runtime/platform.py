@@ -6,6 +6,8 @@ from vllm.platforms import current_platform
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker
 
+from stages.runtime.parent_watch import end_with_parent
+
 
 def platform_worker_class() -> type[Worker]:
     """vLLM's worker class for the current platform."""
@@ -48,6 +50,7 @@ class StageWorkerMixin:
         return build_runner(self.runner_mixin, self.vllm_config, self.device)  # type: ignore[attr-defined]
 
     def init_device(self) -> None:
+        end_with_parent()
         super().init_device()  # type: ignore[misc]
         if not isinstance(self.model_runner, self.runner_mixin):
             self.model_runner = self._make_model_runner()

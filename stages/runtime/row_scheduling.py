@@ -28,6 +28,7 @@ from omni_server.protocol.rows import (
 from omni_server.protocol.runtime_config import StageRuntimeConfig
 from omni_server.transport.slab_queue import SlabQueue
 from stages.runtime.batch import StageStep, TakenSlot, attach_step
+from stages.runtime.parent_watch import end_with_parent
 from stages.runtime.queue_end import open_queue
 
 
@@ -51,6 +52,7 @@ class StageSchedulerMixin:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        end_with_parent()  # the worker does the same, but may live in another process
         config = self.vllm_config.additional_config  # type: ignore[attr-defined]
         if not isinstance(config, StageRuntimeConfig):
             raise TypeError("an omni stage needs additional_config=StageRuntimeConfig(...)")

@@ -1,4 +1,4 @@
-"""A process that runs the pipeline until it is killed; prints `ready`. Used by test_queues."""
+"""Runs the pipeline until it is killed; prints the engines' process ids when it is ready. Used by test_queues."""
 
 import sys
 import time
@@ -7,6 +7,7 @@ from pathlib import Path
 from tests.integration.live import LiveOmni, demo_config
 
 if __name__ == "__main__":
-    LiveOmni(Path(sys.argv[1]), demo_config())
-    print("ready", flush=True)
+    live = LiveOmni(Path(sys.argv[1]), demo_config())
+    sys.stdout.write(" ".join(map(str, live.omni.engine_pids().values())) + "\n")
+    sys.stdout.flush()
     time.sleep(600)

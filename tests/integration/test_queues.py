@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -139,7 +139,7 @@ def test_a_killed_engine_fails_requests_and_leaves_nothing_behind(stage: str, ch
     assert queue_files() == files
 
 
-def test_what_a_killed_server_left_is_swept_by_the_next_start(checkpoint: Path) -> None:
+def test_engines_end_with_a_killed_server_and_its_queue_is_swept(checkpoint: Path) -> None:
     files = queue_files()
     server = subprocess.Popen(
         [sys.executable, "-m", "tests.integration.serve_until_killed", str(checkpoint)],
@@ -148,19 +148,31 @@ def test_what_a_killed_server_left_is_swept_by_the_next_start(checkpoint: Path) 
     )
     try:
         assert server.stdout is not None
-        assert server.stdout.readline().strip() == "ready"
+        engines = [int(pid) for pid in server.stdout.readline().split()]
+        assert len(engines) == 3
         assert queue_files() - files
         assert not sweep_dead_queues(), "the queue of a living server was swept"
     finally:
         server.kill()
         server.wait()
         server.stdout.close()
-    # The engines notice that their parent has gone.
-    deadline = time.monotonic() + 60
-    while queue_files() - files and time.monotonic() < deadline:
-        sweep_dead_queues()
-        time.sleep(0.2)
+    _wait_until(lambda: not any(_is_running(pid) for pid in engines), 60)
+    sweep_dead_queues()  # what the next start does first
     assert queue_files() == files
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def _wait_until(condition: Callable[[], bool], timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not so after {timeout_s} s"
+        time.sleep(0.1)
 
 
 def _is_idle(live: LiveOmni) -> None:

@@ -40,7 +40,7 @@ _CODEC_END, _CODEC_PAD = 0.014, 0.003
 _CODEC_START = 2.0
 """Would win often, were it not suppressed."""
 _END_LEAN = 2.0
-"""How far the end codes' rows lean towards what the talker is fed once the text is used up, relative to their random
+"""How far the end codes' rows lean towards the talker's mean state once the text is used up, relative to their random
 part: speech that outlasts its text ends sooner than speech that does not."""
 _MEL_LEVEL = -4.5
 """Natural logarithm of the mel amplitude: the middle of what the vocoder does not clip (-10.9 to 2.3)."""
@@ -171,9 +171,11 @@ def _end_row(
     basis = torch.linalg.qr(common.T).Q
     row = row - basis @ (basis.T @ row) + lean
     best, own = (hidden @ weight.T).max(-1).values, hidden @ row
-    needed = torch.where(own > 0, best / own, torch.inf).sort().values
+    factor = torch.where(own > 0, best / own, torch.inf).sort().values[round(chance * len(hidden))]
+    if factor.isinf():
+        raise AssertionError("the end token's row points away from nearly all states")
     # Two decimals: what rounds in the passes above (number of threads, kind of machine) must not reach the weights.
-    return (row * needed[round(chance * len(hidden))]).round(decimals=2)
+    return (row * factor).round(decimals=2)
 
 
 def _calibrate_vocoder(token2wav: Qwen2_5OmniToken2WavModel, seed: int) -> None:

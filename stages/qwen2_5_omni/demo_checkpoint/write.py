@@ -28,13 +28,15 @@ def make_demo_checkpoint(
 ) -> Path:
     """Write a Qwen2.5-Omni with random weights in the layout of the published ones; returns `out`.
 
-    The same arguments give the same model.safetensors, byte for byte. `dtype` is that of the thinker and the talker;
-    code2wav stays in float32, in which the reference always runs it. The folder appears under its name only when it
-    is complete.
+    The same arguments give the same model.safetensors, byte for byte (with one release of torch, on machines with
+    AVX2). `dtype` is that of the thinker and the talker; code2wav stays in float32, in which the reference always runs
+    it. The folder appears under its name only when it is complete.
 
     Raises `ConfigError` for an unknown size and where `out` exists already and is not an empty folder.
     """
     dimensions = demo_size(size) if isinstance(size, str) else size
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise ConfigError(f"cannot write the demo checkpoint to {out}: it exists; remove it first")
     out.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     try:

@@ -1,0 +1,232 @@
+import json
+import runpy
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import AutoProcessor, AutoTokenizer, PreTrainedModel, Qwen2_5OmniForConditionalGeneration
+
+from omni_server.errors import ConfigError
+from stages.qwen2_5_omni.demo_checkpoint import SIZES, make_demo_checkpoint
+
+SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "make_demo_checkpoint"
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_demo_checkpoint(tmp_path_factory.mktemp("tiny") / "checkpoint")
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_demo_checkpoint(tmp_path_factory.mktemp("wide") / "checkpoint", size="wide")
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_demo_checkpoint(
+        tmp_path_factory.mktemp("full") / "checkpoint", size="tiny", vocabulary="full", dtype="bfloat16"
+    )
+
+
+def _json(folder: Path, name: str) -> Any:
+    return json.loads((folder / name).read_text(encoding="utf-8"))
+
+
+def test_files_are_those_of_the_published_checkpoints(tiny: Path) -> None:
+    assert {file.name for file in tiny.iterdir()} == {
+        "added_tokens.json",
+        "chat_template.json",
+        "config.json",
+        "generation_config.json",
+        "merges.txt",
+        "model.safetensors",
+        "preprocessor_config.json",
+        "special_tokens_map.json",
+        "spk_dict.pt",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "vocab.json",
+    }
+    assert all(file.stat().st_mode & 0o444 == 0o444 for file in tiny.iterdir())
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_seed_other_weights(tiny: Path, tmp_path: Path) -> None:
+    again = make_demo_checkpoint(tmp_path / "again")
+    other = make_demo_checkpoint(tmp_path / "other", seed=1)
+    for name in ("model.safetensors", "tokenizer.json", "config.json"):
+        assert (again / name).read_bytes() == (tiny / name).read_bytes()
+    assert (other / "config.json").read_bytes() == (tiny / "config.json").read_bytes()
+    with safe_open(tiny / "model.safetensors", "pt") as a, safe_open(other / "model.safetensors", "pt") as b:
+        same = [name for name in a.keys() if torch.equal(a.get_tensor(name), b.get_tensor(name))]  # noqa: SIM118
+    assert same == []
+    voices_a, voices_b = (torch.load(folder / "spk_dict.pt", weights_only=True) for folder in (tiny, other))
+    assert not torch.equal(voices_a["Chelsie"]["cond"], voices_b["Chelsie"]["cond"])
+
+
+def test_making_one_does_not_disturb_torchs_generator(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    expected = torch.randn(4)
+    torch.manual_seed(3)
+    make_demo_checkpoint(tmp_path / "checkpoint")
+    assert torch.equal(torch.randn(4), expected)
+
+
+@pytest.mark.parametrize("name", ["tiny", "wide", "full"])
+def test_transformers_loads_it_without_missing_or_unexpected_keys(name: str, request: pytest.FixtureRequest) -> None:
+    folder = request.getfixturevalue(name)
+    # The class's own from_pretrained cannot report: it asks the returned pair for its voices.
+    _, report = PreTrainedModel.from_pretrained.__func__(
+        Qwen2_5OmniForConditionalGeneration, folder, output_loading_info=True
+    )
+    assert {kind for kind, keys in report.items() if keys} == set(), report
+    model = Qwen2_5OmniForConditionalGeneration.from_pretrained(folder)
+    assert set(model.speaker_map) == {"Chelsie", "Ethan"}
+    assert next(model.thinker.parameters()).dtype == (torch.bfloat16 if name == "full" else torch.float32)
+
+
+@pytest.mark.parametrize("name", ["tiny", "full"])
+def test_ids_of_the_config_are_those_of_the_tokenizer(name: str, request: pytest.FixtureRequest) -> None:
+    folder: Path = request.getfixturevalue(name)
+    config, tokenizer = _json(folder, "config.json"), AutoTokenizer.from_pretrained(folder)
+    thinker, talker = config["thinker_config"], config["talker_config"]
+    tokens = {
+        "audio_token_index": "<|AUDIO|>",
+        "image_token_index": "<|IMAGE|>",
+        "video_token_index": "<|VIDEO|>",
+        "audio_start_token_id": "<|audio_bos|>",
+        "audio_end_token_id": "<|audio_eos|>",
+        "vision_start_token_id": "<|vision_bos|>",
+        "vision_end_token_id": "<|vision_eos|>",
+    }
+    for key, token in tokens.items():
+        assert thinker[key] == talker[key] == tokenizer.convert_tokens_to_ids(token)
+        assert tokenizer.encode(token) == [thinker[key]]
+    for role in ("system", "user", "assistant"):
+        assert len(tokenizer.encode(f"<|im_start|>{role}\n")) == 3
+    assert tokenizer.encode("user") == [thinker["user_token_id"]]
+    generation = _json(folder, "generation_config.json")
+    assert thinker["eos_token_id"] == tokenizer.eos_token_id
+    assert generation["eos_token_id"] == [tokenizer.eos_token_id, tokenizer.pad_token_id]
+
+    speech = [talker[f"tts_text_{part}_token_id"] for part in ("start", "end", "pad")]
+    speech += [voice["bos_token"] for voice in torch.load(folder / "spk_dict.pt", weights_only=True).values()]
+    assert len(set(speech)) == 5
+    # no text is ever tokenised to an id of the speech part, and the embedding has a row for it
+    assert all(len(tokenizer) <= token < thinker["text_config"]["vocab_size"] for token in speech)
+
+
+def test_the_full_vocabulary_has_the_genuine_ids(full: Path) -> None:
+    config, tokenizer = _json(full, "config.json"), AutoTokenizer.from_pretrained(full)
+    thinker, talker = config["thinker_config"], config["talker_config"]
+    assert thinker["text_config"]["vocab_size"] == 152064
+    assert (thinker["audio_token_index"], thinker["image_token_index"], thinker["video_token_index"]) == (
+        151646,
+        151655,
+        151656,
+    )
+    assert tokenizer.encode("<|im_start|>user\n<|im_end|>") == [151644, 872, 198, 151645]
+    assert [talker[f"tts_text_{part}_token_id"] for part in ("pad", "start", "end")] == [151859, 151860, 151861]
+    voices = torch.load(full / "spk_dict.pt", weights_only=True)
+    assert {name: voice["bos_token"] for name, voice in voices.items()} == {"Chelsie": 151872, "Ethan": 151870}
+
+
+def test_words_are_single_tokens_and_any_text_survives(tiny: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    assert len(tokenizer.encode(" the river and the sea")) == 5
+    text = "Grüße, 世界! 🎈\n\t it's 42"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_only_words_and_sounds_can_be_generated(tiny: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    with safe_open(tiny / "model.safetensors", "pt") as weights:
+        text_rows = weights.get_tensor("thinker.lm_head.weight").abs().sum(1).nonzero().flatten().tolist()
+        codec_rows = weights.get_tensor("talker.codec_head.weight").abs().sum(1).nonzero().flatten().tolist()
+    spoken = [tokenizer.decode([token]) for token in text_rows if token != tokenizer.eos_token_id]
+    assert tokenizer.eos_token_id in text_rows
+    assert len(spoken) > 300
+    assert all(word in (".", ",") or (word[0] == " " and word[1:].isascii() and word[1:].isalpha()) for word in spoken)
+    assert codec_rows == [*range(8193), 8292, 8293, 8294]
+
+
+def test_the_processor_takes_every_medium(tiny: Path) -> None:
+    processor = AutoProcessor.from_pretrained(tiny)
+    text = processor.apply_chat_template(
+        [
+            {
+                "role": "user",
+                "content": [{"type": "audio"}, {"type": "image"}, {"type": "text", "text": "What is this?"}],
+            }
+        ],
+        add_generation_prompt=True,
+        tokenize=False,
+    )
+    assert text == (
+        "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n"
+        "<|audio_bos|><|AUDIO|><|audio_eos|><|vision_bos|><|IMAGE|><|vision_eos|>What is this?<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
+def test_sizes_reach_the_weights(tiny: Path, wide: Path) -> None:
+    shapes = {}
+    for name, folder in (("tiny", tiny), ("wide", wide)):
+        with safe_open(folder / "model.safetensors", "pt") as weights:
+            shapes[name] = {key: weights.get_slice(key).get_shape() for key in weights.keys()}  # noqa: SIM118
+    for name, found in shapes.items():
+        size = SIZES[name]
+        assert found["talker.thinker_to_talker_proj.weight"] == [size.talker.hidden, size.thinker.hidden]
+        assert found["talker.model.embed_tokens.weight"] == [8448, size.thinker.hidden]
+        assert found["token2wav.code2wav_dit_model.text_embed.codec_embed.weight"] == [8194, size.dit.code_embedding]
+        layers = {key.split(".")[3] for key in found if key.startswith("talker.model.layers.")}
+        assert len(layers) == size.talker.layers
+    assert shapes["tiny"] != shapes["wide"]
+    assert _json(wide, "config.json")["talker_config"]["rope_scaling"]["mrope_section"] == [8, 8, 0]
+
+
+def test_an_unknown_size_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'huge'.*tiny, wide"):
+        make_demo_checkpoint(tmp_path / "checkpoint", size="huge")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sections_that_do_not_fill_half_a_head_are_refused() -> None:
+    with pytest.raises(ConfigError, match="mrope_section"):
+        replace(SIZES["tiny"], talker=replace(SIZES["tiny"].talker, mrope_section=(4, 4, 4)))
+
+
+def test_a_folder_with_content_is_kept_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint" / "precious").write_text("mine")
+    with pytest.raises(ConfigError, match="remove it first"):
+        make_demo_checkpoint(tmp_path / "checkpoint")
+    assert [file.name for file in tmp_path.rglob("*")] == ["checkpoint", "precious"]
+
+
+def test_the_script_writes_one_line(tmp_path: Path) -> None:
+    made = subprocess.run(
+        [sys.executable, str(SCRIPT), str(tmp_path / "checkpoint"), "--seed", "5"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+    )
+    assert made.stdout.count("\n") == 1
+    assert "MB" in made.stdout
+    assert "million parameters" in made.stdout
+    assert (tmp_path / "checkpoint" / "model.safetensors").is_file()
+
+
+def test_the_script_explains_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "precious").write_text("mine")
+    monkeypatch.setattr(sys, "argv", ["make_demo_checkpoint", str(tmp_path)])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(SystemExit, match="remove it first"):
+        runpy.run_path(str(SCRIPT), run_name="__main__")
