@@ -3,7 +3,7 @@
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from omni_server.config.stage_config import ChunkPlan
 from omni_server.errors import ConfigError
@@ -41,7 +41,7 @@ class CodecEdgeFactory(Protocol):
         ...
 
 
-def load_edge_function(name: str) -> Any:
+def load_edge_function(name: str) -> object:
     """`name` is `package.module:attribute`. Raises `ConfigError` if there is no such thing."""
     module_name, _, attribute = name.partition(":")
     try:

@@ -5,10 +5,10 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from omni_server.config.stage_config import ArStage, StageConfig
-from omni_server.edge import load_edge_function
+from omni_server.edge import CodecEdgeFactory, load_edge_function
 from omni_server.engine.environment import set_engine_environment
 from omni_server.errors import ConfigError, OmniError
 from omni_server.family import FamilyModel, load_family
@@ -162,7 +162,7 @@ def _orchestrator(config: StageConfig, model: FamilyModel, engines: "Engines") -
             talker_config=talker_config,
             code2wav=engines.diffusion[code2wav_name],
             chunks=codec_edge.chunks,
-            codec_edge=load_edge_function(codec_edge.function),
+            codec_edge=cast(CodecEdgeFactory, load_edge_function(codec_edge.function)),
             drop_block=engines.drop_block,
         )
         # Refuses a plan that does not fit the model now, not at the first request.

@@ -14,6 +14,7 @@ from omni_server.types import ChatMessage, OmniEvent, OmniRequest, SamplingConfi
 
 T = TypeVar("T")
 
+START_TIMEOUT_S = 900.0
 DEMO_CONFIG = Path(__file__).resolve().parents[2] / "configs" / "qwen2_5_omni.demo-cpu.yaml"
 ROW_SLOTS_GLOB = "omni-server-*"
 
@@ -46,7 +47,7 @@ class LiveOmni:
         self._thread.start()
         self.config = config
         try:
-            self.omni = self.run(AsyncOmni.start(model_dir, config, load_format=load_format))
+            self.omni = self.run(AsyncOmni.start(model_dir, config, load_format=load_format), START_TIMEOUT_S)
         except BaseException:
             self._stop_loop()
             raise

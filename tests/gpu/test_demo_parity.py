@@ -1,0 +1,93 @@
+"""The demo checkpoint on a GPU: float32, torch.compile and CUDA graphs on, all three stages on one device.
+
+Run by hand (`pytest -m gpu tests/gpu -s`), with TF32 off everywhere and an attention backend that takes float32:
+
+    NVIDIA_TF32_OVERRIDE=0 TRITON_F32_DEFAULT=ieee pytest -m gpu tests/gpu -s
+
+The reference runs on the CPU of the same machine. A token may differ only in a case where the reference's two best
+candidates lie closer than `MAX_GAP`; such cases are printed.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from omni_server.offline import OmniOutput
+from stages.qwen2_5_omni.demo_checkpoint import make_demo_checkpoint
+from tests.integration.live import LiveOmni, demo_config
+from tests.integration.parity import Expected, expected, signal_to_noise_db
+from tests.reference.cases import CASES
+from tests.reference.reference import Reference
+
+pytestmark = pytest.mark.gpu
+
+MAX_GAP = 1e-3
+MIN_SNR_DB = 60.0
+ON_GPU = {"enforce_eager": False, "attention_backend": "TRITON_ATTN"}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_demo_checkpoint(tmp_path_factory.mktemp("demo") / "checkpoint")
+
+
+@pytest.fixture(scope="module")
+def wanted(checkpoint: Path) -> list[Expected]:
+    reference = Reference(checkpoint)
+    return [expected(reference, case) for case in CASES.values()]
+
+
+@pytest.fixture(scope="module")
+def live(checkpoint: Path) -> Iterator[LiveOmni]:
+    config = demo_config(
+        platform="cuda",
+        chunks={"mode": "whole"},
+        stages={
+            "thinker": {"gpu_memory_utilization": 0.2, "engine_args": dict(ON_GPU)},
+            "talker": {"gpu_memory_utilization": 0.2, "engine_args": dict(ON_GPU)},
+            "code2wav": {"gpu_memory_utilization": 0.2},
+        },
+    )
+    running = LiveOmni(checkpoint, config)
+    yield running
+    running.close()
+
+
+def test_answers_one_by_one_equal_the_reference(live: LiveOmni, wanted: list[Expected]) -> None:
+    _compare("one by one", [live.answer(want.request) for want in wanted], wanted)
+
+
+def test_answers_together_equal_the_reference(live: LiveOmni, wanted: list[Expected]) -> None:
+    _compare("together", live.answers([want.request for want in wanted]), wanted)
+
+
+def test_nothing_is_held_at_the_end(live: LiveOmni) -> None:
+    assert live.held_rows() == 0
+    assert live.row_slots().in_use == 0
+
+
+def _compare(run: str, answers: list[OmniOutput], wanted: list[Expected]) -> None:
+    different, snrs = [], {}
+    for answer, want in zip(answers, wanted, strict=True):
+        result = want.result
+        gap = min(result.min_top2_gap_thinker, result.min_top2_gap_talker)
+        same_text, same_codes = answer.token_ids == result.text_ids, answer.codes == result.codes
+        if same_text and same_codes:
+            snrs[want.case.name] = signal_to_noise_db(result.waveform, answer.audio)
+        else:
+            different.append({"case": want.case.name, "text": same_text, "codes": same_codes, "gap": gap})
+    finite = [snr for snr in snrs.values() if snr != float("inf")]
+    report = {
+        "run": run,
+        "cases": len(wanted),
+        "equal": len(snrs),
+        "different": different,
+        "lowest_waveform_snr_db": min(finite, default=None),
+        "tf32_override": os.environ.get("NVIDIA_TF32_OVERRIDE"),
+    }
+    print("\n" + json.dumps(report, indent=1))  # noqa: T201
+    assert all(entry["gap"] < MAX_GAP for entry in different)
+    assert min(finite) > MIN_SNR_DB
