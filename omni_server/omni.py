@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -94,6 +94,10 @@ class AsyncOmni:
 
     def is_alive(self) -> bool:
         return self._orchestrator.dead_stage() is None
+
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Text of the thinker's `token_ids`, without special tokens."""
+        return self._orchestrator.detokenize(token_ids)
 
     @property
     def num_running(self) -> int:

@@ -1,11 +1,12 @@
 """The server's end of an autoregressive stage: requests in, tokens and rows out, one release path."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from vllm import SamplingParams
-from vllm.exceptions import VLLMValidationError
+from vllm.exceptions import VLLMClientError
 from vllm.inputs.engine import tokens_input
 from vllm.outputs import RequestOutput
 from vllm.renderers.inputs.preprocess import parse_model_prompt
@@ -103,7 +104,7 @@ class ArStageClient(StageClient[StageAsyncLLM]):
         return text
 
     async def render(self, prompt: ThinkerPrompt) -> RenderedPrompt:
-        """Tokenise and preprocess media, off the event loop.
+        """Tokenise and preprocess media, off the event loop. A prompt that is not opened has to be discarded.
 
         Raises `InvalidRequestError` if the prompt is too long or the media do not fit it.
         """
@@ -118,17 +119,45 @@ class ArStageClient(StageClient[StageAsyncLLM]):
         if media:
             raw |= {"multi_modal_data": media, "mm_processor_kwargs": dict(prompt.processor_kwargs)}
         renderer = self.engine.renderer
+        rendering = asyncio.ensure_future(
+            renderer.render_cmpl_async(
+                [parse_model_prompt(self.engine.model_config, raw)], renderer.default_cmpl_tok_params
+            )
+        )
         try:
             with stage_errors(self.name):
-                (engine_input,) = await renderer.render_cmpl_async(
-                    [parse_model_prompt(self.engine.model_config, raw)], renderer.default_cmpl_tok_params
-                )
-        except (ValueError, TypeError) as exc:
+                (engine_input,) = await asyncio.shield(rendering)
+        except asyncio.CancelledError:
+            # Its thread goes on; what it has put into the cache by the end must be forgotten then.
+            rendering.add_done_callback(self._discard_late)
+            raise
+        except (VLLMClientError, ValueError, TypeError) as exc:
             raise _invalid_prompt(exc, self.max_model_len) from exc
         token_ids = tuple(engine_input["prompt_token_ids"])
+        rendered = RenderedPrompt(token_ids, engine_input)
         if len(token_ids) >= self.max_model_len:
+            self.discard(rendered)
             raise context_length_exceeded(self.max_model_len, len(token_ids), "messages")
-        return RenderedPrompt(token_ids, engine_input)
+        return rendered
+
+    def discard(self, prompt: RenderedPrompt) -> None:
+        """Say that a rendered prompt will not be opened.
+
+        vLLM sends media to the engine once and refers to them from then on; rendering counts as sent. Media that
+        were not sent after all must be forgotten here, or the next prompt with the same media fails.
+        """
+        cache = None if self.is_dead else self.engine.renderer.mm_processor_cache
+        if cache is None:
+            return
+        for hashes in prompt.engine_input.get("mm_hashes", {}).values():
+            for media_hash in hashes:
+                if media_hash is not None:
+                    cache.invalidate(media_hash)
+
+    def _discard_late(self, rendering: asyncio.Future[Any]) -> None:
+        if not rendering.cancelled() and rendering.exception() is None:
+            (engine_input,) = rendering.result()
+            self.discard(RenderedPrompt(tuple(engine_input["prompt_token_ids"]), engine_input))
 
     async def open(
         self,
@@ -149,7 +178,7 @@ class ArStageClient(StageClient[StageAsyncLLM]):
                 queue = await self.engine.add_request(request_id, engine_input, params)
         except BaseException as exc:
             self.engine.row_sinks.pop(request_id, None)
-            if isinstance(exc, VLLMValidationError):
+            if isinstance(exc, VLLMClientError | ValueError):
                 raise InvalidRequestError(str(exc)) from exc
             raise
         return ArStream(self.name, self.engine, request_id, queue)

@@ -47,6 +47,8 @@ def diffusion_engine_args(
         "dtype": "float32",
         "load_format": load_format,
         "enforce_eager": True,
+        # A step ends with its results on the host: there is nothing to overlap the next one with.
+        "async_scheduling": False,
         "kv_cache_memory_bytes": NO_KV_CACHE_BYTES,
         "max_model_len": stage.max_model_len,
         "max_num_seqs": stage.max_num_seqs,

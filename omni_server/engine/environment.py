@@ -3,6 +3,7 @@
 They are set here, from the stage config, before vLLM is first imported; nothing else reads them.
 """
 
+import logging
 import os
 
 from omni_server.config.stage_config import StageConfig
@@ -15,6 +16,8 @@ def set_engine_environment(config: StageConfig) -> None:
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     # Each engine process would print dozens of lines that no user can act on. Set any of these to see them.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    # The variable acts where vLLM sets up logging, which is in the engine processes only.
+    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"].upper())
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")

@@ -4,6 +4,7 @@ from dataclasses import fields
 from typing import Any
 
 from vllm import SamplingParams
+from vllm.exceptions import VLLMClientError
 from vllm.sampling_params import RequestOutputKind
 
 from omni_server.config.stage_config import SamplingDefaults
@@ -70,5 +71,5 @@ def sampling_params(
             output_kind=RequestOutputKind.DELTA,
             extra_args=extra,
         )
-    except ValueError as exc:
+    except (VLLMClientError, ValueError) as exc:
         raise InvalidRequestError(f"{stage}: {exc}") from exc

@@ -1,7 +1,7 @@
 """Routes requests through the stages. Knows no model and touches no tensor."""
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from omni_server.config.stage_config import ArStage, ChunkPlan
@@ -52,6 +52,10 @@ class Orchestrator:
     def num_running(self) -> int:
         return len(self._running)
 
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Text of the thinker's `token_ids`, without special tokens."""
+        return self._thinker.client.detokenize(token_ids)
+
     def dead_stage(self) -> str | None:
         """Name of a stage whose engine process has died, or None."""
         clients: list[ArStageClient | DiffusionStageClient] = [self._thinker.client]
@@ -61,13 +65,7 @@ class Orchestrator:
 
     async def submit(self, request: OmniRequest) -> RequestRun:
         """Validate, tokenise, start. Raises as `Generator.submit` says."""
-        if self._is_closed:
-            raise OverloadedError("the server is shutting down", code="server_shutting_down")
-        dead = self.dead_stage()
-        if dead is not None:
-            raise StageDeadError(dead, "its engine process has died")
-        if request.request_id in self._running:
-            raise InvalidRequestError(f"a request with id '{request.request_id}' is running already")
+        self._check_open(request.request_id)
         self._check_stages(request.sampling)
         thinker = self._thinker
         sampling = merged(thinker.config.default_sampling, request.sampling.get(thinker.client.name))
@@ -75,6 +73,21 @@ class Orchestrator:
         prompt = await thinker.client.render(
             self._family.thinker_prompt(request.messages, speech=request.speech is not None)
         )
+        try:
+            run = self._admitted(request, prompt, sampling, voice)
+        except BaseException:
+            thinker.client.discard(prompt)
+            raise
+        self._running[request.request_id] = run
+        run.start()
+        return run
+
+    def _admitted(
+        self, request: OmniRequest, prompt: RenderedPrompt, sampling: SamplingConfig, voice: str | None
+    ) -> RequestRun:
+        """`sampling` is the thinker's."""
+        thinker = self._thinker
+        self._check_open(request.request_id)  # again: rendering takes time
         _check_length(thinker.client, len(prompt.token_ids), sampling.max_tokens)
         params = sampling_params(
             thinker.client.name,
@@ -89,7 +102,7 @@ class Orchestrator:
         spoken_text = None
         if speech is not None and sampling.stop:
             spoken_text = SpokenText(thinker.client.detokenize)
-        run = RequestRun(
+        return RequestRun(
             request.request_id,
             thinker=thinker.client,
             prompt=prompt,
@@ -97,18 +110,24 @@ class Orchestrator:
             thinker_params=params,
             spoken_text=spoken_text,
             speech=speech,
-            deadline_s=request.deadline_s or self._request_timeout_s,
+            deadline_s=self._request_timeout_s if request.deadline_s is None else request.deadline_s,
             on_end=lambda request_id: self._running.pop(request_id, None),
         )
-        self._running[request.request_id] = run
-        run.start()
-        return run
 
     async def close(self) -> None:
         """Refuse new requests and release those that run."""
         self._is_closed = True
         for run in list(self._running.values()):
             await run.aclose()
+
+    def _check_open(self, request_id: str) -> None:
+        if self._is_closed:
+            raise OverloadedError("the server is shutting down", code="server_shutting_down")
+        dead = self.dead_stage()
+        if dead is not None:
+            raise StageDeadError(dead, "its engine process has died")
+        if request_id in self._running:
+            raise InvalidRequestError(f"a request with id '{request_id}' is running already")
 
     def _check_stages(self, sampling: Mapping[str, SamplingConfig]) -> None:
         known = [self._thinker.client.name]
@@ -139,7 +158,7 @@ class Orchestrator:
         _check_length(stages.talker, len(talker_prompt.token_ids), None)
         sampling = merged(stages.talker_config.default_sampling, request.sampling.get(stages.talker.name))
         room = stages.talker.max_model_len - len(talker_prompt.token_ids)
-        sampling = replace(sampling, max_tokens=min(sampling.max_tokens or room, room))
+        sampling = replace(sampling, max_tokens=room if sampling.max_tokens is None else min(sampling.max_tokens, room))
         params = sampling_params(
             stages.talker.name,
             sampling,

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from omni_server.edge import Code2WavRequest, CodecEdge
 from omni_server.engine.ar_client import ArStageClient, ArStream, RenderedPrompt
@@ -91,30 +91,34 @@ class RequestRun:
         self._windows: asyncio.Queue[Code2WavRequest | None] = asyncio.Queue()
         self._num_text_tokens = 0
         self._num_codec_tokens = 0
+        self._num_cached_tokens = 0
         self._finish_reason: FinishReason = "stop"
         self._task: asyncio.Task[None] | None = None
-        self._is_over = False
+        self._is_over = False  # for the consumer: the last event has been delivered
+        self._is_released = False
+        self._is_opened = False
 
     # -- the caller's side
 
     def start(self) -> None:
         """Begin; the deadline counts from here."""
         self._task = asyncio.create_task(self._run(), name=f"request {self.request_id}")
+        # A task that is cancelled before its first step never reaches a `finally` of its own.
+        self._task.add_done_callback(lambda _: self._release())
 
     async def __aiter__(self) -> AsyncIterator[OmniEvent]:
         try:
             while not self._is_over:
                 event = await self._events.get()
+                self._is_over = isinstance(event, Finished | OmniError)
                 if isinstance(event, OmniError):
-                    self._is_over = True
                     raise event
-                self._is_over = isinstance(event, Finished)
                 yield event
         finally:
             await self.aclose()
 
     async def aclose(self) -> None:
-        self._is_over = True
+        """A consumer that still iterates gets an `OmniError`."""
         assert self._task is not None
         self._task.cancel()
         await asyncio.wait([self._task])
@@ -133,11 +137,26 @@ class RequestRun:
             logger.exception("request %s failed", self.request_id, exc_info=group)
             self._events.put_nowait(OmniError("internal error"))
         else:
-            usage = Usage(self.prompt, self._num_text_tokens, self._num_codec_tokens)
+            prompt = replace(self.prompt, cached=self._num_cached_tokens)
+            usage = Usage(prompt, self._num_text_tokens, self._num_codec_tokens)
             self._events.put_nowait(Finished(self._finish_reason, usage))
         finally:
-            self._drop_rows()
-            self._on_end(self.request_id)
+            self._release()
+
+    def _release(self) -> None:
+        """What the stages have not been given is dropped; whoever still waits for an event is woken."""
+        if self._is_released:
+            return
+        self._is_released = True
+        if not self._is_opened:
+            self._thinker.discard(self._rendered)
+        while not self._rows.empty():
+            item = self._rows.get_nowait()
+            if isinstance(item, RowsPayload):
+                self._drop(item)
+        # Behind another last event nobody reads it.
+        self._events.put_nowait(OmniError("the request was ended before it was finished"))
+        self._on_end(self.request_id)
 
     async def _stages(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -149,10 +168,12 @@ class RequestRun:
     async def _think(self) -> None:
         sink = self._rows.put_nowait if self._speech is not None else None
         stream = await self._thinker.open(self.request_id, self._rendered, self._thinker_params, sink)
+        self._is_opened = True
         try:
             async with aclosing(stream.outputs()) as outputs:
                 async for output in outputs:
                     self._num_text_tokens += len(output.token_ids)
+                    self._num_cached_tokens = output.num_cached_tokens
                     if output.text or output.token_ids:
                         self._events.put_nowait(TextDelta(output.text, output.token_ids))
                     if self._spoken_text is not None:
@@ -185,9 +206,14 @@ class RequestRun:
                         self._windows.put_nowait(None)
                         return
                     if stream is None:
-                        stream = await speech.talker.open(
-                            self.request_id, speech.talker_prompt.token_ids, speech.talker_params
-                        )
+                        try:
+                            stream = await speech.talker.open(
+                                self.request_id, speech.talker_prompt.token_ids, speech.talker_params
+                            )
+                        except BaseException:
+                            if feed.payload is not None:
+                                self._drop(feed.payload)  # it has left the queue and reached nobody
+                            raise
                         listening = group.create_task(self._listen(speech, stream))
                     await stream.feed(feed)
         finally:
@@ -247,12 +273,10 @@ class RequestRun:
         if reason == "length":
             self._finish_reason = reason
 
-    def _drop_rows(self) -> None:
-        while not self._rows.empty():
-            item = self._rows.get_nowait()
-            if isinstance(item, RowsPayload) and isinstance(item.block, SharedBlock):
-                assert self._speech is not None
-                self._speech.drop_block(item.block)
+    def _drop(self, payload: RowsPayload) -> None:
+        if isinstance(payload.block, SharedBlock):
+            assert self._speech is not None
+            self._speech.drop_block(payload.block)
 
 
 def _first(group: BaseExceptionGroup[OmniError]) -> OmniError:

@@ -20,6 +20,7 @@ import mmap
 import os
 import secrets
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -136,10 +137,8 @@ class SlabQueue:
     def close(self) -> None:
         """Unmap; the owner also removes the file."""
         del self._published, self._num_portions, self._ended  # they hold the mapping
-        try:
+        with suppress(BufferError):  # a tensor still views the mapping; the kernel drops it with the process
             self._map.close()
-        except BufferError:
-            pass  # a tensor still views the mapping; the kernel drops it with the process
         if self._owner_fd is not None:
             self.path.unlink(missing_ok=True)
             os.close(self._owner_fd)

@@ -39,17 +39,23 @@ def read_special_ids(model_dir: Path) -> SpecialIds:
     except (OSError, ValueError) as exc:
         raise ConfigError(f"cannot read {path}: {exc}") from exc
 
-    def at(*keys: str) -> Any:
+    def found(*keys: str) -> object:
         value = config
         for key in keys:
-            if not isinstance(value, dict) or key not in value:
-                raise ConfigError(f"{path}: '{'.'.join(keys)}' is missing; is this a Qwen2.5-Omni checkpoint?")
-            value = value[key]
+            value = value.get(key) if isinstance(value, dict) else None
         return value
 
-    thinker = config.get("thinker_config", {})
-    im_end = thinker.get("eos_token_id", thinker.get("text_config", {}).get("eos_token_id"))
-    if not isinstance(im_end, int):
+    def at(*keys: str) -> int:
+        value = found(*keys)
+        if value is None:
+            raise ConfigError(f"{path}: '{'.'.join(keys)}' is missing; is this a Qwen2.5-Omni checkpoint?")
+        if not isinstance(value, int):
+            raise ConfigError(f"{path}: '{'.'.join(keys)}' must be a whole number, not {value!r}")
+        return value
+
+    ends = found("thinker_config", "eos_token_id"), found("thinker_config", "text_config", "eos_token_id")
+    im_end = next((end for end in ends if isinstance(end, int)), None)
+    if im_end is None:
         im_end = _tokenizer_eos(model_dir)
     return SpecialIds(
         text_end=at("talker_config", "tts_text_end_token_id"),

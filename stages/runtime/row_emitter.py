@@ -4,25 +4,19 @@ import logging
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from omni_server.protocol.rows import InlineBlock, RowDtype, RowsOutput, RowsPayload, Segment, SharedBlock, encode
+from omni_server.protocol.rows import RowsOutput, RowsPayload, SharedBlock, encode
 from omni_server.protocol.runtime_config import QueueSpec
 from omni_server.transport.slab_queue import SlabQueue
 from stages.runtime.batch import StepBatch, TakenSlot
 from stages.runtime.queue_end import open_queue
+from stages.runtime.row_layout import SlabPart, in_slot, lay_out, with_own_bytes
 from stages.runtime.row_producer import RowProducer
 
 logger = logging.getLogger(__name__)
-
-_DTYPE_NAMES: dict[torch.dtype, RowDtype] = {
-    torch.float32: "float32",
-    torch.bfloat16: "bfloat16",
-    torch.float16: "float16",
-}
 
 PromptPositions = Callable[[str], tuple[torch.Tensor, int] | None]
 """Request id -> M-RoPE positions `[3, prompt_length]` and delta of its prompt, or None without M-RoPE."""
@@ -76,7 +70,7 @@ class PendingRows:
         outputs: list[torch.Tensor | None] = [None] * self._num_requests
         for batch_index, payload in self._messages:
             if self._inline is not None:
-                payload = _with_own_bytes(payload, self._inline)
+                payload = with_own_bytes(payload, self._inline)
             outputs[batch_index] = torch.frombuffer(bytearray(encode(payload)), dtype=torch.uint8)
         return outputs
 
@@ -123,27 +117,28 @@ class RowEmitter:
                 self._queue.publish(slot.slot, slot.generation, 0)
             return None
         rows = self._rows(shares, hidden, embeds)
-        payloads, extras, num_bytes = self._layout(shares, rows, prompt_positions)
+        parts = [self._part(share, prompt_positions) for share in shares]
+        layout = lay_out(parts, width=rows.shape[1], dtype=rows.dtype)
+        payloads = layout.payloads
         inline: torch.Tensor | None = None
         if self._queue is None:
-            inline = slab = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=self._on_device)
+            inline = slab = torch.empty(layout.num_bytes, dtype=torch.uint8, pin_memory=self._on_device)
         else:
             if slot is None:
                 raise RuntimeError("rows to send, but the scheduler took no slot for this step")
-            if num_bytes > self._queue.slot_bytes:
-                raise RuntimeError(f"{num_bytes} bytes of rows in a slot of {self._queue.slot_bytes}")
+            if layout.num_bytes > self._queue.slot_bytes:
+                raise RuntimeError(f"{layout.num_bytes} bytes of rows in a slot of {self._queue.slot_bytes}")
             slab = torch.frombuffer(self._queue.slot_buffer(slot.slot), dtype=torch.uint8)
             self._queue.publish(slot.slot, slot.generation, len(shares))
             payloads = [
-                (index, _in_slot(payload, SharedBlock(slot.slot, slot.generation, portion)))
-                for portion, (index, payload) in enumerate(payloads)
+                in_slot(payload, SharedBlock(slot.slot, slot.generation, portion))
+                for portion, payload in enumerate(payloads)
             ]
-        for offset, extra in extras:
-            flat = extra.contiguous().view(-1).view(torch.uint8)
-            slab[offset : offset + len(flat)] = flat
+        layout.write_extras(slab)
         target = slab[: rows.nbytes].view(rows.dtype).view(rows.shape)
         copied = self._copy(rows, target)
-        return PendingRows(len(batch.request_ids), payloads, copied, inline, (rows,))
+        messages = [(share.batch_index, payload) for share, payload in zip(shares, payloads, strict=True)]
+        return PendingRows(len(batch.request_ids), messages, copied, inline, (rows,))
 
     def _shares(self, batch: StepBatch) -> list[_Share]:
         shares = []
@@ -183,70 +178,16 @@ class RowEmitter:
         index = index.to(device, non_blocking=True)
         return self._producer.rows(hidden[index], embeds[index], without)
 
-    def _layout(
-        self, shares: list[_Share], rows: torch.Tensor, prompt_positions: PromptPositions
-    ) -> tuple[list[tuple[int, RowsPayload]], list[tuple[int, torch.Tensor]], int]:
-        """Where everything lies in the slab: first all computed rows, then what is constant or small.
-
-        Returns the messages (without their block), what to copy from the host at which offset, and the size.
-        """
-        row_bytes = rows.shape[1] * rows.element_size()
-        dtype = _DTYPE_NAMES[rows.dtype]
-        payloads: list[tuple[int, RowsPayload]] = []
-        extras: list[tuple[int, torch.Tensor]] = []
-        row_offset, end = 0, len(rows) * row_bytes
-
-        def put(extra: torch.Tensor) -> int:
-            nonlocal end
-            offset = end
-            extras.append((offset, extra))
-            end += extra.nbytes
-            return offset
-
-        for share in shares:
-            source, prompt_length = share.source, share.source.prompt_length
-            last = share.first + share.count
-            in_prompt = max(0, min(last, prompt_length) - share.first)
-            boundary = self._producer.boundary_rows(source.voice)
-            segments = []
-            if in_prompt:
-                segments.append(Segment(share.first, in_prompt, row_offset))
-                if last >= prompt_length:
-                    segments.append(Segment(prompt_length, len(boundary), put(boundary.to(rows.dtype))))
-            if share.count > in_prompt:
-                first_generated = share.first + in_prompt
-                segments.append(
-                    Segment(
-                        first_generated + len(boundary), share.count - in_prompt, row_offset + in_prompt * row_bytes
-                    )
-                )
-            tail = None
-            if share.first == 0:
-                tail = Segment(0, len(self._tail), put(self._tail.to(rows.dtype)))
-            positions_offset, delta = None, 0
-            if in_prompt and (known := prompt_positions(share.request_id)) is not None:
-                positions, delta = known
-                positions_offset = put(positions[:, share.first : share.first + in_prompt].to(torch.int32))
-            payloads.append(
-                (
-                    share.batch_index,
-                    RowsPayload(
-                        prompt_length=prompt_length,
-                        num_generated_rows=max(0, last - prompt_length),
-                        width=rows.shape[1],
-                        dtype=dtype,
-                        block=InlineBlock(b""),
-                        segments=tuple(segments),
-                        tail=tail,
-                        positions_offset=positions_offset,
-                        num_positions=in_prompt if positions_offset is not None else 0,
-                        first_prompt_position=share.first,
-                        position_delta=delta,
-                    ),
-                )
-            )
-            row_offset += share.count * row_bytes
-        return payloads, extras, end
+    def _part(self, share: _Share, prompt_positions: PromptPositions) -> SlabPart:
+        source = share.source
+        return SlabPart(
+            prompt_length=source.prompt_length,
+            first=share.first,
+            count=share.count,
+            boundary=self._producer.boundary_rows(source.voice),
+            tail=self._tail if share.first == 0 else None,
+            positions=prompt_positions(share.request_id) if share.first < source.prompt_length else None,
+        )
 
     def _copy(self, rows: torch.Tensor, target: torch.Tensor) -> torch.cuda.Event | None:
         if self._copy_stream is None:
@@ -278,30 +219,3 @@ def _mask_of(share: _Share) -> npt.NDArray[np.bool_]:
         part = prompt_mask[share.first : share.first + share.count]
         mask[: len(part)] = part
     return mask
-
-
-def _in_slot(payload: RowsPayload, block: SharedBlock) -> RowsPayload:
-    return msgspec.structs.replace(payload, block=block)
-
-
-def _with_own_bytes(payload: RowsPayload, slab: torch.Tensor) -> RowsPayload:
-    """The payload with a block that holds nothing but its own parts."""
-    row_bytes = payload.width * (4 if payload.dtype == "float32" else 2)
-    data = bytearray()
-
-    def take(offset: int, size: int) -> int:
-        start = len(data)
-        data.extend(slab[offset : offset + size].numpy().tobytes())
-        return start
-
-    def moved(segment: Segment) -> Segment:
-        return Segment(segment.first_position, segment.num_rows, take(segment.offset, segment.num_rows * row_bytes))
-
-    segments = tuple(moved(s) for s in payload.segments)
-    tail = None if payload.tail is None else moved(payload.tail)
-    positions = None
-    if payload.positions_offset is not None:
-        positions = take(payload.positions_offset, 12 * payload.num_positions)
-    return msgspec.structs.replace(
-        payload, block=InlineBlock(bytes(data)), segments=segments, tail=tail, positions_offset=positions
-    )

@@ -100,5 +100,5 @@ class RowStore:
         if not self._positions:
             return None
         known = torch.cat(self._positions, 1)
-        missing = torch.arange(known.shape[1], num_positions) + self.position_delta
+        missing = torch.arange(known.shape[1], max(num_positions, known.shape[1])) + self.position_delta
         return torch.cat([known, missing.expand(3, -1)], 1)[:, :num_positions], self.position_delta

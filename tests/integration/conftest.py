@@ -7,6 +7,7 @@ import pytest
 
 from stages.qwen2_5_omni.demo_checkpoint import make_demo_checkpoint
 from tests.integration.live import LiveOmni, demo_config
+from tests.integration.server_process import ServerProcess
 from tests.reference.reference import Reference
 
 
@@ -37,3 +38,16 @@ def whole(checkpoint: Path) -> Iterator[LiveOmni]:
     live = LiveOmni(checkpoint, demo_config(chunks={"mode": "whole"}))
     yield live
     live.close()
+
+
+@pytest.fixture(scope="session")
+def server(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """The real server; after the last test that needs it, SIGTERM must end it cleanly."""
+    process = ServerProcess(checkpoint, tmp_path_factory.mktemp("server") / "log.txt")
+    try:
+        yield process
+    finally:
+        exit_code = process.terminate()
+    assert exit_code == 0, process.log
+    process.wait_until_nothing_is_left()
+    assert "Traceback" not in process.log

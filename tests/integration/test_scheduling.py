@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_server.types import AudioDelta, Finished, SamplingConfig, TextDelta
-from tests.integration.live import LiveOmni, demo_config, spoken, written
+from tests.integration.live import LiveOmni, demo_config, written
 from tests.integration.parity import Expected, expected, same_tokens
 from tests.reference.cases import CASES
 from tests.reference.reference import Reference
@@ -68,22 +67,3 @@ def test_text_only_requests_never_reach_the_talker(cramped: LiveOmni, wanted: li
     assert answer.codes == ()
     assert not len(answer.audio)
     assert cramped.row_slots().published == before
-
-
-def test_the_first_audio_comes_before_the_last_text(checkpoint: Path, whole: LiveOmni) -> None:
-    """Order, not time: a reply of 240 tokens is spoken while it is still being written."""
-    live = LiveOmni(checkpoint, demo_config())
-    try:
-        events = live.events(
-            spoken(
-                CASES["tell"].messages,
-                thinker=SamplingConfig(temperature=0.0, max_tokens=240, min_tokens=240, ignore_eos=True),
-                talker=SamplingConfig(temperature=0.0, max_tokens=240, min_tokens=240),
-            )
-        )
-    finally:
-        live.close()
-    first_audio = next(i for i, event in enumerate(events) if isinstance(event, AudioDelta))
-    last_text = max(i for i, event in enumerate(events) if isinstance(event, TextDelta))
-    assert first_audio < last_text
-    assert isinstance(events[-1], Finished)

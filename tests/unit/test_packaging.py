@@ -31,12 +31,15 @@ def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         return set(wheel.namelist())
 
 
-def test_the_wheel_holds_every_module(wheel_names: set[str]) -> None:
-    modules = {
-        str(file.relative_to(ROOT)) for name in ("omni_server", "stages") for file in (ROOT / name).rglob("*.py")
+def test_the_wheel_holds_every_module_and_what_lies_beside_them(wheel_names: set[str]) -> None:
+    files = {
+        str(file.relative_to(ROOT))
+        for name in ("omni_server", "stages")
+        for file in (ROOT / name).rglob("*")
+        if file.is_file() and "__pycache__" not in file.parts
     }
 
-    assert modules <= wheel_names
+    assert files <= wheel_names
 
 
 def test_the_wheel_holds_every_stage_config(wheel_names: set[str]) -> None:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
+from jsonschema import Draft202012Validator
 
 _SCHEMA = json.loads((Path(__file__).parents[2] / "data" / "openai_chat_schema.json").read_text())
 

@@ -1,0 +1,170 @@
+"""The server as a user starts it: a process of its own, found through HTTP and `/proc` only."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx2
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = "omni"
+READY_TIMEOUT_S = 600.0
+END_TIMEOUT_S = 120.0
+
+_SHARED_MEMORY = Path("/dev/shm")
+_ENGINE_TITLE = "VLLM::EngineCore"
+_SET_BY_TEST_RUNS = ("OMP_NUM_THREADS", "HF_HUB_OFFLINE")
+
+
+class ServerProcess:
+    """Started by the constructor, which returns when `/ready` is 200."""
+
+    def __init__(self, checkpoint: Path, log: Path) -> None:
+        self._files_before = shared_memory_files()
+        self._log = log
+        port = _free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        self.unready_statuses: set[tuple[int, str]] = set()
+        """Status and error code of every answer of `/ready` before the first 200."""
+        command = [sys.executable, "-m", "omni_server.cli.main", "serve", str(checkpoint)]
+        command += ["--stage-config", "configs/qwen2_5_omni.demo-cpu.yaml", "--port", str(port)]
+        command += ["--served-model-name", MODEL]
+        environment = {name: value for name, value in os.environ.items() if name not in _SET_BY_TEST_RUNS}
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+            )
+        try:
+            self._wait_until_ready()
+        except BaseException:
+            self.process.kill()
+            self.process.wait()
+            raise
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def client(self) -> httpx2.Client:
+        return httpx2.Client(base_url=self.url, timeout=300)
+
+    def engine_pids(self) -> list[int]:
+        titles = {pid: _command_line(pid) for pid in self.process_tree()}
+        return [pid for pid, title in titles.items() if title.startswith(_ENGINE_TITLE)]
+
+    def process_tree(self) -> list[int]:
+        """The server and all its descendants."""
+        children: dict[int, list[int]] = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            stat = _stat(int(folder.name))
+            if stat is not None:
+                children.setdefault(int(stat[1]), []).append(int(folder.name))
+        tree = [self.process.pid]
+        for pid in tree:
+            tree += children.get(pid, [])
+        return tree
+
+    def memory_bytes(self) -> int:
+        """Proportional set size of all processes: pages that several map are counted once."""
+        rollups = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in self.process_tree()]
+        sizes = [re.search(r"^Pss:\s+(\d+) kB$", rollup, re.MULTILINE) for rollup in rollups]
+        assert all(sizes)
+        return sum(1024 * int(size[1]) for size in sizes if size is not None)
+
+    def wait_until_idle(self) -> None:
+        """Returns when a second has passed in which no engine did any work."""
+        ticks = self._engine_ticks()
+
+        def is_idle() -> bool:
+            nonlocal ticks
+            time.sleep(1)
+            before, ticks = ticks, self._engine_ticks()
+            return ticks - before < 5  # hundredths of a second
+
+        wait_until(is_idle, 60)
+
+    def terminate(self) -> int:
+        """The exit code after SIGTERM."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(END_TIMEOUT_S)
+
+    def wait_until_nothing_is_left(self) -> None:
+        """Returns when all that the server put into shared memory is gone.
+
+        Other programs may come and go meanwhile: what is left behind is what was not there before the start and
+        belongs to no process. Python's resource tracker ends a moment after its parent.
+        """
+        wait_until(lambda: not self._left_behind(), 20, lambda: f"left in /dev/shm: {self._left_behind()}")
+
+    def _left_behind(self) -> set[str]:
+        new = shared_memory_files() - self._files_before
+        return new - shared_memory_files_in_use() if new else new
+
+    def _engine_ticks(self) -> int:
+        stats = [_stat(pid) for pid in self.engine_pids()]
+        return sum(int(stat[11]) + int(stat[12]) for stat in stats if stat is not None)
+
+    def _wait_until_ready(self) -> None:
+        with httpx2.Client(base_url=self.url) as client:
+
+            def is_ready() -> bool:
+                assert self.process.poll() is None, f"the server ended by itself:\n{self.log}"
+                try:
+                    response = client.get("/ready")
+                except httpx2.TransportError:  # not listening yet, or busy with its imports
+                    return False
+                if response.status_code != 200:
+                    self.unready_statuses.add((response.status_code, response.json()["error"]["code"]))
+                return response.status_code == 200
+
+            wait_until(is_ready, READY_TIMEOUT_S, lambda: self.log)
+
+
+def shared_memory_files() -> set[str]:
+    return {path.name for path in _SHARED_MEMORY.iterdir()}
+
+
+def shared_memory_files_in_use() -> set[str]:
+    """Names of the files in shared memory that a living process has mapped."""
+    names: set[str] = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            names.update(re.findall(r" /dev/shm/(\S+)$", maps.read_text(), re.MULTILINE))
+        except OSError:  # ended meanwhile
+            continue
+    return names
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float, explain: Callable[[], str] = lambda: "") -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not so after {timeout_s} s\n{explain()}"
+        time.sleep(0.1)
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Fields of `/proc/PID/stat` from the third on (state); None if the process has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+
+
+def _command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port

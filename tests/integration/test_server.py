@@ -1,0 +1,548 @@
+"""The whole product over HTTP: a server process with three engines, the demo checkpoint, the official client."""
+
+import base64
+import io
+import json
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import numpy.typing as npt
+import openai
+import pytest
+import soundfile
+
+from omni_server.types import SAMPLE_RATE_HZ
+from tests.integration.server_process import MODEL, ServerProcess
+from tests.unit.api.clients import URL, base64_of, chat, data_url, error_of, media
+from tests.unit.api.schema import check_completion, check_error, check_model
+from tests.unit.api.sse_validator import StreamedAnswer, parse_frames, read_stream
+from tests.unit.api.test_bad_requests import NOT_JSON, REFUSED
+
+SAMPLES_PER_CODE = 480
+KINDS = ("text", "audio", "image", "video")
+HELLO = "Hello, who are you?"
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 24, "seed": 7}
+GREEDY_TALKER: dict[str, Any] = {"temperature": 0, "max_tokens": 60}
+STREAM: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+ENDLESS: dict[str, Any] = {"max_tokens": 3500, "ignore_eos": True}
+
+SPEECH_PART = {"type": "input_audio", "input_audio": {"data": base64_of(media("speech_hello.wav")), "format": "wav"}}
+IMAGE_PART = {"type": "image_url", "image_url": {"url": data_url(media("shapes.png"), "image/png")}}
+VIDEO_PART = {"type": "video_url", "video_url": {"url": data_url(media("ball.mp4"), "video/mp4")}}
+
+
+def spoken(content: Any = HELLO, *, voice: str = "Chelsie", audio_format: str = "pcm16", **fields: Any) -> Any:
+    """A request that is answered by voice; greedy in both stages unless told otherwise."""
+    audio = {"modalities": ["text", "audio"], "audio": {"voice": voice, "format": audio_format}}
+    return chat(content, **(GREEDY | audio | {"stage_sampling": {"talker": GREEDY_TALKER}} | fields))
+
+
+def written(content: Any = HELLO, **fields: Any) -> Any:
+    return chat(content, **(GREEDY | fields))
+
+
+def arguments(body: dict[str, Any]) -> Any:
+    """A body as arguments of the official client, which takes what is not OpenAI's as `extra_body`."""
+    extensions = {"stage_sampling", "ignore_eos", "min_tokens", "stop_token_ids"} & body.keys()
+    return {name: value for name, value in body.items() if name not in extensions} | {
+        "extra_body": {name: body[name] for name in extensions}
+    }
+
+
+@pytest.fixture(scope="module")
+def client(server: ServerProcess) -> Iterator[httpx2.Client]:
+    with server.client() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def official(server: ServerProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="EMPTY", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def hello(client: httpx2.Client) -> dict[str, Any]:
+    """The answer to `spoken()`; whatever other requests do, it stays the same."""
+    return answer_to(client, spoken())
+
+
+def answer_to(client: httpx2.Client, body: Any) -> dict[str, Any]:
+    response = client.post(URL, json=body)
+    assert response.status_code == 200, response.text
+    completion: dict[str, Any] = response.json()
+    check_completion(completion)
+    assert completion["model"] == MODEL
+    usage = completion["usage"]
+    assert usage["prompt_tokens"] == sum(usage["prompt_tokens_details"][f"{kind}_tokens"] for kind in KINDS)
+    assert usage["prompt_tokens_details"]["cached_tokens"] < usage["prompt_tokens"]
+    assert usage["completion_tokens"] == sum(usage["completion_tokens_details"].values())
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    return completion
+
+
+def stream_of(client: httpx2.Client, body: Any) -> StreamedAnswer:
+    response = client.post(URL, json=body | STREAM)
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    return read_stream(response.text, include_usage=True)
+
+
+def usage_of(answer: StreamedAnswer | dict[str, Any]) -> dict[str, Any]:
+    """Without what a repetition finds in the prefix cache."""
+    usage = answer.usage if isinstance(answer, StreamedAnswer) else answer["usage"]
+    assert usage is not None
+    return usage | {"prompt_tokens_details": usage["prompt_tokens_details"] | {"cached_tokens": None}}
+
+
+def message_of(completion: dict[str, Any]) -> dict[str, Any]:
+    message: dict[str, Any] = completion["choices"][0]["message"]
+    return message
+
+
+def text_of(completion: dict[str, Any]) -> str:
+    """What was written or spoken."""
+    message = message_of(completion)
+    text: str = message["content"] if message["audio"] is None else message["audio"]["transcript"]
+    return text
+
+
+def sound_of(completion: dict[str, Any]) -> bytes:
+    return base64.b64decode(message_of(completion)["audio"]["data"], validate=True)
+
+
+def samples_of(completion: dict[str, Any]) -> npt.NDArray[np.int16]:
+    return np.frombuffer(sound_of(completion), "<i2")
+
+
+def num_tokens(completion: dict[str, Any]) -> tuple[int, int]:
+    """Of text and of speech."""
+    details = completion["usage"]["completion_tokens_details"]
+    return details["text_tokens"], details["audio_tokens"]
+
+
+def outcome(completion: dict[str, Any]) -> tuple[str, bytes]:
+    """All that must be the same when a request is repeated."""
+    return text_of(completion), sound_of(completion) if message_of(completion)["audio"] is not None else b""
+
+
+# -- probes and models
+
+
+def test_probes_and_models(server: ServerProcess, client: httpx2.Client) -> None:
+    assert server.unready_statuses <= {(503, "model_not_ready")}
+    for path in ("/health", "/ready", "/live"):
+        assert client.get(path).status_code == 200
+    listed = client.get("/v1/models").json()["data"]
+    assert [model["id"] for model in listed] == [MODEL]
+    check_model(listed[0])
+    assert listed[0]["voices"] == ["Chelsie", "Ethan"]
+
+
+def test_official_client_lists_the_model(official: openai.OpenAI) -> None:
+    assert [model.id for model in official.models.list()] == [MODEL]
+    assert official.models.retrieve(MODEL).id == MODEL
+
+
+# -- text
+
+
+def test_text_is_the_same_in_one_piece_and_streamed(client: httpx2.Client) -> None:
+    whole = answer_to(client, written())
+    streamed = stream_of(client, written())
+    assert text_of(whole)
+    assert message_of(whole)["audio"] is None
+    assert streamed.text == text_of(whole)
+    assert usage_of(streamed) == usage_of(whole)
+    assert num_tokens(whole)[1] == 0
+
+
+def test_official_client_reads_text(official: openai.OpenAI) -> None:
+    completion = official.chat.completions.create(**arguments(written()))
+    chunks = list(official.chat.completions.create(**arguments(written()), stream=True))
+    assert completion.choices[0].message.content
+    joined = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert joined == completion.choices[0].message.content
+
+
+@pytest.mark.parametrize("count", [1, 2, 33])
+def test_thinker_writes_exactly_as_many_tokens_as_it_is_told(client: httpx2.Client, count: int) -> None:
+    completion = answer_to(client, written(max_tokens=count, min_tokens=count, ignore_eos=True))
+    assert num_tokens(completion) == (count, 0)
+    assert completion["choices"][0]["finish_reason"] == "length"
+
+
+# -- speech
+
+
+def test_spoken_answer_has_sound_for_every_codec_token(hello: dict[str, Any]) -> None:
+    message = message_of(hello)
+    assert message["content"] is None
+    assert message["audio"]["transcript"]
+    text_tokens, codec_tokens = num_tokens(hello)
+    assert 0 < text_tokens <= GREEDY["max_tokens"]
+    assert samples_of(hello).size == SAMPLES_PER_CODE * codec_tokens > 0
+    assert np.abs(samples_of(hello).astype(np.float64)).max() > 300
+
+
+@pytest.mark.parametrize("audio_format", ["wav", "flac", "mp3", "opus"])
+def test_every_file_format_holds_the_same_speech(
+    client: httpx2.Client, hello: dict[str, Any], audio_format: str
+) -> None:
+    data = sound_of(answer_to(client, spoken(audio_format=audio_format)))
+    samples, rate = soundfile.read(io.BytesIO(data), dtype="int16")
+    assert rate == SAMPLE_RATE_HZ
+    assert samples.shape == samples_of(hello).shape
+    if audio_format in ("wav", "flac"):
+        np.testing.assert_array_equal(samples, samples_of(hello))
+
+
+@pytest.mark.parametrize("audio_format", ["pcm16", "wav"])
+def test_streamed_speech_equals_that_in_one_piece(
+    client: httpx2.Client, hello: dict[str, Any], audio_format: str
+) -> None:
+    streamed = stream_of(client, spoken(audio_format=audio_format))
+    pcm = streamed.data if audio_format == "pcm16" else streamed.data[44:]
+    np.testing.assert_array_equal(np.frombuffer(pcm, "<i2"), samples_of(hello))
+    assert streamed.transcript == text_of(hello)
+    assert usage_of(streamed) == usage_of(hello)
+    assert streamed.finish_reason == hello["choices"][0]["finish_reason"]
+
+
+def test_sound_leaves_while_the_text_is_still_written(client: httpx2.Client) -> None:
+    body = spoken(max_tokens=200, min_tokens=200, ignore_eos=True)
+    streamed = stream_of(client, body | {"stage_sampling": {"talker": {"max_tokens": 300}}})
+    deltas = [chunk["choices"][0]["delta"].get("audio", {}) for chunk in streamed.chunks if chunk["choices"]]
+    first_sound = next(index for index, audio in enumerate(deltas) if audio.get("data"))
+    last_text = max(index for index, audio in enumerate(deltas) if audio.get("transcript"))
+    assert first_sound < last_text
+
+
+def test_official_client_reads_speech(official: openai.OpenAI, hello: dict[str, Any]) -> None:
+    completion = official.chat.completions.create(**arguments(spoken()))
+    audio = completion.choices[0].message.audio
+    assert audio is not None
+    assert audio.transcript == text_of(hello)
+    assert base64.b64decode(audio.data) == sound_of(hello)
+
+
+def test_official_accumulator_rebuilds_the_spoken_answer(official: openai.OpenAI) -> None:
+    # The accumulator raises for finish_reason "length", so the answer has to end by itself.
+    body = arguments(spoken("Hi", max_tokens=None, stage_sampling={"talker": {"temperature": 0}}))
+    with official.chat.completions.stream(**body, stream_options={"include_usage": True}) as events:
+        completion = events.get_final_completion()
+    message = completion.choices[0].message
+    assert (message.role, message.content, completion.choices[0].finish_reason) == ("assistant", None, "stop")
+    assert message.audio is not None
+    assert message.audio.transcript
+    usage = completion.usage
+    assert usage is not None
+    assert usage.completion_tokens_details is not None
+    codec_tokens = usage.completion_tokens_details.audio_tokens
+    assert codec_tokens
+    assert len(base64.b64decode(message.audio.data, validate=True)) == 2 * SAMPLES_PER_CODE * codec_tokens
+
+
+def test_voices_say_the_same_text_with_different_sound(client: httpx2.Client, hello: dict[str, Any]) -> None:
+    other = answer_to(client, spoken(voice="Ethan"))
+    assert text_of(other) == text_of(hello)
+    assert sound_of(other) != sound_of(hello)
+    assert outcome(answer_to(client, spoken(voice="alloy"))) == outcome(hello)
+
+
+def test_seed_makes_sampled_answers_repeatable(client: httpx2.Client) -> None:
+    sampled: dict[str, Any] = {"temperature": 1, "stage_sampling": {"talker": {"temperature": 1, "max_tokens": 60}}}
+    first, again, other = (outcome(answer_to(client, spoken(**sampled, seed=seed))) for seed in (11, 11, 12))
+    assert first == again
+    assert other[0] != first[0]
+    assert other[1] != first[1]
+
+
+@pytest.mark.parametrize("count", [1, 2, 24, 25, 300])
+def test_talker_speaks_exactly_as_many_codec_tokens_as_it_is_told(client: httpx2.Client, count: int) -> None:
+    talker = {"max_tokens": count, "min_tokens": count, "ignore_eos": True}
+    completion = answer_to(client, spoken(stage_sampling={"talker": talker}))
+    assert num_tokens(completion)[1] == count
+    assert samples_of(completion).size == SAMPLES_PER_CODE * count
+    assert completion["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_very_short_texts_are_spoken(client: httpx2.Client, count: int) -> None:
+    completion = answer_to(client, spoken(max_tokens=count, min_tokens=count, ignore_eos=True))
+    assert num_tokens(completion)[0] == count
+
+
+def test_stop_string_cuts_the_text_and_is_not_spoken(client: httpx2.Client) -> None:
+    """With k tokens before the stop string, what is spoken is what `max_tokens=k + 1` speaks: the last token of a
+    text has no row, whatever it was."""
+    num_kept = 12
+
+    def cut(max_tokens: int, **fields: Any) -> tuple[str, bytes]:
+        talker = {"temperature": 0, "max_tokens": 300}
+        body = spoken(ignore_eos=True, max_tokens=max_tokens, stage_sampling={"talker": talker}, **fields)
+        return outcome(answer_to(client, body))
+
+    kept, kept_and_one, kept_and_two, whole = (cut(count) for count in (num_kept, num_kept + 1, num_kept + 2, 40))
+    stop = kept_and_two[0].removeprefix(kept[0])
+    assert stop
+    assert stop not in kept[0]
+    stopped = cut(40, stop=stop)
+    assert stopped == (kept[0], kept_and_one[1])
+    assert len({stopped[1], kept[1], kept_and_two[1], whole[1]}) == 4, "the sound does not tell where the text ends"
+
+
+# -- media and conversations
+
+
+def test_speech_is_heard_in_every_spelling(client: httpx2.Client) -> None:
+    wav = media("speech_hello.wav")
+    url = {"type": "audio_url", "audio_url": {"url": data_url(wav, "audio/wav")}}
+    in_url = {"type": "input_audio", "input_audio": {"data": data_url(wav), "format": "wav"}}
+    answers = [answer_to(client, spoken([part])) for part in (SPEECH_PART, url, in_url)]
+    assert len({outcome(answer) for answer in answers}) == 1
+    # 2.1 s of sound; the encoder has 25 positions a second.
+    assert 50 <= answers[0]["usage"]["prompt_tokens_details"]["audio_tokens"] <= 54
+
+
+def test_what_is_said_changes_the_answer(client: httpx2.Client) -> None:
+    clips = [("speech_hello.wav", "wav"), ("speech_weather.wav", "wav"), ("speech_hello.mp3", "mp3")]
+    parts = [
+        {"type": "input_audio", "input_audio": {"data": base64_of(media(name)), "format": audio_format}}
+        for name, audio_format in clips
+    ]
+    hello, weather, mp3 = (answer_to(client, written([part])) for part in parts)
+    assert text_of(hello) != text_of(weather)
+    assert mp3["usage"]["prompt_tokens_details"]["audio_tokens"] > 0
+
+
+def test_images_are_seen(client: httpx2.Client) -> None:
+    question = {"type": "text", "text": "What is this?"}
+    gradient = {"type": "image_url", "image_url": {"url": data_url(media("gradient.png"), "image/png")}}
+    shapes, other = (answer_to(client, written([question, part])) for part in (IMAGE_PART, gradient))
+    assert shapes["usage"]["prompt_tokens_details"]["image_tokens"] == 20  # 140 x 112 in squares of 28
+    assert other["usage"]["prompt_tokens_details"]["image_tokens"] == 9
+    assert text_of(shapes) != text_of(other)
+
+
+def test_video_is_seen(client: httpx2.Client) -> None:
+    completion = answer_to(client, written([VIDEO_PART, {"type": "text", "text": "What moves?"}]))
+    assert completion["usage"]["prompt_tokens_details"]["video_tokens"] > 0
+    assert text_of(completion)
+
+
+def test_all_kinds_together_are_answered_by_voice(client: httpx2.Client) -> None:
+    parts = [{"type": "text", "text": "Compare:"}, SPEECH_PART, IMAGE_PART, VIDEO_PART]
+    whole = answer_to(client, spoken(parts))
+    streamed = stream_of(client, spoken(parts))
+    details = whole["usage"]["prompt_tokens_details"]
+    assert all(details[f"{kind}_tokens"] > 0 for kind in KINDS)
+    assert (streamed.transcript, streamed.data) == outcome(whole)
+
+
+def test_earlier_speech_is_referred_to_by_its_id(client: httpx2.Client, hello: dict[str, Any]) -> None:
+    streamed = stream_of(client, spoken())
+    assert streamed.audio_id is not None
+    ids = (message_of(hello)["audio"]["id"], streamed.audio_id)
+    assert ids[0] != ids[1]
+    earlier = [{"role": "assistant", "audio": {"id": audio_id}} for audio_id in ids]
+    earlier.append({"role": "assistant", "content": text_of(hello)})
+    answers = []
+    for message in earlier:
+        body = spoken()
+        body["messages"] += [message, {"role": "user", "content": "And then?"}]
+        answers.append(answer_to(client, body))
+    assert len({outcome(answer) for answer in answers}) == 1
+    assert answers[0]["usage"]["prompt_tokens"] > hello["usage"]["prompt_tokens"]
+
+
+# -- mistakes of the client
+
+
+@pytest.mark.parametrize(("name", "body", "param", "code"), REFUSED, ids=[row[0] for row in REFUSED])
+def test_bad_field_is_refused(client: httpx2.Client, name: str, body: Any, param: str | None, code: str) -> None:
+    error = error_of(client.post(URL, json=body))
+    assert (error["param"], error["code"]) == (param, code)
+
+
+@pytest.mark.parametrize("body", [row[1] for row in NOT_JSON], ids=[row[0] for row in NOT_JSON])
+def test_body_that_is_not_json_is_refused(client: httpx2.Client, body: bytes) -> None:
+    response = client.post(URL, content=body, headers={"content-type": "application/json"})
+    assert error_of(response)["code"] == "invalid_json"
+
+
+def _media_part(kind: str, url: str) -> list[dict[str, Any]]:
+    return [{"type": kind, kind: {"url": url}}]
+
+
+BAD_MEDIA = [
+    ("base64 malformed", [{"type": "input_audio", "input_audio": {"data": "%%%", "format": "wav"}}], "invalid_base64"),
+    ("audio undecodable", _media_part("audio_url", data_url(bytes(999))), "invalid_audio"),
+    ("audio cut in its header", _media_part("audio_url", data_url(media("speech_hello.wav")[:20])), "invalid_audio"),
+    ("image undecodable", _media_part("image_url", data_url(bytes(999))), "invalid_image"),
+    ("image cut short", _media_part("image_url", data_url(media("shapes.png")[:100])), "invalid_image"),
+    ("video undecodable", _media_part("video_url", data_url(bytes(999))), "invalid_video"),
+    ("video cut short", _media_part("video_url", data_url(media("ball.mp4")[:500])), "invalid_video"),
+    ("host not allowed", _media_part("image_url", "http://127.0.0.1:1/x.png"), "media_not_allowed"),
+    ("file", _media_part("image_url", "file:///etc/passwd"), None),
+    ("too many images", [IMAGE_PART] * 5, "too_many_media"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "code"), BAD_MEDIA, ids=[row[0] for row in BAD_MEDIA])
+@pytest.mark.parametrize("stream", [False, True])
+def test_bad_media_are_refused(client: httpx2.Client, name: str, content: Any, code: str | None, stream: bool) -> None:
+    error = error_of(client.post(URL, json=spoken(content, stream=stream)))
+    assert error["param"].startswith("messages")
+    assert code is None or error["code"] == code
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_prompt_that_is_too_long_is_refused(client: httpx2.Client, stream: bool) -> None:
+    # 4096 tokens fit: the first has too many for the tokenizer's limit, the second together with its answer.
+    error = error_of(client.post(URL, json=spoken("word " * 20_000, stream=stream)))
+    assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
+    error = error_of(client.post(URL, json=spoken("hi", max_tokens=4095, stream=stream)))
+    assert (error["param"], error["code"]) == ("max_completion_tokens", "context_length_exceeded")
+
+
+def test_min_tokens_above_the_limit_of_the_stage_config_are_refused(client: httpx2.Client) -> None:
+    for body in (written(max_tokens=None, min_tokens=2000), spoken(stage_sampling={"talker": {"min_tokens": 2000}})):
+        assert error_of(client.post(URL, json=body))["code"] == "invalid_value"
+
+
+def test_unknown_model_is_not_found(client: httpx2.Client) -> None:
+    error = error_of(client.post(URL, json=chat() | {"model": "no-such-model"}), 404)
+    assert (error["param"], error["code"]) == ("model", "model_not_found")
+
+
+def test_audio_id_that_nobody_was_given_is_refused(client: httpx2.Client) -> None:
+    body = spoken()
+    body["messages"] += [{"role": "assistant", "audio": {"id": "audio_0"}}, {"role": "user", "content": "And?"}]
+    assert error_of(client.post(URL, json=body))["code"] == "audio_not_found"
+
+
+def test_audio_object_without_the_modality_is_ignored(client: httpx2.Client) -> None:
+    with_object = answer_to(client, written(audio={"voice": "Ethan", "format": "wav"}))
+    assert outcome(with_object) == outcome(answer_to(client, written()))
+
+
+def test_official_client_raises_the_class_of_each_mistake(official: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError):
+        official.chat.completions.create(**arguments(written() | {"model": "no-such-model"}))
+    with pytest.raises(openai.BadRequestError) as failure:
+        official.chat.completions.create(**arguments(spoken(voice="nobody")))
+    assert failure.value.param == "audio.voice"
+    assert "Chelsie, Ethan" in failure.value.message
+
+
+def test_requests_after_all_these_mistakes_are_answered_as_before(client: httpx2.Client, hello: dict[str, Any]) -> None:
+    assert outcome(answer_to(client, spoken())) == outcome(hello)
+    assert client.get("/health").status_code == 200
+
+
+# -- many at once
+
+
+MIXED = [
+    spoken(),
+    written(),
+    spoken([SPEECH_PART], voice="Ethan"),
+    spoken([IMAGE_PART, {"type": "text", "text": "What is this?"}]),
+    written([VIDEO_PART]),
+    spoken("Count to five.", seed=3, max_tokens=40),
+    spoken("Tell me a story.", voice="Ethan", stage_sampling={"talker": {"temperature": 0, "max_tokens": 150}}),
+    written("Bye", max_tokens=60),
+]
+
+
+@pytest.fixture(scope="module")
+def one_by_one(client: httpx2.Client) -> list[dict[str, Any]]:
+    return [answer_to(client, body) for body in MIXED]
+
+
+def all_at_once(client: httpx2.Client) -> list[dict[str, Any]]:
+    with ThreadPoolExecutor(len(MIXED)) as threads:
+        return list(threads.map(lambda body: answer_to(client, body), MIXED))
+
+
+def assert_same_answers(answers: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
+    """Convolutions over a batch round differently in the last bit of a float, hence of a 16-bit sample now and then."""
+    for answer, wanted in zip(answers, expected, strict=True):
+        assert text_of(answer) == text_of(wanted)
+        assert usage_of(answer) == usage_of(wanted)
+        if message_of(wanted)["audio"] is not None:
+            difference = samples_of(answer).astype(np.int32) - samples_of(wanted)
+            assert np.abs(difference).max() <= 1
+
+
+def test_concurrent_requests_are_answered_as_one_by_one(
+    client: httpx2.Client, one_by_one: list[dict[str, Any]]
+) -> None:
+    assert_same_answers(all_at_once(client), one_by_one)
+
+
+def test_clients_that_leave_free_everything(
+    server: ServerProcess, client: httpx2.Client, one_by_one: list[dict[str, Any]]
+) -> None:
+    """More of them than the engines have places, each with minutes of work before it."""
+    body = spoken(**ENDLESS, **STREAM) | {"stage_sampling": {"talker": ENDLESS}}
+
+    def leave_after_the_first_sound(_: int) -> None:
+        with server.client() as leaving, leaving.stream("POST", URL, json=body) as response:
+            assert any('"data":' in line for line in response.iter_lines())
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(leave_after_the_first_sound, range(20)))
+    server.wait_until_idle()
+    assert_same_answers(all_at_once(client), one_by_one)
+
+
+def test_client_that_leaves_before_a_whole_answer_frees_everything(
+    server: ServerProcess, client: httpx2.Client, hello: dict[str, Any]
+) -> None:
+    body = spoken(**ENDLESS) | {"stage_sampling": {"talker": ENDLESS}}
+    with pytest.raises(httpx2.ReadTimeout):
+        client.post(URL, json=body, timeout=httpx2.Timeout(60, read=1))
+    server.wait_until_idle()
+    assert outcome(answer_to(client, spoken())) == outcome(hello)
+
+
+def test_server_with_its_engines_stays_below_four_gigabytes(server: ServerProcess, one_by_one: object) -> None:
+    assert len(server.engine_pids()) == 3
+    assert server.memory_bytes() < 4e9
+
+
+# -- a failing engine
+
+
+def test_killed_engine_ends_the_stream_with_an_error_and_then_the_server(checkpoint: Path, tmp_path: Path) -> None:
+    doomed = ServerProcess(checkpoint, tmp_path / "log.txt")
+    body = spoken(**ENDLESS, **STREAM) | {"stage_sampling": {"talker": ENDLESS}}
+    try:
+        with (
+            doomed.client() as client,
+            client.stream("POST", URL, json=body) as response,
+        ):
+            lines = response.iter_lines()
+            received = []
+            for line in lines:
+                received.append(line)
+                if '"data":' in line:
+                    break
+            os.kill(doomed.engine_pids()[-1], signal.SIGKILL)
+            received += lines
+        last = json.loads(parse_frames("\n".join(received) + "\n")[-1])
+        check_error(last)
+        assert last["error"]["code"] == "engine_dead"
+        assert doomed.process.wait(120) == 1
+    finally:
+        doomed.process.kill()
+        doomed.process.wait()
+    doomed.wait_until_nothing_is_left()

@@ -1,0 +1,231 @@
+"""Stages without engines. A test puts in what they send, and sees what they were given."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+from vllm import SamplingParams
+
+from omni_server.edge import Code2WavRequest
+from omni_server.engine.ar_client import ArOutput, ArStageClient, RenderedPrompt
+from omni_server.engine.async_engine import RowSink
+from omni_server.engine.diffusion_client import DiffusionStageClient
+from omni_server.family import TalkerPrompt
+from omni_server.orchestrator.request_run import RequestRun, SpeechPlan
+from omni_server.orchestrator.spoken_text import SpokenText
+from omni_server.protocol.rows import RowsFeed, RowsPayload, Segment, SharedBlock
+from omni_server.types import FinishReason, OmniEvent, PromptTokens
+
+PROMPT_IDS = (11, 12, 13)
+NUM_PROMPT = len(PROMPT_IDS)
+FIRST_GENERATED = NUM_PROMPT + 1
+"""Row of the first generated token in the talker's sequence: behind the prompt and the voice's row."""
+STOP_CODE = 99
+CODES_PER_WINDOW = 2
+SAMPLES_PER_CODE = 10
+
+
+class FakeStream:
+    """Stands for `ArStream`."""
+
+    def __init__(self, row_sink: RowSink | None) -> None:
+        self.row_sink = row_sink
+        self.feeds: list[RowsFeed] = []
+        self.num_closed = 0
+        self._coming: asyncio.Queue[ArOutput | Exception] = asyncio.Queue()
+
+    def send(self, *token_ids: int, text: str = "", finish: FinishReason | None = None) -> None:
+        self._coming.put_nowait(ArOutput(token_ids, text, finish, num_cached_tokens=2))
+
+    def fail(self, error: Exception) -> None:
+        self._coming.put_nowait(error)
+
+    async def outputs(self) -> AsyncGenerator[ArOutput, None]:
+        while True:
+            output = await self._coming.get()
+            if isinstance(output, Exception):
+                raise output
+            yield output
+            if output.finish_reason is not None:
+                return
+
+    async def feed(self, feed: RowsFeed) -> None:
+        assert not self.num_closed
+        self.feeds.append(feed)
+
+    async def close(self) -> None:
+        self.num_closed += 1
+
+
+class FakeArStage:
+    """Stands for `ArStageClient`."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.streams: list[FakeStream] = []
+        self.open_error: Exception | None = None
+        self.prompts: list[RenderedPrompt | tuple[int, ...]] = []
+        self.discarded: list[RenderedPrompt] = []
+        self.is_dead = False
+
+    @property
+    def stream(self) -> FakeStream:
+        (stream,) = self.streams
+        return stream
+
+    async def open(
+        self,
+        request_id: str,
+        prompt: RenderedPrompt | tuple[int, ...],
+        params: SamplingParams,
+        row_sink: RowSink | None = None,
+    ) -> FakeStream:
+        if self.open_error is not None:
+            raise self.open_error
+        self.prompts.append(prompt)
+        self.streams.append(FakeStream(row_sink))
+        return self.streams[-1]
+
+    def discard(self, prompt: RenderedPrompt) -> None:
+        self.discarded.append(prompt)
+
+
+class FakeCode2Wav:
+    """Stands for `DiffusionStageClient`. A window sounds like its codes."""
+
+    def __init__(self) -> None:
+        self.name = "code2wav"
+        self.request_ids: list[str] = []
+        self.running = 0
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.error: Exception | None = None
+        self.num_missing = 0
+
+    async def run(self, request_id: str, token_ids: tuple[int, ...], payload: bytes) -> npt.NDArray[np.float32]:
+        self.request_ids.append(request_id)
+        self.running += 1
+        try:
+            await self.gate.wait()
+            if self.error is not None:
+                raise self.error
+            return np.repeat(np.array(token_ids, np.float32), SAMPLES_PER_CODE)[self.num_missing :]
+        finally:
+            self.running -= 1
+
+
+class FakeCodecEdge:
+    """Windows of two codes, and a last one of what is left."""
+
+    def __init__(self) -> None:
+        self._codes: list[int] = []
+        self._emitted = 0
+
+    def push(self, codes: Sequence[int]) -> list[Code2WavRequest]:
+        self._codes += codes
+        return self._cut(whole=True)
+
+    def finish(self) -> list[Code2WavRequest]:
+        return self._cut(whole=False)
+
+    def _cut(self, *, whole: bool) -> list[Code2WavRequest]:
+        windows = []
+        while self._emitted < len(self._codes):
+            codes = tuple(self._codes[self._emitted : self._emitted + CODES_PER_WINDOW])
+            if whole and len(codes) < CODES_PER_WINDOW:
+                break
+            first = self._emitted * SAMPLES_PER_CODE
+            windows.append(Code2WavRequest(codes, b"", first, len(codes) * SAMPLES_PER_CODE))
+            self._emitted += len(codes)
+        return windows
+
+
+@dataclass
+class Stages:
+    """A request's surroundings. `blocks` are the references to shared memory that the thinker has sent."""
+
+    thinker: FakeArStage = field(default_factory=lambda: FakeArStage("thinker"))
+    talker: FakeArStage = field(default_factory=lambda: FakeArStage("talker"))
+    code2wav: FakeCode2Wav = field(default_factory=FakeCode2Wav)
+    blocks: list[SharedBlock] = field(default_factory=list)
+    dropped: list[SharedBlock] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
+
+    def run(
+        self,
+        *,
+        speech: bool = True,
+        deadline_s: float = 30.0,
+        detokenize: Callable[[Sequence[int]], str] | None = None,
+    ) -> RequestRun:
+        plan = SpeechPlan(
+            talker=cast(ArStageClient, self.talker),
+            code2wav=cast(DiffusionStageClient, self.code2wav),
+            talker_prompt=TalkerPrompt((8,) * NUM_PROMPT + (6, 7), NUM_PROMPT),
+            talker_params=SamplingParams(),
+            talker_stop_ids=(STOP_CODE,),
+            codec_edge=FakeCodecEdge(),
+            num_boundary_rows=1,
+            drop_block=self.dropped.append,
+        )
+        run = RequestRun(
+            "request",
+            thinker=cast(ArStageClient, self.thinker),
+            prompt=RenderedPrompt(PROMPT_IDS, None),
+            prompt_tokens=PromptTokens(NUM_PROMPT, NUM_PROMPT, 0, 0, 0),
+            thinker_params=SamplingParams(),
+            spoken_text=None if detokenize is None else SpokenText(detokenize),
+            speech=plan if speech else None,
+            deadline_s=deadline_s,
+            on_end=self.ended.append,
+        )
+        run.start()
+        return run
+
+    def rows(self, *, num_generated: int) -> None:
+        """The rows of one step: of the prompt if no token's row is among them."""
+        first = num_generated + NUM_PROMPT if num_generated else 0
+        block = SharedBlock(len(self.blocks), 1, 0)
+        self.blocks.append(block)
+        sink = self.thinker.stream.row_sink
+        assert sink is not None
+        count = 1 if num_generated else FIRST_GENERATED
+        sink(RowsPayload(NUM_PROMPT, num_generated, 4, "float32", block, (Segment(first, count, 0),)))
+
+    def token(self, number: int, text: str = "", finish: FinishReason | None = None) -> None:
+        """Step `number` of the thinker: rows of the token before, then token `number`."""
+        self.rows(num_generated=number)
+        self.thinker.stream.send(100 + number, text=text or f"t{number} ", finish=finish)
+
+    def fed_blocks(self) -> list[SharedBlock]:
+        return [
+            feed.payload.block
+            for stream in self.talker.streams
+            for feed in stream.feeds
+            if feed.payload is not None and isinstance(feed.payload.block, SharedBlock)
+        ]
+
+    def is_released(self) -> bool:
+        """Every stream closed once, every reference handed on or dropped exactly once, the end reported once."""
+        streams = self.thinker.streams + self.talker.streams
+        passed_on = sorted(self.fed_blocks() + self.dropped, key=lambda block: block.slot)
+        return (
+            all(stream.num_closed == 1 for stream in streams)
+            and passed_on == self.blocks
+            and self.code2wav.running == 0
+            and len(self.thinker.prompts) + len(self.thinker.discarded) == 1
+            and self.ended == ["request"]
+        )
+
+
+async def settle() -> None:
+    """Let every task go as far as it can."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+async def collected(run: RequestRun) -> list[OmniEvent]:
+    return [event async for event in run]

@@ -1,0 +1,225 @@
+"""Admission: what is refused, and what a request's settings become."""
+
+import asyncio
+from dataclasses import replace
+from typing import cast
+
+import pytest
+
+from omni_server.config.stage_config import ArStage, ChunkPlan, SamplingDefaults
+from omni_server.engine.ar_client import ArStageClient, RenderedPrompt
+from omni_server.engine.diffusion_client import DiffusionStageClient
+from omni_server.errors import DeadlineExceededError, InvalidRequestError, OmniError, OverloadedError, StageDeadError
+from omni_server.family import CodecLayout, FamilyModel, PlaceholderIds, TalkerPrompt, ThinkerPrompt
+from omni_server.orchestrator.orchestrator import Orchestrator, SpeechStages, ThinkerStage
+from omni_server.types import ChatMessage, OmniRequest, SamplingConfig, SpeechOutput, TextPart
+from tests.unit.orchestrator.fake_stages import FakeArStage, FakeCode2Wav, FakeCodecEdge, collected, settle
+
+MAX_MODEL_LEN = 64
+AUDIO, IMAGE, VIDEO = 901, 902, 903
+
+
+class FakeFamily:
+    voices = ("Ada", "Bob")
+    default_voice = "Ada"
+    thinker_stop_ids = (1,)
+    talker_stop_ids = (2,)
+    placeholder_ids = PlaceholderIds(AUDIO, IMAGE, VIDEO)
+    codec = CodecLayout(4, 2, 480)
+    row_width = 4
+    extra_rows_per_request = 3
+
+    def thinker_prompt(self, messages: tuple[ChatMessage, ...], *, speech: bool) -> ThinkerPrompt:
+        return ThinkerPrompt("")
+
+    def talker_prompt(self, prompt_length: int) -> TalkerPrompt:
+        return TalkerPrompt((8,) * prompt_length + (6, 7), prompt_length)
+
+    def dtype_name(self) -> str:
+        return "float32"
+
+
+class Stage(FakeArStage):
+    """With what admission asks of an `ArStageClient`."""
+
+    max_model_len = MAX_MODEL_LEN
+
+    def __init__(self, name: str, prompt: tuple[int, ...] = (10, 11, AUDIO, AUDIO, IMAGE, VIDEO)) -> None:
+        super().__init__(name)
+        self.prompt = prompt
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def render(self, prompt: ThinkerPrompt) -> RenderedPrompt:
+        await self.gate.wait()
+        return RenderedPrompt(self.prompt, None)
+
+
+class Code2Wav(FakeCode2Wav):
+    is_dead = False
+
+
+class Pipeline:
+    def __init__(self, *, speech: bool = True) -> None:
+        self.thinker, self.talker, self.code2wav = Stage("thinker"), Stage("talker"), Code2Wav()
+        stage = ArStage(
+            engine="ar", model_stage="thinker", max_model_len=MAX_MODEL_LEN,
+            default_sampling=SamplingDefaults(temperature=0.5, max_tokens=9),
+        )  # fmt: skip
+        speech_stages = SpeechStages(
+            talker=cast(ArStageClient, self.talker),
+            talker_config=stage.model_copy(update={"model_stage": "talker", "default_sampling": SamplingDefaults()}),
+            code2wav=cast(DiffusionStageClient, self.code2wav),
+            chunks=ChunkPlan(mode="whole"),
+            codec_edge=lambda plan, layout, *, voice, noise_seed: FakeCodecEdge(),
+            drop_block=lambda block: None,
+        )
+        self.orchestrator = Orchestrator(
+            cast(FamilyModel, FakeFamily()),
+            ThinkerStage(cast(ArStageClient, self.thinker), stage),
+            speech_stages if speech else None,
+            request_timeout_s=30.0,
+        )
+
+
+def request(request_id: str = "a", *, voice: str | None = None, speech: bool = True) -> OmniRequest:
+    message = ChatMessage("user", (TextPart("Hello"),))
+    return OmniRequest(request_id, (message,), SpeechOutput(voice) if speech else None)
+
+
+async def test_prompt_tokens_are_counted_by_what_they_stand_for() -> None:
+    pipeline = Pipeline()
+    run = await pipeline.orchestrator.submit(request())
+    counted = run.prompt
+    assert (counted.total, counted.text, counted.audio, counted.image, counted.video) == (6, 2, 2, 1, 1)
+    await run.aclose()
+
+
+async def test_an_ended_request_is_forgotten() -> None:
+    pipeline = Pipeline()
+    run = await pipeline.orchestrator.submit(request())
+    assert pipeline.orchestrator.num_running == 1
+    await run.aclose()
+    assert pipeline.orchestrator.num_running == 0
+    again = await pipeline.orchestrator.submit(request())
+    await settle()
+    assert pipeline.orchestrator.num_running == 1
+    await again.aclose()
+
+
+async def test_two_requests_cannot_have_one_id_even_when_both_are_being_admitted() -> None:
+    pipeline = Pipeline()
+    pipeline.thinker.gate.clear()
+    submitted = [asyncio.create_task(pipeline.orchestrator.submit(request("same"))) for _ in range(2)]
+    await settle()
+    pipeline.thinker.gate.set()
+    run = await submitted[0]
+    with pytest.raises(InvalidRequestError, match="running already"):
+        await submitted[1]
+    await run.aclose()
+    assert pipeline.orchestrator.num_running == 0
+
+
+async def test_a_cancelled_submission_leaves_nothing() -> None:
+    pipeline = Pipeline()
+    pipeline.thinker.gate.clear()
+    submitted = asyncio.create_task(pipeline.orchestrator.submit(request()))
+    await settle()
+    submitted.cancel()
+    await asyncio.wait([submitted])
+    assert pipeline.orchestrator.num_running == 0
+    assert pipeline.thinker.streams == []
+
+
+async def test_a_deadline_of_zero_is_a_deadline() -> None:
+    run = await Pipeline().orchestrator.submit(replace(request(), deadline_s=0.0))
+    with pytest.raises(DeadlineExceededError):
+        await asyncio.wait_for(collected(run), 5)
+
+
+@pytest.mark.parametrize("stage", ["thinker", "talker", "code2wav"])
+async def test_nothing_is_admitted_once_a_stage_is_dead(stage: str) -> None:
+    pipeline = Pipeline()
+    stages: list[Stage | Code2Wav] = [pipeline.thinker, pipeline.talker, pipeline.code2wav]
+    next(one for one in stages if one.name == stage).is_dead = True
+    assert pipeline.orchestrator.dead_stage() == stage
+    with pytest.raises(StageDeadError, match=stage):
+        await pipeline.orchestrator.submit(request())
+
+
+async def test_closing_ends_running_requests_and_refuses_new_ones() -> None:
+    pipeline = Pipeline()
+    run = await pipeline.orchestrator.submit(request())
+    events = asyncio.create_task(collected(run))
+    await settle()
+    await pipeline.orchestrator.close()
+    with pytest.raises(OmniError):
+        await asyncio.wait_for(events, 5)
+    assert pipeline.orchestrator.num_running == 0
+    with pytest.raises(OverloadedError, match="shutting down"):
+        await pipeline.orchestrator.submit(request())
+
+
+async def test_a_request_in_admission_is_refused_when_the_server_closes() -> None:
+    pipeline = Pipeline()
+    pipeline.thinker.gate.clear()
+    submitted = asyncio.create_task(pipeline.orchestrator.submit(request()))
+    await settle()
+    await pipeline.orchestrator.close()
+    pipeline.thinker.gate.set()
+    with pytest.raises(OverloadedError, match="shutting down"):
+        await submitted
+    assert pipeline.orchestrator.num_running == 0
+
+
+@pytest.mark.parametrize(
+    "sampling", [{"thinker": SamplingConfig(max_tokens=10**6)}, {"thinker": SamplingConfig(top_p=9.0)},
+                 {"talker": SamplingConfig(max_tokens=0)}]
+)  # fmt: skip
+async def test_a_prompt_that_is_refused_after_rendering_is_discarded(sampling: dict[str, SamplingConfig]) -> None:
+    pipeline = Pipeline()
+    with pytest.raises(InvalidRequestError):
+        await pipeline.orchestrator.submit(replace(request(), sampling=sampling))
+    assert len(pipeline.thinker.discarded) == 1
+
+
+async def test_an_unknown_voice_is_refused_and_the_known_ones_are_named() -> None:
+    with pytest.raises(InvalidRequestError, match="'Eve' is unknown; voices are Ada, Bob") as error:
+        await Pipeline().orchestrator.submit(request(voice="Eve"))
+    assert error.value.param == "audio.voice"
+
+
+async def test_speech_is_refused_where_there_is_no_talker() -> None:
+    with pytest.raises(InvalidRequestError, match="without speech") as error:
+        await Pipeline(speech=False).orchestrator.submit(request())
+    assert error.value.param == "modalities"
+
+
+async def test_sampling_of_an_unknown_stage_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match=r"no stage 'singer'.*thinker, talker"):
+        await Pipeline().orchestrator.submit(replace(request(), sampling={"singer": SamplingConfig()}))
+
+
+@pytest.mark.parametrize(("max_tokens", "fits"), [(MAX_MODEL_LEN - 6, True), (MAX_MODEL_LEN - 5, False)])
+async def test_max_tokens_must_fit_the_context(max_tokens: int, fits: bool) -> None:
+    wanted = replace(request(speech=False), sampling={"thinker": SamplingConfig(max_tokens=max_tokens)})
+    orchestrator = Pipeline().orchestrator
+    if fits:
+        await (await orchestrator.submit(wanted)).aclose()
+        return
+    with pytest.raises(InvalidRequestError) as error:
+        await orchestrator.submit(wanted)
+    assert (error.value.code, error.value.param) == ("context_length_exceeded", "max_completion_tokens")
+
+
+async def test_a_prompt_that_fills_the_talkers_context_is_refused() -> None:
+    pipeline = Pipeline()
+    pipeline.talker.max_model_len = 8  # six tokens, two more, and none left to speak
+    with pytest.raises(InvalidRequestError) as error:
+        await pipeline.orchestrator.submit(request())
+    assert error.value.code == "context_length_exceeded"
+
+
+async def test_zero_tokens_of_speech_are_refused_rather_than_taken_for_no_limit() -> None:
+    with pytest.raises(InvalidRequestError, match="talker"):
+        await Pipeline().orchestrator.submit(replace(request(), sampling={"talker": SamplingConfig(max_tokens=0)}))

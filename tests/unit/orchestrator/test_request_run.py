@@ -1,0 +1,456 @@
+"""One request through fake stages: order of events, ends of all kinds, and what is released."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+import numpy as np
+import pytest
+
+from omni_server.errors import DeadlineExceededError, InvalidRequestError, OmniError, StageDeadError, StageError
+from omni_server.orchestrator.request_run import RequestRun
+from omni_server.types import AudioDelta, CodecDelta, Finished, OmniEvent, TextDelta, TextDone
+from tests.unit.orchestrator.fake_stages import (
+    FIRST_GENERATED,
+    NUM_PROMPT,
+    SAMPLES_PER_CODE,
+    STOP_CODE,
+    Stages,
+    collected,
+    settle,
+)
+
+
+def kinds(events: Sequence[OmniEvent]) -> list[str]:
+    return [type(event).__name__ for event in events]
+
+
+def only(kind: type, events: Sequence[OmniEvent]) -> OmniEvent:
+    (event,) = (event for event in events if isinstance(event, kind))
+    return event
+
+
+async def write(stages: Stages, num_tokens: int) -> None:
+    """The thinker's whole reply; its last token is the end token."""
+    await settle()
+    for number in range(num_tokens):
+        stages.token(number, finish="stop" if number == num_tokens - 1 else None)
+        await settle()
+
+
+# -- what comes out
+
+
+async def test_text_and_speech_come_as_they_are_made() -> None:
+    stages = Stages()
+    events = asyncio.create_task(collected(stages.run()))
+    await settle()
+    stages.token(0)
+    await settle()
+    stages.token(1)
+    await settle()
+    stages.talker.stream.send(1, 2)
+    await settle()
+    stages.token(2, finish="stop")
+    await settle()
+    stages.talker.stream.send(3, STOP_CODE, finish="stop")
+    got = await events
+    assert kinds(got) == [
+        "TextDelta", "TextDelta", "CodecDelta", "AudioDelta",
+        "TextDelta", "TextDone", "CodecDelta", "AudioDelta", "Finished",
+    ]  # fmt: skip
+    assert "".join(event.text for event in got if isinstance(event, TextDelta)) == "t0 t1 t2 "
+    assert [event.codes for event in got if isinstance(event, CodecDelta)] == [(1, 2), (3,)]
+    sounds = [event for event in got if isinstance(event, AudioDelta)]
+    assert [sound.first_sample for sound in sounds] == [0, 2 * SAMPLES_PER_CODE]
+    assert np.concatenate([sound.samples for sound in sounds]).tolist() == [1.0] * 10 + [2.0] * 10 + [3.0] * 10
+    finished = got[-1]
+    assert isinstance(finished, Finished)
+    assert finished.finish_reason == "stop"
+    assert (finished.usage.text_tokens, finished.usage.codec_tokens) == (3, 3)
+    assert stages.code2wav.request_ids == ["request-0", "request-1"]
+    assert stages.is_released()
+
+
+async def test_text_alone_opens_no_other_stage() -> None:
+    stages = Stages()
+    events = asyncio.create_task(collected(stages.run(speech=False)))
+    await settle()
+    assert stages.thinker.stream.row_sink is None
+    stages.thinker.stream.send(1, 2, text="ab", finish="length")
+    got = await events
+    assert kinds(got) == ["TextDelta", "TextDone", "Finished"]
+    assert isinstance(got[-1], Finished)
+    assert got[-1].finish_reason == "length"
+    assert stages.talker.streams == []
+    assert stages.is_released()
+
+
+async def test_an_output_without_tokens_is_no_event() -> None:
+    stages = Stages()
+    events = asyncio.create_task(collected(stages.run(speech=False)))
+    await settle()
+    stages.thinker.stream.send()
+    stages.thinker.stream.send(1, text="", finish=None)
+    stages.thinker.stream.send(finish="stop")
+    assert kinds(await events) == ["TextDelta", "TextDone", "Finished"]
+
+
+async def test_tokens_of_the_prefix_cache_are_counted() -> None:
+    stages = Stages()
+    events = asyncio.create_task(collected(stages.run(speech=False)))
+    await settle()
+    stages.thinker.stream.send(1, text="a", finish="stop")
+    finished = only(Finished, await events)
+    assert isinstance(finished, Finished)
+    assert finished.usage.prompt.cached == 2
+
+
+async def test_the_talker_is_fed_rows_in_order_and_then_the_end() -> None:
+    stages = Stages()
+    events = asyncio.create_task(collected(stages.run()))
+    await write(stages, 4)
+    feeds = stages.talker.stream.feeds
+    assert [feed.payload.segments[0].first_position for feed in feeds[:-1] if feed.payload] == [0, 4, 5, 6]
+    assert [feed.num_speakable for feed in feeds] == [None] * 5
+    # The end token was never computed: text end stands at its place.
+    assert feeds[-1].payload is None
+    assert [feed.final_length for feed in feeds] == [None] * 4 + [FIRST_GENERATED + 3]
+    assert stages.talker.prompts == [(8,) * NUM_PROMPT + (6, 7)]
+    stages.talker.stream.send(STOP_CODE, finish="stop")
+    assert kinds(await events)[-2:] == ["TextDone", "Finished"]
+    assert stages.is_released()
+
+
+async def test_a_reply_of_one_token_has_no_sound_and_releases_the_talker() -> None:
+    stages = Stages()
+    events = asyncio.create_task(collected(stages.run()))
+    await write(stages, 1)
+    got = await asyncio.wait_for(events, 5)
+    assert kinds(got) == ["TextDelta", "TextDone", "Finished"]
+    assert stages.talker.stream.num_closed == 1
+    assert all(feed.final_length is None for feed in stages.talker.stream.feeds), "it would start to speak"
+    assert stages.is_released()
+
+
+async def test_a_reply_of_one_token_by_length_is_incomplete() -> None:
+    stages = Stages()
+    events = asyncio.create_task(collected(stages.run()))
+    await settle()
+    stages.token(0, finish="length")
+    finished = (await asyncio.wait_for(events, 5))[-1]
+    assert isinstance(finished, Finished)
+    assert finished.finish_reason == "length"
+
+
+async def test_a_talker_at_its_limit_makes_the_answer_incomplete() -> None:
+    stages = Stages()
+    events = asyncio.create_task(collected(stages.run()))
+    await write(stages, 3)
+    stages.talker.stream.send(5, STOP_CODE, finish="length")
+    got = await events
+    codes = only(CodecDelta, got)
+    assert isinstance(codes, CodecDelta)
+    assert codes.codes == (5, STOP_CODE), "what ended at the limit did not end with a stop code"
+    text_done, finished = only(TextDone, got), got[-1]
+    assert isinstance(text_done, TextDone)
+    assert isinstance(finished, Finished)
+    assert (text_done.finish_reason, finished.finish_reason) == ("stop", "length")
+
+
+async def test_a_talker_that_ends_first_does_not_end_the_text() -> None:
+    stages = Stages()
+    events = asyncio.create_task(collected(stages.run()))
+    await settle()
+    for number in range(2):
+        stages.token(number)
+    await settle()
+    stages.talker.stream.send(5, STOP_CODE, finish="stop")
+    await settle()
+    for number in range(2, 4):
+        stages.token(number, finish="stop" if number == 3 else None)
+        await settle()
+    got = await asyncio.wait_for(events, 5)
+    assert kinds(got).count("TextDelta") == 4
+    assert stages.is_released()
+
+
+async def test_codes_without_sound_are_no_event() -> None:
+    stages = Stages()
+    events = asyncio.create_task(collected(stages.run()))
+    await write(stages, 3)
+    stages.talker.stream.send(STOP_CODE, finish="stop")
+    assert not {"CodecDelta", "AudioDelta"} & set(kinds(await events))
+
+
+async def test_with_stop_strings_only_released_text_may_be_spoken() -> None:
+    stages = Stages()
+    words = {100: "Hi ", 101: "th", 102: "ere"}
+    run = stages.run(detokenize=lambda ids: "".join(words[token_id] for token_id in ids))
+    events = asyncio.create_task(collected(run))
+    await settle()
+    stages.rows(num_generated=0)
+    stages.thinker.stream.send(100, text="H")  # "i " could begin a stop string
+    await settle()
+    stages.rows(num_generated=1)
+    stages.thinker.stream.send(101, text="i t")
+    await settle()
+    stages.rows(num_generated=2)
+    stages.thinker.stream.send(102, text="h", finish="stop")  # "ere" was one
+    await settle()
+    feeds = stages.talker.stream.feeds
+    assert [feed.num_speakable for feed in feeds[:-1] if feed.payload is None] == [
+        FIRST_GENERATED,
+        FIRST_GENERATED + 1,
+        FIRST_GENERATED + 2,
+    ]
+    assert [feed.num_speakable for feed in feeds if feed.payload is not None] == [
+        FIRST_GENERATED,
+        FIRST_GENERATED,
+        FIRST_GENERATED + 1,
+    ]
+    assert feeds[-1].final_length == FIRST_GENERATED + 2
+    stages.talker.stream.send(STOP_CODE, finish="stop")
+    await events
+    assert stages.is_released()
+
+
+async def test_a_stop_string_at_the_very_beginning_leaves_nothing_to_speak() -> None:
+    stages = Stages()
+    events = asyncio.create_task(collected(stages.run(detokenize=lambda ids: "STOP!"[: 2 * len(ids)])))
+    await settle()
+    stages.rows(num_generated=0)
+    stages.thinker.stream.send(100)
+    stages.rows(num_generated=1)
+    stages.thinker.stream.send(101, finish="stop")
+    got = await asyncio.wait_for(events, 5)
+    assert not {"CodecDelta", "AudioDelta"} & set(kinds(got))
+    assert stages.is_released()
+
+
+# -- failures
+
+
+async def fails_with(events: "asyncio.Task[list[OmniEvent]]", kind: type[OmniError], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        await asyncio.wait_for(events, 5)
+
+
+async def test_an_error_in_the_thinker_ends_all_stages_and_is_raised_once() -> None:
+    stages = Stages()
+    run = stages.run()
+    events = asyncio.create_task(collected(run))
+    await settle()
+    stages.token(0)
+    stages.token(1)
+    await settle()
+    stages.talker.stream.send(1, 2)
+    stages.code2wav.gate.clear()
+    await settle()
+    stages.thinker.stream.fail(StageError("thinker", "broken"))
+    await fails_with(events, StageError, "stage 'thinker': broken")
+    assert stages.is_released()
+    assert [event async for event in run] == []
+
+
+async def test_events_before_an_error_are_delivered() -> None:
+    stages = Stages()
+    run = stages.run()
+    await settle()
+    stages.token(0)
+    stages.thinker.stream.fail(StageError("thinker", "broken"))
+    await settle()
+    got: list[OmniEvent] = []
+
+    async def follow() -> None:
+        async for event in run:
+            got.append(event)
+
+    with pytest.raises(StageError, match="broken"):
+        await follow()
+    assert kinds(got) == ["TextDelta"]
+
+
+async def test_an_error_in_the_talker_ends_all_stages() -> None:
+    stages = Stages()
+    events = asyncio.create_task(collected(stages.run()))
+    await settle()
+    stages.token(0)
+    await settle()
+    stages.talker.stream.fail(StageDeadError("talker", "its engine process has died"))
+    await fails_with(events, StageDeadError, "talker")
+    assert stages.is_released()
+
+
+async def test_an_error_in_code2wav_ends_all_stages() -> None:
+    stages = Stages()
+    stages.code2wav.error = StageError("code2wav", "no such code")
+    events = asyncio.create_task(collected(stages.run()))
+    await write(stages, 3)
+    stages.talker.stream.send(1, 2)
+    await fails_with(events, StageError, "no such code")
+    assert stages.is_released()
+
+
+async def test_a_waveform_of_the_wrong_length_is_an_error() -> None:
+    stages = Stages()
+    stages.code2wav.num_missing = 1
+    events = asyncio.create_task(collected(stages.run()))
+    await write(stages, 3)
+    stages.talker.stream.send(1, 2)
+    await fails_with(events, StageError, "sent 19 samples where 20 were asked for")
+    assert stages.is_released()
+
+
+async def test_rows_missing_at_the_end_are_an_error_and_not_a_wait_without_end() -> None:
+    stages = Stages()
+    events = asyncio.create_task(collected(stages.run()))
+    await settle()
+    stages.token(0)
+    stages.thinker.stream.send(101, 102, finish="stop")  # the row of token 0 and 1 never came
+    await fails_with(events, StageError, "sent 0 rows for 2 tokens")
+    assert stages.is_released()
+
+
+async def test_a_thinker_that_refuses_the_request_is_reported() -> None:
+    stages = Stages()
+    stages.thinker.open_error = InvalidRequestError("top_k is too large")
+    await fails_with(asyncio.create_task(collected(stages.run())), InvalidRequestError, "top_k")
+    assert stages.is_released()
+
+
+async def test_a_talker_that_refuses_the_request_keeps_no_rows() -> None:
+    stages = Stages()
+    stages.talker.open_error = InvalidRequestError("top_k is too large")
+    events = asyncio.create_task(collected(stages.run()))
+    await settle()
+    stages.token(0)
+    await fails_with(events, InvalidRequestError, "top_k")
+    assert stages.is_released(), "a slot of the queue would stay in use for ever"
+
+
+async def test_an_unexpected_error_says_nothing_of_its_inside() -> None:
+    stages = Stages()
+    events = asyncio.create_task(collected(stages.run()))
+    await settle()
+    stages.token(0)
+    stages.thinker.stream.fail(RuntimeError("/home/somebody/secret.py line 7"))
+    await fails_with(events, OmniError, "^internal error$")
+    assert stages.is_released()
+
+
+# -- deadline and abort
+
+
+@pytest.mark.parametrize("deadline_s", [0.05, 0.0])
+async def test_the_deadline_ends_a_request_that_gets_nothing(deadline_s: float) -> None:
+    stages = Stages()
+    events = asyncio.create_task(collected(stages.run(deadline_s=deadline_s)))
+    await fails_with(events, DeadlineExceededError, "took longer than")
+    assert stages.is_released()
+
+
+async def test_the_deadline_ends_a_request_that_speaks() -> None:
+    stages = Stages()
+    stages.code2wav.gate.clear()
+    events = asyncio.create_task(collected(stages.run(deadline_s=0.3)))
+    await write(stages, 3)
+    stages.talker.stream.send(1, 2)
+    await fails_with(events, DeadlineExceededError, "took longer than")
+    assert stages.is_released()
+
+
+async def nothing(stages: Stages) -> None:
+    """Before the request's task has begun."""
+
+
+async def opened(stages: Stages) -> None:
+    await settle()
+
+
+async def prompt_rows_came(stages: Stages) -> None:
+    await settle()
+    stages.rows(num_generated=0)
+    await settle()
+
+
+async def rows_not_yet_taken(stages: Stages) -> None:
+    await settle()
+    stages.rows(num_generated=0)
+    stages.rows(num_generated=1)
+
+
+async def speaking(stages: Stages) -> None:
+    await settle()
+    for number in range(3):
+        stages.token(number)
+    await settle()
+    stages.talker.stream.send(1)
+    await settle()
+
+
+async def making_sound(stages: Stages) -> None:
+    stages.code2wav.gate.clear()
+    await speaking(stages)
+    stages.talker.stream.send(2)
+    await settle()
+    assert stages.code2wav.running == 1
+
+
+async def text_done(stages: Stages) -> None:
+    await write(stages, 3)
+
+
+async def finished(stages: Stages) -> None:
+    await write(stages, 3)
+    stages.talker.stream.send(1, STOP_CODE, finish="stop")
+    await settle()
+    assert stages.ended == ["request"]
+
+
+PHASES = [nothing, opened, prompt_rows_came, rows_not_yet_taken, speaking, making_sound, text_done, finished]
+
+
+@pytest.mark.parametrize("phase", PHASES)
+async def test_an_abort_releases_everything(phase: Callable[[Stages], Awaitable[None]]) -> None:
+    stages = Stages()
+    run = stages.run()
+    await phase(stages)
+    await run.aclose()
+    await settle()
+    assert stages.is_released()
+    await run.aclose()
+    assert stages.is_released(), "closing again is harmless"
+
+
+@pytest.mark.parametrize("phase", PHASES)
+async def test_a_consumer_that_is_cancelled_releases_everything(phase: Callable[[Stages], Awaitable[None]]) -> None:
+    stages = Stages()
+    events = asyncio.create_task(collected(stages.run()))
+    await phase(stages)
+    events.cancel()
+    await asyncio.wait([events])
+    await settle()
+    if phase is not nothing:  # it was cancelled before it held the request
+        assert stages.is_released()
+
+
+@pytest.mark.parametrize("phase", PHASES[:-1])
+async def test_an_abort_from_elsewhere_wakes_the_consumer(phase: Callable[[Stages], Awaitable[None]]) -> None:
+    """As the server does when it shuts down."""
+    stages = Stages()
+    run = stages.run()
+    events = asyncio.create_task(collected(run))
+    await phase(stages)
+    await run.aclose()
+    await fails_with(events, OmniError, "was ended before it was finished")
+    assert stages.is_released()
+
+
+async def test_a_consumer_that_stops_early_releases_everything() -> None:
+    stages = Stages()
+    run: RequestRun = stages.run()
+    await speaking(stages)
+    events = aiter(run)
+    assert isinstance(await anext(events), TextDelta)
+    await events.aclose()  # type: ignore[attr-defined]
+    assert stages.is_released()

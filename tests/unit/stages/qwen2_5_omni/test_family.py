@@ -1,0 +1,293 @@
+"""Qwen2.5-Omni as the server sees it: ids, prompts, voices; against the reference where it says the same."""
+
+import json
+import shutil
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from omni_server.errors import ConfigError, InvalidRequestError
+from omni_server.types import AudioPart, ChatMessage, ImagePart, TextPart, VideoPart
+from stages.qwen2_5_omni import FAMILY
+from stages.qwen2_5_omni.demo_checkpoint import make_demo_checkpoint
+from stages.qwen2_5_omni.family import Qwen25OmniModel
+from stages.qwen2_5_omni.ids import SpecialIds, read_special_ids
+from stages.qwen2_5_omni.prompt import SPEECH_SYSTEM_PROMPT
+from tests.reference.cases import CASES
+from tests.reference.reference import Reference
+
+SETTINGS = ("config.json", "tokenizer_config.json", "spk_dict.pt")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_demo_checkpoint(tmp_path_factory.mktemp("small") / "checkpoint")
+
+
+@pytest.fixture(scope="module")
+def genuine_ids(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With the vocabulary of the published checkpoints."""
+    return make_demo_checkpoint(tmp_path_factory.mktemp("full") / "checkpoint", vocabulary="full")
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint: Path) -> Qwen25OmniModel:
+    return FAMILY.open(checkpoint)
+
+
+@pytest.fixture(scope="module")
+def reference(checkpoint: Path) -> Reference:
+    return Reference(checkpoint)
+
+
+@pytest.fixture
+def settings(checkpoint: Path, tmp_path: Path) -> Path:
+    """A copy of what holds the ids, to be changed."""
+    for name in SETTINGS:
+        shutil.copy(checkpoint / name, tmp_path)
+    return tmp_path
+
+
+def change_config(folder: Path, *keys: str, value: object = None) -> None:
+    """Set the value at `keys` of config.json; without a value, remove it."""
+    path = folder / "config.json"
+    config: dict[str, Any] = json.loads(path.read_text())
+    place = config
+    for key in keys[:-1]:
+        place = place[key]
+    if value is None:
+        del place[keys[-1]]
+    else:
+        place[keys[-1]] = value
+    path.write_text(json.dumps(config))
+
+
+def without_end_token(folder: Path) -> None:
+    """Leave no end token in config.json."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    for place in (config["thinker_config"], config["thinker_config"]["text_config"]):
+        place.pop("eos_token_id", None)
+    path.write_text(json.dumps(config))
+
+
+def user(*parts: TextPart | AudioPart | ImagePart | VideoPart) -> tuple[ChatMessage, ...]:
+    return (ChatMessage("user", parts),)
+
+
+def video(fps: float) -> VideoPart:
+    return VideoPart(np.zeros((2, 28, 28, 3), np.uint8), fps)
+
+
+# -- ids
+
+
+def test_ids_of_the_published_vocabulary(genuine_ids: Path) -> None:
+    """The numbers are those of the 7B's config.json; nothing but the file is asked for them."""
+    assert read_special_ids(genuine_ids) == SpecialIds(
+        text_end=151861,
+        text_pad=151859,
+        im_end=151645,
+        audio_placeholder=151646,
+        image_placeholder=151655,
+        video_placeholder=151656,
+        codec_mask=8296,
+        codec_pad=8292,
+        codec_start=8293,
+        codec_end=8294,
+        codec_table_size=8194,
+        codec_vocab_size=8448,
+    )
+
+
+def test_ids_of_another_vocabulary_are_those_of_its_tokenizer(checkpoint: Path, reference: Reference) -> None:
+    ids, tokenizer = read_special_ids(checkpoint), reference.processor.tokenizer
+    assert ids.im_end == tokenizer.convert_tokens_to_ids("<|im_end|>") == tokenizer.eos_token_id
+    assert ids.audio_placeholder == tokenizer.convert_tokens_to_ids("<|AUDIO|>")
+    assert ids.image_placeholder == tokenizer.convert_tokens_to_ids("<|IMAGE|>")
+    assert ids.video_placeholder == tokenizer.convert_tokens_to_ids("<|VIDEO|>")
+    assert len(tokenizer) < 150_000, "it is the genuine vocabulary, and nothing would be shown"
+
+
+@pytest.mark.parametrize(
+    ("keys", "name"),
+    [
+        (("talker_config", "tts_text_end_token_id"), "text_end"),
+        (("talker_config", "tts_text_pad_token_id"), "text_pad"),
+        (("thinker_config", "audio_token_index"), "audio_placeholder"),
+        (("thinker_config", "image_token_index"), "image_placeholder"),
+        (("thinker_config", "video_token_index"), "video_placeholder"),
+        (("talker_config", "tts_codec_mask_token_id"), "codec_mask"),
+        (("talker_config", "tts_codec_pad_token_id"), "codec_pad"),
+        (("talker_config", "tts_codec_start_token_id"), "codec_start"),
+        (("talker_config", "tts_codec_end_token_id"), "codec_end"),
+        (("talker_config", "vocab_size"), "codec_vocab_size"),
+    ],
+)
+def test_each_id_is_the_configs_and_its_absence_is_named(settings: Path, keys: tuple[str, ...], name: str) -> None:
+    before = read_special_ids(settings)
+    change_config(settings, *keys, value=7)
+    after = read_special_ids(settings)
+    assert getattr(after, name) == 7
+    assert [f.name for f in fields(SpecialIds) if getattr(before, f.name) != getattr(after, f.name)] == [name]
+    change_config(settings, *keys)
+    with pytest.raises(ConfigError, match=".".join(keys)):
+        read_special_ids(settings)
+
+
+def test_the_thinkers_end_token_is_the_configs_if_it_has_one(settings: Path) -> None:
+    change_config(settings, "thinker_config", "eos_token_id", value=5)
+    assert read_special_ids(settings).im_end == 5
+
+
+def test_without_one_in_the_config_the_end_token_is_the_tokenizers(settings: Path) -> None:
+    expected = read_special_ids(settings).im_end
+    without_end_token(settings)
+    assert read_special_ids(settings).im_end == expected
+
+
+def test_a_checkpoint_without_an_end_token_is_refused(settings: Path) -> None:
+    without_end_token(settings)
+    (settings / "tokenizer_config.json").unlink()
+    with pytest.raises(ConfigError, match="end token"):
+        read_special_ids(settings)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '"text"', "null", '{"thinker_config": null}', "{}"])
+def test_a_file_that_is_no_config_is_refused(settings: Path, content: str) -> None:
+    (settings / "config.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        read_special_ids(settings)
+
+
+def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        FAMILY.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ("talker_config", "embedding_size"),
+        ("token2wav_config", "dit_config", "block_size"),
+        ("token2wav_config", "bigvgan_config"),
+    ],
+)
+def test_sizes_that_are_missing_are_named(settings: Path, keys: tuple[str, ...]) -> None:
+    change_config(settings, *keys)
+    with pytest.raises(ConfigError, match=keys[-1]):
+        Qwen25OmniModel(settings)
+
+
+# -- the talker's prompt
+
+
+@pytest.mark.parametrize("case", ["hello", "image"])
+def test_the_talkers_prompt_ids_are_the_references(model: Qwen25OmniModel, reference: Reference, case: str) -> None:
+    wanted = CASES[case]
+    result = reference.run(wanted.messages, wanted.voice, thinker_max_tokens=3, talker_max_tokens=1, ignore_eos=True)
+    prompt = model.talker_prompt(len(result.prompt_ids))
+    assert prompt.token_ids == result.talker_prompt_ids
+    assert prompt.num_replaced == len(result.prompt_ids)
+
+
+def test_the_talker_stops_where_the_references_does(model: Qwen25OmniModel, reference: Reference) -> None:
+    assert set(model.talker_stop_ids) == set(reference.codec_stop_ids)
+
+
+# -- the thinker's prompt
+
+
+@pytest.mark.parametrize("case", ["hello", "two_turns", "speech", "image", "video", "mixed"])
+def test_the_prompts_text_is_what_the_references_processor_makes(
+    model: Qwen25OmniModel, reference: Reference, case: str
+) -> None:
+    """With the media left out: the processor puts their placeholders in only when it has them."""
+    messages = CASES[case].messages
+    kinds = {TextPart: "text", AudioPart: "audio", ImagePart: "image", VideoPart: "video"}
+    conversation = [
+        {
+            "role": message.role,
+            "content": [
+                {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": kinds[type(part)]}
+                for part in message.content
+            ],
+        }
+        for message in messages
+    ]
+    expected = reference.processor.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
+    assert model.thinker_prompt(messages, speech=False).text == expected
+
+
+def test_the_system_prompt_that_speech_needs_is_inserted_where_there_is_none(model: Qwen25OmniModel) -> None:
+    messages = user(TextPart("Hi"))
+    spoken = model.thinker_prompt(messages, speech=True).text
+    given = (ChatMessage("system", (TextPart(SPEECH_SYSTEM_PROMPT),)), *messages)
+    assert spoken == model.thinker_prompt(given, speech=True).text == model.thinker_prompt(given, speech=False).text
+    assert spoken.count("<|im_start|>system") == 1
+    assert SPEECH_SYSTEM_PROMPT in spoken
+
+
+def test_text_alone_needs_no_such_prompt(model: Qwen25OmniModel) -> None:
+    assert SPEECH_SYSTEM_PROMPT not in model.thinker_prompt(user(TextPart("Hi")), speech=False).text
+
+
+def test_a_system_prompt_of_the_user_stays_the_only_one(model: Qwen25OmniModel) -> None:
+    messages = (ChatMessage("system", (TextPart("Be brief."),)), *user(TextPart("Hi")))
+    text = model.thinker_prompt(messages, speech=True).text
+    assert SPEECH_SYSTEM_PROMPT not in text
+    assert "Be brief." in text
+
+
+def test_media_come_in_order_of_appearance(model: Qwen25OmniModel) -> None:
+    sounds = [AudioPart(np.full(100, i, np.float32), 16_000 + i) for i in range(3)]
+    pictures = [ImagePart(np.full((28, 28, 3), i, np.uint8)) for i in range(2)]
+    messages = (
+        *user(sounds[0], TextPart("a"), pictures[0]),
+        ChatMessage("assistant", (TextPart("b"),)),
+        *user(sounds[1], pictures[1], sounds[2], video(2.0)),
+    )
+    prompt = model.thinker_prompt(messages, speech=True)
+    assert [(samples[0], rate) for samples, rate in prompt.audios] == [(0, 16_000), (1, 16_001), (2, 16_002)]
+    assert [int(pixels.max()) for pixels in prompt.images] == [0, 1]
+    assert [frames.shape for frames in prompt.videos] == [(2, 28, 28, 3)]
+
+
+def test_all_frames_of_a_video_are_used_at_its_rate(model: Qwen25OmniModel) -> None:
+    prompt = model.thinker_prompt(user(video(1.5), video(1.5)), speech=False)
+    assert dict(prompt.processor_kwargs) == {"fps": 1.5, "do_sample_frames": False}
+
+
+def test_a_prompt_without_video_says_nothing_about_rates(model: Qwen25OmniModel) -> None:
+    assert dict(model.thinker_prompt(user(TextPart("Hi")), speech=False).processor_kwargs) == {}
+
+
+def test_videos_of_two_rates_are_refused(model: Qwen25OmniModel) -> None:
+    with pytest.raises(InvalidRequestError, match=r"not 1\.0, 2\.0") as error:
+        model.thinker_prompt(user(video(2.0), video(1.0)), speech=False)
+    assert error.value.param == "messages"
+
+
+# -- the rest
+
+
+def test_voices_and_sizes_come_from_the_checkpoint(model: Qwen25OmniModel, checkpoint: Path) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
+    assert model.voices == ("Ethan", "Chelsie") or model.voices == ("Chelsie", "Ethan")
+    assert model.default_voice == "Chelsie"
+    assert model.row_width == config["talker_config"]["embedding_size"]
+    assert model.codec.samples_per_code == 480  # 24 kHz at 50 codes a second
+    assert (
+        model.codec.codes_per_block * model.codec.frames_per_code
+        == (config["token2wav_config"]["dit_config"]["block_size"])
+    )
+    assert model.dtype_name() == "float32"
+
+
+def test_a_block_that_is_no_whole_number_of_codes_is_refused(settings: Path) -> None:
+    change_config(settings, "token2wav_config", "dit_config", "block_size", value=23)
+    with pytest.raises(ConfigError, match="block_size 23"):
+        Qwen25OmniModel(settings)

@@ -1,0 +1,185 @@
+"""vLLM's scheduler with our mixin, on a tiny text model's config; the test plays the worker."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from vllm import SamplingParams
+from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
+
+from omni_server.protocol.rows import (
+    REQUEST_KEY,
+    RowsFeed,
+    RowsInput,
+    RowsOutput,
+    RowsPayload,
+    RowsRequest,
+    Segment,
+    SharedBlock,
+    encode,
+)
+from omni_server.protocol.runtime_config import QueueSpec, StageRuntimeConfig
+from omni_server.transport.slab_queue import SlabQueue
+from stages.runtime.batch import StageStep, attached_step
+from stages.runtime.row_scheduling import AsyncStageScheduler, StageScheduler
+
+AnyScheduler = StageScheduler | AsyncStageScheduler
+
+BLOCK_SIZE = 32
+
+init_none_hash(sha256)
+_block_hasher = get_request_block_hasher(BLOCK_SIZE, sha256)
+TEXT_MODEL = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+    "max_position_embeddings": 512,
+    "torch_dtype": "float32",
+}
+
+
+def make_scheduler(
+    folder: Path,
+    *,
+    input_queue: QueueSpec | None = None,
+    output_queue: QueueSpec | None = None,
+    max_num_seqs: int = 8,
+    max_num_batched_tokens: int = 256,
+    num_blocks: int = 200,
+    scheduler_class: type[StageScheduler] | type[AsyncStageScheduler] = StageScheduler,
+) -> AnyScheduler:
+    (folder / "config.json").write_text(json.dumps(TEXT_MODEL))
+    model = ModelConfig(
+        model=str(folder), skip_tokenizer_init=True, dtype="float32", max_model_len=512, seed=0, trust_remote_code=False
+    )
+    cache = CacheConfig(block_size=BLOCK_SIZE, enable_prefix_caching=True)
+    cache.num_gpu_blocks = num_blocks
+    config = VllmConfig(
+        model_config=model,
+        scheduler_config=SchedulerConfig(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=512,
+            is_encoder_decoder=False,
+            enable_chunked_prefill=True,
+            async_scheduling=False,
+        ),
+        cache_config=cache,
+        device_config=DeviceConfig("cpu"),
+        additional_config=StageRuntimeConfig(model_dir=str(folder), input_queue=input_queue, output_queue=output_queue),
+    )
+    spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_size=1, dtype=torch.float32)
+    kv = KVCacheConfig(
+        num_blocks=num_blocks,
+        kv_cache_tensors=[],  # memory, which nobody asks for here
+        kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+    )
+    return scheduler_class(
+        vllm_config=config,
+        kv_cache_config=kv,
+        structured_output_manager=StructuredOutputManager(config),
+        block_size=BLOCK_SIZE,
+    )
+
+
+def request(
+    request_id: str, prompt_length: int, rows: RowsRequest | None, *, max_tokens: int = 50, stop: int | None = None
+) -> Request:
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        ignore_eos=True,
+        stop_token_ids=None if stop is None else [stop],
+        extra_args=None if rows is None else {REQUEST_KEY: encode(rows)},
+    )
+    return Request(request_id, list(range(prompt_length)), params, None, block_hasher=_block_hasher)
+
+
+def fed(request_id: str, prompt_length: int, **kwargs: int) -> Request:
+    """A talker's request."""
+    return request(request_id, prompt_length, RowsInput(num_replaced=prompt_length), **kwargs)
+
+
+def sending(request_id: str, prompt_length: int, **kwargs: int) -> Request:
+    """A thinker's request whose rows are wanted."""
+    return request(request_id, prompt_length, RowsOutput(voice="Ada"), **kwargs)
+
+
+def feed(request_id: str, feed: RowsFeed) -> Request:
+    """Rows as they arrive: as a request with the id of a known one."""
+    params = SamplingParams(max_tokens=1, extra_args={REQUEST_KEY: encode(feed)})
+    return Request(request_id, [0], params, None, resumable=True)
+
+
+def rows_payload(block: SharedBlock, first: int, count: int) -> RowsPayload:
+    return RowsPayload(
+        prompt_length=4,
+        num_generated_rows=0,
+        width=2,
+        dtype="float32",
+        block=block,
+        segments=(Segment(first, count, 0),),
+    )
+
+
+class Worker:
+    """Computes nothing, but answers each step as a worker does."""
+
+    def __init__(self, scheduler: AnyScheduler, output_queue: SlabQueue | None = None) -> None:
+        self.scheduler = scheduler
+        self._output_queue = output_queue
+        self.steps: list[StageStep] = []
+
+    def schedule(self) -> SchedulerOutput:
+        output = self.scheduler.schedule()
+        self.steps.append(attached_step(output))
+        return output
+
+    def answer(
+        self, output: SchedulerOutput, *, token: int = 7, senders: frozenset[str] = frozenset()
+    ) -> dict[str, EngineCoreOutput]:
+        """One token for each request whose prompt is done, and one portion of rows for each of `senders`."""
+        request_ids = list(output.num_scheduled_tokens)
+        sampled, rows = [], []
+        slot, portion = attached_step(output).slot, 0
+        for request_id in request_ids:
+            known = self.scheduler.requests.get(request_id)
+            is_prefill = known is not None and known.num_computed_tokens < known.num_tokens
+            sampled.append([] if is_prefill else [token])
+            message = None
+            if request_id in senders:
+                assert slot is not None
+                block = SharedBlock(slot.slot, slot.generation, portion)
+                message = torch.frombuffer(bytearray(encode(rows_payload(block, 0, 1))), dtype=torch.uint8)
+                portion += 1
+            rows.append(message)
+        if slot is not None:
+            assert self._output_queue is not None
+            self._output_queue.publish(slot.slot, slot.generation, portion)
+        result = ModelRunnerOutput(
+            req_ids=request_ids,
+            req_id_to_index={request_id: index for index, request_id in enumerate(request_ids)},
+            sampled_token_ids=sampled,
+            pooler_output=rows if senders else None,
+        )
+        groups: Mapping[int, EngineCoreOutputs] = self.scheduler.update_from_output(output, result)
+        return {one.request_id: one for group in groups.values() for one in group.outputs}
+
+    def step(self) -> dict[str, int]:
+        """Schedule and answer; how many tokens of each request were computed."""
+        output = self.schedule()
+        self.answer(output)
+        return dict(output.num_scheduled_tokens)

@@ -1,0 +1,184 @@
+"""The runner mixin adds rows to a step's output and takes nothing away. The base is a stand-in for vLLM's V1 runner
+with the attributes and methods that the mixin relies on; the real one runs in tests/integration."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from vllm.sampling_params import SamplingParams
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
+
+from omni_server.protocol.rows import REQUEST_KEY, InlineBlock, RowsOutput, RowsPayload, decode_payload, encode
+from omni_server.protocol.runtime_config import QueueSpec, StageRuntimeConfig
+from stages.runtime import ar_runner
+from stages.runtime.ar_runner import ARModelRunnerMixin
+
+WIDTH = 4
+INLINE = QueueSpec(capacity=1, path=None, slot_bytes=0, max_portions=8, num_consumers=1)
+CONFIG = StageRuntimeConfig(model_dir="", row_producer=f"{__name__}:SumProducer", output_queue=INLINE, aux_layers=(0,))
+
+
+class SumProducer:
+    """Rows are hidden state plus embedding."""
+
+    def __init__(self, model: Any, model_dir: Path) -> None:
+        self.model_dir = model_dir
+
+    def rows(self, hidden: torch.Tensor, embeds: torch.Tensor, without: torch.Tensor | None) -> torch.Tensor:
+        return hidden + embeds
+
+    def prompt_mask(self, prompt_token_ids: list[int], modalities: Any) -> None:
+        return None
+
+    def boundary_rows(self, voice: str) -> torch.Tensor:
+        return torch.full((1, WIDTH), 100.0)
+
+    def tail_rows(self) -> torch.Tensor:
+        return torch.full((2, WIDTH), 200.0)
+
+
+class _Async(AsyncModelRunnerOutput):
+    def __init__(self, output: ModelRunnerOutput) -> None:
+        self.output = output
+
+    def get_output(self) -> ModelRunnerOutput:
+        return self.output
+
+
+class BaseRunner:
+    """Two requests: "a" with three prompt tokens, "b" with one."""
+
+    is_async = False
+
+    def __init__(self, vllm_config: Any, device: torch.device) -> None:
+        self.vllm_config, self.device = vllm_config, device
+        self.requests: dict[str, Any] = {}
+        self.execute_model_state: Any = None
+        self.num_updates = 0
+
+    def load_model(self) -> None:
+        pass
+
+    def get_model(self) -> Any:
+        return SimpleNamespace()
+
+    def _update_states(self, scheduler_output: SchedulerOutput) -> None:
+        self.num_updates += 1
+        if scheduler_output.scheduled_new_reqs:
+            self.requests = {r: SimpleNamespace(mrope_positions=None, mrope_position_delta=None) for r in "ab"}
+            self.input_batch = SimpleNamespace(num_reqs=2, req_ids=["a", "b"], num_computed_tokens_cpu=np.zeros(2, int))
+            self.query_start_loc = SimpleNamespace(np=np.array([0, 3, 4]))
+
+    def compute(self, scheduler_output: SchedulerOutput, step: int) -> None:
+        """A forward pass whose hidden states tell which step they are of."""
+        self._update_states(scheduler_output)
+        embeds = torch.arange(4.0)[:, None].expand(4, WIDTH)
+        hidden = torch.full((4, WIDTH), 10.0 * step)
+        self.execute_model_state = SimpleNamespace(
+            scheduler_output=scheduler_output, hidden_states=hidden, aux_hidden_states=[embeds]
+        )
+        self.next_token = step
+
+    def sample_tokens(self, grammar_output: None) -> Any:
+        self.execute_model_state = None
+        output = ModelRunnerOutput(
+            req_ids=["a", "b"],
+            req_id_to_index={"a": 0, "b": 1},
+            sampled_token_ids=[[self.next_token], [self.next_token]],
+            num_nans_in_logits={"a": 7, "b": 0},
+        )
+        return _Async(output) if self.is_async else output
+
+
+class AsyncBaseRunner(BaseRunner):
+    is_async = True
+
+
+@pytest.fixture(params=[BaseRunner, AsyncBaseRunner], ids=["sync", "async"])
+def runner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setattr(ar_runner, "get_tensor_model_parallel_rank", lambda: 0)
+    monkeypatch.setattr(ar_runner.SupportsEagle3, "set_aux_hidden_state_layers", lambda model, layers: None)
+    made = type("Runner", (ARModelRunnerMixin, request.param), {})(
+        SimpleNamespace(additional_config=CONFIG), torch.device("cpu")
+    )
+    made.load_model()
+    return made
+
+
+def step(new: bool = False, finished: tuple[str, ...] = ()) -> SchedulerOutput:
+    output = SchedulerOutput.make_empty()
+    output.finished_req_ids = set(finished)
+    if new:
+        params = SamplingParams(extra_args={REQUEST_KEY: encode(RowsOutput(voice="v"))})
+        output.scheduled_new_reqs = [
+            SimpleNamespace(req_id="a", sampling_params=params, prompt_token_ids=[1, 2, 3], mm_features=[]),
+            SimpleNamespace(req_id="b", sampling_params=SamplingParams(), prompt_token_ids=[4], mm_features=[]),
+        ]
+    return output
+
+
+def finished_output(output: Any) -> ModelRunnerOutput:
+    return output.get_output() if isinstance(output, AsyncModelRunnerOutput) else output
+
+
+def test_nan_counts_and_tokens_of_the_step_survive(runner: Any) -> None:
+    runner.compute(step(new=True), 1)
+    output = finished_output(runner.sample_tokens(None))
+    assert output.num_nans_in_logits == {"a": 7, "b": 0}
+    assert output.sampled_token_ids == [[1], [1]]
+    assert output.req_ids == ["a", "b"]
+
+
+def test_rows_belong_to_the_step_whose_tokens_they_come_with(runner: Any) -> None:
+    """With async scheduling the next step is computed before the first one's output is asked for."""
+    runner.compute(step(new=True), 1)
+    first = runner.sample_tokens(None)
+    runner.input_batch.num_computed_tokens_cpu = np.array([3, 1])
+    runner.query_start_loc.np = np.array([0, 1, 2])
+    runner.compute(step(), 2)
+    second = runner.sample_tokens(None)
+    for output, number, expected in ((first, 1, [[10.0], [11.0], [12.0], [100.0]]), (second, 2, [[20.0]])):
+        result = finished_output(output)
+        assert result.sampled_token_ids[0] == [number]
+        rows = result.pooler_output[0]
+        assert result.pooler_output[1] is None
+        assert torch.equal(_rows(decode_payload(bytes(rows.numpy()))), torch.tensor(expected).expand(-1, WIDTH))
+
+
+def _rows(payload: RowsPayload) -> torch.Tensor:
+    """All rows of the payload, `[n, WIDTH]`."""
+    assert isinstance(payload.block, InlineBlock)
+    return torch.cat(
+        [
+            torch.frombuffer(
+                bytearray(payload.block.data), dtype=torch.float32, count=s.num_rows * WIDTH, offset=s.offset
+            ).view(s.num_rows, WIDTH)
+            for s in payload.segments
+        ]
+    )
+
+
+def test_a_step_without_wanted_rows_is_left_as_it_is(runner: Any) -> None:
+    runner.compute(step(new=True), 1)
+    runner._update_states(step(finished=("a",)))  # "b" wants no rows
+    output = runner.sample_tokens(None)
+    assert finished_output(output).pooler_output is None
+    assert isinstance(output, AsyncModelRunnerOutput) == runner.is_async
+
+
+def test_nothing_is_held_once_a_request_has_finished(runner: Any) -> None:
+    runner.compute(step(new=True), 1)
+    assert runner.num_row_requests() == 1
+    runner._update_states(step(finished=("a", "b")))
+    assert runner.num_row_requests() == 0
+
+
+def test_a_stage_without_its_runtime_config_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ar_runner, "get_tensor_model_parallel_rank", lambda: 0)
+    with pytest.raises(TypeError, match="StageRuntimeConfig"):
+        type("Runner", (ARModelRunnerMixin, BaseRunner), {})(SimpleNamespace(additional_config={}), torch.device("cpu"))
