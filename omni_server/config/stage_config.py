@@ -18,7 +18,7 @@ MAX_MEMORY_FRACTION = 0.95
 
 RESERVED_ENGINE_ARGS = frozenset(
     {
-        "additional_config", "data_parallel_size", "device_ids", "disable_log_stats",
+        "additional_config", "async_scheduling", "data_parallel_size", "device_ids", "disable_log_stats",
         "distributed_executor_backend", "enable_prompt_embeds", "generation_config",
         "gpu_memory_utilization", "hf_overrides", "load_format", "max_model_len",
         "max_num_batched_tokens", "max_num_seqs", "model", "pipeline_parallel_size", "revision",

@@ -3,9 +3,9 @@
 import asyncio
 import functools
 import logging
+import multiprocessing
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +26,9 @@ from omni_server.transport.slab_queue import SlabQueue, new_queue_path, sweep_de
 logger = logging.getLogger(__name__)
 
 Progress = Callable[[str], None]
+
+GIVE_UP_TIMEOUT_S = 30.0
+"""Longest wait for a constructor to notice that its engine process is gone."""
 
 POSITION_BYTES = 12
 """M-RoPE position of one prompt token: three int32."""
@@ -80,6 +83,7 @@ async def start_engines(
         logger.warning("removed %s, left by a server that was killed", path)
     family.register()
     engines = Engines()
+    others = set(multiprocessing.active_children())
     try:
         for edge in config.edges:
             if edge.queue.transport == "shared_memory":
@@ -94,6 +98,9 @@ async def start_engines(
                 await start(name)
     except BaseException as exc:
         await engines.stop()
+        for child in set(multiprocessing.active_children()) - others:  # a constructor that failed may leave its own
+            child.kill()
+            await asyncio.to_thread(child.join, GIVE_UP_TIMEOUT_S)
         if isinstance(exc, BaseExceptionGroup):
             raise exc.exceptions[0] from None
         raise
@@ -133,7 +140,7 @@ async def _start_stage(
                     model_dir, stage, platform=config.platform, load_format=load_format, hf_overrides=overrides
                 ),
             )
-    engine = await _built(name, build, config.start_timeout_s)
+    engine = await _built(name, build, config.start_timeout_s, engines)
     if isinstance(engine, StageAsyncLLM):
         edge = next((e for e in config.edges if e.source == name), None)
         if edge is not None:
@@ -144,20 +151,36 @@ async def _start_stage(
     on_progress(f"{name}: ready after {time.monotonic() - began:.1f} s")
 
 
-async def _built(name: str, build: Callable[[], AsyncLLM], timeout_s: float) -> AsyncLLM:
-    """The constructor blocks until the engine is up, so it runs in a thread."""
+async def _built(name: str, build: Callable[[], AsyncLLM], timeout_s: float, engines: Engines) -> AsyncLLM:
+    """The constructor blocks until the engine is up, so it runs in a thread.
+
+    A thread cannot be stopped; where the engine is no longer wanted its process is killed, which lets the
+    constructor fail.
+    """
     task = asyncio.create_task(asyncio.to_thread(build))
     try:
         return await asyncio.wait_for(asyncio.shield(task), timeout_s)
     except TimeoutError:
+        await _give_up(task, engines)
         raise ConfigError(f"stage '{name}' was not ready after {timeout_s:g} s (start_timeout_s)") from None
-    except asyncio.CancelledError:
-        # Another stage failed. A thread cannot be stopped: wait for the engine and shut it down.
-        with suppress(Exception):
-            (await task).shutdown()
+    except asyncio.CancelledError:  # the server is being stopped, or another stage failed
+        await _give_up(task, engines)
         raise
     except Exception as exc:
         raise ConfigError(f"stage '{name}' did not start: {exc}") from exc
+
+
+async def _give_up(building: asyncio.Task[AsyncLLM], engines: Engines) -> None:
+    """End engines that are still being built; those in `engines` are ended by `Engines.stop`."""
+    wanted = set(engines.pids().values())
+    deadline = time.monotonic() + GIVE_UP_TIMEOUT_S
+    while not building.done() and time.monotonic() < deadline:
+        for child in multiprocessing.active_children():
+            if child.pid not in wanted:
+                child.kill()
+        await asyncio.wait([building], timeout=0.2)  # it may just be about to spawn the process
+    if building.done() and not building.cancelled() and building.exception() is None:
+        await asyncio.to_thread(building.result().shutdown)  # it came up at the last moment
 
 
 def _runtime_config(model_dir: Path, config: StageConfig, name: str, engines: Engines) -> StageRuntimeConfig:

@@ -1,6 +1,8 @@
 """Routes requests through the stages. Knows no model and touches no tensor."""
 
+import asyncio
 import random
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -9,7 +11,7 @@ from omni_server.edge import CodecEdgeFactory
 from omni_server.engine.ar_client import ArStageClient, RenderedPrompt, context_length_exceeded
 from omni_server.engine.diffusion_client import DiffusionStageClient
 from omni_server.engine.sampling import merged, sampling_params
-from omni_server.errors import InvalidRequestError, OverloadedError, StageDeadError
+from omni_server.errors import DeadlineExceededError, InvalidRequestError, OverloadedError, StageDeadError
 from omni_server.family import FamilyModel
 from omni_server.orchestrator.request_run import RequestRun, SpeechPlan
 from omni_server.orchestrator.spoken_text import SpokenText
@@ -70,11 +72,16 @@ class Orchestrator:
         thinker = self._thinker
         sampling = merged(thinker.config.default_sampling, request.sampling.get(thinker.client.name))
         voice = None if request.speech is None else self._voice(request.speech)
-        prompt = await thinker.client.render(
-            self._family.thinker_prompt(request.messages, speech=request.speech is not None)
-        )
+        rendered = self._family.thinker_prompt(request.messages, speech=request.speech is not None)
+        deadline_s = self._request_timeout_s if request.deadline_s is None else request.deadline_s
+        began = time.monotonic()
         try:
-            run = self._admitted(request, prompt, sampling, voice)
+            async with asyncio.timeout(deadline_s):
+                prompt = await thinker.client.render(rendered)
+        except TimeoutError:
+            raise DeadlineExceededError(f"reading the prompt took longer than {deadline_s:g} s") from None
+        try:
+            run = self._admitted(request, prompt, sampling, voice, deadline_s - (time.monotonic() - began))
         except BaseException:
             thinker.client.discard(prompt)
             raise
@@ -83,7 +90,12 @@ class Orchestrator:
         return run
 
     def _admitted(
-        self, request: OmniRequest, prompt: RenderedPrompt, sampling: SamplingConfig, voice: str | None
+        self,
+        request: OmniRequest,
+        prompt: RenderedPrompt,
+        sampling: SamplingConfig,
+        voice: str | None,
+        remaining_s: float,
     ) -> RequestRun:
         """`sampling` is the thinker's."""
         thinker = self._thinker
@@ -110,7 +122,7 @@ class Orchestrator:
             thinker_params=params,
             spoken_text=spoken_text,
             speech=speech,
-            deadline_s=self._request_timeout_s if request.deadline_s is None else request.deadline_s,
+            deadline_s=remaining_s,
             on_end=lambda request_id: self._running.pop(request_id, None),
         )
 

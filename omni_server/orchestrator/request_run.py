@@ -130,7 +130,7 @@ class RequestRun:
             async with asyncio.timeout(self._deadline_s):
                 await self._stages()
         except* TimeoutError:
-            self._events.put_nowait(DeadlineExceededError(f"the request took longer than {self._deadline_s:g} s"))
+            self._events.put_nowait(DeadlineExceededError("the request's deadline has passed"))
         except* OmniError as group:
             self._events.put_nowait(_first(group))
         except* Exception as group:

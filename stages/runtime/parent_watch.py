@@ -1,6 +1,8 @@
-"""Engine processes end with the server, also where it had no chance to end them (kill -9).
+"""Engine processes end when the server ends them, or with it where it had no chance to (kill -9).
 
-vLLM's engine core blocks on its input socket and does not notice that nobody will ever write to it again.
+vLLM's engine core blocks on its input socket and does not notice that nobody will ever write to it again. And a
+Ctrl-C in a terminal goes to every process of the foreground group: the engines must not end before the server has
+drained what runs, so they get a group of their own.
 """
 
 import multiprocessing
@@ -22,6 +24,7 @@ def end_with_parent() -> None:
     if parent is None or _started.is_set():
         return
     _started.set()
+    os.setpgid(0, 0)
     threading.Thread(target=_watch, args=(parent.sentinel,), name="parent watch", daemon=True).start()
 
 

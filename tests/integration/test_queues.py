@@ -150,6 +150,8 @@ def test_engines_end_with_a_killed_server_and_its_queue_is_swept(checkpoint: Pat
         assert server.stdout is not None
         engines = [int(pid) for pid in server.stdout.readline().split()]
         assert len(engines) == 3
+        # Ctrl-C in a terminal reaches the server alone.
+        assert os.getpgid(server.pid) not in {os.getpgid(engine) for engine in engines}
         assert queue_files() - files
         assert not sweep_dead_queues(), "the queue of a living server was swept"
     finally:

@@ -1,0 +1,40 @@
+"""A start that does not succeed leaves no engine and no queue behind."""
+
+import asyncio
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+from omni_server.errors import ConfigError
+from omni_server.omni import AsyncOmni
+from tests.integration.live import demo_config, queue_files
+
+
+async def test_engines_that_are_not_ready_in_time_are_ended(checkpoint: Path) -> None:
+    files, children = queue_files(), set(multiprocessing.active_children())
+    with pytest.raises(ConfigError, match=r"not ready after 1\.5 s"):
+        await AsyncOmni.start(checkpoint, demo_config(start_timeout_s=1.5))
+    assert set(multiprocessing.active_children()) <= children
+    assert queue_files() == files
+
+
+async def test_a_start_that_is_cancelled_ends_its_engines(checkpoint: Path) -> None:
+    """What SIGTERM does while the server loads."""
+    files, children = queue_files(), set(multiprocessing.active_children())
+    starting = asyncio.create_task(AsyncOmni.start(checkpoint, demo_config()))
+    await asyncio.sleep(4)  # long enough for the engines' processes to exist, too short for them to be ready
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert set(multiprocessing.active_children()) <= children
+    assert queue_files() == files
+
+
+async def test_an_engine_that_cannot_start_is_named_with_its_reason(checkpoint: Path) -> None:
+    files, children = queue_files(), set(multiprocessing.active_children())
+    config = demo_config(stages={"talker": {"engine_args": {"block_size": 7}}})
+    with pytest.raises(ConfigError, match="stage 'talker' did not start"):
+        await AsyncOmni.start(checkpoint, config)
+    assert set(multiprocessing.active_children()) <= children
+    assert queue_files() == files
