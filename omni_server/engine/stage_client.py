@@ -2,9 +2,10 @@
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Generic, TypeVar
 
+import zmq
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
@@ -14,6 +15,8 @@ EngineT = TypeVar("EngineT", bound=AsyncLLM)
 
 SHUTDOWN_TIMEOUT_S = 20.0
 """An engine process takes seconds to tear its interpreter down, more on a busy machine; then it is killed."""
+
+WAKE_INTERVAL_S = 0.5
 
 
 class StageClient(Generic[EngineT]):
@@ -51,7 +54,22 @@ class StageClient(Generic[EngineT]):
         if engine.output_handler is not None:
             # It would report the end of the process as a failure.
             engine.output_handler.cancel()
-        await asyncio.to_thread(engine.shutdown, timeout=SHUTDOWN_TIMEOUT_S)
+        ending = asyncio.create_task(asyncio.to_thread(engine.shutdown, timeout=SHUTDOWN_TIMEOUT_S))
+        while not ending.done():
+            await asyncio.wait([ending], timeout=WAKE_INTERVAL_S)
+            await _wake(engine)
+        await ending
+
+
+async def _wake(engine: AsyncLLM) -> None:
+    """A message that means nothing.
+
+    vLLM ends an engine with SIGTERM and expects that to interrupt its main thread, which waits for input. Where
+    the kernel gives the signal to another thread (seen with CUDA), only the next message lets the main thread
+    notice it.
+    """
+    with suppress(EngineDeadError, zmq.ZMQError, TimeoutError):  # it has ended meanwhile
+        await asyncio.wait_for(engine.engine_core.abort_requests_async([""]), WAKE_INTERVAL_S)
 
 
 @contextmanager

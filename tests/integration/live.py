@@ -1,6 +1,7 @@
 """A running pipeline for tests: its own event loop in a thread, so that tests may share it across loops."""
 
 import asyncio
+import os
 import threading
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
@@ -16,7 +17,6 @@ T = TypeVar("T")
 
 START_TIMEOUT_S = 900.0
 DEMO_CONFIG = Path(__file__).resolve().parents[2] / "configs" / "qwen2_5_omni.demo-cpu.yaml"
-ROW_SLOTS_GLOB = "omni-server-*"
 
 GREEDY_TALKER = SamplingConfig(temperature=0.0, repetition_penalty=1.05, max_tokens=60)
 
@@ -123,5 +123,6 @@ def written(messages: tuple[ChatMessage, ...], *, thinker: SamplingConfig | None
     return OmniRequest(f"test-{next(_numbers)}", messages, None, sampling)
 
 
-def queue_files() -> set[Path]:
-    return set(Path("/dev/shm").glob(ROW_SLOTS_GLOB))
+def queue_files(pid: int | None = None) -> set[Path]:
+    """Shared-memory queues that the process (this one) has created."""
+    return set(Path("/dev/shm").glob(f"omni-server-{os.getpid() if pid is None else pid}-*"))

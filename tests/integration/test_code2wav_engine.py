@@ -47,7 +47,7 @@ async def code2wav(other_sizes: Path) -> AsyncIterator[DiffusionStageClient]:
         try:
             yield client
         finally:
-            client.shutdown()
+            await client.shutdown()
 
 
 class BareModel:

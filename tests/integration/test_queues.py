@@ -140,7 +140,6 @@ def test_a_killed_engine_fails_requests_and_leaves_nothing_behind(stage: str, ch
 
 
 def test_engines_end_with_a_killed_server_and_its_queue_is_swept(checkpoint: Path) -> None:
-    files = queue_files()
     server = subprocess.Popen(
         [sys.executable, "-m", "tests.integration.serve_until_killed", str(checkpoint)],
         stdout=subprocess.PIPE,
@@ -152,15 +151,16 @@ def test_engines_end_with_a_killed_server_and_its_queue_is_swept(checkpoint: Pat
         assert len(engines) == 3
         # Ctrl-C in a terminal reaches the server alone.
         assert os.getpgid(server.pid) not in {os.getpgid(engine) for engine in engines}
-        assert queue_files() - files
-        assert not sweep_dead_queues(), "the queue of a living server was swept"
+        files = queue_files(server.pid)
+        assert len(files) == 1
+        assert files.isdisjoint(sweep_dead_queues()), "the queue of a living server was swept"
     finally:
         server.kill()
         server.wait()
         server.stdout.close()
     _wait_until(lambda: not any(_is_running(pid) for pid in engines), 60)
     sweep_dead_queues()  # what the next start does first
-    assert queue_files() == files
+    assert not queue_files(server.pid)
 
 
 def _is_running(pid: int) -> bool:
