@@ -26,7 +26,6 @@ class ServerProcess:
     """Started by the constructor, which returns when `/ready` is 200."""
 
     def __init__(self, checkpoint: Path, log: Path) -> None:
-        self._files_before = shared_memory_files()
         self._log = log
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}"
@@ -46,6 +45,8 @@ class ServerProcess:
             self.process.kill()
             self.process.wait()
             raise
+        self._shared_files = self._mapped_files()
+        assert any(name.startswith("omni-server-") for name in self._shared_files)
 
     @property
     def log(self) -> str:
@@ -91,20 +92,24 @@ class ServerProcess:
 
     def terminate(self) -> int:
         """The exit code after SIGTERM."""
+        self._shared_files |= self._mapped_files()
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(END_TIMEOUT_S)
 
     def wait_until_nothing_is_left(self) -> None:
-        """Returns when all that the server put into shared memory is gone.
+        """Returns when all that the server and its engines had in shared memory, semaphores included, is gone.
 
-        Other programs may come and go meanwhile: what is left behind is what was not there before the start and
-        belongs to no process. Python's resource tracker ends a moment after its parent.
+        Python's resource tracker ends a moment after its parent. What other programs have there does not matter.
         """
         wait_until(lambda: not self._left_behind(), 20, lambda: f"left in /dev/shm: {self._left_behind()}")
 
     def _left_behind(self) -> set[str]:
-        new = shared_memory_files() - self._files_before
-        return new - shared_memory_files_in_use() if new else new
+        return self._shared_files & {path.name for path in _SHARED_MEMORY.iterdir()}
+
+    def _mapped_files(self) -> set[str]:
+        """Names of the files in shared memory that the server or one of its descendants has mapped."""
+        maps = [Path(f"/proc/{pid}/maps").read_text() for pid in self.process_tree()]
+        return set(re.findall(r" /dev/shm/(\S+)$", "".join(maps), re.MULTILINE))
 
     def _engine_ticks(self) -> int:
         stats = [_stat(pid) for pid in self.engine_pids()]
@@ -124,21 +129,6 @@ class ServerProcess:
                 return response.status_code == 200
 
             wait_until(is_ready, READY_TIMEOUT_S, lambda: self.log)
-
-
-def shared_memory_files() -> set[str]:
-    return {path.name for path in _SHARED_MEMORY.iterdir()}
-
-
-def shared_memory_files_in_use() -> set[str]:
-    """Names of the files in shared memory that a living process has mapped."""
-    names: set[str] = set()
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        try:
-            names.update(re.findall(r" /dev/shm/(\S+)$", maps.read_text(), re.MULTILINE))
-        except OSError:  # ended meanwhile
-            continue
-    return names
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float, explain: Callable[[], str] = lambda: "") -> None:

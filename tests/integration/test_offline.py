@@ -23,7 +23,7 @@ from omni_server.types import (
     TextDone,
     TextPart,
 )
-from tests.integration.server_process import shared_memory_files, shared_memory_files_in_use, wait_until
+from tests.integration.live import queue_files
 
 SAMPLES_PER_CODE = 480
 GREEDY = {
@@ -43,12 +43,13 @@ def num_engines() -> int:
 @pytest.fixture(scope="module")
 def omni(checkpoint: Path) -> Iterator[Omni]:
     """Leaving the block ends the engines and removes all that they shared."""
-    engines, files = num_engines(), shared_memory_files()
+    engines, files = num_engines(), queue_files()
     with Omni(checkpoint, stage_config="qwen2_5_omni.demo-cpu") as omni:
         assert num_engines() == engines + 3
+        assert len(queue_files() - files) == 1
         yield omni
     assert num_engines() == engines
-    wait_until(lambda: not (shared_memory_files() - files - shared_memory_files_in_use()), 20)
+    assert queue_files() == files
     with pytest.raises(OmniError, match="closed"):
         omni.generate("Hello")
     omni.close()
