@@ -72,10 +72,9 @@ class RowsPayload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Rows to use behind the last one, once the producer has finished: each in turn, the last for ever.
     Sent with a request's first payload; its `first_position` means nothing."""
     positions_offset: int | None = None
-    """Where the M-RoPE positions lie in the block: int32 `[3, num_positions]`, of the prompt positions from
-    `first_prompt_position` on."""
+    """Where the M-RoPE positions lie in the block: int32 `[3, num_positions]`, of the next prompt
+    positions: payloads come in order."""
     num_positions: int = 0
-    first_prompt_position: int = 0
     position_delta: int = 0
     """M-RoPE position of sequence index i behind the prompt is `i + position_delta` on all axes."""
 

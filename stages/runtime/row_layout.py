@@ -91,7 +91,6 @@ def lay_out(parts: Sequence[SlabPart], *, width: int, dtype: torch.dtype) -> Sla
                 tail=tail,
                 positions_offset=positions_offset,
                 num_positions=in_prompt if positions_offset is not None else 0,
-                first_prompt_position=part.first,
                 position_delta=delta,
             )
         )
