@@ -1,0 +1,226 @@
+"""How different servers want to be asked, and how they stream: one class each."""
+
+import base64
+import binascii
+import io
+import json
+import wave
+from dataclasses import dataclass
+from typing import Protocol
+
+from pydantic import JsonValue, ValidationError
+
+from omni_server.bench.chunks import Chunk, ErrorObject
+from omni_server.bench.playback import SAMPLE_RATE
+from omni_server.bench.workload import Turn, Workload
+
+
+class RequestFailedError(Exception):
+    """A request that does not count; the message is the reason, the same for all requests that failed alike."""
+
+
+@dataclass(frozen=True)
+class TokenCounts:
+    """What the server says it read and wrote; None where it does not say."""
+
+    prompt: int
+    text: int
+    cached: int | None = None
+    codec: int | None = None
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What one chunk of a stream adds."""
+
+    text: str = ""
+    audio: bytes = b""
+    """Little-endian int16 samples, mono, 24 kHz."""
+    finish_reason: str | None = None
+    tokens: TokenCounts | None = None
+
+
+@dataclass(frozen=True)
+class Question:
+    """Everything of a request that does not depend on the kind of server."""
+
+    model: str
+    workload: Workload
+    turn: Turn
+    temperature: float
+    voice: str
+
+
+class Adapter(Protocol):
+    def body(self, question: Question) -> bytes:
+        """The JSON to post to `/v1/chat/completions`."""
+
+    def read(self, data: bytes) -> Delta:
+        """One event of the stream, except `[DONE]`. Raises `RequestFailedError` for an error that the server reports
+        and for anything that is no chunk."""
+
+
+class OpenAIText:
+    """Plain `vllm serve`: text only."""
+
+    def body(self, question: Question) -> bytes:
+        return json.dumps(_text_body(question)).encode()
+
+    def read(self, data: bytes) -> Delta:
+        chunk = _parse(data)
+        text = "".join(choice.delta.content or "" for choice in chunk.choices)
+        return Delta(text, b"", _finish_reason(chunk), _token_counts(chunk))
+
+
+class OmniServer:
+    """omni-server, and OpenAI's own shape: sound and its transcript are in `delta.audio`."""
+
+    def body(self, question: Question) -> bytes:
+        body = _text_body(question)
+        workload = question.workload
+        body["modalities"] = list(workload.modalities.split(","))
+        if workload.codec_tokens:
+            body["audio"] = {"voice": question.voice, "format": "pcm16"}
+            body["stage_sampling"] = {"talker": _exact_length(workload.codec_tokens)}
+        return json.dumps(body).encode()
+
+    def read(self, data: bytes) -> Delta:
+        chunk = _parse(data)
+        text, audio = "", b""
+        for choice in chunk.choices:
+            delta = choice.delta
+            if delta.content:
+                text += delta.content
+            if delta.audio is not None:
+                text += delta.audio.transcript or ""
+                if delta.audio.data:
+                    audio += _base64_decoded(delta.audio.data)
+        return Delta(text, audio, _finish_reason(chunk), _token_counts(chunk))
+
+
+class VllmOmni:
+    """vLLM-Omni 0.30: `delta.content` is text or the base64 of a complete WAV file, as `modality` beside `choices`
+    says; the voice is a field of its own; `sampling_params_list` has one entry per stage and replaces the defaults of
+    the stage, so that those of its deploy file for Qwen2.5-Omni are repeated here.
+
+    Written after its source code; the lengths hold as vLLM's `SamplingParams` define them.
+    """
+
+    _CODEC_END_IDS = range(8194, 8448)
+    """Ids of the talker's vocabulary that are no codes. As stop ids they are barred until `min_tokens` are written."""
+
+    def body(self, question: Question) -> bytes:
+        body = _text_body(question)
+        workload = question.workload
+        body["modalities"] = list(workload.modalities.split(","))
+        thinker: dict[str, JsonValue] = {
+            "temperature": question.temperature,
+            "top_p": 1.0,
+            "top_k": -1,
+            "seed": 42,
+            "repetition_penalty": 1.1,
+            **_exact_length(workload.text_tokens),
+        }
+        if workload.codec_tokens:
+            body["audio"] = {"format": "wav"}
+            body["voice"] = question.voice
+            talker: dict[str, JsonValue] = {
+                "temperature": 0.9,
+                "top_p": 0.8,
+                "top_k": 40,
+                "seed": 42,
+                "repetition_penalty": 1.05,
+                "stop_token_ids": list(self._CODEC_END_IDS),
+                **_exact_length(workload.codec_tokens),
+            }
+            code2wav: dict[str, JsonValue] = {"temperature": 0.0, "max_tokens": 2048}
+            body["sampling_params_list"] = [thinker, talker, code2wav]
+        return json.dumps(body).encode()
+
+    def read(self, data: bytes) -> Delta:
+        chunk = _parse(data)
+        content = "".join(choice.delta.content or "" for choice in chunk.choices)
+        finish_reason, tokens = _finish_reason(chunk), _token_counts(chunk)
+        if chunk.modality != "audio":
+            return Delta(content, b"", finish_reason, tokens)
+        return Delta("", _wav_samples(_base64_decoded(content)) if content else b"", finish_reason, tokens)
+
+
+ADAPTERS: dict[str, Adapter] = {"omni-server": OmniServer(), "vllm-omni": VllmOmni(), "openai-text": OpenAIText()}
+
+
+def _text_body(question: Question) -> dict[str, JsonValue]:
+    turn = question.turn
+    content: JsonValue = turn.text
+    if turn.wav is not None:
+        data = base64.b64encode(turn.wav).decode("ascii")
+        parts: list[JsonValue] = [{"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}]
+        if turn.text:
+            parts.append({"type": "text", "text": turn.text})
+        content = parts
+    return {
+        "model": question.model,
+        "messages": [{"role": "system", "content": turn.system}, {"role": "user", "content": content}],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "temperature": question.temperature,
+        **_exact_length(question.workload.text_tokens),
+    }
+
+
+def _exact_length(tokens: int) -> dict[str, JsonValue]:
+    return {"max_tokens": tokens, "min_tokens": tokens, "ignore_eos": True}
+
+
+def _parse(data: bytes) -> Chunk:
+    try:
+        chunk = Chunk.model_validate_json(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise RequestFailedError(f"no chunk of a chat completion: {field or 'frame'}: {first['type']}") from error
+    if chunk.error is not None:
+        message = chunk.error.message if isinstance(chunk.error, ErrorObject) else chunk.error
+        raise RequestFailedError(f"error in the stream: {message[:200]}")
+    return chunk
+
+
+def _finish_reason(chunk: Chunk) -> str | None:
+    return next((choice.finish_reason for choice in chunk.choices if choice.finish_reason is not None), None)
+
+
+def _token_counts(chunk: Chunk) -> TokenCounts | None:
+    usage = chunk.usage
+    if usage is None:
+        return None
+    text, codec = usage.completion_tokens, None
+    if usage.completion_tokens_details is not None:
+        codec = usage.completion_tokens_details.audio_tokens
+        if usage.completion_tokens_details.text_tokens is not None:
+            text = usage.completion_tokens_details.text_tokens
+        elif codec is not None:
+            text -= codec
+    cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details is not None else None
+    return TokenCounts(prompt=usage.prompt_tokens, text=text, cached=cached, codec=codec)
+
+
+def _base64_decoded(text: str) -> bytes:
+    try:
+        return binascii.a2b_base64(text, strict_mode=True)
+    except (binascii.Error, ValueError) as error:
+        raise RequestFailedError("audio that is not base64") from error
+
+
+def _wav_samples(file: bytes) -> bytes:
+    """The samples of a WAV file; bytes without a RIFF header are taken for samples."""
+    if not file.startswith(b"RIFF"):
+        return file
+    try:
+        with wave.open(io.BytesIO(file)) as reader:
+            layout = (reader.getframerate(), reader.getnchannels(), reader.getsampwidth())
+            samples = reader.readframes(reader.getnframes())
+    except (wave.Error, EOFError) as error:
+        raise RequestFailedError("audio that is no PCM WAV file") from error
+    if layout != (SAMPLE_RATE, 1, 2):
+        raise RequestFailedError(f"audio that is not {SAMPLE_RATE} Hz mono 16-bit: {layout}")
+    return samples

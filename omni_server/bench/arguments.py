@@ -1,0 +1,172 @@
+"""The command line of scripts/bench_serving. Imports the standard library only, so that `--help` answers without any
+environment."""
+
+import argparse
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+DESCRIPTION = """\
+Load a server over HTTP, streamed, and measure what its callers would: time to first text (TTFT) and to first sound
+(TTFA), gaps between pieces of sound, seconds that a player which starts at once would have stood still (underrun),
+real-time factor (end-to-end time by duration of the sound), sound and requests per second.
+
+Every answer has an exact length, which is checked: a request fails if its status is not 200, its stream breaks, or its
+text tokens or samples are not as many as were asked for. Percentiles are of the requests that did not fail."""
+
+EPILOG = """\
+workloads:
+  W1  one sentence, about 60 prompt tokens; 64 text tokens and 250 codec tokens (5.0 s of speech) in answer
+  W2  5.0 s of speech-like sound in place of the sentence, otherwise W1
+  W3  2,500 prompt tokens; 900 text tokens and 3,500 codec tokens (70 s of speech) in answer
+
+examples:
+  scripts/bench_serving --json w1.json --plot w1.png --targets ttfa=0.25,0.30,0.60,1.5 --targets underrun=0,0,0,0.1
+  scripts/bench_serving --workload W3 --concurrency 1,8,32
+  scripts/bench_serving --request-rate 0.5,1,2 --num-requests 100
+  scripts/bench_serving --server openai-text --base-url http://127.0.0.1:8000 --json plain.json
+  scripts/bench_serving --modalities text --compare plain.json
+
+Exit code: 0, 1 if a request failed, 2 for a wrong command line, 130 after Ctrl-C."""
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="bench_serving",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    server = parser.add_argument_group("the server")
+    server.add_argument("--base-url", default="http://127.0.0.1:8091", help="without /v1 (default: %(default)s)")
+    server.add_argument(
+        "--server",
+        choices=("omni-server", "vllm-omni", "openai-text"),
+        default="omni-server",
+        help="how it wants to be asked and how it streams: omni-server (also OpenAI's shape; default), vllm-omni, "
+        "openai-text (plain `vllm serve`, text only)",
+    )
+    server.add_argument("--model", help="default: the first of /v1/models")
+    server.add_argument("--voice", help="default: the first that /v1/models lists, else Chelsie")
+    server.add_argument("--api-key", help="sent as a bearer token")
+    server.add_argument(
+        "--timeout", type=_positive(float), default=600.0, help="seconds for one request (default: 600)"
+    )
+
+    work = parser.add_argument_group("what is asked")
+    work.add_argument("--workload", choices=("W1", "W2", "W3"), default="W1", help="see below (default: W1)")
+    work.add_argument(
+        "--modalities", choices=("text", "text,audio"), metavar="M", help="of the answer: text, or text,audio (default)"
+    )
+    work.add_argument("--prompt-tokens", type=_positive(int), help="of text, approximately")
+    work.add_argument("--audio-seconds", type=_not_negative(float), help="of sound in the question")
+    work.add_argument("--text-tokens", type=_positive(int), help="of the answer, exactly")
+    work.add_argument("--codec-tokens", type=_positive(int), help="of the answer, exactly: 50 are one second")
+    work.add_argument(
+        "--sample-tolerance",
+        type=_not_negative(int),
+        default=0,
+        help="samples by which an answer may be longer or shorter than asked (default: 0)",
+    )
+    work.add_argument("--temperature", type=_not_negative(float), default=0.0, help="of the text (default: 0)")
+    work.add_argument(
+        "--seed",
+        type=_not_negative(int),
+        help="of prompts and arrivals; the same again may be answered from the server's caches (default: a new one)",
+    )
+
+    load = parser.add_argument_group("load")
+    how = load.add_mutually_exclusive_group()
+    how.add_argument(
+        "--concurrency",
+        type=_list_of(_positive(int)),
+        metavar="C,C,...",
+        help="closed loop, one level each: so many clients, each of which waits for its answer (default: 1,4,16,64)",
+    )
+    how.add_argument(
+        "--request-rate",
+        type=_list_of(_positive(float)),
+        metavar="R,R,...",
+        help="open loop, one level each: requests per second, at random times (Poisson)",
+    )
+    load.add_argument(
+        "--requests-per-client", type=_positive(int), default=4, help="of a closed loop (default: %(default)s)"
+    )
+    load.add_argument(
+        "--num-requests", type=_positive(int), default=40, help="at each rate of an open loop (default: %(default)s)"
+    )
+    load.add_argument(
+        "--warmup", type=_not_negative(int), default=1, help="requests before each level, not measured (default: 1)"
+    )
+
+    output = parser.add_argument_group("results, besides the table")
+    output.add_argument("--json", type=Path, metavar="FILE", help="everything, each request included")
+    output.add_argument("--plot", type=Path, metavar="FILE.png", help="TTFA and underrun; needs the extra 'bench'")
+    output.add_argument(
+        "--targets",
+        type=_target,
+        action="append",
+        default=[],
+        metavar="ttfa=S,S,...",
+        help="draw targets in the plot, one per level; also underrun=S,S,...",
+    )
+    output.add_argument("--compare", type=Path, metavar="FILE", help="print this run beside an earlier one's JSON")
+    return parser
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """Exits with code 2 where the arguments are wrong or contradict each other."""
+    command = parser()
+    args = command.parse_args(arguments)
+    if args.modalities is None:
+        args.modalities = "text" if args.server == "openai-text" else "text,audio"
+    if args.server == "openai-text" and args.modalities != "text":
+        command.error("--server openai-text answers with text only")
+    if args.modalities == "text":
+        for name in ("codec_tokens", "plot"):
+            if getattr(args, name):
+                command.error(f"--{name.replace('_', '-')} is about speech, which --modalities text does not ask for")
+    if args.concurrency is None and args.request_rate is None:
+        args.concurrency = [1, 4, 16, 64]
+    levels = len(args.concurrency or args.request_rate)
+    for name, values in args.targets:
+        if len(values) != levels:
+            command.error(f"--targets {name}: {len(values)} values for {levels} load levels")
+    for file in (args.json, args.plot):
+        if file is not None and not file.parent.is_dir():
+            command.error(f"{file}: no such folder")
+    return args
+
+
+def _positive(kind: type[int] | type[float]) -> Callable[[str], float]:
+    return _number(kind, "more than 0", lambda value: value > 0)
+
+
+def _not_negative(kind: type[int] | type[float]) -> Callable[[str], float]:
+    return _number(kind, "0 or more", lambda value: value >= 0)
+
+
+def _number(kind: type[int] | type[float], bound: str, is_within: Callable[[float], bool]) -> Callable[[str], float]:
+    def convert(text: str) -> float:
+        wanted = f"expected {'an integer' if kind is int else 'a number'}, {bound}: {textwrap.shorten(text, 40)!r}"
+        try:
+            value = kind(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(wanted) from error
+        if not is_within(value) or value == float("inf"):
+            raise argparse.ArgumentTypeError(wanted)
+        return value
+
+    return convert
+
+
+def _list_of(convert: Callable[[str], float]) -> Callable[[str], list[float]]:
+    return lambda text: [convert(item) for item in text.split(",")]
+
+
+def _target(text: str) -> tuple[str, list[float]]:
+    name, _, values = text.partition("=")
+    if name not in ("ttfa", "underrun"):
+        raise argparse.ArgumentTypeError(f"expected ttfa=S,S,... or underrun=S,S,...: {textwrap.shorten(text, 40)!r}")
+    return name, _list_of(_not_negative(float))(values)

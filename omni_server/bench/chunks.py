@@ -1,0 +1,53 @@
+"""The chunks of a streamed answer as JSON: the fields that are read here, with their types; others are skipped."""
+
+from pydantic import BaseModel
+
+
+class ErrorObject(BaseModel):
+    message: str
+
+
+class AudioDelta(BaseModel):
+    transcript: str | None = None
+    data: str | None = None
+    """Base64."""
+
+
+class MessageDelta(BaseModel):
+    content: str | None = None
+    audio: AudioDelta | None = None
+
+
+class Choice(BaseModel):
+    delta: MessageDelta
+    finish_reason: str | None = None
+
+
+class CompletionTokensDetails(BaseModel):
+    text_tokens: int | None = None
+    audio_tokens: int | None = None
+
+
+class PromptTokensDetails(BaseModel):
+    cached_tokens: int | None = None
+
+
+class Usage(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int = 0
+    prompt_tokens_details: PromptTokensDetails | None = None
+    completion_tokens_details: CompletionTokensDetails | None = None
+
+
+class Chunk(BaseModel):
+    choices: list[Choice] = []
+    usage: Usage | None = None
+    error: ErrorObject | str | None = None
+    modality: str | None = None
+    """vLLM-Omni's: "text" or "audio", of `delta.content`."""
+
+
+class ErrorBody(BaseModel):
+    """Of an answer whose status is not 200."""
+
+    error: ErrorObject

@@ -1,0 +1,71 @@
+"""What a server says about itself: its models, voices and version."""
+
+from dataclasses import dataclass
+
+import aiohttp
+from pydantic import BaseModel, ValidationError
+
+from omni_server.errors import ConfigError
+
+_DEFAULT_VOICE = "Chelsie"
+
+
+class _Model(BaseModel):
+    id: str
+    voices: list[str] = []
+
+
+class _ModelList(BaseModel):
+    data: list[_Model]
+
+
+class _Version(BaseModel):
+    version: str
+
+
+@dataclass(frozen=True)
+class Served:
+    model: str
+    voice: str
+    version: str | None
+
+
+async def discover(
+    session: aiohttp.ClientSession, base_url: str, model: str | None, voice: str | None, timeout_s: float = 30.0
+) -> Served:
+    """`model` and `voice` are taken as given; None takes what `/v1/models` lists first. Raises `ConfigError` if no
+    server answers there."""
+    timeout = aiohttp.ClientTimeout(total=timeout_s)
+    url = f"{base_url}/v1/models"
+    try:
+        async with session.get(url, timeout=timeout) as response:
+            status, body = response.status, await response.read()
+        async with session.get(f"{base_url}/version", timeout=timeout) as response:
+            version = _version(await response.read()) if response.status == 200 else None
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise ConfigError(f"no server answers at {base_url}: {error or 'timeout'}") from error
+    if status != 200:
+        raise ConfigError(f"{url} answers {status}: {body[:200].decode(errors='replace')}")
+    try:
+        models = _ModelList.model_validate_json(body).data
+    except ValidationError as error:
+        raise ConfigError(f"{url} does not answer with a list of models") from error
+    if not models:
+        raise ConfigError(f"{url} lists no model")
+    chosen = next((listed for listed in models if listed.id == model), None)
+    if model is None:
+        chosen = models[0]
+    voices = chosen.voices if chosen is not None else []
+    return Served(
+        # A name that is not listed may still be served: the requests will tell.
+        model=chosen.id if chosen is not None else str(model),
+        voice=voice if voice is not None else next(iter(voices), _DEFAULT_VOICE),
+        version=version,
+    )
+
+
+def _version(body: bytes) -> str | None:
+    try:
+        return _Version.model_validate_json(body).version
+    except ValidationError:
+        return None

@@ -1,0 +1,156 @@
+"""scripts/bench_serving: from the command line to the results."""
+
+import argparse
+import asyncio
+import secrets
+import shlex
+import signal
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import aiohttp
+
+from omni_server.bench.adapters import ADAPTERS
+from omni_server.bench.discover import Served, discover
+from omni_server.bench.exchange import Client
+from omni_server.bench.host import describe_host
+from omni_server.bench.load import closed_loop, open_loop
+from omni_server.bench.plan import LevelPlan, RequestFactory, plan_levels
+from omni_server.bench.plot import plot, require_matplotlib
+from omni_server.bench.progress import Progress, shown
+from omni_server.bench.results import Level, Run, Server, load_run
+from omni_server.bench.table import comparison, table
+from omni_server.bench.workload import WORKLOADS, Workload
+
+_READ_BUFFER_BYTES = 2**20
+_KEEP_ALIVE_S = 2.0
+"""Less than servers keep idle connections (uvicorn: 5 s), so that no request meets one that is just being closed."""
+_INTERRUPTED = 130
+
+
+def run_command(args: argparse.Namespace, command: Sequence[str]) -> int:
+    """The exit code. `args`: from `omni_server.bench.arguments.parse`; `command`: the words that were typed. Prints
+    results to stdout and progress to stderr. Raises `ConfigError` before any load for what cannot work."""
+    earlier = load_run(args.compare) if args.compare is not None else None
+    if args.plot is not None:
+        require_matplotlib()
+    run = asyncio.run(_measure(args, command))
+    sys.stdout.write(table(run) + "\n")
+    if earlier is not None:
+        sys.stdout.write("\n" + comparison(run, earlier) + "\n")
+    if args.json is not None:
+        args.json.write_text(run.model_dump_json(indent=1) + "\n")
+    if args.plot is not None and run.levels:
+        plot(run, dict(args.targets), args.plot)
+    if any(level.interrupted for level in run.levels):
+        return _INTERRUPTED
+    return 1 if any(level.failures for level in run.levels) else 0
+
+
+def chosen_workload(args: argparse.Namespace) -> Workload:
+    """The named workload with what the command line changes."""
+    changes = {
+        name: value
+        for name, value in vars(args).items()
+        if name in ("modalities", "prompt_tokens", "audio_seconds", "text_tokens", "codec_tokens") and value is not None
+    }
+    if args.modalities == "text":
+        changes["codec_tokens"] = 0
+    return WORKLOADS[args.workload].model_copy(update=changes)
+
+
+def shown_command(command: Sequence[str]) -> str:
+    """As typed, in shell's quoting, without the key and without the folder of the script."""
+    words = [Path(command[0]).name, *command[1:]]
+    for position, word in enumerate(words):
+        if word == "--api-key":
+            words[position + 1] = "..."
+        elif word.startswith("--api-key="):
+            words[position] = "--api-key=..."
+    return shlex.join(words)
+
+
+async def _measure(args: argparse.Namespace, command: Sequence[str]) -> Run:
+    base_url = args.base_url.rstrip("/").removesuffix("/v1")
+    headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+    if args.api_key is not None:
+        headers["Authorization"] = f"Bearer {args.api_key}"
+    workload = chosen_workload(args)
+    seed = args.seed if args.seed is not None else secrets.randbelow(2**31)
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S)
+    async with aiohttp.ClientSession(connector=connector, headers=headers, read_bufsize=_READ_BUFFER_BYTES) as session:
+        served = await discover(session, base_url, args.model, args.voice)
+        adapter = ADAPTERS[args.server]
+        factory = RequestFactory(
+            adapter, served.model, served.voice, workload, args.temperature, args.sample_tolerance, seed
+        )
+        client = Client(session, f"{base_url}/v1/chat/completions", adapter, args.timeout)
+        plans = plan_levels(
+            concurrency=args.concurrency,
+            request_rate=args.request_rate,
+            requests_per_client=args.requests_per_client,
+            num_requests=args.num_requests,
+            warmup=args.warmup,
+        )
+        _say(f"{workload.name} against {served.model} at {base_url} ({_version(args.server, served)}), seed {seed}")
+        levels = await _run_levels(plans, factory, client)
+    return Run(
+        date=date,
+        command=shown_command(command),
+        host=describe_host(),
+        server=Server(adapter=args.server, base_url=base_url, model=served.model, version=served.version),
+        workload=workload,
+        temperature=args.temperature,
+        seed=seed,
+        levels=levels,
+    )
+
+
+async def _run_levels(plans: Sequence[LevelPlan], factory: RequestFactory, client: Client) -> list[Level]:
+    """All levels; after Ctrl-C those that had begun, the last one with what was answered until then. A second Ctrl-C
+    ends the program."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def interrupt() -> None:
+        loop.remove_signal_handler(signal.SIGINT)
+        _say("interrupted")
+        stop.set()
+
+    loop.add_signal_handler(signal.SIGINT, interrupt)
+    levels: list[Level] = []
+    try:
+        for plan in plans:
+            warmup, measured = factory.requests(plan)
+            if warmup:
+                clients = int(plan.load) if plan.kind == "closed" else 1
+                warm = await closed_loop(warmup, clients, client.send, Progress(planned=len(warmup)), stop)
+                for reason in sorted(set(warm.failures)):
+                    _say(f"{plan.label}: a request before the measurement failed: {reason}")
+            if stop.is_set():
+                levels.append(Level.of(plan.kind, plan.load, [], client_cpu_s=0.0, peak_in_flight=0, interrupted=True))
+                break
+            progress = Progress(planned=len(measured))
+            async with shown(plan.label, progress, sys.stderr):
+                if plan.kind == "closed":
+                    level = await closed_loop(measured, int(plan.load), client.send, progress, stop)
+                else:
+                    arrivals_s = plan.arrivals_s(factory.seed)
+                    level = await open_loop(measured, plan.load, arrivals_s, client.send, progress, stop)
+            levels.append(level)
+            if stop.is_set():
+                break
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+    return levels
+
+
+def _version(adapter: str, served: Served) -> str:
+    return f"{adapter} {served.version}" if served.version is not None else adapter
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(line + "\n")

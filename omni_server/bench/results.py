@@ -1,0 +1,207 @@
+"""What a run found, as it stands in the JSON file. Times in seconds."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from omni_server.bench.playback import SAMPLE_RATE
+from omni_server.bench.workload import Workload
+from omni_server.errors import ConfigError
+
+LoadKind = Literal["closed", "open"]
+
+
+def level_label(kind: LoadKind, load: float) -> str:
+    return f"c={load:g}" if kind == "closed" else f"{load:g}/s"
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RequestRow(_Record):
+    """One request. Times count from when it was sent, except `sent_s`."""
+
+    index: int
+    sent_s: float
+    """Since the load level began."""
+    failure: str | None
+    """Why the request does not count; what was measured until then is here all the same."""
+    ttft_s: float | None
+    """To the first text that is not empty; None if there was none."""
+    ttfa_s: float | None
+    """To the first sound that is not empty."""
+    end_to_end_s: float
+    """To the last byte."""
+    text_deltas: int
+    audio_gaps_s: list[float]
+    """Between each piece of sound and the next."""
+    samples: int
+    underrun_s: float
+    stalls: int
+    finish_reason: str | None
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    text_tokens: int | None
+    codec_tokens: int | None
+
+    @property
+    def audio_s(self) -> float:
+        return self.samples / SAMPLE_RATE
+
+    @property
+    def rtf(self) -> float | None:
+        """Real-time factor: end-to-end time by the duration of the sound."""
+        return self.end_to_end_s / self.audio_s if self.samples else None
+
+    @property
+    def largest_gap_s(self) -> float | None:
+        return max(self.audio_gaps_s, default=None)
+
+
+class Percentiles(_Record):
+    p50: float
+    p90: float
+    p99: float
+    count: int
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> "Percentiles | None":
+        """numpy's `linear` method: with the values sorted and numbered from 0 to n - 1, percentile q is the value at
+        (n - 1) * q / 100, between two neighbours in proportion. None where no value is known. With few values p99 is
+        close to the largest one."""
+        known = [value for value in values if value is not None]
+        if not known:
+            return None
+        p50, p90, p99 = np.percentile(known, (50, 90, 99), method="linear").tolist()
+        return cls(p50=p50, p90=p90, p99=p99, count=len(known))
+
+
+class Level(_Record):
+    """One load: of `kind` "closed", `load` clients that each send their next request when the last is answered; of
+    "open", requests that arrive at random at `load` per second, however many are under way.
+
+    Percentiles, tokens and sound are those of the requests that did not fail.
+    """
+
+    kind: LoadKind
+    load: float
+    interrupted: bool
+    unfinished: int
+    """Requests that were under way when the run was interrupted; they are not among the rows."""
+    wall_s: float
+    """From the first send to the last byte."""
+    peak_in_flight: int
+    client_cpu_s: float
+    """Processor time of the load generator itself."""
+    rows: list[RequestRow]
+    ttft_s: Percentiles | None
+    ttfa_s: Percentiles | None
+    rtf: Percentiles | None
+    largest_gap_s: Percentiles | None
+    underrun_s: Percentiles | None
+    end_to_end_s: Percentiles | None
+    prompt_tokens: Percentiles | None
+    cached_tokens: Percentiles | None
+    audio_s_per_s: float
+    requests_per_s: float
+    text_tokens_per_s: float
+
+    @classmethod
+    def of(
+        cls,
+        kind: LoadKind,
+        load: float,
+        rows: list[RequestRow],
+        *,
+        client_cpu_s: float,
+        peak_in_flight: int,
+        unfinished: int = 0,
+        interrupted: bool = False,
+    ) -> "Level":
+        good = [row for row in rows if row.failure is None]
+        wall_s = max((row.sent_s + row.end_to_end_s for row in rows), default=0.0)
+        wall_s -= min((row.sent_s for row in rows), default=0.0)
+        per_s = 1 / wall_s if wall_s > 0 else 0.0
+        return cls(
+            kind=kind,
+            load=load,
+            interrupted=interrupted,
+            unfinished=unfinished,
+            wall_s=wall_s,
+            peak_in_flight=peak_in_flight,
+            client_cpu_s=client_cpu_s,
+            rows=rows,
+            ttft_s=Percentiles.of(row.ttft_s for row in good),
+            ttfa_s=Percentiles.of(row.ttfa_s for row in good),
+            rtf=Percentiles.of(row.rtf for row in good),
+            largest_gap_s=Percentiles.of(row.largest_gap_s for row in good),
+            underrun_s=Percentiles.of(row.underrun_s for row in good if row.samples),
+            end_to_end_s=Percentiles.of(row.end_to_end_s for row in good),
+            prompt_tokens=Percentiles.of(row.prompt_tokens for row in good),
+            cached_tokens=Percentiles.of(row.cached_tokens for row in good),
+            audio_s_per_s=sum(row.audio_s for row in good) * per_s,
+            requests_per_s=len(good) * per_s,
+            text_tokens_per_s=sum(row.text_tokens or 0 for row in good) * per_s,
+        )
+
+    @property
+    def label(self) -> str:
+        return level_label(self.kind, self.load)
+
+    @property
+    def failures(self) -> list[str]:
+        return [row.failure for row in self.rows if row.failure is not None]
+
+    @property
+    def client_cores(self) -> float:
+        """How many cores the load generator kept busy."""
+        return self.client_cpu_s / self.wall_s if self.wall_s > 0 else 0.0
+
+
+class Host(_Record):
+    """Where the load generator ran."""
+
+    cpu: str
+    cores: int
+    """That the process may use."""
+    gpus: list[str]
+    """As nvidia-smi tells them; empty where it does not answer."""
+    python: str
+    aiohttp: str
+
+
+class Server(_Record):
+    adapter: str
+    base_url: str
+    model: str
+    version: str | None
+    """What `GET /version` answers, if it does."""
+
+
+class Run(_Record):
+    format: Literal[1] = 1
+    date: str
+    """UTC, ISO 8601."""
+    command: str
+    host: Host
+    server: Server
+    workload: Workload
+    temperature: float
+    seed: int
+    levels: list[Level]
+
+
+def load_run(file: Path) -> Run:
+    """Raises `ConfigError` if `file` is not what an earlier run wrote."""
+    try:
+        return Run.model_validate_json(file.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"{file}: no results of scripts/bench_serving: {field}: {first['msg']}") from error

@@ -1,0 +1,157 @@
+"""The results as text."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from omni_server.bench.results import Level, Percentiles, Run
+
+BUSY_CORES = 0.5
+"""Above this share of a core the load generator's own delays may show in what it measures."""
+
+
+def table(run: Run) -> str:
+    """One column per load level, then the failures by reason, then the load generator's own effort."""
+    rows = [["", *(level.label for level in run.levels)]]
+    rows += [[name, *cells] for name, cells in _rows(run)]
+    return "\n".join([*_aligned(rows), *_failures(run.levels), *_textless(run.levels), *_effort(run.levels)])
+
+
+def comparison(run: Run, earlier: Run) -> str:
+    """The load levels that both runs have, side by side."""
+    lines = [f"compared with {earlier.date}: {earlier.server.adapter}, {earlier.command}"]
+    now_asked, then_asked = run.workload.model_dump(), earlier.workload.model_dump()
+    different = [
+        f"{name} {now_asked[name]}, earlier {then_asked[name]}"
+        for name in now_asked
+        if now_asked[name] != then_asked[name]
+    ]
+    if different:
+        lines.append(f"WARNING: not the same was asked: {'; '.join(different)}")
+    before = {level.label: level for level in earlier.levels}
+    for level in run.levels:
+        if level.label not in before:
+            lines.append(f"{level.label}: not in the earlier run")
+            continue
+        rows = [[level.label, "now", "earlier", "change"]]
+        for (name, now), (_, then) in zip(_figures(level), _figures(before[level.label]), strict=True):
+            if now is None and then is None:
+                continue
+            change = f"{now / then - 1:+.1%}" if now is not None and then else "-"
+            rows.append([name, _number(now), _number(then), change])
+        lines += ["", *_aligned(rows)]
+    return "\n".join(lines)
+
+
+def _rows(run: Run) -> list[tuple[str, list[str]]]:
+    levels = run.levels
+    rows = [
+        ("requests", [str(len(level.rows)) for level in levels]),
+        ("failures", [str(len(level.failures)) for level in levels]),
+    ]
+    if any(level.interrupted for level in levels):
+        rows.append(("unfinished", [str(level.unfinished) for level in levels]))
+    rows += [
+        ("prompt tokens p50 (cached)", [_prompt(level) for level in levels]),
+        ("TTFT s         p50 p90 p99", [_spread(level.ttft_s) for level in levels]),
+    ]
+    if run.workload.codec_tokens:
+        rows += [
+            ("TTFA s         p50 p90 p99", [_spread(level.ttfa_s) for level in levels]),
+            ("RTF            p50 p90 p99", [_spread(level.rtf) for level in levels]),
+            ("largest gap s  p50 p90 p99", [_spread(level.largest_gap_s) for level in levels]),
+            ("underrun s     p50 p90 p99", [_spread(level.underrun_s) for level in levels]),
+        ]
+    rows.append(("end to end s   p50 p90 p99", [_spread(level.end_to_end_s) for level in levels]))
+    if run.workload.codec_tokens:
+        rows.append(("audio s/s", [_number(level.audio_s_per_s) for level in levels]))
+    return [
+        *rows,
+        ("requests/s", [_number(level.requests_per_s) for level in levels]),
+        ("text tokens/s", [_number(level.text_tokens_per_s) for level in levels]),
+    ]
+
+
+def _figures(level: Level) -> list[tuple[str, float | None]]:
+    figures: list[tuple[str, float | None]] = [("failures", len(level.failures))]
+    for name, percentiles in (
+        ("TTFT s", level.ttft_s),
+        ("TTFA s", level.ttfa_s),
+        ("RTF", level.rtf),
+        ("largest gap s", level.largest_gap_s),
+        ("underrun s", level.underrun_s),
+        ("end to end s", level.end_to_end_s),
+    ):
+        figures.append((f"{name} p50", percentiles.p50 if percentiles is not None else None))
+        figures.append((f"{name} p99", percentiles.p99 if percentiles is not None else None))
+    return [
+        *figures,
+        ("audio s/s", level.audio_s_per_s),
+        ("requests/s", level.requests_per_s),
+        ("text tokens/s", level.text_tokens_per_s),
+    ]
+
+
+def _failures(levels: Sequence[Level]) -> list[str]:
+    return [
+        f"{level.label}: {count} failed: {reason}"
+        for level in levels
+        for reason, count in Counter(level.failures).most_common()
+    ]
+
+
+def _textless(levels: Sequence[Level]) -> list[str]:
+    """Answers may have tokens that no text shows, such as special ones or halves of a character."""
+    return [
+        f"{level.label}: {count} answers without any text; their TTFT is not known"
+        for level in levels
+        if (count := sum(row.failure is None and row.ttft_s is None for row in level.rows))
+    ]
+
+
+def _effort(levels: Sequence[Level]) -> list[str]:
+    lines = [
+        "load generator, share of a core: "
+        + ", ".join(
+            f"{level.label} {level.client_cores:.0%} (at most {level.peak_in_flight} at once)" for level in levels
+        )
+    ]
+    busy = [level.label for level in levels if level.client_cores > BUSY_CORES and level.requests_per_s]
+    if busy:
+        lines.append(
+            f"WARNING: the load generator used more than {BUSY_CORES:.0%} of a core ({', '.join(busy)}): "
+            "it may itself have delayed what it measured"
+        )
+    return lines
+
+
+def _prompt(level: Level) -> str:
+    if level.prompt_tokens is None:
+        return "-"
+    cached = f" ({level.cached_tokens.p50:.0f})" if level.cached_tokens is not None else ""
+    return f"{level.prompt_tokens.p50:.0f}{cached}"
+
+
+def _spread(percentiles: Percentiles | None) -> str:
+    if percentiles is None:
+        return "-"
+    return " ".join(_number(value) for value in (percentiles.p50, percentiles.p90, percentiles.p99))
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    if value == 0:
+        return "0"
+    if value >= 100:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.3f}" if value < 1 else f"{value:.2f}"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join(
+            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        )
+        for row in rows
+    ]
