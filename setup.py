@@ -9,5 +9,9 @@ from setuptools import find_packages, setup
 setup(
     packages=[*find_packages(include=["omni_server*", "stages*"]), "omni_server.configs"],
     package_dir={"omni_server.configs": "configs"},
-    package_data={"omni_server.configs": ["*.yaml"], "omni_server.engine": ["empty_generation_config/*.json"]},
+    package_data={
+        "omni_server.configs": ["*.yaml"],
+        "omni_server.engine": ["empty_generation_config/*.json"],
+        "stages.qwen2_5_omni.demo_checkpoint": ["*.json"],
+    },
 )

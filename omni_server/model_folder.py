@@ -126,8 +126,8 @@ def _check_weights(model: str, folder: Path) -> None:
     if not index_file.is_file():
         if not any(folder.glob("*.safetensors")):
             raise ConfigError(
-                f"MODEL '{model}' has no weights: there is no *.safetensors in {folder} "
-                "(--load-format dummy starts without)"
+                f"MODEL '{model}' has no weights: there is no *.safetensors in {folder}; "
+                "with --load-format dummy it is served with random ones"
             )
         return
     weight_map = _read_json_object(index_file).get("weight_map")

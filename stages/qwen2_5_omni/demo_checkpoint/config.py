@@ -4,6 +4,7 @@ Key names and their nesting follow the published Qwen2.5-Omni-7B files.
 """
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 from stages.qwen2_5_omni.demo_checkpoint.sizes import DemoSize, TextSize
@@ -19,9 +20,25 @@ CODEC_MASK, CODEC_PAD, CODEC_START, CODEC_END = 8296, 8292, 8293, 8294
 # Text ids are those of "small" or "full"; codec ids are the genuine ones always.
 
 
-def write_configs(folder: Path, size: DemoSize, ids: TokenIds, dtype: str) -> None:
-    """Write config.json, generation_config.json and preprocessor_config.json."""
-    _dump(folder / "config.json", _model(size, ids, dtype))
+@dataclass(frozen=True)
+class Preprocessing:
+    """Limits of the preprocessors, for which vLLM sizes its profiling run."""
+
+    max_audio_s: int
+    """Every sound is padded to this length before its features are taken."""
+    max_pixels: int
+    """Larger images are scaled down to this."""
+
+
+DEMO_PREPROCESSING = Preprocessing(max_audio_s=30, max_pixels=50_176)
+"""Small: with the genuine limits vLLM would profile with a sound of 300 s and an image of 16 thousand tokens."""
+
+_AUDIO_RATE_HZ, _AUDIO_HOP = 16_000, 160
+
+
+def write_configs(folder: Path, model: Json, ids: TokenIds, preprocessing: Preprocessing) -> None:
+    """Write `model` as config.json, and a generation_config.json and a preprocessor_config.json beside it."""
+    _dump(folder / "config.json", model)
     generation: Json = {
         "bos_token_id": ids.end_of_text,
         "eos_token_id": [ids.im_end, ids.end_of_text],
@@ -33,13 +50,12 @@ def write_configs(folder: Path, size: DemoSize, ids: TokenIds, dtype: str) -> No
         "processor_class": "Qwen2_5OmniProcessor",
         "feature_extractor_type": "WhisperFeatureExtractor",
         "feature_size": 128,
-        "sampling_rate": 16000,
-        "hop_length": 160,
+        "sampling_rate": _AUDIO_RATE_HZ,
+        "hop_length": _AUDIO_HOP,
         "n_fft": 400,
-        # Genuine: 300 s. Every sound is padded to this length before its features are taken.
-        "chunk_length": 30,
-        "n_samples": 480000,
-        "nb_max_frames": 3000,
+        "chunk_length": preprocessing.max_audio_s,
+        "n_samples": preprocessing.max_audio_s * _AUDIO_RATE_HZ,
+        "nb_max_frames": preprocessing.max_audio_s * _AUDIO_RATE_HZ // _AUDIO_HOP,
         "padding_side": "right",
         "padding_value": 0.0,
         "dither": 0.0,
@@ -49,15 +65,15 @@ def write_configs(folder: Path, size: DemoSize, ids: TokenIds, dtype: str) -> No
         "temporal_patch_size": 2,
         "merge_size": 2,
         "min_pixels": 3136,
-        # Genuine: 12845056, for which vLLM would profile with an image of 16 thousand tokens.
-        "max_pixels": 50176,
+        "max_pixels": preprocessing.max_pixels,
         "image_mean": [0.48145466, 0.4578275, 0.40821073],
         "image_std": [0.26862954, 0.26130258, 0.27577711],
     }
     _dump(folder / "preprocessor_config.json", preprocessor)
 
 
-def _model(size: DemoSize, ids: TokenIds, dtype: str) -> Json:
+def demo_model_config(size: DemoSize, ids: TokenIds, dtype: str) -> Json:
+    """The content of config.json for a model of `size`."""
     return {
         "architectures": ["Qwen2_5OmniModel"],
         "model_type": "qwen2_5_omni",

@@ -106,10 +106,3 @@ SIZES = {
         vocoder=VocoderSize(128, (3, 7)),
     ),
 }
-
-
-def demo_size(name: str) -> DemoSize:
-    """The named size; `ConfigError` if there is none of that name."""
-    if name not in SIZES:
-        raise ConfigError(f"unknown demo checkpoint size '{name}'; there are {', '.join(SIZES)}")
-    return SIZES[name]

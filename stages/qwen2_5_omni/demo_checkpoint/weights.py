@@ -68,13 +68,13 @@ def fill(model: Qwen2_5OmniForConditionalGeneration, ids: TokenIds, seed: int) -
     _calibrate_vocoder(model.token2wav, seed)
 
 
-def speakers(ids: TokenIds, seed: int) -> dict[str, dict[str, int | torch.Tensor]]:
-    """Content of spk_dict.pt: per voice its text token, x-vector [1, 192] and reference mel [1, 120, 80]."""
+def speakers(ids: TokenIds, seed: int, num_frames: int) -> dict[str, dict[str, int | torch.Tensor]]:
+    """Content of spk_dict.pt: per voice its text token, x-vector [1, 192] and reference mel [1, num_frames, 80]."""
     return {
         name: {
             "bos_token": token,
             "cond": _normal(f"{name}.cond", (1, 192), seed),
-            "ref_mel": _MEL_LEVEL + 1.5 * _normal(f"{name}.ref_mel", (1, 120, 80), seed),
+            "ref_mel": _MEL_LEVEL + 1.5 * _normal(f"{name}.ref_mel", (1, num_frames, 80), seed),
         }
         for name, token in ids.speakers.items()
     }

@@ -2,6 +2,7 @@
 
 import shutil
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -10,37 +11,72 @@ from safetensors.torch import save_file
 from transformers import AutoConfig, Qwen2_5OmniForConditionalGeneration
 
 from omni_server.errors import ConfigError
-from stages.qwen2_5_omni.demo_checkpoint.config import write_configs
-from stages.qwen2_5_omni.demo_checkpoint.sizes import DemoSize, demo_size
-from stages.qwen2_5_omni.demo_checkpoint.tokenizer import Vocabulary, write_tokenizer
+from stages.qwen2_5_omni.demo_checkpoint.config import (
+    DEMO_PREPROCESSING,
+    Preprocessing,
+    demo_model_config,
+    write_configs,
+)
+from stages.qwen2_5_omni.demo_checkpoint.genuine import (
+    GENUINE_MEL_FRAMES,
+    GENUINE_PREPROCESSING,
+    GENUINE_SIZE,
+    GENUINE_WEIGHTS_GB,
+    genuine_model_config,
+)
+from stages.qwen2_5_omni.demo_checkpoint.sizes import SIZES, DemoSize
+from stages.qwen2_5_omni.demo_checkpoint.tokenizer import TokenIds, Vocabulary, write_tokenizer
 from stages.qwen2_5_omni.demo_checkpoint.weights import fill, speakers
 
 Dtype = Literal["float32", "bfloat16"]
+Weights = Literal["random", "dummy"]
+
+DEMO_MEL_FRAMES = 120
+
+
+@dataclass(frozen=True)
+class _Contents:
+    """What is to be written."""
+
+    size: DemoSize | None
+    """None: the genuine one."""
+    vocabulary: Vocabulary
+    dtype: Dtype
+    weights: Weights
+    preprocessing: Preprocessing
+    num_mel_frames: int
 
 
 def make_demo_checkpoint(
     out: Path,
     *,
     size: DemoSize | str = "tiny",
+    weights: Weights = "random",
     seed: int = 0,
-    vocabulary: Vocabulary = "small",
-    dtype: Dtype = "float32",
+    vocabulary: Vocabulary | None = None,
+    dtype: Dtype | None = None,
 ) -> Path:
-    """Write a Qwen2.5-Omni with random weights in the layout of the published ones; returns `out`.
+    """Write a Qwen2.5-Omni in the layout of the published ones; returns `out`.
+
+    `size` is one of `SIZES`, or `GENUINE_SIZE`: the sizes of Qwen2.5-Omni-7B. `weights` "dummy" leaves
+    model.safetensors out: such a folder is served with `--load-format dummy`, and the genuine size comes in no other
+    way. `vocabulary` is "small" (the default) or "full", `dtype` "float32" (the default) or "bfloat16"; of the genuine
+    size they are "full" and "bfloat16".
 
     The same arguments give the same model.safetensors, byte for byte (with one release of torch, on machines with
     AVX2). `dtype` is that of the thinker and the talker; code2wav stays in float32, in which the reference always runs
     it. The folder appears under its name only when it is complete.
 
-    Raises `ConfigError` for an unknown size and where `out` exists already and is not an empty folder.
+    Raises `ConfigError` for an unknown size, for what the genuine size cannot be, and where `out` exists already and
+    is not an empty folder.
     """
-    dimensions = demo_size(size) if isinstance(size, str) else size
+    contents = _contents(size, weights, vocabulary, dtype)
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise ConfigError(f"cannot write the demo checkpoint to {out}: it exists; remove it first")
     out.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     try:
-        _write(unfinished, dimensions, seed, vocabulary, dtype)
+        _write(unfinished, contents, seed)
         unfinished.chmod(0o755)  # mkdtemp's is private
         try:
             unfinished.rename(out)  # replaces an empty folder
@@ -54,9 +90,36 @@ def make_demo_checkpoint(
     return out
 
 
-def _write(folder: Path, size: DemoSize, seed: int, vocabulary: Vocabulary, dtype: Dtype) -> None:
-    ids = write_tokenizer(folder, vocabulary)
-    write_configs(folder, size, ids, dtype)
+def _contents(size: DemoSize | str, weights: Weights, vocabulary: Vocabulary | None, dtype: Dtype | None) -> _Contents:
+    if size == GENUINE_SIZE:
+        if weights == "random":
+            raise ConfigError(
+                f"size {GENUINE_SIZE} is written without weights only: they would be {GENUINE_WEIGHTS_GB} GB of random "
+                "numbers, which the engines draw faster than they read them; use weights dummy"
+            )
+        if vocabulary == "small" or dtype == "float32":
+            raise ConfigError(f"size {GENUINE_SIZE} has the full vocabulary and bfloat16, as published")
+        return _Contents(None, "full", "bfloat16", weights, GENUINE_PREPROCESSING, GENUINE_MEL_FRAMES)
+    if isinstance(size, str):
+        if size not in SIZES:
+            raise ConfigError(f"unknown demo checkpoint size '{size}'; there are {', '.join((*SIZES, GENUINE_SIZE))}")
+        size = SIZES[size]
+    return _Contents(size, vocabulary or "small", dtype or "float32", weights, DEMO_PREPROCESSING, DEMO_MEL_FRAMES)
+
+
+def _write(folder: Path, contents: _Contents, seed: int) -> None:
+    ids = write_tokenizer(folder, contents.vocabulary)
+    size = contents.size
+    model = genuine_model_config() if size is None else demo_model_config(size, ids, contents.dtype)
+    write_configs(folder, model, ids, contents.preprocessing)
+    if contents.weights == "random":
+        _write_weights(folder, ids, seed, contents.dtype)
+    torch.save(speakers(ids, seed, contents.num_mel_frames), folder / "spk_dict.pt")
+    for file in folder.iterdir():
+        file.chmod(0o644)
+
+
+def _write_weights(folder: Path, ids: TokenIds, seed: int, dtype: Dtype) -> None:
     with torch.random.fork_rng(devices=[]):  # transformers draws initial weights, which are then overwritten
         model = Qwen2_5OmniForConditionalGeneration(AutoConfig.from_pretrained(folder)).float().eval()
     fill(model, ids, seed)
@@ -65,6 +128,3 @@ def _write(folder: Path, size: DemoSize, seed: int, vocabulary: Vocabulary, dtyp
     model.talker.to(target)
     tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    torch.save(speakers(ids, seed), folder / "spk_dict.pt")
-    for file in folder.iterdir():
-        file.chmod(0o644)

@@ -9,10 +9,17 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
-from transformers import AutoProcessor, AutoTokenizer, PreTrainedModel, Qwen2_5OmniForConditionalGeneration
+from transformers import (
+    AutoConfig,
+    AutoProcessor,
+    AutoTokenizer,
+    PreTrainedModel,
+    Qwen2_5OmniForConditionalGeneration,
+)
 
 from omni_server.errors import ConfigError
-from stages.qwen2_5_omni.demo_checkpoint import SIZES, make_demo_checkpoint
+from omni_server.model_folder import resolve_model_folder
+from stages.qwen2_5_omni.demo_checkpoint import GENUINE_SIZE, SIZES, make_demo_checkpoint
 
 SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "make_demo_checkpoint"
 
@@ -32,6 +39,12 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_demo_checkpoint(
         tmp_path_factory.mktemp("full") / "checkpoint", size="tiny", vocabulary="full", dtype="bfloat16"
     )
+
+
+@pytest.fixture(scope="module")
+def genuine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sizes of the 7B, no weights."""
+    return make_demo_checkpoint(tmp_path_factory.mktemp("genuine") / "checkpoint", size=GENUINE_SIZE, weights="dummy")
 
 
 def _json(folder: Path, name: str) -> Any:
@@ -90,7 +103,7 @@ def test_transformers_loads_it_without_missing_or_unexpected_keys(name: str, req
     assert next(model.thinker.parameters()).dtype == (torch.bfloat16 if name == "full" else torch.float32)
 
 
-@pytest.mark.parametrize("name", ["tiny", "full"])
+@pytest.mark.parametrize("name", ["tiny", "full", "genuine"])
 def test_ids_of_the_config_are_those_of_the_tokenizer(name: str, request: pytest.FixtureRequest) -> None:
     folder: Path = request.getfixturevalue(name)
     config, tokenizer = _json(folder, "config.json"), AutoTokenizer.from_pretrained(folder)
@@ -121,7 +134,9 @@ def test_ids_of_the_config_are_those_of_the_tokenizer(name: str, request: pytest
     assert all(len(tokenizer) <= token < thinker["text_config"]["vocab_size"] for token in speech)
 
 
-def test_the_full_vocabulary_has_the_genuine_ids(full: Path) -> None:
+@pytest.mark.parametrize("name", ["full", "genuine"])
+def test_the_full_vocabulary_has_the_genuine_ids(name: str, request: pytest.FixtureRequest) -> None:
+    full: Path = request.getfixturevalue(name)
     config, tokenizer = _json(full, "config.json"), AutoTokenizer.from_pretrained(full)
     thinker, talker = config["thinker_config"], config["talker_config"]
     assert thinker["text_config"]["vocab_size"] == 152064
@@ -155,8 +170,9 @@ def test_only_words_and_sounds_can_be_generated(tiny: Path) -> None:
     assert codec_rows == [*range(8193), 8292, 8293, 8294]
 
 
-def test_the_processor_takes_every_medium(tiny: Path) -> None:
-    processor = AutoProcessor.from_pretrained(tiny)
+@pytest.mark.parametrize("name", ["tiny", "genuine"])
+def test_the_processor_takes_every_medium(name: str, request: pytest.FixtureRequest) -> None:
+    processor = AutoProcessor.from_pretrained(request.getfixturevalue(name))
     text = processor.apply_chat_template(
         [
             {
@@ -190,8 +206,61 @@ def test_sizes_reach_the_weights(tiny: Path, wide: Path) -> None:
     assert _json(wide, "config.json")["talker_config"]["rope_scaling"]["mrope_section"] == [8, 8, 0]
 
 
+@pytest.mark.parametrize("size", [*SIZES, GENUINE_SIZE])
+def test_without_weights_everything_else_is_there(size: str, tiny: Path, tmp_path: Path) -> None:
+    folder = make_demo_checkpoint(tmp_path / "checkpoint", size=size, weights="dummy")
+    names = {file.name for file in folder.iterdir()}
+    assert names == {file.name for file in tiny.iterdir()} - {"model.safetensors"}
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 10_000_000
+
+
+def test_weights_do_not_change_the_other_files(tiny: Path, tmp_path: Path) -> None:
+    folder = make_demo_checkpoint(tmp_path / "checkpoint", weights="dummy")
+    voices, expected = (torch.load(path / "spk_dict.pt", weights_only=True) for path in (folder, tiny))
+    assert {name: voice["cond"].tolist() for name, voice in voices.items()} == {
+        name: voice["cond"].tolist() for name, voice in expected.items()
+    }
+    for file in folder.glob("*.json"):
+        assert file.read_bytes() == (tiny / file.name).read_bytes()
+
+
+def test_a_folder_without_weights_is_refused_with_the_flag_that_serves_it(genuine: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has no weights.*--load-format dummy"):
+        resolve_model_folder(str(genuine))
+    assert resolve_model_folder(str(genuine), needs_weights=False) == genuine
+
+
+def test_the_genuine_size_has_the_parameters_of_the_7b(genuine: Path) -> None:
+    with torch.device("meta"):
+        model = Qwen2_5OmniForConditionalGeneration(AutoConfig.from_pretrained(genuine))
+    assert model.num_parameters() == 10_732_225_408
+    assert model.config.dtype == torch.bfloat16
+
+
+def test_the_genuine_size_has_voices_and_limits_of_the_7b(genuine: Path) -> None:
+    voices = torch.load(genuine / "spk_dict.pt", weights_only=True)
+    shapes = {name: (tuple(voice["cond"].shape), tuple(voice["ref_mel"].shape)) for name, voice in voices.items()}
+    assert shapes == dict.fromkeys(("Chelsie", "Ethan"), ((1, 192), (1, 400, 80)))
+    preprocessor = _json(genuine, "preprocessor_config.json")
+    assert (preprocessor["max_pixels"], preprocessor["n_samples"]) == (12_845_056, 300 * 16_000)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"weights": "random"}, "21 GB"),
+        ({"weights": "dummy", "vocabulary": "small"}, "full vocabulary"),
+        ({"weights": "dummy", "dtype": "float32"}, "bfloat16"),
+    ],
+)
+def test_what_the_genuine_size_cannot_be_is_refused(changes: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        make_demo_checkpoint(tmp_path / "checkpoint", size=GENUINE_SIZE, **changes)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_unknown_size_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"'huge'.*tiny, wide"):
+    with pytest.raises(ConfigError, match=r"'huge'.*tiny, wide, 7b"):
         make_demo_checkpoint(tmp_path / "checkpoint", size="huge")
     assert list(tmp_path.iterdir()) == []
 
@@ -221,6 +290,19 @@ def test_the_script_writes_one_line(tmp_path: Path) -> None:
     assert "MB" in made.stdout
     assert "million parameters" in made.stdout
     assert (tmp_path / "checkpoint" / "model.safetensors").is_file()
+
+
+def test_the_script_says_how_a_folder_without_weights_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "checkpoint"
+    monkeypatch.setattr(sys, "argv", ["make_demo_checkpoint", str(out), "--size", "7b", "--weights", "dummy"])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    runpy.run_path(str(SCRIPT), run_name="__main__")
+    written = capsys.readouterr().out
+    assert "10732.23 million parameters" in written
+    assert written.endswith(f"omni-server serve {out} --load-format dummy\n")
 
 
 def test_the_script_explains_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
