@@ -1,6 +1,7 @@
 """Starts the engines of a stage config, and stops them."""
 
 import asyncio
+import contextlib
 import functools
 import logging
 import multiprocessing
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from omni_server.config.stage_config import ArStage, DiffusionStage, Edge, StageConfig
@@ -17,6 +19,9 @@ from omni_server.engine.ar_client import ArStageClient
 from omni_server.engine.async_engine import StageAsyncLLM
 from omni_server.engine.diffusion_args import diffusion_engine_args
 from omni_server.engine.diffusion_client import DiffusionStageClient
+from omni_server.engine.mps import MpsDaemon, start_mps
+from omni_server.engine.progress import StartProgress
+from omni_server.engine.startup_threads import shared_startup_threads
 from omni_server.errors import ConfigError
 from omni_server.family import FamilyModel, ModelFamily
 from omni_server.protocol.rows import SharedBlock
@@ -41,6 +46,7 @@ class Engines:
     ar: dict[str, ArStageClient] = field(default_factory=dict)
     diffusion: dict[str, DiffusionStageClient] = field(default_factory=dict)
     queues: dict[tuple[str, str], SlabQueue] = field(default_factory=dict)
+    mps: MpsDaemon | None = None
 
     def _clients(self) -> Iterator[ArStageClient | DiffusionStageClient]:
         yield from self.ar.values()
@@ -63,6 +69,8 @@ class Engines:
             for queue in self.queues.values():
                 queue.close()
             self.queues.clear()
+            if self.mps is not None:
+                await asyncio.to_thread(self.mps.stop)
 
 
 async def start_engines(
@@ -74,10 +82,9 @@ async def start_engines(
     load_format: str,
     on_progress: Progress,
 ) -> Engines:
-    """All engines of `config`, ready.
+    """All engines of `config`, ready; they start side by side. `on_progress` gets a line for each step of each stage.
 
-    On CPU they start side by side; on CUDA one after another, because vLLM measures a device's free memory while
-    it starts. Raises `ConfigError` if one does not come up; nothing is left behind then.
+    Raises `ConfigError` if one does not come up; nothing is left behind then.
     """
     for path in sweep_dead_queues():
         logger.warning("removed %s, left by a server that was killed", path)
@@ -88,14 +95,16 @@ async def start_engines(
         for edge in config.edges:
             if edge.queue.transport == "shared_memory":
                 engines.queues[edge.source, edge.target] = _make_queue(config, edge, model)
-        start = functools.partial(_start_stage, model_dir, config, family, engines, load_format, on_progress)
-        if config.platform == "cpu":
+        engines.mps = start_mps(config)
+        with (
+            StartProgress(on_progress) as progress,
+            shared_startup_threads(len(config.stages)),
+            engines.mps.for_children() if engines.mps is not None else contextlib.nullcontext(),
+        ):
+            start = functools.partial(_start_stage, model_dir, config, family, engines, load_format, progress)
             async with asyncio.TaskGroup() as group:
                 for name in config.stages:
                     group.create_task(start(name))
-        else:
-            for name in config.stages:
-                await start(name)
     except BaseException as exc:
         await engines.stop()
         for child in set(multiprocessing.active_children()) - others:  # a constructor that failed may leave its own
@@ -113,34 +122,32 @@ async def _start_stage(
     family: ModelFamily,
     engines: Engines,
     load_format: str,
-    on_progress: Progress,
+    progress: StartProgress,
     name: str,
 ) -> None:
     stage = config.stages[name]
     overrides = family.hf_overrides(stage.model_stage)
-    began = time.monotonic()
-    on_progress(f"{name}: starting")
+    watched = progress.began(name)
     match stage:
         case ArStage():
-            runtime = _runtime_config(model_dir, config, name, engines)
+            engine_class: type[AsyncLLM] = StageAsyncLLM
             arguments = ar_engine_args(
                 model_dir,
                 stage,
-                runtime,
+                _runtime_config(model_dir, config, name, engines),
                 platform=config.platform,
                 load_format=load_format,
                 hf_overrides=overrides,
             )
-            build: Callable[[], AsyncLLM] = functools.partial(StageAsyncLLM.from_engine_args, arguments)
         case DiffusionStage():
             assert overrides is not None
-            build = functools.partial(
-                AsyncLLM.from_engine_args,
-                diffusion_engine_args(
-                    model_dir, stage, platform=config.platform, load_format=load_format, hf_overrides=overrides
-                ),
+            engine_class = AsyncLLM
+            arguments = diffusion_engine_args(
+                model_dir, stage, platform=config.platform, load_format=load_format, hf_overrides=overrides
             )
-    engine = await _built(name, build, config.start_timeout_s, engines)
+    arguments.additional_config = msgspec.structs.replace(arguments.additional_config, progress=watched)
+    build = functools.partial(engine_class.from_engine_args, arguments)
+    engine = await _built(name, build, config.start_timeout_s, engines, progress)
     if isinstance(engine, StageAsyncLLM):
         edge = next((e for e in config.edges if e.source == name), None)
         if edge is not None:
@@ -148,10 +155,12 @@ async def _start_stage(
         engines.ar[name] = ArStageClient(name, engine)
     else:
         engines.diffusion[name] = DiffusionStageClient(name, engine)
-    on_progress(f"{name}: ready after {time.monotonic() - began:.1f} s")
+    progress.is_ready(name)
 
 
-async def _built(name: str, build: Callable[[], AsyncLLM], timeout_s: float, engines: Engines) -> AsyncLLM:
+async def _built(
+    name: str, build: Callable[[], AsyncLLM], timeout_s: float, engines: Engines, progress: StartProgress
+) -> AsyncLLM:
     """The constructor blocks until the engine is up, so it runs in a thread.
 
     A thread cannot be stopped; where the engine is no longer wanted its process is killed, which lets the
@@ -162,7 +171,10 @@ async def _built(name: str, build: Callable[[], AsyncLLM], timeout_s: float, eng
         return await asyncio.wait_for(asyncio.shield(task), timeout_s)
     except TimeoutError:
         await _give_up(task, engines)
-        raise ConfigError(f"stage '{name}' was not ready after {timeout_s:g} s (start_timeout_s)") from None
+        reached = progress.last_phase(name) or "starting its process"
+        raise ConfigError(
+            f"stage '{name}' was not ready after {timeout_s:g} s (start_timeout_s); it had come to: {reached}"
+        ) from None
     except asyncio.CancelledError:  # the server is being stopped, or another stage failed
         await _give_up(task, engines)
         raise

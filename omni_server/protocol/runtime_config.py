@@ -4,6 +4,8 @@ import hashlib
 
 import msgspec
 
+from omni_server.protocol.progress import ProgressSpec
+
 
 class QueueSpec(msgspec.Struct, frozen=True):
     """One end of an edge. `path` is None for the inline transport."""
@@ -18,8 +20,8 @@ class QueueSpec(msgspec.Struct, frozen=True):
 
 
 class StageRuntimeConfig(msgspec.Struct, frozen=True):
-    """Satisfies vLLM's `SupportsHash`: the hash covers what changes the compiled graph, and leaves out the
-    queue's path, which is another one at each start and must not invalidate the compile cache."""
+    """Satisfies vLLM's `SupportsHash`: the hash covers what changes the compiled graph, and leaves out the queues'
+    paths and the progress socket, which are others at each start and must not invalidate the compile cache."""
 
     model_dir: str
     row_producer: str | None = None
@@ -28,6 +30,8 @@ class StageRuntimeConfig(msgspec.Struct, frozen=True):
     input_queue: QueueSpec | None = None
     aux_layers: tuple[int, ...] = ()
     """Layers whose inputs the model returns beside its last hidden state; 0 is the input embedding."""
+    progress: ProgressSpec | None = None
+    """Where the worker reports while it starts."""
 
     def compute_hash(self) -> str:
         """Called by `vllm.config.VllmConfig.compute_hash`."""

@@ -16,7 +16,7 @@ class DiffusionBatch:
 
     request_ids: tuple[str, ...]
     token_ids: tuple[torch.Tensor, ...]
-    """int64 [num_tokens] each, on the model's device."""
+    """int64 [num_tokens] each, on the CPU."""
     inputs: tuple[bytes, ...]
     """What else the request carries, as its edge encoded it."""
 
@@ -41,6 +41,13 @@ class SupportsDiffuse(Protocol):
     """The same under its older name."""
 
     def diffuse(self, batch: DiffusionBatch) -> DiffusionOutput: ...
+
+
+@runtime_checkable
+class SupportsPrepare(Protocol):
+    """A model with work to do between loading and the first request, such as compiling kernels."""
+
+    def prepare(self) -> None: ...
 
 
 class RejectedRequestsError(Exception):

@@ -22,6 +22,7 @@ from stages.runtime.diffusion_model import (
     DiffusionBatch,
     DiffusionOutput,
     RejectedRequestsError,
+    SupportsPrepare,
     resolve_generate,
     split_output,
 )
@@ -45,6 +46,12 @@ class DiffusionModelRunnerMixin:
         """Load, and find out once how the model is run. Raises `TypeError` if it cannot run here."""
         super().load_model(load_dummy_weights)  # type: ignore[misc]
         self._generate = resolve_generate(self.get_model())  # type: ignore[attr-defined]
+
+    def prepare_model(self) -> None:
+        """Let a model that can do so get ready for its first request."""
+        model = self.get_model()  # type: ignore[attr-defined]
+        if isinstance(model, SupportsPrepare):
+            model.prepare()
 
     @torch.inference_mode()
     def execute_model(
@@ -91,7 +98,7 @@ class DiffusionModelRunnerMixin:
         return [results[request_id] for request_id in request_ids]
 
     def _token_ids(self, request_id: str) -> torch.Tensor:
-        return torch.tensor(self._requests[request_id].prompt_token_ids or [], dtype=torch.int64, device=self.device)
+        return torch.tensor(self._requests[request_id].prompt_token_ids or [], dtype=torch.int64)
 
     def _run_batch(self, batch: DiffusionBatch) -> list[torch.Tensor | str]:
         if not batch.request_ids:

@@ -2,6 +2,7 @@
 
 from vllm.v1.worker.worker_base import CompilationTimes
 
+from omni_server.protocol.progress import Phase
 from stages.runtime.diffusion_runner import DiffusionModelRunnerMixin
 from stages.runtime.platform import StageWorkerMixin, platform_worker_class
 
@@ -10,7 +11,10 @@ class DiffusionWorker(StageWorkerMixin, platform_worker_class()):  # type: ignor
     """vLLM's worker for this platform with the diffusion model runner in it."""
 
     runner_mixin = DiffusionModelRunnerMixin
+    model_runner: DiffusionModelRunnerMixin
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
-        """Nothing is compiled or captured. Zero seconds each."""
+        """The model prepares itself; vLLM compiles and captures nothing: zero seconds each."""
+        self.progress.report(Phase.CAPTURING)
+        self.model_runner.prepare_model()
         return CompilationTimes(language_model=0.0, encoder=0.0)

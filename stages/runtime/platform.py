@@ -1,12 +1,28 @@
 """Binds our runner and worker mixins to the classes vLLM has for this platform (V1 model runner on both)."""
 
 import torch
-from vllm.config import VllmConfig
+from vllm.config import CompilationMode, CUDAGraphMode, VllmConfig
 from vllm.platforms import current_platform
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker
+from vllm.v1.worker.worker_base import CompilationTimes
 
+from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
+from omni_server.protocol.progress import Phase, ProgressSpec
+from omni_server.protocol.runtime_config import StageRuntimeConfig
+from stages.runtime.memory import (
+    GRAPH_BYTES,
+    MemoryBudget,
+    MemoryUse,
+    check_budget,
+    enforce_share,
+    measured_use,
+    reserved_above,
+    start_measuring,
+    torch_limit,
+)
 from stages.runtime.parent_watch import end_with_parent
+from stages.runtime.progress import ProgressReporter
 
 
 def platform_worker_class() -> type[Worker]:
@@ -35,22 +51,84 @@ def build_runner(mixin: type, vllm_config: VllmConfig, device: torch.device) -> 
 
 
 class StageWorkerMixin:
-    """Over the platform's worker: builds the model runner that `runner_mixin` names.
+    """Over the platform's worker: builds the model runner that `runner_mixin` names, keeps a GPU stage within its
+    share of the device (see `stages.runtime.memory`), and reports what it does while it starts.
 
-    vLLM's GPU worker has a hook for that (`_make_model_runner`); its CPU worker constructs the runner
+    vLLM's GPU worker has a hook for the runner (`_make_model_runner`); its CPU worker constructs the runner
     inside `init_device`, so there the finished runner is replaced before anything is loaded into it.
     """
 
     runner_mixin: type
     model_runner: GPUModelRunner
+    vllm_config: VllmConfig
+    device: torch.device
+    progress: ProgressReporter
 
     def _make_model_runner(self) -> GPUModelRunner:
         if self.use_v2_model_runner:  # type: ignore[attr-defined]
             raise RuntimeError("stages run on vLLM's V1 model runner: set VLLM_USE_V2_MODEL_RUNNER=0")
-        return build_runner(self.runner_mixin, self.vllm_config, self.device)  # type: ignore[attr-defined]
+        return build_runner(self.runner_mixin, self.vllm_config, self.device)
 
     def init_device(self) -> None:
         end_with_parent()
+        self.progress = ProgressReporter(self._progress_spec())
         super().init_device()  # type: ignore[misc]
         if not isinstance(self.model_runner, self.runner_mixin):
             self.model_runner = self._make_model_runner()
+        if self.device.type == "cuda":
+            # vLLM has just seen that the share is free. Nothing large has been allocated yet.
+            enforce_share(self.requested_memory, self.device)  # type: ignore[attr-defined]
+
+    def _progress_spec(self) -> ProgressSpec | None:
+        match self.vllm_config.additional_config:
+            case StageRuntimeConfig(progress=spec) | DiffusionRuntimeConfig(progress=spec) if self.rank == 0:  # type: ignore[attr-defined]
+                return spec
+        return None  # an engine on its own, or a rank that does what rank 0 reports
+
+    def load_model(self, *, load_dummy_weights: bool = False) -> None:
+        self.progress.report(Phase.LOADING)
+        super().load_model(load_dummy_weights=load_dummy_weights)  # type: ignore[misc]
+        self.progress.report(Phase.LOADED)
+
+    def determine_available_memory(self) -> int:
+        """Bytes for the KV cache. On CPU, and where the config names a size, that is vLLM's own figure."""
+        if self.vllm_config.compilation_config.mode != CompilationMode.NONE:
+            self.progress.report(Phase.COMPILING)
+        elif self.device.type == "cuda":
+            self.progress.report(Phase.MEASURING)
+        cache = self.vllm_config.cache_config
+        if self.device.type != "cuda" or cache.kv_cache_memory_bytes is not None:
+            return super().determine_available_memory()  # type: ignore[misc, no-any-return]
+        share: int = self.requested_memory  # type: ignore[attr-defined]
+        limit = torch_limit(share)
+        start_measuring(self.device)
+        # With a size given, vLLM makes its profile run and leaves the device's free memory alone. It returns that
+        # size less what its multimodal frontend keeps of the GPU.
+        cache.kv_cache_memory_bytes = limit
+        try:
+            # As vLLM's own measurement does: no small block may hold a large segment back.
+            with self._scoped_allocator_max_split(max_split_size_mb=20):  # type: ignore[attr-defined]
+                frontend = limit - super().determine_available_memory()  # type: ignore[misc]
+        finally:
+            cache.kv_cache_memory_bytes = None
+        use = measured_use(self.device)
+        budget = MemoryBudget(share - frontend, use, self._graph_bytes(use))
+        check_budget(budget, self.device)
+        self.progress.report(Phase.BUDGETED, budget.describe())
+        return budget.kv_cache
+
+    def _graph_bytes(self, use: MemoryUse) -> int:
+        """What CUDA graphs will take. vLLM captures the largest ones of each kind for a trial; its own estimate is a
+        difference of the device's free memory, so the figure here is what torch's allocator reserved for them."""
+        config = self.vllm_config.compilation_config
+        if config.cudagraph_mode == CUDAGraphMode.NONE:
+            return 0
+        start_measuring(self.device)
+        self.model_runner.profile_cudagraph_memory()
+        kinds = 2  # at most: of whole steps, and of the pieces between attention layers
+        return reserved_above(use.resident, self.device) + kinds * len(config.cudagraph_capture_sizes) * GRAPH_BYTES
+
+    def compile_or_warm_up_model(self) -> CompilationTimes:
+        if self.vllm_config.compilation_config.cudagraph_mode != CUDAGraphMode.NONE:
+            self.progress.report(Phase.CAPTURING)
+        return super().compile_or_warm_up_model()  # type: ignore[misc, no-any-return]

@@ -1,6 +1,7 @@
 """Engine arguments of the code2wav stage."""
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from transformers import PreTrainedConfig
@@ -8,6 +9,7 @@ from transformers import PreTrainedConfig
 from omni_server.config.stage_config import DiffusionStage
 from omni_server.engine.diffusion_args import diffusion_engine_args
 from omni_server.errors import ConfigError
+from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig, FlowSolver
 
 
 def overrides(config: PreTrainedConfig) -> PreTrainedConfig:
@@ -16,30 +18,41 @@ def overrides(config: PreTrainedConfig) -> PreTrainedConfig:
 
 def stage(**fields: object) -> DiffusionStage:
     return DiffusionStage.model_validate(
-        {"engine": "diffusion", "model_stage": "code2wav", "max_model_len": 4096, **fields}
+        {"engine": "diffusion", "model_stage": "code2wav", "max_model_len": 132, **fields}
     )
 
 
 def test_the_stage_config_arrives(tmp_path: Path) -> None:
     arguments = diffusion_engine_args(
         tmp_path,
-        stage(max_num_seqs=3, solver={"num_steps": 5, "guidance_scale": 1.5}, engine_args={"seed": 17}),
+        stage(
+            max_num_seqs=3,
+            max_num_batched_tokens=500,
+            solver={"num_steps": 5, "guidance_scale": 1.5},
+            engine_args={"seed": 17},
+        ),
         platform="cpu",
         load_format="auto",
         hf_overrides=overrides,
     )
     assert (arguments.model, arguments.runner, arguments.hf_overrides) == (str(tmp_path), "pooling", overrides)
-    assert (arguments.max_num_seqs, arguments.max_model_len, arguments.seed) == (3, 4096, 17)
-    assert arguments.additional_config == {
-        "omni": {"solver": {"num_steps": 5, "guidance_scale": 1.5, "sway_coefficient": -1.0}}
-    }
+    assert (arguments.max_num_seqs, arguments.max_model_len, arguments.seed) == (3, 132, 17)
+    runtime = arguments.additional_config
+    assert isinstance(runtime, DiffusionRuntimeConfig)
+    assert runtime.solver == FlowSolver(num_steps=5, guidance_scale=1.5, sway_coefficient=-1.0)
+    assert (runtime.max_num_windows, runtime.max_num_codes, runtime.longest_window) == (3, 500, 132)
 
 
 def test_a_request_is_never_cut(tmp_path: Path) -> None:
     arguments = diffusion_engine_args(tmp_path, stage(), platform="cpu", load_format="auto", hf_overrides=overrides)
     assert arguments.enable_chunked_prefill is False
     assert arguments.enable_prefix_caching is False
-    assert arguments.max_num_batched_tokens == 4096
+    assert arguments.max_num_batched_tokens == 2048
+
+
+def test_waiting_requests_are_taken_by_priority(tmp_path: Path) -> None:
+    arguments = diffusion_engine_args(tmp_path, stage(), platform="cpu", load_format="auto", hf_overrides=overrides)
+    assert arguments.scheduling_policy == "priority"
 
 
 def test_devices_count_on_cuda_only(tmp_path: Path) -> None:
@@ -50,16 +63,29 @@ def test_devices_count_on_cuda_only(tmp_path: Path) -> None:
     assert on_cpu.device_ids is None
 
 
-def test_runs_in_float32_or_not_at_all(tmp_path: Path) -> None:
-    for dtype in ("auto", "float32"):
-        arguments = diffusion_engine_args(
-            tmp_path, stage(dtype=dtype), platform="cuda", load_format="auto", hf_overrides=overrides
-        )
-        assert arguments.dtype == "float32"
-    with pytest.raises(ConfigError, match="code2wav runs in float32; set its dtype to float32 or auto, not bfloat16"):
-        diffusion_engine_args(
-            tmp_path, stage(dtype="bfloat16"), platform="cuda", load_format="auto", hf_overrides=overrides
-        )
+def runtime_config(folder: Path, platform: Literal["cpu", "cuda"], **fields: object) -> DiffusionRuntimeConfig:
+    arguments = diffusion_engine_args(
+        folder, stage(**fields), platform=platform, load_format="auto", hf_overrides=overrides
+    )
+    assert arguments.dtype == "float32"
+    assert arguments.enforce_eager is True
+    runtime = arguments.additional_config
+    assert isinstance(runtime, DiffusionRuntimeConfig)
+    return runtime
+
+
+def test_the_precision_is_the_models_own_affair(tmp_path: Path) -> None:
+    assert runtime_config(tmp_path, "cpu").compute_dtype == "float32"
+    assert runtime_config(tmp_path, "cuda").compute_dtype == "float16"
+    for dtype in ("float32", "bfloat16", "float16"):
+        assert runtime_config(tmp_path, "cuda", dtype=dtype).compute_dtype == dtype
+
+
+def test_the_fast_path_is_for_cuda_and_can_be_turned_off(tmp_path: Path) -> None:
+    assert runtime_config(tmp_path, "cuda").is_fast
+    assert not runtime_config(tmp_path, "cpu").is_fast
+    assert not runtime_config(tmp_path, "cuda", engine_args={"enforce_eager": True}).is_fast
+    assert runtime_config(tmp_path, "cuda", engine_args={"enforce_eager": False}).is_fast
 
 
 @pytest.mark.parametrize("name", ["enable_chunked_prefill", "enable_prefix_caching"])

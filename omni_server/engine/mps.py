@@ -1,0 +1,114 @@
+"""NVIDIA's Multi-Process Service, for stages that share a GPU.
+
+Without it the GPU gives each engine's process the whole chip for a slice of time: the talker's small kernels keep the
+thinker waiting, and the other way round. With it kernels of all engines run side by side. The service is a daemon of
+the CUDA driver; each server runs one of its own, which ends with it.
+"""
+
+import ctypes
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from omni_server.config.stage_config import StageConfig
+from omni_server.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+PIPE_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
+LOG_VARIABLE = "CUDA_MPS_LOG_DIRECTORY"
+CONTROL = "nvidia-cuda-mps-control"
+DIRECTORY_PREFIX = "omni-server-mps-"
+START_TIMEOUT_S = 10.0
+STOP_TIMEOUT_S = 10.0
+_PR_SET_PDEATHSIG = 1
+"""prctl(2)"""
+
+
+class MpsDaemon:
+    """A running control daemon. `stop` ends it and removes its files."""
+
+    def __init__(self, process: subprocess.Popen[bytes], directory: Path) -> None:
+        self._process = process
+        self.directory = directory
+
+    @contextmanager
+    def for_children(self) -> Iterator[None]:
+        """Processes that are started inside are its clients."""
+        os.environ |= {PIPE_VARIABLE: str(self.directory), LOG_VARIABLE: str(self.directory)}
+        try:
+            yield
+        finally:
+            del os.environ[PIPE_VARIABLE], os.environ[LOG_VARIABLE]
+
+    def stop(self) -> None:
+        """Its clients should have ended. Harmless when it has ended by itself."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def start_mps(config: StageConfig) -> MpsDaemon | None:
+    """The daemon if `config` wants one and it can run here.
+
+    `mps: auto` wants it where stages share a device, and goes on without it where the driver does not bring it or it
+    does not start. A service that the operator runs (CUDA_MPS_PIPE_DIRECTORY is set) is used instead of an own one.
+    Raises `ConfigError` if `mps: on` cannot be fulfilled. To be called from the main thread: the daemon ends with it.
+    """
+    if config.mps == "off" or config.platform != "cuda" or PIPE_VARIABLE in os.environ:
+        return None
+    users = Counter(device for stage in config.stages.values() for device in stage.devices)
+    if config.mps == "auto" and max(users.values()) < 2:
+        return None
+    if shutil.which(CONTROL) is None:
+        if config.mps == "on":
+            raise ConfigError(f"mps is on, but {CONTROL} is not installed; it comes with NVIDIA's driver")
+        return None
+    _sweep_dead_directories()
+    directory = Path(tempfile.mkdtemp(prefix=f"{DIRECTORY_PREFIX}{os.getpid()}-"))
+    process = subprocess.Popen(
+        [CONTROL, "-f"],
+        env=os.environ | {PIPE_VARIABLE: str(directory), LOG_VARIABLE: str(directory)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # a Ctrl-C must not end it before the engines
+        preexec_fn=_end_with_parent,
+    )
+    daemon = MpsDaemon(process, directory)
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not (directory / "control").exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    if (directory / "control").exists() and process.poll() is None:
+        return daemon
+    daemon.stop()
+    if config.mps == "on":
+        raise ConfigError(f"mps is on, but {CONTROL} did not start; without it stages take turns on the GPU (mps: off)")
+    logger.warning("%s did not start; the stages take turns on the GPU", CONTROL)
+    return None
+
+
+def _sweep_dead_directories() -> None:
+    """What servers that were killed have left."""
+    for path in Path(tempfile.gettempdir()).glob(f"{DIRECTORY_PREFIX}*"):
+        owner = path.name.removeprefix(DIRECTORY_PREFIX).split("-")[0]
+        if not Path(f"/proc/{owner}").exists():
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _end_with_parent() -> None:
+    """In the child before it becomes the daemon: SIGTERM when the server is gone, however it went."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

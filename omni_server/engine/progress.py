@@ -1,0 +1,88 @@
+"""What the user is told while engines start: each stage's phases, with the time since the stage began."""
+
+import asyncio
+import logging
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+from omni_server.protocol.progress import Phase, PhaseReport, ProgressSpec, decode_report, socket_address
+
+logger = logging.getLogger(__name__)
+
+MAX_REPORT_BYTES = 4096
+
+
+class StartProgress:
+    """Listens to the engines while it is entered (inside a running event loop) and hands on one line at each step.
+
+    Engines report by datagram. Nobody waits for a report: an engine that dies or says nothing holds nothing up.
+    """
+
+    def __init__(self, on_line: Callable[[str], None]) -> None:
+        self._on_line = on_line
+        self._socket_name = f"omni-server-{secrets.token_hex(8)}"
+        self._began: dict[str, float] = {}
+        """Stages that are starting."""
+        self._phases: dict[str, Phase] = {}
+        """The last one that each stage has reported."""
+
+    def __enter__(self) -> "StartProgress":
+        self._loop = asyncio.get_running_loop()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+        self._socket.bind(socket_address(self._socket_name))
+        self._loop.add_reader(self._socket, self._read)
+        return self
+
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._loop.remove_reader(self._socket)
+        self._socket.close()
+
+    def began(self, stage: str) -> ProgressSpec:
+        """The stage's engine is about to be built; returns what its worker needs to report."""
+        self._began[stage] = time.monotonic()
+        self._on_line(f"{stage}: starting")
+        return ProgressSpec(stage, self._socket_name)
+
+    def is_ready(self, stage: str) -> None:
+        """The stage's engine is up."""
+        self._read()  # what it sent before it became ready stands before that
+        self._say(stage, "ready")
+        del self._began[stage]
+
+    def last_phase(self, stage: str) -> str | None:
+        """What the stage has reported last, or None if it has not come so far."""
+        self._read()
+        phase = self._phases.get(stage)
+        return None if phase is None else phase.value
+
+    def _say(self, stage: str, what: str) -> None:
+        self._on_line(f"{stage}: {what} after {time.monotonic() - self._began[stage]:.1f} s")
+
+    def _read(self) -> None:
+        while True:
+            try:
+                data = self._socket.recv(MAX_REPORT_BYTES)
+            except BlockingIOError:
+                return
+            try:
+                self._show(decode_report(data))
+            except ValueError:  # the socket takes what any process of this machine sends
+                logger.warning("a datagram that is no progress report was dropped")
+
+    def _show(self, report: PhaseReport) -> None:
+        if report.stage not in self._began:
+            return
+        self._phases[report.stage] = report.phase
+        match report.phase:
+            case Phase.LOADED:
+                self._say(report.stage, report.phase.value)
+            case Phase.BUDGETED:
+                self._on_line(f"{report.stage}: {report.detail}")
+            case _:
+                self._on_line(f"{report.stage}: {report.phase.value}")

@@ -1,0 +1,46 @@
+"""What the server tells the model of a non-autoregressive stage, through vLLM's `additional_config`."""
+
+import hashlib
+from typing import Literal
+
+import msgspec
+
+from omni_server.protocol.progress import ProgressSpec
+
+ComputeDtype = Literal["float32", "bfloat16", "float16"]
+
+
+class FlowSolver(msgspec.Struct, frozen=True):
+    """The flow-matching solver; see `omni_server.config.stage_config.SolverConfig`."""
+
+    num_steps: int
+    guidance_scale: float
+    sway_coefficient: float
+
+
+class DiffusionRuntimeConfig(msgspec.Struct, frozen=True):
+    """Satisfies vLLM's `SupportsHash`."""
+
+    solver: FlowSolver
+    compute_dtype: ComputeDtype
+    """Type of the model's matrix products. vLLM's own dtype of the stage is float32 whatever this says."""
+    is_fast: bool
+    """Fused kernels and CUDA graphs."""
+    max_num_windows: int
+    """Most requests of one step."""
+    max_num_codes: int
+    """Most codec tokens of one step, over all its requests."""
+    longest_window: int
+    """Most codec tokens of one request; at most `max_num_codes`."""
+    progress: ProgressSpec | None = None
+    """Where the worker reports while it starts; another socket each time."""
+
+    def max_num_blocks(self, codes_per_block: int) -> int:
+        """The most blocks that one step can hold, where the last block of each request may be a part of one."""
+        partial = self.max_num_windows * (codes_per_block - 1)
+        blocks_of_one = -(-self.longest_window // codes_per_block)
+        return min((self.max_num_codes + partial) // codes_per_block, self.max_num_windows * blocks_of_one)
+
+    def compute_hash(self) -> str:
+        """Called by `vllm.config.VllmConfig.compute_hash`."""
+        return hashlib.sha256(repr(msgspec.structs.replace(self, progress=None)).encode()).hexdigest()

@@ -1,0 +1,48 @@
+"""How an engine tells the server what it is doing while it starts."""
+
+import enum
+
+import msgspec
+
+
+class Phase(enum.Enum):
+    """Steps of a start, in their order; the value is what a user reads."""
+
+    LOADING = "loading weights"
+    LOADED = "weights loaded"
+    MEASURING = "measuring memory"
+    COMPILING = "compiling"
+    """And measuring memory: the first pass does both. A start that finds compiled code in the cache takes it."""
+    BUDGETED = "memory budget"
+    CAPTURING = "capturing CUDA graphs"
+
+
+class ProgressSpec(msgspec.Struct, frozen=True):
+    """Where an engine reports, and as whom."""
+
+    stage: str
+    socket: str
+    """Name of the server's datagram socket in Linux's abstract namespace, without the leading zero byte."""
+
+
+class PhaseReport(msgspec.Struct, frozen=True):
+    """One datagram, as JSON."""
+
+    stage: str
+    phase: Phase
+    detail: str = ""
+    """What follows the phase in the line that the user reads."""
+
+
+def encode_report(report: PhaseReport) -> bytes:
+    return msgspec.json.encode(report)
+
+
+def decode_report(data: bytes) -> PhaseReport:
+    """Raises `ValueError` for anything else."""
+    return msgspec.json.decode(data, type=PhaseReport)
+
+
+def socket_address(name: str) -> str:
+    """What `bind` and `sendto` take for an abstract socket. Nothing in the file system; it ends with its owner."""
+    return f"\0{name}"

@@ -1,0 +1,50 @@
+"""What may change vLLM's compile cache key, and what is another one at each start and must not."""
+
+import msgspec
+import pytest
+
+from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig, FlowSolver
+from omni_server.protocol.progress import ProgressSpec
+from omni_server.protocol.runtime_config import QueueSpec, StageRuntimeConfig
+
+QUEUE = QueueSpec(capacity=16, path="/dev/shm/queue-1", slot_bytes=4096, max_portions=8, num_consumers=1)
+AR = StageRuntimeConfig(
+    model_dir="/models/one",
+    row_producer="package.module:Producer",
+    output_queue=QUEUE,
+    input_queue=QUEUE,
+    aux_layers=(0,),
+    progress=ProgressSpec("thinker", "socket-1"),
+)
+DIFFUSION = DiffusionRuntimeConfig(
+    solver=FlowSolver(num_steps=10, guidance_scale=0.5, sway_coefficient=-1.0),
+    compute_dtype="float16",
+    is_fast=True,
+    max_num_windows=16,
+    max_num_codes=8192,
+    longest_window=4096,
+    progress=ProgressSpec("code2wav", "socket-1"),
+)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"output_queue": msgspec.structs.replace(QUEUE, path="/dev/shm/queue-2")},
+        {"input_queue": msgspec.structs.replace(QUEUE, path="/dev/shm/queue-2")},
+        {"progress": ProgressSpec("thinker", "socket-2")},
+    ],
+)
+def test_what_differs_from_start_to_start_keeps_the_hash(change: dict[str, object]) -> None:
+    assert msgspec.structs.replace(AR, **change).compute_hash() == AR.compute_hash()
+
+
+@pytest.mark.parametrize("change", [{"aux_layers": ()}, {"row_producer": None}])
+def test_what_changes_the_graph_changes_the_hash(change: dict[str, object]) -> None:
+    assert msgspec.structs.replace(AR, **change).compute_hash() != AR.compute_hash()
+
+
+def test_the_progress_socket_keeps_the_hash_of_a_diffusion_stage() -> None:
+    moved = msgspec.structs.replace(DIFFUSION, progress=ProgressSpec("code2wav", "socket-2"))
+    assert moved.compute_hash() == DIFFUSION.compute_hash()
+    assert msgspec.structs.replace(DIFFUSION, is_fast=False).compute_hash() != DIFFUSION.compute_hash()
