@@ -1,8 +1,11 @@
-"""Codec tokens to mel spectrogram: the flow-matching sampler around transformers' DiT.
+"""Codec tokens to mel spectrogram: the DiT of Qwen2.5-Omni and its flow-matching solver over packed windows.
 
-Same mathematics as `Qwen2_5OmniToken2WavDiTModel.sample`, with the noise given instead of drawn and without repeated
-work: what depends on the voice, the codes or the time alone is computed once instead of in each of the solver's
-evaluations, the two guidance branches share the projection of the state, and the attention mask is one [T, T] table.
+Same mathematics as transformers' `Qwen2_5OmniToken2WavDiTModel.sample`, rearranged. What depends on the voice, the
+codes or the time alone is computed once instead of in each of the solver's evaluations: the ECAPA encoding of the
+voice, its share of the input projection, and the modulation of every layer at every time. Attention is computed block
+by block instead of under dense masks. Both branches of the guidance go through the layers as one batch. The state of
+the solver, the residual stream, the norms and the first and last projection are float32; the products inside the layers
+run in the given type.
 """
 
 from collections.abc import Sequence
@@ -10,133 +13,229 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavDiTModel
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import DiTDecoderLayer, Qwen2_5OmniToken2WavDiTModel
 
-from omni_server.config.stage_config import SolverConfig
+from omni_server.protocol.diffusion_config import FlowSolver
+from stages.qwen2_5_omni.code2wav.dit_ops import DiTOps
+from stages.qwen2_5_omni.code2wav.packing import BlockLayout
 from stages.qwen2_5_omni.code2wav.voices import Voice
 
 GUIDANCE_OFF_BELOW = 1e-5
 """The reference evaluates no unconditional branch below this guidance scale."""
 
-
-@dataclass(frozen=True)
-class SpeakerBias:
-    """What a voice adds to the DiT's input projection at every frame, both [hidden]."""
-
-    conditional: torch.Tensor
-    unconditional: torch.Tensor
-    """Of silence instead of the reference mel, no x-vector, and code 0 everywhere."""
+EVALUATIONS = 4
+"""Of the DiT per interval of the time grid: Runge-Kutta of order 4."""
 
 
-def time_grid(solver: SolverConfig) -> torch.Tensor:
+def time_grid(solver: FlowSolver) -> torch.Tensor:
     """The solver's time points from 0 to 1, float32 [num_steps] on the CPU, denser near 0 for negative sway."""
     grid = torch.linspace(0, 1, solver.num_steps)
     return grid + solver.sway_coefficient * (torch.cos(torch.pi / 2 * grid) - 1 + grid)
 
 
-class DiTSampler:
-    """Draws mel spectrograms from `dit`, whose weights must not change any more once `sample` has run."""
+@dataclass(frozen=True)
+class _Layer:
+    """Weights of one layer in the type of its products; queries, keys and values in one matrix."""
 
-    def __init__(self, dit: Qwen2_5OmniToken2WavDiTModel, solver: SolverConfig) -> None:
-        self._dit = dit
-        self._solver = solver
+    qkv: tuple[torch.Tensor, torch.Tensor]
+    out: tuple[torch.Tensor, torch.Tensor]
+    up: tuple[torch.Tensor, torch.Tensor]
+    down: tuple[torch.Tensor, torch.Tensor]
+    back: bool
+    ahead: bool
+
+
+@dataclass(frozen=True)
+class Interval:
+    """What the solver needs at the four evaluations of one interval of its time grid."""
+
+    step: torch.Tensor
+    """Length of the interval, float32 []."""
+    modulation: torch.Tensor
+    """float32 [4, num_layers, 6, hidden]: shift, scale and gate of the attention, then of the feed-forward part."""
+    final: torch.Tensor
+    """float32 [4, 2, hidden]: scale and shift of the last norm."""
+
+
+class PackedDiT:
+    """The prepared DiT. It keeps no reference to the module it was made from."""
+
+    def __init__(
+        self,
+        dit: Qwen2_5OmniToken2WavDiTModel,
+        solver: FlowSolver,
+        voices: Sequence[Voice],
+        ops: DiTOps,
+        *,
+        dtype: torch.dtype,
+        longest_window_frames: int,
+    ) -> None:
+        """`voices` gives the order of the rows that `BlockLayout.voice` names."""
         config = dit.config
+        self._ops = ops
+        self._dtype = dtype
+        self._head_dim: int = config.head_dim
+        self._frames_per_code: int = config.repeats
+        self._guidance = solver.guidance_scale
+        self.is_guided = solver.guidance_scale >= GUIDANCE_OFF_BELOW
+        self.mel_dim: int = config.mel_dim
+        self.block_size: int = config.block_size
+        self.hidden_size: int = config.hidden_size
+        self._layers = [_prepared(layer, dtype, config.head_dim) for layer in dit.transformer_blocks]
+        self._last = dit.proj_out.weight.detach().clone(), dit.proj_out.bias.detach().clone()
+        self._codec_table = dit.text_embed.codec_embed.weight.detach().clone()
         # Columns of the input projection: state | ECAPA of the reference mel | code embedding | x-vector.
-        widths = (config.mel_dim, config.enc_dim, config.emb_dim, config.enc_emb_dim)
-        self._columns = tuple(slice(sum(widths[:i]), sum(widths[: i + 1])) for i in range(len(widths)))
-        self._speakers: dict[str, SpeakerBias] = {}
-        self._time_embeddings: torch.Tensor | None = None
+        widths = [config.mel_dim, config.enc_dim, config.emb_dim, config.enc_emb_dim]
+        state, ecapa, code, x_vector = (part.clone() for part in dit.input_embed.proj.weight.detach().split(widths, 1))
+        self._state_projection, self._code_projection = state, code
+        self._voice_bias = _voice_bias(dit, voices, ecapa, code, x_vector)
+        self._rotary = _rotary(dit, longest_window_frames)
+        self.intervals = _intervals(dit, solver)
 
-    def sample(self, voices: Sequence[Voice], codes: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-        """Mel spectrograms, float32 [batch, mel_dim, num_frames], natural logarithm of amplitude.
+    def input_bias(self, layout: BlockLayout, codes: torch.Tensor) -> torch.Tensor:
+        """The input projection without its share of the state, float32 [branches, blocks, frames, hidden].
 
-        codes: int64 [batch, num_codes]; noise: float32 [batch, num_codes * repeats, mel_dim], both on the device of
-        the DiT. One voice per row.
+        codes: int64 [blocks, codes per block].
         """
-        bias = self._input_bias(voices, codes)
-        num_frames = noise.shape[1]
-        positions = torch.arange(num_frames, device=noise.device)
-        rotary = self._dit.rotary_embed(noise, positions[None])
-        blocks = positions // self._dit.block_size
-        block_diff = (blocks[None, :] - blocks[:, None])[None, None]
+        embedded = F.linear(F.embedding(codes, self._codec_table), self._code_projection)
+        conditional, unconditional = self._voice_bias[:, layout.voice.long()][:, :, None]
+        bias = embedded.repeat_interleave(self._frames_per_code, 1) + conditional
+        if not self.is_guided:
+            return bias[None]
+        return torch.stack([bias, unconditional.expand_as(bias)])
 
-        grid = time_grid(self._solver)
-        embeddings = self._embed_times(grid)
-        state = noise
-        for interval in range(self._solver.num_steps - 1):
-            step = float(grid[interval + 1] - grid[interval])
-            times = embeddings[4 * interval : 4 * interval + 4]
+    def advance(self, state: torch.Tensor, bias: torch.Tensor, layout: BlockLayout, interval: Interval) -> torch.Tensor:
+        """The state at the end of an interval, from that at its start; float32 [blocks, frames, mel_dim].
 
-            def velocity(stage: int, x: torch.Tensor, times: torch.Tensor = times) -> torch.Tensor:
-                return self._velocity(x, bias, times[stage : stage + 1], rotary, block_diff)
+        Runge-Kutta of order 4, Kutta's 3/8 rule, as `RungeKutta4ODESolver`.
+        """
+        step = interval.step
 
-            # Runge-Kutta of order 4, Kutta's 3/8 rule.
-            k1 = velocity(0, state)
-            k2 = velocity(1, state + k1 * (step / 3))
-            k3 = velocity(2, state + (k2 - k1 / 3) * step)
-            k4 = velocity(3, state + (k1 - k2 + k3) * step)
-            state = state + (k1 + 3 * (k2 + k3) + k4) * (step / 8)
-        return state.transpose(1, 2)
+        def velocity(evaluation: int, x: torch.Tensor) -> torch.Tensor:
+            return self.velocity(x, bias, layout, interval.modulation[evaluation], interval.final[evaluation])
 
-    def _velocity(
+        k1 = velocity(0, state)
+        k2 = velocity(1, state + k1 * (step / 3))
+        k3 = velocity(2, state + (k2 - k1 / 3) * step)
+        k4 = velocity(3, state + (k1 - k2 + k3) * step)
+        return state + (k1 + 3 * (k2 + k3) + k4) * (step / 8)
+
+    def velocity(
         self,
         state: torch.Tensor,
         bias: torch.Tensor,
-        time_embedding: torch.Tensor,
-        rotary: tuple[torch.Tensor, torch.Tensor],
-        block_diff: torch.Tensor,
+        layout: BlockLayout,
+        modulation: torch.Tensor,
+        final: torch.Tensor,
     ) -> torch.Tensor:
-        """d(state)/dt, [batch, num_frames, mel_dim]. `bias` has the unconditional branch behind the conditional one."""
-        hidden = F.linear(state, self._projection(0))
-        if self._is_guided:
-            hidden = torch.cat([hidden, hidden])
-        hidden = hidden + bias
-        for block in self._dit.transformer_blocks:
-            hidden = block(hidden, time_embedding, position_embeddings=rotary, block_diff=block_diff)
-        velocity: torch.Tensor = self._dit.proj_out(self._dit.norm_out(hidden, time_embedding))
-        if not self._is_guided:
-            return velocity
-        conditional, unconditional = velocity.chunk(2)
-        return conditional + (conditional - unconditional) * self._solver.guidance_scale
+        """d(state)/dt under guidance, float32 [blocks, frames, mel_dim].
 
-    @property
-    def _is_guided(self) -> bool:
-        return self._solver.guidance_scale >= GUIDANCE_OFF_BELOW
-
-    def _projection(self, part: int) -> torch.Tensor:
-        weight: torch.Tensor = self._dit.input_embed.proj.weight
-        return weight[:, self._columns[part]]
-
-    def _input_bias(self, voices: Sequence[Voice], codes: torch.Tensor) -> torch.Tensor:
-        """Input projection without its share of the state: [batch or 2 * batch, num_frames, hidden]."""
-        speakers = [self._speaker(voice) for voice in voices]
-        embedded = self._dit.text_embed(codes)
-        bias = F.linear(embedded, self._projection(2)) + torch.stack([s.conditional for s in speakers])[:, None]
-        if self._is_guided:
-            unconditional = torch.stack([s.unconditional for s in speakers])[:, None]
-            bias = torch.cat([bias, unconditional.expand_as(bias)])
-        return bias
-
-    def _speaker(self, voice: Voice) -> SpeakerBias:
-        if voice.name not in self._speakers:
-            embed = self._dit.input_embed
-            device = embed.proj.weight.device
-            reference = voice.reference_mel.to(device)
-            # Silence passes through the encoder as well: its output is not zero.
-            encoded = embed.spk_encoder(torch.cat([reference, torch.zeros_like(reference)]))
-            conditional, unconditional = F.linear(encoded, self._projection(1), embed.proj.bias)
-            null_code = self._dit.text_embed.codec_embed.weight[0]
-            self._speakers[voice.name] = SpeakerBias(
-                conditional=conditional + F.linear(voice.conditioning.to(device)[0], self._projection(3)),
-                unconditional=unconditional + F.linear(null_code, self._projection(2)),
+        modulation: [num_layers, 6, hidden]; final: [2, hidden]; see `Interval`.
+        """
+        hidden = (F.linear(state, self._state_projection) + bias).view(-1, self.hidden_size)
+        ops, dtype = self._ops, self._dtype
+        normed = ops.norm(hidden, modulation[0, 1], modulation[0, 0], dtype)
+        for number, layer in enumerate(self._layers):
+            _, _, attention_gate, shift, scale, gate = modulation[number]
+            attended = ops.attention(
+                F.linear(normed, *layer.qkv),
+                layout,
+                self._rotary,
+                head_dim=self._head_dim,
+                back=layer.back,
+                ahead=layer.ahead,
             )
-        return self._speakers[voice.name]
+            update = F.linear(attended, *layer.out)
+            normed = ops.gated_norm(hidden, update, attention_gate, scale, shift, dtype)
+            update = F.linear(ops.linear_gelu(normed, *layer.up), *layer.down)
+            if number + 1 < len(self._layers):
+                shift, scale = modulation[number + 1, 0], modulation[number + 1, 1]
+                normed = ops.gated_norm(hidden, update, gate, scale, shift, dtype)
+            else:
+                normed = ops.gated_norm(hidden, update, gate, final[0], final[1], torch.float32)
+        velocities = F.linear(normed, *self._last).view(-1, *state.shape)
+        if not self.is_guided:
+            return velocities[0]
+        conditional, unconditional = velocities
+        return conditional + (conditional - unconditional) * self._guidance
 
-    def _embed_times(self, grid: torch.Tensor) -> torch.Tensor:
-        """Embeddings of the four times of each interval, [4 * (num_steps - 1), hidden]."""
-        if self._time_embeddings is None:
-            # Float32 as in the reference: the embedding's sinusoids magnify a rounding of the time a thousandfold.
-            start, step = grid[:-1], grid[1:] - grid[:-1]
-            times = torch.stack([start, start + step * (1 / 3), start + step * (2 / 3), grid[1:]], dim=1).flatten()
-            self._time_embeddings = self._dit.time_embed(times.to(self._dit.proj_out.weight.device))
-        return self._time_embeddings
+
+def _prepared(layer: DiTDecoderLayer, dtype: torch.dtype, head_dim: int) -> _Layer:
+    attention = layer.attn
+
+    def halves(linear: torch.nn.Linear) -> tuple[torch.Tensor, torch.Tensor]:
+        # The rotary embedding turns pairs of neighbouring components. Queries and keys permuted alike have the same
+        # products, and with the even components in front a pair is one offset apart.
+        order = torch.cat([torch.arange(0, head_dim, 2), torch.arange(1, head_dim, 2)]).to(linear.weight.device)
+        weight = linear.weight.detach().unflatten(0, (-1, head_dim))[:, order].flatten(0, 1)
+        return weight, linear.bias.detach().unflatten(0, (-1, head_dim))[:, order].flatten(0, 1)
+
+    query, key = halves(attention.to_q), halves(attention.to_k)
+    value = attention.to_v.weight.detach(), attention.to_v.bias.detach()
+
+    def typed(weight: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return weight.to(dtype, copy=True), bias.to(dtype, copy=True)
+
+    def linear(module: torch.nn.Linear) -> tuple[torch.Tensor, torch.Tensor]:
+        return typed(module.weight.detach(), module.bias.detach())
+
+    up, _, _, down = layer.ff.ff
+    return _Layer(
+        qkv=typed(torch.cat([query[0], key[0], value[0]]), torch.cat([query[1], key[1], value[1]])),
+        out=linear(attention.to_out[0]),
+        up=linear(up),
+        down=linear(down),
+        back=layer.look_backward_block > 0,
+        ahead=layer.look_ahead_block > 0,
+    )
+
+
+def _voice_bias(
+    dit: Qwen2_5OmniToken2WavDiTModel,
+    voices: Sequence[Voice],
+    ecapa: torch.Tensor,
+    code: torch.Tensor,
+    x_vector: torch.Tensor,
+) -> torch.Tensor:
+    """What a voice adds to the input projection at every frame, float32 [2, voices, hidden].
+
+    First with the voice; then without: silence for the reference mel, which the encoder does not turn into zeros,
+    no x-vector, and the embedding of code 0 everywhere.
+    """
+    embed = dit.input_embed
+    null_code = dit.text_embed.codec_embed.weight[0]
+    with_voice, without = [], []
+    for voice in voices:
+        reference = voice.reference_mel.to(embed.proj.weight.device)
+        encoded = embed.spk_encoder(torch.cat([reference, torch.zeros_like(reference)]))
+        spoken, silent = F.linear(encoded, ecapa, embed.proj.bias)
+        with_voice.append(spoken + F.linear(voice.conditioning.to(reference.device)[0], x_vector))
+        without.append(silent + F.linear(null_code, code))
+    return torch.stack([torch.stack(with_voice), torch.stack(without)])
+
+
+def _rotary(dit: Qwen2_5OmniToken2WavDiTModel, num_frames: int) -> torch.Tensor:
+    """Cosine and sine of every position, float32 [2, positions, head_dim / 2]."""
+    positions = torch.arange(num_frames, device=dit.proj_out.weight.device)
+    cos, sin = dit.rotary_embed(torch.zeros(1, device=positions.device), positions[None])
+    return torch.stack([cos[0], sin[0]])[..., : cos.shape[-1] // 2].contiguous()
+
+
+def _intervals(dit: Qwen2_5OmniToken2WavDiTModel, solver: FlowSolver) -> list[Interval]:
+    grid = time_grid(solver)
+    start, step = grid[:-1], grid[1:] - grid[:-1]
+    # Float32 as in the reference: the embedding's sinusoids magnify a rounding of the time a thousandfold.
+    times = torch.stack([start, start + step * (1 / 3), start + step * (2 / 3), grid[1:]], dim=1)
+    device = dit.proj_out.weight.device
+    intervals = []
+    for four_times, length in zip(times, step, strict=True):
+        embedding = F.silu(dit.time_embed(four_times.to(device)))
+        modulation = torch.stack([layer.attn_norm.linear(embedding) for layer in dit.transformer_blocks], 1)
+        intervals.append(
+            Interval(
+                length.to(device),
+                modulation.unflatten(-1, (6, -1)).contiguous(),
+                dit.norm_out.linear(embedding).unflatten(-1, (2, -1)).contiguous(),
+            )
+        )
+    return intervals

@@ -1,7 +1,7 @@
 """The code2wav stage as vLLM loads it: DiT, vocoder and voices of one Qwen2.5-Omni checkpoint."""
 
-from collections import defaultdict
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -13,33 +13,36 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
 )
 from vllm.config import VllmConfig
 
-from omni_server.config.stage_config import SolverConfig
 from omni_server.errors import ConfigError
 from omni_server.protocol.codec_window import CodecWindow, decode_codec_window
-from stages.qwen2_5_omni.code2wav.dit import DiTSampler
+from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
 from stages.qwen2_5_omni.code2wav.noise import noise_frames
-from stages.qwen2_5_omni.code2wav.vocoder import Vocoder, mel_crop
-from stages.qwen2_5_omni.code2wav.voices import VOICES_FILE, Voice, load_voices
+from stages.qwen2_5_omni.code2wav.pipeline import Code2WavPipeline, WindowJob
+from stages.qwen2_5_omni.code2wav.voices import VOICES_FILE, load_voices
 from stages.runtime.diffusion_model import DiffusionBatch, RejectedRequestsError
 
 WEIGHT_PREFIX = "token2wav."
 
 
+NOISE_THREADS = 8
+"""NumPy draws random numbers without holding the interpreter: a batch's noise is drawn side by side."""
+
+
 @dataclass(frozen=True)
-class _Job:
+class _Request:
     """A valid request of a batch, at `index` of it."""
 
     index: int
     window: CodecWindow
-    voice: Voice
     codes: torch.Tensor
+    voice: int
 
 
 class Qwen2_5OmniCode2Wav(torch.nn.Module):
-    """Runs in float32 whatever the checkpoint's type, as the reference does: 36 evaluations of the DiT add up what
-    a shorter type rounds off.
+    """Weights are loaded in float32 whatever the checkpoint's type. The first call of `prepare` or `sample` turns
+    them into a `Code2WavPipeline` and lets go of the modules.
 
-    `vllm_config.additional_config["omni"]["solver"]` is a `SolverConfig` as a dict.
+    `vllm_config.additional_config` is a `DiffusionRuntimeConfig`. Raises `TypeError` if it is not.
     """
 
     # What vLLM's registry asks of a model of the pooling runner that has no attention of vLLM's.
@@ -50,21 +53,24 @@ class Qwen2_5OmniCode2Wav(torch.nn.Module):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
         config = vllm_config.model_config.hf_config
+        runtime = vllm_config.additional_config
+        if not isinstance(runtime, DiffusionRuntimeConfig):
+            raise TypeError("code2wav needs additional_config=DiffusionRuntimeConfig(...)")
+        self._runtime = runtime
         # The attribute names are those of the checkpoint. SDPA is the reference's choice too.
-        self.code2wav_dit_model = Qwen2_5OmniToken2WavDiTModel._from_config(
+        self.code2wav_dit_model: Qwen2_5OmniToken2WavDiTModel | None = Qwen2_5OmniToken2WavDiTModel._from_config(
             config.dit_config, attn_implementation="sdpa", dtype=torch.float32
         )
-        self.code2wav_bigvgan_model = Qwen2_5OmniToken2WavBigVGANModel._from_config(
-            config.bigvgan_config, attn_implementation="sdpa", dtype=torch.float32
+        self.code2wav_bigvgan_model: Qwen2_5OmniToken2WavBigVGANModel | None = (
+            Qwen2_5OmniToken2WavBigVGANModel._from_config(
+                config.bigvgan_config, attn_implementation="sdpa", dtype=torch.float32
+            )
         )
         self.eval()  # the DiT has dropout
         self._frames_per_code: int = config.dit_config.repeats
         self._codes_per_block: int = config.dit_config.block_size // config.dit_config.repeats
         self._mel_dim: int = config.dit_config.mel_dim
-        self._table_size: int = self.code2wav_dit_model.text_embed.codec_embed.num_embeddings
-        solver = SolverConfig.model_validate(vllm_config.additional_config.get("omni", {}).get("solver", {}))
-        self._sampler = DiTSampler(self.code2wav_dit_model, solver)
-        self._vocoder = Vocoder(self.code2wav_bigvgan_model)
+        self._table_size: int = config.dit_config.num_embeds + 1
         self._voices = load_voices(Path(vllm_config.model_config.model))
         for voice in self._voices.values():
             widths = (voice.conditioning.shape[-1], voice.reference_mel.shape[-1])
@@ -73,39 +79,45 @@ class Qwen2_5OmniCode2Wav(torch.nn.Module):
                     f"{VOICES_FILE}: voice '{voice.name}' has widths {widths}, the model's are "
                     f"{(config.dit_config.enc_emb_dim, config.dit_config.mel_dim)}"
                 )
+        self._voice_rows = {name: row for row, name in enumerate(self._voices)}
+        self._pipeline: Code2WavPipeline | None = None
+        self._noise_threads = ThreadPoolExecutor(NOISE_THREADS, "noise")
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """The codec embedding, [num_tokens, emb_dim]."""
-        embedding: torch.Tensor = self.code2wav_dit_model.text_embed.codec_embed(input_ids)
-        return embedding
+        """Asked for by vLLM's registry, as `forward`; this stage has no embedding that vLLM could use."""
+        raise RuntimeError("code2wav runs through sample(batch) on the diffusion model runner")
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Not how this model is run. vLLM's registry recognises a model by these two parameters."""
         raise RuntimeError("code2wav runs through sample(batch) on the diffusion model runner")
 
+    def prepare(self) -> None:
+        """Fold and cast the weights, compile kernels and record CUDA graphs, as far as the config asks for it."""
+        self._ready().warm_up()
+
+    def _ready(self) -> Code2WavPipeline:
+        if self._pipeline is None:
+            assert self.code2wav_dit_model is not None
+            assert self.code2wav_bigvgan_model is not None
+            with torch.inference_mode():
+                self._pipeline = Code2WavPipeline(
+                    self.code2wav_dit_model, self.code2wav_bigvgan_model, tuple(self._voices.values()), self._runtime
+                )
+            self.code2wav_dit_model = self.code2wav_bigvgan_model = None
+        return self._pipeline
+
     def sample(self, batch: DiffusionBatch) -> list[torch.Tensor]:
-        """Waveforms of the codes that each window emits, float32 [num_codes * samples per code] on the CPU.
+        """Waveforms of the codes that each window emits, float32 [num_codes * samples per code].
 
-        `batch.inputs` are encoded `CodecWindow`s. Windows of equal length run together; none is padded, so that a
-        result does not depend on its company. Raises `RejectedRequestsError` for invalid requests.
+        `batch.inputs` are encoded `CodecWindow`s. Raises `RejectedRequestsError` for invalid requests.
         """
-        waveforms: dict[int, torch.Tensor] = {}
-        groups: dict[int, list[_Job]] = defaultdict(list)
-        for job in self._validated(batch):
-            groups[len(job.codes)].append(job)
-        for num_codes, jobs in groups.items():
-            mels = self._sampler.sample(
-                [job.voice for job in jobs],
-                torch.stack([job.codes for job in jobs]),
-                torch.stack([self._noise(job) for job in jobs]),
-            )
-            crops = [mel_crop(job.window, num_codes, self._frames_per_code) for job in jobs]
-            for job, waveform in zip(jobs, self._vocoder.synthesize(list(mels), crops), strict=True):
-                waveforms[job.index] = waveform
-        return [waveforms[index] for index in range(len(batch.request_ids))]
+        requests = self._validated(batch)
+        waveforms = self._ready().run(list(self._noise_threads.map(self._job, requests)))
+        results = {request.index: waveform for request, waveform in zip(requests, waveforms, strict=True)}
+        return [results[index] for index in range(len(batch.request_ids))]
 
-    def _validated(self, batch: DiffusionBatch) -> list[_Job]:
-        jobs: list[_Job] = []
+    def _validated(self, batch: DiffusionBatch) -> list[_Request]:
+        requests: list[_Request] = []
         reasons: dict[str, str] = {}
         for index, (request_id, codes) in enumerate(zip(batch.request_ids, batch.token_ids, strict=True)):
             try:
@@ -113,31 +125,30 @@ class Qwen2_5OmniCode2Wav(torch.nn.Module):
                 window.validate(
                     len(codes), codes_per_block=self._codes_per_block, frames_per_code=self._frames_per_code
                 )
-                jobs.append(_Job(index, window, self._voice(window.voice), self._in_table(codes)))
+                voice = self._voice_row(window.voice)
+                self._check_in_table(codes)
+                requests.append(_Request(index, window, codes, voice))
             except ValueError as error:
                 reasons[request_id] = str(error)
         if reasons:
             raise RejectedRequestsError(reasons)
-        return jobs
+        return requests
 
-    def _voice(self, name: str) -> Voice:
-        if name not in self._voices:
+    def _voice_row(self, name: str) -> int:
+        if name not in self._voice_rows:
             raise ValueError(f"there is no voice '{name}'; voices are {', '.join(self._voices)}")
-        return self._voices[name]
+        return self._voice_rows[name]
 
-    def _in_table(self, codes: torch.Tensor) -> torch.Tensor:
+    def _check_in_table(self, codes: torch.Tensor) -> None:
         lowest, highest = int(codes.min()), int(codes.max())
         if lowest < 0 or highest >= self._table_size:
             wrong = lowest if lowest < 0 else highest
             raise ValueError(f"codec token {wrong} is outside the table of {self._table_size} codes")
-        return codes
 
-    def _noise(self, job: _Job) -> torch.Tensor:
-        frames = self._frames_per_code
-        noise = noise_frames(
-            job.window.noise_seed, job.window.first_code * frames, len(job.codes) * frames, self._mel_dim
-        )
-        return torch.from_numpy(noise).to(job.codes.device)
+    def _job(self, request: _Request) -> WindowJob:
+        window, frames = request.window, self._frames_per_code
+        noise = noise_frames(window.noise_seed, window.first_code * frames, len(request.codes) * frames, self._mel_dim)
+        return WindowJob(window, request.codes, torch.from_numpy(noise), request.voice)
 
     @staticmethod
     def is_unused_checkpoint_weight(name: str) -> bool:

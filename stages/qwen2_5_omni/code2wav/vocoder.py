@@ -1,4 +1,4 @@
-"""Mel spectrogram to waveform: transformers' BigVGAN on the part of a window that is emitted, plus a margin.
+"""Mel spectrogram to waveform: the vocoder on the part of a window that is emitted, plus a margin.
 
 BigVGAN is a convolutional network whose output sample depends on about 28 mel frames to each side. What lies beyond its
 input it takes as silence, which is right only at the utterance's ends; elsewhere the margin keeps that away from what
@@ -9,6 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavBigVGANModel
@@ -27,6 +28,14 @@ class MelCrop:
     """Frames at the start of the input that are context."""
     keep: int
     """Frames behind them that become sound."""
+    is_first: bool
+    """The input starts where the utterance starts: silence precedes it."""
+    is_last: bool
+    """The input ends where the utterance ends."""
+
+    @property
+    def length(self) -> int:
+        return self.end - self.start
 
 
 def mel_crop(window: CodecWindow, num_codes: int, frames_per_code: int) -> MelCrop:
@@ -35,27 +44,51 @@ def mel_crop(window: CodecWindow, num_codes: int, frames_per_code: int) -> MelCr
     emit_end = (window.emit_end - window.first_code) * frames_per_code
     start = max(0, emit_start - window.vocoder_margin_frames)
     end = min(num_codes * frames_per_code, emit_end + window.vocoder_margin_frames)
-    return MelCrop(start=start, end=end, skip=emit_start - start, keep=emit_end - emit_start)
+    return MelCrop(
+        start=start,
+        end=end,
+        skip=emit_start - start,
+        keep=emit_end - emit_start,
+        is_first=start == 0 and window.first_code == 0,
+        is_last=window.is_last,
+    )
 
 
-class Vocoder:
-    """Runs `bigvgan` over crops of mel spectrograms, those of equal length together."""
+class Vocoder(Protocol):
+    def capture(self) -> None:
+        """Record CUDA graphs now instead of at their first use, if it uses any."""
+        ...
+
+    def synthesize(self, mels: Sequence[torch.Tensor], crops: Sequence[MelCrop]) -> list[torch.Tensor]:
+        """Waveforms, float32 [keep * samples per frame] in [-1, 1], one per mel [num_frames, mel_dim]."""
+        ...
+
+
+class PlainVocoder:
+    """Transformers' module as it is, in float32, on crops of equal length together."""
 
     def __init__(self, bigvgan: Qwen2_5OmniToken2WavBigVGANModel) -> None:
         self._bigvgan = bigvgan
         self._samples_per_frame = math.prod(bigvgan.config.upsample_rates)
 
+    def capture(self) -> None:
+        """It uses none."""
+
     def synthesize(self, mels: Sequence[torch.Tensor], crops: Sequence[MelCrop]) -> list[torch.Tensor]:
-        """Waveforms, float32 [keep * samples per frame] in [-1, 1] on the CPU, one per mel [mel_dim, num_frames]."""
         groups: dict[int, list[int]] = defaultdict(list)
         for index, crop in enumerate(crops):
-            groups[crop.end - crop.start].append(index)
+            groups[crop.length].append(index)
         waveforms: dict[int, torch.Tensor] = {}
         for members in groups.values():
-            inputs = torch.stack([mels[i][:, crops[i].start : crops[i].end] for i in members])
+            inputs = torch.stack([mels[i][crops[i].start : crops[i].end].T for i in members])
             # The reference squeezes its output, so a batch of one comes back without the batch dimension.
             outputs = self._bigvgan(inputs).reshape(len(members), -1)
             for index, output in zip(members, outputs, strict=True):
-                crop, rate = crops[index], self._samples_per_frame
-                waveforms[index] = output[crop.skip * rate : (crop.skip + crop.keep) * rate].clone()
+                waveforms[index] = kept(output, crops[index], self._samples_per_frame)
         return [waveforms[index] for index in range(len(crops))]
+
+
+def kept(waveform: torch.Tensor, crop: MelCrop, samples_per_frame: int) -> torch.Tensor:
+    """The emitted part of a crop's waveform."""
+    start = crop.skip * samples_per_frame
+    return waveform[start : start + crop.keep * samples_per_frame].clone()

@@ -1,12 +1,10 @@
 """A small random token2wav of transformers, the reference of these tests."""
 
-import math
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import (
     Qwen2_5OmniBigVGANConfig,
     Qwen2_5OmniDiTConfig,
@@ -14,13 +12,14 @@ from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import (
 )
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
 
+from omni_server.protocol.diffusion_config import FlowSolver
+from stages.qwen2_5_omni.code2wav.dit import PackedDiT
+from stages.qwen2_5_omni.code2wav.dit_ops import TorchDiTOps
+from stages.qwen2_5_omni.code2wav.sampler import MelSampler
 from stages.qwen2_5_omni.code2wav.voices import Voice
+from tests.reference.token2wav import MEL_LEVEL, random_token2wav
 
 torch.set_num_threads(1)
-
-MEL_LEVEL = -4.5
-"""Middle of the range that the vocoder does not clip (-10.9 to 2.3)."""
-
 
 @pytest.fixture(scope="session")
 def token2wav() -> Qwen2_5OmniToken2WavModel:
@@ -43,37 +42,7 @@ def token2wav() -> Qwen2_5OmniToken2WavModel:
     bigvgan = Qwen2_5OmniBigVGANConfig(
         upsample_initial_channel=64, resblock_kernel_sizes=[3, 7], resblock_dilation_sizes=[[1, 3, 5], [1, 3, 5]]
     )
-    torch.manual_seed(0)
-    model = Qwen2_5OmniToken2WavModel(Qwen2_5OmniToken2WavConfig(dit_config=dit, bigvgan_config=bigvgan)).eval()
-    with torch.no_grad():
-        _give_unit_gain(model)
-        model.code2wav_dit_model.proj_out.bias += MEL_LEVEL
-        _calibrate_level(model)
-    return model
-
-
-def _give_unit_gain(model: nn.Module) -> None:
-    """With transformers' initial weights (standard deviation 0.02) the output hardly depends on the input."""
-    for module in model.modules():
-        if isinstance(module, nn.ConvTranspose1d):
-            nn.init.normal_(module.weight, std=1 / math.sqrt(2 * module.in_channels))
-        elif isinstance(module, nn.Linear | nn.Conv1d):
-            nn.init.normal_(module.weight, std=1 / math.sqrt(module.weight[0].numel()))
-        elif isinstance(module, nn.Embedding):
-            nn.init.normal_(module.weight)
-        if isinstance(module, nn.Linear | nn.Conv1d | nn.ConvTranspose1d) and module.bias is not None:
-            nn.init.normal_(module.bias, std=0.05)
-
-
-def _calibrate_level(model: Qwen2_5OmniToken2WavModel) -> None:
-    """Random weights would drive the waveform into the clamp at -1 and 1."""
-    last = model.code2wav_bigvgan_model.conv_post
-    last.weight -= last.weight.mean(-1, keepdim=True)
-    levels = []
-    hook = last.register_forward_hook(lambda _m, _i, wave: levels.append(wave.square().mean().sqrt()))
-    model.code2wav_bigvgan_model(MEL_LEVEL + torch.randn(1, 80, 100))
-    hook.remove()
-    last.weight *= 0.1 / levels[0]
+    return random_token2wav(Qwen2_5OmniToken2WavConfig(dit_config=dit, bigvgan_config=bigvgan))
 
 
 @pytest.fixture(scope="session")
@@ -89,6 +58,37 @@ def voices() -> tuple[Voice, Voice]:
         )
 
     return voice("Ethan"), voice("Chelsie")
+
+
+REFERENCE_SOLVER = FlowSolver(num_steps=10, guidance_scale=0.5, sway_coefficient=-1.0)
+
+MakeSampler = Callable[..., MelSampler]
+
+
+@pytest.fixture
+def make_sampler(token2wav: Qwen2_5OmniToken2WavModel, voices: tuple[Voice, Voice]) -> MakeSampler:
+    """(solver, max_num_blocks, voices, dtype) to a sampler on the CPU; all have defaults."""
+
+    def make(
+        solver: FlowSolver = REFERENCE_SOLVER,
+        max_num_blocks: int = 64,
+        own_voices: tuple[Voice, ...] = voices,
+        dtype: torch.dtype = torch.float32,
+    ) -> MelSampler:
+        with torch.no_grad():
+            dit = PackedDiT(
+                token2wav.code2wav_dit_model,
+                solver,
+                own_voices,
+                TorchDiTOps(),
+                dtype=dtype,
+                longest_window_frames=1200,
+            )
+        return MelSampler(
+            dit, codes_per_block=12, max_num_blocks=max_num_blocks, device=torch.device("cpu"), use_graphs=False
+        )
+
+    return make
 
 
 @pytest.fixture

@@ -2,17 +2,21 @@
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 import torch
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
 
-from omni_server.config.stage_config import SolverConfig
-from stages.qwen2_5_omni.code2wav.dit import DiTSampler
+from omni_server.protocol.diffusion_config import FlowSolver
 from stages.qwen2_5_omni.code2wav.noise import noise_frames
+from stages.qwen2_5_omni.code2wav.sampler import MelJob, MelSampler, bucket_sizes
 from stages.qwen2_5_omni.code2wav.voices import Voice
 
 Codes = Callable[[int, int], torch.Tensor]
 Inject = Callable[[torch.Tensor], None]
+MakeSampler = Callable[..., MelSampler]
+
+SOLVER = FlowSolver(num_steps=10, guidance_scale=0.5, sway_coefficient=-1.0)
 
 
 def noise_of(seed: int, num_codes: int) -> torch.Tensor:
@@ -31,14 +35,15 @@ def test_equals_the_reference(
     voices: tuple[Voice, Voice],
     random_codes: Codes,
     inject_noise: Inject,
+    make_sampler: MakeSampler,
     num_codes: int,
 ) -> None:
-    dit, voice = token2wav.code2wav_dit_model, voices[0]
-    codes, noise = random_codes(num_codes, 3)[None], noise_of(5, num_codes)[None]
-    mel = DiTSampler(dit, SolverConfig()).sample([voice], codes, noise)
-    inject_noise(noise)
-    reference = dit.sample(voice.conditioning, voice.reference_mel, codes)
-    assert mel.shape == (1, 80, 2 * num_codes)
+    codes, noise = random_codes(num_codes, 3), noise_of(5, num_codes)
+    (mel,) = make_sampler().sample([MelJob(codes, noise, 0)])
+    inject_noise(noise[None])
+    dit = token2wav.code2wav_dit_model
+    reference = dit.sample(voices[0].conditioning, voices[0].reference_mel, codes[None])[0].T
+    assert mel.shape == (2 * num_codes, 80)
     assert relative_error(mel, reference) < 1e-4
     assert reference.std() > 0.5
 
@@ -47,10 +52,10 @@ def test_equals_the_reference(
 @pytest.mark.parametrize(
     "solver",
     [
-        SolverConfig(num_steps=2),
-        SolverConfig(num_steps=5, guidance_scale=2.0),
-        SolverConfig(guidance_scale=0.0),
-        SolverConfig(num_steps=4, sway_coefficient=0.3),
+        msgspec.structs.replace(SOLVER, num_steps=2),
+        msgspec.structs.replace(SOLVER, num_steps=5, guidance_scale=2.0),
+        msgspec.structs.replace(SOLVER, guidance_scale=0.0),
+        msgspec.structs.replace(SOLVER, num_steps=4, sway_coefficient=0.3),
     ],
     ids=str,
 )
@@ -59,48 +64,76 @@ def test_solver_settings_mean_what_they_mean_in_the_reference(
     voices: tuple[Voice, Voice],
     random_codes: Codes,
     inject_noise: Inject,
-    solver: SolverConfig,
+    make_sampler: MakeSampler,
+    solver: FlowSolver,
 ) -> None:
     dit, voice = token2wav.code2wav_dit_model, voices[1]
-    codes, noise = random_codes(30, 4)[None], noise_of(6, 30)[None]
-    mel = DiTSampler(dit, solver).sample([voice], codes, noise)
-    inject_noise(noise)
-    settings = solver.model_dump()
-    reference = dit.sample(voice.conditioning, voice.reference_mel, codes, **settings)
+    codes, noise = random_codes(30, 4), noise_of(6, 30)
+    (mel,) = make_sampler(solver).sample([MelJob(codes, noise, 1)])
+    inject_noise(noise[None])
+    settings = msgspec.structs.asdict(solver)
+    reference = dit.sample(voice.conditioning, voice.reference_mel, codes[None], **settings)[0].T
     assert relative_error(mel, reference) < 1e-4
-    default = dit.sample(voice.conditioning, voice.reference_mel, codes)
+    default = dit.sample(voice.conditioning, voice.reference_mel, codes[None])[0].T
     assert relative_error(default, reference) > 1e-3
 
 
 @torch.no_grad()
-def test_a_batch_equals_its_requests_alone(
-    token2wav: Qwen2_5OmniToken2WavModel, voices: tuple[Voice, Voice], random_codes: Codes
+@pytest.mark.parametrize("max_num_blocks", [1, 4, 9, 64])
+def test_windows_of_any_lengths_in_one_row_of_blocks_equal_each_alone(
+    random_codes: Codes, make_sampler: MakeSampler, max_num_blocks: int
 ) -> None:
-    sampler = DiTSampler(token2wav.code2wav_dit_model, SolverConfig())
-    chosen = [voices[0], voices[1], voices[0]]
-    codes = torch.stack([random_codes(29, seed) for seed in range(3)])
-    noise = torch.stack([noise_of(seed, 29) for seed in range(3)])
-    together = sampler.sample(chosen, codes, noise)
-    for row in range(3):
-        alone = sampler.sample([chosen[row]], codes[row : row + 1], noise[row : row + 1])[0]
-        assert relative_error(together[row], alone) < 1e-5
+    sampler = make_sampler(max_num_blocks=max_num_blocks)
+    jobs = [
+        MelJob(random_codes(num_codes, seed), noise_of(seed, num_codes), seed % 2)
+        for seed, num_codes in enumerate([29, 1, 12, 60, 13, 36])
+    ]
+    for job, together in zip(jobs, sampler.sample(jobs), strict=True):
+        (alone,) = sampler.sample([job])
+        assert together.shape == (2 * len(job.codes), 80)
+        assert relative_error(together, alone) < 1e-5
 
 
 @torch.no_grad()
 def test_every_input_is_heard(
-    token2wav: Qwen2_5OmniToken2WavModel, voices: tuple[Voice, Voice], random_codes: Codes
+    voices: tuple[Voice, Voice], random_codes: Codes, make_sampler: MakeSampler
 ) -> None:
     """Otherwise agreement with the reference would mean little."""
-    sampler = DiTSampler(token2wav.code2wav_dit_model, SolverConfig())
-    codes, noise = random_codes(24, 1)[None], noise_of(1, 24)[None]
-    mel = sampler.sample([voices[0]], codes, noise)
     ethan, chelsie = voices
-    with_x_vector = Voice("x-vector", 0, chelsie.conditioning, ethan.reference_mel)
-    with_reference = Voice("reference", 0, ethan.conditioning, chelsie.reference_mel)
-    for other in (
-        sampler.sample([with_x_vector], codes, noise),
-        sampler.sample([with_reference], codes, noise),
-        sampler.sample([ethan], random_codes(24, 2)[None], noise),
-        sampler.sample([ethan], codes, noise_of(2, 24)[None]),
-    ):
+    mixed = (
+        ethan,
+        Voice("x-vector", 0, chelsie.conditioning, ethan.reference_mel),
+        Voice("reference", 0, ethan.conditioning, chelsie.reference_mel),
+    )
+    sampler = make_sampler(own_voices=mixed)
+    codes, noise = random_codes(24, 1), noise_of(1, 24)
+    mel, *others = sampler.sample(
+        [
+            MelJob(codes, noise, 0),
+            MelJob(codes, noise, 1),
+            MelJob(codes, noise, 2),
+            MelJob(random_codes(24, 2), noise, 0),
+            MelJob(codes, noise_of(2, 24), 0),
+        ]
+    )
+    for other in others:
         assert relative_error(other, mel) > 1e-2
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float16, 5e-3), (torch.bfloat16, 4e-2)])
+def test_shorter_types_stay_near_float32(
+    random_codes: Codes, make_sampler: MakeSampler, dtype: torch.dtype, bound: float
+) -> None:
+    job = MelJob(random_codes(60, 7), noise_of(7, 60), 0)
+    (exact,) = make_sampler().sample([job])
+    (short,) = make_sampler(dtype=dtype).sample([job])
+    assert 0 < relative_error(short, exact) < bound
+
+
+def test_bucket_sizes_waste_at_most_an_eighth() -> None:
+    sizes = bucket_sizes(130)
+    assert sizes[-1] == 130
+    for needed in range(1, 131):
+        size = next(s for s in sizes if s >= needed)
+        assert size <= needed + needed / 8 + 1e-9

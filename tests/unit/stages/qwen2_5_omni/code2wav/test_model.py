@@ -1,7 +1,7 @@
 """The model class of the stage, without an engine."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -13,12 +13,22 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniTo
 
 from omni_server.errors import ConfigError
 from omni_server.protocol.codec_window import CodecWindow, encode_codec_window
+from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig, FlowSolver
 from stages.qwen2_5_omni.code2wav.config import code2wav_config
 from stages.qwen2_5_omni.code2wav.model import Qwen2_5OmniCode2Wav
 from stages.qwen2_5_omni.code2wav.voices import Voice
 from stages.runtime.diffusion_model import DiffusionBatch, RejectedRequestsError
 
 Weights = dict[str, torch.Tensor]
+
+RUNTIME_CONFIG = DiffusionRuntimeConfig(
+    solver=FlowSolver(num_steps=3, guidance_scale=0.5, sway_coefficient=-1.0),
+    compute_dtype="float32",
+    is_fast=False,
+    max_num_windows=16,
+    max_num_codes=2048,
+    longest_window=2048,
+)
 
 
 @dataclass
@@ -32,7 +42,7 @@ class EngineConfig:
     """What the model reads of vLLM's config."""
 
     model_config: ModelConfig
-    additional_config: dict[str, object] = field(default_factory=lambda: {"omni": {"solver": {"num_steps": 3}}})
+    additional_config: DiffusionRuntimeConfig = RUNTIME_CONFIG
 
 
 @pytest.fixture

@@ -6,16 +6,17 @@ import pytest
 import torch
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
 
-from omni_server.config.stage_config import ChunkPlan, SolverConfig
+from omni_server.config.stage_config import ChunkPlan
 from omni_server.protocol.codec_window import CodecWindow
 from stages.codec_chunking import CodecChunker
-from stages.qwen2_5_omni.code2wav.dit import DiTSampler
 from stages.qwen2_5_omni.code2wav.noise import noise_frames
-from stages.qwen2_5_omni.code2wav.vocoder import MelCrop, Vocoder, mel_crop
+from stages.qwen2_5_omni.code2wav.sampler import MelJob, MelSampler
+from stages.qwen2_5_omni.code2wav.vocoder import MelCrop, PlainVocoder, mel_crop
 from stages.qwen2_5_omni.code2wav.voices import Voice
 
 Codes = Callable[[int, int], torch.Tensor]
 Inject = Callable[[torch.Tensor], None]
+MakeSampler = Callable[..., MelSampler]
 SEED = 9
 
 
@@ -30,7 +31,7 @@ def window(*, emit_start: int, emit_end: int, first_code: int = 0, margin: int =
 
 @pytest.fixture(scope="module")
 def mel() -> torch.Tensor:
-    return -4.5 + torch.randn(80, 240, generator=torch.Generator().manual_seed(2))
+    return -4.5 + torch.randn(240, 80, generator=torch.Generator().manual_seed(2))
 
 
 @torch.no_grad()
@@ -40,24 +41,25 @@ def test_a_whole_utterance_equals_the_reference(
     voices: tuple[Voice, Voice],
     random_codes: Codes,
     inject_noise: Inject,
+    make_sampler: MakeSampler,
     num_codes: int,
 ) -> None:
-    codes, voice = random_codes(num_codes, 3)[None], voices[0]
-    noise = torch.from_numpy(noise_frames(SEED, 0, 2 * num_codes, 80))[None]
-    mel = DiTSampler(token2wav.code2wav_dit_model, SolverConfig()).sample([voice], codes, noise)
+    codes, voice = random_codes(num_codes, 3), voices[0]
+    noise = torch.from_numpy(noise_frames(SEED, 0, 2 * num_codes, 80))
+    (mel,) = make_sampler().sample([MelJob(codes, noise, 0)])
     crop = mel_crop(window(emit_start=0, emit_end=num_codes, last=True), num_codes, 2)
-    (waveform,) = Vocoder(token2wav.code2wav_bigvgan_model).synthesize([mel[0]], [crop])
-    inject_noise(noise)
-    reference = token2wav(codes, voice.conditioning, voice.reference_mel)
+    (waveform,) = PlainVocoder(token2wav.code2wav_bigvgan_model).synthesize([mel], [crop])
+    inject_noise(noise[None])
+    reference = token2wav(codes[None], voice.conditioning, voice.reference_mel)
     assert waveform.shape == (480 * num_codes,)
     assert snr_db(waveform, reference) > 60
     assert 0.01 < float(reference.square().mean().sqrt()) < 0.9
 
 
 def test_the_crop_has_the_margin_where_the_window_has_it() -> None:
-    assert mel_crop(window(first_code=12, emit_start=36, emit_end=60), 60, 2) == MelCrop(28, 116, 20, 48)
-    assert mel_crop(window(emit_start=0, emit_end=12), 24, 2) == MelCrop(0, 44, 0, 24)
-    assert mel_crop(window(emit_start=4, emit_end=12, last=True), 12, 2) == MelCrop(0, 24, 8, 16)
+    assert mel_crop(window(first_code=12, emit_start=36, emit_end=60), 60, 2) == MelCrop(28, 116, 20, 48, False, False)
+    assert mel_crop(window(emit_start=0, emit_end=12), 24, 2) == MelCrop(0, 44, 0, 24, True, False)
+    assert mel_crop(window(emit_start=4, emit_end=12, last=True), 12, 2) == MelCrop(0, 24, 8, 16, True, True)
 
 
 @torch.no_grad()
@@ -65,13 +67,14 @@ def test_the_crop_has_the_margin_where_the_window_has_it() -> None:
 def test_a_crop_with_margin_equals_that_part_of_the_whole(
     token2wav: Qwen2_5OmniToken2WavModel, mel: torch.Tensor, margin: int, least_db: float
 ) -> None:
-    vocoder = Vocoder(token2wav.code2wav_bigvgan_model)
-    whole = token2wav.code2wav_bigvgan_model(mel[None])
+    vocoder = PlainVocoder(token2wav.code2wav_bigvgan_model)
+    whole = token2wav.code2wav_bigvgan_model(mel.T[None])
     for start, end in ((0, 24), (96, 144), (200, 240)):
-        crop = MelCrop(max(0, start - margin), min(240, end + margin), min(start, margin), end - start)
+        first, last = max(0, start - margin), min(240, end + margin)
+        crop = MelCrop(first, last, start - first, end - start, is_first=first == 0, is_last=last == 240)
         (waveform,) = vocoder.synthesize([mel], [crop])
         assert snr_db(waveform, whole[240 * start : 240 * end]) > least_db
-        bare = vocoder.synthesize([mel], [MelCrop(start, end, 0, end - start)])[0]
+        bare = vocoder.synthesize([mel], [MelCrop(start, end, 0, end - start, start == 0, end == 240)])[0]
         assert snr_db(bare, whole[240 * start : 240 * end]) < 30
 
 
@@ -79,8 +82,9 @@ def test_a_crop_with_margin_equals_that_part_of_the_whole(
 def test_crops_of_mixed_lengths_together_equal_each_alone(
     token2wav: Qwen2_5OmniToken2WavModel, mel: torch.Tensor
 ) -> None:
-    vocoder = Vocoder(token2wav.code2wav_bigvgan_model)
-    crops = [MelCrop(0, 44, 0, 24), MelCrop(28, 116, 20, 48), MelCrop(100, 144, 20, 10), MelCrop(52, 140, 20, 48)]
+    vocoder = PlainVocoder(token2wav.code2wav_bigvgan_model)
+    spans = ((0, 44, 0, 24), (28, 116, 20, 48), (100, 144, 20, 10), (52, 140, 20, 48))
+    crops = [MelCrop(*span, is_first=span[0] == 0, is_last=False) for span in spans]
     together = vocoder.synthesize([mel] * 4, crops)
     for crop, waveform in zip(crops, together, strict=True):
         assert waveform.shape == (240 * crop.keep,)
@@ -89,30 +93,27 @@ def test_crops_of_mixed_lengths_together_equal_each_alone(
 
 @torch.no_grad()
 def stream(
-    token2wav: Qwen2_5OmniToken2WavModel, voice: Voice, codes: torch.Tensor, plan: ChunkPlan
+    token2wav: Qwen2_5OmniToken2WavModel, sampler: MelSampler, codes: torch.Tensor, plan: ChunkPlan
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Waveform and mel spectrogram of `codes` as cut by `plan`."""
-    sampler, vocoder = (
-        DiTSampler(token2wav.code2wav_dit_model, SolverConfig()),
-        Vocoder(token2wav.code2wav_bigvgan_model),
-    )
+    vocoder = PlainVocoder(token2wav.code2wav_bigvgan_model)
     chunker = CodecChunker(plan, codes_per_block=12)
     chunker.push(codes.tolist())
     chunker.finish()
     waveforms, mels = [], []
     for piece in chunker.ready():
-        span = piece.span(voice=voice.name, noise_seed=SEED)
+        span = piece.span(voice="Ethan", noise_seed=SEED)
         span.validate(len(piece.codes), codes_per_block=12, frames_per_code=2)
-        noise = torch.from_numpy(noise_frames(SEED, 2 * piece.first_code, 2 * len(piece.codes), 80))[None]
-        mel = sampler.sample([voice], torch.tensor([piece.codes]), noise)[0]
+        noise = torch.from_numpy(noise_frames(SEED, 2 * piece.first_code, 2 * len(piece.codes), 80))
+        (mel,) = sampler.sample([MelJob(torch.tensor(piece.codes), noise, 0)])
         crop = mel_crop(span, len(piece.codes), 2)
         waveforms += vocoder.synthesize([mel], [crop])
-        mels.append(mel[:, crop.start + crop.skip :][:, : crop.keep])
-    return torch.cat(waveforms), torch.cat(mels, dim=1)
+        mels.append(mel[crop.start + crop.skip :][: crop.keep])
+    return torch.cat(waveforms), torch.cat(mels)
 
 
 def test_streamed_windows_are_close_to_the_whole_utterance(
-    token2wav: Qwen2_5OmniToken2WavModel, voices: tuple[Voice, Voice], random_codes: Codes
+    token2wav: Qwen2_5OmniToken2WavModel, random_codes: Codes, make_sampler: MakeSampler
 ) -> None:
     """Measured on these random weights, 203 codes, against one pass over all of them (mel: root mean square of the
     difference of log amplitudes):
@@ -124,11 +125,11 @@ def test_streamed_windows_are_close_to_the_whole_utterance(
 
     With trained weights the deviation has not been measured.
     """
-    codes = random_codes(203, 0)
-    whole, whole_mel = stream(token2wav, voices[0], codes, ChunkPlan(mode="whole"))
+    codes, sampler = random_codes(203, 0), make_sampler()
+    whole, whole_mel = stream(token2wav, sampler, codes, ChunkPlan(mode="whole"))
 
     def deviation(plan: ChunkPlan) -> tuple[float, float]:
-        waveform, mel = stream(token2wav, voices[0], codes, plan)
+        waveform, mel = stream(token2wav, sampler, codes, plan)
         log_amplitude_to_db = 20 / torch.log(torch.tensor(10.0))
         return snr_db(waveform, whole), float((mel - whole_mel).square().mean().sqrt() * log_amplitude_to_db)
 

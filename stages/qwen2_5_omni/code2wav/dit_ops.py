@@ -1,0 +1,105 @@
+"""The two operations of the DiT that are not matrix products, in plain PyTorch.
+
+`TorchDiTOps` runs anywhere and is the yardstick for the fused kernels in `dit_kernels`, which run on CUDA.
+"""
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from stages.qwen2_5_omni.code2wav.packing import BlockLayout
+
+NORM_EPS = 1e-6
+"""Of every layer norm in the DiT (`Qwen2_5_OmniAdaLayerNormZero`, `DiTDecoderLayer`)."""
+
+
+class DiTOps(Protocol):
+    """Rows are frames: those of all blocks with the condition, behind them the same without it."""
+
+    def norm(self, hidden: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Layer norm without weights of `hidden` (float32 [rows, width]), times 1 + scale, plus shift, as `dtype`."""
+        ...
+
+    def gated_norm(
+        self,
+        hidden: torch.Tensor,
+        update: torch.Tensor,
+        gate: torch.Tensor,
+        scale: torch.Tensor,
+        shift: torch.Tensor,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        """Adds `gate * update` to `hidden` in place, and returns `norm` of the sum."""
+        ...
+
+    def linear_gelu(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        """GELU, in its approximation by tanh, of a linear layer."""
+        ...
+
+    def attention(
+        self, qkv: torch.Tensor, layout: BlockLayout, rotary: torch.Tensor, *, head_dim: int, back: bool, ahead: bool
+    ) -> torch.Tensor:
+        """Attention within blocks, [rows, num_heads * head_dim].
+
+        qkv: [rows, 3 * num_heads * head_dim], within each head of queries and keys first the even and then the odd
+        components; rotary: float32 [2, positions, head_dim / 2], cosine and sine, for head 0 only. With `back`
+        (`ahead`) a block also attends to the one before (behind) it, if that is of its window.
+        """
+        ...
+
+
+class TorchDiTOps:
+    """Implements `DiTOps` with PyTorch's own operators."""
+
+    def norm(self, hidden: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        normed = F.layer_norm(hidden, (hidden.shape[-1],), eps=NORM_EPS)
+        return (normed * (1 + scale) + shift).to(dtype)
+
+    def gated_norm(
+        self,
+        hidden: torch.Tensor,
+        update: torch.Tensor,
+        gate: torch.Tensor,
+        scale: torch.Tensor,
+        shift: torch.Tensor,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        hidden.add_(gate * update.to(hidden.dtype))
+        return self.norm(hidden, scale, shift, dtype)
+
+    def linear_gelu(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return F.gelu(F.linear(x, weight, bias), approximate="tanh")
+
+    def attention(
+        self, qkv: torch.Tensor, layout: BlockLayout, rotary: torch.Tensor, *, head_dim: int, back: bool, ahead: bool
+    ) -> torch.Tensor:
+        num_rows, inner = qkv.shape[0], qkv.shape[1] // 3
+        block_size = layout.block_size
+        # [branches, blocks, frames, 3, heads, head_dim]
+        parts = qkv.view(-1, len(layout.index), block_size, 3, inner // head_dim, head_dim)
+        positions = layout.index[:, None] * block_size + torch.arange(block_size, device=qkv.device)
+        cos, sin = rotary[:, positions].to(qkv.dtype)
+        query, key, value = parts.unbind(3)
+        query, key = _rotate_first_head(query, cos, sin), _rotate_first_head(key, cos, sin)
+        is_valid = torch.arange(block_size, device=qkv.device) < layout.num_frames[:, None]  # [blocks, frames]
+        keys, values, masks = [key], [value], [is_valid]
+        for wanted, shift, exists in ((back, 1, layout.has_previous), (ahead, -1, layout.has_next)):
+            if wanted:
+                keys.append(key.roll(shift, 1))
+                values.append(value.roll(shift, 1))
+                masks.append(is_valid.roll(shift, 0) & exists[:, None].bool())
+        attended = F.scaled_dot_product_attention(
+            query.transpose(2, 3),
+            torch.cat(keys, 2).transpose(2, 3),
+            torch.cat(values, 2).transpose(2, 3),
+            attn_mask=torch.cat(masks, 1)[:, None, None],
+        )
+        return attended.transpose(2, 3).reshape(num_rows, inner)
+
+
+def _rotate_first_head(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """`apply_rotary_pos_emb` on head 0 alone, as the model was trained; x: [..., heads, head_dim]."""
+    even, odd = x[..., 0, :].chunk(2, -1)
+    first = torch.cat([even * cos - odd * sin, odd * cos + even * sin], -1)
+    return torch.cat([first[..., None, :], x[..., 1:, :]], -2)

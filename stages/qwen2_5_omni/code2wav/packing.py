@@ -1,0 +1,133 @@
+"""Windows of codec tokens laid end to end in blocks, so that one pass of the DiT serves them all.
+
+The DiT's attention never looks further than one block of mel frames to each side, and everything else in it works on
+single frames. So a batch needs no common length: the blocks of all windows lie in one row, and each block says whether
+its neighbours belong to the same window.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class BlockLayout:
+    """Where the blocks of some windows lie; all tensors have one entry per block, int32 on the DiT's device."""
+
+    index: torch.Tensor
+    """The block's number within its window: positions of the rotary embedding count from the window's start."""
+    num_frames: torch.Tensor
+    """Valid frames; only the last block of a window can have fewer than the block size."""
+    has_previous: torch.Tensor
+    """1 if the block before is of the same window."""
+    has_next: torch.Tensor
+    """1 if the block behind is of the same window."""
+    voice: torch.Tensor
+    """Row of the voice tables."""
+    block_size: int
+    """Mel frames per block."""
+
+    def first(self, num_blocks: int) -> "BlockLayout":
+        """Views of the first `num_blocks` blocks."""
+        return BlockLayout(
+            self.index[:num_blocks],
+            self.num_frames[:num_blocks],
+            self.has_previous[:num_blocks],
+            self.has_next[:num_blocks],
+            self.voice[:num_blocks],
+            self.block_size,
+        )
+
+    def copy_(self, other: "BlockLayout") -> None:
+        """Overwrite with another layout of the same size."""
+        self.index.copy_(other.index)
+        self.num_frames.copy_(other.num_frames)
+        self.has_previous.copy_(other.has_previous)
+        self.has_next.copy_(other.has_next)
+        self.voice.copy_(other.voice)
+
+
+@dataclass(frozen=True)
+class PackedWindows:
+    """Blocks of several windows in the windows' order, padded at the end to a wanted number of blocks."""
+
+    layout: BlockLayout
+    codes: torch.Tensor
+    """int64 [num_blocks, codes per block]; 0 behind the end of a window."""
+    noise: torch.Tensor
+    """float32 [num_blocks, frames per block, mel_dim]; 0 behind the end of a window."""
+    spans: tuple[tuple[int, int], ...]
+    """Per window its first frame in the row of all blocks and its number of frames."""
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.codes)
+
+
+def num_blocks_of(num_codes: int, codes_per_block: int) -> int:
+    """Blocks that a window of `num_codes` codec tokens takes."""
+    return -(-num_codes // codes_per_block)
+
+
+def empty_layout(num_blocks: int, block_size: int, device: torch.device) -> BlockLayout:
+    """Windows of one whole block each, of voice 0."""
+    return _layout(_empty_table(num_blocks, block_size).to(device), block_size)
+
+
+def _empty_table(num_blocks: int, block_size: int) -> torch.Tensor:
+    """int32 [5, num_blocks], the rows of a layout. Every block has valid frames: attention over no key gives NaN."""
+    table = torch.zeros(5, num_blocks, dtype=torch.int32)
+    table[1] = block_size
+    return table
+
+
+def _layout(table: torch.Tensor, block_size: int) -> BlockLayout:
+    index, num_frames, has_previous, has_next, voice = table
+    return BlockLayout(index, num_frames, has_previous, has_next, voice, block_size)
+
+
+def pack_windows(
+    codes: Sequence[torch.Tensor],
+    noise: Sequence[torch.Tensor],
+    voices: Sequence[int],
+    *,
+    codes_per_block: int,
+    num_blocks: int,
+    device: torch.device,
+) -> PackedWindows:
+    """Lay windows out in `num_blocks` blocks; those that are left over are windows of silence of one block each.
+
+    codes: int64 [num_codes] on the CPU per window; noise: float32 [num_codes * frames per code, mel_dim] on the CPU;
+    voices: rows of the voice tables. The result lies on `device`.
+    """
+    mel_dim = noise[0].shape[1]
+    frames_per_code = len(noise[0]) // len(codes[0])
+    block_size = codes_per_block * frames_per_code
+    packed_codes = torch.zeros(num_blocks * codes_per_block, dtype=torch.int64)
+    packed_noise = torch.zeros(num_blocks * block_size, mel_dim)
+    table = _empty_table(num_blocks, block_size)
+    index, num_frames, has_previous, has_next, voice = table
+    spans: list[tuple[int, int]] = []
+    start = 0
+    for window_codes, window_noise, row in zip(codes, noise, voices, strict=True):
+        count = num_blocks_of(len(window_codes), codes_per_block)
+        end = start + count
+        first_frame = start * block_size
+        packed_codes[start * codes_per_block :][: len(window_codes)] = window_codes
+        packed_noise[first_frame:][: len(window_noise)] = window_noise
+        index[start:end] = torch.arange(count, dtype=torch.int32)
+        num_frames[end - 1] = len(window_noise) - (count - 1) * block_size
+        has_previous[start + 1 : end] = 1
+        has_next[start : end - 1] = 1
+        voice[start:end] = row
+        spans.append((first_frame, len(window_noise)))
+        start = end
+    if device.type == "cuda":  # page-locked, so that the copies do not wait for the device
+        packed_codes, packed_noise, table = packed_codes.pin_memory(), packed_noise.pin_memory(), table.pin_memory()
+    return PackedWindows(
+        _layout(table.to(device, non_blocking=True), block_size),
+        packed_codes.to(device, non_blocking=True).view(num_blocks, codes_per_block),
+        packed_noise.to(device, non_blocking=True).view(num_blocks, block_size, mel_dim),
+        tuple(spans),
+    )

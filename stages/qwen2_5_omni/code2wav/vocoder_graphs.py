@@ -1,0 +1,116 @@
+"""The vocoder as CUDA graphs of a few fixed shapes.
+
+Crops of different lengths share a shape: beyond a margin's edge any continuation is as good as silence, so there the
+crop is prolonged by repeating its last frame. At an end of the utterance nothing may follow, so that end of the crop
+lies at that end of the shape.
+"""
+
+import bisect
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import torch
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavBigVGANModel
+
+from stages.qwen2_5_omni.code2wav.bigvgan import FusedBigVGAN
+from stages.qwen2_5_omni.code2wav.vocoder import MelCrop, kept
+
+BATCH_SIZES = (1, 2, 4, 8, 16)
+LENGTH_STEP = 48
+"""Mel frames between two lengths; two more, at a third and two thirds of the first steps, for the shortest crops."""
+
+
+class GraphedVocoder:
+    """Implements `Vocoder` on CUDA."""
+
+    def __init__(
+        self, bigvgan: Qwen2_5OmniToken2WavBigVGANModel, dtype: torch.dtype, *, longest_crop: int, device: torch.device
+    ) -> None:
+        """Crops of more than `longest_crop` frames, and those that are a whole utterance, run without a graph."""
+        self._samples_per_frame = math.prod(bigvgan.config.upsample_rates)
+        self._vocoder = FusedBigVGAN(bigvgan, dtype)
+        self._lengths = [48, 64, *range(96, longest_crop + LENGTH_STEP, LENGTH_STEP)]
+        self._pool = torch.cuda.graph_pool_handle()
+        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+        mel_dim: int = bigvgan.config.mel_dim
+        largest = BATCH_SIZES[-1] * self._lengths[-1]
+        # Silence, in the units of the input: a graph may run before anything was written here.
+        self._mel = torch.full((largest, mel_dim), -11.5, device=device)
+        self._waveform = torch.zeros(largest * self._samples_per_frame, device=device)
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """Record all graphs now instead of at their first use."""
+        for length in reversed(self._lengths):
+            for batch_size in reversed(BATCH_SIZES):
+                self._graph(batch_size, length)
+
+    @torch.inference_mode()
+    def synthesize(self, mels: Sequence[torch.Tensor], crops: Sequence[MelCrop]) -> list[torch.Tensor]:
+        """Waveforms, float32 [keep * samples per frame] in [-1, 1] on the device, one per mel [num_frames, mel_dim]."""
+        waveforms: dict[int, torch.Tensor] = {}
+        groups: dict[int, list[int]] = defaultdict(list)
+        for index, crop in enumerate(crops):
+            length = self._length_for(crop)
+            if length is None:
+                mel = mels[index][crop.start : crop.end]
+                waveforms[index] = kept(self._vocoder.synthesize(mel[None])[0], crop, self._samples_per_frame)
+            else:
+                groups[length].append(index)
+        for length, members in groups.items():
+            for part in _batches(members):
+                for index, waveform in zip(part, self._run(length, part, mels, crops), strict=True):
+                    waveforms[index] = waveform
+        return [waveforms[index] for index in range(len(crops))]
+
+    def _length_for(self, crop: MelCrop) -> int | None:
+        if crop.length in self._lengths:
+            return crop.length
+        if (crop.is_first and crop.is_last) or crop.length > self._lengths[-1]:
+            return None
+        return self._lengths[bisect.bisect(self._lengths, crop.length)]
+
+    def _run(
+        self, length: int, members: Sequence[int], mels: Sequence[torch.Tensor], crops: Sequence[MelCrop]
+    ) -> Iterator[torch.Tensor]:
+        batch_size = BATCH_SIZES[bisect.bisect_left(BATCH_SIZES, len(members))]
+        graph = self._graph(batch_size, length)
+        inputs, outputs = self._buffers(batch_size, length)
+        starts = []
+        for slot, index in zip(inputs, members, strict=False):
+            mel, crop = mels[index][crops[index].start : crops[index].end], crops[index]
+            extra = length - crop.length
+            starts.append(extra if crop.is_last else 0)
+            start = starts[-1]
+            slot[start : start + crop.length] = mel
+            if start:
+                slot[:start] = mel[0]
+            elif extra:
+                slot[crop.length :] = mel[-1]
+        graph.replay()
+        for output, start, index in zip(outputs, starts, members, strict=False):
+            yield kept(output[start * self._samples_per_frame :], crops[index], self._samples_per_frame)
+
+    def _buffers(self, batch_size: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The front of the shared input [batch, length, mel_dim] and output [batch, length * samples per frame]."""
+        size = batch_size * length
+        inputs = self._mel[:size].view(batch_size, length, -1)
+        return inputs, self._waveform[: size * self._samples_per_frame].view(batch_size, -1)
+
+    def _graph(self, batch_size: int, length: int) -> torch.cuda.CUDAGraph:
+        key = (batch_size, length)
+        if key not in self._graphs:
+            inputs, outputs = self._buffers(batch_size, length)
+            outputs.copy_(self._vocoder.synthesize(inputs))  # compiles kernels, which a capture must not
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool):
+                outputs.copy_(self._vocoder.synthesize(inputs))
+            self._graphs[key] = graph
+        return self._graphs[key]
+
+
+def _batches(members: list[int]) -> Iterator[list[int]]:
+    for start in range(0, len(members), BATCH_SIZES[-1]):
+        yield members[start : start + BATCH_SIZES[-1]]
