@@ -203,7 +203,6 @@ def _runtime_config(model_dir: Path, config: StageConfig, name: str, engines: En
         row_producer=None if outgoing is None else outgoing.function,
         output_queue=None if outgoing is None else _queue_spec(config, outgoing, engines),
         input_queue=None if incoming is None else _queue_spec(config, incoming, engines),
-        aux_layers=() if outgoing is None else (0,),
     )
 
 

@@ -3,6 +3,7 @@
 from dataclasses import fields
 from typing import Any
 
+import msgspec
 from vllm import SamplingParams
 from vllm.exceptions import VLLMClientError
 from vllm.sampling_params import RequestOutputKind
@@ -33,7 +34,8 @@ def sampling_params(
 ) -> SamplingParams:
     """`end_ids` end the sequence unless `ignore_eos` is set; without text, they must not be sampled then either.
 
-    Raises `InvalidRequestError` for values that vLLM refuses.
+    The repetition penalty of a stage that is fed with rows goes to our runner: vLLM's makes each step wait for the
+    one before. Raises `InvalidRequestError` for values that vLLM refuses.
     """
     min_tokens = sampling.min_tokens or 0
     stop_token_ids = list(sampling.stop_token_ids or ())
@@ -58,9 +60,8 @@ def sampling_params(
         "seed": sampling.seed,
         "stop": list(sampling.stop) if sampling.stop else None,
     }
-    extra = {} if rows is None else {REQUEST_KEY: encode(rows)}
     try:
-        return SamplingParams(
+        params = SamplingParams(
             **{name: value for name, value in arguments.items() if value is not None},
             max_tokens=sampling.max_tokens,
             min_tokens=min_tokens,
@@ -69,7 +70,13 @@ def sampling_params(
             ignore_eos=True,
             detokenize=is_text,
             output_kind=RequestOutputKind.DELTA,
-            extra_args=extra,
+            extra_args={},
         )
     except (VLLMClientError, ValueError) as exc:
         raise InvalidRequestError(f"{stage}: {exc}") from exc
+    if isinstance(rows, RowsInput):
+        rows = msgspec.structs.replace(rows, repetition_penalty=params.repetition_penalty)
+        params.repetition_penalty = 1.0
+    if rows is not None:
+        params.extra_args = {REQUEST_KEY: encode(rows)}
+    return params

@@ -26,6 +26,8 @@ class RowsInput(msgspec.Struct, frozen=True, tag="input", forbid_unknown_fields=
 
     num_replaced: int
     """Rows below this position replace the token embedding; from there on they are added to it."""
+    repetition_penalty: float = 1.0
+    """Applied on the device by our runner, with vLLM's arithmetic; vLLM itself is told of none. 1: no penalty."""
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):
@@ -53,7 +55,7 @@ class InlineBlock(msgspec.Struct, frozen=True, tag="inline", array_like=True):
     data: bytes
 
 
-class RowsPayload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RowsPayload(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The rows of one request that one step of the producer computed.
 
     `additional_information` of the edge travels with them: the M-RoPE positions of the prompt, the row that
@@ -79,7 +81,7 @@ class RowsPayload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """M-RoPE position of sequence index i behind the prompt is `i + position_delta` on all axes."""
 
 
-class RowsFeed(msgspec.Struct, frozen=True, tag="feed", forbid_unknown_fields=True):
+class RowsFeed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Orchestrator -> consumer, for a request announced with `RowsInput`."""
 
     payload: RowsPayload | None = None
@@ -89,7 +91,7 @@ class RowsFeed(msgspec.Struct, frozen=True, tag="feed", forbid_unknown_fields=Tr
     """Set once by the last feed: the sequence has this many rows, behind them the tail begins."""
 
 
-RowsRequest = RowsOutput | RowsInput | RowsFeed
+RowsRequest = RowsOutput | RowsInput
 
 _encoder = msgspec.msgpack.Encoder()
 _request_decoder = msgspec.msgpack.Decoder(RowsRequest)

@@ -20,7 +20,7 @@ class QueueSpec(msgspec.Struct, frozen=True):
 
 
 class StageRuntimeConfig(msgspec.Struct, frozen=True):
-    """Satisfies vLLM's `SupportsHash`: the hash covers what changes the compiled graph, and leaves out the queues'
+    """Satisfies vLLM's `SupportsHash`: the hash covers the stage's role, and leaves out the queues'
     paths and the progress socket, which are others at each start and must not invalidate the compile cache."""
 
     model_dir: str
@@ -28,11 +28,9 @@ class StageRuntimeConfig(msgspec.Struct, frozen=True):
     """`package.module:Class` of the edge's producer half, if this stage sends rows."""
     output_queue: QueueSpec | None = None
     input_queue: QueueSpec | None = None
-    aux_layers: tuple[int, ...] = ()
-    """Layers whose inputs the model returns beside its last hidden state; 0 is the input embedding."""
     progress: ProgressSpec | None = None
     """Where the worker reports while it starts."""
 
     def compute_hash(self) -> str:
         """Called by `vllm.config.VllmConfig.compute_hash`."""
-        return hashlib.sha256(repr((self.row_producer, self.aux_layers)).encode()).hexdigest()
+        return hashlib.sha256(repr(self.row_producer).encode()).hexdigest()

@@ -11,21 +11,19 @@ import numpy as np
 import torch
 from vllm.config import VllmConfig
 from vllm.distributed import get_tensor_model_parallel_rank
-from vllm.model_executor.models.interfaces import SupportsEagle3
 from vllm.sequence import IntermediateTensors
 from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.core.sched.output import GrammarOutput, NewRequestData, SchedulerOutput
-from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
+from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput, SamplerOutput
+from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
 from omni_server.protocol.rows import REQUEST_KEY, RowsInput, RowsOutput, decode_request
 from omni_server.protocol.runtime_config import StageRuntimeConfig
 from stages.runtime.batch import StepBatch, attached_step
+from stages.runtime.repetition_penalty import RepetitionPenalty
 from stages.runtime.row_emitter import PendingRows, RowEmitter
 from stages.runtime.row_overlay import RowOverlay
-
-INPUT_EMBEDDING = 0
-"""Index of the layer-0 input among vLLM's auxiliary hidden states (`EagleModelMixin`)."""
 
 
 class ARModelRunnerMixin:
@@ -40,16 +38,16 @@ class ARModelRunnerMixin:
         self.row_emitter: RowEmitter | None = None
         self.num_resumed = 0
         self.row_overlay = RowOverlay(config.input_queue, get_tensor_model_parallel_rank())
+        self.repetition_penalty = RepetitionPenalty(vllm_config.model_config.get_vocab_size(), device)
+        self._sending: set[str] = set()  # on every rank, the emitter is on one
+        self._batch: StepBatch | None = None
+        self._input_rows: torch.Tensor | None = None
 
     # -- set-up
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)  # type: ignore[misc]
         config = self.stage_config
-        if config.aux_layers:
-            # Called unbound: it works for every model with an Eagle-capable decoder inside, declared or not.
-            SupportsEagle3.set_aux_hidden_state_layers(self.get_model(), config.aux_layers)  # type: ignore
-            self.use_aux_hidden_state_outputs = True
         if config.row_producer is not None:
             assert config.output_queue is not None
             producer_class = resolve_obj_by_qualname(config.row_producer.replace(":", "."))
@@ -61,8 +59,12 @@ class ARModelRunnerMixin:
     # -- requests come and go
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
+        self._batch = None
+        self._input_rows = None
         for request_id in scheduler_output.finished_req_ids:
+            self._sending.discard(request_id)
             self.row_overlay.remove(request_id)
+            self.repetition_penalty.remove(request_id)
             if self.row_emitter is not None:
                 self.row_emitter.remove(request_id)
         self.num_resumed += len(scheduler_output.scheduled_cached_reqs.resumed_req_ids)
@@ -79,7 +81,11 @@ class ARModelRunnerMixin:
         match decode_request(params.extra_args[REQUEST_KEY]):
             case RowsInput() as rows_input:
                 self.row_overlay.announce(request.req_id, rows_input)
-            case RowsOutput() as rows_output if self.row_emitter is not None:
+                self.repetition_penalty.add(request.req_id, rows_input.repetition_penalty)
+            case RowsOutput() as rows_output if self.stage_config.row_producer is not None:
+                self._sending.add(request.req_id)
+                if self.row_emitter is None:
+                    return
                 modalities = {feature.modality for feature in request.mm_features}
                 self.row_emitter.add(request.req_id, rows_output, list(request.prompt_token_ids or ()), modalities)
 
@@ -101,10 +107,34 @@ class ARModelRunnerMixin:
         intermediate_tensors: IntermediateTensors | None = None,
     ) -> Any:
         inputs = super()._preprocess(scheduler_output, num_input_tokens, intermediate_tensors)  # type: ignore[misc]
-        inputs_embeds = inputs[1]
-        if inputs_embeds is not None:
+        inputs_embeds: torch.Tensor | None = inputs[1]
+        if inputs_embeds is not None and len(self.row_overlay):
             self.row_overlay.apply(inputs_embeds, self._step_batch())
+        if len(self.repetition_penalty):
+            # With async scheduling nobody but the device knows yet what was sampled last.
+            self.repetition_penalty.see(self._input_ids(), self._step_batch())
+        if self._sending:
+            self._input_rows = self._take_input(inputs_embeds)
         return inputs
+
+    def _take_input(self, inputs_embeds: torch.Tensor | None) -> torch.Tensor | None:
+        """The model's input `[num_tokens, width]`, for the rows of this step.
+
+        Taken before the forward pass: run eagerly, vLLM's CUDA normalisation (`fused_add_rms_norm`, in place) adds the
+        first layer's output into this very buffer.
+        """
+        if inputs_embeds is None:  # the model looks the ids up itself; a collective operation, so on every rank
+            return self.get_model().embed_input_ids(self._input_ids())  # type: ignore[attr-defined, no-any-return]
+        return None if self.row_emitter is None else inputs_embeds[: self._step_batch().total_tokens].clone()
+
+    def _input_ids(self) -> torch.Tensor:
+        """Ids that this step computes on, `[num_tokens]`, on the device."""
+        return self.input_ids.gpu[: self._step_batch().total_tokens]  # type: ignore[attr-defined, no-any-return]
+
+    def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: SpecDecodeMetadata | None) -> SamplerOutput:
+        if logits is not None and len(self.repetition_penalty):
+            logits = self.repetition_penalty.apply(logits, self._step_batch())
+        return super()._sample(logits, spec_decode_metadata)  # type: ignore[misc, no-any-return]
 
     def sample_tokens(
         self, grammar_output: GrammarOutput | None
@@ -123,11 +153,11 @@ class ARModelRunnerMixin:
         state = self.execute_model_state  # type: ignore[attr-defined]
         if self.row_emitter is None or state is None or not len(self.row_emitter):
             return None
-        embeds = state.aux_hidden_states[self.stage_config.aux_layers.index(INPUT_EMBEDDING)]
+        assert self._input_rows is not None
         return self.row_emitter.emit(
             self._step_batch(),
             state.hidden_states,
-            embeds,
+            self._input_rows,
             self._prompt_positions,
             attached_step(state.scheduler_output).slot,
         )
@@ -139,15 +169,18 @@ class ARModelRunnerMixin:
         return state.mrope_positions, state.mrope_position_delta
 
     def _step_batch(self) -> StepBatch:
-        batch = self.input_batch  # type: ignore[attr-defined]
-        count = batch.num_reqs
-        starts = self.query_start_loc.np  # type: ignore[attr-defined]
-        return StepBatch(
-            request_ids=list(batch.req_ids),
-            first_positions=batch.num_computed_tokens_cpu[:count].copy(),
-            num_tokens=np.diff(starts[: count + 1]),
-            offsets=starts[:count].copy(),
-        )
+        """Views of vLLM's own arrays, which stay as they are until the next step is prepared."""
+        if self._batch is None:
+            batch = self.input_batch  # type: ignore[attr-defined]
+            count = batch.num_reqs
+            starts = self.query_start_loc.np  # type: ignore[attr-defined]
+            self._batch = StepBatch(
+                request_ids=batch.req_ids,
+                first_positions=batch.num_computed_tokens_cpu[:count],
+                num_tokens=np.diff(starts[: count + 1]),
+                offsets=starts[:count],
+            )
+        return self._batch
 
     def num_row_requests(self) -> int:
         """Requests that rows are held for or sent for; 0 when the stage is idle."""

@@ -1,6 +1,7 @@
 """What our runner code needs to know about one step, whichever generation of vLLM's runner computes it."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -8,15 +9,26 @@ from vllm.v1.core.sched.output import SchedulerOutput
 
 from omni_server.protocol.rows import RowsFeed
 
+_Ints = npt.NDArray[np.signedinteger[Any]]
+
 
 @dataclass(frozen=True)
 class StepBatch:
     """The requests of one step, in the order of the flat batch."""
 
     request_ids: list[str]
-    first_positions: npt.NDArray[np.int64]  # [num_requests], position of the step's first token
-    num_tokens: npt.NDArray[np.int64]  # [num_requests]
-    offsets: npt.NDArray[np.int64]  # [num_requests], index of the first token in the flat batch
+    first_positions: _Ints  # [num_requests], position of the step's first token
+    num_tokens: _Ints  # [num_requests]
+    offsets: _Ints  # [num_requests], index of the first token in the flat batch, which has no gaps
+
+    @property
+    def total_tokens(self) -> int:
+        return int(self.offsets[-1] + self.num_tokens[-1]) if len(self.offsets) else 0
+
+    @property
+    def is_decode(self) -> bool:
+        """One token of each request, as in most steps."""
+        return self.total_tokens == len(self.request_ids)
 
 
 @dataclass(frozen=True)

@@ -7,42 +7,42 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
+from vllm.utils.torch_utils import async_tensor_h2d
 
-from omni_server.protocol.rows import RowsOutput, RowsPayload, SharedBlock, encode
+from omni_server.protocol.rows import InlineBlock, RowsOutput, RowsPayload, SharedBlock, encode
 from omni_server.protocol.runtime_config import QueueSpec
 from omni_server.transport.slab_queue import SlabQueue
 from stages.runtime.batch import StepBatch, TakenSlot
 from stages.runtime.queue_end import open_queue
-from stages.runtime.row_layout import SlabPart, in_slot, lay_out, with_own_bytes
+from stages.runtime.request_slots import RequestSlots, grown
+from stages.runtime.row_layout import NOT_CUT_OUT, SlabLayout, SlabPart, with_own_bytes
 from stages.runtime.row_producer import RowProducer
 
 logger = logging.getLogger(__name__)
+
+_Ints = npt.NDArray[np.int64]
 
 PromptPositions = Callable[[str], tuple[torch.Tensor, int] | None]
 """Request id -> M-RoPE positions `[3, prompt_length]` and delta of its prompt, or None without M-RoPE."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Source:
-    """What is remembered about a request whose rows are wanted."""
+    """What is remembered about a request whose rows are wanted, beside the emitter's arrays."""
 
     voice: str
-    prompt_length: int
     prompt_mask: npt.NDArray[np.bool_] | None
-    next_position: int = 0
-    """High-water mark: positions below it were sent; after a preemption they are computed again, not sent again."""
 
 
 @dataclass(frozen=True)
-class _Share:
-    """The part of one request in this step's slab."""
+class _Shares:
+    """The parts of requests in this step's slab, `[num_shares]` each, in batch order."""
 
-    batch_index: int
-    request_id: str
-    source: _Source
-    first: int  # position of the first row that is sent
-    count: int
-    flat_offset: int  # index in the flat batch
+    batch_index: _Ints
+    slot: _Ints
+    first: _Ints  # position of the first row that is sent
+    count: _Ints
+    flat_offset: _Ints  # index in the flat batch
 
 
 class PendingRows:
@@ -82,6 +82,12 @@ class RowEmitter:
         self._producer = producer
         self._queue: SlabQueue | None = open_queue(queue)
         self._sources: dict[str, _Source] = {}
+        self._slots = RequestSlots()
+        # Per slot. High-water mark: positions below it were sent; after a preemption they are computed again, not sent
+        # again.
+        self._next_position: _Ints = np.zeros(1, np.int64)
+        self._prompt_length: _Ints = np.zeros(1, np.int64)
+        self._num_boundary: _Ints = np.zeros(1, np.int64)
         self._tail = producer.tail_rows()
         self._on_device = device.type == "cuda"
         self._copy_stream = torch.cuda.Stream(device) if self._on_device else None
@@ -93,10 +99,18 @@ class RowEmitter:
 
     def add(self, request_id: str, output: RowsOutput, prompt_token_ids: list[int], modalities: Set[str]) -> None:
         mask = self._producer.prompt_mask(prompt_token_ids, modalities)
-        self._sources[request_id] = _Source(output.voice, len(prompt_token_ids), mask)
+        self._sources[request_id] = _Source(output.voice, mask)
+        slot = self._slots.add(request_id)
+        self._next_position = grown(self._next_position, slot + 1)
+        self._prompt_length = grown(self._prompt_length, slot + 1)
+        self._num_boundary = grown(self._num_boundary, slot + 1)
+        self._next_position[slot] = 0
+        self._prompt_length[slot] = len(prompt_token_ids)
+        self._num_boundary[slot] = len(self._producer.boundary_rows(output.voice))
 
     def remove(self, request_id: str) -> None:
         self._sources.pop(request_id, None)
+        self._slots.remove(request_id)
 
     def emit(
         self,
@@ -112,82 +126,117 @@ class RowEmitter:
         shared-memory queue the scheduler must have taken a `slot`, which is given back here if it is not needed.
         """
         shares = self._shares(batch)
-        if not shares:
+        if shares is None:
             if slot is not None and self._queue is not None:
                 self._queue.publish(slot.slot, slot.generation, 0)
             return None
-        rows = self._rows(shares, hidden, embeds)
-        parts = [self._part(share, prompt_positions) for share in shares]
-        layout = lay_out(parts, width=rows.shape[1], dtype=rows.dtype)
-        payloads = layout.payloads
+        if self._queue is not None and slot is None:
+            raise RuntimeError("rows to send, but the scheduler took no slot for this step")
+        rows = self._rows(batch, shares, hidden, embeds)
+        layout = self._lay_out(batch, shares, rows, prompt_positions, slot if self._queue is not None else None)
         inline: torch.Tensor | None = None
         if self._queue is None:
             inline = slab = torch.empty(layout.num_bytes, dtype=torch.uint8, pin_memory=self._on_device)
         else:
-            if slot is None:
-                raise RuntimeError("rows to send, but the scheduler took no slot for this step")
+            assert slot is not None
             if layout.num_bytes > self._queue.slot_bytes:
                 raise RuntimeError(f"{layout.num_bytes} bytes of rows in a slot of {self._queue.slot_bytes}")
             slab = torch.frombuffer(self._queue.slot_buffer(slot.slot), dtype=torch.uint8)
-            self._queue.publish(slot.slot, slot.generation, len(shares))
-            payloads = [
-                in_slot(payload, SharedBlock(slot.slot, slot.generation, portion))
-                for portion, payload in enumerate(payloads)
-            ]
+            self._queue.publish(slot.slot, slot.generation, len(layout.payloads))
         layout.write_extras(slab)
         target = slab[: rows.nbytes].view(rows.dtype).view(rows.shape)
         copied = self._copy(rows, target)
-        messages = [(share.batch_index, payload) for share, payload in zip(shares, payloads, strict=True)]
+        messages = list(zip(shares.batch_index.tolist(), layout.payloads, strict=True))
         return PendingRows(len(batch.request_ids), messages, copied, inline, (rows,))
 
-    def _shares(self, batch: StepBatch) -> list[_Share]:
-        shares = []
-        for index, (request_id, first, count, offset) in enumerate(
+    def _shares(self, batch: StepBatch) -> _Shares | None:
+        slots = self._slots.of_batch(batch.request_ids)
+        first = batch.first_positions
+        end = first + batch.num_tokens
+        sent = np.where(slots >= 0, self._next_position[slots], end)  # nobody asks for the others
+        if (gap := sent < first).any():
+            index = int(gap.argmax())
+            raise RuntimeError(
+                f"{batch.request_ids[index]}: positions {sent[index]} to {first[index]} were not computed here; "
+                "requests that send rows must not read the prefix cache"
+            )
+        (chosen,) = np.nonzero(sent < end)
+        if not len(chosen):
+            return None
+        slot, start = slots[chosen], sent[chosen]
+        self._next_position[slot] = end[chosen]
+        return _Shares(chosen, slot, start, end[chosen] - start, batch.offsets[chosen] + start - first[chosen])
+
+    def _rows(self, batch: StepBatch, shares: _Shares, hidden: torch.Tensor, embeds: torch.Tensor) -> torch.Tensor:
+        """Rows of all shares one after the other, `[num_rows, width]`, a fresh tensor on the device: with CUDA
+        graphs `hidden` and `embeds` are static buffers that the next replay overwrites."""
+        offsets, counts = shares.flat_offset, shares.count
+        num_rows = int(counts.sum())
+        start, end = int(offsets[0]), int(offsets[-1] + counts[-1])
+        if end - start == num_rows:  # all that lies between: no request of the step is left out
+            hidden, embeds = hidden[start:end], embeds[start:end]
+        else:
+            before = np.cumsum(counts) - counts
+            index = async_tensor_h2d(np.repeat(offsets - before, counts) + np.arange(num_rows), hidden.device)
+            hidden, embeds = hidden[index], embeds[index]
+        mask = self._mask(batch, shares, num_rows)
+        without = None if mask is None else async_tensor_h2d(mask, hidden.device)
+        return self._producer.rows(hidden, embeds, without)
+
+    def _mask(self, batch: StepBatch, shares: _Shares, num_rows: int) -> npt.NDArray[np.bool_] | None:
+        """Of the shares' rows, those where `prompt_mask` is set, `[num_rows]`; None if there are none."""
+        mask: npt.NDArray[np.bool_] | None = None
+        offsets = np.cumsum(shares.count) - shares.count
+        for share in np.flatnonzero(shares.first < self._prompt_length[shares.slot]).tolist():
+            prompt_mask = self._sources[batch.request_ids[shares.batch_index[share]]].prompt_mask
+            if prompt_mask is None:
+                continue
+            first, offset = shares.first[share], offsets[share]
+            part = prompt_mask[first : first + shares.count[share]]
+            if part.any():
+                if mask is None:
+                    mask = np.zeros(num_rows, np.bool_)
+                mask[offset : offset + len(part)] = part
+        return mask
+
+    def _lay_out(
+        self,
+        batch: StepBatch,
+        shares: _Shares,
+        rows: torch.Tensor,
+        prompt_positions: PromptPositions,
+        slot: TakenSlot | None,
+    ) -> SlabLayout:
+        layout = SlabLayout(len(rows), width=rows.shape[1], dtype=rows.dtype)
+        block: SharedBlock | InlineBlock = NOT_CUT_OUT
+        for portion, (index, first, count, prompt_length, num_boundary) in enumerate(
             zip(
-                batch.request_ids,
-                batch.first_positions.tolist(),
-                batch.num_tokens.tolist(),
-                batch.offsets.tolist(),
+                shares.batch_index.tolist(),
+                shares.first.tolist(),
+                shares.count.tolist(),
+                self._prompt_length[shares.slot].tolist(),
+                self._num_boundary[shares.slot].tolist(),
                 strict=True,
             )
         ):
-            source = self._sources.get(request_id)
-            if source is None:
-                continue
-            sent_before = max(0, source.next_position - first)
-            if sent_before >= count:
-                continue
-            if source.next_position < first:
-                raise RuntimeError(
-                    f"{request_id}: positions {source.next_position} to {first} were not computed here; "
-                    "requests that send rows must not read the prefix cache"
+            if slot is not None:
+                block = SharedBlock(slot.slot, slot.generation, portion)
+            if first >= prompt_length:
+                layout.add_generated(
+                    block, prompt_length=prompt_length, num_boundary=num_boundary, first=first, count=count
                 )
-            source.next_position = first + count
-            shares.append(
-                _Share(index, request_id, source, first + sent_before, count - sent_before, offset + sent_before)
+                continue
+            request_id = batch.request_ids[index]
+            part = SlabPart(
+                prompt_length=prompt_length,
+                first=first,
+                count=count,
+                boundary=self._producer.boundary_rows(self._sources[request_id].voice),
+                tail=self._tail if first == 0 else None,
+                positions=prompt_positions(request_id),
             )
-        return shares
-
-    def _rows(self, shares: list[_Share], hidden: torch.Tensor, embeds: torch.Tensor) -> torch.Tensor:
-        """Rows of all shares one after the other, `[num_rows, width]`, a fresh tensor on the device: with CUDA
-        graphs `hidden` and `embeds` are static buffers that the next replay overwrites."""
-        device = hidden.device
-        index = torch.cat([torch.arange(s.flat_offset, s.flat_offset + s.count) for s in shares])
-        masks = [_mask_of(share) for share in shares]
-        without = torch.from_numpy(np.concatenate(masks)).to(device) if any(m.any() for m in masks) else None
-        index = index.to(device, non_blocking=True)
-        return self._producer.rows(hidden[index], embeds[index], without)
-
-    def _part(self, share: _Share, prompt_positions: PromptPositions) -> SlabPart:
-        source = share.source
-        return SlabPart(
-            prompt_length=source.prompt_length,
-            first=share.first,
-            count=share.count,
-            boundary=self._producer.boundary_rows(source.voice),
-            tail=self._tail if share.first == 0 else None,
-            positions=prompt_positions(share.request_id) if share.first < source.prompt_length else None,
-        )
+            layout.add(block, part)
+        return layout
 
     def _copy(self, rows: torch.Tensor, target: torch.Tensor) -> torch.cuda.Event | None:
         if self._copy_stream is None:
@@ -210,12 +259,3 @@ class RowEmitter:
         status = torch.cuda.cudart().cudaHostRegister(whole.data_ptr(), queue.capacity * queue.slot_bytes, 0)
         if int(status) != 0:
             logger.warning("cannot page-lock the row queue (CUDA error %d): copies will be slower", int(status))
-
-
-def _mask_of(share: _Share) -> npt.NDArray[np.bool_]:
-    mask = np.zeros(share.count, np.bool_)
-    prompt_mask = share.source.prompt_mask
-    if prompt_mask is not None:
-        part = prompt_mask[share.first : share.first + share.count]
-        mask[: len(part)] = part
-    return mask

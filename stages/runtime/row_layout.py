@@ -1,6 +1,5 @@
 """What lies where in the slab of one step, and how the inline transport cuts it up again."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -16,11 +15,14 @@ _DTYPE_NAMES: dict[torch.dtype, RowDtype] = {
 
 _POSITION_BYTES = 12  # int32 on three axes
 
+NOT_CUT_OUT = InlineBlock(b"")
+"""Block of a payload whose rows are still in the slab, to be taken out by `with_own_bytes`."""
+
 
 @dataclass(frozen=True)
 class SlabPart:
-    """What one request has in the slab: the computed rows of positions `first` .. `first + count - 1` of the
-    producer's sequence, and what goes with them."""
+    """What one request has in the slab if it begins in its prompt: the computed rows of positions `first` ..
+    `first + count - 1` of the producer's sequence, and what goes with them."""
 
     prompt_length: int
     first: int
@@ -28,65 +30,65 @@ class SlabPart:
     boundary: torch.Tensor  # [k, width], rows between the prompt's last and the first generated one
     tail: torch.Tensor | None  # [t, width], with a request's first part
     positions: tuple[torch.Tensor, int] | None
-    """M-RoPE positions of the whole prompt `[3, prompt_length]` and their delta, if the part lies in the prompt."""
-
-    @property
-    def num_in_prompt(self) -> int:
-        return max(0, min(self.first + self.count, self.prompt_length) - self.first)
+    """M-RoPE positions of the whole prompt `[3, prompt_length]` and their delta."""
 
 
-@dataclass(frozen=True)
 class SlabLayout:
-    """First all computed rows, part after part; behind them what is constant or small."""
+    """First all computed rows, part after part in the order in which they are added; behind them what is constant or
+    small. One payload per part."""
 
-    payloads: list[RowsPayload]
-    """Per part, without its block."""
-    num_bytes: int
-    _extras: list[tuple[int, torch.Tensor]]
+    def __init__(self, num_rows: int, *, width: int, dtype: torch.dtype) -> None:
+        """For computed rows `[num_rows, width]` of `dtype`."""
+        self._width = width
+        self._dtype = dtype
+        self._dtype_name = _DTYPE_NAMES[dtype]
+        self._row_bytes = width * dtype.itemsize
+        self._next_row = 0  # offset
+        self._extras: list[tuple[int, torch.Tensor]] = []
+        self.num_bytes = num_rows * self._row_bytes
+        self.payloads: list[RowsPayload] = []
 
-    def write_extras(self, slab: torch.Tensor) -> None:
-        """Everything but the computed rows, which lie at the start; `slab` is `[>= num_bytes]` uint8 on the CPU."""
-        for offset, extra in self._extras:
-            flat = extra.contiguous().view(-1).view(torch.uint8)
-            slab[offset : offset + len(flat)] = flat
+    def add_generated(
+        self, block: SharedBlock | InlineBlock, *, prompt_length: int, num_boundary: int, first: int, count: int
+    ) -> None:
+        """Rows of generated positions only, as while decoding. Once per request and step: kept short."""
+        offset = self._next_row
+        self._next_row = offset + count * self._row_bytes
+        self.payloads.append(
+            RowsPayload(
+                prompt_length,
+                first + count - prompt_length,
+                self._width,
+                self._dtype_name,
+                block,
+                (Segment(first + num_boundary, count, offset),),
+            )
+        )
 
-
-def lay_out(parts: Sequence[SlabPart], *, width: int, dtype: torch.dtype) -> SlabLayout:
-    """For computed rows `[sum of count, width]` of `dtype`."""
-    row_bytes = width * dtype.itemsize
-    payloads: list[RowsPayload] = []
-    extras: list[tuple[int, torch.Tensor]] = []
-    row_offset, end = 0, sum(part.count for part in parts) * row_bytes
-
-    def put(extra: torch.Tensor) -> int:
-        nonlocal end
-        offset = end
-        extras.append((offset, extra))
-        end += extra.nbytes
-        return offset
-
-    for part in parts:
-        last, in_prompt = part.first + part.count, part.num_in_prompt
-        segments = []
-        if in_prompt:
-            segments.append(Segment(part.first, in_prompt, row_offset))
-            if last >= part.prompt_length:
-                segments.append(Segment(part.prompt_length, len(part.boundary), put(part.boundary.to(dtype))))
+    def add(self, block: SharedBlock | InlineBlock, part: SlabPart) -> None:
+        last = part.first + part.count
+        in_prompt = min(last, part.prompt_length) - part.first
+        segments = [Segment(part.first, in_prompt, self._next_row)]
+        if last >= part.prompt_length:
+            boundary = Segment(part.prompt_length, len(part.boundary), self._put(part.boundary.to(self._dtype)))
+            segments.append(boundary)
         if part.count > in_prompt:
-            first_generated = part.first + in_prompt + len(part.boundary)
-            segments.append(Segment(first_generated, part.count - in_prompt, row_offset + in_prompt * row_bytes))
-        tail = None if part.tail is None else Segment(0, len(part.tail), put(part.tail.to(dtype)))
+            offset = self._next_row + in_prompt * self._row_bytes
+            first_generated = part.prompt_length + len(part.boundary)
+            segments.append(Segment(first_generated, part.count - in_prompt, offset))
+        tail = None if part.tail is None else Segment(0, len(part.tail), self._put(part.tail.to(self._dtype)))
         positions_offset, delta = None, 0
         if part.positions is not None:
             positions, delta = part.positions
-            positions_offset = put(positions[:, part.first : part.first + in_prompt].to(torch.int32))
-        payloads.append(
+            positions_offset = self._put(positions[:, part.first : part.first + in_prompt].to(torch.int32))
+        self._next_row += part.count * self._row_bytes
+        self.payloads.append(
             RowsPayload(
                 prompt_length=part.prompt_length,
                 num_generated_rows=max(0, last - part.prompt_length),
-                width=width,
-                dtype=_DTYPE_NAMES[dtype],
-                block=InlineBlock(b""),
+                width=self._width,
+                dtype=self._dtype_name,
+                block=block,
                 segments=tuple(segments),
                 tail=tail,
                 positions_offset=positions_offset,
@@ -94,13 +96,18 @@ def lay_out(parts: Sequence[SlabPart], *, width: int, dtype: torch.dtype) -> Sla
                 position_delta=delta,
             )
         )
-        row_offset += part.count * row_bytes
-    return SlabLayout(payloads, end, extras)
 
+    def _put(self, extra: torch.Tensor) -> int:
+        offset = self.num_bytes
+        self._extras.append((offset, extra))
+        self.num_bytes += extra.nbytes
+        return offset
 
-def in_slot(payload: RowsPayload, block: SharedBlock) -> RowsPayload:
-    """The payload with its block in shared memory."""
-    return msgspec.structs.replace(payload, block=block)
+    def write_extras(self, slab: torch.Tensor) -> None:
+        """Everything but the computed rows, which lie at the start; `slab` is `[>= num_bytes]` uint8 on the CPU."""
+        for offset, extra in self._extras:
+            flat = extra.contiguous().view(-1).view(torch.uint8)
+            slab[offset : offset + len(flat)] = flat
 
 
 def with_own_bytes(payload: RowsPayload, slab: torch.Tensor) -> RowsPayload:

@@ -1,14 +1,16 @@
 """Rows in: puts the rows that another stage sent onto the input embeddings, by absolute position."""
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from vllm.utils.torch_utils import async_tensor_h2d
 
 from omni_server.protocol.rows import RowsFeed, RowsInput
 from omni_server.protocol.runtime_config import QueueSpec
-from omni_server.transport.slab_queue import SlabQueue
 from stages.runtime.batch import StepBatch
 from stages.runtime.queue_end import open_queue
 from stages.runtime.row_store import RowStore
+from stages.runtime.row_upload import RowUpload
 
 
 class RowOverlay:
@@ -19,51 +21,61 @@ class RowOverlay:
     """
 
     def __init__(self, queue: QueueSpec | None, tensor_parallel_rank: int) -> None:
-        self._queue: SlabQueue | None = open_queue(queue)
-        self._rank = tensor_parallel_rank
-        self._stores: dict[str, RowStore] = {}
+        self._store = RowStore(open_queue(queue), tensor_parallel_rank)
+        self._upload = RowUpload()
 
     def __len__(self) -> int:
-        return len(self._stores)
+        return len(self._store)
 
     def feed(self, request_id: str, feed: RowsFeed) -> None:
         """Raises `ValueError` for a stale reference or a gap."""
-        self._stores.setdefault(request_id, RowStore()).add(feed, self._queue, self._rank)
+        self._store.add(request_id, feed)
 
     def announce(self, request_id: str, rows_input: RowsInput) -> None:
-        self._stores.setdefault(request_id, RowStore()).num_replaced = rows_input.num_replaced
+        self._store.announce(request_id, rows_input.num_replaced)
 
     def remove(self, request_id: str) -> None:
-        self._stores.pop(request_id, None)
+        self._store.remove(request_id)
 
     def prompt_positions(self, request_id: str, prompt_length: int) -> tuple[torch.Tensor, int] | None:
         """M-RoPE positions `[3, prompt_length]` and delta that came with the rows, or None."""
-        store = self._stores.get(request_id)
-        return None if store is None else store.sequence_positions(prompt_length)
+        return self._store.sequence_positions(request_id, prompt_length)
 
     def apply(self, embeds: torch.Tensor, batch: StepBatch) -> None:
-        """Overlay in place; `embeds` is `[num_tokens, width]`, the buffer that the model reads."""
-        if not self._stores:
+        """Overlay in place; `embeds` is `[>= num_tokens, width]`, the buffer that the model reads.
+
+        Raises `IndexError` if a row that is needed has not come.
+        """
+        slots = self._store.slots.of_batch(batch.request_ids)
+        positions = batch.first_positions
+        if not batch.is_decode:
+            slots = np.repeat(slots, batch.num_tokens)
+            positions = np.repeat(positions - batch.offsets, batch.num_tokens) + np.arange(len(slots))
+        tokens = None
+        if slots.min(initial=0) < 0:  # requests of the step that are not fed
+            (tokens,) = np.nonzero(slots >= 0)
+            slots, positions = slots[tokens], positions[tokens]
+        if not len(slots):
             return
-        rows: list[torch.Tensor] = []
-        indices: list[int] = []
-        replaced: list[bool] = []
-        for request_id, first, count, offset in zip(
-            batch.request_ids,
-            batch.first_positions.tolist(),
-            batch.num_tokens.tolist(),
-            batch.offsets.tolist(),
-            strict=True,
-        ):
-            store = self._stores.get(request_id)
-            if store is None:
-                continue
-            rows.append(store.rows(first, count))
-            indices.extend(range(offset, offset + count))
-            replaced.extend(position < store.num_replaced for position in range(first, first + count))
-        if not rows:
-            return
-        index = async_tensor_h2d(indices, embeds.device, torch.int64)
-        keep = async_tensor_h2d([not r for r in replaced], embeds.device, torch.bool)
-        new = async_tensor_h2d(torch.cat(rows), embeds.device, embeds.dtype)
-        embeds[index] = torch.where(keep[:, None], embeds[index] + new, new)
+        is_added = positions >= self._store.num_replaced[slots]
+        index = self._store.locate(slots, positions)
+        rows = self._upload.upload(self._store.rows, index, embeds.device)
+        rows = rows.view(self._store.dtype).to(embeds.dtype)
+        if tokens is None:
+            _lay_over(embeds[: len(rows)], rows, is_added)
+        else:
+            where = async_tensor_h2d(tokens, embeds.device)
+            picked = embeds[where]
+            _lay_over(picked, rows, is_added)
+            embeds[where] = picked
+
+
+def _lay_over(embeds: torch.Tensor, rows: torch.Tensor, is_added: npt.NDArray[np.bool_]) -> None:
+    """In place, `[n, width]` each; `is_added` `[n]` (bool) tells where the row is added and does not replace."""
+    if is_added.all():
+        embeds.add_(rows)
+    elif not is_added.any():
+        embeds.copy_(rows)
+    else:
+        added = async_tensor_h2d(is_added, embeds.device)
+        embeds.copy_(torch.where(added[:, None], embeds + rows, rows))

@@ -5,27 +5,29 @@ that vLLM's own diffusion scheduler uses for it, or, while it waits, through `_h
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.metrics.stats import PrefillStats
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
+from omni_server.protocol.feeds import FEEDS_KEY, AddressedFeed, decode_feeds
 from omni_server.protocol.rows import (
     REQUEST_KEY,
     RowsFeed,
     RowsInput,
     RowsOutput,
-    RowsRequest,
     SharedBlock,
     decode_payload,
     decode_request,
 )
 from omni_server.protocol.runtime_config import StageRuntimeConfig
+from omni_server.protocol.token_blocks import TOKENS_PER_OUTPUT_KEY
 from omni_server.transport.slab_queue import SlabQueue
 from stages.runtime.batch import StageStep, TakenSlot, attach_step
 from stages.runtime.parent_watch import end_with_parent
@@ -47,6 +49,30 @@ class _Fed:
         return position < limit
 
 
+@dataclass
+class _TokenBlock:
+    """Tokens of one request that have not been sent to the server yet."""
+
+    size: int
+    num_sampled: int = 0
+    unsent: list[int] = field(default_factory=list)
+    prefill_stats: PrefillStats | None = None
+
+    def add(self, output: EngineCoreOutput) -> bool:
+        """One step's output. True if it is to be sent: it then carries all that was kept back before."""
+        self.unsent += output.new_token_ids
+        self.num_sampled += len(output.new_token_ids)
+        if output.prefill_stats is not None:
+            self.prefill_stats = output.prefill_stats
+        num_sent = self.num_sampled - len(self.unsent)
+        is_complete = num_sent // self.size < self.num_sampled // self.size
+        if not is_complete and output.finish_reason is None and output.pooling_output is None:
+            return False
+        output.new_token_ids, self.unsent = self.unsent, []
+        output.prefill_stats, self.prefill_stats = self.prefill_stats, None
+        return True
+
+
 class StageSchedulerMixin:
     """Over vLLM's `Scheduler` or `AsyncScheduler`."""
 
@@ -60,16 +86,21 @@ class StageSchedulerMixin:
         self._output_queue: SlabQueue | None = open_queue(config.output_queue)
         self._fed: dict[str, _Fed] = {}
         self._sending: set[str] = set()
-        self._feeds: list[tuple[str, RowsFeed]] = []  # for the workers, with the next step
+        self._token_blocks: dict[str, _TokenBlock] = {}
+        self._feeds: list[AddressedFeed] = []  # for the workers, with the next step
         self._is_output_full = False
 
     # -- requests and feeds come in (both as vLLM's ADD)
 
     def add_request(self, request: Request) -> None:
-        match _rows_request(request):
-            case RowsFeed() as feed:
-                self._take_feed(request.request_id, feed)
-                return
+        extra = {} if request.sampling_params is None else request.sampling_params.extra_args or {}
+        if FEEDS_KEY in extra:
+            for request_id, feed in decode_feeds(extra[FEEDS_KEY]):
+                self._take_feed(request_id, feed)
+            return
+        if TOKENS_PER_OUTPUT_KEY in extra:
+            self._token_blocks[request.request_id] = _TokenBlock(extra[TOKENS_PER_OUTPUT_KEY])
+        match decode_request(extra[REQUEST_KEY]) if REQUEST_KEY in extra else None:
             case RowsInput():
                 self._fed[request.request_id] = _Fed()
             case RowsOutput():
@@ -99,6 +130,7 @@ class StageSchedulerMixin:
         """The one place every end of a request passes: finished, aborted, failed."""
         request_id = request.request_id
         self._sending.discard(request_id)
+        self._token_blocks.pop(request_id, None)
         if self._fed.pop(request_id, None) is not None:
             for owner, feed in self._feeds:
                 if owner == request_id:
@@ -141,8 +173,11 @@ class StageSchedulerMixin:
     def has_requests(self) -> bool:
         """False while every request waits for rows: the engine then blocks on its input and a feed wakes it.
 
-        A full output queue is different: nothing announces a freed slot, so the engine keeps asking (vLLM
-        sleeps 1 ms between such steps).
+        A full output queue is different: the engine keeps asking (vLLM sleeps 1 ms between steps without work). A
+        slot is freed by a store into shared memory in the consumer's worker, which wakes nobody. A message about it
+        would have to go through the consumer's engine and the server, where it is work for the process that all
+        requests share, to save this one, which has nothing else to do, part of a millisecond. It comes to that only
+        when the consumer is `capacity` steps behind; anything that arrives meanwhile ends the wait as well.
         """
         if not super().has_requests():  # type: ignore[misc]
             return False
@@ -155,9 +190,14 @@ class StageSchedulerMixin:
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
-    ) -> Mapping[int, EngineCoreOutputs]:
-        """vLLM leaves out outputs of requests that ended during the step; the portions of their rows end here."""
-        outputs: Mapping[int, EngineCoreOutputs] = super().update_from_output(  # type: ignore[misc]
+    ) -> dict[int, EngineCoreOutputs]:
+        """Tokens are kept back until a block of them is complete (`TOKENS_PER_OUTPUT_KEY`).
+
+        vLLM leaves out outputs of requests that ended during the step; the portions of their rows end here.
+        """
+        # Taken before: a request that finishes is forgotten by super().
+        blocks = dict(self._token_blocks)
+        outputs: dict[int, EngineCoreOutputs] = super().update_from_output(  # type: ignore[misc]
             scheduler_output, model_runner_output
         )
         if self._output_queue is not None and model_runner_output.pooler_output:
@@ -172,7 +212,19 @@ class StageSchedulerMixin:
                     block = decode_payload(memoryview(rows.numpy())).block
                     assert isinstance(block, SharedBlock)
                     self._output_queue.finish_all(block)
+        if blocks:
+            _keep_back(outputs, blocks)
         return outputs
+
+
+def _keep_back(outputs: dict[int, EngineCoreOutputs], blocks: Mapping[str, _TokenBlock]) -> None:
+    """Take out of `outputs` what need not be sent yet; a message that then says nothing is not sent at all."""
+    for client, group in list(outputs.items()):
+        group.outputs = [
+            output for output in group.outputs if (block := blocks.get(output.request_id)) is None or block.add(output)
+        ]
+        if not group.outputs and group.scheduler_stats is None and not group.finished_requests:
+            del outputs[client]
 
 
 class StageScheduler(StageSchedulerMixin, Scheduler):
@@ -181,10 +233,3 @@ class StageScheduler(StageSchedulerMixin, Scheduler):
 
 class AsyncStageScheduler(StageSchedulerMixin, AsyncScheduler):
     """For engines with async scheduling (vLLM's default on CUDA)."""
-
-
-def _rows_request(request: Request) -> RowsRequest | None:
-    params = request.sampling_params
-    if params is None or not params.extra_args or REQUEST_KEY not in params.extra_args:
-        return None
-    return decode_request(params.extra_args[REQUEST_KEY])

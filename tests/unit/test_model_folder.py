@@ -126,8 +126,8 @@ def test_a_checkpoint_without_weights_is_refused_unless_none_are_needed(tmp_path
     folder = make_checkpoint(tmp_path, weights=False)
 
     assert refusal(folder) == (
-        f"MODEL '{folder}' has no weights: there is no *.safetensors in {folder}; with --load-format dummy it is served "
-        "with random ones"
+        f"MODEL '{folder}' has no weights: there is no *.safetensors in {folder}; with --load-format dummy it is "
+        "served with random ones"
     )
     assert resolve_model_folder(str(folder), needs_weights=False) == folder
 

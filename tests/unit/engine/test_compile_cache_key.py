@@ -29,7 +29,7 @@ def key(model_dir: Path, name: ModelStage, start: int) -> str:
     queue = QueueSpec(16, f"/dev/shm/queue-{start}", 4096, 8, 1)
     runtime = StageRuntimeConfig(str(model_dir), progress=ProgressSpec(name, f"socket-{start}"))
     runtime = (
-        msgspec.structs.replace(runtime, row_producer="package.module:Producer", output_queue=queue, aux_layers=(0,))
+        msgspec.structs.replace(runtime, row_producer="package.module:Producer", output_queue=queue)
         if name == "thinker"
         else msgspec.structs.replace(runtime, input_queue=queue)
     )

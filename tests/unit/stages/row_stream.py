@@ -9,11 +9,12 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from omni_server.protocol.rows import RowsOutput, RowsPayload, decode_payload
+from omni_server.protocol.rows import RowsFeed, RowsOutput, RowsPayload, decode_payload
 from omni_server.protocol.runtime_config import QueueSpec
 from omni_server.transport.slab_queue import SlabQueue, new_queue_path
 from stages.runtime.batch import StepBatch, TakenSlot
 from stages.runtime.row_emitter import RowEmitter
+from stages.runtime.row_store import RowStore
 
 WIDTH = 6
 MEDIA_TOKEN = 9
@@ -122,6 +123,33 @@ class Producer:
             for request_id, message in zip(batch.request_ids, pending.finish(), strict=True)
             if message is not None
         }
+
+
+class Received:
+    """One request in a store of its own, as seen by the consumer."""
+
+    def __init__(self, queue: SlabQueue | None = None, consumer: int = 0) -> None:
+        self.store = RowStore(queue, consumer)
+        self.store.announce("r", 0)
+
+    def add(self, feed: RowsFeed) -> None:
+        self.store.add("r", feed)
+
+    @property
+    def num_rows(self) -> int:
+        return self.store.num_rows("r")
+
+    def rows(self, first: int, count: int) -> torch.Tensor:
+        """Rows of `count` positions, `[count, width]`."""
+        return stored_rows(self.store, "r", first, count)
+
+    def sequence_positions(self, num_positions: int) -> tuple[torch.Tensor, int] | None:
+        return self.store.sequence_positions("r", num_positions)
+
+
+def stored_rows(store: RowStore, request_id: str, first: int, count: int) -> torch.Tensor:
+    index = store.locate(store.slots.of_batch([request_id]).repeat(count), np.arange(first, first + count))
+    return torch.from_numpy(store.rows[index]).view(store.dtype)
 
 
 def inline_spec() -> QueueSpec:

@@ -16,6 +16,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
+from omni_server.protocol.feeds import FEEDS_KEY, FEEDS_REQUEST_ID, AddressedFeed, encode_feeds
 from omni_server.protocol.rows import (
     REQUEST_KEY,
     RowsFeed,
@@ -28,6 +29,7 @@ from omni_server.protocol.rows import (
     encode,
 )
 from omni_server.protocol.runtime_config import QueueSpec, StageRuntimeConfig
+from omni_server.protocol.token_blocks import TOKENS_PER_OUTPUT_KEY
 from omni_server.transport.slab_queue import SlabQueue
 from stages.runtime.batch import StageStep, attached_step
 from stages.runtime.row_scheduling import AsyncStageScheduler, StageScheduler
@@ -97,13 +99,22 @@ def make_scheduler(
 
 
 def request(
-    request_id: str, prompt_length: int, rows: RowsRequest | None, *, max_tokens: int = 50, stop: int | None = None
+    request_id: str,
+    prompt_length: int,
+    rows: RowsRequest | None,
+    *,
+    max_tokens: int = 50,
+    stop: int | None = None,
+    tokens_per_output: int | None = None,
 ) -> Request:
+    extra: dict[str, bytes | int] = {} if rows is None else {REQUEST_KEY: encode(rows)}
+    if tokens_per_output is not None:
+        extra[TOKENS_PER_OUTPUT_KEY] = tokens_per_output
     params = SamplingParams(
         max_tokens=max_tokens,
         ignore_eos=True,
         stop_token_ids=None if stop is None else [stop],
-        extra_args=None if rows is None else {REQUEST_KEY: encode(rows)},
+        extra_args=extra,
     )
     return Request(request_id, list(range(prompt_length)), params, None, block_hasher=_block_hasher)
 
@@ -119,9 +130,14 @@ def sending(request_id: str, prompt_length: int, **kwargs: int) -> Request:
 
 
 def feed(request_id: str, feed: RowsFeed) -> Request:
-    """Rows as they arrive: as a request with the id of a known one."""
-    params = SamplingParams(max_tokens=1, extra_args={REQUEST_KEY: encode(feed)})
-    return Request(request_id, [0], params, None, resumable=True)
+    """Rows as they arrive: inside a request that is none."""
+    return feeds((request_id, feed))
+
+
+def feeds(*addressed: AddressedFeed) -> Request:
+    """Rows of several requests in one message."""
+    params = SamplingParams(max_tokens=1, extra_args={FEEDS_KEY: encode_feeds(addressed)})
+    return Request(FEEDS_REQUEST_ID, [0], params, None)
 
 
 def rows_payload(block: SharedBlock, first: int, count: int) -> RowsPayload:
@@ -152,6 +168,13 @@ class Worker:
         self, output: SchedulerOutput, *, token: int = 7, senders: frozenset[str] = frozenset()
     ) -> dict[str, EngineCoreOutput]:
         """One token for each request whose prompt is done, and one portion of rows for each of `senders`."""
+        groups = self.messages(output, token=token, senders=senders)
+        return {one.request_id: one for group in groups.values() for one in group.outputs}
+
+    def messages(
+        self, output: SchedulerOutput, *, token: int = 7, senders: frozenset[str] = frozenset()
+    ) -> Mapping[int, EngineCoreOutputs]:
+        """`answer`, as the engine's core sends it: by client."""
         request_ids = list(output.num_scheduled_tokens)
         sampled, rows = [], []
         slot, portion = attached_step(output).slot, 0
@@ -175,8 +198,7 @@ class Worker:
             sampled_token_ids=sampled,
             pooler_output=rows if senders else None,
         )
-        groups: Mapping[int, EngineCoreOutputs] = self.scheduler.update_from_output(output, result)
-        return {one.request_id: one for group in groups.values() for one in group.outputs}
+        return self.scheduler.update_from_output(output, result)
 
     def step(self) -> dict[str, int]:
         """Schedule and answer; how many tokens of each request were computed."""

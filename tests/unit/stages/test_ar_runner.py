@@ -20,7 +20,7 @@ from stages.runtime.ar_runner import ARModelRunnerMixin
 
 WIDTH = 4
 INLINE = QueueSpec(capacity=1, path=None, slot_bytes=0, max_portions=8, num_consumers=1)
-CONFIG = StageRuntimeConfig(model_dir="", row_producer=f"{__name__}:SumProducer", output_queue=INLINE, aux_layers=(0,))
+CONFIG = StageRuntimeConfig(model_dir="", row_producer=f"{__name__}:SumProducer", output_queue=INLINE)
 
 
 class SumProducer:
@@ -50,10 +50,15 @@ class _Async(AsyncModelRunnerOutput):
         return self.output
 
 
+def embedded(ids: torch.Tensor) -> torch.Tensor:
+    return ids.float()[:, None].repeat(1, WIDTH)
+
+
 class BaseRunner:
     """Two requests: "a" with three prompt tokens, "b" with one."""
 
     is_async = False
+    takes_embeds = True
 
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
         self.vllm_config, self.device = vllm_config, device
@@ -65,7 +70,7 @@ class BaseRunner:
         pass
 
     def get_model(self) -> Any:
-        return SimpleNamespace()
+        return SimpleNamespace(embed_input_ids=embedded)
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> None:
         self.num_updates += 1
@@ -74,14 +79,19 @@ class BaseRunner:
             self.input_batch = SimpleNamespace(num_reqs=2, req_ids=["a", "b"], num_computed_tokens_cpu=np.zeros(2, int))
             self.query_start_loc = SimpleNamespace(np=np.array([0, 3, 4]))
 
+    def _preprocess(self, scheduler_output: SchedulerOutput, num_input_tokens: int, tensors: None = None) -> Any:
+        ids = torch.arange(4)
+        self.input_ids = SimpleNamespace(gpu=ids)
+        return None, embedded(ids) if self.takes_embeds else None
+
     def compute(self, scheduler_output: SchedulerOutput, step: int) -> None:
         """A forward pass whose hidden states tell which step they are of."""
         self._update_states(scheduler_output)
-        embeds = torch.arange(4.0)[:, None].expand(4, WIDTH)
+        _, embeds, *_ = self._preprocess(scheduler_output, 4)
+        if embeds is not None:
+            embeds.fill_(torch.nan)  # the model may use its input as scratch memory
         hidden = torch.full((4, WIDTH), 10.0 * step)
-        self.execute_model_state = SimpleNamespace(
-            scheduler_output=scheduler_output, hidden_states=hidden, aux_hidden_states=[embeds]
-        )
+        self.execute_model_state = SimpleNamespace(scheduler_output=scheduler_output, hidden_states=hidden)
         self.next_token = step
 
     def sample_tokens(self, grammar_output: None) -> Any:
@@ -102,9 +112,9 @@ class AsyncBaseRunner(BaseRunner):
 @pytest.fixture(params=[BaseRunner, AsyncBaseRunner], ids=["sync", "async"])
 def runner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(ar_runner, "get_tensor_model_parallel_rank", lambda: 0)
-    monkeypatch.setattr(ar_runner.SupportsEagle3, "set_aux_hidden_state_layers", lambda model, layers: None)
     made = type("Runner", (ARModelRunnerMixin, request.param), {})(
-        SimpleNamespace(additional_config=CONFIG), torch.device("cpu")
+        SimpleNamespace(additional_config=CONFIG, model_config=SimpleNamespace(get_vocab_size=lambda: 50)),
+        torch.device("cpu"),
     )
     made.load_model()
     return made
@@ -132,6 +142,15 @@ def test_nan_counts_and_tokens_of_the_step_survive(runner: Any) -> None:
     assert output.num_nans_in_logits == {"a": 7, "b": 0}
     assert output.sampled_token_ids == [[1], [1]]
     assert output.req_ids == ["a", "b"]
+
+
+@pytest.mark.parametrize("takes_embeds", [True, False])
+def test_rows_use_the_input_as_it_was_before_the_forward_pass(runner: Any, takes_embeds: bool) -> None:
+    runner.takes_embeds = takes_embeds
+    runner.compute(step(new=True), 1)
+    message = finished_output(runner.sample_tokens(None)).pooler_output[0]
+    rows = _rows(decode_payload(bytes(message.numpy())))
+    assert torch.equal(rows[:3], torch.tensor([[10.0], [11.0], [12.0]]).expand(-1, WIDTH))
 
 
 def test_rows_belong_to_the_step_whose_tokens_they_come_with(runner: Any) -> None:

@@ -12,9 +12,10 @@ BLOCK = 12
 PLANS = [
     ChunkPlan(),
     ChunkPlan(past_blocks=0, vocoder_margin_frames=0),
-    ChunkPlan(past_blocks=3, first_new_blocks=2, new_blocks=5, future_blocks=2),
+    ChunkPlan(past_blocks=3, new_blocks=(2, 5), future_blocks=2),
     ChunkPlan(future_blocks=0, vocoder_margin_frames=0),
-    ChunkPlan(first_new_blocks=3, new_blocks=1),
+    ChunkPlan(new_blocks=(3, 1)),
+    ChunkPlan(past_blocks=5, new_blocks=(1,)),
     ChunkPlan(mode="whole"),
 ]
 
@@ -52,10 +53,12 @@ def test_windows_do_not_depend_on_how_codes_arrive_and_emit_each_code_once(plan:
         window.span(voice="Ethan", noise_seed=0).validate(len(window.codes), codes_per_block=BLOCK, frames_per_code=2)
     assert emitted == number
     assert not any(window.is_last for window in windows[:-1])
+    if plan.longest_window_blocks is not None:
+        assert max(len(window.codes) for window in windows) <= plan.longest_window_blocks * BLOCK
 
 
 def test_a_window_comes_as_soon_as_its_future_blocks_are_there() -> None:
-    chunker = CodecChunker(ChunkPlan(), BLOCK)
+    chunker = CodecChunker(ChunkPlan(new_blocks=(1, 2)), BLOCK)
     spans: list[tuple[int, int, int, int]] = []
     for count in range(1, 97):
         chunker.push([count])
@@ -64,6 +67,29 @@ def test_a_window_comes_as_soon_as_its_future_blocks_are_there() -> None:
     chunker.finish()
     (tail,) = chunker.ready()
     assert (tail.first_code, tail.emit_start, tail.emit_end, tail.is_last) == (60, 84, 96, True)
+
+
+def test_the_ramp_is_climbed_once_and_its_last_step_repeats() -> None:
+    windows = windows_of(ChunkPlan(new_blocks=(1, 1, 2, 4)), list(range(20 * BLOCK + 5)), [])
+    assert [(w.emit_end - w.emit_start) / BLOCK for w in windows[:-1]] == [1, 1, 2, 4, 4, 4]
+    assert [w.emit_end for w in windows[-2:]] == [16 * BLOCK, 20 * BLOCK + 5]
+
+
+@pytest.mark.parametrize("ramp", [(1,), (1, 3), (4, 1)], ids=str)
+def test_no_last_window_is_longer_than_the_full_one_in_its_place(ramp: tuple[int, ...]) -> None:
+    plan = ChunkPlan(new_blocks=ramp)
+    for number in range(1, 12 * BLOCK):
+        windows = windows_of(plan, list(range(number)), [])
+        new_blocks = ramp[min(len(windows) - 1, len(ramp) - 1)]
+        assert len(windows[-1].codes) < (plan.past_blocks + new_blocks + plan.future_blocks) * BLOCK
+
+
+def test_codes_are_held_no_longer_than_a_window_needs_them() -> None:
+    chunker = CodecChunker(ChunkPlan(), BLOCK)
+    for code in range(10_000):
+        chunker.push([code])
+        chunker.ready()
+        assert chunker.num_held_codes < 11 * BLOCK
 
 
 def test_whole_mode_waits_for_the_end_and_gives_one_window() -> None:

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from omni_server.protocol.rows import InlineBlock, RowsFeed, RowsPayload, SharedBlock
+from omni_server.protocol.rows import InlineBlock, RowsFeed, SharedBlock
 from omni_server.transport.slab_queue import SlabQueue
 from stages.runtime.row_emitter import RowEmitter
-from stages.runtime.row_store import RowStore
-from tests.unit.stages.row_stream import MEDIA_TOKEN, WIDTH, Producer, Spoken, inline_spec, shared_queue
+from tests.unit.stages.row_stream import MEDIA_TOKEN, WIDTH, Producer, Received, Spoken, inline_spec, shared_queue
 
 TEXT = [1, 2, 3, 4, 5]
 WITH_MEDIA = [1, MEDIA_TOKEN, MEDIA_TOKEN, 2, 3, MEDIA_TOKEN, 4]
@@ -24,8 +23,8 @@ class Edge:
     producer: Producer
     queue: SlabQueue | None
 
-    def receive(self, store: RowStore, payload: RowsPayload) -> None:
-        store.add(RowsFeed(payload), self.queue, 0)
+    def received(self) -> Received:
+        return Received(self.queue)
 
     def in_use(self) -> int:
         return 0 if self.queue is None else self.queue.num_in_use()
@@ -41,19 +40,19 @@ def edge(request: pytest.FixtureRequest) -> Iterator[Edge]:
     queue.close()
 
 
-def run(edge: Edge, spoken: Spoken, counts: list[int]) -> RowStore:
+def run(edge: Edge, spoken: Spoken, counts: list[int]) -> Received:
     """The whole sequence in steps of `counts` positions."""
     edge.producer.add(spoken)
-    store, position = RowStore(), 0
+    store, position = edge.received(), 0
     for count in counts:
         payloads = edge.producer.step([(spoken, position, count)], padding=3)
-        edge.receive(store, payloads[spoken.request_id])
+        store.add(RowsFeed(payloads[spoken.request_id]))
         position += count
     assert position == spoken.length
     return store
 
 
-def holds_what_was_computed(store: RowStore, spoken: Spoken) -> None:
+def holds_what_was_computed(store: Received, spoken: Spoken) -> None:
     expected = spoken.expected_rows()
     assert store.num_rows == len(expected)
     rows = store.rows(0, len(expected))
@@ -66,7 +65,7 @@ def holds_what_was_computed(store: RowStore, spoken: Spoken) -> None:
     assert torch.equal(positions[:, :-2], spoken.positions)
     behind = torch.arange(len(spoken.prompt), len(spoken.prompt) + 2) + spoken.delta
     assert torch.equal(positions[:, -2:], behind.expand(3, -1))
-    store.add(RowsFeed(final_length=len(expected)), None, 0)
+    store.add(RowsFeed(final_length=len(expected)))
     assert store.rows(len(expected), 3)[:, 0].tolist() == [200.0, 300.0, 300.0]
 
 
@@ -104,7 +103,7 @@ def test_a_prompt_whose_reply_has_no_row_ends_with_the_boundary(edge: Edge) -> N
 def test_requests_of_one_step_get_their_own_rows_and_others_none(edge: Edge) -> None:
     first, second = Spoken("a", TEXT, 2, seed=1), Spoken("b", [6, 7], 2, voice="Bob", seed=2)
     text_only = Spoken("text only", [8] * 4, 0, seed=3)
-    stores = {"a": RowStore(), "b": RowStore()}
+    stores = {"a": edge.received(), "b": edge.received()}
     edge.producer.add(first)
     edge.producer.add(second)
     steps = [
@@ -117,7 +116,7 @@ def test_requests_of_one_step_get_their_own_rows_and_others_none(edge: Edge) -> 
         payloads = edge.producer.step(step)
         assert "text only" not in payloads
         for request_id, payload in payloads.items():
-            edge.receive(stores[request_id], payload)
+            stores[request_id].add(RowsFeed(payload))
     holds_what_was_computed(stores["a"], first)
     holds_what_was_computed(stores["b"], second)
     assert edge.in_use() == 0
@@ -135,7 +134,7 @@ def test_portions_of_one_slot_end_one_by_one() -> None:
         assert [block.portion for block in blocks if isinstance(block, SharedBlock)] == [0, 1, 2]
         for payload in payloads.values():
             assert queue.num_free() == 0
-            RowStore().add(RowsFeed(payload), queue, 0)
+            Received(queue).add(RowsFeed(payload))
         assert queue.num_free() == 1
     finally:
         queue.close()
@@ -144,44 +143,36 @@ def test_portions_of_one_slot_end_one_by_one() -> None:
 def test_positions_computed_again_after_a_preemption_are_not_sent_again(edge: Edge) -> None:
     spoken = Spoken("a", TEXT, 4)
     edge.producer.add(spoken)
-    store = RowStore()
+    store = edge.received()
     for first, count in [(0, 5), (5, 1), (6, 1)]:
-        edge.receive(store, edge.producer.step([(spoken, first, count)])["a"])
+        store.add(RowsFeed(edge.producer.step([(spoken, first, count)])["a"]))
     assert edge.producer.step([(spoken, 0, 4)]) == {}  # all of it was sent
     assert edge.in_use() == 0
-    edge.receive(store, edge.producer.step([(spoken, 4, 4)])["a"])  # 4, 5 and 6 were sent, 7 is new
-    edge.receive(store, edge.producer.step([(spoken, 8, 1)])["a"])
+    store.add(RowsFeed(edge.producer.step([(spoken, 4, 4)])["a"]))  # 4, 5 and 6 were sent, 7 is new
+    store.add(RowsFeed(edge.producer.step([(spoken, 8, 1)])["a"]))
     holds_what_was_computed(store, spoken)
 
 
 def test_a_preemption_inside_the_prompt_goes_on_where_it_was(edge: Edge) -> None:
     spoken = Spoken("a", WITH_MEDIA, 1, modalities=frozenset({"image"}))
     edge.producer.add(spoken)
-    store = RowStore()
-    edge.receive(store, edge.producer.step([(spoken, 0, 3)])["a"])
-    edge.receive(store, edge.producer.step([(spoken, 0, 6)])["a"])
-    edge.receive(store, edge.producer.step([(spoken, 0, 8)])["a"])
+    store = edge.received()
+    store.add(RowsFeed(edge.producer.step([(spoken, 0, 3)])["a"]))
+    store.add(RowsFeed(edge.producer.step([(spoken, 0, 6)])["a"]))
+    store.add(RowsFeed(edge.producer.step([(spoken, 0, 8)])["a"]))
     holds_what_was_computed(store, spoken)
 
 
 def test_the_number_of_generated_rows_is_told(edge: Edge) -> None:
     spoken = Spoken("a", TEXT, 3)
     edge.producer.add(spoken)
-    told = []
+    store, told = edge.received(), []
     for first, count in [(0, 4), (4, 1), (5, 1), (6, 2)]:
         payload = edge.producer.step([(spoken, first, count)])["a"]
-        edge.receive(RowStore() if first == 0 else _store_with(edge, first), payload)
+        store.add(RowsFeed(payload))
         told.append(payload.num_generated_rows)
         assert payload.prompt_length == 5
     assert told == [0, 0, 1, 3]
-
-
-def _store_with(edge: Edge, count: int) -> RowStore:
-    """As if `count` computed rows had come (and the boundary, once the prompt is over)."""
-    store = RowStore()
-    store.num_rows = count + (count >= len(TEXT))
-    store._rows = torch.zeros(store.num_rows, WIDTH)
-    return store
 
 
 def test_tokens_of_the_prefix_cache_are_refused(edge: Edge) -> None:
@@ -264,7 +255,7 @@ def test_any_course_of_steps_gives_the_reference_rows(edge: Edge, seed: int) -> 
         )
         for number in range(4)
     ]
-    stores = {spoken.request_id: RowStore() for spoken in sequences}
+    stores = {spoken.request_id: edge.received() for spoken in sequences}
     position = dict.fromkeys(stores, 0)
     for spoken in sequences:
         edge.producer.add(spoken)
@@ -279,7 +270,7 @@ def test_any_course_of_steps_gives_the_reference_rows(edge: Edge, seed: int) -> 
             step.append((spoken, first, count))
             position[spoken.request_id] = first + count
         for request_id, payload in edge.producer.step(step, padding=int(random.integers(0, 4))).items():
-            edge.receive(stores[request_id], payload)
+            stores[request_id].add(RowsFeed(payload))
     for spoken in sequences:
         holds_what_was_computed(stores[spoken.request_id], spoken)
     assert edge.in_use() == 0

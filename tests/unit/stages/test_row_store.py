@@ -9,7 +9,7 @@ import torch
 from omni_server.protocol.rows import InlineBlock, RowDtype, RowsFeed, RowsPayload, Segment, SharedBlock
 from omni_server.transport.slab_queue import SlabQueue
 from stages.runtime.row_store import RowStore
-from tests.unit.stages.row_stream import shared_queue
+from tests.unit.stages.row_stream import Received, shared_queue, stored_rows
 
 TAIL = torch.tensor([[7.0, 7.5], [8.0, 8.5]])
 
@@ -49,24 +49,24 @@ def numbered(first: int, count: int) -> torch.Tensor:
     return torch.arange(first, first + count, dtype=torch.float32)[:, None].repeat(1, 2)
 
 
-def filled(count: int, *, tail: torch.Tensor | None = TAIL) -> RowStore:
-    store = RowStore()
-    store.add(RowsFeed(payload(0, numbered(0, count), tail=tail)), None, 0)
+def filled(count: int, *, tail: torch.Tensor | None = TAIL) -> Received:
+    store = Received()
+    store.add(RowsFeed(payload(0, numbered(0, count), tail=tail)))
     return store
 
 
 def test_rows_come_back_by_absolute_position() -> None:
     store = filled(5)
-    store.add(RowsFeed(payload(5, numbered(5, 3))), None, 0)
+    store.add(RowsFeed(payload(5, numbered(5, 3))))
     assert store.num_rows == 8
     assert torch.equal(store.rows(0, 8), numbered(0, 8))
     assert torch.equal(store.rows(4, 3), numbered(4, 3))
 
 
 def test_rows_survive_the_growth_of_the_store() -> None:
-    store = RowStore()
+    store = Received()
     for position in range(300):
-        store.add(RowsFeed(payload(position, numbered(position, 1))), None, 0)
+        store.add(RowsFeed(payload(position, numbered(position, 1))))
     assert torch.equal(store.rows(0, 300), numbered(0, 300))
 
 
@@ -79,18 +79,18 @@ def test_a_row_that_has_not_come_is_an_error_that_names_it() -> None:
 def test_a_gap_in_the_positions_is_refused() -> None:
     store = filled(5)
     with pytest.raises(ValueError, match="from position 6, but 5 rows are there"):
-        store.add(RowsFeed(payload(6, numbered(6, 1))), None, 0)
+        store.add(RowsFeed(payload(6, numbered(6, 1))))
 
 
 def test_rows_that_come_twice_are_refused() -> None:
     store = filled(5)
     with pytest.raises(ValueError, match="from position 4"):
-        store.add(RowsFeed(payload(4, numbered(4, 2))), None, 0)
+        store.add(RowsFeed(payload(4, numbered(4, 2))))
 
 
 def test_behind_the_last_row_each_tail_row_follows_and_the_last_repeats() -> None:
     store = filled(5)
-    store.add(RowsFeed(final_length=5), None, 0)
+    store.add(RowsFeed(final_length=5))
     assert torch.equal(store.rows(3, 5), torch.cat([numbered(3, 2), TAIL[[0, 1, 1]]]))
     assert torch.equal(store.rows(5, 1), TAIL[:1])
     assert torch.equal(store.rows(6, 1), TAIL[1:])
@@ -99,19 +99,19 @@ def test_behind_the_last_row_each_tail_row_follows_and_the_last_repeats() -> Non
 
 def test_rows_beyond_the_final_length_are_never_used() -> None:
     store = filled(6)
-    store.add(RowsFeed(final_length=4), None, 0)
+    store.add(RowsFeed(final_length=4))
     assert torch.equal(store.rows(2, 4), torch.cat([numbered(2, 2), TAIL]))
 
 
 def test_the_last_rows_and_the_end_may_come_together() -> None:
     store = filled(5)
-    store.add(RowsFeed(payload(5, numbered(5, 1)), final_length=6), None, 0)
+    store.add(RowsFeed(payload(5, numbered(5, 1)), final_length=6))
     assert torch.equal(store.rows(5, 2), torch.cat([numbered(5, 1), TAIL[:1]]))
 
 
 def test_an_end_without_a_tail_does_not_make_rows_up() -> None:
     store = filled(5, tail=None)
-    store.add(RowsFeed(final_length=5), None, 0)
+    store.add(RowsFeed(final_length=5))
     with pytest.raises(IndexError, match="position 5"):
         store.rows(5, 1)
 
@@ -119,18 +119,18 @@ def test_an_end_without_a_tail_does_not_make_rows_up() -> None:
 @pytest.mark.parametrize(("name", "dtype"), [("bfloat16", torch.bfloat16), ("float16", torch.float16)])
 def test_rows_keep_their_dtype_bit_for_bit(name: RowDtype, dtype: torch.dtype) -> None:
     rows = torch.randn(3, 2, generator=torch.Generator().manual_seed(0)).to(dtype)
-    store = RowStore()
-    store.add(RowsFeed(payload(0, rows, dtype=name, tail=TAIL)), None, 0)
-    store.add(RowsFeed(final_length=3), None, 0)
+    store = Received()
+    store.add(RowsFeed(payload(0, rows, dtype=name, tail=TAIL)))
+    store.add(RowsFeed(final_length=3))
     assert store.rows(0, 3).dtype == dtype
     assert torch.equal(store.rows(0, 4), torch.cat([rows, TAIL[:1].to(dtype)]))
 
 
 def test_positions_of_the_prompt_go_on_behind_it_with_the_delta() -> None:
     prompt = torch.tensor([[0, 1, 1, 1], [0, 1, 2, 3], [0, 1, 1, 2]])
-    store = RowStore()
-    store.add(RowsFeed(payload(0, numbered(0, 3), positions=prompt[:, :3], delta=-2)), None, 0)
-    store.add(RowsFeed(payload(3, numbered(3, 1), positions=prompt[:, 3:], delta=-2)), None, 0)
+    store = Received()
+    store.add(RowsFeed(payload(0, numbered(0, 3), positions=prompt[:, :3], delta=-2)))
+    store.add(RowsFeed(payload(3, numbered(3, 1), positions=prompt[:, 3:], delta=-2)))
     given = store.sequence_positions(6)
     assert given is not None
     positions, delta = given
@@ -141,8 +141,8 @@ def test_positions_of_the_prompt_go_on_behind_it_with_the_delta() -> None:
 
 def test_positions_of_a_shorter_sequence_are_cut() -> None:
     prompt = torch.tensor([[0, 1, 1, 1]] * 3)
-    store = RowStore()
-    store.add(RowsFeed(payload(0, numbered(0, 4), positions=prompt)), None, 0)
+    store = Received()
+    store.add(RowsFeed(payload(0, numbered(0, 4), positions=prompt)))
     given = store.sequence_positions(2)
     assert given is not None
     assert torch.equal(given[0], prompt[:, :2])
@@ -172,10 +172,10 @@ def in_shared_memory(queue: SlabQueue, rows: torch.Tensor) -> RowsPayload:
 
 def test_rows_are_copied_out_of_the_slot_and_the_reference_ends_for_this_rank(queue: SlabQueue) -> None:
     message = RowsFeed(in_shared_memory(queue, numbered(0, 3)))
-    stores = [RowStore(), RowStore()]
-    stores[0].add(message, queue, 0)
+    stores = [Received(queue, 0), Received(queue, 1)]
+    stores[0].add(message)
     assert queue.num_in_use() == 1, "the other rank has not copied yet"
-    stores[1].add(message, queue, 1)
+    stores[1].add(message)
     assert queue.num_in_use() == 0
     queue.slot_buffer(0)[:] = bytes(queue.slot_bytes)
     for store in stores:
@@ -188,28 +188,78 @@ def test_a_stale_reference_is_refused(queue: SlabQueue) -> None:
     queue.finish_all(stale.block)
     in_shared_memory(queue, numbered(50, 3))
     with pytest.raises(ValueError, match="stale reference"):
-        RowStore().add(RowsFeed(stale), queue, 0)
+        Received(queue).add(RowsFeed(stale))
     assert queue.num_in_use() == 1
 
 
 def test_a_reference_without_a_queue_is_refused(queue: SlabQueue) -> None:
     message = RowsFeed(in_shared_memory(queue, numbered(0, 3)))
     with pytest.raises(ValueError, match="no input queue"):
-        RowStore().add(message, None, 0)
+        Received().add(message)
 
 
 def test_any_cutting_gives_the_same_rows() -> None:
     random = np.random.default_rng(3)
     for _ in range(20):
         length = int(random.integers(1, 200))
-        store, position = RowStore(), 0
+        store, position = Received(), 0
         while position < length:
             count = min(length - position, int(random.integers(1, 40)))
-            store.add(
-                RowsFeed(payload(position, numbered(position, count), tail=TAIL if not position else None)), None, 0
-            )
+            store.add(RowsFeed(payload(position, numbered(position, count), tail=TAIL if not position else None)))
             position += count
-        store.add(RowsFeed(final_length=length), None, 0)
+        store.add(RowsFeed(final_length=length))
         first = int(random.integers(0, length))
         assert torch.equal(store.rows(first, length - first), numbered(first, length - first))
         assert torch.equal(store.rows(length, 1), TAIL[:1])
+
+
+def test_requests_do_not_mix_and_leave_nothing_behind() -> None:
+    """Rows of many requests, interleaved, with requests that end and new ones that take their place."""
+    random = np.random.default_rng(5)
+    store = RowStore(None, 0)
+    have: dict[str, int] = {}
+    offset: dict[str, float] = {}
+    names = iter(range(10_000))
+    for _ in range(600):
+        if len(have) < 12 and random.random() < 0.3:
+            name = f"r{next(names)}"
+            have[name], offset[name] = 0, float(random.integers(0, 1000) * 1000)
+            store.announce(name, 0)
+        if have and random.random() < 0.1:
+            name = str(random.choice(list(have)))
+            store.remove(name)
+            del have[name]
+        for name in have:
+            count = int(random.integers(1, 20))
+            rows = numbered(have[name], count) + offset[name]
+            store.add(name, RowsFeed(payload(have[name], rows, tail=TAIL if not have[name] else None)))
+            have[name] += count
+    assert len(store) == len(have) > 0
+    for name, count in have.items():
+        assert torch.equal(stored_rows(store, name, 0, count), numbered(0, count) + offset[name])
+        store.add(name, RowsFeed(final_length=count))
+        assert torch.equal(stored_rows(store, name, count, 2), TAIL)
+        store.remove(name)
+    assert len(store) == 0
+    assert store.num_pages == 0
+
+
+def test_a_request_that_takes_the_place_of_another_starts_empty() -> None:
+    store = RowStore(None, 0)
+    store.add("old", RowsFeed(payload(0, numbered(0, 5), tail=TAIL), final_length=5))
+    store.remove("old")
+    store.announce("new", 0)
+    assert store.num_rows("new") == 0
+    with pytest.raises(IndexError, match="position 0 has not come"):
+        stored_rows(store, "new", 0, 1)
+    store.add("new", RowsFeed(payload(0, numbered(50, 2))))
+    with pytest.raises(IndexError, match="position 5 has not come"):
+        stored_rows(store, "new", 5, 1)
+
+
+def test_rows_of_another_width_or_type_are_refused() -> None:
+    store = filled(5)
+    with pytest.raises(ValueError, match="rows of 3 float32"):
+        store.add(RowsFeed(payload(5, torch.zeros(1, 3))))
+    with pytest.raises(ValueError, match="rows of 2 float16"):
+        store.add(RowsFeed(payload(5, torch.zeros(1, 2, dtype=torch.float16), dtype="float16")))

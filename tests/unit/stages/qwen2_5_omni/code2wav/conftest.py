@@ -21,6 +21,7 @@ from tests.reference.token2wav import MEL_LEVEL, random_token2wav
 
 torch.set_num_threads(1)
 
+
 @pytest.fixture(scope="session")
 def token2wav() -> Qwen2_5OmniToken2WavModel:
     """Four DiT layers with the genuine model's pattern: two look back one block, one looks ahead."""

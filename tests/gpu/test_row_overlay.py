@@ -1,0 +1,177 @@
+"""What only a GPU shows about rows in and the repetition penalty: copies that run beside the host, and ids that are on
+the device only. `pytest -m gpu tests/gpu/test_row_overlay.py`"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from vllm.v1.sample.ops.penalties import apply_all_penalties
+
+from omni_server.orchestrator import orchestrator
+from omni_server.protocol.rows import RowsFeed, RowsInput, RowsOutput, decode_payload
+from stages.qwen2_5_omni.demo_checkpoint import make_demo_checkpoint
+from stages.runtime.batch import StepBatch, TakenSlot
+from stages.runtime.repetition_penalty import RepetitionPenalty
+from stages.runtime.row_emitter import RowEmitter
+from stages.runtime.row_overlay import RowOverlay
+from stages.runtime.row_upload import RowUpload
+from tests.integration.live import LiveOmni, demo_config
+from tests.integration.test_repetition_penalty import codes, requests, vllms_own
+from tests.unit.stages.row_stream import WIDTH, FakeProducer, shared_queue
+from tests.unit.stages.test_row_store import TAIL, numbered, payload
+
+pytestmark = pytest.mark.gpu
+
+CUDA = torch.device("cuda")
+ON_GPU = {"enforce_eager": False, "attention_backend": "TRITON_ATTN"}
+
+
+def batch(*parts: tuple[str, int, int]) -> StepBatch:
+    """(request id, first position, count) of each request, one behind the other."""
+    counts = np.array([count for _, _, count in parts], np.int32)
+    return StepBatch(
+        [request_id for request_id, _, _ in parts],
+        np.array([first for _, first, _ in parts], np.int32),
+        counts,
+        (np.cumsum(counts) - counts).astype(np.int32),
+    )
+
+
+def keep_busy() -> None:
+    """Some tens of milliseconds of work in the current stream: the host gets ahead of it."""
+    torch.cuda._sleep(100_000_000)
+
+
+def test_a_staging_buffer_is_not_overwritten_while_it_is_read() -> None:
+    """Twenty uploads behind a device that is busy; each result is taken in stream order."""
+    rows = np.arange(64 * 20, dtype=np.uint8).reshape(-1, 1).repeat(7168, 1)
+    upload, taken = RowUpload(), []
+    for step in range(20):
+        keep_busy()
+        index = np.arange(64) + 64 * step
+        taken.append(upload.upload(rows, index, CUDA).clone())
+    for step, result in enumerate(taken):
+        assert torch.equal(result.cpu(), torch.from_numpy(rows[64 * step : 64 * (step + 1)]))
+
+
+def test_uploads_do_not_wait_for_the_device() -> None:
+    upload = RowUpload()
+    rows = np.zeros((64, 7168), np.uint8)
+    for _ in range(2):
+        upload.upload(rows, np.arange(64), CUDA)
+    torch.cuda.synchronize()
+    keep_busy()
+    busy = torch.cuda.Event()
+    busy.record()
+    upload.upload(rows, np.arange(64), CUDA)
+    assert not busy.query()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_overlay_does_on_the_device_what_it_does_on_the_host(dtype: torch.dtype) -> None:
+    """Prefill in chunks, decoding, tail rows and requests that are not fed, the device lagging behind all the time."""
+    random = np.random.default_rng(0)
+    made = RowOverlay(None, 0)
+    for number, name in enumerate("abcdef"):
+        made.feed(name, RowsFeed(payload(0, numbered(0, 30) + 1000 * number, tail=TAIL)))
+        made.feed(name, RowsFeed(final_length=30))
+        made.announce(name, RowsInput(num_replaced=12))
+    pairs = []
+    for _ in range(60):
+        names = [str(name) for name in random.permutation(list("abcdefXY"))[: random.integers(1, 9)]]
+        is_decode = random.random() < 0.5
+        parts = [(name, int(random.integers(0, 40)), 1 if is_decode else int(random.integers(1, 9))) for name in names]
+        step = batch(*parts)
+        host = torch.randn(step.total_tokens + 3, 2).to(dtype)
+        device = host.to(CUDA)
+        keep_busy()
+        made.apply(host, step)
+        made.apply(device, step)
+        pairs.append((host, device))
+    for host, device in pairs:
+        assert torch.equal(host, device.cpu())
+
+
+def test_rows_leave_as_they_were_when_the_step_was_computed() -> None:
+    """Static buffers are overwritten by the next step while the copy to the host is still under way."""
+    spec, queue = shared_queue(capacity=4)
+    try:
+        emitter = RowEmitter(FakeProducer(), spec, CUDA)
+        for name in "ab":
+            emitter.add(name, RowsOutput(voice="Ada"), [1, 2], frozenset())
+        overlay = RowOverlay(spec, 0)
+        hidden, embeds = torch.zeros(4, WIDTH, device=CUDA), torch.zeros(4, WIDTH, device=CUDA)
+        pending = []
+        for step, parts in enumerate(
+            [[("a", 0, 2), ("b", 0, 2)], [("b", 2, 1), ("a", 2, 1)], [("a", 3, 1), ("b", 3, 1)]]
+        ):
+            keep_busy()
+            hidden.copy_(torch.arange(4.0, device=CUDA)[:, None] + 10 * step)
+            taken = queue.take()
+            assert taken is not None
+            pending.append((parts, emitter.emit(batch(*parts), hidden, embeds, lambda name: None, TakenSlot(*taken))))
+            hidden.fill_(torch.nan)
+        for parts, step_rows in pending:
+            assert step_rows is not None
+            for (name, _, _), message in zip(parts, step_rows.finish(), strict=True):
+                assert message is not None
+                overlay.feed(name, RowsFeed(decode_payload(message.numpy().tobytes())))
+        for name, want in (("a", [0, 1, 100, 11, 20]), ("b", [2, 3, 100, 10, 21])):
+            rows = torch.zeros(5, WIDTH, device=CUDA)
+            overlay.apply(rows, batch((name, 0, 5)))
+            assert rows[:, 0].tolist() == want
+        assert queue.num_in_use() == 0
+    finally:
+        queue.close()
+
+
+def test_the_penalty_equals_vllms_on_the_device() -> None:
+    vocab, penalties = 8448, {"a": 1.05, "b": 1.0, "c": 1.3}
+    penalty = RepetitionPenalty(vocab, CUDA)
+    for name, value in penalties.items():
+        penalty.add(name, value)
+    ids = {name: torch.randint(0, vocab, (50,), device=CUDA, dtype=torch.int32) for name in penalties}
+    for dtype in (torch.float32, torch.bfloat16):
+        step = batch(*((name, 0, 50) for name in ids))
+        penalty.see(torch.cat(list(ids.values())), step)
+        given = torch.randn(3, vocab, device=CUDA).to(dtype)
+        nothing = torch.zeros(3, device=CUDA)
+        want = apply_all_penalties(
+            given.float().clone(),
+            torch.stack(list(ids.values())).long()[:, :20],
+            nothing,
+            nothing,
+            torch.tensor(list(penalties.values()), device=CUDA),
+            [value[20:].tolist() for value in ids.values()],
+        )
+        assert torch.equal(penalty.apply(given.clone(), step), want)
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveOmni]:
+    checkpoint: Path = make_demo_checkpoint(tmp_path_factory.mktemp("demo") / "checkpoint")
+    config = demo_config(
+        platform="cuda",
+        chunks={"mode": "whole"},
+        stages={
+            "thinker": {"gpu_memory_utilization": 0.2, "engine_args": dict(ON_GPU)},
+            "talker": {"gpu_memory_utilization": 0.2, "engine_args": dict(ON_GPU)},
+            "code2wav": {"gpu_memory_utilization": 0.2},
+        },
+    )
+    running = LiveOmni(checkpoint, config)
+    yield running
+    running.close()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9], ids=["greedy", "sampled"])
+def test_codes_under_async_scheduling_are_those_of_vllms_own_penalty(
+    live: LiveOmni, monkeypatch: pytest.MonkeyPatch, temperature: float
+) -> None:
+    ours = codes(live, requests(temperature, 1.3))
+    without = codes(live, requests(temperature, 1.0))
+    monkeypatch.setattr(orchestrator, "sampling_params", vllms_own)
+    assert ours == codes(live, requests(temperature, 1.3))
+    assert ours != without
