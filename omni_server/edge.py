@@ -41,6 +41,21 @@ class CodecEdgeFactory(Protocol):
         ...
 
 
+def check_longest_window(plan: ChunkPlan, layout: CodecLayout, max_model_len: int) -> None:
+    """Raises `ConfigError` if the plan cuts windows that code2wav, which takes `max_model_len` codes, cannot hold.
+
+    In mode `whole` that depends on the utterance.
+    """
+    if plan.longest_window_blocks is None:
+        return
+    num_codes = plan.longest_window_blocks * layout.codes_per_block
+    if num_codes > max_model_len:
+        raise ConfigError(
+            f"the longest window of 'chunks' has {plan.longest_window_blocks} blocks, {num_codes} codec tokens; "
+            f"code2wav's max_model_len is {max_model_len}: raise it, or lower the largest of new_blocks"
+        )
+
+
 def load_edge_function(name: str) -> object:
     """`name` is `package.module:attribute`. Raises `ConfigError` if there is no such thing."""
     module_name, _, attribute = name.partition(":")

@@ -125,7 +125,7 @@ class TextDelta:
 
 @dataclass(frozen=True)
 class CodecDelta:
-    """New codec tokens of the talker, the stop code excluded."""
+    """New codec tokens of the talker, the stop code excluded. They come in blocks."""
 
     codes: tuple[int, ...]
 
@@ -146,11 +146,49 @@ class TextDone:
 
 
 @dataclass(frozen=True)
+class StageTimes:
+    """When a request passed which stage, in seconds since it was started; None where it never did."""
+
+    first_text_s: float | None = None
+    """The thinker's first token has arrived."""
+    last_text_s: float | None = None
+    talker_opened_s: float | None = None
+    """The talker has been given the request, with the rows of the prompt."""
+    first_codes_s: float | None = None
+    """The talker's first codec tokens have arrived; they come in blocks."""
+    last_codes_s: float | None = None
+    first_window_s: float | None = None
+    """There were enough codes for the first piece of work for code2wav."""
+    last_window_s: float | None = None
+    first_audio_s: float | None = None
+    """The first sound has left for the caller."""
+    last_audio_s: float | None = None
+    num_windows: int = 0
+    """Pieces of work for code2wav."""
+
+    def __str__(self) -> str:
+        """Milliseconds from first to last: `text 13-340, codes 171-902, windows 171-903, audio 214-934 (6)`."""
+        spans = (
+            ("text", self.first_text_s, self.last_text_s),
+            ("codes", self.first_codes_s, self.last_codes_s),
+            ("windows", self.first_window_s, self.last_window_s),
+            ("audio", self.first_audio_s, self.last_audio_s),
+        )
+        known = [
+            f"{name} {1000 * first:.0f}-{1000 * last:.0f}"
+            for name, first, last in spans
+            if first is not None and last is not None
+        ]
+        return ", ".join(known) + (f" ({self.num_windows})" if self.num_windows else "")
+
+
+@dataclass(frozen=True)
 class Finished:
     """Always the last event of a request that did not fail. A failure raises `OmniError` instead."""
 
     finish_reason: FinishReason
     usage: Usage
+    times: StageTimes = StageTimes()
 
 
 OmniEvent = TextDelta | CodecDelta | AudioDelta | TextDone | Finished

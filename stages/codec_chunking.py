@@ -49,14 +49,18 @@ class CodecChunker:
     """Windows of one utterance.
 
     Which windows come out depends on the codes and the plan only, not on the portions in which the codes arrive. The
-    spans that are emitted follow each other without a gap and cover every code once.
+    spans that are emitted follow each other without a gap and cover every code once. No window is longer than
+    `past + new + future` blocks of its place in the ramp: what is left at the end is less than a full window, because
+    a full one would have been cut before. Codes that no window needs any more are forgotten.
     """
 
     def __init__(self, plan: ChunkPlan, codes_per_block: int) -> None:
         self._plan = plan
         self._codes_per_block = codes_per_block
-        self._codes: list[int] = []
+        self._codes: list[int] = []  # from the first code that the next window sees
+        self._first_code = 0
         self._emitted = 0
+        self._num_windows = 0
         self._finished = False
 
     def push(self, codes: Iterable[int]) -> None:
@@ -69,35 +73,43 @@ class CodecChunker:
         """No further codes follow."""
         self._finished = True
 
+    @property
+    def num_held_codes(self) -> int:
+        """Codes that a later window may still need, and those that have not been in a window yet."""
+        return len(self._codes)
+
     def ready(self) -> list[Window]:
         """Windows that have become complete since the last call, in order."""
         windows = []
         if self._plan.mode == "windows":
             while (window := self._next_full_window()) is not None:
                 windows.append(window)
-        if self._finished and self._emitted < len(self._codes):
-            windows.append(self._cut(emit_end=len(self._codes), end=len(self._codes), is_last=True))
+        end = self._first_code + len(self._codes)
+        if self._finished and self._emitted < end:
+            windows.append(self._cut(emit_end=end, end=end, is_last=True))
         return windows
 
     def _next_full_window(self) -> Window | None:
-        new_blocks = self._plan.new_blocks if self._emitted else self._plan.first_new_blocks
+        ramp = self._plan.new_blocks
+        new_blocks = ramp[min(self._num_windows, len(ramp) - 1)]
         emit_end = self._emitted + new_blocks * self._codes_per_block
         end = emit_end + self._plan.future_blocks * self._codes_per_block
-        if end > len(self._codes):
+        if end > self._first_code + len(self._codes):
             return None
         return self._cut(emit_end=emit_end, end=end, is_last=False)
 
     def _cut(self, *, emit_end: int, end: int, is_last: bool) -> Window:
-        first_code = 0
-        if self._plan.mode == "windows":
-            first_code = max(0, self._emitted - self._plan.past_blocks * self._codes_per_block)
         window = Window(
-            codes=tuple(self._codes[first_code:end]),
-            first_code=first_code,
+            codes=tuple(self._codes[: end - self._first_code]),
+            first_code=self._first_code,
             emit_start=self._emitted,
             emit_end=emit_end,
             vocoder_margin_frames=self._plan.vocoder_margin_frames,
             is_last=is_last,
         )
         self._emitted = emit_end
+        self._num_windows += 1
+        next_first = max(0, emit_end - self._plan.past_blocks * self._codes_per_block)
+        del self._codes[: next_first - self._first_code]
+        self._first_code = next_first
         return window

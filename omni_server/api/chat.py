@@ -16,7 +16,7 @@ from omni_server.api.body import read_json
 from omni_server.api.config import ApiConfig
 from omni_server.api.disconnect import until_disconnect
 from omni_server.api.errors import envelope, unexpected_error
-from omni_server.api.events import follow
+from omni_server.api.event_feed import follow
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.openapi import CHAT_RESPONSES, request_body
 from omni_server.api.parse import ChatTurn, parse_chat_request
@@ -29,9 +29,12 @@ from omni_server.audio.encode import StreamEncoder, encode
 from omni_server.errors import OmniError
 from omni_server.generation import Generation
 from omni_server.media.source import MediaSource
-from omni_server.types import AudioDelta, Finished, TextDelta
+from omni_server.types import SAMPLE_RATE_HZ, AudioDelta, Finished, TextDelta
 
 logger = logging.getLogger(__name__)
+
+_INLINE_SAMPLES = 10 * SAMPLE_RATE_HZ
+"""Sound up to this length is encoded in less than a millisecond; a thread would cost more, and delay it."""
 
 _SILENCE: npt.NDArray[np.float32] = np.zeros(0, dtype=np.float32)
 
@@ -130,7 +133,7 @@ class ChatService:
                         text.append(event.text)
                         yield renderer.text(event.text)
                     case AudioDelta() if encoder is not None:
-                        yield renderer.audio(await asyncio.to_thread(encoder.write, event.samples))
+                        yield await _rendered_audio(renderer, encoder, event.samples)
                     case Finished():
                         last_audio = encoder.close() if encoder is not None else b""
                         expires_at = self._remember(answer, "".join(text))
@@ -140,6 +143,12 @@ class ChatService:
     def _remember(self, answer: Answer, transcript: str) -> int:
         """Unix time until which the answer's `audio.id` can be used; 0 for one without sound."""
         return self._history.add(answer.audio_id, transcript) if answer.audio_id is not None else 0
+
+
+async def _rendered_audio(renderer: StreamRenderer, encoder: StreamEncoder, samples: npt.NDArray[np.float32]) -> bytes:
+    if len(samples) <= _INLINE_SAMPLES:
+        return renderer.audio(encoder.write(samples))
+    return await asyncio.to_thread(lambda: renderer.audio(encoder.write(samples)))
 
 
 def chat_router(state: ServerState, config: ApiConfig) -> APIRouter:

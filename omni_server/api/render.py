@@ -17,7 +17,7 @@ from omni_server.api.responses import (
     MessageAudio,
     PromptTokensDetails,
 )
-from omni_server.api.sse import DONE, frame
+from omni_server.api.sse import DONE, FrameTemplate, frame
 from omni_server.audio.base64_stream import Base64Stream
 from omni_server.types import Finished, FinishReason, Usage
 
@@ -91,6 +91,12 @@ class StreamRenderer:
         self._answer = answer
         self._include_usage = include_usage
         self._base64 = Base64Stream()
+        self._text_frames = FrameTemplate(
+            lambda text: self._chunk_of(
+                Delta(content=text) if answer.audio_id is None else Delta(audio=DeltaAudio(transcript=text))
+            )
+        )
+        self._audio_frames = FrameTemplate(lambda data: self._chunk_of(Delta(audio=DeltaAudio(data=data))))
 
     def opening(self) -> bytes:
         if self._answer.audio_id is None:
@@ -100,11 +106,7 @@ class StreamRenderer:
 
     def text(self, text: str) -> bytes:
         """New text; b"" for none, so that no empty frame is sent."""
-        if not text:
-            return b""
-        if self._answer.audio_id is None:
-            return self._delta(Delta(content=text))
-        return self._delta(Delta(audio=DeltaAudio(transcript=text)))
+        return self._text_frames.frame(text) if text else b""
 
     def audio(self, data: bytes) -> bytes:
         """New bytes of sound; b"" while they are too few for a frame."""
@@ -122,11 +124,14 @@ class StreamRenderer:
         yield DONE
 
     def _audio(self, data: str) -> bytes:
-        return self._delta(Delta(audio=DeltaAudio(data=data))) if data else b""
+        return self._audio_frames.frame(data) if data else b""
 
     def _delta(self, delta: Delta, finish_reason: FinishReason | None = None) -> bytes:
+        return frame(self._chunk_of(delta, finish_reason))
+
+    def _chunk_of(self, delta: Delta, finish_reason: FinishReason | None = None) -> ChatCompletionChunk:
         choice = ChunkChoice(index=0, delta=delta, logprobs=None, finish_reason=finish_reason)
-        return frame(self._chunk([choice], None))
+        return self._chunk([choice], None)
 
     def _chunk(self, choices: list[ChunkChoice], usage: CompletionUsage | None) -> ChatCompletionChunk:
         chunk = ChatCompletionChunk(

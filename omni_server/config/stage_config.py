@@ -7,7 +7,7 @@ model folder or the machine is refused here, with a message that says what to ch
 from collections import defaultdict
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 ModelStage = Literal["thinker", "talker", "code2wav"]
 ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
@@ -22,7 +22,7 @@ RESERVED_ENGINE_ARGS = frozenset(
         "distributed_executor_backend", "enable_prompt_embeds", "generation_config",
         "gpu_memory_utilization", "hf_overrides", "load_format", "max_model_len",
         "max_num_batched_tokens", "max_num_seqs", "model", "pipeline_parallel_size", "revision",
-        "runner", "scheduler_cls", "skip_tokenizer_init", "tensor_parallel_size", "tokenizer",
+        "runner", "scheduler_cls", "scheduling_policy", "skip_tokenizer_init", "tensor_parallel_size", "tokenizer",
         "worker_cls",
     }
 )  # fmt: skip
@@ -63,6 +63,7 @@ class _Stage(_Model):
     max_model_len: Annotated[int, Field(ge=1)]
     """Longest sequence; for code2wav the longest window, in codec tokens."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """`auto` is the checkpoint's own; for code2wav float16 on cuda and float32 on cpu."""
     engine_args: dict[str, Any] = Field(default_factory=dict)
     """Passed on to vLLM's `AsyncEngineArgs` as they are."""
 
@@ -111,6 +112,15 @@ class DiffusionStage(_Stage):
     model_stage: Literal["code2wav"]
     solver: SolverConfig = SolverConfig()
 
+    @model_validator(mode="after")
+    def _check_window(self) -> "DiffusionStage":
+        if self.max_num_batched_tokens < self.max_model_len:
+            raise ValueError(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}, less than the longest window "
+                f"(max_model_len {self.max_model_len}), which is computed whole in one step: raise it"
+            )
+        return self
+
 
 class QueueConfig(_Model):
     """How payloads travel over an edge."""
@@ -121,17 +131,51 @@ class QueueConfig(_Model):
     """Steps of the producer that may wait for the consumer; at the limit the producer's scheduler holds back."""
 
 
+class PacingConfig(_Model):
+    """When windows are sent to code2wav and when the sound leaves. Seconds are seconds of audio."""
+
+    max_work_ahead_s: Annotated[float, Field(ge=0)] | None = 4.0
+    """A stream that is further ahead of its listener lets other streams go first; None: never."""
+    max_outstanding_windows: Annotated[int, Field(ge=1, le=64)] = 2
+    """Windows of one stream that may be in code2wav at once."""
+    max_start_delay_s: Annotated[float, Field(ge=0, le=10)] = 1.0
+    """Longest time that the first audio is held back so that playback does not stall under load; 0: never."""
+
+
+def _as_ramp(value: object) -> object:
+    """A single number is a ramp of one."""
+    if value in ([], ()):
+        raise ValueError("must hold at least one number")  # as a length of the tuple it would follow every other error
+    return (value,) if isinstance(value, int) else value
+
+
 class ChunkPlan(_Model):
     """How codec tokens are cut into windows for code2wav; a block is the DiT's attention block (12 codes)."""
 
     mode: Literal["windows", "whole"] = "windows"
     """`whole`: one pass when the talker has finished, which is the reference's result, without streaming."""
     past_blocks: Annotated[int, Field(ge=0)] = 2
-    first_new_blocks: Annotated[int, Field(ge=1)] = 1
-    new_blocks: Annotated[int, Field(ge=1)] = 2
+    new_blocks: Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_as_ramp)] = (1, 1, 2, 4, 8)
+    """New blocks of the first window, of the second and so on; the last number holds for all that follow."""
     future_blocks: Annotated[int, Field(ge=0)] = 1
     vocoder_margin_frames: Annotated[int, Field(ge=0)] = 20
     """Mel frames of context that the vocoder gets on each side of what is emitted; 28 is its full field."""
+    pacing: PacingConfig = PacingConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_gone(cls, value: object) -> object:
+        if isinstance(value, dict) and "first_new_blocks" in value:
+            raise ValueError(
+                "first_new_blocks is now the first number of new_blocks: write new_blocks: [1, 2] for one new block "
+                "in the first window and two in every later one"
+            )
+        return value
+
+    @property
+    def longest_window_blocks(self) -> int | None:
+        """Blocks of the longest window that this plan can cut; None in mode `whole`, where it is the utterance."""
+        return None if self.mode == "whole" else self.past_blocks + max(self.new_blocks) + self.future_blocks
 
 
 class Edge(_Model):
@@ -157,6 +201,9 @@ class StageConfig(_Model):
     model_family: ImportPath
     """The model family's object, as `stages.qwen2_5_omni:FAMILY`."""
     platform: Literal["cpu", "cuda"]
+    mps: Literal["auto", "on", "off"] = "auto"
+    """NVIDIA's Multi-Process Service, which lets stages on one GPU run side by side instead of in turns. `auto`: where
+    stages share a device and the driver brings the service. Ignored on CPU."""
     stages: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")], Stage]
     edges: tuple[Edge, ...] = ()
     start_timeout_s: Annotated[float, Field(gt=0)] = 1800.0
@@ -223,6 +270,16 @@ class StageConfig(_Model):
                 raise ValueError(
                     f"stages.{edge.target}.engine_args.enable_prefix_caching must be off: the talker's token ids do "
                     "not determine its inputs"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _check_precision(self) -> "StageConfig":
+        for name, stage in self.stages.items():
+            if self.platform == "cpu" and isinstance(stage, DiffusionStage) and stage.dtype not in ("auto", "float32"):
+                raise ValueError(
+                    f"stages.{name}.dtype is {stage.dtype}; {stage.model_stage} computes in float32 on a CPU: "
+                    "set it to float32 or auto"
                 )
         return self
 

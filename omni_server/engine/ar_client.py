@@ -16,7 +16,8 @@ from omni_server.engine.async_engine import RowSink, StageAsyncLLM
 from omni_server.engine.stage_client import StageClient, abort, stage_errors
 from omni_server.errors import InvalidRequestError, StageError
 from omni_server.family import ThinkerPrompt
-from omni_server.protocol.rows import RowsFeed
+from omni_server.protocol.feeds import AddressedFeed
+from omni_server.protocol.token_blocks import TOKENS_PER_OUTPUT_KEY
 from omni_server.types import FinishReason
 
 
@@ -49,6 +50,11 @@ class ArStream:
         self._queue = queue
         self._is_finished = False
 
+    @property
+    def engine_id(self) -> str:
+        """The engine's own id of the request, by which it is fed."""
+        return self._queue.request_id
+
     async def outputs(self) -> AsyncGenerator[ArOutput, None]:
         """Until the request has finished. Raises `StageError` or `StageDeadError`."""
         while not self._is_finished:
@@ -72,11 +78,6 @@ class ArStream:
                 raise StageError(self._stage, "the request was aborted inside the engine")
             case _:
                 raise StageError(self._stage, f"the engine ended the request: {reason}")
-
-    async def feed(self, feed: RowsFeed) -> None:
-        """Raises `StageDeadError`."""
-        with stage_errors(self._stage):
-            await self._engine.feed(self._queue.request_id, feed)
 
     async def close(self) -> None:
         """Stop the request if it still runs and forget it; rows that still come are dropped."""
@@ -165,23 +166,40 @@ class ArStageClient(StageClient[StageAsyncLLM]):
         prompt: RenderedPrompt | tuple[int, ...],
         params: SamplingParams,
         row_sink: RowSink | None = None,
+        *,
+        tokens_per_output: int = 1,
     ) -> ArStream:
-        """Start a request; `row_sink` is called with each payload of rows, before the tokens of its step.
+        """Start a request; `row_sink` is called with each payload of rows, before the tokens of its step. It must
+        not raise.
 
-        Raises `InvalidRequestError`, `StageError` or `StageDeadError`.
+        With `tokens_per_output` n > 1 the stage sends tokens only when their number passes a multiple of n, and the
+        rest at the end. Raises `InvalidRequestError`, `StageError` or `StageDeadError`.
         """
+        engine = self.engine
         engine_input = prompt.engine_input if isinstance(prompt, RenderedPrompt) else tokens_input(list(prompt))
+        if tokens_per_output > 1:
+            params.extra_args = (params.extra_args or {}) | {TOKENS_PER_OUTPUT_KEY: tokens_per_output}
         if row_sink is not None:
-            self.engine.row_sinks[request_id] = row_sink
+            engine.row_sinks[request_id] = row_sink
         try:
             with stage_errors(self.name):
-                queue = await self.engine.add_request(request_id, engine_input, params)
+                queue = await engine.add_request(request_id, engine_input, params)
         except BaseException as exc:
-            self.engine.row_sinks.pop(request_id, None)
+            engine.row_sinks.pop(request_id, None)
+            # Cancelled while it was sent, the engine may have it already.
+            await abort(engine, request_id, internal=False)
             if isinstance(exc, VLLMClientError | ValueError):
                 raise InvalidRequestError(str(exc)) from exc
             raise
-        return ArStream(self.name, self.engine, request_id, queue)
+        return ArStream(self.name, engine, request_id, queue)
+
+    async def send_feeds(self, feeds: Sequence[AddressedFeed]) -> None:
+        """Rows for running requests, by their `ArStream.engine_id`; for those that have ended they are dropped.
+
+        Raises `StageDeadError`; then nobody has taken them.
+        """
+        with stage_errors(self.name):
+            await self.engine.send_feeds(feeds)
 
     async def num_row_requests(self) -> int:
         """Requests the stage's workers still hold rows for, summed over ranks."""

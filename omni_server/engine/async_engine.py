@@ -1,7 +1,7 @@
 """vLLM's `AsyncLLM` for our stages: rows that come beside tokens are taken off before vLLM sees the output."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from vllm import SamplingParams
@@ -9,7 +9,8 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput
 
-from omni_server.protocol.rows import REQUEST_KEY, RowsFeed, RowsPayload, SharedBlock, decode_payload, encode
+from omni_server.protocol.feeds import FEEDS_KEY, FEEDS_REQUEST_ID, AddressedFeed, encode_feeds
+from omni_server.protocol.rows import RowsPayload, SharedBlock, decode_payload
 from omni_server.transport.slab_queue import SlabQueue
 
 RowSink = Callable[[RowsPayload], None]
@@ -74,23 +75,22 @@ class StageAsyncLLM(AsyncLLM):
         assert isinstance(self.output_processor, RowOutputProcessor)
         return self.output_processor.row_sinks
 
-    async def feed(self, request_id: str, feed: RowsFeed) -> None:
-        """Send rows to a running request, by its internal id.
+    async def send_feeds(self, feeds: Sequence[AddressedFeed]) -> None:
+        """Send rows to running requests.
 
-        It travels as vLLM's ADD message with the id of a known request, so that it cannot overtake the request
-        itself; our scheduler takes it out.
+        They travel as one of vLLM's ADD messages, so that they cannot overtake a request that was added before; our
+        scheduler takes them out. The message is with the socket before this first waits for anything.
         """
         await self.engine_core.add_request_async(
             EngineCoreRequest(
-                request_id=request_id,
+                request_id=FEEDS_REQUEST_ID,
                 prompt_token_ids=[0],
                 mm_features=None,
-                sampling_params=SamplingParams(max_tokens=1, extra_args={REQUEST_KEY: encode(feed)}),
+                sampling_params=SamplingParams(max_tokens=1, extra_args={FEEDS_KEY: encode_feeds(feeds)}),
                 pooling_params=None,
                 arrival_time=time.time(),
                 lora_request=None,
                 cache_salt=None,
                 data_parallel_rank=None,
-                resumable=True,
             )
         )

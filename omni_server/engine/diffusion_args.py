@@ -1,13 +1,14 @@
 """vLLM's engine arguments for a non-autoregressive stage."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from vllm.engine.arg_utils import AsyncEngineArgs
 
 from omni_server.config.stage_config import DiffusionStage
 from omni_server.errors import ConfigError
 from omni_server.family import HfOverrides
+from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig, FlowSolver
 
 DIFFUSION_WORKER = "stages.runtime.diffusion_worker.DiffusionWorker"
 
@@ -19,17 +20,15 @@ def diffusion_engine_args(
     model_dir: Path,
     stage: DiffusionStage,
     *,
-    platform: str,
+    platform: Literal["cpu", "cuda"],
     load_format: str,
     hf_overrides: HfOverrides,
 ) -> AsyncEngineArgs:
     """Arguments of the stage's `AsyncLLM`; its requests are `PoolingParams(task="plugin", ...)`.
 
-    `platform` is "cpu" or "cuda"; `hf_overrides` picks the stage's part of the checkpoint's config. Raises
-    `ConfigError` if the stage asks for what such an engine cannot do.
+    `hf_overrides` picks the stage's part of the checkpoint's config. Raises `ConfigError` if the stage asks for what
+    such an engine cannot do.
     """
-    if stage.dtype not in ("auto", "float32"):
-        raise ConfigError(f"{stage.model_stage} runs in float32; set its dtype to float32 or auto, not {stage.dtype}")
     # A request is computed whole, in one step, and depends on nothing that came before it.
     whole: dict[str, Any] = {"enable_chunked_prefill": False, "enable_prefix_caching": False}
     for name, value in whole.items():
@@ -40,21 +39,38 @@ def diffusion_engine_args(
         "hf_overrides": hf_overrides,
         "runner": "pooling",
         "worker_cls": DIFFUSION_WORKER,
-        "additional_config": {"omni": {"solver": stage.solver.model_dump()}},
+        "additional_config": _runtime_config(stage, platform),
         "distributed_executor_backend": "uni",
         "skip_tokenizer_init": True,
         "generation_config": "vllm",
-        "dtype": "float32",
+        "dtype": "float32",  # of the weights as they are loaded; the model casts what it computes with
         "load_format": load_format,
-        "enforce_eager": True,
+        "enforce_eager": True,  # nothing for vLLM to capture: the model's graphs are its own
         # A step ends with its results on the host: there is nothing to overlap the next one with.
         "async_scheduling": False,
         "kv_cache_memory_bytes": NO_KV_CACHE_BYTES,
         "max_model_len": stage.max_model_len,
         "max_num_seqs": stage.max_num_seqs,
-        "max_num_batched_tokens": max(stage.max_num_batched_tokens, stage.max_model_len),
+        "max_num_batched_tokens": stage.max_num_batched_tokens,
+        "scheduling_policy": "priority",  # a request's priority is when its sound is due
         "disable_log_stats": True,
     }
     if platform == "cuda":
         arguments |= {"device_ids": list(stage.devices), "gpu_memory_utilization": stage.gpu_memory_utilization}
-    return AsyncEngineArgs(**(arguments | stage.engine_args))
+    own = {name: value for name, value in stage.engine_args.items() if name != "enforce_eager"}
+    return AsyncEngineArgs(**(arguments | own))
+
+
+def _runtime_config(stage: DiffusionStage, platform: Literal["cpu", "cuda"]) -> DiffusionRuntimeConfig:
+    on_gpu = platform == "cuda"
+    dtype = stage.dtype
+    if dtype == "auto":
+        dtype = "float16" if on_gpu else "float32"
+    return DiffusionRuntimeConfig(
+        solver=FlowSolver(**stage.solver.model_dump()),
+        compute_dtype=dtype,
+        is_fast=on_gpu and not stage.engine_args.get("enforce_eager", False),
+        max_num_windows=stage.max_num_seqs,
+        max_num_codes=stage.max_num_batched_tokens,
+        longest_window=stage.max_model_len,
+    )

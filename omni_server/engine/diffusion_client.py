@@ -16,15 +16,18 @@ from omni_server.transport.result import decode_result
 class DiffusionStageClient(StageClient[AsyncLLM]):
     """The stage's `AsyncLLM`."""
 
-    async def run(self, request_id: str, token_ids: tuple[int, ...], payload: bytes) -> npt.NDArray[np.float32]:
+    async def run(
+        self, request_id: str, token_ids: tuple[int, ...], payload: bytes, *, priority: int = 0
+    ) -> npt.NDArray[np.float32]:
         """The stage's result for `token_ids` and its encoded input, `[num_samples]` float32.
 
+        Of the requests that wait, those with the lowest `priority` are computed first, and of equal ones the earliest.
         Cancelling the call aborts the request. Raises `StageError` or `StageDeadError`.
         """
         params = PoolingParams(task="plugin", extra_kwargs={INPUT_KEY: payload})
         engine = self.engine
         with stage_errors(self.name):
-            queue = await engine.add_request(request_id, tokens_input(list(token_ids)), params)
+            queue = await engine.add_request(request_id, tokens_input(list(token_ids)), params, priority=priority)
             try:
                 output = await queue.get()
             except BaseException:

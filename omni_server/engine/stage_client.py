@@ -83,11 +83,11 @@ def stage_errors(stage: str) -> Iterator[None]:
         raise StageError(stage, f"generation failed: {exc.__cause__ or exc}") from exc
 
 
-async def abort(engine: AsyncLLM, internal_id: str) -> None:
-    """Stop one request; a dead engine holds nothing any more."""
+async def abort(engine: AsyncLLM, request_id: str, *, internal: bool = True) -> None:
+    """Stop one request, by the engine's id or (not `internal`) the caller's; a dead engine holds nothing any more."""
     if engine.errored:
         return
     try:
-        await engine.abort(internal_id, internal=True)
+        await engine.abort(request_id, internal=internal)
     except EngineDeadError:
         return

@@ -13,8 +13,11 @@ from omni_server.engine.diffusion_client import DiffusionStageClient
 from omni_server.engine.sampling import merged, sampling_params
 from omni_server.errors import DeadlineExceededError, InvalidRequestError, OverloadedError, StageDeadError
 from omni_server.family import FamilyModel
-from omni_server.orchestrator.request_run import RequestRun, SpeechPlan
+from omni_server.orchestrator.feed_outbox import FeedOutbox
+from omni_server.orchestrator.pacing import Pacer
+from omni_server.orchestrator.request_run import RequestRun
 from omni_server.orchestrator.spoken_text import SpokenText
+from omni_server.orchestrator.talk import SpeechPlan
 from omni_server.protocol.rows import RowsInput, RowsOutput, SharedBlock
 from omni_server.types import OmniRequest, PromptTokens, SamplingConfig, SpeechOutput
 
@@ -37,6 +40,14 @@ class SpeechStages:
     drop_block: Callable[[SharedBlock], None]
 
 
+class _SharedSpeech:
+    """What the speech of all requests shares."""
+
+    def __init__(self, stages: SpeechStages) -> None:
+        self.outbox = FeedOutbox(stages.talker.send_feeds, stages.drop_block)
+        self.pacer = Pacer(stages.chunks.pacing)
+
+
 class Orchestrator:
     """Implements the generating half of `omni_server.generation.Generator`."""
 
@@ -46,6 +57,7 @@ class Orchestrator:
         self._family = family
         self._thinker = thinker
         self._speech = speech
+        self._shared_speech = None if speech is None else _SharedSpeech(speech)
         self._request_timeout_s = request_timeout_s
         self._running: dict[str, RequestRun] = {}
         self._is_closed = False
@@ -163,8 +175,9 @@ class Orchestrator:
         return voice
 
     def _speech_plan(self, request: OmniRequest, speech: SpeechOutput, voice: str, prompt_length: int) -> SpeechPlan:
-        stages = self._speech
+        stages, shared = self._speech, self._shared_speech
         assert stages is not None
+        assert shared is not None
         family = self._family
         talker_prompt = family.talker_prompt(prompt_length)
         _check_length(stages.talker, len(talker_prompt.token_ids), None)
@@ -185,8 +198,11 @@ class Orchestrator:
             talker_prompt=talker_prompt,
             talker_params=params,
             talker_stop_ids=family.talker_stop_ids,
+            codes_per_output=family.codec.codes_per_block,
             codec_edge=stages.codec_edge(stages.chunks, family.codec, voice=voice, noise_seed=seed % 2**64),
+            pacer=shared.pacer,
             num_boundary_rows=len(talker_prompt.token_ids) - talker_prompt.num_replaced - 1,
+            outbox=shared.outbox,
             drop_block=stages.drop_block,
         )
 

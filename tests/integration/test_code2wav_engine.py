@@ -145,6 +145,27 @@ async def test_a_streamed_utterance_equals_the_same_windows_of_the_bare_model(
     assert deviation < 1e-3
 
 
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_new_streams_window_is_computed_before_queued_ones_that_are_due_later(
+    code2wav: DiffusionStageClient,
+) -> None:
+    """A step takes 8 windows. 40 are sent in the reverse order of their deadlines, and then one that is due at once."""
+    finished: list[int] = []
+
+    async def compute(due: int, num_codes: int) -> None:
+        payload = encode_codec_window(whole(num_codes))
+        await code2wav.run(f"due-{due}", random_codes(num_codes, due), payload, priority=due)
+        finished.append(due)
+
+    queued = [asyncio.create_task(compute(due, 200)) for due in range(40, 0, -1)]
+    await asyncio.wait(queued, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.gather(*queued, compute(0, 24))
+
+    assert finished.index(0) < 24, "behind the step that has ended, the one that runs and at most one more"
+    rest = [due for due in finished[16:] if due]
+    assert rest == sorted(rest), "the queue itself is in the order of deadlines, not of arrival"
+
+
 GOOD = whole(30)
 BAD: list[tuple[tuple[int, ...], CodecWindow, str]] = [
     (

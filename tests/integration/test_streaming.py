@@ -51,6 +51,24 @@ def test_events_end_with_the_usage(long_reply: list[OmniEvent]) -> None:
     assert [event for event in long_reply if isinstance(event, TextDone)] == [TextDone("length")]
 
 
+def test_codes_leave_the_talker_in_blocks(long_reply: list[OmniEvent]) -> None:
+    """Windows end where blocks do, so that nothing waits for codes that are kept back."""
+    ends = np.cumsum([len(event.codes) for event in long_reply if isinstance(event, CodecDelta)])
+    assert len(ends) > 1
+    assert not (ends % 12).any()
+
+
+def test_the_end_tells_when_each_stage_was_passed(long_reply: list[OmniEvent]) -> None:
+    finished = long_reply[-1]
+    assert isinstance(finished, Finished)
+    times = finished.times
+    speech = [times.talker_opened_s, times.first_codes_s, times.first_window_s, times.first_audio_s, times.last_audio_s]
+    known = [moment for moment in speech if moment is not None]
+    assert len(known) == len(speech)
+    assert sorted(known) == known
+    assert times.num_windows == sum(isinstance(event, AudioDelta) for event in long_reply)
+
+
 def test_audio_is_contiguous_and_covers_every_code(long_reply: list[OmniEvent]) -> None:
     position = 0
     for event in long_reply:

@@ -12,6 +12,7 @@ from omni_server.config.stage_config import (
     ChunkPlan,
     DiffusionStage,
     Edge,
+    PacingConfig,
     QueueConfig,
     SamplingDefaults,
     SolverConfig,
@@ -23,7 +24,8 @@ PAGE = (ROOT / "docs" / "configuration.md").read_text()
 
 
 @pytest.mark.parametrize(
-    "model", [StageConfig, ArStage, DiffusionStage, SamplingDefaults, SolverConfig, Edge, QueueConfig, ChunkPlan]
+    "model",
+    [StageConfig, ArStage, DiffusionStage, SamplingDefaults, SolverConfig, Edge, QueueConfig, ChunkPlan, PacingConfig],
 )
 def test_every_field_is_documented(model: type[BaseModel]) -> None:
     documented = set(re.findall(r"`(\w+)`", PAGE))
@@ -32,7 +34,9 @@ def test_every_field_is_documented(model: type[BaseModel]) -> None:
 
 
 @pytest.mark.parametrize(
-    "model", [StageConfig, ArStage, SolverConfig, QueueConfig, ChunkPlan], ids=lambda model: model.__name__
+    "model",
+    [StageConfig, ArStage, SolverConfig, QueueConfig, ChunkPlan, PacingConfig],
+    ids=lambda model: model.__name__,
 )
 def test_documented_defaults_are_the_real_ones(model: type[BaseModel]) -> None:
     documented = dict(re.findall(r"^\| `(\w+)` \| `?([^|`]+?)`? \|", PAGE, flags=re.MULTILINE))

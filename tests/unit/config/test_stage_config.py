@@ -167,6 +167,43 @@ def test_codec_tokens_travel_inside_the_message() -> None:
     )
 
 
+def test_a_ramp_may_be_written_as_one_number() -> None:
+    config = StageConfig.model_validate(deployment_with("edges.1.chunks.new_blocks", 3))
+    chunks = config.edges[1].chunks
+
+    assert chunks is not None
+    assert chunks.new_blocks == (3,)
+
+
+def test_the_key_that_the_ramp_replaced_is_refused_with_what_to_write() -> None:
+    assert refusal(deployment_with("edges.1.chunks.first_new_blocks", 1)) == (
+        "first_new_blocks is now the first number of new_blocks: write new_blocks: [1, 2] for one new block in the "
+        "first window and two in every later one"
+    )
+
+
+def test_the_longest_window_is_what_the_plan_can_cut() -> None:
+    assert ChunkPlan(past_blocks=3, new_blocks=(1, 6, 4), future_blocks=2).longest_window_blocks == 11
+    assert ChunkPlan(mode="whole").longest_window_blocks is None
+
+
+def test_a_step_of_code2wav_that_cannot_hold_a_window_is_refused() -> None:
+    assert refusal(deployment_with("stages.code2wav.max_num_batched_tokens", 2047)) == (
+        "max_num_batched_tokens is 2047, less than the longest window (max_model_len 2048), which is computed whole in "
+        "one step: raise it"
+    )
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_code2wav_in_half_precision_is_refused_on_a_cpu_and_accepted_on_cuda(dtype: str) -> None:
+    document = deployment_with("stages.code2wav.dtype", dtype)
+
+    StageConfig.model_validate(document)
+    assert refusal(document | {"platform": "cpu"}) == (
+        f"stages.code2wav.dtype is {dtype}; code2wav computes in float32 on a CPU: set it to float32 or auto"
+    )
+
+
 @pytest.mark.parametrize("stage", ["thinker", "talker"])
 def test_pipeline_parallelism_is_refused_where_rows_pass(stage: str) -> None:
     document = deployment_with(f"stages.{stage}.pipeline_parallel_size", 2)
@@ -248,8 +285,12 @@ def test_memory_shares_mean_nothing_on_cpu() -> None:
         ("edges.0.queue.transport", "rdma"),
         ("edges.1.chunks.mode", "overlap"),
         ("edges.1.chunks.past_blocks", -1),
-        ("edges.1.chunks.first_new_blocks", 0),
         ("edges.1.chunks.new_blocks", 0),
+        ("edges.1.chunks.new_blocks", [0]),
+        ("edges.1.chunks.new_blocks", []),
+        ("edges.1.chunks.pacing.max_work_ahead_s", -1),
+        ("edges.1.chunks.pacing.max_outstanding_windows", 0),
+        ("edges.1.chunks.pacing.max_start_delay_s", -0.1),
         ("edges.1.chunks.future_blocks", -1),
         ("edges.1.chunks.vocoder_margin_frames", -1),
         ("model_family", "stages/qwen"),

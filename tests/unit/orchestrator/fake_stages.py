@@ -9,13 +9,18 @@ import numpy as np
 import numpy.typing as npt
 from vllm import SamplingParams
 
+from omni_server.config.stage_config import PacingConfig
 from omni_server.edge import Code2WavRequest
 from omni_server.engine.ar_client import ArOutput, ArStageClient, RenderedPrompt
 from omni_server.engine.async_engine import RowSink
 from omni_server.engine.diffusion_client import DiffusionStageClient
 from omni_server.family import TalkerPrompt
-from omni_server.orchestrator.request_run import RequestRun, SpeechPlan
+from omni_server.orchestrator.feed_outbox import FeedOutbox
+from omni_server.orchestrator.pacing import Pacer
+from omni_server.orchestrator.request_run import RequestRun
 from omni_server.orchestrator.spoken_text import SpokenText
+from omni_server.orchestrator.talk import SpeechPlan
+from omni_server.protocol.feeds import AddressedFeed
 from omni_server.protocol.rows import RowsFeed, RowsPayload, Segment, SharedBlock
 from omni_server.types import FinishReason, OmniEvent, PromptTokens
 
@@ -25,14 +30,17 @@ FIRST_GENERATED = NUM_PROMPT + 1
 """Row of the first generated token in the talker's sequence: behind the prompt and the voice's row."""
 STOP_CODE = 99
 CODES_PER_WINDOW = 2
+CODES_PER_OUTPUT = 12
 SAMPLES_PER_CODE = 10
 
 
 class FakeStream:
     """Stands for `ArStream`."""
 
-    def __init__(self, row_sink: RowSink | None) -> None:
+    def __init__(self, engine_id: str, row_sink: RowSink | None, tokens_per_output: int) -> None:
+        self.engine_id = engine_id
         self.row_sink = row_sink
+        self.tokens_per_output = tokens_per_output
         self.feeds: list[RowsFeed] = []
         self.num_closed = 0
         self._coming: asyncio.Queue[ArOutput | Exception] = asyncio.Queue()
@@ -52,10 +60,6 @@ class FakeStream:
             if output.finish_reason is not None:
                 return
 
-    async def feed(self, feed: RowsFeed) -> None:
-        assert not self.num_closed
-        self.feeds.append(feed)
-
     async def close(self) -> None:
         self.num_closed += 1
 
@@ -66,7 +70,11 @@ class FakeArStage:
     def __init__(self, name: str) -> None:
         self.name = name
         self.streams: list[FakeStream] = []
+        self.messages: list[Sequence[AddressedFeed]] = []
         self.open_error: Exception | None = None
+        self.open_gate = asyncio.Event()
+        self.open_gate.set()
+        self.feed_error: Exception | None = None
         self.prompts: list[RenderedPrompt | tuple[int, ...]] = []
         self.discarded: list[RenderedPrompt] = []
         self.is_dead = False
@@ -82,12 +90,23 @@ class FakeArStage:
         prompt: RenderedPrompt | tuple[int, ...],
         params: SamplingParams,
         row_sink: RowSink | None = None,
+        *,
+        tokens_per_output: int = 1,
     ) -> FakeStream:
+        await self.open_gate.wait()
         if self.open_error is not None:
             raise self.open_error
         self.prompts.append(prompt)
-        self.streams.append(FakeStream(row_sink))
+        self.streams.append(FakeStream(f"{self.name}-{len(self.streams)}", row_sink, tokens_per_output))
         return self.streams[-1]
+
+    async def send_feeds(self, feeds: Sequence[AddressedFeed]) -> None:
+        if self.feed_error is not None:
+            raise self.feed_error
+        self.messages.append(feeds)
+        for engine_id, feed in feeds:
+            (stream,) = [stream for stream in self.streams if stream.engine_id == engine_id]
+            stream.feeds.append(feed)
 
     def discard(self, prompt: RenderedPrompt) -> None:
         self.discarded.append(prompt)
@@ -105,7 +124,9 @@ class FakeCode2Wav:
         self.error: Exception | None = None
         self.num_missing = 0
 
-    async def run(self, request_id: str, token_ids: tuple[int, ...], payload: bytes) -> npt.NDArray[np.float32]:
+    async def run(
+        self, request_id: str, token_ids: tuple[int, ...], payload: bytes, *, priority: int = 0
+    ) -> npt.NDArray[np.float32]:
         self.request_ids.append(request_id)
         self.running += 1
         try:
@@ -153,6 +174,10 @@ class Stages:
     blocks: list[SharedBlock] = field(default_factory=list)
     dropped: list[SharedBlock] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
+    outbox: FeedOutbox = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.outbox = FeedOutbox(self.talker.send_feeds, self.dropped.append)
 
     def run(
         self,
@@ -167,8 +192,11 @@ class Stages:
             talker_prompt=TalkerPrompt((8,) * NUM_PROMPT + (6, 7), NUM_PROMPT),
             talker_params=SamplingParams(),
             talker_stop_ids=(STOP_CODE,),
+            codes_per_output=CODES_PER_OUTPUT,
             codec_edge=FakeCodecEdge(),
+            pacer=Pacer(PacingConfig()),
             num_boundary_rows=1,
+            outbox=self.outbox,
             drop_block=self.dropped.append,
         )
         run = RequestRun(
@@ -186,14 +214,18 @@ class Stages:
         return run
 
     def rows(self, *, num_generated: int) -> None:
+        """The rows of one step, as the thinker's client delivers them."""
+        sink = self.thinker.stream.row_sink
+        assert sink is not None
+        sink(self.payload(num_generated=num_generated))
+
+    def payload(self, *, num_generated: int) -> RowsPayload:
         """The rows of one step: of the prompt if no token's row is among them."""
         first = num_generated + NUM_PROMPT if num_generated else 0
         block = SharedBlock(len(self.blocks), 1, 0)
         self.blocks.append(block)
-        sink = self.thinker.stream.row_sink
-        assert sink is not None
         count = 1 if num_generated else FIRST_GENERATED
-        sink(RowsPayload(NUM_PROMPT, num_generated, 4, "float32", block, (Segment(first, count, 0),)))
+        return RowsPayload(NUM_PROMPT, num_generated, 4, "float32", block, (Segment(first, count, 0),))
 
     def token(self, number: int, text: str = "", finish: FinishReason | None = None) -> None:
         """Step `number` of the thinker: rows of the token before, then token `number`."""

@@ -10,6 +10,7 @@ from omni_server.errors import DeadlineExceededError, InvalidRequestError, OmniE
 from omni_server.orchestrator.request_run import RequestRun
 from omni_server.types import AudioDelta, CodecDelta, Finished, OmniEvent, TextDelta, TextDone
 from tests.unit.orchestrator.fake_stages import (
+    CODES_PER_OUTPUT,
     FIRST_GENERATED,
     NUM_PROMPT,
     SAMPLES_PER_CODE,
@@ -199,7 +200,6 @@ async def test_with_stop_strings_only_released_text_may_be_spoken() -> None:
     await settle()
     feeds = stages.talker.stream.feeds
     assert [feed.num_speakable for feed in feeds[:-1] if feed.payload is None] == [
-        FIRST_GENERATED,
         FIRST_GENERATED + 1,
         FIRST_GENERATED + 2,
     ]
@@ -225,6 +225,91 @@ async def test_a_stop_string_at_the_very_beginning_leaves_nothing_to_speak() -> 
     got = await asyncio.wait_for(events, 5)
     assert not {"CodecDelta", "AudioDelta"} & set(kinds(got))
     assert stages.is_released()
+
+
+async def test_codes_are_asked_for_in_blocks_and_text_is_not() -> None:
+    stages = Stages()
+    run = stages.run()
+    await write(stages, 3)
+    assert stages.thinker.stream.tokens_per_output == 1
+    assert stages.talker.stream.tokens_per_output == CODES_PER_OUTPUT
+    await run.aclose()
+
+
+async def test_rows_that_come_while_the_talker_is_being_opened_follow_in_one_message() -> None:
+    stages = Stages()
+    stages.talker.open_gate.clear()
+    events = asyncio.create_task(collected(stages.run()))
+    await write(stages, 3)
+    assert stages.talker.messages == []
+    stages.talker.open_gate.set()
+    await settle()
+    (message,) = stages.talker.messages
+    assert [feed for _, feed in message] == stages.talker.stream.feeds
+    assert [feed.payload is None for _, feed in message] == [False, False, False, True]
+    stages.talker.stream.send(STOP_CODE, finish="stop")
+    await events
+    assert stages.is_released()
+
+
+async def test_rows_of_several_requests_that_arrive_together_are_one_message() -> None:
+    stages = Stages()
+    runs = [stages.run(), stages.run()]
+    await settle()
+    for num_generated in range(2):
+        for stream in stages.thinker.streams:
+            assert stream.row_sink is not None
+            stream.row_sink(stages.payload(num_generated=num_generated))
+        await settle()
+    assert [engine_id for engine_id, _ in stages.talker.messages[-1]] == ["talker-0", "talker-1"]
+    for run in runs:
+        await run.aclose()
+
+
+async def test_rows_that_come_after_the_talker_has_ended_are_dropped() -> None:
+    stages = Stages()
+    events = asyncio.create_task(collected(stages.run()))
+    await settle()
+    stages.token(0)
+    stages.token(1)
+    await settle()
+    stages.talker.stream.send(5, STOP_CODE, finish="stop")
+    await settle()
+    stages.token(2)
+    assert stages.dropped == stages.blocks[-1:]
+    stages.token(3, finish="stop")
+    await asyncio.wait_for(events, 5)
+    assert stages.is_released()
+
+
+async def test_the_end_tells_when_each_stage_was_passed() -> None:
+    stages = Stages()
+    events = asyncio.create_task(collected(stages.run()))
+    await write(stages, 3)
+    stages.talker.stream.send(1, 2, 3, STOP_CODE, finish="stop")
+    finished = (await events)[-1]
+    assert isinstance(finished, Finished)
+    times = finished.times
+    speech = [times.talker_opened_s, times.first_codes_s, times.first_window_s, times.first_audio_s, times.last_audio_s]
+    known = [moment for moment in speech if moment is not None]
+    assert len(known) == 5
+    assert sorted(known) == known
+    assert times.num_windows == 2
+    assert times.first_text_s is not None
+    assert times.last_text_s is not None
+    assert times.first_text_s < times.last_text_s
+
+
+async def test_a_reply_in_text_has_no_times_of_speech() -> None:
+    stages = Stages()
+    events = asyncio.create_task(collected(stages.run(speech=False)))
+    await settle()
+    stages.thinker.stream.send(1, text="a", finish="stop")
+    finished = (await events)[-1]
+    assert isinstance(finished, Finished)
+    assert finished.times.first_text_s is not None
+    assert finished.times.talker_opened_s is None
+    assert finished.times.num_windows == 0
 
 
 # -- failures
@@ -338,6 +423,21 @@ async def test_an_unexpected_error_says_nothing_of_its_inside() -> None:
     assert stages.is_released()
 
 
+async def test_rows_that_cannot_be_sent_are_dropped() -> None:
+    stages = Stages()
+    stages.talker.feed_error = StageDeadError("talker", "its engine process has died")
+    events = asyncio.create_task(collected(stages.run()))
+    await settle()
+    stages.token(0)
+    await settle()
+    stages.token(1)
+    await settle()
+    assert stages.dropped == stages.blocks
+    stages.talker.stream.fail(StageDeadError("talker", "its engine process has died"))
+    await fails_with(events, StageDeadError, "talker")
+    assert stages.is_released()
+
+
 # -- deadline and abort
 
 
@@ -400,6 +500,19 @@ async def text_done(stages: Stages) -> None:
     await write(stages, 3)
 
 
+async def opening_the_talker(stages: Stages) -> None:
+    stages.talker.open_gate.clear()
+    await write(stages, 3)
+
+
+async def feeding(stages: Stages) -> None:
+    """The feed has been handed to the outbox, which has not sent it."""
+    await settle()
+    stages.token(0)
+    await settle()
+    stages.token(1)
+
+
 async def finished(stages: Stages) -> None:
     await write(stages, 3)
     stages.talker.stream.send(1, STOP_CODE, finish="stop")
@@ -407,7 +520,10 @@ async def finished(stages: Stages) -> None:
     assert stages.ended == ["request"]
 
 
-PHASES = [nothing, opened, prompt_rows_came, rows_not_yet_taken, speaking, making_sound, text_done, finished]
+PHASES = [
+    nothing, opened, prompt_rows_came, rows_not_yet_taken, opening_the_talker, feeding, speaking, making_sound,
+    text_done, finished,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("phase", PHASES)

@@ -1,6 +1,9 @@
 """Which tokens may be spoken while stop strings can still cut the text."""
 
+import random
 from collections.abc import Sequence
+
+import pytest
 
 from omni_server.orchestrator.spoken_text import SpokenText
 
@@ -57,3 +60,42 @@ def test_a_character_of_two_tokens_is_spoken_when_both_are_there() -> None:
     assert spoken.num_speakable() == 0
     spoken.push([8], "é")
     assert spoken.num_speakable() == 2
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_speakable_is_the_same_as_with_all_tokens_decoded_anew(seed: int) -> None:
+    rng = random.Random(seed)
+    data = "".join(rng.choices("ab é漢👋🏽\u2028", k=60)).encode()
+    pieces: dict[int, bytes] = {}
+    while data:  # tokens of one to four bytes, which cut characters anywhere
+        size = rng.randint(0, 4)
+        pieces[len(pieces)] = data[:size]
+        data = data[size:]
+
+    def decode(token_ids: Sequence[int]) -> str:
+        return b"".join(pieces[token_id] for token_id in token_ids).decode(errors="replace")
+
+    spoken, released = SpokenText(decode), 0
+    for count in range(1, len(pieces) + 1):
+        text = decode(range(count))
+        keep_back = 0 if count == len(pieces) else rng.randint(0, 5)
+        end = max(released, len(text) - keep_back)
+        spoken.push([count - 1], text[released:end])
+        released = end
+        ends = [len(decode(range(number + 1))) for number in range(count)]
+        expected = next((number for number, length in enumerate(ends) if length > released), count)
+        assert spoken.num_speakable() == expected
+
+
+def test_a_long_text_is_not_decoded_from_its_beginning_each_time() -> None:
+    decoded: list[int] = []
+
+    def decode(token_ids: Sequence[int]) -> str:
+        decoded.append(len(token_ids))
+        return "word " * len(token_ids)
+
+    spoken = SpokenText(decode)
+    for number in range(500):
+        spoken.push([number], "word ")
+    assert spoken.num_speakable() == 500
+    assert max(decoded) <= 4

@@ -1,0 +1,57 @@
+"""Feeds of all requests on their way to one stage: what comes in one turn of the event loop leaves as one message.
+
+The rows of one step of the thinker arrive together, so that the talker gets one message per step and not one per
+request. Sending belongs to no request: the end of a request cannot interrupt it, and a feed is either with the stage,
+which drops it if its request has ended, or dropped here.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from omni_server.errors import OmniError
+from omni_server.protocol.feeds import AddressedFeed
+from omni_server.protocol.rows import SharedBlock
+
+logger = logging.getLogger(__name__)
+
+
+class FeedOutbox:
+    """One for a stage. Not thread safe; lives in one event loop."""
+
+    def __init__(
+        self, send: Callable[[Sequence[AddressedFeed]], Awaitable[None]], drop_block: Callable[[SharedBlock], None]
+    ) -> None:
+        """`send` either hands all feeds over or raises. `drop_block` ends a reference to shared memory."""
+        self._send = send
+        self._drop_block = drop_block
+        self._waiting: list[AddressedFeed] = []
+        self._sending: set[asyncio.Task[None]] = set()
+
+    def put(self, feed: AddressedFeed) -> None:
+        """Returns at once; feeds are sent in this order."""
+        if not self._waiting:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._waiting.append(feed)
+
+    def _flush(self) -> None:
+        feeds, self._waiting = self._waiting, []
+        # Tasks start in the order of their creation, and the message is with the socket before `send` first waits.
+        task = asyncio.create_task(self._deliver(feeds))
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    async def _deliver(self, feeds: Sequence[AddressedFeed]) -> None:
+        try:
+            await self._send(feeds)
+        except BaseException as exc:
+            self._drop(feeds)
+            if not isinstance(exc, OmniError):
+                raise
+            # Every request of that stage learns of its death from the stage itself.
+            logger.debug("%d feeds could not be sent: %s", len(feeds), exc)
+
+    def _drop(self, feeds: Sequence[AddressedFeed]) -> None:
+        for _, feed in feeds:
+            if feed.payload is not None and isinstance(feed.payload.block, SharedBlock):
+                self._drop_block(feed.payload.block)

@@ -1,0 +1,72 @@
+"""The thinker's rows of one request on their way to the talker.
+
+Everything here is synchronous: rows are called in as they arrive and are handed on, kept or dropped before the call
+returns, so that no reference to shared memory can be lost when a task is cancelled.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from omni_server.orchestrator.feed_outbox import FeedOutbox
+from omni_server.protocol.rows import RowsFeed, RowsPayload, SharedBlock
+
+
+class RowFeeder:
+    """From `take` to `finish`. Rows are kept until `connect` tells whom to feed, and dropped after `close`."""
+
+    def __init__(
+        self, outbox: FeedOutbox, drop_block: Callable[[SharedBlock], None], *, num_first_rows: int, is_limited: bool
+    ) -> None:
+        """`num_first_rows` come before the row of the first generated token. With `is_limited`, rows of generated
+        tokens may be spoken only as far as `allow` says."""
+        self._outbox = outbox
+        self._drop_block = drop_block
+        self._num_first_rows = num_first_rows
+        self._limit: int | None = num_first_rows if is_limited else None
+        self._engine_id: str | None = None
+        self._kept: list[RowsFeed] = []
+        self._is_closed = False
+        self.has_rows = asyncio.Event()
+        """Set by the first rows."""
+        self.num_generated_rows = 0
+        """Rows of generated tokens that have come."""
+
+    def take(self, payload: RowsPayload) -> None:
+        """New rows."""
+        self.num_generated_rows = max(self.num_generated_rows, payload.num_generated_rows)
+        self.has_rows.set()
+        self._feed(RowsFeed(payload, num_speakable=self._limit))
+
+    def allow(self, num_tokens: int) -> None:
+        """So many generated tokens may be spoken."""
+        limit = self._num_first_rows + num_tokens
+        if limit != self._limit:
+            self._limit = limit
+            self._feed(RowsFeed(num_speakable=limit))
+
+    def finish(self, num_tokens: int) -> None:
+        """So many generated tokens are to be spoken in all; their rows have come."""
+        self._feed(RowsFeed(num_speakable=None, final_length=self._num_first_rows + num_tokens))
+
+    def connect(self, engine_id: str) -> None:
+        """The talker knows the request, by this id."""
+        self._engine_id = engine_id
+        kept, self._kept = self._kept, []
+        for feed in kept:
+            self._feed(feed)
+
+    def close(self) -> None:
+        """Nobody listens any more. Harmless when already closed."""
+        self._is_closed = True
+        kept, self._kept = self._kept, []
+        for feed in kept:
+            self._feed(feed)
+
+    def _feed(self, feed: RowsFeed) -> None:
+        if self._is_closed:
+            if feed.payload is not None and isinstance(feed.payload.block, SharedBlock):
+                self._drop_block(feed.payload.block)
+        elif self._engine_id is None:
+            self._kept.append(feed)
+        else:
+            self._outbox.put((self._engine_id, feed))

@@ -1,0 +1,137 @@
+"""One utterance's way from codec tokens to sound.
+
+Codes become windows; windows go to code2wav, each with the time at which it will be played as its priority, so that
+the most urgent one of all utterances is computed first; results come back in order. The first window of an utterance
+is due at once. The others are due when what comes before them has been played, from the moment the first audio left.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from omni_server.edge import Code2WavRequest, CodecEdge
+from omni_server.engine.diffusion_client import DiffusionStageClient
+from omni_server.errors import StageError
+from omni_server.orchestrator.pacing import Pacer
+from omni_server.orchestrator.start_delay import Playback
+from omni_server.types import SAMPLE_RATE_HZ, AudioDelta
+
+Samples = npt.NDArray[np.float32]
+
+
+class SpeechOutput:
+    """`run` works until everything between the first `push` and `finish` has been emitted."""
+
+    def __init__(
+        self,
+        request_id: str,
+        *,
+        code2wav: DiffusionStageClient,
+        edge: CodecEdge,
+        pacer: Pacer,
+        emit: Callable[[AudioDelta], None],
+    ) -> None:
+        """`emit` is given the pieces of the waveform in order, without gaps."""
+        self._request_id = request_id
+        self._code2wav = code2wav
+        self._edge = edge
+        self._pacer = pacer
+        self._emit = emit
+        self._unsent: asyncio.Queue[Code2WavRequest | None] = asyncio.Queue()
+        self._sent: asyncio.Queue[tuple[Code2WavRequest, asyncio.Future[Samples]] | None] = asyncio.Queue()
+        self._outstanding = asyncio.Semaphore(pacer.max_outstanding_windows)
+        self._playback: Playback | None = None
+        self._starts_at: float | None = None  # when the first audio leaves, once that is known
+        self._held: list[AudioDelta] | None = None  # sound that waits for that moment; None after it
+        self._release_timer: asyncio.TimerHandle | None = None
+
+    def push(self, codes: Sequence[int]) -> None:
+        """New codes of the talker."""
+        for window in self._edge.push(codes):
+            self._unsent.put_nowait(window)
+
+    def finish(self) -> None:
+        """No further codes follow; there may have been none at all."""
+        for window in self._edge.finish():
+            self._unsent.put_nowait(window)
+        self._unsent.put_nowait(None)
+
+    async def run(self) -> None:
+        """Raises a group of `StageError` or `StageDeadError` if code2wav fails. Cancelling it, or a failure, aborts
+        the windows that are in code2wav."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._send(group))
+                group.create_task(self._collect())
+        finally:
+            if self._release_timer is not None:
+                self._release_timer.cancel()
+            if self._playback is not None:
+                self._playback.end()
+
+    async def _send(self, group: asyncio.TaskGroup) -> None:
+        number = 0
+        while (window := await self._unsent.get()) is not None:
+            await self._outstanding.acquire()
+            await self._pacer.gate.enter(self._due(window))
+            result: asyncio.Future[Samples] = asyncio.get_running_loop().create_future()
+            priority = self._pacer.priority(self._due(window))
+            task = group.create_task(self._compute(f"{self._request_id}-{number}", window, priority, result))
+            # Not in the task's own `finally`: a task that is cancelled before its first step never comes there.
+            task.add_done_callback(lambda _: self._has_left())
+            self._sent.put_nowait((window, result))
+            number += 1
+        self._sent.put_nowait(None)
+
+    def _has_left(self) -> None:
+        self._pacer.gate.leave()
+        self._outstanding.release()
+
+    def _due(self, window: Code2WavRequest) -> float:
+        """Before it is known when the first audio leaves: it cannot leave earlier than now."""
+        start = self._pacer.clock() if self._starts_at is None else self._starts_at
+        return start + window.first_sample / SAMPLE_RATE_HZ
+
+    async def _compute(
+        self, window_id: str, window: Code2WavRequest, priority: int, result: asyncio.Future[Samples]
+    ) -> None:
+        samples = await self._code2wav.run(window_id, window.token_ids, window.payload, priority=priority)
+        if len(samples) != window.num_samples:
+            raise StageError(
+                self._code2wav.name, f"sent {len(samples)} samples where {window.num_samples} were asked for"
+            )
+        result.set_result(samples)
+
+    async def _collect(self) -> None:
+        """Results in order. If a window fails, the group cancels this."""
+        while (item := await self._sent.get()) is not None:
+            window, result = item
+            samples = await result
+            self._note_ready(window)
+            delta = AudioDelta(window.first_sample, samples)
+            if self._held is None:
+                self._emit(delta)
+            else:
+                self._held.append(delta)
+        self._release()  # it is all there: no need to wait any longer
+
+    def _note_ready(self, window: Code2WavRequest) -> None:
+        now = self._pacer.clock()
+        start_s = window.first_sample / SAMPLE_RATE_HZ
+        end_s = start_s + window.num_samples / SAMPLE_RATE_HZ
+        if self._playback is not None:
+            self._playback.extend(start_s, end_s, now)
+            return
+        delay_s = self._pacer.start_delay.delay_s()
+        self._playback = self._pacer.start_delay.start(end_s)
+        self._starts_at = now + delay_s
+        if delay_s > 0:
+            self._held = []
+            self._release_timer = asyncio.get_running_loop().call_later(delay_s, self._release)
+
+    def _release(self) -> None:
+        held, self._held = self._held, None
+        for delta in held or ():
+            self._emit(delta)

@@ -1,0 +1,68 @@
+"""How long a stream's first audio has to wait so that its player does not stall later.
+
+A player starts at the first audio it gets and needs every later piece when the pieces before it have been played.
+Under load the second piece can take longer than the first one plays. The remedy is to start later; by how much shows
+in the streams that started shortly before.
+"""
+
+from collections import deque
+from collections.abc import Callable
+
+NUM_RECENT = 16
+"""Streams that are looked at."""
+HORIZON_S = 20.0
+"""Streams that started longer ago tell nothing about the load of now."""
+NUM_IGNORED = 1
+"""The latest of the recent streams is left out: one hiccup is no load."""
+
+
+class Playback:
+    """An imagined player that started the moment a stream's first audio was ready, whenever that was sent.
+
+    Positions are seconds of audio from the stream's beginning.
+    """
+
+    def __init__(self, started_at: float, end_s: float) -> None:
+        """`end_s` is the end of the first piece."""
+        self.started_at = started_at
+        self._end_s = end_s
+        self._lateness_s = 0.0
+        self._is_ended = False
+
+    def extend(self, start_s: float, end_s: float, now: float) -> None:
+        """The piece from `start_s` to `end_s` is ready."""
+        self._lateness_s = max(self._lateness_s, now - (self.started_at + start_s))
+        self._end_s = end_s
+
+    def end(self) -> None:
+        """No piece follows."""
+        self._is_ended = True
+
+    def lateness_s(self, now: float) -> float:
+        """Seconds that the player should have waited at its start, as far as is known; a piece that is overdue counts
+        as if it came now."""
+        if self._is_ended:
+            return self._lateness_s
+        return max(self._lateness_s, now - (self.started_at + self._end_s))
+
+
+class StartDelay:
+    """What recent streams would have needed, for the next one. One for all streams of a server."""
+
+    def __init__(self, max_s: float, clock: Callable[[], float]) -> None:
+        self._max_s = max_s
+        self._clock = clock
+        self._recent: deque[Playback] = deque(maxlen=NUM_RECENT)
+
+    def start(self, end_s: float) -> Playback:
+        """A stream's first piece, `end_s` seconds long, is ready. Tell the result of what follows."""
+        playback = Playback(self._clock(), end_s)
+        self._recent.append(playback)
+        return playback
+
+    def delay_s(self) -> float:
+        """Seconds by which to hold back the first audio of a stream; 0 if nothing was late or nothing is known."""
+        now = self._clock()
+        lateness = sorted(p.lateness_s(now) for p in self._recent if now - p.started_at < HORIZON_S)
+        usual = lateness[: len(lateness) - NUM_IGNORED]
+        return min(usual[-1], self._max_s) if usual else 0.0

@@ -1,0 +1,154 @@
+"""Speech on a simulated device in virtual time: what leaves when, and how long a player would have stalled."""
+
+import asyncio
+import heapq
+import itertools
+from dataclasses import dataclass, field
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+
+from omni_server.config.stage_config import ChunkPlan, PacingConfig
+from omni_server.engine.diffusion_client import DiffusionStageClient
+from omni_server.family import CodecLayout
+from omni_server.orchestrator.pacing import Pacer
+from omni_server.orchestrator.speech_output import SpeechOutput
+from omni_server.protocol.codec_window import decode_codec_window
+from omni_server.types import SAMPLE_RATE_HZ, AudioDelta
+from stages.qwen2_5_omni.talker_to_code2wav import TalkerToCode2Wav
+from tests.unit.orchestrator.virtual_time import clock
+
+LAYOUT = CodecLayout(codes_per_block=12, frames_per_code=2, samples_per_code=480)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One window that was asked for."""
+
+    window_id: str
+    priority: int
+    at: float
+
+
+class SimulatedCode2Wav:
+    """Stands for `DiffusionStageClient`. Computes waiting windows in steps, by priority; a step takes a time for itself
+    and a time for each codec token in it. Sample values are positions in the utterance."""
+
+    def __init__(self, *, step_s: float = 0.0, code_s: float = 0.0, max_codes: int = 2048) -> None:
+        self.name = "code2wav"
+        self.calls: list[Call] = []
+        self.computed: list[str] = []
+        self.num_running = 0
+        self.most_running: dict[str, int] = {}
+        self.errors: dict[str, Exception] = {}
+        self.num_missing = 0
+        self._running: dict[str, int] = {}
+        self._step_s, self._code_s, self._max_codes = step_s, code_s, max_codes
+        self._waiting: list[tuple[int, int, str, int, asyncio.Future[None]]] = []
+        self._order = itertools.count()
+        self._stepping: asyncio.Task[None] | None = None
+
+    async def run(
+        self, request_id: str, token_ids: tuple[int, ...], payload: bytes, *, priority: int = 0
+    ) -> npt.NDArray[np.float32]:
+        stream = request_id.rpartition("-")[0]
+        self.calls.append(Call(request_id, priority, clock()))
+        self._running[stream] = self._running.get(stream, 0) + 1
+        self.most_running[stream] = max(self.most_running.get(stream, 0), self._running[stream])
+        self.num_running += 1
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (priority, next(self._order), request_id, len(token_ids), done))
+        if self._stepping is None or self._stepping.done():
+            self._stepping = asyncio.create_task(self._step())
+        try:
+            await done
+        finally:
+            self.num_running -= 1
+            self._running[stream] -= 1
+        if request_id in self.errors:
+            raise self.errors[request_id]
+        window = decode_codec_window(payload)
+        per_code = LAYOUT.samples_per_code
+        samples = np.arange(window.emit_start * per_code, window.emit_end * per_code, dtype=np.float32)
+        return samples[self.num_missing :]
+
+    async def _step(self) -> None:
+        await asyncio.sleep(0)  # what is asked for in the same moment goes together
+        while self._waiting:
+            batch, room = [], self._max_codes
+            while self._waiting and self._waiting[0][3] <= room:
+                batch.append(heapq.heappop(self._waiting))
+                room -= batch[-1][3]
+            await asyncio.sleep(self._step_s + self._code_s * (self._max_codes - room))
+            for _, _, request_id, _, done in batch:
+                self.computed.append(request_id)
+                if not done.cancelled():
+                    done.set_result(None)
+
+
+@dataclass
+class Utterance:
+    """One stream; `pieces` are the times at which its sound left, with the sound."""
+
+    output: SpeechOutput
+    began: float
+    pieces: list[tuple[float, AudioDelta]] = field(default_factory=list)
+
+    @property
+    def first_audio_s(self) -> float:
+        """From the first code on."""
+        return self.pieces[0][0] - self.began
+
+    @property
+    def stall_s(self) -> float:
+        """How long a player that starts at the first audio has to wait in all."""
+        start = self.pieces[0][0]
+        return max(at - (start + delta.first_sample / SAMPLE_RATE_HZ) for at, delta in self.pieces)
+
+
+class Simulation:
+    """A server's speech: one device, one pacer, any number of streams."""
+
+    def __init__(
+        self, code2wav: SimulatedCode2Wav, pacing: PacingConfig | None = None, plan: ChunkPlan | None = None
+    ) -> None:
+        self.code2wav = code2wav
+        self.pacer = Pacer(PacingConfig() if pacing is None else pacing, clock)
+        self._plan = ChunkPlan() if plan is None else plan
+
+    def utterance(self, name: str) -> Utterance:
+        pieces: list[tuple[float, AudioDelta]] = []
+        output = SpeechOutput(
+            name,
+            code2wav=cast(DiffusionStageClient, self.code2wav),
+            edge=TalkerToCode2Wav(self._plan, LAYOUT, voice="Ethan", noise_seed=0),
+            pacer=self.pacer,
+            emit=lambda delta: pieces.append((clock(), delta)),
+        )
+        return Utterance(output, clock(), pieces)
+
+    async def speak(self, name: str, num_codes: int, code_s: float = 0.0) -> Utterance:
+        """A whole utterance, of which the talker makes one code every `code_s` seconds."""
+        utterance = self.utterance(name)
+        speaking = asyncio.create_task(utterance.output.run())
+        if code_s:
+            for number in range(num_codes):
+                await asyncio.sleep(code_s)
+                utterance.output.push([number])
+        else:
+            utterance.output.push(range(num_codes))
+        utterance.output.finish()
+        await speaking
+        return utterance
+
+
+def is_whole(utterance: Utterance, num_codes: int) -> bool:
+    """Every sample is there once and in its place."""
+    sound = np.concatenate([delta.samples for _, delta in utterance.pieces])
+    position = 0
+    for _, delta in utterance.pieces:
+        if delta.first_sample != position:
+            return False
+        position += len(delta.samples)
+    return bool(np.array_equal(sound, np.arange(num_codes * LAYOUT.samples_per_code)))

@@ -1,0 +1,257 @@
+"""From codec tokens to sound: order, deadlines, limits, and what listeners hear."""
+
+import asyncio
+import random
+
+import pytest
+
+from omni_server.config.stage_config import ChunkPlan, PacingConfig
+from omni_server.errors import StageError
+from tests.unit.orchestrator.simulated_speech import SimulatedCode2Wav, Simulation, Utterance, is_whole
+from tests.unit.orchestrator.virtual_time import clock, run
+
+SECOND = 50
+"""Codec tokens of one second."""
+NO_DELAY = PacingConfig(max_start_delay_s=0)
+
+
+def test_the_whole_utterance_comes_out_in_order() -> None:
+    async def work() -> None:
+        rng = random.Random(0)
+        for num_codes in (1, 12, 24, 25, 100, 411):
+            simulation = Simulation(SimulatedCode2Wav(step_s=rng.random() / 10, code_s=0.001))
+            utterance = await simulation.speak("u", num_codes, code_s=0.002)
+            assert is_whole(utterance, num_codes)
+
+    run(work)
+
+
+def test_results_that_come_out_of_order_are_put_in_order() -> None:
+    class Backwards(SimulatedCode2Wav):
+        """Computes a window the sooner the later it is."""
+
+        async def run(self, request_id, *args, **kwargs):  # type: ignore[no-untyped-def]
+            await asyncio.sleep(1.0 / (1 + int(request_id.rpartition("-")[2])))
+            self.computed.append(request_id)
+            return await super().run(request_id, *args, **kwargs)
+
+    async def work() -> None:
+        code2wav = Backwards()
+        utterance = await Simulation(code2wav, PacingConfig(max_outstanding_windows=4)).speak("u", 300)
+        assert code2wav.computed[0] == "u-3"
+        assert is_whole(utterance, 300)
+
+    run(work)
+
+
+def test_no_codes_make_no_sound_and_an_end() -> None:
+    async def work() -> None:
+        assert (await Simulation(SimulatedCode2Wav()).speak("u", 0)).pieces == []
+
+    run(work)
+
+
+def test_first_windows_are_due_at_once_and_later_ones_when_they_will_be_played() -> None:
+    async def work() -> None:
+        await asyncio.sleep(5.0)  # priorities count from the server's start, which is the simulation's
+        simulation = Simulation(SimulatedCode2Wav(step_s=0.1), PacingConfig(max_outstanding_windows=1))
+        await asyncio.sleep(1.0)
+        utterance = await simulation.speak("u", 280)
+        assert utterance.first_audio_s == pytest.approx(0.1)
+        # Blocks of 0.24 s, ramp 1 1 2 4 8: windows begin after 0, 1, 2, 4, 8 and 16 of them.
+        left = 1100
+        assert [call.priority for call in simulation.code2wav.calls] == [
+            1000, left + 240, left + 480, left + 960, left + 1920, left + 3840,
+        ]  # fmt: skip
+
+    run(work)
+
+
+def test_a_window_sent_before_the_first_audio_left_is_due_after_it_could_leave() -> None:
+    async def work() -> None:
+        simulation = Simulation(SimulatedCode2Wav(step_s=0.1))
+        await simulation.speak("u", 36, code_s=0.001)
+        first, second = simulation.code2wav.calls[:2]
+        assert (first.priority, second.priority) == (24, 36 + 240)
+
+    run(work)
+
+
+def test_the_first_window_of_a_new_stream_is_computed_before_queued_windows_of_others() -> None:
+    async def work() -> None:
+        code2wav = SimulatedCode2Wav(step_s=0.05, max_codes=132)
+        simulation = Simulation(code2wav, PacingConfig(max_work_ahead_s=None))
+        early = [asyncio.create_task(simulation.speak(f"early{n}", 600)) for n in range(8)]
+        await asyncio.sleep(1.02)
+        new = asyncio.create_task(simulation.speak("new", 100))
+        await asyncio.sleep(0)
+        num_before = len(code2wav.computed)
+        utterance = await new
+        await asyncio.gather(*early)
+        [position] = [i for i, name in enumerate(code2wav.computed[num_before:]) if name == "new-0"]
+        assert position <= 1, "behind nothing but the step that ran when it came"
+        assert utterance.first_audio_s <= 0.1 + 1e-6
+
+    run(work)
+
+
+def test_no_more_windows_of_a_stream_are_out_than_allowed() -> None:
+    async def work() -> None:
+        for limit in (1, 2, 3):
+            code2wav = SimulatedCode2Wav(step_s=0.1)
+            pacing = PacingConfig(max_outstanding_windows=limit, max_work_ahead_s=None)
+            await Simulation(code2wav, pacing).speak("u", 600)
+            assert code2wav.most_running == {"u": limit}
+
+    run(work)
+
+
+def test_a_stream_alone_is_computed_as_fast_as_the_device_can() -> None:
+    async def work() -> None:
+        code2wav = SimulatedCode2Wav(step_s=0.01)
+        utterance = await Simulation(code2wav).speak("u", 60 * SECOND)
+        assert utterance.pieces[-1][0] <= 0.01 * len(code2wav.calls) + 1e-6
+
+    run(work)
+
+
+def test_streams_far_ahead_leave_room_for_a_new_one() -> None:
+    """Eight long utterances whose codes are all there; the device needs 1 ms for a code."""
+
+    async def first_audio_s(cap: float | None) -> float:
+        simulation = Simulation(SimulatedCode2Wav(code_s=0.0002), PacingConfig(max_work_ahead_s=cap))
+        early = [asyncio.create_task(simulation.speak(f"early{n}", 60 * SECOND)) for n in range(8)]
+        await asyncio.sleep(1.0)
+        utterance = await simulation.speak("new", 100)
+        for task in early:
+            assert (await task).stall_s <= 1e-6
+        return utterance.first_audio_s
+
+    without = run(lambda: first_audio_s(None))
+    capped = run(lambda: first_audio_s(4.0))
+    assert capped < without / 2
+
+
+def test_the_device_is_not_idle_because_of_the_cap() -> None:
+    async def work() -> None:
+        code2wav = SimulatedCode2Wav(step_s=0.01)
+        simulation = Simulation(code2wav, PacingConfig(max_work_ahead_s=0))
+        await asyncio.gather(*(simulation.speak(f"u{n}", 30 * SECOND) for n in range(3)))
+        assert clock() <= 0.01 * len(code2wav.calls) + 1e-6
+
+    run(work)
+
+
+@pytest.mark.parametrize("way", ["cancelled", "failed", "short"])
+def test_an_end_of_any_kind_takes_the_windows_out_of_code2wav(way: str) -> None:
+    async def work() -> None:
+        code2wav = SimulatedCode2Wav(step_s=0.1, max_codes=132)
+        simulation = Simulation(code2wav, PacingConfig(max_work_ahead_s=0.5))
+        others = [asyncio.create_task(simulation.speak(f"o{n}", 300)) for n in range(3)]
+        utterance = simulation.utterance("u")
+        speaking = asyncio.create_task(utterance.output.run())
+        utterance.output.push(range(300))
+        await asyncio.sleep(0.55)
+        assert simulation.pacer.gate.num_inside > 1
+        if way == "cancelled":
+            speaking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await speaking
+        elif way == "failed":
+            code2wav.errors = {f"u-{n}": StageError("code2wav", "broken") for n in range(6)}
+            with pytest.raises(ExceptionGroup) as caught:
+                await speaking
+            assert caught.value.subgroup(StageError) is not None
+        else:
+            code2wav.num_missing = 1
+            with pytest.raises(ExceptionGroup) as caught:
+                await speaking
+            [error] = caught.value.exceptions
+            assert "samples where" in str(error)
+            code2wav.num_missing = 0
+        for other in others:
+            other.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await asyncio.sleep(0)
+        assert (simulation.pacer.gate.num_inside, code2wav.num_running) == (0, 0)
+
+    run(work)
+
+
+async def make_late(simulation: Simulation, *, by_s: float) -> None:
+    """Recent streams of which a second piece came late."""
+    for _ in range(4):
+        playback = simulation.pacer.start_delay.start(0.24)
+        playback.extend(0.24, 0.48, clock() + 0.24 + by_s)
+        playback.end()
+
+
+def test_first_audio_waits_after_late_streams_and_later_windows_are_due_from_when_it_leaves() -> None:
+    async def work() -> None:
+        simulation = Simulation(SimulatedCode2Wav(step_s=0.01), PacingConfig(max_outstanding_windows=1))
+        await make_late(simulation, by_s=0.3)
+        utterance = await simulation.speak("u", 100, code_s=0.02)
+        # The first window is full after 24 codes, 0.48 s.
+        assert utterance.first_audio_s == pytest.approx(0.48 + 0.01 + 0.3)
+        assert [call.priority for call in simulation.code2wav.calls[1:3]] == [790 + 240, 790 + 480]
+
+    run(work)
+
+
+def test_a_complete_utterance_waits_no_longer() -> None:
+    async def work() -> None:
+        simulation = Simulation(SimulatedCode2Wav(step_s=0.01))
+        await make_late(simulation, by_s=0.3)
+        utterance = await simulation.speak("u", 20)
+        assert utterance.first_audio_s == pytest.approx(0.01)
+
+    run(work)
+
+
+def test_an_utterance_cancelled_while_its_first_audio_is_held_emits_nothing() -> None:
+    async def work() -> None:
+        simulation = Simulation(SimulatedCode2Wav(step_s=0.01))
+        await make_late(simulation, by_s=0.3)
+        utterance = simulation.utterance("u")
+        speaking = asyncio.create_task(utterance.output.run())
+        utterance.output.push(range(24))
+        await asyncio.sleep(0.1)
+        speaking.cancel()
+        await asyncio.wait([speaking])
+        await asyncio.sleep(10.0)
+        assert utterance.pieces == []
+
+    run(work)
+
+
+async def under_load(pacing: PacingConfig) -> tuple[list[Utterance], list[Utterance]]:
+    """Eight callers at a time, each of whom calls again as soon as it has been answered; then one alone.
+
+    The talker makes a code in 10 ms, a half of what it lasts. Alone, a window takes 50 ms. With eight, the second
+    window comes too late: it waits for the step that runs, and that is a long one. The first call of each of the eight
+    is left out, because nothing is known then.
+    """
+    simulation = Simulation(SimulatedCode2Wav(step_s=0.03, code_s=0.0008), pacing, ChunkPlan(new_blocks=(1, 1, 2)))
+    number = iter(range(1000))
+
+    async def caller(num_calls: int, start_s: float) -> list[Utterance]:
+        await asyncio.sleep(start_s)
+        return [await simulation.speak(f"u{next(number)}", 4 * SECOND, code_s=0.010) for _ in range(num_calls)]
+
+    loaded = await asyncio.gather(*(caller(6, 0.037 * n) for n in range(8)))
+    await asyncio.sleep(30.0)
+    return [utterance for calls in loaded for utterance in calls[1:]], await caller(6, 0.0)
+
+
+def test_under_load_players_stall_without_a_start_delay_and_hardly_with_one() -> None:
+    without, _ = run(lambda: under_load(NO_DELAY))
+    with_delay, _ = run(lambda: under_load(PacingConfig()))
+    assert sum(u.stall_s > 0.02 for u in without) > len(without) / 2
+    assert sum(u.stall_s > 0.02 for u in with_delay) < len(with_delay) / 10
+
+
+def test_the_start_delay_ends_with_the_load() -> None:
+    _, alone = run(lambda: under_load(PacingConfig()))
+    _, never = run(lambda: under_load(NO_DELAY))
+    assert [u.first_audio_s for u in alone] == pytest.approx([u.first_audio_s for u in never])
+    assert all(u.stall_s <= 1e-6 for u in alone)
