@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from omni_server.config.stage_config import ArStage, StageConfig
-from omni_server.edge import CodecEdgeFactory, load_edge_function
+from omni_server.edge import CodecEdgeFactory, check_longest_window, load_edge_function
 from omni_server.engine.environment import set_engine_environment
 from omni_server.errors import ConfigError, OmniError
 from omni_server.family import FamilyModel, load_family
@@ -72,6 +72,9 @@ class AsyncOmni:
 
         family = load_family(config.model_family)
         model = family.open(model_dir)
+        for edge in config.edges:
+            if edge.chunks is not None:
+                check_longest_window(edge.chunks, model.codec, config.stages[edge.target].max_model_len)
         engines = await start_engines(
             model_dir, config, family, model, load_format=load_format, on_progress=on_progress
         )

@@ -56,6 +56,8 @@ class _Stage(_Model):
     """GPU indices, one per tensor-parallel rank. Ignored on CPU."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.3
     """Share of each device's memory that this stage may take. Ignored on CPU."""
+    gpu_priority: Literal["normal", "low"] = "normal"
+    """Under `mps`, kernels of a `low` stage wait for those of others on its GPU. Ignored without it."""
     max_num_seqs: Annotated[int, Field(ge=1)] = 16
     """Requests that run in one step."""
     max_num_batched_tokens: Annotated[int, Field(ge=1)] = 2048

@@ -145,7 +145,9 @@ async def _start_stage(
             arguments = diffusion_engine_args(
                 model_dir, stage, platform=config.platform, load_format=load_format, hf_overrides=overrides
             )
-    arguments.additional_config = msgspec.structs.replace(arguments.additional_config, progress=watched)
+    arguments.additional_config = msgspec.structs.replace(
+        arguments.additional_config, progress=watched, has_low_gpu_priority=stage.gpu_priority == "low"
+    )
     build = functools.partial(engine_class.from_engine_args, arguments)
     engine = await _built(name, build, config.start_timeout_s, engines, progress)
     if isinstance(engine, StageAsyncLLM):

@@ -34,6 +34,8 @@ class DiffusionRuntimeConfig(msgspec.Struct, frozen=True):
     """Most codec tokens of one request; at most `max_num_codes`."""
     progress: ProgressSpec | None = None
     """Where the worker reports while it starts; another socket each time."""
+    has_low_gpu_priority: bool = False
+    """Under NVIDIA's Multi-Process Service: kernels of other stages go first."""
 
     def max_num_blocks(self, codes_per_block: int) -> int:
         """The most blocks that one step can hold, where the last block of each request may be a part of one."""
@@ -43,4 +45,6 @@ class DiffusionRuntimeConfig(msgspec.Struct, frozen=True):
 
     def compute_hash(self) -> str:
         """Called by `vllm.config.VllmConfig.compute_hash`."""
-        return hashlib.sha256(repr(msgspec.structs.replace(self, progress=None)).encode()).hexdigest()
+        return hashlib.sha256(
+            repr(msgspec.structs.replace(self, progress=None, has_low_gpu_priority=False)).encode()
+        ).hexdigest()

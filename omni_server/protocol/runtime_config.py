@@ -30,6 +30,8 @@ class StageRuntimeConfig(msgspec.Struct, frozen=True):
     input_queue: QueueSpec | None = None
     progress: ProgressSpec | None = None
     """Where the worker reports while it starts."""
+    has_low_gpu_priority: bool = False
+    """Under NVIDIA's Multi-Process Service: kernels of other stages go first."""
 
     def compute_hash(self) -> str:
         """Called by `vllm.config.VllmConfig.compute_hash`."""

@@ -1,5 +1,7 @@
 """Binds our runner and worker mixins to the classes vLLM has for this platform (V1 model runner on both)."""
 
+import os
+
 import torch
 from vllm.config import CompilationMode, CUDAGraphMode, VllmConfig
 from vllm.platforms import current_platform
@@ -23,6 +25,9 @@ from stages.runtime.memory import (
 )
 from stages.runtime.parent_watch import end_with_parent
 from stages.runtime.progress import ProgressReporter
+
+MPS_PRIORITY_VARIABLE = "CUDA_MPS_CLIENT_PRIORITY"
+MPS_BELOW_NORMAL = "1"
 
 
 def platform_worker_class() -> type[Worker]:
@@ -71,6 +76,7 @@ class StageWorkerMixin:
 
     def init_device(self) -> None:
         end_with_parent()
+        self._set_gpu_priority()
         self.progress = ProgressReporter(self._progress_spec())
         super().init_device()  # type: ignore[misc]
         if not isinstance(self.model_runner, self.runner_mixin):
@@ -78,6 +84,12 @@ class StageWorkerMixin:
         if self.device.type == "cuda":
             # vLLM has just seen that the share is free. Nothing large has been allocated yet.
             enforce_share(self.requested_memory, self.device)  # type: ignore[attr-defined]
+
+    def _set_gpu_priority(self) -> None:
+        """The service reads this when the process makes its CUDA context, which has not happened yet."""
+        match self.vllm_config.additional_config:
+            case StageRuntimeConfig(has_low_gpu_priority=True) | DiffusionRuntimeConfig(has_low_gpu_priority=True):
+                os.environ[MPS_PRIORITY_VARIABLE] = MPS_BELOW_NORMAL
 
     def _progress_spec(self) -> ProgressSpec | None:
         match self.vllm_config.additional_config:

@@ -38,3 +38,14 @@ async def test_an_engine_that_cannot_start_is_named_with_its_reason(checkpoint: 
         await AsyncOmni.start(checkpoint, config)
     assert set(multiprocessing.active_children()) <= children
     assert queue_files() == files
+
+
+async def test_a_plan_with_windows_that_code2wav_cannot_hold_is_refused_before_anything_starts(
+    checkpoint: Path,
+) -> None:
+    files, children = queue_files(), set(multiprocessing.active_children())
+    config = demo_config(stages={"code2wav": {"max_model_len": 24, "max_num_batched_tokens": 240}})
+    with pytest.raises(ConfigError, match="code2wav's max_model_len is 24"):
+        await AsyncOmni.start(checkpoint, config)
+    assert set(multiprocessing.active_children()) == children
+    assert queue_files() == files

@@ -1,5 +1,6 @@
 """A stage's share of a GPU, with a simulated device: what is reckoned, whatever other processes do meanwhile."""
 
+import os
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -180,6 +181,16 @@ def test_another_program_on_the_device_is_told(start: Start) -> None:
     device.others = 45 * GIB
     with pytest.raises(ConfigError, match="another program uses it"):
         worker.determine_available_memory()
+
+
+@pytest.mark.parametrize(("is_low", "variable"), [(True, "1"), (False, None)])
+def test_a_stage_of_low_priority_tells_the_multi_process_service(
+    start: Start, monkeypatch: pytest.MonkeyPatch, is_low: bool, variable: str | None
+) -> None:
+    monkeypatch.delenv("CUDA_MPS_CLIENT_PRIORITY", raising=False)
+    start(config=StageRuntimeConfig("model", has_low_gpu_priority=is_low))
+    assert os.environ.get("CUDA_MPS_CLIENT_PRIORITY") == variable
+    monkeypatch.delenv("CUDA_MPS_CLIENT_PRIORITY", raising=False)
 
 
 async def test_a_start_is_reported_step_by_step(start: Start) -> None:
