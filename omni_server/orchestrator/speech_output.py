@@ -62,9 +62,10 @@ class SpeechOutput:
         """Raises a group of `StageError` or `StageDeadError` if code2wav fails. Cancelling it, or a failure, aborts
         the windows that are in code2wav."""
         try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._send(group))
-                group.create_task(self._collect())
+            with self._pacer.start_delay.stream():
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(self._send(group))
+                    group.create_task(self._collect())
         finally:
             if self._release_timer is not None:
                 self._release_timer.cancel()

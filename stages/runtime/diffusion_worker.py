@@ -2,6 +2,7 @@
 
 from vllm.v1.worker.worker_base import CompilationTimes
 
+from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
 from omni_server.protocol.progress import Phase
 from stages.runtime.diffusion_runner import DiffusionModelRunnerMixin
 from stages.runtime.platform import StageWorkerMixin, platform_worker_class
@@ -15,6 +16,8 @@ class DiffusionWorker(StageWorkerMixin, platform_worker_class()):  # type: ignor
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """The model prepares itself; vLLM compiles and captures nothing: zero seconds each."""
-        self.progress.report(Phase.CAPTURING)
+        config = self.vllm_config.additional_config
+        if isinstance(config, DiffusionRuntimeConfig) and config.is_fast:
+            self.progress.report(Phase.CAPTURING)
         self.model_runner.prepare_model()
         return CompilationTimes(language_model=0.0, encoder=0.0)

@@ -1,5 +1,7 @@
 """How long first audio is held back, from what happened to the streams before."""
 
+from contextlib import ExitStack
+
 import pytest
 
 from omni_server.orchestrator.start_delay import HORIZON_S, NUM_RECENT, StartDelay
@@ -104,3 +106,18 @@ def test_a_quiet_time_is_forgiving(delay: StartDelay, clock: Clock) -> None:
         stream(delay, clock, gap_s=0.54)
     clock.now += HORIZON_S
     assert delay.delay_s() == 0
+
+
+def test_what_happened_under_a_load_that_is_gone_does_not_count(delay: StartDelay, clock: Clock) -> None:
+    """Seen with 64 callers, then one: its first audio waited for a second on an idle GPU."""
+    with ExitStack() as crowd:
+        for _ in range(16):
+            crowd.enter_context(delay.stream())
+        playbacks = [delay.start(FIRST_S) for _ in range(16)]
+        clock.now += 1.0
+        assert delay.delay_s() == pytest.approx(1.0 - FIRST_S)
+        for playback in playbacks:
+            playback.extend(FIRST_S, 2 * FIRST_S, clock.now)
+            playback.end()
+    with delay.stream():
+        assert delay.delay_s() == 0
