@@ -44,6 +44,7 @@ def ar_engine_args(
         "max_num_seqs": stage.max_num_seqs,
         "max_num_batched_tokens": stage.max_num_batched_tokens,
         "disable_log_stats": True,
+        "use_tqdm_on_load": False,  # the worker reports what it does
     }
     if hf_overrides is not None:
         arguments["hf_overrides"] = hf_overrides

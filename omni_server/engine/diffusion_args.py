@@ -54,6 +54,7 @@ def diffusion_engine_args(
         "max_num_batched_tokens": stage.max_num_batched_tokens,
         "scheduling_policy": "priority",  # a request's priority is when its sound is due
         "disable_log_stats": True,
+        "use_tqdm_on_load": False,  # the worker reports what it does
     }
     if platform == "cuda":
         arguments |= {"device_ids": list(stage.devices), "gpu_memory_utilization": stage.gpu_memory_utilization}

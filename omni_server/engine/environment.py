@@ -20,7 +20,6 @@ def set_engine_environment(config: StageConfig) -> None:
     logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"].upper())
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    os.environ.setdefault("TQDM_DISABLE", "1")  # progress bars of the engines; the server shows its own lines
     os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")
     if config.platform == "cpu":
         # The worker lives in the engine's own process: half the memory, a third of the start-up time, and no
