@@ -13,7 +13,7 @@ from omni_server.family import TalkerPrompt
 from omni_server.orchestrator.feed_outbox import FeedOutbox
 from omni_server.orchestrator.pacing import Pacer
 from omni_server.orchestrator.row_feeder import RowFeeder
-from omni_server.orchestrator.speech_output import SpeechOutput
+from omni_server.orchestrator.speech_stream import SpeechStream
 from omni_server.orchestrator.stage_clock import StageClock, TimedEdge
 from omni_server.protocol.rows import SharedBlock
 from omni_server.types import AudioDelta, CodecDelta, FinishReason, OmniEvent
@@ -63,7 +63,7 @@ class Talk:
             num_first_rows=plan.talker_prompt.num_replaced + plan.num_boundary_rows,
             is_limited=is_limited,
         )
-        self._speech = SpeechOutput(
+        self._speech = SpeechStream(
             request_id,
             code2wav=plan.code2wav,
             edge=TimedEdge(plan.codec_edge, clock),

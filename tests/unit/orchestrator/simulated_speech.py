@@ -13,7 +13,7 @@ from omni_server.config.stage_config import ChunkPlan, PacingConfig
 from omni_server.engine.diffusion_client import DiffusionStageClient
 from omni_server.family import CodecLayout
 from omni_server.orchestrator.pacing import Pacer
-from omni_server.orchestrator.speech_output import SpeechOutput
+from omni_server.orchestrator.speech_stream import SpeechStream
 from omni_server.protocol.codec_window import decode_codec_window
 from omni_server.types import SAMPLE_RATE_HZ, AudioDelta
 from stages.qwen2_5_omni.talker_to_code2wav import TalkerToCode2Wav
@@ -91,7 +91,7 @@ class SimulatedCode2Wav:
 class Utterance:
     """One stream; `pieces` are the times at which its sound left, with the sound."""
 
-    output: SpeechOutput
+    output: SpeechStream
     began: float
     pieces: list[tuple[float, AudioDelta]] = field(default_factory=list)
 
@@ -119,7 +119,7 @@ class Simulation:
 
     def utterance(self, name: str) -> Utterance:
         pieces: list[tuple[float, AudioDelta]] = []
-        output = SpeechOutput(
+        output = SpeechStream(
             name,
             code2wav=cast(DiffusionStageClient, self.code2wav),
             edge=TalkerToCode2Wav(self._plan, LAYOUT, voice="Ethan", noise_seed=0),

@@ -21,7 +21,7 @@ from omni_server.types import SAMPLE_RATE_HZ, AudioDelta
 Samples = npt.NDArray[np.float32]
 
 
-class SpeechOutput:
+class SpeechStream:
     """`run` works until everything between the first `push` and `finish` has been emitted."""
 
     def __init__(
