@@ -1,18 +1,16 @@
-"""Scheduling of requests that send or receive rows. Two mixins over vLLM's scheduler, and their sum.
+"""Scheduling of requests that send or receive rows. A mixin over vLLM's schedulers.
 
 Nothing of vLLM is copied: a request is *held back* for one step with `next_decode_eligible_step`, the field
 that vLLM's own diffusion scheduler uses for it, or, while it waits, through `_handle_blocked_waiting_request`.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
-from vllm.v1.metrics.stats import PrefillStats
+from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
@@ -32,6 +30,7 @@ from omni_server.transport.slab_queue import SlabQueue
 from stages.runtime.batch import StageStep, TakenSlot, attach_step
 from stages.runtime.parent_watch import end_with_parent
 from stages.runtime.queue_end import open_queue
+from stages.runtime.token_blocks import TokenBlock, keep_back
 
 
 @dataclass
@@ -49,30 +48,6 @@ class _Fed:
         return position < limit
 
 
-@dataclass
-class _TokenBlock:
-    """Tokens of one request that have not been sent to the server yet."""
-
-    size: int
-    num_sampled: int = 0
-    unsent: list[int] = field(default_factory=list)
-    prefill_stats: PrefillStats | None = None
-
-    def add(self, output: EngineCoreOutput) -> bool:
-        """One step's output. True if it is to be sent: it then carries all that was kept back before."""
-        self.unsent += output.new_token_ids
-        self.num_sampled += len(output.new_token_ids)
-        if output.prefill_stats is not None:
-            self.prefill_stats = output.prefill_stats
-        num_sent = self.num_sampled - len(self.unsent)
-        is_complete = num_sent // self.size < self.num_sampled // self.size
-        if not is_complete and output.finish_reason is None and output.pooling_output is None:
-            return False
-        output.new_token_ids, self.unsent = self.unsent, []
-        output.prefill_stats, self.prefill_stats = self.prefill_stats, None
-        return True
-
-
 class StageSchedulerMixin:
     """Over vLLM's `Scheduler` or `AsyncScheduler`."""
 
@@ -86,7 +61,7 @@ class StageSchedulerMixin:
         self._output_queue: SlabQueue | None = open_queue(config.output_queue)
         self._fed: dict[str, _Fed] = {}
         self._sending: set[str] = set()
-        self._token_blocks: dict[str, _TokenBlock] = {}
+        self._token_blocks: dict[str, TokenBlock] = {}
         self._feeds: list[AddressedFeed] = []  # for the workers, with the next step
         self._is_output_full = False
 
@@ -99,7 +74,7 @@ class StageSchedulerMixin:
                 self._take_feed(request_id, feed)
             return
         if TOKENS_PER_OUTPUT_KEY in extra:
-            self._token_blocks[request.request_id] = _TokenBlock(extra[TOKENS_PER_OUTPUT_KEY])
+            self._token_blocks[request.request_id] = TokenBlock(extra[TOKENS_PER_OUTPUT_KEY])
         match decode_request(extra[REQUEST_KEY]) if REQUEST_KEY in extra else None:
             case RowsInput():
                 self._fed[request.request_id] = _Fed()
@@ -213,18 +188,8 @@ class StageSchedulerMixin:
                     assert isinstance(block, SharedBlock)
                     self._output_queue.finish_all(block)
         if blocks:
-            _keep_back(outputs, blocks)
+            keep_back(outputs, blocks)
         return outputs
-
-
-def _keep_back(outputs: dict[int, EngineCoreOutputs], blocks: Mapping[str, _TokenBlock]) -> None:
-    """Take out of `outputs` what need not be sent yet; a message that then says nothing is not sent at all."""
-    for client, group in list(outputs.items()):
-        group.outputs = [
-            output for output in group.outputs if (block := blocks.get(output.request_id)) is None or block.add(output)
-        ]
-        if not group.outputs and group.scheduler_stats is None and not group.finished_requests:
-            del outputs[client]
 
 
 class StageScheduler(StageSchedulerMixin, Scheduler):

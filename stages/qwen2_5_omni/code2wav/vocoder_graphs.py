@@ -18,7 +18,7 @@ from stages.qwen2_5_omni.code2wav.vocoder import MelCrop, kept
 
 BATCH_SIZES = (1, 2, 4, 8, 16)
 LENGTH_STEP = 48
-"""Mel frames between two lengths; two more, at a third and two thirds of the first steps, for the shortest crops."""
+"""Mel frames between two lengths. One more, 64, is the crop of a single block with both its margins."""
 
 
 class GraphedVocoder:

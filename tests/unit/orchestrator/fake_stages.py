@@ -261,3 +261,20 @@ async def settle() -> None:
 
 async def collected(run: RequestRun) -> list[OmniEvent]:
     return [event async for event in run]
+
+
+def kinds(events: Sequence[OmniEvent]) -> list[str]:
+    return [type(event).__name__ for event in events]
+
+
+def only(kind: type, events: Sequence[OmniEvent]) -> OmniEvent:
+    (event,) = (event for event in events if isinstance(event, kind))
+    return event
+
+
+async def write(stages: Stages, num_tokens: int) -> None:
+    """The thinker's whole reply; its last token is the end token."""
+    await settle()
+    for number in range(num_tokens):
+        stages.token(number, finish="stop" if number == num_tokens - 1 else None)
+        await settle()

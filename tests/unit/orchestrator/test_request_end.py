@@ -1,0 +1,277 @@
+"""Ends of a request other than its answer: failures, deadlines and aborts, and what is released."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from omni_server.errors import DeadlineExceededError, InvalidRequestError, OmniError, StageDeadError, StageError
+from omni_server.orchestrator.request_run import RequestRun
+from omni_server.types import OmniEvent, TextDelta
+from tests.unit.orchestrator.fake_stages import (
+    STOP_CODE,
+    Stages,
+    collected,
+    kinds,
+    settle,
+    write,
+)
+
+# -- failures
+
+
+async def fails_with(events: "asyncio.Task[list[OmniEvent]]", kind: type[OmniError], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        await asyncio.wait_for(events, 5)
+
+
+async def test_an_error_in_the_thinker_ends_all_stages_and_is_raised_once() -> None:
+    stages = Stages()
+    run = stages.run()
+    events = asyncio.create_task(collected(run))
+    await settle()
+    stages.token(0)
+    stages.token(1)
+    await settle()
+    stages.talker.stream.send(1, 2)
+    stages.code2wav.gate.clear()
+    await settle()
+    stages.thinker.stream.fail(StageError("thinker", "broken"))
+    await fails_with(events, StageError, "stage 'thinker': broken")
+    assert stages.is_released()
+    assert [event async for event in run] == []
+
+
+async def test_events_before_an_error_are_delivered() -> None:
+    stages = Stages()
+    run = stages.run()
+    await settle()
+    stages.token(0)
+    stages.thinker.stream.fail(StageError("thinker", "broken"))
+    await settle()
+    got: list[OmniEvent] = []
+
+    async def follow() -> None:
+        async for event in run:
+            got.append(event)
+
+    with pytest.raises(StageError, match="broken"):
+        await follow()
+    assert kinds(got) == ["TextDelta"]
+
+
+async def test_an_error_in_the_talker_ends_all_stages() -> None:
+    stages = Stages()
+    events = asyncio.create_task(collected(stages.run()))
+    await settle()
+    stages.token(0)
+    await settle()
+    stages.talker.stream.fail(StageDeadError("talker", "its engine process has died"))
+    await fails_with(events, StageDeadError, "talker")
+    assert stages.is_released()
+
+
+async def test_an_error_in_code2wav_ends_all_stages() -> None:
+    stages = Stages()
+    stages.code2wav.error = StageError("code2wav", "no such code")
+    events = asyncio.create_task(collected(stages.run()))
+    await write(stages, 3)
+    stages.talker.stream.send(1, 2)
+    await fails_with(events, StageError, "no such code")
+    assert stages.is_released()
+
+
+async def test_a_waveform_of_the_wrong_length_is_an_error() -> None:
+    stages = Stages()
+    stages.code2wav.num_missing = 1
+    events = asyncio.create_task(collected(stages.run()))
+    await write(stages, 3)
+    stages.talker.stream.send(1, 2)
+    await fails_with(events, StageError, "sent 19 samples where 20 were asked for")
+    assert stages.is_released()
+
+
+async def test_rows_missing_at_the_end_are_an_error_and_not_a_wait_without_end() -> None:
+    stages = Stages()
+    events = asyncio.create_task(collected(stages.run()))
+    await settle()
+    stages.token(0)
+    stages.thinker.stream.send(101, 102, finish="stop")  # the row of token 0 and 1 never came
+    await fails_with(events, StageError, "sent 0 rows for 2 tokens")
+    assert stages.is_released()
+
+
+async def test_a_thinker_that_refuses_the_request_is_reported() -> None:
+    stages = Stages()
+    stages.thinker.open_error = InvalidRequestError("top_k is too large")
+    await fails_with(asyncio.create_task(collected(stages.run())), InvalidRequestError, "top_k")
+    assert stages.is_released()
+
+
+async def test_a_talker_that_refuses_the_request_keeps_no_rows() -> None:
+    stages = Stages()
+    stages.talker.open_error = InvalidRequestError("top_k is too large")
+    events = asyncio.create_task(collected(stages.run()))
+    await settle()
+    stages.token(0)
+    await fails_with(events, InvalidRequestError, "top_k")
+    assert stages.is_released(), "a slot of the queue would stay in use for ever"
+
+
+async def test_an_unexpected_error_says_nothing_of_its_inside() -> None:
+    stages = Stages()
+    events = asyncio.create_task(collected(stages.run()))
+    await settle()
+    stages.token(0)
+    stages.thinker.stream.fail(RuntimeError("/home/somebody/secret.py line 7"))
+    await fails_with(events, OmniError, "^internal error$")
+    assert stages.is_released()
+
+
+async def test_rows_that_cannot_be_sent_are_dropped() -> None:
+    stages = Stages()
+    stages.talker.feed_error = StageDeadError("talker", "its engine process has died")
+    events = asyncio.create_task(collected(stages.run()))
+    await settle()
+    stages.token(0)
+    await settle()
+    stages.token(1)
+    await settle()
+    assert stages.dropped == stages.blocks
+    stages.talker.stream.fail(StageDeadError("talker", "its engine process has died"))
+    await fails_with(events, StageDeadError, "talker")
+    assert stages.is_released()
+
+
+# -- deadline and abort
+
+
+@pytest.mark.parametrize("deadline_s", [0.05, 0.0])
+async def test_the_deadline_ends_a_request_that_gets_nothing(deadline_s: float) -> None:
+    stages = Stages()
+    events = asyncio.create_task(collected(stages.run(deadline_s=deadline_s)))
+    await fails_with(events, DeadlineExceededError, "deadline has passed")
+    assert stages.is_released()
+
+
+async def test_the_deadline_ends_a_request_that_speaks() -> None:
+    stages = Stages()
+    stages.code2wav.gate.clear()
+    events = asyncio.create_task(collected(stages.run(deadline_s=0.3)))
+    await write(stages, 3)
+    stages.talker.stream.send(1, 2)
+    await fails_with(events, DeadlineExceededError, "deadline has passed")
+    assert stages.is_released()
+
+
+async def nothing(stages: Stages) -> None:
+    """Before the request's task has begun."""
+
+
+async def opened(stages: Stages) -> None:
+    await settle()
+
+
+async def prompt_rows_came(stages: Stages) -> None:
+    await settle()
+    stages.rows(num_generated=0)
+    await settle()
+
+
+async def rows_not_yet_taken(stages: Stages) -> None:
+    await settle()
+    stages.rows(num_generated=0)
+    stages.rows(num_generated=1)
+
+
+async def speaking(stages: Stages) -> None:
+    await settle()
+    for number in range(3):
+        stages.token(number)
+    await settle()
+    stages.talker.stream.send(1)
+    await settle()
+
+
+async def making_sound(stages: Stages) -> None:
+    stages.code2wav.gate.clear()
+    await speaking(stages)
+    stages.talker.stream.send(2)
+    await settle()
+    assert stages.code2wav.running == 1
+
+
+async def text_done(stages: Stages) -> None:
+    await write(stages, 3)
+
+
+async def opening_the_talker(stages: Stages) -> None:
+    stages.talker.open_gate.clear()
+    await write(stages, 3)
+
+
+async def feeding(stages: Stages) -> None:
+    """The feed has been handed to the outbox, which has not sent it."""
+    await settle()
+    stages.token(0)
+    await settle()
+    stages.token(1)
+
+
+async def finished(stages: Stages) -> None:
+    await write(stages, 3)
+    stages.talker.stream.send(1, STOP_CODE, finish="stop")
+    await settle()
+    assert stages.ended == ["request"]
+
+
+PHASES = [
+    nothing, opened, prompt_rows_came, rows_not_yet_taken, opening_the_talker, feeding, speaking, making_sound,
+    text_done, finished,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("phase", PHASES)
+async def test_an_abort_releases_everything(phase: Callable[[Stages], Awaitable[None]]) -> None:
+    stages = Stages()
+    run = stages.run()
+    await phase(stages)
+    await run.aclose()
+    await settle()
+    assert stages.is_released()
+    await run.aclose()
+    assert stages.is_released(), "closing again is harmless"
+
+
+@pytest.mark.parametrize("phase", PHASES)
+async def test_a_consumer_that_is_cancelled_releases_everything(phase: Callable[[Stages], Awaitable[None]]) -> None:
+    stages = Stages()
+    events = asyncio.create_task(collected(stages.run()))
+    await phase(stages)
+    events.cancel()
+    await asyncio.wait([events])
+    await settle()
+    if phase is not nothing:  # it was cancelled before it held the request
+        assert stages.is_released()
+
+
+@pytest.mark.parametrize("phase", PHASES[:-1])
+async def test_an_abort_from_elsewhere_wakes_the_consumer(phase: Callable[[Stages], Awaitable[None]]) -> None:
+    """As the server does when it shuts down."""
+    stages = Stages()
+    run = stages.run()
+    events = asyncio.create_task(collected(run))
+    await phase(stages)
+    await run.aclose()
+    await fails_with(events, OmniError, "was ended before it was finished")
+    assert stages.is_released()
+
+
+async def test_a_consumer_that_stops_early_releases_everything() -> None:
+    stages = Stages()
+    run: RequestRun = stages.run()
+    await speaking(stages)
+    events = aiter(run)
+    assert isinstance(await anext(events), TextDelta)
+    await events.aclose()  # type: ignore[attr-defined]
+    assert stages.is_released()

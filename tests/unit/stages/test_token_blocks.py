@@ -1,0 +1,99 @@
+"""Tokens that are kept back until a block of them is complete, in vLLM's own scheduler."""
+
+from pathlib import Path
+
+import pytest
+from vllm.v1.request import RequestStatus
+
+from stages.runtime.row_scheduling import StageScheduler
+from tests.unit.stages.scheduling import Worker, make_scheduler, request
+
+
+@pytest.fixture
+def talker(tmp_path: Path) -> StageScheduler:
+    return make_scheduler(tmp_path)
+
+
+def tokens_of_steps(worker: Worker, count: int, request_id: str = "a") -> list[list[int] | None]:
+    """What the server gets of the request after each step; None: no output of it. Tokens are 0, 1, 2, ..."""
+    got: list[list[int] | None] = []
+    for token in range(count):
+        output = worker.answer(worker.schedule(), token=token).get(request_id)
+        got.append(None if output is None else output.new_token_ids)
+    return got
+
+
+def test_tokens_are_sent_when_a_block_of_them_is_complete(talker: StageScheduler) -> None:
+    worker = Worker(talker)
+    talker.add_request(request("a", 3, None, tokens_per_output=4, max_tokens=10))
+    assert tokens_of_steps(worker, 10) == [
+        None, None, None, [0, 1, 2, 3],
+        None, None, None, [4, 5, 6, 7],
+        None, [8, 9],
+    ]  # fmt: skip
+    assert talker.requests == {}
+
+
+def test_tokens_of_other_requests_do_not_wait(talker: StageScheduler) -> None:
+    worker = Worker(talker)
+    talker.add_request(request("blocks", 3, None, tokens_per_output=4))
+    talker.add_request(request("text", 3, None))
+    assert tokens_of_steps(worker, 3, "text") == [[0], [1], [2]]
+
+
+def test_a_step_without_outputs_sends_no_message(talker: StageScheduler) -> None:
+    worker = Worker(talker)
+    talker.add_request(request("a", 3, None, tokens_per_output=2))
+    assert worker.messages(worker.schedule()) == {}
+    assert list(worker.messages(worker.schedule())) == [0]
+
+
+def test_a_stop_token_ends_a_block_and_comes_with_it(talker: StageScheduler) -> None:
+    worker = Worker(talker)
+    talker.add_request(request("a", 3, None, tokens_per_output=4, stop=1))
+    assert tokens_of_steps(worker, 1) == [None]
+    output = worker.answer(worker.schedule(), token=1)["a"]
+    assert output.new_token_ids == [0, 1]
+    assert output.finished
+
+
+def test_the_first_block_carries_the_statistics_of_the_prompt(talker: StageScheduler) -> None:
+    worker = Worker(talker)
+    talker.add_request(request("a", 3, None, tokens_per_output=2))
+    worker.step()
+    output = worker.answer(worker.schedule())["a"]
+    assert output.prefill_stats is not None
+    assert output.prefill_stats.num_prompt_tokens == 3
+    worker.step()
+    assert worker.answer(worker.schedule())["a"].prefill_stats is None
+
+
+def test_tokens_that_were_kept_back_end_with_an_abort(talker: StageScheduler) -> None:
+    worker = Worker(talker)
+    talker.add_request(request("a", 3, None, tokens_per_output=4))
+    assert tokens_of_steps(worker, 2) == [None, None]
+    talker.finish_requests("a", RequestStatus.FINISHED_ABORTED)
+    talker.add_request(request("a", 3, None, tokens_per_output=4))
+    assert tokens_of_steps(worker, 4) == [None, None, None, [0, 1, 2, 3]]
+
+
+def test_an_abort_during_a_step_that_completes_a_block_sends_nothing(talker: StageScheduler) -> None:
+    worker = Worker(talker)
+    talker.add_request(request("a", 3, None, tokens_per_output=2))
+    worker.step()
+    output = worker.schedule()
+    talker.finish_requests("a", RequestStatus.FINISHED_ABORTED)
+    assert worker.answer(output) == {}
+
+
+def test_blocks_survive_a_preemption(tmp_path: Path) -> None:
+    talker = make_scheduler(tmp_path, num_blocks=4)
+    worker = Worker(talker)
+    preempted = request("b", 30, None, tokens_per_output=4, max_tokens=20)
+    talker.add_request(request("a", 30, None, max_tokens=20))
+    talker.add_request(preempted)
+    sent = [tokens for tokens in tokens_of_steps(worker, 60, "b") if tokens is not None]
+    assert preempted.num_preemptions > 0
+    assert [len(tokens) for tokens in sent] == [4] * 5
+    tokens = [token for block in sent for token in block]
+    assert tokens == sorted(set(tokens))
