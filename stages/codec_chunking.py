@@ -19,7 +19,7 @@ class Window:
     vocoder_margin_frames: int
     is_last: bool
 
-    def span(self, *, voice: str, noise_seed: int) -> CodecWindow:
+    def span(self, *, voice: str, noise_seed: int, stream: str | None = None) -> CodecWindow:
         """What code2wav is told about this window."""
         return CodecWindow(
             voice=voice,
@@ -29,6 +29,7 @@ class Window:
             emit_end=self.emit_end,
             vocoder_margin_frames=self.vocoder_margin_frames,
             is_last=self.is_last,
+            stream=stream,
         )
 
 

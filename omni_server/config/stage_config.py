@@ -113,6 +113,13 @@ class DiffusionStage(_Stage):
     engine: Literal["diffusion"]
     model_stage: Literal["code2wav"]
     solver: SolverConfig = SolverConfig()
+    max_streams: Annotated[int, Field(ge=1)] | None = None
+    """Utterances whose state is kept between their windows, where `chunks.carry` is set; None: twice `max_num_seqs`."""
+
+    @property
+    def num_stream_slots(self) -> int:
+        """`max_streams`, or what stands for it."""
+        return 2 * self.max_num_seqs if self.max_streams is None else self.max_streams
 
     @model_validator(mode="after")
     def _check_window(self) -> "DiffusionStage":
@@ -120,6 +127,11 @@ class DiffusionStage(_Stage):
             raise ValueError(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}, less than the longest window "
                 f"(max_model_len {self.max_model_len}), which is computed whole in one step: raise it"
+            )
+        if self.num_stream_slots < self.max_num_seqs:
+            raise ValueError(
+                f"max_streams is {self.max_streams}, less than the windows of one step (max_num_seqs "
+                f"{self.max_num_seqs}), each of which may need a place: raise it"
             )
         return self
 
@@ -138,8 +150,9 @@ class PacingConfig(_Model):
 
     max_work_ahead_s: Annotated[float, Field(ge=0)] | None = 4.0
     """A stream that is further ahead of its listener lets other streams go first; None: never."""
-    max_outstanding_windows: Annotated[int, Field(ge=1, le=64)] = 2
-    """Windows of one stream that may be in code2wav at once."""
+    max_outstanding_windows: Annotated[int, Field(ge=1, le=64)] | None = None
+    """Windows of one stream that may be in code2wav at once; None: 1 where state is carried, which allows no more, and
+    otherwise 2."""
     max_start_delay_s: Annotated[float, Field(ge=0, le=10)] = 1.0
     """Longest time that the first audio is held back so that playback does not stall under load; 0: never."""
 
@@ -156,6 +169,9 @@ class ChunkPlan(_Model):
 
     mode: Literal["windows", "whole"] = "windows"
     """`whole`: one pass when the talker has finished, which is the reference's result, without streaming."""
+    carry: bool = True
+    """A window begins where the one before it ended, with what that one kept; otherwise, and where nothing was kept, it
+    computes `past_blocks` again. Without effect in mode `whole`."""
     past_blocks: Annotated[int, Field(ge=0)] = 2
     new_blocks: Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_as_ramp)] = (1, 1, 2, 4, 8)
     """New blocks of the first window, of the second and so on; the last number holds for all that follow."""
@@ -173,6 +189,28 @@ class ChunkPlan(_Model):
                 "in the first window and two in every later one"
             )
         return value
+
+    @model_validator(mode="after")
+    def _check_outstanding(self) -> "ChunkPlan":
+        if self.carries_state and self.max_outstanding_windows > 1:
+            raise ValueError(
+                f"pacing.max_outstanding_windows is {self.max_outstanding_windows}, but with carry each window needs "
+                "what the one before it leaves behind: set it to 1, or carry to false"
+            )
+        return self
+
+    @property
+    def carries_state(self) -> bool:
+        """Windows are parts of a stream, computed one after the other."""
+        return self.mode == "windows" and self.carry
+
+    @property
+    def max_outstanding_windows(self) -> int:
+        """The pacing's, or what stands for it."""
+        limit = self.pacing.max_outstanding_windows
+        if limit is not None:
+            return limit
+        return 1 if self.carries_state else 2
 
     @property
     def longest_window_blocks(self) -> int | None:
@@ -302,6 +340,11 @@ class StageConfig(_Model):
                     f"at most {MAX_MEMORY_FRACTION} is possible: lower one or move a stage"
                 )
         return self
+
+    @property
+    def carries_state(self) -> bool:
+        """code2wav keeps state between the windows of an utterance."""
+        return any(edge.chunks is not None and edge.chunks.carries_state for edge in self.edges)
 
     def stage_named(self, model_stage: ModelStage) -> str | None:
         """Name of the stage that runs `model_stage`, or None if the deployment has none."""

@@ -23,13 +23,15 @@ def diffusion_engine_args(
     platform: Literal["cpu", "cuda"],
     load_format: str,
     hf_overrides: HfOverrides,
+    carries_state: bool,
 ) -> AsyncEngineArgs:
     """Arguments of the stage's `AsyncLLM`; its requests are `PoolingParams(task="plugin", ...)`.
 
-    `hf_overrides` picks the stage's part of the checkpoint's config. Raises `ConfigError` if the stage asks for what
-    such an engine cannot do.
+    `hf_overrides` picks the stage's part of the checkpoint's config. `carries_state`: requests may be windows of a
+    stream, whose state the model keeps for the next one. Raises `ConfigError` if the stage asks for what such an engine
+    cannot do.
     """
-    # A request is computed whole, in one step, and depends on nothing that came before it.
+    # A request is computed whole, in one step, and what it depends on besides is the model's own affair.
     whole: dict[str, Any] = {"enable_chunked_prefill": False, "enable_prefix_caching": False}
     for name, value in whole.items():
         if stage.engine_args.get(name, value) != value:
@@ -39,7 +41,7 @@ def diffusion_engine_args(
         "hf_overrides": hf_overrides,
         "runner": "pooling",
         "worker_cls": DIFFUSION_WORKER,
-        "additional_config": _runtime_config(stage, platform),
+        "additional_config": _runtime_config(stage, platform, carries_state=carries_state),
         "distributed_executor_backend": "uni",
         "skip_tokenizer_init": True,
         "generation_config": "vllm",
@@ -62,7 +64,9 @@ def diffusion_engine_args(
     return AsyncEngineArgs(**(arguments | own))
 
 
-def _runtime_config(stage: DiffusionStage, platform: Literal["cpu", "cuda"]) -> DiffusionRuntimeConfig:
+def _runtime_config(
+    stage: DiffusionStage, platform: Literal["cpu", "cuda"], *, carries_state: bool
+) -> DiffusionRuntimeConfig:
     on_gpu = platform == "cuda"
     dtype = stage.dtype
     if dtype == "auto":
@@ -74,4 +78,5 @@ def _runtime_config(stage: DiffusionStage, platform: Literal["cpu", "cuda"]) -> 
         max_num_windows=stage.max_num_seqs,
         max_num_codes=stage.max_num_batched_tokens,
         longest_window=stage.max_model_len,
+        num_streams=stage.num_stream_slots if carries_state else 0,
     )

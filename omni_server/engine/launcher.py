@@ -143,7 +143,12 @@ async def _start_stage(
             assert overrides is not None
             engine_class = AsyncLLM
             arguments = diffusion_engine_args(
-                model_dir, stage, platform=config.platform, load_format=load_format, hf_overrides=overrides
+                model_dir,
+                stage,
+                platform=config.platform,
+                load_format=load_format,
+                hf_overrides=overrides,
+                carries_state=config.carries_state,
             )
     arguments.additional_config = msgspec.structs.replace(
         arguments.additional_config, progress=watched, has_low_gpu_priority=stage.gpu_priority == "low"

@@ -45,7 +45,7 @@ class _SharedSpeech:
 
     def __init__(self, stages: SpeechStages) -> None:
         self.outbox = FeedOutbox(stages.talker.send_feeds, stages.drop_block)
-        self.pacer = Pacer(stages.chunks.pacing)
+        self.pacer = Pacer(stages.chunks)
 
 
 class Orchestrator:

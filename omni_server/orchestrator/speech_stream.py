@@ -3,6 +3,9 @@
 Codes become windows; windows go to code2wav, each with the time at which it will be played as its priority, so that
 the most urgent one of all utterances is computed first; results come back in order. The first window of an utterance
 is due at once. The others are due when what comes before them has been played, from the moment the first audio left.
+
+Where code2wav carries state from window to window, a window is sent only when the one before it has come back
+(`Pacer.max_outstanding_windows` is 1): so they are computed in order, and no step holds two of one utterance.
 """
 
 import asyncio

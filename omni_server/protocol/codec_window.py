@@ -25,6 +25,10 @@ class CodecWindow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Mel frames of context for the vocoder on each side of what is emitted."""
     is_last: bool
     """The window ends where the utterance ends: silence follows, not unknown sound."""
+    stream: str | None = None
+    """Names the utterance, unlike any other of the server's life, where code2wav may carry state from one window to the
+    next. Its windows are then sent in order, each when the one before has been computed. A window whose predecessor's
+    state is not there is computed from the codes before `emit_start`, as one without a stream."""
 
     def validate(self, num_codes: int, *, codes_per_block: int, frames_per_code: int) -> None:
         """Check the span against a window of `num_codes` tokens.
@@ -59,6 +63,18 @@ class CodecWindow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         after = (end - self.emit_end) * frames_per_code
         if not self.is_last and after < self.vocoder_margin_frames:
             raise ValueError(f"{after} mel frames after emit_end; the vocoder needs {self.vocoder_margin_frames}")
+        if self.stream is not None:
+            self._validate_carry(codes_per_block)
+
+    def _validate_carry(self, codes_per_block: int) -> None:
+        """What is carried from window to window are whole blocks."""
+        if self.emit_start % codes_per_block:
+            raise ValueError(f"emit_start is {self.emit_start}; in a stream it must be a multiple of {codes_per_block}")
+        if not self.is_last and self.emit_end % codes_per_block:
+            raise ValueError(
+                f"emit_end is {self.emit_end}; in a stream it must be a multiple of {codes_per_block}, except in the "
+                "last window"
+            )
 
 
 _encoder = msgspec.msgpack.Encoder()

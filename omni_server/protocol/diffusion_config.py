@@ -32,6 +32,8 @@ class DiffusionRuntimeConfig(msgspec.Struct, frozen=True):
     """Most codec tokens of one step, over all its requests."""
     longest_window: int
     """Most codec tokens of one request; at most `max_num_codes`."""
+    num_streams: int = 0
+    """Streams whose state is kept from one window to the next; 0: every window is computed by itself."""
     progress: ProgressSpec | None = None
     """Where the worker reports while it starts; another socket each time."""
     has_low_gpu_priority: bool = False

@@ -1,5 +1,6 @@
 """The talker -> code2wav edge: codec tokens into windows, each with the voice and the seed of its noise."""
 
+import uuid
 from collections.abc import Sequence
 
 from omni_server.config.stage_config import ChunkPlan
@@ -18,6 +19,8 @@ class TalkerToCode2Wav:
         self._voice = voice
         self._noise_seed = noise_seed
         self._chunker = CodecChunker(plan, layout.codes_per_block)
+        # Not the request's id, which a client may use again while code2wav still has a window of the first use.
+        self._stream = uuid.uuid4().hex if plan.carries_state else None
 
     def push(self, codes: Sequence[int]) -> list[Code2WavRequest]:
         self._chunker.push(codes)
@@ -34,7 +37,9 @@ class TalkerToCode2Wav:
         per_code = self._layout.samples_per_code
         return Code2WavRequest(
             token_ids=window.codes,
-            payload=encode_codec_window(window.span(voice=self._voice, noise_seed=self._noise_seed)),
+            payload=encode_codec_window(
+                window.span(voice=self._voice, noise_seed=self._noise_seed, stream=self._stream)
+            ),
             first_sample=window.emit_start * per_code,
             num_samples=(window.emit_end - window.emit_start) * per_code,
         )

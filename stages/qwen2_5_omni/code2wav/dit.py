@@ -18,6 +18,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import DiTDecoderLay
 from omni_server.protocol.diffusion_config import FlowSolver
 from stages.qwen2_5_omni.code2wav.dit_ops import DiTOps
 from stages.qwen2_5_omni.code2wav.packing import BlockLayout
+from stages.qwen2_5_omni.code2wav.stream_kv import StreamKV
 from stages.qwen2_5_omni.code2wav.voices import Voice
 
 GUIDANCE_OFF_BELOW = 1e-5
@@ -40,12 +41,16 @@ class _Layer:
     down: tuple[torch.Tensor, torch.Tensor]
     back: bool
     ahead: bool
+    back_number: int
+    """Layers before this one that look back."""
 
 
 @dataclass(frozen=True)
 class Interval:
     """What the solver needs at the four evaluations of one interval of its time grid."""
 
+    number: torch.Tensor
+    """Counted from 0, int32 []."""
     step: torch.Tensor
     """Length of the interval, float32 []."""
     modulation: torch.Tensor
@@ -66,8 +71,10 @@ class PackedDiT:
         *,
         dtype: torch.dtype,
         longest_window_frames: int,
+        num_streams: int,
     ) -> None:
-        """`voices` gives the order of the rows that `BlockLayout.voice` names."""
+        """`voices` gives the order of the rows that `BlockLayout.voice` names; `num_streams` is the number of slots, of
+        which a layout may name any."""
         config = dit.config
         self._ops = ops
         self._dtype = dtype
@@ -78,7 +85,11 @@ class PackedDiT:
         self.mel_dim: int = config.mel_dim
         self.block_size: int = config.block_size
         self.hidden_size: int = config.hidden_size
-        self._layers = [_prepared(layer, dtype, config.head_dim) for layer in dit.transformer_blocks]
+        looks_back = [layer.look_backward_block > 0 for layer in dit.transformer_blocks]
+        self._layers = [
+            _prepared(layer, dtype, config.head_dim, back_number=sum(looks_back[:number]))
+            for number, layer in enumerate(dit.transformer_blocks)
+        ]
         self._last = dit.proj_out.weight.detach().clone(), dit.proj_out.bias.detach().clone()
         self._codec_table = dit.text_embed.codec_embed.weight.detach().clone()
         # Columns of the input projection: state | ECAPA of the reference mel | code embedding | x-vector.
@@ -86,8 +97,22 @@ class PackedDiT:
         state, ecapa, code, x_vector = (part.clone() for part in dit.input_embed.proj.weight.detach().split(widths, 1))
         self._state_projection, self._code_projection = state, code
         self._voice_bias = _voice_bias(dit, voices, ecapa, code, x_vector)
-        self._rotary = _rotary(dit, longest_window_frames)
+        # A window that reads a slot begins at the second block of positions.
+        self._rotary = _rotary(dit, longest_window_frames + config.block_size)
         self.intervals = _intervals(dit, solver)
+        self.streams: StreamKV | None = None
+        if num_streams and any(looks_back):
+            self.streams = StreamKV(
+                num_slots=num_streams,
+                num_intervals=len(self.intervals),
+                num_evaluations=EVALUATIONS,
+                num_layers=sum(looks_back),
+                num_branches=2 if self.is_guided else 1,
+                block_size=config.block_size,
+                inner=config.num_attention_heads * config.head_dim,
+                dtype=dtype,
+                device=dit.proj_out.weight.device,
+            )
 
     def input_bias(self, layout: BlockLayout, codes: torch.Tensor) -> torch.Tensor:
         """The input projection without its share of the state, float32 [branches, blocks, frames, hidden].
@@ -109,7 +134,7 @@ class PackedDiT:
         step = interval.step
 
         def velocity(evaluation: int, x: torch.Tensor) -> torch.Tensor:
-            return self.velocity(x, bias, layout, interval.modulation[evaluation], interval.final[evaluation])
+            return self.velocity(x, bias, layout, interval, evaluation)
 
         k1 = velocity(0, state)
         k2 = velocity(1, state + k1 * (step / 3))
@@ -118,30 +143,27 @@ class PackedDiT:
         return state + (k1 + 3 * (k2 + k3) + k4) * (step / 8)
 
     def velocity(
-        self,
-        state: torch.Tensor,
-        bias: torch.Tensor,
-        layout: BlockLayout,
-        modulation: torch.Tensor,
-        final: torch.Tensor,
+        self, state: torch.Tensor, bias: torch.Tensor, layout: BlockLayout, interval: Interval, evaluation: int
     ) -> torch.Tensor:
-        """d(state)/dt under guidance, float32 [blocks, frames, mel_dim].
+        """d(state)/dt under guidance, float32 [blocks, frames, mel_dim]; with what `layout` says of slots done.
 
-        modulation: [num_layers, 6, hidden]; final: [2, hidden]; see `Interval`.
+        evaluation: 0 to 3, counted in the interval.
         """
+        modulation, final = interval.modulation[evaluation], interval.final[evaluation]
         hidden = (F.linear(state, self._state_projection) + bias).view(-1, self.hidden_size)
         ops, dtype = self._ops, self._dtype
         normed = ops.norm(hidden, modulation[0, 1], modulation[0, 0], dtype)
         for number, layer in enumerate(self._layers):
             _, _, attention_gate, shift, scale, gate = modulation[number]
+            qkv = F.linear(normed, *layer.qkv)
+            kept = None
+            if layer.back and self.streams is not None:
+                kept = self.streams.at(evaluation, layer.back_number, interval.number)
             attended = ops.attention(
-                F.linear(normed, *layer.qkv),
-                layout,
-                self._rotary,
-                head_dim=self._head_dim,
-                back=layer.back,
-                ahead=layer.ahead,
+                qkv, layout, self._rotary, head_dim=self._head_dim, back=layer.back, ahead=layer.ahead, kept=kept
             )
+            if kept is not None:
+                ops.keep(qkv, layout, kept)  # over what the attention has just read
             update = F.linear(attended, *layer.out)
             normed = ops.gated_norm(hidden, update, attention_gate, scale, shift, dtype)
             update = F.linear(ops.linear_gelu(normed, *layer.up), *layer.down)
@@ -157,7 +179,7 @@ class PackedDiT:
         return conditional + (conditional - unconditional) * self._guidance
 
 
-def _prepared(layer: DiTDecoderLayer, dtype: torch.dtype, head_dim: int) -> _Layer:
+def _prepared(layer: DiTDecoderLayer, dtype: torch.dtype, head_dim: int, *, back_number: int) -> _Layer:
     attention = layer.attn
 
     def halves(linear: torch.nn.Linear) -> tuple[torch.Tensor, torch.Tensor]:
@@ -184,6 +206,7 @@ def _prepared(layer: DiTDecoderLayer, dtype: torch.dtype, head_dim: int) -> _Lay
         down=linear(down),
         back=layer.look_backward_block > 0,
         ahead=layer.look_ahead_block > 0,
+        back_number=back_number,
     )
 
 
@@ -225,11 +248,12 @@ def _intervals(dit: Qwen2_5OmniToken2WavDiTModel, solver: FlowSolver) -> list[In
     times = torch.stack([start, start + step * (1 / 3), start + step * (2 / 3), grid[1:]], dim=1)
     device = dit.proj_out.weight.device
     intervals = []
-    for four_times, length in zip(times, step, strict=True):
+    for number, (four_times, length) in enumerate(zip(times, step, strict=True)):
         embedding = F.silu(dit.time_embed(four_times.to(device)))
         modulation = torch.stack([layer.attn_norm.linear(embedding) for layer in dit.transformer_blocks], 1)
         intervals.append(
             Interval(
+                torch.tensor(number, dtype=torch.int32, device=device),
                 length.to(device),
                 modulation.unflatten(-1, (6, -1)).contiguous(),
                 dit.norm_out.linear(embedding).unflatten(-1, (2, -1)).contiguous(),

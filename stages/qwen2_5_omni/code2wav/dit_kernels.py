@@ -7,6 +7,7 @@ import triton.language as tl
 
 from stages.qwen2_5_omni.code2wav.dit_ops import NORM_EPS
 from stages.qwen2_5_omni.code2wav.packing import BlockLayout
+from stages.qwen2_5_omni.code2wav.stream_kv import LayerKV
 
 MIN_DOT_SIZE = 16
 """Triton multiplies tiles whose sides are powers of two from 16 on."""
@@ -36,11 +37,18 @@ class TritonDiTOps:
         return torch._addmm_activation(bias, x, weight.t(), use_gelu=True)
 
     def attention(
-        self, qkv: torch.Tensor, layout: BlockLayout, rotary: torch.Tensor, *, head_dim: int, back: bool, ahead: bool
+        self,
+        qkv: torch.Tensor,
+        layout: BlockLayout,
+        rotary: torch.Tensor,
+        *,
+        head_dim: int,
+        back: bool,
+        ahead: bool,
+        kept: LayerKV | None,
     ) -> torch.Tensor:
         num_rows, inner = qkv.shape[0], qkv.shape[1] // 3
         out = torch.empty(num_rows, inner, dtype=qkv.dtype, device=qkv.device)
-        num_blocks = len(layout.index)
         _block_attention[(num_rows // layout.block_size, inner // head_dim)](
             qkv,
             out,
@@ -50,18 +58,40 @@ class TritonDiTOps:
             layout.num_frames,
             layout.has_previous,
             layout.has_next,
-            num_blocks,
+            layout.num_blocks,
             inner,
             head_dim**-0.5,
+            kept.values if kept is not None else qkv,
+            kept.values.stride(0) if kept is not None else 0,
+            kept.values.stride(1) if kept is not None else 0,
+            kept.interval if kept is not None else layout.index,
+            layout.read_slot,
             BLOCK_SIZE=layout.block_size,
             HALF_DIM=head_dim // 2,
             BACK=back,
             AHEAD=ahead,
+            READS_SLOTS=back and kept is not None,
             TILE=max(MIN_DOT_SIZE, triton.next_power_of_2(layout.block_size)),
             PRECISION="ieee" if qkv.dtype == torch.float32 else "tf32",
             num_warps=1,  # thousands of programs: more warps each only wait for each other
         )
         return out
+
+    def keep(self, qkv: torch.Tensor, layout: BlockLayout, kept: LayerKV) -> None:
+        num_rows, inner = qkv.shape[0], qkv.shape[1] // 3
+        _keep_frame[(num_rows // layout.block_size, layout.block_size)](
+            qkv,
+            kept.values,
+            kept.values.stride(0),
+            kept.values.stride(1),
+            kept.interval,
+            layout.kept_slot,
+            layout.num_blocks,
+            inner,
+            BLOCK_SIZE=layout.block_size,
+            TILE=triton.next_power_of_2(2 * inner),
+            num_warps=4,
+        )
 
 
 def _norm(
@@ -156,9 +186,9 @@ def _attend(
 @triton.jit
 def _block_attention(
     qkv_ptr, out_ptr, rotary_ptr, rotary_stride, index_ptr, num_frames_ptr, has_previous_ptr, has_next_ptr,
-    num_blocks, inner, softmax_scale,
-    BLOCK_SIZE: tl.constexpr, HALF_DIM: tl.constexpr, BACK: tl.constexpr, AHEAD: tl.constexpr, TILE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    num_blocks, inner, softmax_scale, kept_ptr, slot_stride, interval_stride, interval_ptr, read_slot_ptr,
+    BLOCK_SIZE: tl.constexpr, HALF_DIM: tl.constexpr, BACK: tl.constexpr, AHEAD: tl.constexpr,
+    READS_SLOTS: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One program computes one head of one block: its queries against at most 3 * BLOCK_SIZE keys."""
     block, head = tl.program_id(0), tl.program_id(1)
@@ -191,6 +221,15 @@ def _block_attention(
             angles - BLOCK_SIZE * HALF_DIM, rotary_stride, is_turned, q_even, q_odd, highest, total, attended,
             softmax_scale, TILE, HALF_DIM, PRECISION,
         )  # fmt: skip
+    if READS_SLOTS:
+        slot = tl.load(read_slot_ptr + entry)
+        if slot >= 0:  # then the neighbour before is of another window, and has added nothing
+            block_ptr = kept_ptr + slot.to(tl.int64) * slot_stride + tl.load(interval_ptr) * interval_stride
+            highest, total, attended = _attend(
+                block_ptr, (block // num_blocks) * BLOCK_SIZE, BLOCK_SIZE, column, column + inner, 2 * inner,
+                angles - BLOCK_SIZE * HALF_DIM, rotary_stride, is_turned, q_even, q_odd, highest, total, attended,
+                softmax_scale, TILE, HALF_DIM, PRECISION,
+            )  # fmt: skip
     if AHEAD:
         exists = tl.load(has_next_ptr + entry) != 0
         num_keys = tl.load(num_frames_ptr + entry + 1, mask=exists, other=0)
@@ -202,3 +241,20 @@ def _block_attention(
     attended = attended / total[:, None]
     out_offsets = (first_row + rows[:, None]) * inner + column + columns[None, :]
     tl.store(out_ptr + out_offsets, attended.to(out_ptr.dtype.element_ty), mask=in_block)
+
+
+@triton.jit
+def _keep_frame(
+    qkv_ptr, kept_ptr, slot_stride, interval_stride, interval_ptr, kept_slot_ptr, num_blocks, inner,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """One program copies keys and values of one frame, if its block is to be kept."""
+    block, frame = tl.program_id(0), tl.program_id(1)
+    slot = tl.load(kept_slot_ptr + block % num_blocks)
+    if slot >= 0:
+        columns = tl.arange(0, TILE)
+        inside = columns < 2 * inner
+        values = tl.load(qkv_ptr + (block * BLOCK_SIZE + frame) * 3 * inner + inner + columns, mask=inside)
+        block_ptr = kept_ptr + slot.to(tl.int64) * slot_stride + tl.load(interval_ptr) * interval_stride
+        offset = ((block // num_blocks) * BLOCK_SIZE + frame) * 2 * inner
+        tl.store(block_ptr + offset + columns, values, mask=inside)

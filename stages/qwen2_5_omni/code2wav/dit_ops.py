@@ -1,4 +1,4 @@
-"""The two operations of the DiT that are not matrix products, in plain PyTorch.
+"""The operations of the DiT that are not matrix products, in plain PyTorch.
 
 `TorchDiTOps` runs anywhere and is the yardstick for the fused kernels in `dit_kernels`, which run on CUDA.
 """
@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from stages.qwen2_5_omni.code2wav.packing import BlockLayout
+from stages.qwen2_5_omni.code2wav.stream_kv import LayerKV
 
 NORM_EPS = 1e-6
 """Of every layer norm in the DiT (`Qwen2_5_OmniAdaLayerNormZero`, `DiTDecoderLayer`)."""
@@ -38,14 +39,27 @@ class DiTOps(Protocol):
         ...
 
     def attention(
-        self, qkv: torch.Tensor, layout: BlockLayout, rotary: torch.Tensor, *, head_dim: int, back: bool, ahead: bool
+        self,
+        qkv: torch.Tensor,
+        layout: BlockLayout,
+        rotary: torch.Tensor,
+        *,
+        head_dim: int,
+        back: bool,
+        ahead: bool,
+        kept: LayerKV | None,
     ) -> torch.Tensor:
         """Attention within blocks, [rows, num_heads * head_dim].
 
         qkv: [rows, 3 * num_heads * head_dim], within each head of queries and keys first the even and then the odd
         components; rotary: float32 [2, positions, head_dim / 2], cosine and sine, for head 0 only. With `back`
-        (`ahead`) a block also attends to the one before (behind) it, if that is of its window.
+        (`ahead`) a block also attends to the one before (behind) it, if that is of its window; or, with `back` and
+        `kept`, to the one before it in its `read_slot`.
         """
+        ...
+
+    def keep(self, qkv: torch.Tensor, layout: BlockLayout, kept: LayerKV) -> None:
+        """Write keys and values of the blocks that have a `kept_slot` into it."""
         ...
 
 
@@ -72,12 +86,20 @@ class TorchDiTOps:
         return F.gelu(F.linear(x, weight, bias), approximate="tanh")
 
     def attention(
-        self, qkv: torch.Tensor, layout: BlockLayout, rotary: torch.Tensor, *, head_dim: int, back: bool, ahead: bool
+        self,
+        qkv: torch.Tensor,
+        layout: BlockLayout,
+        rotary: torch.Tensor,
+        *,
+        head_dim: int,
+        back: bool,
+        ahead: bool,
+        kept: LayerKV | None,
     ) -> torch.Tensor:
         num_rows, inner = qkv.shape[0], qkv.shape[1] // 3
         block_size = layout.block_size
         # [branches, blocks, frames, 3, heads, head_dim]
-        parts = qkv.view(-1, len(layout.index), block_size, 3, inner // head_dim, head_dim)
+        parts = qkv.view(-1, layout.num_blocks, block_size, 3, inner // head_dim, head_dim)
         positions = layout.index[:, None] * block_size + torch.arange(block_size, device=qkv.device)
         cos, sin = rotary[:, positions].to(qkv.dtype)
         query, key, value = parts.unbind(3)
@@ -89,6 +111,16 @@ class TorchDiTOps:
                 keys.append(key.roll(shift, 1))
                 values.append(value.roll(shift, 1))
                 masks.append(is_valid.roll(shift, 0) & exists[:, None].bool())
+        if back and kept is not None:
+            reads = layout.read_slot >= 0
+            slots = layout.read_slot.clamp(min=0).long()
+            kept_parts = kept.values[slots, kept.interval.long()].transpose(0, 1)  # [branches, blocks, frames, ...]
+            kept_key, kept_value = kept_parts.unflatten(-1, (2, inner // head_dim, head_dim)).unbind(3)
+            cos, sin = rotary[:, (positions - block_size).clamp(min=0)].to(qkv.dtype)
+            is_read = reads[:, None, None, None]
+            keys[1] = torch.where(is_read, _rotate_first_head(kept_key, cos, sin), keys[1])
+            values[1] = torch.where(is_read, kept_value, values[1])
+            masks[1] = masks[1] | reads[:, None]  # a kept block is a whole one
         attended = F.scaled_dot_product_attention(
             query.transpose(2, 3),
             torch.cat(keys, 2).transpose(2, 3),
@@ -96,6 +128,12 @@ class TorchDiTOps:
             attn_mask=torch.cat(masks, 1)[:, None, None],
         )
         return attended.transpose(2, 3).reshape(num_rows, inner)
+
+    def keep(self, qkv: torch.Tensor, layout: BlockLayout, kept: LayerKV) -> None:
+        inner = qkv.shape[1] // 3
+        (blocks,) = (layout.kept_slot >= 0).nonzero(as_tuple=True)
+        rows = qkv.view(-1, layout.num_blocks, layout.block_size, 3 * inner)[:, blocks, :, inner:]
+        kept.values[layout.kept_slot[blocks].long(), kept.interval.long()] = rows.transpose(0, 1)
 
 
 def _rotate_first_head(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

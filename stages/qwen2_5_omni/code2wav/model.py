@@ -109,7 +109,9 @@ class Qwen2_5OmniCode2Wav(torch.nn.Module):
     def sample(self, batch: DiffusionBatch) -> list[torch.Tensor]:
         """Waveforms of the codes that each window emits, float32 [num_codes * samples per code].
 
-        `batch.inputs` are encoded `CodecWindow`s. Raises `RejectedRequestsError` for invalid requests.
+        `batch.inputs` are encoded `CodecWindow`s. A window that names a stream leaves state behind for the next one, as
+        long as there are no more than `DiffusionRuntimeConfig.num_streams` streams. Raises `RejectedRequestsError` for
+        invalid requests; of several windows of one stream only the first is valid.
         """
         requests = self._validated(batch)
         waveforms = self._ready().run(list(self._noise_threads.map(self._job, requests)))
@@ -119,6 +121,7 @@ class Qwen2_5OmniCode2Wav(torch.nn.Module):
     def _validated(self, batch: DiffusionBatch) -> list[_Request]:
         requests: list[_Request] = []
         reasons: dict[str, str] = {}
+        streams: set[str] = set()
         for index, (request_id, codes) in enumerate(zip(batch.request_ids, batch.token_ids, strict=True)):
             try:
                 window = decode_codec_window(batch.inputs[index])
@@ -127,6 +130,10 @@ class Qwen2_5OmniCode2Wav(torch.nn.Module):
                 )
                 voice = self._voice_row(window.voice)
                 self._check_in_table(codes)
+                if window.stream is not None:
+                    if window.stream in streams:
+                        raise ValueError("another window of its stream is in the same step: send one after the other")
+                    streams.add(window.stream)
                 requests.append(_Request(index, window, codes, voice))
             except ValueError as error:
                 reasons[request_id] = str(error)

@@ -12,40 +12,75 @@ import torch
 
 
 @dataclass(frozen=True)
-class BlockLayout:
-    """Where the blocks of some windows lie; all tensors have one entry per block, int32 on the DiT's device."""
+class Carry:
+    """What a window has to do with the slot of its stream in `StreamKV`."""
 
-    index: torch.Tensor
-    """The block's number within its window: positions of the rotary embedding count from the window's start."""
-    num_frames: torch.Tensor
-    """Valid frames; only the last block of a window can have fewer than the block size."""
-    has_previous: torch.Tensor
-    """1 if the block before is of the same window."""
-    has_next: torch.Tensor
-    """1 if the block behind is of the same window."""
-    voice: torch.Tensor
-    """Row of the voice tables."""
+    slot: int
+    is_read: bool
+    """The slot holds the block before the first one of the window."""
+    kept_block: int | None
+    """Which block of the window, counted from its first, is kept there for the next window; None: there is none."""
+
+
+NO_SLOT = -1
+
+
+@dataclass(frozen=True)
+class BlockLayout:
+    """Where the blocks of some windows lie."""
+
+    table: torch.Tensor
+    """int32 [7, num_blocks] on the DiT's device, one row for each property below, in their order."""
     block_size: int
     """Mel frames per block."""
 
+    @property
+    def num_blocks(self) -> int:
+        return self.table.shape[1]
+
+    @property
+    def index(self) -> torch.Tensor:
+        """The block's place in the positions of the rotary embedding. They count from the window's start, or, if the
+        window reads a slot, from the start of the block in it: only differences matter."""
+        return self.table[0]
+
+    @property
+    def num_frames(self) -> torch.Tensor:
+        """Valid frames; only the last block of a window can have fewer than the block size."""
+        return self.table[1]
+
+    @property
+    def has_previous(self) -> torch.Tensor:
+        """1 if the block before is of the same window."""
+        return self.table[2]
+
+    @property
+    def has_next(self) -> torch.Tensor:
+        """1 if the block behind is of the same window."""
+        return self.table[3]
+
+    @property
+    def voice(self) -> torch.Tensor:
+        """Row of the voice tables."""
+        return self.table[4]
+
+    @property
+    def read_slot(self) -> torch.Tensor:
+        """Slot of `StreamKV` that holds the block before, which the window itself lacks, or -1."""
+        return self.table[5]
+
+    @property
+    def kept_slot(self) -> torch.Tensor:
+        """Slot of `StreamKV` that this block is kept in, or -1."""
+        return self.table[6]
+
     def first(self, num_blocks: int) -> "BlockLayout":
-        """Views of the first `num_blocks` blocks."""
-        return BlockLayout(
-            self.index[:num_blocks],
-            self.num_frames[:num_blocks],
-            self.has_previous[:num_blocks],
-            self.has_next[:num_blocks],
-            self.voice[:num_blocks],
-            self.block_size,
-        )
+        """View of the first `num_blocks` blocks."""
+        return BlockLayout(self.table[:, :num_blocks], self.block_size)
 
     def copy_(self, other: "BlockLayout") -> None:
         """Overwrite with another layout of the same size."""
-        self.index.copy_(other.index)
-        self.num_frames.copy_(other.num_frames)
-        self.has_previous.copy_(other.has_previous)
-        self.has_next.copy_(other.has_next)
-        self.voice.copy_(other.voice)
+        self.table.copy_(other.table)
 
 
 @dataclass(frozen=True)
@@ -71,26 +106,23 @@ def num_blocks_of(num_codes: int, codes_per_block: int) -> int:
 
 
 def empty_layout(num_blocks: int, block_size: int, device: torch.device) -> BlockLayout:
-    """Windows of one whole block each, of voice 0."""
-    return _layout(_empty_table(num_blocks, block_size).to(device), block_size)
+    """Windows of one whole block each, of voice 0 and no stream."""
+    return BlockLayout(_empty_table(num_blocks, block_size).to(device), block_size)
 
 
 def _empty_table(num_blocks: int, block_size: int) -> torch.Tensor:
-    """int32 [5, num_blocks], the rows of a layout. Every block has valid frames: attention over no key gives NaN."""
-    table = torch.zeros(5, num_blocks, dtype=torch.int32)
+    """Every block has valid frames: attention over no key gives NaN."""
+    table = torch.zeros(7, num_blocks, dtype=torch.int32)
     table[1] = block_size
+    table[5:] = NO_SLOT
     return table
-
-
-def _layout(table: torch.Tensor, block_size: int) -> BlockLayout:
-    index, num_frames, has_previous, has_next, voice = table
-    return BlockLayout(index, num_frames, has_previous, has_next, voice, block_size)
 
 
 def pack_windows(
     codes: Sequence[torch.Tensor],
     noise: Sequence[torch.Tensor],
     voices: Sequence[int],
+    carries: Sequence[Carry | None],
     *,
     codes_per_block: int,
     num_blocks: int,
@@ -99,7 +131,7 @@ def pack_windows(
     """Lay windows out in `num_blocks` blocks; those that are left over are windows of silence of one block each.
 
     codes: int64 [num_codes] on the CPU per window; noise: float32 [num_codes * frames per code, mel_dim] on the CPU;
-    voices: rows of the voice tables. The result lies on `device`.
+    voices: rows of the voice tables; carries: None for a window by itself. The result lies on `device`.
     """
     mel_dim = noise[0].shape[1]
     frames_per_code = len(noise[0]) // len(codes[0])
@@ -107,10 +139,10 @@ def pack_windows(
     packed_codes = torch.zeros(num_blocks * codes_per_block, dtype=torch.int64)
     packed_noise = torch.zeros(num_blocks * block_size, mel_dim)
     table = _empty_table(num_blocks, block_size)
-    index, num_frames, has_previous, has_next, voice = table
+    index, num_frames, has_previous, has_next, voice, read_slot, kept_slot = table
     spans: list[tuple[int, int]] = []
     start = 0
-    for window_codes, window_noise, row in zip(codes, noise, voices, strict=True):
+    for window_codes, window_noise, row, carry in zip(codes, noise, voices, carries, strict=True):
         count = num_blocks_of(len(window_codes), codes_per_block)
         end = start + count
         first_frame = start * block_size
@@ -121,12 +153,17 @@ def pack_windows(
         has_previous[start + 1 : end] = 1
         has_next[start : end - 1] = 1
         voice[start:end] = row
+        if carry is not None and carry.is_read:
+            index[start:end] += 1
+            read_slot[start] = carry.slot
+        if carry is not None and carry.kept_block is not None:
+            kept_slot[start + carry.kept_block] = carry.slot
         spans.append((first_frame, len(window_noise)))
         start = end
     if device.type == "cuda":  # page-locked, so that the copies do not wait for the device
         packed_codes, packed_noise, table = packed_codes.pin_memory(), packed_noise.pin_memory(), table.pin_memory()
     return PackedWindows(
-        _layout(table.to(device, non_blocking=True), block_size),
+        BlockLayout(table.to(device, non_blocking=True), block_size),
         packed_codes.to(device, non_blocking=True).view(num_blocks, codes_per_block),
         packed_noise.to(device, non_blocking=True).view(num_blocks, block_size, mel_dim),
         tuple(spans),

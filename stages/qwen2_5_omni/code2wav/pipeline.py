@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import torch
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
     Qwen2_5OmniToken2WavBigVGANModel,
@@ -14,6 +15,7 @@ from omni_server.protocol.diffusion_config import ComputeDtype, DiffusionRuntime
 from stages.qwen2_5_omni.code2wav.dit import PackedDiT
 from stages.qwen2_5_omni.code2wav.dit_ops import DiTOps, TorchDiTOps
 from stages.qwen2_5_omni.code2wav.sampler import MelJob, MelSampler
+from stages.qwen2_5_omni.code2wav.streams import StreamTable, Visit
 from stages.qwen2_5_omni.code2wav.vocoder import PlainVocoder, Vocoder, mel_crop
 from stages.qwen2_5_omni.code2wav.voices import Voice
 
@@ -66,8 +68,19 @@ class Code2WavPipeline:
         else:
             ops = TorchDiTOps()
             self._vocoder = PlainVocoder(bigvgan)
+        self.streams = StreamTable(
+            runtime.num_streams, codes_per_block=codes_per_block, frames_per_code=self._frames_per_code
+        )
         self._sampler = MelSampler(
-            PackedDiT(dit, runtime.solver, voices, ops, dtype=dtype, longest_window_frames=longest_window_frames),
+            PackedDiT(
+                dit,
+                runtime.solver,
+                voices,
+                ops,
+                dtype=dtype,
+                longest_window_frames=longest_window_frames,
+                num_streams=runtime.num_streams,
+            ),
             codes_per_block=codes_per_block,
             max_num_blocks=runtime.max_num_blocks(codes_per_block),
             device=device,
@@ -81,7 +94,52 @@ class Code2WavPipeline:
 
     @torch.inference_mode()
     def run(self, jobs: Sequence[WindowJob]) -> list[torch.Tensor]:
-        """Per window the waveform of the codes it emits, float32 [num_codes * samples per code] in [-1, 1]."""
-        mels = self._sampler.sample([MelJob(job.codes, job.noise, job.voice) for job in jobs])
-        crops = [mel_crop(job.window, len(job.codes), self._frames_per_code) for job in jobs]
-        return self._vocoder.synthesize(mels, crops)
+        """Per window the waveform of the codes it emits, float32 [num_codes * samples per code] in [-1, 1].
+
+        A window that continues its stream is computed without the codes before `emit_start`. Raises `ValueError` for
+        two windows of one stream.
+        """
+        windows = [job.window for job in jobs]
+        visits = self.streams.enter(windows)
+        try:
+            mel_jobs = [self._mel_job(job, visit) for job, visit in zip(jobs, visits, strict=True)]
+            mels = self._sampler.sample(mel_jobs)
+            spectra = [self._spectrum(job, visit, mel) for job, visit, mel in zip(jobs, visits, mels, strict=True)]
+            crops = [mel_crop(s.window, len(s.mel) // self._frames_per_code, self._frames_per_code) for s in spectra]
+            waveforms = self._vocoder.synthesize([s.mel for s in spectra], crops)
+        except BaseException:
+            self.streams.abandon(visits)
+            raise
+        tails = [self._tail(spectrum, visit) for spectrum, visit in zip(spectra, visits, strict=True)]
+        self.streams.leave(windows, visits, tails)
+        return waveforms
+
+    def _mel_job(self, job: WindowJob, visit: Visit | None) -> MelJob:
+        if visit is None:
+            return MelJob(job.codes, job.noise, job.voice)
+        skipped = job.window.emit_start - job.window.first_code if visit.carry.is_read else 0
+        return MelJob(job.codes[skipped:], job.noise[skipped * self._frames_per_code :], job.voice, visit.carry)
+
+    def _spectrum(self, job: WindowJob, visit: Visit | None, mel: torch.Tensor) -> "_Spectrum":
+        if visit is None or visit.mel is None:
+            return _Spectrum(job.window, mel)
+        first_code = job.window.emit_start - len(visit.mel) // self._frames_per_code
+        return _Spectrum(msgspec.structs.replace(job.window, first_code=first_code), torch.cat([visit.mel, mel]))
+
+    def _tail(self, spectrum: "_Spectrum", visit: Visit | None) -> torch.Tensor | None:
+        """What the vocoder needs of this window in the next one, if that is to find it."""
+        if visit is None or visit.carry.kept_block is None:
+            return None
+        window = spectrum.window
+        end = (window.emit_end - window.first_code) * self._frames_per_code
+        num_frames = self.streams.num_margin_codes(window, window.emit_end) * self._frames_per_code
+        return spectrum.mel[max(0, end - num_frames) : end].clone()  # the window's mel is a part of the whole batch's
+
+
+@dataclass(frozen=True)
+class _Spectrum:
+    """The mel spectrogram of a window from code `window.first_code` on, float32 [num_frames, mel_dim]. In a window that
+    continues its stream that is where the vocoder's margin begins."""
+
+    window: CodecWindow
+    mel: torch.Tensor

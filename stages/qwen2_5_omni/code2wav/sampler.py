@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from stages.qwen2_5_omni.code2wav.dit import Interval, PackedDiT
-from stages.qwen2_5_omni.code2wav.packing import PackedWindows, empty_layout, num_blocks_of, pack_windows
+from stages.qwen2_5_omni.code2wav.packing import Carry, PackedWindows, empty_layout, num_blocks_of, pack_windows
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,8 @@ class MelJob:
     """float32 [num_codes * frames per code, mel_dim] on the CPU."""
     voice: int
     """Index of the voice in the order that `PackedDiT` was given."""
+    carry: Carry | None = None
+    """Its part in a stream. If it reads, `codes` and `noise` begin behind the block that it reads."""
 
 
 class MelSampler:
@@ -41,7 +43,10 @@ class MelSampler:
 
     @torch.inference_mode()
     def sample(self, jobs: Sequence[MelJob]) -> list[torch.Tensor]:
-        """Per window its mel spectrogram, float32 [num_frames, mel_dim] on the device, natural logarithm."""
+        """Per window its mel spectrogram, float32 [num_frames, mel_dim] on the device, natural logarithm.
+
+        No two of `jobs` may have one slot.
+        """
         mels: list[torch.Tensor] = []
         for batch, num_blocks in self._batches(jobs):
             size = num_blocks if self._graphs is None else self._graphs.bucket(num_blocks)
@@ -49,6 +54,7 @@ class MelSampler:
                 [job.codes for job in batch],
                 [job.noise for job in batch],
                 [job.voice for job in batch],
+                [job.carry for job in batch],
                 codes_per_block=self._codes_per_block,
                 num_blocks=size,
                 device=self._device,
@@ -104,7 +110,9 @@ class _SolverGraphs:
         self._bias = torch.zeros(branches, largest, size, dit.hidden_size, device=device)
         self._layout = empty_layout(largest, size, device)
         first = dit.intervals[0]
-        self._interval = Interval(first.step.clone(), first.modulation.clone(), first.final.clone())
+        self._interval = Interval(
+            *(tensor.clone() for tensor in (first.number, first.step, first.modulation, first.final))
+        )
 
     def bucket(self, num_blocks: int) -> int:
         """The smallest size with a graph that holds `num_blocks`, or `num_blocks` itself if none does."""
@@ -123,6 +131,7 @@ class _SolverGraphs:
         self._state[:size].copy_(packed.noise)
         self._bias[:, :size].copy_(bias)
         for interval in self._dit.intervals:
+            self._interval.number.copy_(interval.number)
             self._interval.step.copy_(interval.step)
             self._interval.modulation.copy_(interval.modulation)
             self._interval.final.copy_(interval.final)
@@ -131,6 +140,8 @@ class _SolverGraphs:
 
     def _graph(self, size: int) -> torch.cuda.CUDAGraph:
         if size not in self._graphs:
+            # Blocks of the last batch would be kept in their slots again.
+            self._layout.copy_(empty_layout(self._ordered[-1], self._dit.block_size, self._state.device))
             self._advance(size)  # compiles kernels and lets cuBLAS allocate, which a capture must not
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()

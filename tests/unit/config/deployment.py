@@ -38,7 +38,7 @@ _DEPLOYMENT: dict[str, Any] = {
             "to": "code2wav",
             "function": "stages.some_family:second",
             "queue": {"transport": "inline"},
-            "chunks": {"past_blocks": 2, "pacing": {"max_outstanding_windows": 2}},
+            "chunks": {"past_blocks": 2, "pacing": {"max_outstanding_windows": 1}},
         },
     ],
 }

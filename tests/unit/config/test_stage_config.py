@@ -10,6 +10,7 @@ from omni_server.config.stage_config import (
     ArStage,
     ChunkPlan,
     DiffusionStage,
+    PacingConfig,
     QueueConfig,
     SolverConfig,
     StageConfig,
@@ -34,7 +35,7 @@ def test_a_whole_deployment_is_accepted_and_typed() -> None:
     assert config.stages["code2wav"].solver == SolverConfig(num_steps=10)
     assert (config.edges[0].source, config.edges[0].target) == ("thinker", "talker")
     assert config.edges[0].queue == QueueConfig(transport="shared_memory", capacity=4)
-    assert config.edges[1].chunks == ChunkPlan(past_blocks=2)
+    assert config.edges[1].chunks == ChunkPlan(past_blocks=2, pacing=PacingConfig(max_outstanding_windows=1))
 
 
 def test_a_thinker_alone_is_a_deployment() -> None:

@@ -34,6 +34,7 @@ def test_the_stage_config_arrives(tmp_path: Path) -> None:
         platform="cpu",
         load_format="auto",
         hf_overrides=overrides,
+        carries_state=True,
     )
     assert (arguments.model, arguments.runner, arguments.hf_overrides) == (str(tmp_path), "pooling", overrides)
     assert (arguments.max_num_seqs, arguments.max_model_len, arguments.seed) == (3, 132, 17)
@@ -44,28 +45,36 @@ def test_the_stage_config_arrives(tmp_path: Path) -> None:
 
 
 def test_a_request_is_never_cut(tmp_path: Path) -> None:
-    arguments = diffusion_engine_args(tmp_path, stage(), platform="cpu", load_format="auto", hf_overrides=overrides)
+    arguments = diffusion_engine_args(
+        tmp_path, stage(), platform="cpu", load_format="auto", hf_overrides=overrides, carries_state=True
+    )
     assert arguments.enable_chunked_prefill is False
     assert arguments.enable_prefix_caching is False
     assert arguments.max_num_batched_tokens == 2048
 
 
 def test_waiting_requests_are_taken_by_priority(tmp_path: Path) -> None:
-    arguments = diffusion_engine_args(tmp_path, stage(), platform="cpu", load_format="auto", hf_overrides=overrides)
+    arguments = diffusion_engine_args(
+        tmp_path, stage(), platform="cpu", load_format="auto", hf_overrides=overrides, carries_state=True
+    )
     assert arguments.scheduling_policy == "priority"
 
 
 def test_devices_count_on_cuda_only(tmp_path: Path) -> None:
     config = stage(devices=[1], gpu_memory_utilization=0.2)
-    on_cuda = diffusion_engine_args(tmp_path, config, platform="cuda", load_format="auto", hf_overrides=overrides)
+    on_cuda = diffusion_engine_args(
+        tmp_path, config, platform="cuda", load_format="auto", hf_overrides=overrides, carries_state=True
+    )
     assert (on_cuda.device_ids, on_cuda.gpu_memory_utilization) == ([1], 0.2)
-    on_cpu = diffusion_engine_args(tmp_path, config, platform="cpu", load_format="auto", hf_overrides=overrides)
+    on_cpu = diffusion_engine_args(
+        tmp_path, config, platform="cpu", load_format="auto", hf_overrides=overrides, carries_state=True
+    )
     assert on_cpu.device_ids is None
 
 
 def runtime_config(folder: Path, platform: Literal["cpu", "cuda"], **fields: object) -> DiffusionRuntimeConfig:
     arguments = diffusion_engine_args(
-        folder, stage(**fields), platform=platform, load_format="auto", hf_overrides=overrides
+        folder, stage(**fields), platform=platform, load_format="auto", hf_overrides=overrides, carries_state=True
     )
     assert arguments.dtype == "float32"
     assert arguments.enforce_eager is True
@@ -92,7 +101,12 @@ def test_the_fast_path_is_for_cuda_and_can_be_turned_off(tmp_path: Path) -> None
 def test_requests_may_not_be_cut_by_engine_arguments(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=rf"engine_args\.{name} of code2wav must be False"):
         diffusion_engine_args(
-            tmp_path, stage(engine_args={name: True}), platform="cpu", load_format="auto", hf_overrides=overrides
+            tmp_path,
+            stage(engine_args={name: True}),
+            platform="cpu",
+            load_format="auto",
+            hf_overrides=overrides,
+            carries_state=True,
         )
 
 
@@ -103,5 +117,6 @@ def test_other_engine_arguments_win(tmp_path: Path) -> None:
         platform="cpu",
         load_format="dummy",
         hf_overrides=overrides,
+        carries_state=True,
     )
     assert (arguments.kv_cache_memory_bytes, arguments.load_format) == (1 << 22, "dummy")

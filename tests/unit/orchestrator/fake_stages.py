@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from vllm import SamplingParams
 
-from omni_server.config.stage_config import PacingConfig
+from omni_server.config.stage_config import ChunkPlan
 from omni_server.edge import Code2WavRequest
 from omni_server.engine.ar_client import ArOutput, ArStageClient, RenderedPrompt
 from omni_server.engine.async_engine import RowSink
@@ -194,7 +194,7 @@ class Stages:
             talker_stop_ids=(STOP_CODE,),
             codes_per_output=CODES_PER_OUTPUT,
             codec_edge=FakeCodecEdge(),
-            pacer=Pacer(PacingConfig()),
+            pacer=Pacer(ChunkPlan()),
             num_boundary_rows=1,
             outbox=self.outbox,
             drop_block=self.dropped.append,

@@ -114,8 +114,11 @@ class Simulation:
         self, code2wav: SimulatedCode2Wav, pacing: PacingConfig | None = None, plan: ChunkPlan | None = None
     ) -> None:
         self.code2wav = code2wav
-        self.pacer = Pacer(PacingConfig() if pacing is None else pacing, clock)
-        self._plan = ChunkPlan() if plan is None else plan
+        """Where `pacing` allows more than one window of a stream at once, no state is carried."""
+        pacing = PacingConfig() if pacing is None else pacing
+        carry = pacing.max_outstanding_windows in (None, 1)
+        self._plan = (ChunkPlan() if plan is None else plan).model_copy(update={"pacing": pacing, "carry": carry})
+        self.pacer = Pacer(self._plan, clock)
 
     def utterance(self, name: str) -> Utterance:
         pieces: list[tuple[float, AudioDelta]] = []

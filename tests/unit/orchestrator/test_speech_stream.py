@@ -69,7 +69,7 @@ def test_first_windows_are_due_at_once_and_later_ones_when_they_will_be_played()
 
 def test_a_window_sent_before_the_first_audio_left_is_due_after_it_could_leave() -> None:
     async def work() -> None:
-        simulation = Simulation(SimulatedCode2Wav(step_s=0.1))
+        simulation = Simulation(SimulatedCode2Wav(step_s=0.1), PacingConfig(max_outstanding_windows=2))
         await simulation.speak("u", 36, code_s=0.001)
         first, second = simulation.code2wav.calls[:2]
         assert (first.priority, second.priority) == (24, 36 + 240)

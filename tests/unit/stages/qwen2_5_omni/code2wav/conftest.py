@@ -68,13 +68,14 @@ MakeSampler = Callable[..., MelSampler]
 
 @pytest.fixture
 def make_sampler(token2wav: Qwen2_5OmniToken2WavModel, voices: tuple[Voice, Voice]) -> MakeSampler:
-    """(solver, max_num_blocks, voices, dtype) to a sampler on the CPU; all have defaults."""
+    """(solver, max_num_blocks, voices, dtype, num_streams) to a sampler on the CPU; all have defaults."""
 
     def make(
         solver: FlowSolver = REFERENCE_SOLVER,
         max_num_blocks: int = 64,
         own_voices: tuple[Voice, ...] = voices,
         dtype: torch.dtype = torch.float32,
+        num_streams: int = 0,
     ) -> MelSampler:
         with torch.no_grad():
             dit = PackedDiT(
@@ -84,6 +85,7 @@ def make_sampler(token2wav: Qwen2_5OmniToken2WavModel, voices: tuple[Voice, Voic
                 TorchDiTOps(),
                 dtype=dtype,
                 longest_window_frames=1200,
+                num_streams=num_streams,
             )
         return MelSampler(
             dit, codes_per_block=12, max_num_blocks=max_num_blocks, device=torch.device("cpu"), use_graphs=False

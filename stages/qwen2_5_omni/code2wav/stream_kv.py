@@ -1,0 +1,66 @@
+"""Keys and values that the DiT keeps from one window of a stream for the next.
+
+Attention leaves a block of mel frames in few layers only: some also see the block before. So what a window has to know
+of its past are the keys and values of those layers for one block, the last one that its predecessor emitted; at each
+evaluation of the solver its own, because the states differ, and for both branches of the guidance. With them a window
+needs no past blocks. It computes less, and comes closer to one pass over the whole utterance: the kept block has seen
+its own past, and that the past before it, where blocks computed again begin in the middle.
+
+The memory is one tensor, so that kernels in a CUDA graph find every stream's part at a fixed address by its slot. A
+window's evaluation reads its place before it overwrites it (`PackedDiT.velocity`), hence one copy is enough.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from omni_server.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class LayerKV:
+    """What is kept of one layer at one evaluation of any interval."""
+
+    values: torch.Tensor
+    """[slots, intervals, branches, block_size, 2 * num_heads * head_dim] in the type of the products, each row without
+    gaps: keys, before the rotary embedding, and values."""
+    interval: torch.Tensor
+    """Number of the interval, int32 []."""
+
+
+class StreamKV:
+    """The memory of all slots."""
+
+    def __init__(
+        self,
+        *,
+        num_slots: int,
+        num_intervals: int,
+        num_evaluations: int,
+        num_layers: int,
+        num_branches: int,
+        block_size: int,
+        inner: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """num_evaluations: per interval; num_layers: those that look back; inner: num_heads * head_dim. Raises
+        `ConfigError` if the device has no room."""
+        per_slot = (num_intervals, num_evaluations, num_layers, num_branches, block_size, 2 * inner)
+        try:
+            self._values = torch.zeros(num_slots, *per_slot, dtype=dtype, device=device)
+        except torch.OutOfMemoryError:
+            size_gb = num_slots * math.prod(per_slot) * dtype.itemsize / 1e9
+            raise ConfigError(
+                f"code2wav has no room for the state of {num_slots} streams, {size_gb:.1f} GB: raise its "
+                "gpu_memory_utilization, lower its max_streams, or set chunks.carry to false"
+            ) from None
+
+    @property
+    def num_bytes(self) -> int:
+        return self._values.nbytes
+
+    def at(self, evaluation: int, layer: int, interval: torch.Tensor) -> LayerKV:
+        """layer: counted among those that look back; interval: int32 []."""
+        return LayerKV(self._values[:, :, evaluation, layer], interval)

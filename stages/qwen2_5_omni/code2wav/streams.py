@@ -1,0 +1,126 @@
+"""Which streams have state, and where.
+
+A stream is an utterance that comes in windows. Behind a window stays, in a slot of `StreamKV`, what the DiT kept, and
+here the end of the mel spectrogram, which is the vocoder's left margin in the next window. There is a fixed number of
+slots. A new stream that finds none free takes that of the stream whose last window is the longest ago.
+
+A slot is freed by the last window of its stream. A stream that ends without one, because its request was aborted,
+keeps its slot until others need it: that is bounded by the number of slots, and whoever loses its state meanwhile loses
+no more than time, since each window carries the codes to be computed without it. With S slots and L live streams a live
+one loses its state only if S - L others at least have ended without a last window since its own last one.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from omni_server.protocol.codec_window import CodecWindow
+from stages.qwen2_5_omni.code2wav.packing import Carry
+
+
+@dataclass(frozen=True)
+class _State:
+    """What the last window of a stream left behind."""
+
+    slot: int
+    end: int
+    """It emitted the codes before this one."""
+    mel: torch.Tensor
+    """Mel frames of the codes before `end`, as many as the vocoder's margin asks for or all there are; float32
+    [num_frames, mel_dim] on the device."""
+
+
+@dataclass(frozen=True)
+class Visit:
+    """A window that uses the state of its stream; between `enter` and `leave` its slot belongs to nobody else."""
+
+    carry: Carry
+    mel: torch.Tensor | None
+    """If the window begins where the one before it ended: the mel frames right before `emit_start`."""
+
+
+class StreamTable:
+    """The state of streams by name."""
+
+    def __init__(self, num_slots: int, *, codes_per_block: int, frames_per_code: int) -> None:
+        """Without slots no state is kept."""
+        self._codes_per_block = codes_per_block
+        self._frames_per_code = frames_per_code
+        self._states: OrderedDict[str, _State] = OrderedDict()  # the one whose last window is the longest ago first
+        self._free = list(range(num_slots))
+
+    @property
+    def num_streams(self) -> int:
+        """Streams with state."""
+        return len(self._states)
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def enter(self, windows: Sequence[CodecWindow]) -> list[Visit | None]:
+        """What each window finds; None for those that are computed by themselves and leave nothing behind.
+
+        `leave` or `abandon` must follow. Raises `ValueError` for two windows of one stream.
+        """
+        names = [window.stream for window in windows if window.stream is not None]
+        if len(set(names)) < len(names):
+            raise ValueError("two windows of one stream: the second one needs what the first leaves behind")
+        # All out of the table before the first slot is given away: no window of this batch may lose its own.
+        states = [None if w.stream is None else self._states.pop(w.stream, None) for w in windows]
+        return [self._visit(window, state) for window, state in zip(windows, states, strict=True)]
+
+    def leave(
+        self, windows: Sequence[CodecWindow], visits: Sequence[Visit | None], tails: Sequence[torch.Tensor | None]
+    ) -> None:
+        """The windows have been computed.
+
+        tails: the mel frames before `emit_end` that a next window asks for; None where none follows.
+        """
+        for window, visit, tail in zip(windows, visits, tails, strict=True):
+            if visit is None:
+                continue
+            if tail is None:
+                self._free.append(visit.carry.slot)
+            else:
+                assert window.stream is not None
+                self._states[window.stream] = _State(visit.carry.slot, window.emit_end, tail)
+
+    def abandon(self, visits: Sequence[Visit | None]) -> None:
+        """Computing the windows failed, midway perhaps: their streams' state is lost."""
+        self._free.extend(visit.carry.slot for visit in visits if visit is not None)
+
+    def num_margin_codes(self, window: CodecWindow, end: int) -> int:
+        """Codes before `end` whose mel frames the vocoder wants as context of what follows."""
+        return min(end, -(-window.vocoder_margin_frames // self._frames_per_code))
+
+    def _visit(self, window: CodecWindow, state: _State | None) -> Visit | None:
+        if window.stream is None:
+            return None
+        if state is not None and self._continues(window, state):
+            return Visit(Carry(state.slot, True, self._kept_block(window, window.emit_start)), state.mel)
+        if window.is_last:
+            if state is not None:
+                self._free.append(state.slot)
+            return None
+        slot = self._new_slot() if state is None else state.slot
+        if slot is None:
+            return None
+        return Visit(Carry(slot, False, self._kept_block(window, window.first_code)), None)
+
+    def _kept_block(self, window: CodecWindow, start: int) -> int | None:
+        """Of the blocks that are computed, which begin at code `start`, the last one that is emitted."""
+        return None if window.is_last else (window.emit_end - start) // self._codes_per_block - 1
+
+    def _continues(self, window: CodecWindow, state: _State) -> bool:
+        num_frames = self.num_margin_codes(window, window.emit_start) * self._frames_per_code
+        return state.end == window.emit_start and len(state.mel) >= num_frames
+
+    def _new_slot(self) -> int | None:
+        if self._free:
+            return self._free.pop()
+        if self._states:
+            return self._states.popitem(last=False)[1].slot
+        return None  # there are fewer slots than windows in this batch
