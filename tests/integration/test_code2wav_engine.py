@@ -26,6 +26,8 @@ from stages.qwen2_5_omni.code2wav.noise import noise_frames
 
 SOLVER = SolverConfig(num_steps=6)
 TABLE_SIZE = 8194
+NUM_STREAMS = 10
+"""Streams whose state the engine keeps."""
 Waveform = npt.NDArray[np.float32]
 
 
@@ -37,10 +39,20 @@ async def code2wav(other_sizes: Path) -> AsyncIterator[DiffusionStageClient]:
         environment.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         environment.setenv("OMP_NUM_THREADS", "1")
         stage = DiffusionStage(
-            engine="diffusion", model_stage="code2wav", max_model_len=256, max_num_seqs=8, solver=SOLVER
+            engine="diffusion",
+            model_stage="code2wav",
+            max_model_len=256,
+            max_num_seqs=8,
+            max_streams=NUM_STREAMS,
+            solver=SOLVER,
         )
         arguments = diffusion_engine_args(
-            other_sizes, stage, platform="cpu", load_format="auto", hf_overrides=code2wav_config
+            other_sizes,
+            stage,
+            platform="cpu",
+            load_format="auto",
+            hf_overrides=code2wav_config,
+            carries_state=True,
         )
         engine = await asyncio.to_thread(AsyncLLM.from_engine_args, arguments)
         client = DiffusionStageClient("code2wav", engine)
@@ -141,8 +153,99 @@ async def test_a_streamed_utterance_equals_the_same_windows_of_the_bare_model(
     for window, span, result in zip(windows, spans, results, strict=True):
         assert_close(result, bare_model.waveform(window.codes, span))
     in_one = await run(code2wav, codes, whole(131, voice="Ethan", seed=2**64 - 1))
-    deviation = np.square(np.concatenate(results) - in_one).sum() / np.square(in_one).sum()
-    assert deviation < 1e-3
+    assert deviation(np.concatenate(results), in_one) < 1e-3
+
+
+Spans = list[tuple[tuple[int, ...], CodecWindow]]
+
+
+def spans_of(codes: tuple[int, ...], *, stream: str | None, seed: int = 0) -> Spans:
+    chunker = CodecChunker(ChunkPlan(new_blocks=(1, 2)), codes_per_block=12)
+    chunker.push(codes)
+    chunker.finish()
+    return [(w.codes, w.span(voice="Ethan", noise_seed=seed, stream=stream)) for w in chunker.ready()]
+
+
+async def one_by_one(client: DiffusionStageClient, spans: Spans) -> list[Waveform]:
+    return [await run(client, codes, span) for codes, span in spans]
+
+
+def deviation(result: Waveform, expected: Waveform) -> float:
+    assert result.shape == expected.shape
+    return float(np.square(result - expected).sum() / np.square(expected).sum())
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_stream_that_carries_state_is_no_further_from_one_pass_and_needs_no_past_codes(
+    code2wav: DiffusionStageClient,
+) -> None:
+    codes = random_codes(131, 78)
+    in_one = await run(code2wav, codes, whole(131, voice="Ethan"))
+    by_themselves = await one_by_one(code2wav, spans_of(codes, stream=None))
+    carried = await one_by_one(code2wav, spans_of(codes, stream="one"))
+    far = deviation(np.concatenate(by_themselves), in_one)
+    assert deviation(np.concatenate(carried), in_one) < min(1e-3, 1.1 * far)
+    without_past: Spans = []
+    for window_codes, span in spans_of(codes, stream="two"):
+        num_past = span.emit_start - span.first_code
+        without_past.append(((0,) * num_past + window_codes[num_past:], span))
+    for result, expected in zip(await one_by_one(code2wav, without_past), carried, strict=True):
+        assert_close(result, expected)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_streams_side_by_side_equal_each_alone_as_long_as_all_have_a_place(
+    code2wav: DiffusionStageClient,
+) -> None:
+    streams = [random_codes(60 + 13 * n, n) for n in range(NUM_STREAMS)]
+    alone = [await one_by_one(code2wav, spans_of(c, stream=f"alone-{n}", seed=n)) for n, c in enumerate(streams)]
+    together = await asyncio.gather(
+        *[one_by_one(code2wav, spans_of(c, stream=f"together-{n}", seed=n)) for n, c in enumerate(streams)]
+    )
+    for results, expected in zip(together, alone, strict=True):
+        for result, reference in zip(results, expected, strict=True):
+            assert_close(result, reference)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_more_streams_than_places_and_streams_that_are_aborted_cost_exactness_only(
+    code2wav: DiffusionStageClient,
+) -> None:
+    streams = [random_codes(96, n) for n in range(3 * NUM_STREAMS)]
+    speaking = [
+        asyncio.create_task(one_by_one(code2wav, spans_of(c, stream=f"many-{n}", seed=n)))
+        for n, c in enumerate(streams)
+    ]
+    await asyncio.wait(speaking, timeout=1.0)
+    for task in speaking[::3]:
+        task.cancel()
+    results = await asyncio.gather(*speaking, return_exceptions=True)
+    for n, result in enumerate(results):
+        if isinstance(result, asyncio.CancelledError):
+            continue
+        assert isinstance(result, list)
+        in_one = await run(code2wav, streams[n], whole(96, voice="Ethan", seed=n))
+        assert deviation(np.concatenate(result), in_one) < 1e-3
+    codes = random_codes(60, 1)
+    alone = await one_by_one(code2wav, spans_of(codes, stream="after-1"))
+    for result, expected in zip(await one_by_one(code2wav, spans_of(codes, stream="after-2")), alone, strict=True):
+        assert_close(result, expected)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_windows_of_one_stream_at_once_fail_or_are_computed_but_never_wrong(
+    code2wav: DiffusionStageClient,
+) -> None:
+    """The server sends none; whoever does is told, and gets no sound that is not the window's."""
+    codes = random_codes(96, 9)
+    in_one = await run(code2wav, codes, whole(96, voice="Ethan"))
+    results = await asyncio.gather(
+        *[run(code2wav, own, span) for own, span in spans_of(codes, stream="hasty")], return_exceptions=True
+    )
+    assert any(isinstance(result, StageError) and "in the same step" in result.message for result in results)
+    for (_, span), result in zip(spans_of(codes, stream="hasty"), results, strict=True):
+        if isinstance(result, np.ndarray):
+            assert deviation(result, in_one[480 * span.emit_start : 480 * span.emit_end]) < 1e-3
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -188,6 +188,39 @@ def test_the_longest_window_is_what_the_plan_can_cut() -> None:
     assert ChunkPlan(mode="whole").longest_window_blocks is None
 
 
+def test_with_carry_one_window_of_a_stream_is_out_at_a_time() -> None:
+    assert ChunkPlan().max_outstanding_windows == 1
+    assert ChunkPlan(carry=False).max_outstanding_windows == 2
+    assert ChunkPlan(mode="whole").max_outstanding_windows == 2
+    three = PacingConfig(max_outstanding_windows=3)
+    assert ChunkPlan(carry=False, pacing=three).max_outstanding_windows == 3
+    assert ChunkPlan(mode="whole", pacing=three).max_outstanding_windows == 3
+    assert refusal(deployment_with("edges.1.chunks.pacing.max_outstanding_windows", 2)) == (
+        "pacing.max_outstanding_windows is 2, but with carry each window needs what the one before it leaves behind: "
+        "set it to 1, or carry to false"
+    )
+
+
+def test_a_deployment_carries_state_unless_its_plan_does_without() -> None:
+    assert StageConfig.model_validate(deployment()).carries_state
+    assert not StageConfig.model_validate(deployment_with("edges.1.chunks.carry", False)).carries_state
+    assert not StageConfig.model_validate(deployment_with("edges.1.chunks.mode", "whole")).carries_state
+
+
+def test_every_window_of_a_step_has_room_for_its_stream() -> None:
+    document = deployment_with("stages.code2wav.max_num_seqs", 20)
+    stage = StageConfig.model_validate(document).stages["code2wav"]
+    assert isinstance(stage, DiffusionStage)
+    assert stage.num_stream_slots == 40
+    document["stages"]["code2wav"]["max_streams"] = 20
+    StageConfig.model_validate(document)
+    document["stages"]["code2wav"]["max_streams"] = 19
+    assert refusal(document) == (
+        "max_streams is 19, less than the windows of one step (max_num_seqs 20), each of which may need a place: raise "
+        "it"
+    )
+
+
 def test_a_step_of_code2wav_that_cannot_hold_a_window_is_refused() -> None:
     assert refusal(deployment_with("stages.code2wav.max_num_batched_tokens", 2047)) == (
         "max_num_batched_tokens is 2047, less than the longest window (max_model_len 2048), which is computed whole in "

@@ -42,6 +42,21 @@ def test_the_stage_config_arrives(tmp_path: Path) -> None:
     assert isinstance(runtime, DiffusionRuntimeConfig)
     assert runtime.solver == FlowSolver(num_steps=5, guidance_scale=1.5, sway_coefficient=-1.0)
     assert (runtime.max_num_windows, runtime.max_num_codes, runtime.longest_window) == (3, 500, 132)
+    assert runtime.num_streams == 6
+
+
+def test_places_for_streams_are_made_where_state_is_carried(tmp_path: Path) -> None:
+    for carries_state, num_streams in ((True, 9), (False, 0)):
+        arguments = diffusion_engine_args(
+            tmp_path,
+            stage(max_num_seqs=3, max_streams=9),
+            platform="cpu",
+            load_format="auto",
+            hf_overrides=overrides,
+            carries_state=carries_state,
+        )
+        assert isinstance(arguments.additional_config, DiffusionRuntimeConfig)
+        assert arguments.additional_config.num_streams == num_streams
 
 
 def test_a_request_is_never_cut(tmp_path: Path) -> None:

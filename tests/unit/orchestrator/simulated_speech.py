@@ -29,6 +29,7 @@ class Call:
     window_id: str
     priority: int
     at: float
+    stream: str | None
 
 
 class SimulatedCode2Wav:
@@ -53,7 +54,7 @@ class SimulatedCode2Wav:
         self, request_id: str, token_ids: tuple[int, ...], payload: bytes, *, priority: int = 0
     ) -> npt.NDArray[np.float32]:
         stream = request_id.rpartition("-")[0]
-        self.calls.append(Call(request_id, priority, clock()))
+        self.calls.append(Call(request_id, priority, clock(), decode_codec_window(payload).stream))
         self._running[stream] = self._running.get(stream, 0) + 1
         self.most_running[stream] = max(self.most_running.get(stream, 0), self._running[stream])
         self.num_running += 1

@@ -106,6 +106,36 @@ def test_no_more_windows_of_a_stream_are_out_than_allowed() -> None:
     run(work)
 
 
+def test_windows_that_carry_state_are_computed_one_after_the_other() -> None:
+    """Many streams and a device that is busy: no step holds two windows of one stream, and none is overtaken."""
+
+    async def work() -> None:
+        code2wav = SimulatedCode2Wav(step_s=0.02, code_s=0.0005, max_codes=400)
+        simulation = Simulation(code2wav)
+        names = [f"u{n}" for n in range(12)]
+        utterances = await asyncio.gather(*(simulation.speak(name, 400, code_s=0.005) for name in names))
+        assert all(is_whole(utterance, 400) for utterance in utterances)
+        assert code2wav.most_running == dict.fromkeys(names, 1)
+        for name in names:
+            own = [int(window.rpartition("-")[2]) for window in code2wav.computed if window.startswith(f"{name}-")]
+            assert own == list(range(len(own)))
+        streams = {call.window_id.rpartition("-")[0]: call.stream for call in code2wav.calls}
+        assert len(set(streams.values())) == len(names)
+        assert all(call.stream == streams[call.window_id.rpartition("-")[0]] for call in code2wav.calls)
+        assert None not in streams.values()
+
+    run(work)
+
+
+def test_without_carry_a_window_names_no_stream() -> None:
+    async def work() -> None:
+        code2wav = SimulatedCode2Wav()
+        await Simulation(code2wav, PacingConfig(max_outstanding_windows=2)).speak("u", 100)
+        assert {call.stream for call in code2wav.calls} == {None}
+
+    run(work)
+
+
 def test_a_stream_alone_is_computed_as_fast_as_the_device_can() -> None:
     async def work() -> None:
         code2wav = SimulatedCode2Wav(step_s=0.01)

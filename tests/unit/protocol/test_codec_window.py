@@ -21,7 +21,8 @@ def check(window: CodecWindow, num_codes: int = 48) -> None:
 
 
 def test_survives_encoding() -> None:
-    assert decode_codec_window(encode_codec_window(VALID)) == VALID
+    for window in (VALID, msgspec.structs.replace(VALID, stream="a")):
+        assert decode_codec_window(encode_codec_window(window)) == window
 
 
 def test_a_valid_window_passes() -> None:
@@ -52,6 +53,24 @@ def test_a_valid_window_passes() -> None:
 def test_a_wrong_number_is_named(change: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check(msgspec.structs.replace(VALID, **change))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"emit_start": 47}, "emit_start is 47; in a stream it must be a multiple of 12"),
+        ({"emit_end": 59}, "emit_end is 59; in a stream it must be a multiple of 12, except in the last window"),
+    ],
+)
+def test_windows_of_a_stream_meet_where_blocks_do(change: dict[str, int], message: str) -> None:
+    window = msgspec.structs.replace(VALID, **change)
+    check(window)
+    with pytest.raises(ValueError, match=message):
+        check(msgspec.structs.replace(window, stream="a"))
+
+
+def test_the_last_window_of_a_stream_may_end_anywhere() -> None:
+    check(msgspec.structs.replace(VALID, emit_end=71, is_last=True, stream="a"), num_codes=47)
 
 
 def test_an_empty_window_is_refused() -> None:

@@ -28,6 +28,7 @@ RUNTIME_CONFIG = DiffusionRuntimeConfig(
     max_num_windows=16,
     max_num_codes=2048,
     longest_window=2048,
+    num_streams=4,
 )
 
 
@@ -153,6 +154,31 @@ def test_every_invalid_request_is_named_before_anything_runs(model: Qwen2_5OmniC
         "r7": "first_code is -12; it must be between 0 and 2147483647",
         "r8": "vocoder_margin_frames is -1; it must be between 0 and 2147483647",
     }
+
+
+def test_of_two_windows_of_one_stream_the_second_is_rejected(model: Qwen2_5OmniCode2Wav) -> None:
+    codes = list(range(24))
+    first = encode_codec_window(msgspec.structs.replace(WINDOW, emit_end=12, is_last=False, stream="a"))
+    second = encode_codec_window(msgspec.structs.replace(WINDOW, emit_start=12, stream="a"))
+    other = encode_codec_window(msgspec.structs.replace(WINDOW, emit_end=12, is_last=False, stream="b"))
+    with pytest.raises(RejectedRequestsError) as caught:
+        model.sample(batch((codes, first), (codes, other), (codes, second)))
+    assert caught.value.reasons == {"r2": "another window of its stream is in the same step: send one after the other"}
+    assert len(model.sample(batch((codes, first), (codes, other)))) == 2
+    model.sample(batch((codes, second)))
+
+
+def test_a_window_of_a_stream_continues_what_an_earlier_batch_left(model: Qwen2_5OmniCode2Wav) -> None:
+    codes = list(range(48))
+    first = msgspec.structs.replace(WINDOW, emit_end=12, is_last=False, stream="a")
+    second = msgspec.structs.replace(WINDOW, emit_start=12, emit_end=36, is_last=False, stream="a")
+    by_itself = msgspec.structs.replace(second, stream=None)
+    model.sample(batch((codes[:24], encode_codec_window(first))))
+    jobs = (codes, encode_codec_window(by_itself)), ([7] * 12 + codes[12:], encode_codec_window(second))
+    stateless, carried = model.sample(batch(*jobs))
+    assert carried.shape == stateless.shape
+    error = (carried - stateless).square().sum() / stateless.square().sum()
+    assert 0 < error < 1e-3, "near the other, though the codes that it begins with are not its own"
 
 
 def test_vllm_sees_the_token2wav_part_of_the_config() -> None:
