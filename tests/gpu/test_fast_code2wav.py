@@ -18,8 +18,11 @@ import stages.qwen2_5_omni.demo_checkpoint
 from omni_server.config.stage_config import ChunkPlan
 from omni_server.protocol.diffusion_config import ComputeDtype, DiffusionRuntimeConfig, FlowSolver
 from stages.codec_chunking import CodecChunker
+from stages.qwen2_5_omni.code2wav.dit_ops import TorchDiTOps
 from stages.qwen2_5_omni.code2wav.noise import noise_frames
-from stages.qwen2_5_omni.code2wav.pipeline import Code2WavPipeline, WindowJob
+from stages.qwen2_5_omni.code2wav.packing import BlockLayout, Carry, pack_windows
+from stages.qwen2_5_omni.code2wav.pipeline import TORCH_DTYPES, Code2WavPipeline, WindowJob
+from stages.qwen2_5_omni.code2wav.stream_kv import LayerKV, StreamKV
 from stages.qwen2_5_omni.code2wav.voices import Voice
 from tests.reference.token2wav import MEL_LEVEL, random_token2wav
 
@@ -67,7 +70,7 @@ def voices() -> list[Voice]:
     ]
 
 
-def windows(num_codes: int, plan: ChunkPlan, voice: int) -> list[WindowJob]:
+def windows(num_codes: int, plan: ChunkPlan, voice: int, stream: str | None = None) -> list[WindowJob]:
     draw = torch.Generator().manual_seed(num_codes)
     chunker = CodecChunker(plan, codes_per_block=12)
     chunker.push(torch.randint(0, 8193, (num_codes,), generator=draw).tolist())
@@ -75,7 +78,7 @@ def windows(num_codes: int, plan: ChunkPlan, voice: int) -> list[WindowJob]:
     jobs = []
     for piece in chunker.ready():
         noise = torch.from_numpy(noise_frames(SEED, 2 * piece.first_code, 2 * len(piece.codes), 80))
-        span = piece.span(voice=("Ethan", "Chelsie")[voice], noise_seed=SEED)
+        span = piece.span(voice=("Ethan", "Chelsie")[voice], noise_seed=SEED, stream=stream)
         jobs.append(WindowJob(span, torch.tensor(piece.codes), noise, voice))
     return jobs
 
@@ -118,3 +121,166 @@ def test_chunks_of_the_fast_path_against_the_whole_utterance_in_plain_float32(
     )
     assert snr_db(chunked_fast, chunked_plain) > FAST_BOUND_DB["float16"]
     assert snr_db(chunked_fast, whole) > 25.0
+
+
+HEADS, HEAD_DIM, BLOCK_SIZE = 16, 64, 24
+KERNEL_BOUND: dict[ComputeDtype, float] = {"float32": 1e-5, "float16": 5e-3, "bfloat16": 4e-2}
+"""Largest error of attention over values of standard deviation 1, against float32."""
+
+
+def mixed_layout() -> BlockLayout:
+    """Windows that read, keep, do both or neither; two of them end in part of a block; padding at the end."""
+    carries = [None, Carry(2, True, None), Carry(0, False, 1), Carry(3, True, 2), Carry(4, True, 0)]
+    lengths = [30, 12, 25, 40, 12]
+    return pack_windows(
+        [torch.zeros(length, dtype=torch.int64) for length in lengths],
+        [torch.zeros(2 * length, 80) for length in lengths],
+        [0] * len(lengths),
+        carries,
+        codes_per_block=12,
+        num_blocks=14,
+        device=torch.device("cuda"),
+    ).layout
+
+
+def random_state(dtype: torch.dtype) -> StreamKV:
+    state = StreamKV(
+        num_slots=5,
+        num_intervals=3,
+        num_evaluations=4,
+        num_layers=2,
+        num_branches=2,
+        block_size=BLOCK_SIZE,
+        inner=HEADS * HEAD_DIM,
+        dtype=dtype,
+        device=torch.device("cuda"),
+    )
+    torch.manual_seed(5)
+    for evaluation in range(4):
+        for layer in range(2):
+            state.at(evaluation, layer, torch.tensor(0)).values.normal_()
+    return state
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(("back", "ahead"), [(True, False), (True, True), (False, True), (False, False)])
+def test_attention_reads_slots_as_the_yardstick_does(dtype: ComputeDtype, back: bool, ahead: bool) -> None:
+    from stages.qwen2_5_omni.code2wav.dit_kernels import TritonDiTOps
+
+    layout, state = mixed_layout(), random_state(TORCH_DTYPES[dtype])
+    kept = state.at(3, 1, torch.tensor(2, dtype=torch.int32, device="cuda"))
+    in_float32 = LayerKV(kept.values.float(), kept.interval)
+    torch.manual_seed(6)
+    qkv = torch.randn(2 * layout.num_blocks * BLOCK_SIZE, 3 * HEADS * HEAD_DIM, device="cuda").to(TORCH_DTYPES[dtype])
+    angles = torch.randn(8 * BLOCK_SIZE, HEAD_DIM // 2, device="cuda")
+    rotary = torch.stack([angles.cos(), angles.sin()]).contiguous()
+    result = TritonDiTOps().attention(qkv, layout, rotary, head_dim=HEAD_DIM, back=back, ahead=ahead, kept=kept)
+    expected = TorchDiTOps().attention(
+        qkv.float(), layout, rotary, head_dim=HEAD_DIM, back=back, ahead=ahead, kept=in_float32
+    )
+    is_valid = torch.arange(BLOCK_SIZE, device="cuda") < layout.num_frames[:, None]
+    rows = is_valid.flatten().repeat(2)
+    assert float((result.float() - expected)[rows].abs().max()) < KERNEL_BOUND[dtype]
+    without = TritonDiTOps().attention(qkv, layout, rotary, head_dim=HEAD_DIM, back=back, ahead=ahead, kept=None)
+    change = (without.float() - expected).abs().amax(1)
+    reads = (layout.read_slot >= 0).repeat_interleave(BLOCK_SIZE).repeat(2)
+    assert float(change[rows & ~reads].max()) < KERNEL_BOUND[dtype]
+    assert (float(change[rows & reads].max()) > 0.1) is back, "the kept block counts where it is to be seen"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_keeping_writes_the_kept_blocks_and_nothing_else(dtype: ComputeDtype) -> None:
+    from stages.qwen2_5_omni.code2wav.dit_kernels import TritonDiTOps
+
+    layout = mixed_layout()
+    fused, plain, before = (random_state(TORCH_DTYPES[dtype]) for _ in range(3))
+    interval = torch.tensor(1, dtype=torch.int32, device="cuda")
+    qkv = torch.randn(2 * layout.num_blocks * BLOCK_SIZE, 3 * HEADS * HEAD_DIM, device="cuda").to(TORCH_DTYPES[dtype])
+    TritonDiTOps().keep(qkv, layout, fused.at(2, 1, interval))
+    TorchDiTOps().keep(qkv, layout, plain.at(2, 1, interval))
+    changed = 0
+    for evaluation in range(4):
+        for layer in range(2):
+            values = [state.at(evaluation, layer, interval).values for state in (fused, plain, before)]
+            assert torch.equal(values[0], values[1])
+            changed += int((values[0] != values[2]).any(-1).sum())
+    assert changed == 3 * 2 * BLOCK_SIZE, "frames of three kept blocks in two branches"
+
+
+def in_turns(pipeline: Code2WavPipeline, streams: Sequence[Sequence[WindowJob]]) -> list[list[torch.Tensor]]:
+    """Windows of many streams, of which one more joins in each step; per stream its waveforms."""
+    results: list[list[torch.Tensor]] = [[] for _ in streams]
+    for turn in range(sum(map(len, streams))):
+        batch = [n for n, jobs in enumerate(streams) if 0 <= turn - n < len(jobs)]
+        if batch:
+            for n, waveform in zip(batch, pipeline.run([streams[n][turn - n] for n in batch]), strict=True):
+                results[n].append(waveform)
+    return results
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_streams_on_the_fast_path_are_within_its_bound_of_plain_float32(
+    token2wav: Qwen2_5OmniToken2WavModel, voices: list[Voice], dtype: ComputeDtype
+) -> None:
+    """Nine streams and one utterance of windows by themselves; eight slots, which are used again and again."""
+    models = token2wav.code2wav_dit_model, token2wav.code2wav_bigvgan_model
+    runtime = msgspec.structs.replace(RUNTIME, num_streams=8)
+    plain = Code2WavPipeline(*models, voices, runtime)
+    fast = Code2WavPipeline(*models, voices, msgspec.structs.replace(runtime, compute_dtype=dtype, is_fast=True))
+    fast.warm_up()
+    lengths = (250, 37, 130, 24, 11, 96, 250, 73, 60, 131)
+    streams = [
+        windows(length, ChunkPlan(new_blocks=(1, 2, 6)), n % 2, None if n == 5 else f"s{n}")
+        for n, length in enumerate(lengths)
+    ]
+    alone = [[plain.run([job])[0] for job in jobs] for jobs in streams]
+    together = in_turns(fast, streams)
+    assert (fast.streams.num_streams, fast.streams.num_free) == (0, 8)
+    again = [[fast.run([job])[0] for job in jobs] for jobs in streams]
+    levels = [
+        snr_db(result, reference)
+        for results in (together, again)
+        for waveforms, references in zip(results, alone, strict=True)
+        for result, reference in zip(waveforms, references, strict=True)
+    ]
+    print(f"\n{dtype}: lowest SNR of {len(levels)} carried windows {min(levels):.1f} dB")  # noqa: T201
+    assert min(levels) > FAST_BOUND_DB[dtype]
+
+
+def test_a_graph_recorded_between_two_windows_of_a_stream_leaves_its_state_alone(
+    token2wav: Qwen2_5OmniToken2WavModel, voices: list[Voice]
+) -> None:
+    """Without `warm_up` a graph is recorded at its first use, and its trial run must keep nothing."""
+    models = token2wav.code2wav_dit_model, token2wav.code2wav_bigvgan_model
+    runtime = msgspec.structs.replace(RUNTIME, num_streams=2, is_fast=True)
+    ready, fresh = (Code2WavPipeline(*models, voices, runtime) for _ in range(2))
+    ready.warm_up()
+    own = windows(250, ChunkPlan(new_blocks=(1, 3, 6)), 0, "a")
+    other = windows(250, ChunkPlan(new_blocks=(4,)), 1)
+    for job in own:
+        [expected], [result] = ready.run([job]), fresh.run([job])
+        assert snr_db(result, expected) > 120
+        fresh.run(other[:1])
+        other.append(other.pop(0))
+
+
+def test_streams_of_the_fast_path_against_the_whole_utterance_in_plain_float32(
+    token2wav: Qwen2_5OmniToken2WavModel, voices: list[Voice]
+) -> None:
+    models = token2wav.code2wav_dit_model, token2wav.code2wav_bigvgan_model
+    runtime = msgspec.structs.replace(RUNTIME, num_streams=1)
+    plain = Code2WavPipeline(*models, voices, runtime)
+    fast = Code2WavPipeline(*models, voices, msgspec.structs.replace(runtime, compute_dtype="float16", is_fast=True))
+    whole = joined(plain.run(windows(250, ChunkPlan(mode="whole"), 0)))
+    for future_blocks in (1, 2):
+        plan = ChunkPlan(future_blocks=future_blocks)
+        by_themselves = joined(plain.run(windows(250, plan, 0)))
+        plain_stream = joined([plain.run([job])[0] for job in windows(250, plan, 0, "a")])
+        fast_stream = joined([fast.run([job])[0] for job in windows(250, plan, 0, "a")])
+        print(  # noqa: T201
+            f"\n{future_blocks} future blocks, against one plain pass over 250 codes: plain windows by themselves "
+            f"{snr_db(by_themselves, whole):.1f} dB, carried {snr_db(plain_stream, whole):.1f} dB, fast carried "
+            f"{snr_db(fast_stream, whole):.1f} dB; fast against plain {snr_db(fast_stream, plain_stream):.1f} dB"
+        )
+        assert snr_db(fast_stream, plain_stream) > FAST_BOUND_DB["float16"]
+        assert snr_db(plain_stream, whole) > snr_db(by_themselves, whole) - 0.5
