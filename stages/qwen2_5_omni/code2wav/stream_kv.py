@@ -3,11 +3,14 @@
 Attention leaves a block of mel frames in few layers only: some also see the block before. So what a window has to know
 of its past are the keys and values of those layers for one block, the last one that its predecessor emitted; at each
 evaluation of the solver its own, because the states differ, and for both branches of the guidance. With them a window
-needs no past blocks. It computes less, and comes closer to one pass over the whole utterance: the kept block has seen
-its own past, and that the past before it, where blocks computed again begin in the middle.
+needs no past blocks. It computes less, and nothing of the past is lost: the kept block has seen its own past, and that
+the past before it, whereas blocks that are computed again begin in the middle.
 
-The memory is one tensor, so that kernels in a CUDA graph find every stream's part at a fixed address by its slot. A
-window's evaluation reads its place before it overwrites it (`PackedDiT.velocity`), hence one copy is enough.
+The kept block has seen the one behind it as the last window knew it, without the future of that one.
+
+The memory is one tensor, in which kernels find a stream's part by its slot and the interval, both read on the device,
+so that a CUDA graph needs no copies before and behind it. A layer's attention reads a part before the same part is
+overwritten (`PackedDiT.velocity`), hence one copy is enough.
 """
 
 import math

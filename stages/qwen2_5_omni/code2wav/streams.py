@@ -5,9 +5,9 @@ here the end of the mel spectrogram, which is the vocoder's left margin in the n
 slots. A new stream that finds none free takes that of the stream whose last window is the longest ago.
 
 A slot is freed by the last window of its stream. A stream that ends without one, because its request was aborted,
-keeps its slot until others need it: that is bounded by the number of slots, and whoever loses its state meanwhile loses
-no more than time, since each window carries the codes to be computed without it. With S slots and L live streams a live
-one loses its state only if S - L others at least have ended without a last window since its own last one.
+keeps its slot until others need it. So nothing grows, and with S slots and L live streams a live one loses its state
+only if more than S - L others have ended without a last window since its own last one. Its next window is then computed
+from the codes that it brings along, as if there were no streams.
 """
 
 from collections import OrderedDict
