@@ -24,6 +24,9 @@ from stages.qwen2_5_omni.code2wav.voices import Voice
 GUIDANCE_OFF_BELOW = 1e-5
 """The reference evaluates no unconditional branch below this guidance scale."""
 
+EVALUATIONS = 4
+"""Of the DiT in one interval of the solver: the stages of a Runge-Kutta method of order 4."""
+
 
 def time_grid(solver: FlowSolver) -> torch.Tensor:
     """The solver's time points from 0 to 1, float32 [num_steps] on the CPU, denser near 0 for negative sway."""
