@@ -19,6 +19,8 @@ class Code2WavRequest:
     """The stage's encoded input, see the model family's edge."""
     first_sample: int
     num_samples: int
+    num_computed: int
+    """Codec tokens that are computed, where code2wav has kept what came before: `token_ids` without those."""
 
 
 class CodecEdge(Protocol):

@@ -153,7 +153,7 @@ class PacingConfig(_Model):
     max_outstanding_windows: Annotated[int, Field(ge=1, le=64)] | None = None
     """Windows of one stream that may be in code2wav at once; None: 1 where state is carried, which allows no more, and
     otherwise 2."""
-    max_start_delay_s: Annotated[float, Field(ge=0, le=10)] = 1.0
+    max_start_delay_s: Annotated[float, Field(ge=0, le=10)] = 2.0
     """Longest time that the first audio is held back so that playback does not stall under load; 0: never."""
 
 

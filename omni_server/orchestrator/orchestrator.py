@@ -12,7 +12,7 @@ from omni_server.engine.ar_client import ArStageClient, RenderedPrompt, context_
 from omni_server.engine.diffusion_client import DiffusionStageClient
 from omni_server.engine.sampling import merged, sampling_params
 from omni_server.errors import DeadlineExceededError, InvalidRequestError, OverloadedError, StageDeadError
-from omni_server.family import FamilyModel
+from omni_server.family import CodecLayout, FamilyModel
 from omni_server.orchestrator.feed_outbox import FeedOutbox
 from omni_server.orchestrator.pacing import Pacer
 from omni_server.orchestrator.request_run import RequestRun
@@ -43,9 +43,9 @@ class SpeechStages:
 class _SharedSpeech:
     """What the speech of all requests shares."""
 
-    def __init__(self, stages: SpeechStages) -> None:
+    def __init__(self, stages: SpeechStages, layout: CodecLayout) -> None:
         self.outbox = FeedOutbox(stages.talker.send_feeds, stages.drop_block)
-        self.pacer = Pacer(stages.chunks)
+        self.pacer = Pacer(stages.chunks, layout)
 
 
 class Orchestrator:
@@ -57,7 +57,7 @@ class Orchestrator:
         self._family = family
         self._thinker = thinker
         self._speech = speech
-        self._shared_speech = None if speech is None else _SharedSpeech(speech)
+        self._shared_speech = None if speech is None else _SharedSpeech(speech, family.codec)
         self._request_timeout_s = request_timeout_s
         self._running: dict[str, RequestRun] = {}
         self._is_closed = False

@@ -18,7 +18,7 @@ from omni_server.edge import Code2WavRequest, CodecEdge
 from omni_server.engine.diffusion_client import DiffusionStageClient
 from omni_server.errors import StageError
 from omni_server.orchestrator.pacing import Pacer
-from omni_server.orchestrator.start_delay import Playback
+from omni_server.orchestrator.start_gate import Playback
 from omni_server.types import SAMPLE_RATE_HZ, AudioDelta
 
 Samples = npt.NDArray[np.float32]
@@ -45,18 +45,18 @@ class SpeechStream:
         self._unsent: asyncio.Queue[Code2WavRequest | None] = asyncio.Queue()
         self._sent: asyncio.Queue[tuple[Code2WavRequest, asyncio.Future[Samples]] | None] = asyncio.Queue()
         self._outstanding = asyncio.Semaphore(pacer.max_outstanding_windows)
-        self._playback: Playback | None = None
-        self._starts_at: float | None = None  # when the first audio leaves, once that is known
-        self._held: list[AudioDelta] | None = None  # sound that waits for that moment; None after it
-        self._release_timer: asyncio.TimerHandle | None = None
+        self._held: list[AudioDelta] | None = []  # sound that waits until the first may leave; None after that
+        self._playback = Playback(pacer.start_gate, self._release)
 
     def push(self, codes: Sequence[int]) -> None:
         """New codes of the talker."""
+        self._playback.push(len(codes))
         for window in self._edge.push(codes):
             self._unsent.put_nowait(window)
 
     def finish(self) -> None:
         """No further codes follow; there may have been none at all."""
+        self._playback.finish()
         for window in self._edge.finish():
             self._unsent.put_nowait(window)
         self._unsent.put_nowait(None)
@@ -64,16 +64,10 @@ class SpeechStream:
     async def run(self) -> None:
         """Raises a group of `StageError` or `StageDeadError` if code2wav fails. Cancelling it, or a failure, aborts
         the windows that are in code2wav."""
-        try:
-            with self._pacer.start_delay.stream():
-                async with asyncio.TaskGroup() as group:
-                    group.create_task(self._send(group))
-                    group.create_task(self._collect())
-        finally:
-            if self._release_timer is not None:
-                self._release_timer.cancel()
-            if self._playback is not None:
-                self._playback.end()
+        with self._pacer.start_gate.stream(self._playback):
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._send(group))
+                group.create_task(self._collect())
 
     async def _send(self, group: asyncio.TaskGroup) -> None:
         number = 0
@@ -82,6 +76,7 @@ class SpeechStream:
             await self._pacer.gate.enter(self._due(window))
             result: asyncio.Future[Samples] = asyncio.get_running_loop().create_future()
             priority = self._pacer.priority(self._due(window))
+            self._playback.sent()
             task = group.create_task(self._compute(f"{self._request_id}-{number}", window, priority, result))
             # Not in the task's own `finally`: a task that is cancelled before its first step never comes there.
             task.add_done_callback(lambda _: self._has_left())
@@ -95,7 +90,8 @@ class SpeechStream:
 
     def _due(self, window: Code2WavRequest) -> float:
         """Before it is known when the first audio leaves: it cannot leave earlier than now."""
-        start = self._pacer.clock() if self._starts_at is None else self._starts_at
+        started_at = self._playback.started_at
+        start = self._pacer.clock() if started_at is None else started_at
         return start + window.first_sample / SAMPLE_RATE_HZ
 
     async def _compute(
@@ -113,27 +109,13 @@ class SpeechStream:
         while (item := await self._sent.get()) is not None:
             window, result = item
             samples = await result
-            self._note_ready(window)
+            self._playback.came_back(window.num_computed)
             delta = AudioDelta(window.first_sample, samples)
             if self._held is None:
                 self._emit(delta)
             else:
                 self._held.append(delta)
         self._release()  # it is all there: no need to wait any longer
-
-    def _note_ready(self, window: Code2WavRequest) -> None:
-        now = self._pacer.clock()
-        start_s = window.first_sample / SAMPLE_RATE_HZ
-        end_s = start_s + window.num_samples / SAMPLE_RATE_HZ
-        if self._playback is not None:
-            self._playback.extend(start_s, end_s, now)
-            return
-        delay_s = self._pacer.start_delay.delay_s()
-        self._playback = self._pacer.start_delay.start(end_s)
-        self._starts_at = now + delay_s
-        if delay_s > 0:
-            self._held = []
-            self._release_timer = asyncio.get_running_loop().call_later(delay_s, self._release)
 
     def _release(self) -> None:
         held, self._held = self._held, None

@@ -42,4 +42,5 @@ class TalkerToCode2Wav:
             ),
             first_sample=window.emit_start * per_code,
             num_samples=(window.emit_end - window.emit_start) * per_code,
+            num_computed=len(window.codes) - (0 if self._stream is None else window.emit_start - window.first_code),
         )

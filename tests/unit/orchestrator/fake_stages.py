@@ -14,7 +14,7 @@ from omni_server.edge import Code2WavRequest
 from omni_server.engine.ar_client import ArOutput, ArStageClient, RenderedPrompt
 from omni_server.engine.async_engine import RowSink
 from omni_server.engine.diffusion_client import DiffusionStageClient
-from omni_server.family import TalkerPrompt
+from omni_server.family import CodecLayout, TalkerPrompt
 from omni_server.orchestrator.feed_outbox import FeedOutbox
 from omni_server.orchestrator.pacing import Pacer
 from omni_server.orchestrator.request_run import RequestRun
@@ -159,7 +159,7 @@ class FakeCodecEdge:
             if whole and len(codes) < CODES_PER_WINDOW:
                 break
             first = self._emitted * SAMPLES_PER_CODE
-            windows.append(Code2WavRequest(codes, b"", first, len(codes) * SAMPLES_PER_CODE))
+            windows.append(Code2WavRequest(codes, b"", first, len(codes) * SAMPLES_PER_CODE, len(codes)))
             self._emitted += len(codes)
         return windows
 
@@ -194,7 +194,7 @@ class Stages:
             talker_stop_ids=(STOP_CODE,),
             codes_per_output=CODES_PER_OUTPUT,
             codec_edge=FakeCodecEdge(),
-            pacer=Pacer(ChunkPlan()),
+            pacer=Pacer(ChunkPlan(), CodecLayout(CODES_PER_WINDOW, 2, SAMPLES_PER_CODE)),
             num_boundary_rows=1,
             outbox=self.outbox,
             drop_block=self.dropped.append,

@@ -34,7 +34,8 @@ class Call:
 
 class SimulatedCode2Wav:
     """Stands for `DiffusionStageClient`. Computes waiting windows in steps, by priority; a step takes a time for itself
-    and a time for each codec token in it. Sample values are positions in the utterance."""
+    and a time for each codec token in it, but for those whose state a stream carries. Sample values are positions in
+    the utterance."""
 
     def __init__(self, *, step_s: float = 0.0, code_s: float = 0.0, max_codes: int = 2048) -> None:
         self.name = "code2wav"
@@ -46,7 +47,7 @@ class SimulatedCode2Wav:
         self.num_missing = 0
         self._running: dict[str, int] = {}
         self._step_s, self._code_s, self._max_codes = step_s, code_s, max_codes
-        self._waiting: list[tuple[int, int, str, int, asyncio.Future[None]]] = []
+        self._waiting: list[tuple[int, int, str, int, int, asyncio.Future[None]]] = []
         self._order = itertools.count()
         self._stepping: asyncio.Task[None] | None = None
 
@@ -54,12 +55,15 @@ class SimulatedCode2Wav:
         self, request_id: str, token_ids: tuple[int, ...], payload: bytes, *, priority: int = 0
     ) -> npt.NDArray[np.float32]:
         stream = request_id.rpartition("-")[0]
-        self.calls.append(Call(request_id, priority, clock(), decode_codec_window(payload).stream))
+        window = decode_codec_window(payload)
+        num_carried = 0 if window.stream is None else window.emit_start - window.first_code
+        self.calls.append(Call(request_id, priority, clock(), window.stream))
         self._running[stream] = self._running.get(stream, 0) + 1
         self.most_running[stream] = max(self.most_running.get(stream, 0), self._running[stream])
         self.num_running += 1
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._waiting, (priority, next(self._order), request_id, len(token_ids), done))
+        waiting = (priority, next(self._order), request_id, len(token_ids), len(token_ids) - num_carried, done)
+        heapq.heappush(self._waiting, waiting)
         if self._stepping is None or self._stepping.done():
             self._stepping = asyncio.create_task(self._step())
         try:
@@ -69,7 +73,6 @@ class SimulatedCode2Wav:
             self._running[stream] -= 1
         if request_id in self.errors:
             raise self.errors[request_id]
-        window = decode_codec_window(payload)
         per_code = LAYOUT.samples_per_code
         samples = np.arange(window.emit_start * per_code, window.emit_end * per_code, dtype=np.float32)
         return samples[self.num_missing :]
@@ -81,8 +84,9 @@ class SimulatedCode2Wav:
             while self._waiting and self._waiting[0][3] <= room:
                 batch.append(heapq.heappop(self._waiting))
                 room -= batch[-1][3]
-            await asyncio.sleep(self._step_s + self._code_s * (self._max_codes - room))
-            for _, _, request_id, _, done in batch:
+            num_computed = sum(window[4] for window in batch)
+            await asyncio.sleep(self._step_s + self._code_s * num_computed)
+            for _, _, request_id, _, _, done in batch:
                 self.computed.append(request_id)
                 if not done.cancelled():
                     done.set_result(None)
@@ -119,7 +123,7 @@ class Simulation:
         pacing = PacingConfig() if pacing is None else pacing
         carry = pacing.max_outstanding_windows in (None, 1)
         self._plan = (ChunkPlan() if plan is None else plan).model_copy(update={"pacing": pacing, "carry": carry})
-        self.pacer = Pacer(self._plan, clock)
+        self.pacer = Pacer(self._plan, LAYOUT, clock)
 
     def utterance(self, name: str) -> Utterance:
         pieces: list[tuple[float, AudioDelta]] = []

@@ -208,44 +208,59 @@ def test_an_end_of_any_kind_takes_the_windows_out_of_code2wav(way: str) -> None:
     run(work)
 
 
-async def make_late(simulation: Simulation, *, by_s: float) -> None:
-    """Recent streams of which a second piece came late."""
-    for _ in range(4):
-        playback = simulation.pacer.start_delay.start(0.24)
-        playback.extend(0.24, 0.48, clock() + 0.24 + by_s)
-        playback.end()
+SLOW_STEP = {"step_s": 0.4, "code_s": 0.0}
+"""Each window takes longer than a first one plays."""
 
 
-def test_first_audio_waits_after_late_streams_and_later_windows_are_due_from_when_it_leaves() -> None:
+async def known(simulation: Simulation) -> Simulation:
+    """One utterance has shown how long a step takes."""
+    await simulation.speak("before", 100)
+    return simulation
+
+
+def test_first_audio_waits_for_a_slow_device_and_later_windows_are_due_from_when_it_leaves() -> None:
     async def work() -> None:
-        simulation = Simulation(SimulatedCode2Wav(step_s=0.01), PacingConfig(max_outstanding_windows=1))
-        await make_late(simulation, by_s=0.3)
-        utterance = await simulation.speak("u", 100, code_s=0.02)
-        # The first window is full after 24 codes, 0.48 s.
-        assert utterance.first_audio_s == pytest.approx(0.48 + 0.01 + 0.3)
-        assert [call.priority for call in simulation.code2wav.calls[1:3]] == [790 + 240, 790 + 480]
+        simulation = await known(Simulation(SimulatedCode2Wav(**SLOW_STEP)))
+        num_before = len(simulation.code2wav.calls)
+        utterance = await simulation.speak("u", 2000)
+        # The third window comes 0.8 s after the first and begins 0.48 s behind it; of the others none needs as much.
+        assert utterance.first_audio_s == pytest.approx(0.4 + 0.8 - 0.48)
+        assert utterance.stall_s <= 1e-6
+        left_ms = round(utterance.pieces[0][0] * 1000)
+        priorities = [call.priority for call in simulation.code2wav.calls[num_before:]]
+        assert priorities[3:5] == [left_ms + 960, left_ms + 1920]
+
+    run(work)
+
+
+def test_first_audio_waits_for_a_slow_talker() -> None:
+    async def work() -> None:
+        for code_s in (0.005, 0.019, 0.030):
+            utterance = await Simulation(SimulatedCode2Wav(step_s=0.01)).speak("u", 100, code_s=code_s)
+            is_fast = code_s < 0.01
+            assert (utterance.first_audio_s == pytest.approx(24 * code_s + 0.01)) is is_fast
+            assert utterance.first_audio_s <= 24 * code_s + 0.01 + 2.0
+            assert utterance.stall_s <= 1e-6
 
     run(work)
 
 
 def test_a_complete_utterance_waits_no_longer() -> None:
     async def work() -> None:
-        simulation = Simulation(SimulatedCode2Wav(step_s=0.01))
-        await make_late(simulation, by_s=0.3)
+        simulation = await known(Simulation(SimulatedCode2Wav(**SLOW_STEP)))
         utterance = await simulation.speak("u", 20)
-        assert utterance.first_audio_s == pytest.approx(0.01)
+        assert utterance.first_audio_s == pytest.approx(0.4)
 
     run(work)
 
 
 def test_an_utterance_cancelled_while_its_first_audio_is_held_emits_nothing() -> None:
     async def work() -> None:
-        simulation = Simulation(SimulatedCode2Wav(step_s=0.01))
-        await make_late(simulation, by_s=0.3)
+        simulation = await known(Simulation(SimulatedCode2Wav(**SLOW_STEP)))
         utterance = simulation.utterance("u")
         speaking = asyncio.create_task(utterance.output.run())
         utterance.output.push(range(24))
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.5)
         speaking.cancel()
         await asyncio.wait([speaking])
         await asyncio.sleep(10.0)
@@ -261,7 +276,7 @@ async def under_load(pacing: PacingConfig) -> tuple[list[Utterance], list[Uttera
     window comes too late: it waits for the step that runs, and that is a long one. The first call of each of the eight
     is left out, because nothing is known then.
     """
-    simulation = Simulation(SimulatedCode2Wav(step_s=0.03, code_s=0.0008), pacing, ChunkPlan(new_blocks=(1, 1, 2)))
+    simulation = Simulation(SimulatedCode2Wav(step_s=0.03, code_s=0.0012), pacing, ChunkPlan(new_blocks=(1, 1, 2)))
     number = iter(range(1000))
 
     async def caller(num_calls: int, start_s: float) -> list[Utterance]:

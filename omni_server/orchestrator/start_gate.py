@@ -1,0 +1,209 @@
+"""When a stream's first audio leaves, so that its player does not stall later.
+
+A player starts at the first audio it gets and needs every later piece when the pieces before it have been played. Under
+load the second piece can take longer than the first one plays; the remedy is to start later. Each stream is held until
+its next windows are expected in time, given what the talker still has to make of them, what of all streams is due
+before them, and how fast code2wav has been lately (`StepTimes`).
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+
+from omni_server.orchestrator.step_times import StepTimes
+from omni_server.orchestrator.window_schedule import WindowSchedule
+
+NUM_AHEAD = 4
+"""Windows of a stream that are looked at before it starts. Those behind have had time to become early or late."""
+MAX_ROUNDS = 4
+"""A later start lets more of the others' windows go first, and so on."""
+NUM_REVIEWED = 8
+"""Held streams that are looked at when a window comes back; where there are more, the others would have to wait too."""
+STEP_SHARE = 0.5
+"""A step that runs cannot be interrupted: what comes meanwhile waits for half of one, on average."""
+TALKER_SLACK = 1.1
+"""The talker may turn out slower than it was by this factor."""
+
+
+class Playback:
+    """One stream as the gate sees it: how far its codes and its windows are, and whether it is being played."""
+
+    def __init__(self, gate: "StartGate", start: Callable[[], None]) -> None:
+        self._gate = gate
+        self.start = start
+        """Called once, when the first audio may leave."""
+        self.started_at: float | None = None
+        self.next_window = 0
+        """Number of the first window that has not come back."""
+        self._sent_at: deque[float] = deque()  # of the windows that are in code2wav
+        self._is_complete = False
+        self._num_codes = 0
+        self._first_codes: tuple[float, int] | None = None
+        self._last_codes_at = 0.0
+
+    def push(self, num_codes: int) -> None:
+        """The talker has made so many more."""
+        self._num_codes += num_codes
+        self._last_codes_at = self._gate.clock()
+        if self._first_codes is None:
+            self._first_codes = self._last_codes_at, num_codes
+
+    def finish(self) -> None:
+        """The talker makes no more."""
+        self._is_complete = True
+
+    @property
+    def is_waiting(self) -> bool:
+        """The next window is in code2wav."""
+        return bool(self._sent_at)
+
+    @property
+    def waiting_s(self) -> float:
+        """For how long the next window has been in code2wav, 0 if it is not."""
+        return self._gate.clock() - self._sent_at[0] if self._sent_at else 0.0
+
+    def sent(self) -> None:
+        """The first window that had not been sent goes to code2wav."""
+        self._sent_at.append(self._gate.clock())
+
+    def came_back(self, num_codes: int) -> None:
+        """The next window has been computed, `num_codes` in all."""
+        self._gate.review(self, num_codes, self._sent_at.popleft())
+
+    def has_window(self, first_code: int) -> bool:
+        """Whether there will be a window whose sound begins with this code; as long as the talker goes on, yes."""
+        return not self._is_complete or first_code < self._num_codes
+
+    def expected_codes_at(self, needed: int) -> float:
+        """When the talker will have made `needed` codes, at the pace it has had."""
+        if self._num_codes >= needed or self._is_complete or self._first_codes is None:
+            return self._last_codes_at
+        first_at, first_count = self._first_codes
+        made = self._num_codes - first_count
+        if not made:
+            return self._last_codes_at
+        code_s = (self._last_codes_at - first_at) / made
+        return self._last_codes_at + (needed - self._num_codes) * code_s * TALKER_SLACK
+
+
+class StartGate:
+    """All streams of a server. `clock` is that of the running event loop's timers."""
+
+    def __init__(self, schedule: WindowSchedule | None, max_delay_s: float, clock: Callable[[], float]) -> None:
+        """Without a schedule, or with no delay allowed, every stream starts when its first audio is ready."""
+        self.clock = clock
+        self.steps = StepTimes(clock)
+        self._schedule = schedule
+        self._max_delay_s = max_delay_s
+        self._streams: dict[Playback, None] = {}
+        self._held: dict[Playback, float] = {}  # since when, the earliest first
+        self._timer: asyncio.TimerHandle | None = None
+
+    @contextmanager
+    def stream(self, playback: Playback) -> Iterator[None]:
+        """`playback` is on its way, from before its first window to its end."""
+        self._streams[playback] = None
+        try:
+            yield
+        finally:
+            del self._streams[playback]
+            self._held.pop(playback, None)
+            if not self._held:
+                self._cancel_timer()
+
+    def review(self, playback: Playback, num_codes: int, sent_at: float) -> None:
+        """A window of `playback` has come back: start what may start now."""
+        self.steps.came_back(num_codes, sent_at)
+        if playback.next_window == 0:
+            self._held[playback] = self.clock()
+        playback.next_window += 1
+        if self._held:
+            # Not at once: windows of one step come back one after the other in the same moment.
+            self._look_in(0.0)
+
+    def delay_s(self, playback: Playback) -> float:
+        """Seconds by which the stream should wait from now on; 0: its next windows are expected in time."""
+        schedule = self._schedule
+        if schedule is None:
+            return 0.0
+        now = self.clock()
+        start = now
+        steps = self.steps
+        running_s = steps.predict(self._codes_inside(playback))
+        for _ in range(MAX_ROUNDS):
+            earliest, own_codes, in_turn_s = start, 0, -playback.waiting_s
+            for number in range(playback.next_window, playback.next_window + NUM_AHEAD):
+                if not playback.has_window(schedule.first_code(number)):
+                    break
+                offset, num_codes = schedule.start_s(number), schedule.computed_codes(number)
+                own_codes += num_codes
+                # Three things a window may have to wait for: the queue, its predecessors (one step each), its codes.
+                before = self._codes_before(start + offset, playback)
+                queued_s = STEP_SHARE * running_s + steps.predict(before) + steps.predict_more(own_codes)
+                in_turn_s += steps.predict(num_codes)
+                wait_s = max(queued_s, in_turn_s)
+                codes_in_s = playback.expected_codes_at(schedule.needed_codes(number)) - now
+                if codes_in_s > 0:  # at worst its last code comes when a step has just begun
+                    wait_s = max(wait_s, codes_in_s + running_s + steps.predict(num_codes))
+                earliest = max(earliest, now + wait_s - offset)
+            if earliest - start < 1e-3:
+                break
+            start = earliest
+        return start - now
+
+    def _codes_before(self, due: float, own: Playback) -> int:
+        """Codes of other streams that code2wav will have computed before a window that is due then: those of windows
+        due earlier, and what else is in the queue, of which a step is filled up."""
+        schedule = self._schedule
+        assert schedule is not None
+        before = filling = 0
+        for stream in self._streams:
+            if stream is own:
+                continue
+            number = stream.next_window
+            if stream.started_at is None:
+                if stream.is_waiting:
+                    before += schedule.computed_codes(number)
+                continue
+            while stream.started_at + schedule.start_s(number) <= due and stream.has_window(
+                schedule.first_code(number)
+            ):
+                before += schedule.computed_codes(number)
+                number += 1
+            if number == stream.next_window and stream.is_waiting:
+                filling += schedule.computed_codes(number)
+        return before + min(filling, self.steps.largest_step)
+
+    def _codes_inside(self, own: Playback) -> int:
+        """Codes of other streams that are in code2wav, as far as they fit into a step."""
+        schedule = self._schedule
+        assert schedule is not None
+        waiting = (s for s in self._streams if s.is_waiting and s is not own)
+        return min(sum(schedule.computed_codes(s.next_window) for s in waiting), self.steps.largest_step)
+
+    def _release(self) -> None:
+        """Start the held streams that need not wait, those first that wait longest."""
+        now = self.clock()
+        next_look_s = self._max_delay_s
+        for playback, since in list(islice(self._held.items(), NUM_REVIEWED)):
+            left_s = since + self._max_delay_s - now
+            delay_s = min(self.delay_s(playback), left_s) if left_s > 0 else 0.0
+            if delay_s > 0:
+                next_look_s = min(next_look_s, delay_s)
+            else:
+                del self._held[playback]
+                playback.started_at = now
+                playback.start()
+        if self._held:
+            self._look_in(next_look_s)
+
+    def _look_in(self, delay_s: float) -> None:
+        self._cancel_timer()
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._release)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

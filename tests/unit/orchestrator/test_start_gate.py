@@ -1,0 +1,98 @@
+"""What a stream's start is held back for; whole streams under load are in test_speech_stream.py."""
+
+import asyncio
+from contextlib import ExitStack
+
+from omni_server.config.stage_config import ChunkPlan
+from omni_server.orchestrator.start_gate import Playback, StartGate
+from omni_server.orchestrator.window_schedule import WindowSchedule
+from tests.unit.orchestrator.simulated_speech import LAYOUT
+from tests.unit.orchestrator.virtual_time import clock, run
+
+PLAN = ChunkPlan(new_blocks=(1, 2, 4))
+
+
+class Listener:
+    """A stream whose talker and code2wav the test plays."""
+
+    def __init__(self, gate: StartGate, stack: ExitStack) -> None:
+        self.heard_at: list[float] = []
+        self.playback = Playback(gate, lambda: self.heard_at.append(clock()))
+        stack.enter_context(gate.stream(self.playback))
+
+    def window(self, num_codes: int) -> None:
+        self.playback.sent()
+        self.playback.came_back(num_codes)
+
+
+def new_gate(max_delay_s: float = 2.0) -> StartGate:
+    return StartGate(WindowSchedule(PLAN, LAYOUT), max_delay_s, clock)
+
+
+async def pass_time(seconds: float) -> None:
+    await asyncio.sleep(seconds)
+
+
+def test_a_stream_is_heard_at_once_where_all_is_fast() -> None:
+    async def work() -> None:
+        with ExitStack() as stack:
+            stream = Listener(new_gate(), stack)
+            for _ in range(2):
+                await pass_time(0.1)
+                stream.playback.push(12)
+            stream.window(24)
+            await pass_time(0.001)
+            assert stream.heard_at == [0.2]
+
+    run(work)
+
+
+def test_a_talker_slower_than_speech_holds_its_own_stream_and_no_other() -> None:
+    async def work() -> None:
+        with ExitStack() as stack:
+            gate = new_gate()
+            slow, fast = Listener(gate, stack), Listener(gate, stack)
+            for _ in range(2):
+                await pass_time(0.5)
+                slow.playback.push(12)
+            slow.window(24)
+            fast.playback.push(100)
+            fast.window(24)
+            await pass_time(0.001)
+            assert (slow.heard_at, fast.heard_at) == ([], [1.0])
+            await pass_time(10.0)
+            assert slow.heard_at == [3.0], "no longer than the limit"
+
+    run(work)
+
+
+def test_a_stream_that_ends_while_it_is_held_is_forgotten() -> None:
+    async def work() -> None:
+        gate = new_gate()
+        with ExitStack() as stack:
+            stream = Listener(gate, stack)
+            for _ in range(2):
+                await pass_time(0.5)
+                stream.playback.push(12)
+            stream.window(24)
+            await pass_time(0.1)
+        await pass_time(10.0)
+        assert stream.heard_at == []
+
+    run(work)
+
+
+def test_nothing_is_held_with_no_delay_allowed_and_without_a_schedule() -> None:
+    async def work() -> None:
+        for gate in (new_gate(0.0), StartGate(None, 2.0, clock)):
+            with ExitStack() as stack:
+                stream = Listener(gate, stack)
+                began = clock()
+                for _ in range(2):
+                    await pass_time(0.5)
+                    stream.playback.push(12)
+                stream.window(24)
+                await pass_time(0.001)
+                assert stream.heard_at == [began + 1.0]
+
+    run(work)
