@@ -146,6 +146,17 @@ class TextDone:
 
 
 @dataclass(frozen=True)
+class WindowTimes:
+    """One piece of work for code2wav, in seconds since the request was started."""
+
+    ready_s: float
+    """There were enough codes for it."""
+    sent_s: float
+    computed_s: float
+    """Its sound came back."""
+
+
+@dataclass(frozen=True)
 class StageTimes:
     """When a request passed which stage, in seconds since it was started; None where it never did."""
 
@@ -165,6 +176,8 @@ class StageTimes:
     last_audio_s: float | None = None
     num_windows: int = 0
     """Pieces of work for code2wav."""
+    windows: tuple[WindowTimes, ...] = ()
+    """Those that have been computed."""
 
     def __str__(self) -> str:
         """Milliseconds from first to last: `text 13-340, codes 171-902, windows 171-903, audio 214-934 (6)`."""

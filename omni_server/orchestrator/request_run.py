@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 
+import msgspec
+
 from omni_server.engine.ar_client import ArOutput, ArStageClient, RenderedPrompt
 from omni_server.engine.sampling import StageSampling
 from omni_server.errors import DeadlineExceededError, OmniError, StageError
@@ -173,6 +175,8 @@ class RequestRun:
         logger.info(
             "request %s: %d text tokens, %d codes, %s", self.request_id, self._num_text_tokens, num_codes, times
         )
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("request %s: times %s", self.request_id, msgspec.json.encode(times).decode())
         return Finished(reason, Usage(prompt, self._num_text_tokens, num_codes), times)
 
 

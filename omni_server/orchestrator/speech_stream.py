@@ -18,6 +18,7 @@ from omni_server.edge import Code2WavRequest, CodecEdge
 from omni_server.engine.diffusion_client import DiffusionStageClient
 from omni_server.errors import StageError
 from omni_server.orchestrator.pacing import Pacer
+from omni_server.orchestrator.stage_clock import StageClock
 from omni_server.orchestrator.start_gate import Playback
 from omni_server.types import SAMPLE_RATE_HZ, AudioDelta
 
@@ -34,6 +35,7 @@ class SpeechStream:
         code2wav: DiffusionStageClient,
         edge: CodecEdge,
         pacer: Pacer,
+        clock: StageClock,
         emit: Callable[[AudioDelta], None],
     ) -> None:
         """`emit` is given the pieces of the waveform in order, without gaps."""
@@ -41,6 +43,7 @@ class SpeechStream:
         self._code2wav = code2wav
         self._edge = edge
         self._pacer = pacer
+        self._clock = clock
         self._emit = emit
         self._unsent: asyncio.Queue[Code2WavRequest | None] = asyncio.Queue()
         self._sent: asyncio.Queue[tuple[Code2WavRequest, asyncio.Future[Samples]] | None] = asyncio.Queue()
@@ -51,15 +54,18 @@ class SpeechStream:
     def push(self, codes: Sequence[int]) -> None:
         """New codes of the talker."""
         self._playback.push(len(codes))
-        for window in self._edge.push(codes):
-            self._unsent.put_nowait(window)
+        self._take(self._edge.push(codes))
 
     def finish(self) -> None:
         """No further codes follow; there may have been none at all."""
         self._playback.finish()
-        for window in self._edge.finish():
-            self._unsent.put_nowait(window)
+        self._take(self._edge.finish())
         self._unsent.put_nowait(None)
+
+    def _take(self, windows: Sequence[Code2WavRequest]) -> None:
+        self._clock.windows(len(windows))
+        for window in windows:
+            self._unsent.put_nowait(window)
 
     async def run(self) -> None:
         """Raises a group of `StageError` or `StageDeadError` if code2wav fails. Cancelling it, or a failure, aborts
@@ -77,6 +83,7 @@ class SpeechStream:
             result: asyncio.Future[Samples] = asyncio.get_running_loop().create_future()
             priority = self._pacer.priority(self._due(window))
             self._playback.sent()
+            self._clock.window_sent()
             task = group.create_task(self._compute(f"{self._request_id}-{number}", window, priority, result))
             # Not in the task's own `finally`: a task that is cancelled before its first step never comes there.
             task.add_done_callback(lambda _: self._has_left())
@@ -110,6 +117,7 @@ class SpeechStream:
             window, result = item
             samples = await result
             self._playback.came_back(window.num_computed)
+            self._clock.window_computed()
             delta = AudioDelta(window.first_sample, samples)
             if self._held is None:
                 self._emit(delta)

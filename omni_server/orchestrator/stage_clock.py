@@ -1,10 +1,9 @@
 """When a request passed which stage."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from omni_server.edge import Code2WavRequest, CodecEdge
-from omni_server.types import StageTimes
+from omni_server.types import StageTimes, WindowTimes
 
 
 class StageClock:
@@ -15,7 +14,9 @@ class StageClock:
         self._began = clock()
         self._first: dict[str, float] = {}
         self._last: dict[str, float] = {}
-        self._num_windows = 0
+        self._ready: list[float] = []  # of each window
+        self._sent: list[float] = []
+        self._computed: list[float] = []
 
     def text(self) -> None:
         """The thinker has sent tokens."""
@@ -31,9 +32,16 @@ class StageClock:
 
     def windows(self, count: int) -> None:
         """So many windows have become complete."""
-        if count:
-            self._num_windows += count
-            self._note("window")
+        for _ in range(count):
+            self._ready.append(self._note("window"))
+
+    def window_sent(self) -> None:
+        """The next window has been sent to code2wav."""
+        self._sent.append(self._now())
+
+    def window_computed(self) -> None:
+        """The next window's sound has come back."""
+        self._computed.append(self._now())
 
     def audio(self) -> None:
         """Sound has left."""
@@ -51,28 +59,15 @@ class StageClock:
             last_window_s=self._last.get("window"),
             first_audio_s=self._first.get("audio"),
             last_audio_s=self._last.get("audio"),
-            num_windows=self._num_windows,
+            num_windows=len(self._ready),
+            windows=tuple(map(WindowTimes, self._ready, self._sent, self._computed)),
         )
 
-    def _note(self, what: str) -> None:
-        now = self._clock() - self._began
+    def _note(self, what: str) -> float:
+        now = self._now()
         self._first.setdefault(what, now)
         self._last[what] = now
+        return now
 
-
-class TimedEdge:
-    """A `CodecEdge` that tells the clock of its windows."""
-
-    def __init__(self, edge: CodecEdge, clock: StageClock) -> None:
-        self._edge = edge
-        self._clock = clock
-
-    def push(self, codes: Sequence[int]) -> list[Code2WavRequest]:
-        return self._noted(self._edge.push(codes))
-
-    def finish(self) -> list[Code2WavRequest]:
-        return self._noted(self._edge.finish())
-
-    def _noted(self, windows: list[Code2WavRequest]) -> list[Code2WavRequest]:
-        self._clock.windows(len(windows))
-        return windows
+    def _now(self) -> float:
+        return self._clock() - self._began

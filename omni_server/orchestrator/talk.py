@@ -14,7 +14,7 @@ from omni_server.orchestrator.feed_outbox import FeedOutbox
 from omni_server.orchestrator.pacing import Pacer
 from omni_server.orchestrator.row_feeder import RowFeeder
 from omni_server.orchestrator.speech_stream import SpeechStream
-from omni_server.orchestrator.stage_clock import StageClock, TimedEdge
+from omni_server.orchestrator.stage_clock import StageClock
 from omni_server.protocol.rows import SharedBlock
 from omni_server.types import AudioDelta, CodecDelta, FinishReason, OmniEvent
 
@@ -66,8 +66,9 @@ class Talk:
         self._speech = SpeechStream(
             request_id,
             code2wav=plan.code2wav,
-            edge=TimedEdge(plan.codec_edge, clock),
+            edge=plan.codec_edge,
             pacer=plan.pacer,
+            clock=clock,
             emit=self._emit_audio,
         )
         self._listening: asyncio.Task[None] | None = None

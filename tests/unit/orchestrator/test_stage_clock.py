@@ -1,8 +1,7 @@
 """When a request passed which stage."""
 
-from omni_server.orchestrator.stage_clock import StageClock, TimedEdge
-from omni_server.types import StageTimes
-from tests.unit.orchestrator.fake_stages import FakeCodecEdge
+from omni_server.orchestrator.stage_clock import StageClock
+from omni_server.types import StageTimes, WindowTimes
 
 
 class Clock:
@@ -37,17 +36,21 @@ def test_times_count_from_the_start_and_know_first_and_last() -> None:
     )
 
 
-def test_windows_are_counted_when_they_are_complete() -> None:
+def test_windows_are_counted_when_they_are_complete_and_timed_one_by_one() -> None:
     clock = Clock()
     stages = StageClock(clock)
-    edge = TimedEdge(FakeCodecEdge(), stages)
-    assert edge.push([1]) == []
+    stages.windows(0)
     assert stages.times() == StageTimes()
     clock.now = 101.5
-    assert [window.token_ids for window in edge.push([2, 3, 4, 5])] == [(1, 2), (3, 4)]
+    stages.windows(2)
+    stages.window_sent()
     clock.now = 103.0
-    assert [window.token_ids for window in edge.finish()] == [(5,)]
-    assert stages.times() == StageTimes(first_window_s=1.5, last_window_s=3.0, num_windows=3)
+    stages.windows(1)
+    stages.window_computed()
+    stages.window_sent()
+    assert stages.times() == StageTimes(
+        first_window_s=1.5, last_window_s=3.0, num_windows=3, windows=(WindowTimes(1.5, 1.5, 3.0),)
+    )
 
 
 def test_times_read_as_one_line_of_milliseconds() -> None:

@@ -1,0 +1,46 @@
+"""From a server's log to the picture of one request."""
+
+import importlib.util
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from omni_server.bench.plot import require_matplotlib
+from omni_server.bench.timeline import plot_timeline, read_times
+from omni_server.errors import ConfigError
+from omni_server.types import StageTimes, WindowTimes
+
+SPOKEN = StageTimes(
+    first_text_s=0.013, last_text_s=0.4, talker_opened_s=0.02, first_codes_s=0.09, last_codes_s=0.87,
+    first_window_s=0.16, last_window_s=0.87, first_audio_s=0.26, last_audio_s=0.92, num_windows=2,
+    windows=(WindowTimes(0.16, 0.16, 0.26), WindowTimes(0.87, 0.88, 0.92)),
+)  # fmt: skip
+PREFIX = "2026-11-21 06:47:53,225 DEBUG omni_server.orchestrator.request_run: request"
+
+
+def line(name: str, times: StageTimes) -> str:
+    return f"{PREFIX} {name}: times {msgspec.json.encode(times).decode()}\n"
+
+
+def test_spoken_requests_are_found_among_other_lines(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    silent = StageTimes(first_text_s=0.1, last_text_s=0.2)
+    log.write_text(f"INFO ready\n{line('a', SPOKEN)}{line('b', silent)}GET / HTTP/1.1\n{line('c', SPOKEN)}")
+    assert read_times(log) == {"a": SPOKEN, "c": SPOKEN}
+
+
+def test_a_log_without_times_says_how_to_get_them(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("INFO ready\n")
+    with pytest.raises(ConfigError, match="--log-level debug"):
+        read_times(log)
+
+
+def test_the_picture_is_a_png_or_the_extra_is_named_that_draws_it(tmp_path: Path) -> None:
+    if importlib.util.find_spec("matplotlib") is None:
+        with pytest.raises(ConfigError, match="bench"):
+            require_matplotlib()
+        return
+    plot_timeline(SPOKEN, [0.24, 0.48], "one request", tmp_path / "t.png")
+    assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG\r\n")
