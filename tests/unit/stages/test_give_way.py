@@ -225,7 +225,7 @@ with UrgentBatches((GiveWaySpec({spec.socket!r}),)).announced():
     assert stage.num_pauses <= 1
 
 
-def test_old_news_are_not_believed(low: Listener) -> None:
+def test_old_news_is_not_believed(low: Listener) -> None:
     spec, stage = low
     send(spec, begun(age_s=give_way.MAX_AGE_S + 0.1))
     stage.wait()

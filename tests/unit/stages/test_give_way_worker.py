@@ -11,8 +11,8 @@ from omni_server.protocol.give_way import GiveWaySpec
 from omni_server.protocol.local_socket import new_socket_name
 from omni_server.protocol.runtime_config import StageRuntimeConfig
 from stages.runtime import give_way
-from stages.runtime.ar_worker import GiveWayMixin
 from stages.runtime.give_way import UrgentBatches
+from stages.runtime.give_way_worker import GiveWayMixin
 
 DEADLINE_S = 10.0
 
