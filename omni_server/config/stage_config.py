@@ -57,7 +57,8 @@ class _Stage(_Model):
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.3
     """Share of each device's memory that this stage may take. Ignored on CPU."""
     gpu_priority: Literal["normal", "low"] = "normal"
-    """Under `mps`, kernels of a `low` stage wait for those of others on its GPU. Ignored without it."""
+    """A `low` stage lets others on its GPU go first: under `mps` its kernels wait for theirs, and an autoregressive one
+    pauses while code2wav computes the first window of an utterance. Ignored on CPU."""
     max_num_seqs: Annotated[int, Field(ge=1)] = 16
     """Requests that run in one step."""
     max_num_batched_tokens: Annotated[int, Field(ge=1)] = 2048

@@ -9,6 +9,7 @@ from omni_server.config.stage_config import DiffusionStage
 from omni_server.errors import ConfigError
 from omni_server.family import HfOverrides
 from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig, FlowSolver
+from omni_server.protocol.give_way import GiveWaySpec
 
 DIFFUSION_WORKER = "stages.runtime.diffusion_worker.DiffusionWorker"
 
@@ -24,12 +25,13 @@ def diffusion_engine_args(
     load_format: str,
     hf_overrides: HfOverrides,
     carries_state: bool,
+    announces_to: tuple[GiveWaySpec, ...] = (),
 ) -> AsyncEngineArgs:
     """Arguments of the stage's `AsyncLLM`; its requests are `PoolingParams(task="plugin", ...)`.
 
     `hf_overrides` picks the stage's part of the checkpoint's config. `carries_state`: requests may be windows of a
-    stream, whose state the model keeps for the next one. Raises `ConfigError` if the stage asks for what such an engine
-    cannot do.
+    stream, whose state the model keeps for the next one. `announces_to`: stages that pause for urgent batches. Raises
+    `ConfigError` if the stage asks for what such an engine cannot do.
     """
     # A request is computed whole, in one step, and what it depends on besides is the model's own affair.
     whole: dict[str, Any] = {"enable_chunked_prefill": False, "enable_prefix_caching": False}
@@ -41,7 +43,7 @@ def diffusion_engine_args(
         "hf_overrides": hf_overrides,
         "runner": "pooling",
         "worker_cls": DIFFUSION_WORKER,
-        "additional_config": _runtime_config(stage, platform, carries_state=carries_state),
+        "additional_config": _runtime_config(stage, platform, carries_state=carries_state, announces_to=announces_to),
         "distributed_executor_backend": "uni",
         "skip_tokenizer_init": True,
         "generation_config": "vllm",
@@ -65,7 +67,11 @@ def diffusion_engine_args(
 
 
 def _runtime_config(
-    stage: DiffusionStage, platform: Literal["cpu", "cuda"], *, carries_state: bool
+    stage: DiffusionStage,
+    platform: Literal["cpu", "cuda"],
+    *,
+    carries_state: bool,
+    announces_to: tuple[GiveWaySpec, ...],
 ) -> DiffusionRuntimeConfig:
     on_gpu = platform == "cuda"
     dtype = stage.dtype
@@ -79,4 +85,5 @@ def _runtime_config(
         max_num_codes=stage.max_num_batched_tokens,
         longest_window=stage.max_model_len,
         num_streams=stage.num_stream_slots if carries_state else 0,
+        announces_to=announces_to,
     )

@@ -6,7 +6,7 @@ import functools
 import logging
 import multiprocessing
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,11 +19,13 @@ from omni_server.engine.ar_client import ArStageClient
 from omni_server.engine.async_engine import StageAsyncLLM
 from omni_server.engine.diffusion_args import diffusion_engine_args
 from omni_server.engine.diffusion_client import DiffusionStageClient
+from omni_server.engine.give_way import give_way_specs
 from omni_server.engine.mps import MpsDaemon, start_mps
 from omni_server.engine.progress import StartProgress
 from omni_server.engine.startup_threads import shared_startup_threads
 from omni_server.errors import ConfigError
 from omni_server.family import FamilyModel, ModelFamily
+from omni_server.protocol.give_way import GiveWaySpec
 from omni_server.protocol.rows import SharedBlock
 from omni_server.protocol.runtime_config import QueueSpec, StageRuntimeConfig
 from omni_server.transport.slab_queue import SlabQueue, new_queue_path, sweep_dead_queues
@@ -101,7 +103,8 @@ async def start_engines(
             shared_startup_threads(len(config.stages)),
             engines.mps.for_children() if engines.mps is not None else contextlib.nullcontext(),
         ):
-            start = functools.partial(_start_stage, model_dir, config, family, engines, load_format, progress)
+            ways = give_way_specs(config)
+            start = functools.partial(_start_stage, model_dir, config, family, engines, ways, load_format, progress)
             async with asyncio.TaskGroup() as group:
                 for name in config.stages:
                     group.create_task(start(name))
@@ -121,6 +124,7 @@ async def _start_stage(
     config: StageConfig,
     family: ModelFamily,
     engines: Engines,
+    ways: Mapping[str, GiveWaySpec],
     load_format: str,
     progress: StartProgress,
     name: str,
@@ -134,7 +138,7 @@ async def _start_stage(
             arguments = ar_engine_args(
                 model_dir,
                 stage,
-                _runtime_config(model_dir, config, name, engines),
+                _runtime_config(model_dir, config, name, engines, gives_way=ways.get(name)),
                 platform=config.platform,
                 load_format=load_format,
                 hf_overrides=overrides,
@@ -149,6 +153,7 @@ async def _start_stage(
                 load_format=load_format,
                 hf_overrides=overrides,
                 carries_state=config.carries_state,
+                announces_to=tuple(ways.values()),
             )
     arguments.additional_config = msgspec.structs.replace(
         arguments.additional_config, progress=watched, has_low_gpu_priority=stage.gpu_priority == "low"
@@ -202,7 +207,9 @@ async def _give_up(building: asyncio.Task[AsyncLLM], engines: Engines) -> None:
         await asyncio.to_thread(building.result().shutdown)  # it came up at the last moment
 
 
-def _runtime_config(model_dir: Path, config: StageConfig, name: str, engines: Engines) -> StageRuntimeConfig:
+def _runtime_config(
+    model_dir: Path, config: StageConfig, name: str, engines: Engines, *, gives_way: GiveWaySpec | None
+) -> StageRuntimeConfig:
     outgoing = next((e for e in config.edges if e.source == name and e.chunks is None), None)
     incoming = next((e for e in config.edges if e.target == name), None)
     return StageRuntimeConfig(
@@ -210,6 +217,7 @@ def _runtime_config(model_dir: Path, config: StageConfig, name: str, engines: En
         row_producer=None if outgoing is None else outgoing.function,
         output_queue=None if outgoing is None else _queue_spec(config, outgoing, engines),
         input_queue=None if incoming is None else _queue_spec(config, incoming, engines),
+        gives_way=gives_way,
     )
 
 

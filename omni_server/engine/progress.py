@@ -2,13 +2,13 @@
 
 import asyncio
 import logging
-import secrets
 import socket
 import time
 from collections.abc import Callable
 from types import TracebackType
 
-from omni_server.protocol.progress import Phase, PhaseReport, ProgressSpec, decode_report, socket_address
+from omni_server.protocol.local_socket import new_socket_name, socket_address
+from omni_server.protocol.progress import Phase, PhaseReport, ProgressSpec, decode_report
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ class StartProgress:
 
     def __init__(self, on_line: Callable[[str], None]) -> None:
         self._on_line = on_line
-        self._socket_name = f"omni-server-{secrets.token_hex(8)}"
+        self._socket_name = new_socket_name()
         self._began: dict[str, float] = {}
         """Stages that are starting."""
         self._phases: dict[str, Phase] = {}

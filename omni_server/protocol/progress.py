@@ -22,7 +22,7 @@ class ProgressSpec(msgspec.Struct, frozen=True):
 
     stage: str
     socket: str
-    """Name of the server's datagram socket in Linux's abstract namespace, without the leading zero byte."""
+    """The server's; see `omni_server.protocol.local_socket`."""
 
 
 class PhaseReport(msgspec.Struct, frozen=True):
@@ -41,8 +41,3 @@ def encode_report(report: PhaseReport) -> bytes:
 def decode_report(data: bytes) -> PhaseReport:
     """Raises `ValueError` for anything else."""
     return msgspec.json.decode(data, type=PhaseReport)
-
-
-def socket_address(name: str) -> str:
-    """What `bind` and `sendto` take for an abstract socket. Nothing in the file system; it ends with its owner."""
-    return f"\0{name}"

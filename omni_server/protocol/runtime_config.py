@@ -4,6 +4,7 @@ import hashlib
 
 import msgspec
 
+from omni_server.protocol.give_way import GiveWaySpec
 from omni_server.protocol.progress import ProgressSpec
 
 
@@ -21,7 +22,7 @@ class QueueSpec(msgspec.Struct, frozen=True):
 
 class StageRuntimeConfig(msgspec.Struct, frozen=True):
     """Satisfies vLLM's `SupportsHash`: the hash covers the stage's role, and leaves out the queues'
-    paths and the progress socket, which are others at each start and must not invalidate the compile cache."""
+    paths and the sockets, which are others at each start and must not invalidate the compile cache."""
 
     model_dir: str
     row_producer: str | None = None
@@ -32,6 +33,8 @@ class StageRuntimeConfig(msgspec.Struct, frozen=True):
     """Where the worker reports while it starts."""
     has_low_gpu_priority: bool = False
     """Under NVIDIA's Multi-Process Service: kernels of other stages go first."""
+    gives_way: GiveWaySpec | None = None
+    """Where the stage hears of urgent batches on its GPU, for which it pauses; None if it pauses for none."""
 
     def compute_hash(self) -> str:
         """Called by `vllm.config.VllmConfig.compute_hash`."""

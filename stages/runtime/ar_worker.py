@@ -1,12 +1,13 @@
 """Worker of an autoregressive stage; the engine finds it by name (`worker_cls`)."""
 
 from stages.runtime.ar_runner import ARModelRunnerMixin
+from stages.runtime.give_way_worker import GiveWayMixin
 from stages.runtime.platform import StageWorkerMixin, platform_worker_class
 
 _Base: type = platform_worker_class()
 
 
-class ARWorker(StageWorkerMixin, _Base):
+class ARWorker(GiveWayMixin, StageWorkerMixin, _Base):
     """vLLM's worker of the platform with `ARModelRunnerMixin` on its runner."""
 
     runner_mixin = ARModelRunnerMixin

@@ -5,7 +5,7 @@ step itself replaces vLLM's; input batches, attention metadata and CUDA graphs o
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from vllm.config import VllmConfig
@@ -17,15 +17,18 @@ from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 
 from omni_server.protocol.diffusion import INPUT_KEY
+from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
 from omni_server.transport.result import encode_failure
 from stages.runtime.diffusion_model import (
     DiffusionBatch,
     DiffusionOutput,
     RejectedRequestsError,
     SupportsPrepare,
+    SupportsUrgency,
     resolve_generate,
     split_output,
 )
+from stages.runtime.give_way import UrgentBatches
 
 logger = init_logger(__name__)
 
@@ -41,11 +44,17 @@ class DiffusionModelRunnerMixin:
         super().__init__(vllm_config, device)  # type: ignore[call-arg]
         self._requests: dict[str, NewRequestData] = {}
         self._generate: Callable[[DiffusionBatch], DiffusionOutput]
+        self._is_urgent: Callable[[DiffusionBatch], bool] | None = None  # None: nobody would give way
+        config = vllm_config.additional_config
+        self._urgent_batches = UrgentBatches(config.announces_to if isinstance(config, DiffusionRuntimeConfig) else ())
 
     def load_model(self, load_dummy_weights: bool = False) -> None:
         """Load, and find out once how the model is run. Raises `TypeError` if it cannot run here."""
         super().load_model(load_dummy_weights)  # type: ignore[misc]
-        self._generate = resolve_generate(self.get_model())  # type: ignore[attr-defined]
+        model = self.get_model()  # type: ignore[attr-defined]
+        self._generate = resolve_generate(model)
+        if self._urgent_batches.has_listeners and isinstance(model, SupportsUrgency):
+            self._is_urgent = model.is_urgent
 
     def prepare_model(self) -> None:
         """Let a model that can do so get ready for its first request."""
@@ -94,8 +103,14 @@ class DiffusionModelRunnerMixin:
             tuple(self._token_ids(request_id) for request_id in payloads),
             tuple(payloads.values()),
         )
-        results.update(zip(batch.request_ids, self._run_batch(batch), strict=True))
+        with self._announced(batch):
+            results.update(zip(batch.request_ids, self._run_batch(batch), strict=True))
         return [results[request_id] for request_id in request_ids]
+
+    def _announced(self, batch: DiffusionBatch) -> AbstractContextManager[None]:
+        """Results are on the CPU when a batch has been run, so that the device is free of it then."""
+        is_urgent = self._is_urgent is not None and self._is_urgent(batch)
+        return self._urgent_batches.announced() if is_urgent else nullcontext()
 
     def _token_ids(self, request_id: str) -> torch.Tensor:
         return torch.tensor(self._requests[request_id].prompt_token_ids or [], dtype=torch.int64)

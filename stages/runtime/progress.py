@@ -3,7 +3,8 @@
 import contextlib
 import socket
 
-from omni_server.protocol.progress import Phase, PhaseReport, ProgressSpec, encode_report, socket_address
+from omni_server.protocol.local_socket import socket_address
+from omni_server.protocol.progress import Phase, PhaseReport, ProgressSpec, encode_report
 
 
 class ProgressReporter:

@@ -38,6 +38,13 @@ class _Request:
     voice: int
 
 
+def _begins_utterance(payload: bytes) -> bool:
+    try:
+        return decode_codec_window(payload).emit_start == 0
+    except ValueError:
+        return False  # `sample` will say what is wrong with it
+
+
 class Qwen2_5OmniCode2Wav(torch.nn.Module):
     """Weights are loaded in float32 whatever the checkpoint's type. The first call of `prepare` or `sample` turns
     them into a `Code2WavPipeline` and lets go of the modules.
@@ -117,6 +124,10 @@ class Qwen2_5OmniCode2Wav(torch.nn.Module):
         waveforms = self._ready().run(list(self._noise_threads.map(self._job, requests)))
         results = {request.index: waveform for request, waveform in zip(requests, waveforms, strict=True)}
         return [results[index] for index in range(len(batch.request_ids))]
+
+    def is_urgent(self, batch: DiffusionBatch) -> bool:
+        """Whether an utterance begins in this batch: whoever waits for it hears nothing yet."""
+        return any(_begins_utterance(payload) for payload in batch.inputs)
 
     def _validated(self, batch: DiffusionBatch) -> list[_Request]:
         requests: list[_Request] = []

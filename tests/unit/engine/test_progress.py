@@ -5,7 +5,8 @@ import re
 import socket
 
 from omni_server.engine.progress import StartProgress
-from omni_server.protocol.progress import Phase, ProgressSpec, socket_address
+from omni_server.protocol.local_socket import socket_address
+from omni_server.protocol.progress import Phase, ProgressSpec
 from stages.runtime.progress import ProgressReporter
 
 

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig, FlowSolver
+from omni_server.protocol.give_way import GiveWaySpec
 from omni_server.protocol.progress import ProgressSpec
 from omni_server.protocol.runtime_config import QueueSpec, StageRuntimeConfig
 
@@ -14,6 +15,7 @@ AR = StageRuntimeConfig(
     output_queue=QUEUE,
     input_queue=QUEUE,
     progress=ProgressSpec("thinker", "socket-1"),
+    gives_way=GiveWaySpec("socket-1"),
 )
 DIFFUSION = DiffusionRuntimeConfig(
     solver=FlowSolver(num_steps=10, guidance_scale=0.5, sway_coefficient=-1.0),
@@ -23,6 +25,7 @@ DIFFUSION = DiffusionRuntimeConfig(
     max_num_codes=8192,
     longest_window=4096,
     progress=ProgressSpec("code2wav", "socket-1"),
+    announces_to=(GiveWaySpec("socket-1"),),
 )
 
 
@@ -32,6 +35,8 @@ DIFFUSION = DiffusionRuntimeConfig(
         {"output_queue": msgspec.structs.replace(QUEUE, path="/dev/shm/queue-2")},
         {"input_queue": msgspec.structs.replace(QUEUE, path="/dev/shm/queue-2")},
         {"progress": ProgressSpec("thinker", "socket-2")},
+        {"gives_way": GiveWaySpec("socket-2")},
+        {"gives_way": None},
     ],
 )
 def test_what_differs_from_start_to_start_keeps_the_hash(change: dict[str, object]) -> None:
@@ -43,7 +48,17 @@ def test_another_role_changes_the_hash(change: dict[str, object]) -> None:
     assert msgspec.structs.replace(AR, **change).compute_hash() != AR.compute_hash()
 
 
-def test_the_progress_socket_keeps_the_hash_of_a_diffusion_stage() -> None:
-    moved = msgspec.structs.replace(DIFFUSION, progress=ProgressSpec("code2wav", "socket-2"))
-    assert moved.compute_hash() == DIFFUSION.compute_hash()
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"progress": ProgressSpec("code2wav", "socket-2")},
+        {"announces_to": (GiveWaySpec("socket-2"),)},
+        {"announces_to": ()},
+    ],
+)
+def test_what_differs_from_start_to_start_keeps_the_hash_of_a_diffusion_stage(change: dict[str, object]) -> None:
+    assert msgspec.structs.replace(DIFFUSION, **change).compute_hash() == DIFFUSION.compute_hash()
+
+
+def test_what_a_diffusion_stage_computes_with_changes_its_hash() -> None:
     assert msgspec.structs.replace(DIFFUSION, is_fast=False).compute_hash() != DIFFUSION.compute_hash()

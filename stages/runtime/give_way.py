@@ -1,0 +1,141 @@
+"""Stages of low priority pause while another stage on their GPU computes an urgent batch, within a budget.
+
+The first window of an utterance is hundreds of small kernels, each of which waits for the last one. Beside the large,
+memory-bound steps of a language model it takes several times as long as alone, and the GPU's own priorities change
+little. So whoever computes such a batch announces it, and the other stage puts off its next step.
+"""
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+
+from omni_server.protocol.give_way import GiveWaySpec, UrgentBatch, decode_urgent_batch, encode_urgent_batch
+from omni_server.protocol.local_socket import socket_address
+
+MAX_PAUSE_S = 0.06
+"""Longest pause at once. A first window needs about 35 ms of a GPU that it has for itself, and before that the steps
+end that are already on their way."""
+
+PAUSE_PER_SECOND = 0.5
+"""Seconds of pause that a second without one earns. When one urgent batch follows the other, a stage keeps two thirds
+of its time, so that steps of up to 13 ms still come every 20 ms: the thinker's, of which the talker needs one for each
+20 ms of speech."""
+
+MAX_AGE_S = 1.0
+"""A batch that began longer ago has ended, though nobody said so. None takes nearly as long."""
+
+MAX_MESSAGE_BYTES = 256
+
+
+class UrgentBatches:
+    """The announcing end, in the worker of the stage that has urgent batches."""
+
+    def __init__(self, listeners: tuple[GiveWaySpec, ...]) -> None:
+        self._addresses = [socket_address(listener.socket) for listener in listeners]
+
+    @property
+    def has_listeners(self) -> bool:
+        return bool(self._addresses)
+
+    @contextlib.contextmanager
+    def announced(self) -> Iterator[None]:
+        """An urgent batch is computed inside, whatever becomes of it."""
+        self._send(is_running=True)
+        try:
+            yield
+        finally:
+            self._send(is_running=False)
+
+    def _send(self, *, is_running: bool) -> None:
+        """Never blocks and never fails: a batch does not depend on who gives way to it."""
+        message = encode_urgent_batch(UrgentBatch(is_running, time.monotonic()))
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.setblocking(False)
+            for address in self._addresses:
+                # The stage has ended, or has made no step for so long that its socket is full: it keeps ten messages.
+                with contextlib.suppress(OSError):
+                    sender.sendto(message, address)
+
+
+class PauseBudget:
+    """A token bucket of seconds, full at first. Times are seconds of one clock, of any origin."""
+
+    def __init__(self, now: float) -> None:
+        self._left_s = MAX_PAUSE_S
+        self._changed_at = now
+
+    def left_s(self, now: float) -> float:
+        """What a pause may last that begins now; not positive if there should be none."""
+        return min(MAX_PAUSE_S, self._left_s + PAUSE_PER_SECOND * (now - self._changed_at))
+
+    def paused(self, began: float, ended: float) -> None:
+        """A pause earns nothing while it lasts. One that lasted too long is made up for."""
+        self._left_s = self.left_s(began) - (ended - began)
+        self._changed_at = ended
+
+
+class GiveWay:
+    """The pausing end, in the worker of a stage of low priority.
+
+    An urgent batch is given way to once. If it outlasts the budget it gets no further pause, so that what is earned
+    meanwhile is kept for the next batch. Short pauses before each of its steps would also help little: with async
+    scheduling a step is prepared while the one before it runs, and a pause of less than that runs out unnoticed.
+    """
+
+    def __init__(self, spec: GiveWaySpec) -> None:
+        """Listens from now on."""
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(socket_address(spec.socket))
+        self._budget = PauseBudget(time.monotonic())
+        self.num_pauses = 0
+        self.paused_s = 0.0
+
+    def wait(self) -> None:
+        """To be called before a step: returns when no urgent batch is being computed, or when the budget is spent.
+
+        Costs one attempt to receive, a few microseconds, where no batch has been announced.
+        """
+        newest = self._newest()
+        if newest is None or not newest.is_running:
+            return
+        now = time.monotonic()
+        left_s = self._budget.left_s(now)
+        if left_s <= 0 or now - newest.sent_at > MAX_AGE_S:
+            return
+        self._wait_for_end(now + left_s)
+        ended = time.monotonic()
+        self._budget.paused(now, ended)
+        self.num_pauses += 1
+        self.paused_s += ended - now
+
+    def _newest(self) -> UrgentBatch | None:
+        """The last message that is there."""
+        self._socket.setblocking(False)
+        newest: UrgentBatch | None = None
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                newest = self._receive() or newest
+        return newest
+
+    def _wait_for_end(self, deadline: float) -> None:
+        while (left_s := deadline - time.monotonic()) > 0:
+            self._socket.settimeout(left_s)
+            try:
+                message = self._receive()
+            except TimeoutError:
+                return
+            if message is not None and not message.is_running:
+                return
+
+    def _receive(self) -> UrgentBatch | None:
+        """One message; None for anything else, which any process of this machine may send."""
+        data = self._socket.recv(MAX_MESSAGE_BYTES)
+        try:
+            return decode_urgent_batch(data)
+        except ValueError:
+            return None
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._socket.close()

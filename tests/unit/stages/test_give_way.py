@@ -1,0 +1,303 @@
+"""Stages of low priority pause for urgent batches, and never for longer than they can afford."""
+
+import itertools
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from omni_server.protocol.give_way import GiveWaySpec, UrgentBatch, encode_urgent_batch
+from omni_server.protocol.local_socket import new_socket_name, socket_address
+from stages.runtime import give_way
+from stages.runtime.give_way import MAX_PAUSE_S, PAUSE_PER_SECOND, GiveWay, PauseBudget, UrgentBatches
+
+DEADLINE_S = 10.0
+
+
+def test_a_stage_that_has_not_paused_for_long_may_pause_for_the_longest_time() -> None:
+    assert PauseBudget(100.0).left_s(100.0) == MAX_PAUSE_S
+    assert PauseBudget(100.0).left_s(5000.0) == MAX_PAUSE_S
+
+
+def test_a_pause_is_paid_for_and_earned_again_by_time_without_one() -> None:
+    budget = PauseBudget(100.0)
+    budget.paused(107.0, 107.04)
+    assert budget.left_s(107.04) == pytest.approx(MAX_PAUSE_S - 0.04)
+    assert budget.left_s(107.06) == pytest.approx(MAX_PAUSE_S - 0.04 + 0.02 * PAUSE_PER_SECOND)
+    assert budget.left_s(110.0) == MAX_PAUSE_S
+
+
+def test_a_pause_that_lasted_too_long_is_made_up_for() -> None:
+    budget = PauseBudget(0.0)
+    budget.paused(1.0, 1.0 + MAX_PAUSE_S + 0.01)
+    ended = 1.0 + MAX_PAUSE_S + 0.01
+    assert budget.left_s(ended) == pytest.approx(-0.01)
+    assert budget.left_s(ended + 0.01 / PAUSE_PER_SECOND) == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("step_s", [0.007, 0.010, 0.015])
+@pytest.mark.parametrize("batch_s", [0.035, 0.050, 0.090])
+def test_when_urgent_batches_follow_one_another_steps_keep_two_thirds_of_the_time(
+    step_s: float, batch_s: float
+) -> None:
+    """A simulated stage whose steps are ready one behind the other, beside batches that are all urgent."""
+    budget, now, pauses, steps = PauseBudget(0.0), 0.0, list[float](), list[float]()
+    for batch in itertools.count(1):  # one pause for each
+        left = budget.left_s(now)
+        if left > 0:
+            ended = now + min(left, batch * batch_s - now)
+            budget.paused(now, ended)
+            pauses.append(ended - now)
+            now = ended
+        while now < batch * batch_s:
+            now += step_s
+            steps.append(now)
+        if now > 20.0:
+            break
+    settled = pauses[10:]
+    assert max(settled) < 0.75 * MAX_PAUSE_S
+    assert sum(pauses) <= now / 3 + MAX_PAUSE_S
+    num_steps = sum(step > now / 2 for step in steps)
+    assert now / 2 / num_steps == pytest.approx(1.5 * step_s, rel=0.03), "a step and half of its time as pause"
+
+
+Listener = tuple[GiveWaySpec, GiveWay]
+
+
+def listener() -> Listener:
+    spec = GiveWaySpec(new_socket_name())
+    return spec, GiveWay(spec)
+
+
+@pytest.fixture
+def low() -> Iterator[Listener]:
+    spec, stage = listener()
+    yield spec, stage
+    stage.close()
+
+
+@pytest.fixture
+def other_low() -> Iterator[Listener]:
+    spec, stage = listener()
+    yield spec, stage
+    stage.close()
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A budget that is never spent, so that what ends a pause is the end of the batch."""
+    monkeypatch.setattr(give_way, "MAX_PAUSE_S", 10 * DEADLINE_S)
+
+
+def send(spec: GiveWaySpec, *messages: bytes) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        for message in messages:
+            sender.sendto(message, socket_address(spec.socket))
+
+
+def begun(age_s: float = 0.0) -> bytes:
+    return encode_urgent_batch(UrgentBatch(True, time.monotonic() - age_s))
+
+
+def ended() -> bytes:
+    return encode_urgent_batch(UrgentBatch(False, time.monotonic()))
+
+
+def stepping(stage: GiveWay) -> threading.Thread:
+    """A thread that ends when the stage may make its step."""
+    thread = threading.Thread(target=stage.wait, daemon=True)
+    thread.start()
+    return thread
+
+
+def assert_steps(thread: threading.Thread) -> None:
+    thread.join(DEADLINE_S)
+    assert not thread.is_alive()
+
+
+def assert_waits(thread: threading.Thread) -> None:
+    thread.join(0.05)
+    assert thread.is_alive()
+
+
+def test_nothing_is_paused_for_where_nothing_is_announced(low: Listener) -> None:
+    _, stage = low
+    for _ in range(100):
+        stage.wait()
+    assert (stage.num_pauses, stage.paused_s) == (0, 0.0)
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_step_waits_until_the_batch_has_ended(low: Listener) -> None:
+    spec, stage = low
+    with UrgentBatches((spec,)).announced():
+        step = stepping(stage)
+        assert_waits(step)
+    assert_steps(step)
+    assert stage.num_pauses == 1
+    assert stage.paused_s > 0
+
+
+def test_a_batch_that_has_ended_before_the_step_holds_nothing_up(low: Listener) -> None:
+    spec, stage = low
+    with UrgentBatches((spec,)).announced():
+        pass
+    stage.wait()
+    assert stage.num_pauses == 0
+
+
+@pytest.mark.usefixtures("patient")
+def test_of_several_messages_the_last_one_counts(low: Listener) -> None:
+    spec, stage = low
+    batches = UrgentBatches((spec,))
+    with batches.announced():
+        pass
+    with batches.announced():
+        step = stepping(stage)
+        assert_waits(step)
+    assert_steps(step)
+    send(spec, begun(), begun(), ended())
+    stage.wait()
+    send(spec, ended(), ended())
+    stage.wait()
+    assert stage.num_pauses == 1
+
+
+@pytest.mark.usefixtures("patient")
+def test_the_next_batch_is_given_way_to_as_well(low: Listener) -> None:
+    spec, stage = low
+    for number in range(1, 4):
+        with UrgentBatches((spec,)).announced():
+            step = stepping(stage)
+            assert_waits(step)
+        assert_steps(step)
+        assert stage.num_pauses == number
+
+
+def test_a_batch_whose_end_is_never_told_costs_one_pause_of_the_longest_time(low: Listener) -> None:
+    spec, stage = low
+    send(spec, begun())
+    assert_steps(stepping(stage))
+    assert stage.num_pauses == 1
+    assert stage.paused_s >= 0.9 * MAX_PAUSE_S
+    for _ in range(10):
+        stage.wait()
+    assert stage.num_pauses == 1
+
+
+def test_while_there_is_no_budget_there_are_no_pauses(low: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(give_way, "PAUSE_PER_SECOND", 0.0)
+    spec, stage = low
+    for _ in range(5):
+        send(spec, begun())
+        assert_steps(stepping(stage))
+    assert stage.num_pauses == 1
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_code2wav_that_is_killed_in_the_middle_of_a_batch_is_not_waited_for_again(
+    low: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, stage = low
+    script = f"""
+import time
+from omni_server.protocol.give_way import GiveWaySpec
+from stages.runtime.give_way import UrgentBatches
+with UrgentBatches((GiveWaySpec({spec.socket!r}),)).announced():
+    print("computing", flush=True)
+    time.sleep(600)
+"""
+    root = Path(__file__).parents[3]
+    with subprocess.Popen([sys.executable, "-c", script], cwd=root, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"computing\n"
+        process.send_signal(signal.SIGKILL)
+        process.wait(DEADLINE_S)
+    monkeypatch.setattr(give_way, "MAX_PAUSE_S", MAX_PAUSE_S)
+    for _ in range(3):
+        assert_steps(stepping(stage))
+    assert stage.num_pauses <= 1
+
+
+def test_old_news_is_not_believed(low: Listener) -> None:
+    spec, stage = low
+    send(spec, begun(age_s=give_way.MAX_AGE_S + 0.1))
+    stage.wait()
+    assert stage.num_pauses == 0
+
+
+@pytest.mark.usefixtures("patient")
+def test_other_datagrams_neither_start_a_pause_nor_end_one(low: Listener) -> None:
+    spec, stage = low
+    strange = (b"", b"hello", b'{"is_running": "perhaps"}', b"x" * 4096)
+    send(spec, *strange)
+    stage.wait()
+    assert stage.num_pauses == 0
+    with UrgentBatches((spec,)).announced():
+        send(spec, *strange)
+        step = stepping(stage)
+        send(spec, *strange)
+        assert_waits(step)
+    assert_steps(step)
+
+
+def test_a_batch_that_fails_ends_too(low: Listener) -> None:
+    spec, stage = low
+    with pytest.raises(RuntimeError, match="out of memory"), UrgentBatches((spec,)).announced():
+        raise RuntimeError("out of memory")
+    stage.wait()
+    assert stage.num_pauses == 0
+
+
+@pytest.mark.usefixtures("patient")
+def test_all_stages_of_low_priority_give_way(low: Listener, other_low: Listener) -> None:
+    stages = (low, other_low)
+    with UrgentBatches(tuple(spec for spec, _ in stages)).announced():
+        steps = [stepping(stage) for _, stage in stages]
+        for step in steps:
+            assert_waits(step)
+    for step in steps:
+        assert_steps(step)
+    assert [stage.num_pauses for _, stage in stages] == [1, 1]
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_stage_that_is_gone_keeps_nobody_from_telling_the_others(low: Listener, other_low: Listener) -> None:
+    other_low[1].close()
+    with UrgentBatches((other_low[0], GiveWaySpec("omni-server-nobody"), low[0])).announced():
+        step = stepping(low[1])
+        assert_waits(step)
+    assert_steps(step)
+
+
+def test_a_batch_is_computed_where_nobody_listens() -> None:
+    assert UrgentBatches((GiveWaySpec("omni-server-nobody"),)).has_listeners
+    assert not UrgentBatches(()).has_listeners
+    for listeners in ((), (GiveWaySpec("omni-server-nobody"),)):
+        computed = False
+        with UrgentBatches(listeners).announced():
+            computed = True
+        assert computed
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_stage_without_work_is_no_obstacle_and_hears_again_when_it_has_some(low: Listener) -> None:
+    spec, stage = low
+    batches = UrgentBatches((spec,))
+    for _ in range(1000):  # more than the socket holds
+        with batches.announced():
+            pass
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(give_way, "MAX_AGE_S", 0.0)  # the end of the last batch that was heard of may not have fitted in
+        stage.wait()
+    assert stage.num_pauses == 0
+    with batches.announced():
+        step = stepping(stage)
+        assert_waits(step)
+    assert_steps(step)
