@@ -20,9 +20,9 @@ from tests.integration.live import LiveOmni, demo_config
 from tests.integration.parity import request_for
 from tests.reference.cases import CASES
 
-CRAMPED = {"max_model_len": 320, "max_num_batched_tokens": 64}
+CRAMPED = {"max_model_len": 288, "max_num_batched_tokens": 64}
 """Steps too small for a prompt with media."""
-FEW_BLOCKS = {"num_gpu_blocks_override": 12, "mm_processor_cache_gb": 0}
+FEW_BLOCKS = {"num_gpu_blocks_override": 10, "mm_processor_cache_gb": 0}
 """Too few for all requests at once: some are preempted."""
 
 
