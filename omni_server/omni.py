@@ -115,6 +115,10 @@ class AsyncOmni:
         """Per autoregressive stage, how often a preempted request was taken up again."""
         return {name: await client.num_resumed() for name, client in self._engines.ar.items()}
 
+    async def runner_generations(self) -> dict[str, int]:
+        """Per autoregressive stage, the generation of vLLM's model runner: 2 on GPUs, 1 on CPUs, if vLLM can choose."""
+        return {name: await client.runner_generation() for name, client in self._engines.ar.items()}
+
     def row_slots(self) -> dict[tuple[str, str], RowSlots]:
         """Per edge with a shared-memory queue, how far it is used."""
         return {

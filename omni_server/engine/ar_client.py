@@ -209,6 +209,10 @@ class ArStageClient(StageClient[StageAsyncLLM]):
         """How often the stage took a request up again after a preemption."""
         return max(await self.engine.collective_rpc("num_resumed"))
 
+    async def runner_generation(self) -> int:
+        """1 or 2: the generation of vLLM's model runner that the stage's workers run."""
+        return max(await self.engine.collective_rpc("runner_generation"))
+
 
 def context_length_exceeded(limit: int, num_tokens: int, param: str) -> InvalidRequestError:
     return InvalidRequestError(

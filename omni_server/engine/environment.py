@@ -10,9 +10,7 @@ from omni_server.config.stage_config import StageConfig
 
 
 def set_engine_environment(config: StageConfig) -> None:
-    """Raises nothing; values that the operator has set win, except the runner generation."""
-    # Our runner mixin is written for the V1 model runner.
-    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+    """Raises nothing; values that the operator has set win."""
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     # Each engine process would print dozens of lines that no user can act on. Set any of these to see them.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -22,6 +20,8 @@ def set_engine_environment(config: StageConfig) -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")
     if config.platform == "cpu":
+        # V2 needs a Triton that compiles for CPUs, which no release has. On a GPU it is vLLM's own choice.
+        os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
         # The worker lives in the engine's own process: half the memory, a third of the start-up time, and no
         # worker that spins on its queue.
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"

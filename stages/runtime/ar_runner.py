@@ -1,93 +1,52 @@
-"""The autoregressive runner: vLLM's V1 model runner, plus rows out and rows in.
+"""The autoregressive runner on vLLM's V1 model runner, which is the one that vLLM has for CPUs.
 
-Everything vLLM does stays: each override calls `super()`. What is specific to the V1 generation of the
-runner is in this module; `RowEmitter` and `RowOverlay` know nothing of it.
+Everything vLLM does stays: each override calls `super()`. What is specific to this generation is in this module.
 """
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from vllm.config import VllmConfig
-from vllm.distributed import get_tensor_model_parallel_rank
 from vllm.sequence import IntermediateTensors
-from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.core.sched.output import GrammarOutput, NewRequestData, SchedulerOutput
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput, SamplerOutput
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
-from omni_server.protocol.rows import REQUEST_KEY, RowsInput, RowsOutput, decode_request
-from omni_server.protocol.runtime_config import StageRuntimeConfig
-from stages.runtime.batch import StepBatch, attached_step
+from omni_server.protocol.rows import RowsInput
+from stages.runtime.batch import StepBatch
 from stages.runtime.repetition_penalty import RepetitionPenalty
-from stages.runtime.row_emitter import PendingRows, RowEmitter
-from stages.runtime.row_overlay import RowOverlay
+from stages.runtime.row_emitter import PendingRows
+from stages.runtime.row_runner import OutputWithRows, RowRunnerMixin, rows_request
 
 
-class ARModelRunnerMixin:
+class ARModelRunnerMixin(RowRunnerMixin):
     """Over vLLM's V1 `GPUModelRunner` or `CPUModelRunner`."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
-        super().__init__(vllm_config, device)  # type: ignore[call-arg]
-        config = vllm_config.additional_config
-        if not isinstance(config, StageRuntimeConfig):
-            raise TypeError("an omni stage needs additional_config=StageRuntimeConfig(...)")
-        self.stage_config = config
-        self.row_emitter: RowEmitter | None = None
-        self.num_resumed = 0
-        self.row_overlay = RowOverlay(config.input_queue, get_tensor_model_parallel_rank())
+        super().__init__(vllm_config, device)
         self.repetition_penalty = RepetitionPenalty(vllm_config.model_config.get_vocab_size(), device)
-        self._sending: set[str] = set()  # on every rank, the emitter is on one
         self._batch: StepBatch | None = None
         self._input_rows: torch.Tensor | None = None
-
-    # -- set-up
-
-    def load_model(self, *args: Any, **kwargs: Any) -> None:
-        super().load_model(*args, **kwargs)  # type: ignore[misc]
-        config = self.stage_config
-        if config.row_producer is not None:
-            assert config.output_queue is not None
-            producer_class = resolve_obj_by_qualname(config.row_producer.replace(":", "."))
-            # On every rank: it looks up embeddings, which is a collective operation.
-            producer = producer_class(self.get_model(), Path(config.model_dir))  # type: ignore[attr-defined]
-            if get_tensor_model_parallel_rank() == 0:
-                self.row_emitter = RowEmitter(producer, config.output_queue, self.device)  # type: ignore[attr-defined]
 
     # -- requests come and go
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
         self._batch = None
         self._input_rows = None
-        for request_id in scheduler_output.finished_req_ids:
-            self._sending.discard(request_id)
-            self.row_overlay.remove(request_id)
-            self.repetition_penalty.remove(request_id)
-            if self.row_emitter is not None:
-                self.row_emitter.remove(request_id)
-        self.num_resumed += len(scheduler_output.scheduled_cached_reqs.resumed_req_ids)
-        for request_id, feed in attached_step(scheduler_output).feeds:
-            self.row_overlay.feed(request_id, feed)
-        for request in scheduler_output.scheduled_new_reqs:
-            self._announce(request)
+        self._begin_step(scheduler_output)
         return super()._update_states(scheduler_output)  # type: ignore[misc]
 
     def _announce(self, request: NewRequestData) -> None:
-        params = request.sampling_params
-        if params is None or not params.extra_args or REQUEST_KEY not in params.extra_args:
-            return
-        match decode_request(params.extra_args[REQUEST_KEY]):
-            case RowsInput() as rows_input:
-                self.row_overlay.announce(request.req_id, rows_input)
-                self.repetition_penalty.add(request.req_id, rows_input.repetition_penalty)
-            case RowsOutput() as rows_output if self.stage_config.row_producer is not None:
-                self._sending.add(request.req_id)
-                if self.row_emitter is None:
-                    return
-                modalities = {feature.modality for feature in request.mm_features}
-                self.row_emitter.add(request.req_id, rows_output, list(request.prompt_token_ids or ()), modalities)
+        super()._announce(request)
+        match rows_request(request):
+            case RowsInput(repetition_penalty=penalty):
+                self.repetition_penalty.add(request.req_id, penalty)
+
+    def _forget(self, request_id: str) -> None:
+        super()._forget(request_id)
+        self.repetition_penalty.remove(request_id)
 
     def _init_mrope_positions(self, req_state: CachedRequestState) -> None:
         """Positions of a fed request come from the stage that knows the image and audio grids."""
@@ -113,7 +72,7 @@ class ARModelRunnerMixin:
         if len(self.repetition_penalty):
             # With async scheduling nobody but the device knows yet what was sampled last.
             self.repetition_penalty.see(self._input_ids(), self._step_batch())
-        if self._sending:
+        if self._senders:
             self._input_rows = self._take_input(inputs_embeds)
         return inputs
 
@@ -145,7 +104,7 @@ class ARModelRunnerMixin:
         if pending is None:
             return output  # type: ignore[no-any-return]
         if isinstance(output, AsyncModelRunnerOutput):
-            return _WithRows(output, pending)
+            return OutputWithRows(output, pending)
         output.pooler_output = pending.finish()
         return output  # type: ignore[no-any-return]
 
@@ -155,11 +114,7 @@ class ARModelRunnerMixin:
             return None
         assert self._input_rows is not None
         return self.row_emitter.emit(
-            self._step_batch(),
-            state.hidden_states,
-            self._input_rows,
-            self._prompt_positions,
-            attached_step(state.scheduler_output).slot,
+            self._step_batch(), state.hidden_states, self._input_rows, self._prompt_positions, self._slot
         )
 
     def _prompt_positions(self, request_id: str) -> tuple[torch.Tensor, int] | None:
@@ -181,20 +136,3 @@ class ARModelRunnerMixin:
                 offsets=starts[:count],
             )
         return self._batch
-
-    def num_row_requests(self) -> int:
-        """Requests that rows are held for or sent for; 0 when the stage is idle."""
-        return len(self.row_overlay) + (len(self.row_emitter) if self.row_emitter is not None else 0)
-
-
-class _WithRows(AsyncModelRunnerOutput):
-    """Async scheduling: the step's rows join its tokens when vLLM asks for the finished output."""
-
-    def __init__(self, output: AsyncModelRunnerOutput, pending: PendingRows) -> None:
-        self._output = output
-        self._pending = pending
-
-    def get_output(self) -> ModelRunnerOutput:
-        output = self._output.get_output()
-        output.pooler_output = self._pending.finish()
-        return output

@@ -1,5 +1,7 @@
 """The worker of non-autoregressive stages; named by `worker_cls` of the engine's arguments."""
 
+from typing import Any
+
 from vllm.v1.worker.worker_base import CompilationTimes
 
 from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
@@ -13,6 +15,12 @@ class DiffusionWorker(StageWorkerMixin, platform_worker_class()):  # type: ignor
 
     runner_mixin = DiffusionModelRunnerMixin
     model_runner: DiffusionModelRunnerMixin
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Whatever vLLM chooses for the other stages: nothing of the runner's own step is used here, and V2 refuses
+        # pooling models that are not for embedding or classification.
+        self.use_v2_model_runner = False
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """The model prepares itself; vLLM compiles and captures nothing: zero seconds each."""

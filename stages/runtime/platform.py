@@ -1,6 +1,7 @@
-"""Binds our runner and worker mixins to the classes vLLM has for this platform (V1 model runner on both)."""
+"""Binds our runner and worker mixins to the classes vLLM has for this platform and generation of its model runner."""
 
 import os
+from typing import Any
 
 import torch
 from vllm.config import CompilationMode, CUDAGraphMode, VllmConfig
@@ -39,20 +40,27 @@ def platform_worker_class() -> type[Worker]:
     return Worker
 
 
-def platform_runner_class() -> type[GPUModelRunner]:
-    """vLLM's V1 model-runner class for the current platform."""
+def platform_runner_class(*, use_v2: bool) -> type:
+    """vLLM's model-runner class for the current platform."""
     if current_platform.is_cpu():
+        if use_v2:
+            from vllm.v1.worker.cpu.model_runner import CPUModelRunner as CPUModelRunnerV2
+
+            return CPUModelRunnerV2
         from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
         return CPUModelRunner
+    if use_v2:
+        from vllm.v1.worker.gpu.model_runner import GPUModelRunner as GPUModelRunnerV2
+
+        return GPUModelRunnerV2
     return GPUModelRunner
 
 
-def build_runner(mixin: type, vllm_config: VllmConfig, device: torch.device) -> GPUModelRunner:
+def build_runner(mixin: type, vllm_config: VllmConfig, device: torch.device, *, use_v2: bool) -> Any:
     """An instance of `mixin` over the platform's runner; the mixin comes first in the method order."""
-    base = platform_runner_class()
-    runner_class: type[GPUModelRunner] = type(mixin.__name__.removesuffix("Mixin"), (mixin, base), {})
-    return runner_class(vllm_config, device)
+    base = platform_runner_class(use_v2=use_v2)
+    return type(mixin.__name__.removesuffix("Mixin"), (mixin, base), {})(vllm_config, device)
 
 
 class StageWorkerMixin:
@@ -64,15 +72,14 @@ class StageWorkerMixin:
     """
 
     runner_mixin: type
-    model_runner: GPUModelRunner
+    use_v2_model_runner: bool  # vLLM's choice; `runner_mixin` has to be written for it
+    model_runner: Any
     vllm_config: VllmConfig
     device: torch.device
     progress: ProgressReporter
 
-    def _make_model_runner(self) -> GPUModelRunner:
-        if self.use_v2_model_runner:  # type: ignore[attr-defined]
-            raise RuntimeError("stages run on vLLM's V1 model runner: set VLLM_USE_V2_MODEL_RUNNER=0")
-        return build_runner(self.runner_mixin, self.vllm_config, self.device)
+    def _make_model_runner(self) -> Any:
+        return build_runner(self.runner_mixin, self.vllm_config, self.device, use_v2=self.use_v2_model_runner)
 
     def init_device(self) -> None:
         end_with_parent()

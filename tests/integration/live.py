@@ -78,6 +78,9 @@ class LiveOmni:
     def num_resumed(self) -> dict[str, int]:
         return self.run(self.omni.num_resumed())
 
+    def runner_generations(self) -> dict[str, int]:
+        return self.run(self.omni.runner_generations())
+
     def row_slots(self) -> RowSlots:
         (slots,) = self.omni.row_slots().values()
         return slots

@@ -15,7 +15,7 @@ from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
 from omni_server.protocol.rows import REQUEST_KEY, InlineBlock, RowsOutput, RowsPayload, decode_payload, encode
 from omni_server.protocol.runtime_config import QueueSpec, StageRuntimeConfig
-from stages.runtime import ar_runner
+from stages.runtime import row_runner
 from stages.runtime.ar_runner import ARModelRunnerMixin
 
 WIDTH = 4
@@ -111,7 +111,7 @@ class AsyncBaseRunner(BaseRunner):
 
 @pytest.fixture(params=[BaseRunner, AsyncBaseRunner], ids=["sync", "async"])
 def runner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.setattr(ar_runner, "get_tensor_model_parallel_rank", lambda: 0)
+    monkeypatch.setattr(row_runner, "get_tensor_model_parallel_rank", lambda: 0)
     made = type("Runner", (ARModelRunnerMixin, request.param), {})(
         SimpleNamespace(additional_config=CONFIG, model_config=SimpleNamespace(get_vocab_size=lambda: 50)),
         torch.device("cpu"),
@@ -198,6 +198,6 @@ def test_nothing_is_held_once_a_request_has_finished(runner: Any) -> None:
 
 
 def test_a_stage_without_its_runtime_config_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ar_runner, "get_tensor_model_parallel_rank", lambda: 0)
+    monkeypatch.setattr(row_runner, "get_tensor_model_parallel_rank", lambda: 0)
     with pytest.raises(TypeError, match="StageRuntimeConfig"):
         type("Runner", (ARModelRunnerMixin, BaseRunner), {})(SimpleNamespace(additional_config={}), torch.device("cpu"))

@@ -1,0 +1,104 @@
+"""The autoregressive runner on vLLM's V2 model runner, vLLM's own choice on a GPU.
+
+Everything vLLM does stays: each override calls `super()`. What is specific to this generation is here and in
+`row_model_state`. Imported by workers that run it only: it loads vLLM's V2 modules, which need Triton.
+"""
+
+import copy
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig
+from vllm.sequence import IntermediateTensors
+from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
+from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
+
+from omni_server.protocol.rows import RowsInput
+from stages.runtime.row_emitter import PendingRows
+from stages.runtime.row_model_state import RowModelStateMixin, row_model_state, step_batch
+from stages.runtime.row_runner import OutputWithRows, RowRunnerMixin, rows_request
+
+
+class ARModelRunnerV2Mixin(RowRunnerMixin):
+    """Over vLLM's V2 `GPUModelRunner`, or the `CPUModelRunner` derived from it."""
+
+    model_state: RowModelStateMixin
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
+        if vllm_config.parallel_config.prefill_context_parallel_size > 1:
+            raise ValueError(
+                "a rank would have rows of some positions only: set prefill_context_parallel_size to 1 in a stage "
+                "that sends or receives rows"
+            )
+        super().__init__(vllm_config, device)
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        super().load_model(*args, **kwargs)
+        # vLLM's hook for the choice of the state is a method of the model's class, `get_model_state_cls`; the
+        # thinker's class is vLLM's own. So the state that vLLM has just made is replaced, before anything refers to it.
+        self.model_state = row_model_state(
+            type(self.model_state),
+            self.vllm_config,  # type: ignore[attr-defined]
+            self.get_model(),  # type: ignore[attr-defined]
+            self.encoder_cache,  # type: ignore[attr-defined]
+            self.device,
+            overlay=self.row_overlay,
+            senders=self._senders,
+            emits=self.row_emitter is not None,
+        )
+
+    # -- requests come and go
+
+    def finish_requests(self, scheduler_output: SchedulerOutput) -> None:
+        """The first that vLLM does in each step of the scheduler's, also in one without tokens."""
+        self._begin_step(scheduler_output)
+        super().finish_requests(scheduler_output)  # type: ignore[misc]
+
+    def _forget(self, request_id: str) -> None:
+        super()._forget(request_id)
+        self.model_state.forget(request_id)
+
+    def add_requests(self, scheduler_output: SchedulerOutput) -> None:
+        """This generation's penalties are counted on the device, prompt and output, as the reference counts them: it
+        may have the penalty that V1 must not be told of. A resumed request comes with its own parameters again."""
+        for request in scheduler_output.scheduled_new_reqs:
+            match rows_request(request):
+                case RowsInput(repetition_penalty=penalty) if penalty != 1:
+                    # A copy: where worker and scheduler share a process they share the parameters.
+                    request.sampling_params = copy.copy(request.sampling_params)
+                    assert request.sampling_params is not None
+                    request.sampling_params.repetition_penalty = penalty
+        super().add_requests(scheduler_output)  # type: ignore[misc]
+
+    # -- one step
+
+    def sample_tokens(
+        self, grammar_output: GrammarOutput | None
+    ) -> ModelRunnerOutput | AsyncModelRunnerOutput | IntermediateTensors | None:
+        """Rows are taken before sampling, from the very step whose tokens `super()` returns."""
+        pending = self._emit_rows()
+        output = super().sample_tokens(grammar_output)  # type: ignore[misc]
+        if pending is None:
+            return output  # type: ignore[no-any-return]
+        assert isinstance(output, AsyncModelRunnerOutput)  # of this generation always, where tokens are sampled
+        return OutputWithRows(output, pending)
+
+    def _emit_rows(self) -> PendingRows | None:
+        state = self.execute_model_state  # type: ignore[attr-defined]
+        if state is None or self._senders.isdisjoint(state.input_batch.req_ids):
+            return None
+        input_rows = self.model_state.take_input_rows()
+        if not self.uses_inputs_embeds:  # type: ignore[attr-defined]
+            # The model looks the ids up itself; a collective operation, so on every rank.
+            ids = state.input_batch.input_ids[: state.input_batch.num_tokens]
+            input_rows = self.get_model().embed_input_ids(ids)  # type: ignore[attr-defined]
+        if self.row_emitter is None:
+            return None
+        assert input_rows is not None
+        return self.row_emitter.emit(
+            step_batch(state.input_batch),
+            state.hidden_states,
+            input_rows,
+            self.model_state.prompt_positions,
+            self._slot,
+        )

@@ -1,0 +1,66 @@
+"""Answers cases on vLLM's V2 model runner, on a CPU, and prints as JSON what came out. Used by test_v2_runner.
+
+Needs tests/integration/v2_on_cpu on PYTHONPATH. As on a GPU, the autoregressive engines schedule asynchronously, which
+vLLM switches off on CPUs; both that and the choice of our scheduler are changed in this process, which builds the
+engines' configs.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.platforms.cpu import CpuPlatform
+
+from omni_server.engine import launcher
+from omni_server.engine.ar_args import ASYNC_SCHEDULER, ar_engine_args
+from tests.integration.live import LiveOmni, demo_config
+from tests.integration.parity import request_for
+from tests.reference.cases import CASES
+
+CRAMPED = {"max_model_len": 288, "max_num_batched_tokens": 64}
+"""Steps too small for a prompt with media."""
+FEW_BLOCKS = {"num_gpu_blocks_override": 10, "mm_processor_cache_gb": 0}
+"""Too few for all requests at once: some are preempted."""
+
+
+def schedule_asynchronously(patch: pytest.MonkeyPatch) -> None:
+    check_and_update_config = CpuPlatform.check_and_update_config
+
+    def asynchronous(vllm_config: Any) -> None:
+        is_ar = vllm_config.scheduler_config.scheduler_cls == ASYNC_SCHEDULER
+        check_and_update_config(vllm_config)
+        vllm_config.scheduler_config.async_scheduling = is_ar
+
+    def engine_args(*args: Any, **kwargs: Any) -> AsyncEngineArgs:
+        arguments = ar_engine_args(*args, **kwargs)
+        arguments.scheduler_cls = ASYNC_SCHEDULER
+        return arguments
+
+    patch.setattr(CpuPlatform, "check_and_update_config", staticmethod(asynchronous))
+    patch.setattr(launcher, "ar_engine_args", engine_args)
+
+
+def answers(model_dir: Path, names: list[str]) -> dict[str, Any]:
+    stages = {name: CRAMPED | {"engine_args": dict(FEW_BLOCKS)} for name in ("thinker", "talker")}
+    live = LiveOmni(model_dir, demo_config(chunks={"mode": "whole"}, stages=stages))
+    try:
+        together = live.answers([request_for(CASES[name], None) for name in names])
+        return {
+            "generations": live.runner_generations(),
+            "text_ids": [answer.token_ids for answer in together],
+            "codes": [answer.codes for answer in together],
+            "resumed": live.num_resumed(),
+            "held_rows": live.held_rows(),
+            "slots_in_use": live.row_slots().in_use,
+        }
+    finally:
+        live.close()
+
+
+if __name__ == "__main__":
+    with pytest.MonkeyPatch.context() as patch:
+        schedule_asynchronously(patch)
+        sys.stdout.write(json.dumps(answers(Path(sys.argv[1]), sys.argv[2:])) + "\n")

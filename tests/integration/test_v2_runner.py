@@ -1,0 +1,46 @@
+"""vLLM's V2 model runner, which stages run on where there is a GPU, gives the reference's tokens as V1 does.
+
+Here its kernels are interpreted, on the CPU: slow, but the runner is the one of the GPU.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.parity import expected
+from tests.reference.cases import CASES
+from tests.reference.reference import Reference
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = ("two_turns", "two_turns_ethan", "image_ethan", "speech", "tell")
+
+
+@pytest.fixture(scope="module")
+def answers(checkpoint: Path) -> dict[str, Any]:
+    """All cases at once, with preemption, prompts cut into chunks, and asynchronous scheduling."""
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).with_name("v2_on_cpu"))]),
+        "VLLM_USE_V2_MODEL_RUNNER": "1",
+    }
+    command = [sys.executable, "-m", "tests.integration.answers_on_v2", str(checkpoint), *NAMES]
+    child = subprocess.run(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    result: dict[str, Any] = json.loads(child.stdout.splitlines()[-1])
+    return result
+
+
+def test_five_requests_at_once_give_the_tokens_of_the_reference(answers: dict[str, Any], reference: Reference) -> None:
+    assert answers["generations"] == {"thinker": 2, "talker": 2}
+    wanted = [expected(reference, CASES[name]).result for name in NAMES]
+    assert answers["text_ids"] == [list(result.text_ids) for result in wanted]
+    assert answers["codes"] == [list(result.codes) for result in wanted]
+
+
+def test_preempted_requests_were_taken_up_again_and_nothing_is_held(answers: dict[str, Any]) -> None:
+    assert min(answers["resumed"].values()) > 0
+    assert answers["held_rows"] == 0
+    assert answers["slots_in_use"] == 0

@@ -1,0 +1,356 @@
+"""The V2 adapter adds rows to a step's output and takes nothing away. The base is a stand-in for vLLM's V2 runner with
+the attributes and methods that the adapter relies on; the real one runs in tests/integration/test_v2_runner.py."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from vllm.sampling_params import SamplingParams
+from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
+from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
+from vllm.v1.worker.gpu.model_states.default import DefaultModelState
+from vllm.v1.worker.gpu.model_states.interface import ModelState
+
+from omni_server.protocol.rows import (
+    REQUEST_KEY,
+    InlineBlock,
+    RowsFeed,
+    RowsInput,
+    RowsOutput,
+    RowsPayload,
+    Segment,
+    decode_payload,
+    encode,
+)
+from omni_server.protocol.runtime_config import QueueSpec, StageRuntimeConfig
+from stages.runtime import row_runner
+from stages.runtime.ar_runner_v2 import ARModelRunnerV2Mixin
+from stages.runtime.batch import StageStep, attach_step
+
+WIDTH = 4
+INLINE = QueueSpec(capacity=1, path=None, slot_bytes=0, max_portions=8, num_consumers=1)
+SENDING = StageRuntimeConfig(model_dir="", row_producer=f"{__name__}:SumProducer", output_queue=INLINE)
+FED = StageRuntimeConfig(model_dir="", input_queue=INLINE)
+
+
+class SumProducer:
+    """Rows are hidden state plus embedding."""
+
+    def __init__(self, model: Any, model_dir: Path) -> None:
+        self.model_dir = model_dir
+
+    def rows(self, hidden: torch.Tensor, embeds: torch.Tensor, without: torch.Tensor | None) -> torch.Tensor:
+        return hidden + embeds
+
+    def prompt_mask(self, prompt_token_ids: list[int], modalities: Any) -> None:
+        return None
+
+    def boundary_rows(self, voice: str) -> torch.Tensor:
+        return torch.full((1, WIDTH), 100.0)
+
+    def tail_rows(self) -> torch.Tensor:
+        return torch.full((2, WIDTH), 200.0)
+
+
+class Model:
+    """Embeds id i as a row of i; its M-RoPE positions start at 1000."""
+
+    @staticmethod
+    def embed_input_ids(ids: torch.Tensor) -> torch.Tensor:
+        return ids.float()[:, None].repeat(1, WIDTH)
+
+    @staticmethod
+    def get_mrope_input_positions(tokens: list[int], features: list[Any]) -> tuple[torch.Tensor, int]:
+        return 1000 + torch.arange(len(tokens)).expand(3, -1), 1000
+
+
+class Rope:
+    """vLLM's positions of all requests: staged first, then written."""
+
+    def __init__(self) -> None:
+        self.positions: dict[int, list[int]] = {}
+        self.prefill_delta = SimpleNamespace(np=np.zeros(4, np.int32), written=np.zeros(4, np.int32))
+        self.staged: dict[int, list[int]] = {}
+
+    def apply(self) -> None:
+        self.positions |= self.staged
+        self.staged = {}
+        self.prefill_delta.written = self.prefill_delta.np.copy()
+
+    def update_prefill_positions(self, req_index: int, positions: torch.Tensor, delta: int) -> None:
+        assert req_index not in self.staged
+        self.positions[req_index] = positions[0].tolist()
+
+
+class State(DefaultModelState):
+    """What vLLM chooses for the model."""
+
+    def __init__(self, vllm_config: Any, model: Any, encoder_cache: None, device: torch.device) -> None:
+        self.model, self.device = model, device
+        self.rope_state = Rope()
+        self.inputs_embeds = torch.zeros(16, WIDTH)
+
+    def add_request(self, req_index: int, new_req_data: NewRequestData) -> None:
+        positions, delta = self.model.get_mrope_input_positions(new_req_data.prefill_token_ids, [])
+        self.rope_state.staged[req_index] = positions[0].tolist()
+        self.rope_state.prefill_delta.np[req_index] = delta
+
+    def apply_staged_writes(self) -> None:
+        self.rope_state.apply()
+
+    def prepare_inputs_embeds(self, encoder_inputs: Any, input_batch: Any, req_states: None) -> torch.Tensor:
+        ids = input_batch.input_ids[: input_batch.num_tokens]
+        self.inputs_embeds[: len(ids)] = self.model.embed_input_ids(ids)
+        return self.inputs_embeds[: input_batch.num_tokens + 2]  # padded for CUDA graphs
+
+
+class Output(AsyncModelRunnerOutput):
+    def __init__(self, output: ModelRunnerOutput) -> None:
+        self.output = output
+
+    def get_output(self) -> ModelRunnerOutput:
+        return self.output
+
+
+class BaseRunner:
+    """Computes hidden states of 10, 20 and so on, one value for each step."""
+
+    state_class: type = State
+    uses_inputs_embeds = True
+
+    def __init__(self, vllm_config: Any, device: torch.device) -> None:
+        self.vllm_config, self.device = vllm_config, device
+        self.encoder_cache = None
+        self.execute_model_state: Any = None
+        self.params: dict[str, SamplingParams] = {}
+        self.num_steps = 0
+
+    def load_model(self) -> None:
+        self.model = Model()
+        self.model_state = self.state_class(self.vllm_config, self.model, None, self.device)
+
+    def get_model(self) -> Any:
+        return self.model
+
+    def finish_requests(self, scheduler_output: SchedulerOutput) -> None:
+        for request_id in scheduler_output.finished_req_ids:
+            self.params.pop(request_id, None)
+
+    def add_requests(self, scheduler_output: SchedulerOutput) -> None:
+        for index, request in enumerate(scheduler_output.scheduled_new_reqs):
+            self.params[request.req_id] = request.sampling_params
+            self.model_state.add_request(index, request)
+        self.model_state.apply_staged_writes()
+
+    def execute_model(self, scheduler_output: SchedulerOutput, batch: Any = None) -> None:
+        self.finish_requests(scheduler_output)
+        self.add_requests(scheduler_output)
+        if batch is None:
+            return
+        self.num_steps += 1
+        if self.uses_inputs_embeds:
+            embeds = self.model_state.prepare_inputs_embeds({}, batch, None)
+            self.model_input = embeds.clone()
+            embeds.fill_(torch.nan)  # the model may use its input as scratch memory
+        hidden = torch.full((batch.num_tokens + 2, WIDTH), 10.0 * self.num_steps)
+        self.execute_model_state = SimpleNamespace(input_batch=batch, hidden_states=hidden)
+
+    def sample_tokens(self, grammar_output: None) -> Output:
+        ids = self.execute_model_state.input_batch.req_ids
+        self.execute_model_state = None
+        self.output = Output(
+            ModelRunnerOutput(
+                req_ids=ids,
+                req_id_to_index={request_id: index for index, request_id in enumerate(ids)},
+                sampled_token_ids=[[self.num_steps] for _ in ids],
+                num_nans_in_logits=dict.fromkeys(ids, 7),
+            )
+        )
+        return self.output
+
+
+def runner(config: StageRuntimeConfig, monkeypatch: pytest.MonkeyPatch, **attributes: Any) -> Any:
+    monkeypatch.setattr(row_runner, "get_tensor_model_parallel_rank", lambda: 0)
+    made = type("Runner", (ARModelRunnerV2Mixin, BaseRunner), attributes)(vllm_config(config), torch.device("cpu"))
+    made.load_model()
+    return made
+
+
+def vllm_config(config: StageRuntimeConfig, prefill_context_parallel_size: int = 1) -> Any:
+    parallel = SimpleNamespace(prefill_context_parallel_size=prefill_context_parallel_size)
+    return SimpleNamespace(additional_config=config, parallel_config=parallel)
+
+
+def request(request_id: str, token_ids: list[int], said: Any = None, prompt_length: int | None = None) -> Any:
+    return NewRequestData(
+        req_id=request_id,
+        prompt_token_ids=token_ids[:prompt_length],
+        mm_features=[],
+        sampling_params=SamplingParams(extra_args=None if said is None else {REQUEST_KEY: encode(said)}),
+        pooling_params=None,
+        block_ids=([],),
+        num_computed_tokens=0,
+        lora_request=None,
+        prefill_token_ids=token_ids,
+    )
+
+
+def step(new: tuple[Any, ...] = (), finished: tuple[str, ...] = (), preempted: tuple[str, ...] = ()) -> SchedulerOutput:
+    output = SchedulerOutput.make_empty()
+    output.scheduled_new_reqs = list(new)
+    output.finished_req_ids = set(finished)
+    output.preempted_req_ids = set(preempted)
+    return output
+
+
+def batch(**tokens: tuple[int, list[int]]) -> Any:
+    """Request id -> first position and ids of the step, in the order of the batch."""
+    lengths = np.array([len(ids) for _, ids in tokens.values()], np.int32)
+    return SimpleNamespace(
+        req_ids=list(tokens),
+        num_reqs=len(tokens),
+        num_tokens=int(lengths.sum()),
+        num_computed_tokens_np=np.array([first for first, _ in tokens.values()], np.int32),
+        num_scheduled_tokens=lengths,
+        # Padded to four requests.
+        query_start_loc_np=np.concatenate([[0], np.cumsum(lengths), [lengths.sum()] * 3]).astype(np.int32),
+        input_ids=torch.tensor([i for _, ids in tokens.values() for i in ids] + [99, 99]),
+    )
+
+
+def rows(message: torch.Tensor) -> list[float]:
+    """First number of each row of the message."""
+    payload = decode_payload(bytes(message.numpy()))
+    assert isinstance(payload.block, InlineBlock)
+    return [
+        float(np.frombuffer(payload.block.data, np.float32, 1, segment.offset + row * WIDTH * 4)[0])
+        for segment in payload.segments
+        for row in range(segment.num_rows)
+    ]
+
+
+SENDER = RowsOutput(voice="v")
+
+
+@pytest.mark.parametrize("uses_inputs_embeds", [True, False])
+def test_rows_are_of_the_input_before_the_forward_pass_in_the_order_of_the_batch(
+    monkeypatch: pytest.MonkeyPatch, uses_inputs_embeds: bool
+) -> None:
+    made = runner(SENDING, monkeypatch, uses_inputs_embeds=uses_inputs_embeds)
+    both = step(new=(request("sends", [1, 2, 3], SENDER), request("text", [4])))
+    made.execute_model(both, batch(text=(0, [4]), sends=(0, [1, 2, 3])))
+    output = made.sample_tokens(None).get_output()
+    assert output.pooler_output[0] is None
+    assert rows(output.pooler_output[1])[:3] == [11.0, 12.0, 13.0]
+    assert output.sampled_token_ids == [[1], [1]]
+    assert output.num_nans_in_logits == {"text": 7, "sends": 7}
+
+
+def test_rows_belong_to_the_step_whose_tokens_they_come_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With async scheduling the next step is computed before the first one's output is asked for."""
+    made = runner(SENDING, monkeypatch)
+    made.execute_model(step(new=(request("a", [1, 2], SENDER),)), batch(a=(0, [1, 2])))
+    first = made.sample_tokens(None)
+    made.execute_model(step(), batch(a=(2, [5])))
+    second = made.sample_tokens(None)
+    assert rows(first.get_output().pooler_output[0])[:2] == [11.0, 12.0]
+    assert rows(second.get_output().pooler_output[0]) == [25.0]
+    assert second.get_output().sampled_token_ids == [[2]]
+
+
+def test_a_step_of_text_only_requests_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = runner(SENDING, monkeypatch)
+    made.execute_model(step(new=(request("a", [1], SENDER), request("text", [4]))), batch(text=(0, [4])))
+    assert made.sample_tokens(None) is made.output
+    assert made.output.get_output().pooler_output is None
+
+
+def test_a_resumed_request_does_not_send_again_what_it_has_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM frees a preempted request's state and announces it anew, with its output behind the prompt."""
+    made = runner(SENDING, monkeypatch)
+    made.execute_model(step(new=(request("a", [1, 2], SENDER),)), batch(a=(0, [1, 2])))
+    made.sample_tokens(None)
+    made.execute_model(step(preempted=("a",)))
+    resumed = request("a", [1, 2, 6], SENDER, prompt_length=2)
+    made.execute_model(step(new=(resumed,)), batch(a=(0, [1, 2, 6])))
+    assert rows(made.sample_tokens(None).get_output().pooler_output[0]) == [26.0]
+    assert made.num_resumed == 1
+    made.execute_model(step(finished=("a",)))
+    assert made.num_row_requests() == 0
+    assert made.model_state.prompt_positions("a") is None
+
+
+def test_prompt_positions_leave_with_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = runner(SENDING, monkeypatch)
+    made.execute_model(step(new=(request("a", [1, 2], SENDER),)), batch(a=(0, [1, 2])))
+    payload = decode_payload(bytes(made.sample_tokens(None).get_output().pooler_output[0].numpy()))
+    assert isinstance(payload.block, InlineBlock)
+    assert payload.positions_offset is not None
+    positions = np.frombuffer(payload.block.data, np.int32, 6, payload.positions_offset)
+    assert positions.reshape(3, 2).tolist() == [[1000, 1001]] * 3
+    assert payload.position_delta == 1000
+
+
+def fed_step(request_id: str, *new: Any) -> SchedulerOutput:
+    """Three rows of 0.5 with the positions 7, 8 and 9, and a delta of 6."""
+    data = np.full((3, WIDTH), 0.5, np.float32).tobytes() + np.tile(np.arange(7, 10, dtype=np.int32), 3).tobytes()
+    payload = RowsPayload(
+        prompt_length=3,
+        num_generated_rows=0,
+        width=WIDTH,
+        dtype="float32",
+        block=InlineBlock(data),
+        segments=(Segment(0, 3, 0),),
+        positions_offset=3 * WIDTH * 4,
+        num_positions=3,
+        position_delta=6,
+    )
+    output = step(new)
+    attach_step(output, StageStep(feeds=((request_id, RowsFeed(payload)),)))
+    return output
+
+
+def test_rows_are_laid_over_the_buffer_that_the_model_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = runner(FED, monkeypatch)
+    new = request("fed", [1, 2, 3], RowsInput(num_replaced=2)), request("_warmup_0_", [4])
+    made.execute_model(fed_step("fed", *new), batch(_warmup_0_=(0, [4]), fed=(0, [1, 2, 3])))
+    assert made.model_input[:4, 0].tolist() == [4.0, 0.5, 0.5, 3.5]
+    assert made.sample_tokens(None) is made.output
+
+
+def test_positions_that_came_with_rows_take_the_place_of_vllms(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = runner(FED, monkeypatch)
+    made.execute_model(fed_step("fed", request("fed", [1, 2, 3, 4, 5], RowsInput(num_replaced=3)), request("b", [1])))
+    rope = made.model_state.rope_state
+    assert rope.positions == {0: [7, 8, 9, 9, 10], 1: [1000]}
+    assert rope.prefill_delta.written[:2].tolist() == [6, 1000]
+
+
+def test_the_repetition_penalty_reaches_vllm_whenever_the_request_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = runner(FED, monkeypatch)
+    for _ in range(2):  # the second time it is resumed
+        new = request("fed", [1, 2, 3], RowsInput(num_replaced=2, repetition_penalty=1.05))
+        asked = new.sampling_params
+        made.execute_model(fed_step("fed", new) if not made.num_row_requests() else step((new,)))
+        assert made.params["fed"].repetition_penalty == 1.05
+        assert asked.repetition_penalty == 1.0
+        assert made.params["fed"].extra_args == asked.extra_args
+
+
+def test_context_parallel_prefill_is_refused() -> None:
+    with pytest.raises(ValueError, match="set prefill_context_parallel_size to 1"):
+        type("Runner", (ARModelRunnerV2Mixin, BaseRunner), {})(vllm_config(SENDING, 2), torch.device("cpu"))
+
+
+def test_a_model_that_prepares_its_inputs_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Other(ModelState):
+        def __init__(self, *args: Any) -> None:
+            pass
+
+        prepare_inputs_embeds = prepare_inputs = prepare_dummy_inputs = prepare_attn = None  # type: ignore[assignment]
+
+    with pytest.raises(TypeError, match="Other prepares a model's inputs in a way of its own"):
+        runner(FED, monkeypatch, state_class=Other)
