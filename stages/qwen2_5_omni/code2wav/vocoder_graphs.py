@@ -15,8 +15,8 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniTo
 
 from stages.qwen2_5_omni.code2wav.bigvgan import FusedBigVGAN
 from stages.qwen2_5_omni.code2wav.vocoder import MelCrop, kept
+from stages.qwen2_5_omni.code2wav.vocoder_batches import BATCH_SIZES, batch_plan, batch_sizes
 
-BATCH_SIZES = (1, 2, 4, 8, 16)
 LENGTH_STEP = 48
 """Mel frames between two lengths. One more, 64, is the crop of a single block with both its margins."""
 
@@ -43,7 +43,7 @@ class GraphedVocoder:
     def capture(self) -> None:
         """Record all graphs now instead of at their first use."""
         for length in reversed(self._lengths):
-            for batch_size in reversed(BATCH_SIZES):
+            for batch_size in reversed(batch_sizes(length)):
                 self._graph(batch_size, length)
 
     @torch.inference_mode()
@@ -59,8 +59,10 @@ class GraphedVocoder:
             else:
                 groups[length].append(index)
         for length, members in groups.items():
-            for part in _batches(members):
-                for index, waveform in zip(part, self._run(length, part, mels, crops), strict=True):
+            rest = members
+            for batch_size in batch_plan(len(members), length):
+                part, rest = rest[:batch_size], rest[batch_size:]
+                for index, waveform in zip(part, self._run(batch_size, length, part, mels, crops), strict=True):
                     waveforms[index] = waveform
         return [waveforms[index] for index in range(len(crops))]
 
@@ -72,9 +74,13 @@ class GraphedVocoder:
         return self._lengths[bisect.bisect(self._lengths, crop.length)]
 
     def _run(
-        self, length: int, members: Sequence[int], mels: Sequence[torch.Tensor], crops: Sequence[MelCrop]
+        self,
+        batch_size: int,
+        length: int,
+        members: Sequence[int],
+        mels: Sequence[torch.Tensor],
+        crops: Sequence[MelCrop],
     ) -> Iterator[torch.Tensor]:
-        batch_size = BATCH_SIZES[bisect.bisect_left(BATCH_SIZES, len(members))]
         graph = self._graph(batch_size, length)
         inputs, outputs = self._buffers(batch_size, length)
         starts = []
@@ -109,8 +115,3 @@ class GraphedVocoder:
                 outputs.copy_(self._vocoder.synthesize(inputs))
             self._graphs[key] = graph
         return self._graphs[key]
-
-
-def _batches(members: list[int]) -> Iterator[list[int]]:
-    for start in range(0, len(members), BATCH_SIZES[-1]):
-        yield members[start : start + BATCH_SIZES[-1]]

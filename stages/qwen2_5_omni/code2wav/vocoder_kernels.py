@@ -13,6 +13,12 @@ from triton.language.extra import libdevice
 NUM_TAPS = 12
 """Of the activation's low-pass filters (`Qwen2_5OmniAntiAliasedActivation1d`); the kernel is written for it."""
 
+ACTIVATION_RUN = 8
+"""Outputs in a row that one thread makes; at least 5, so that only the first run sees the signal's start."""
+ACTIVATION_TILE = 128
+"""Threads' runs per program."""
+ACTIVATION_WARPS = 4
+
 
 def conv(
     x: torch.Tensor,
@@ -75,10 +81,18 @@ def activation(
     """
     batch, length, channels = x.shape
     out = torch.empty(batch, length, channels, dtype=dtype, device=x.device)
-    tile_c = min(64, triton.next_power_of_2(channels))
-    tile_t = 1024 // tile_c
-    _activation[(batch * triton.cdiv(length, tile_t), triton.cdiv(channels, tile_c))](
-        x, turns, inverse_beta, out, length, channels, *taps, TILE_T=tile_t, TILE_C=tile_c, num_warps=4
+    num_threads = triton.cdiv(length, ACTIVATION_RUN) * channels
+    _activation[(triton.cdiv(num_threads, ACTIVATION_TILE), batch)](
+        x,
+        turns,
+        inverse_beta,
+        out,
+        length,
+        channels,
+        TAPS=taps,
+        RUN=ACTIVATION_RUN,
+        TILE=ACTIVATION_TILE,
+        num_warps=ACTIVATION_WARPS,
     )
     return out
 
@@ -116,9 +130,11 @@ def _conv(
     inside = (times < length)[:, None] & (outs < out_channels)[None, :]
     offsets = (item_rows + times)[:, None] * out_channels + outs[None, :]
     accumulated += tl.load(bias_ptr + outs, mask=outs < out_channels, other=0.0)[None, :]
-    accumulated += tl.load(residual_ptr + offsets, mask=inside & (has_residual != 0), other=0.0).to(tl.float32)
+    if has_residual:
+        accumulated += tl.load(residual_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
     accumulated *= scale
-    accumulated += tl.load(out_ptr + offsets, mask=inside & (is_adding != 0), other=0.0).to(tl.float32)
+    if is_adding:
+        accumulated += tl.load(out_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
     tl.store(out_ptr + offsets, accumulated.to(out_ptr.dtype.element_ty), mask=inside)
 
 
@@ -126,76 +142,69 @@ def _conv(
 def _snake(x, turns, inverse_beta):
     """x + sin(alpha x)^2 / beta with turns = alpha / pi. The square has period pi: the angle is brought into one
     period, where the fast sine is right to 1e-6; the exact one takes most of the kernel's time."""
-    angle = x * turns
-    angle -= tl.floor(angle + 0.5)
-    sine = libdevice.fast_sinf(angle * 3.141592653589793)
+    # Beyond 1.5 * 2^23 float32 has no fractions, so that the sum is rounded; floor would be as slow as the sine.
+    whole = (x * turns + 12582912.0) - 12582912.0
+    sine = libdevice.fast_sinf((x * turns - whole) * 3.141592653589793)
     return x + inverse_beta * sine * sine
 
 
-@triton.jit(do_not_specialize=["length"])
+@triton.jit
+def _run_of_outputs(
+    x_ptr, out_ptr, turns, inverse_beta, start, length, channels, inside,
+    TAPS: tl.constexpr, RUN: tl.constexpr, AT_END: tl.constexpr,
+):  # fmt: skip
+    """Outputs `start` to `start + RUN - 1` of one channel in each thread, from pointers to that channel's first value.
+
+    Output t is made of the upsampled samples 2t - 5 .. 2t + 6; sample 2p of x[p - 3 .. p + 2], sample 2p + 1 of
+    x[p - 2 .. p + 3]. Beyond their ends both signals repeat their last value; only with AT_END that can matter.
+    """
+    inputs = ()  # x[start - 5 ..]
+    for i in tl.static_range(RUN + 10):
+        t = start + (i - 5)
+        if AT_END:
+            t = tl.minimum(tl.maximum(t, 0), length - 1)
+        inputs += (tl.load(x_ptr + t * channels).to(tl.float32),)
+    samples = ()  # from sample 2 * start - 5 on
+    for j in tl.static_range(2 * RUN + 10):
+        raised = (2.0 * TAPS[10 + j % 2]) * inputs[j // 2]
+        for k in tl.static_range(1, 6):
+            raised += (2.0 * TAPS[10 + j % 2 - 2 * k]) * inputs[j // 2 + k]
+        sample = _snake(raised, turns, inverse_beta)
+        if AT_END and j > 5:  # sample 2 * start and what precedes it lie before the end
+            sample = tl.where(2 * start + (j - 5) < 2 * length, sample, samples[j - 1])
+        samples += (sample,)
+    for r in tl.static_range(RUN):
+        output = tl.zeros_like(turns)
+        for m in tl.static_range(12):
+            sample = samples[2 * r + m]
+            if AT_END and 2 * r + m < 5:
+                sample = tl.where(start == 0, samples[5], sample)
+            output += TAPS[m] * sample
+        output = output.to(out_ptr.dtype.element_ty)
+        if AT_END:
+            tl.store(out_ptr + (start + r) * channels, output, mask=inside & (start + r < length))
+        else:
+            tl.store(out_ptr + (start + r) * channels, output)
+
+
+# One variant for all layers: nothing here gains from knowing that the sizes are multiples of 16.
+@triton.jit(do_not_specialize=["length", "channels"])
 def _activation(
     x_ptr, turns_ptr, inverse_beta_ptr, out_ptr, length, channels,
-    f0, f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11,
-    TILE_T: tl.constexpr, TILE_C: tl.constexpr,
+    TAPS: tl.constexpr, RUN: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Sample 2p of the upsampled signal is made of x[p - 3 .. p + 2], sample 2p + 1 of x[p - 2 .. p + 3]; output t of
-    upsampled samples 2t - 5 .. 2t + 6. Beyond their ends both signals repeat their last value."""
-    tiles_per_item = tl.cdiv(length, TILE_T)
-    item = tl.program_id(0) // tiles_per_item
-    t = ((tl.program_id(0) % tiles_per_item) * TILE_T + tl.arange(0, TILE_T))[:, None]
-    c = (tl.program_id(1) * TILE_C + tl.arange(0, TILE_C))[None, :]
-    inside = (t < length) & (c < channels)
-    here = c < channels
-    x = x_ptr + item.to(tl.int64) * length * channels + c
-    a = tl.load(turns_ptr + c, mask=here, other=0.0)
-    b = tl.load(inverse_beta_ptr + c, mask=here, other=0.0)
-    last = length - 1
-
-    m5 = tl.load(x + tl.minimum(tl.maximum(t - 5, 0), last) * channels, mask=here, other=0.0).to(tl.float32)
-    m4 = tl.load(x + tl.minimum(tl.maximum(t - 4, 0), last) * channels, mask=here, other=0.0).to(tl.float32)
-    m3 = tl.load(x + tl.minimum(tl.maximum(t - 3, 0), last) * channels, mask=here, other=0.0).to(tl.float32)
-    m2 = tl.load(x + tl.minimum(tl.maximum(t - 2, 0), last) * channels, mask=here, other=0.0).to(tl.float32)
-    m1 = tl.load(x + tl.minimum(tl.maximum(t - 1, 0), last) * channels, mask=here, other=0.0).to(tl.float32)
-    z0 = tl.load(x + tl.minimum(t, last) * channels, mask=here, other=0.0).to(tl.float32)
-    p1 = tl.load(x + tl.minimum(t + 1, last) * channels, mask=here, other=0.0).to(tl.float32)
-    p2 = tl.load(x + tl.minimum(t + 2, last) * channels, mask=here, other=0.0).to(tl.float32)
-    p3 = tl.load(x + tl.minimum(t + 3, last) * channels, mask=here, other=0.0).to(tl.float32)
-    p4 = tl.load(x + tl.minimum(t + 4, last) * channels, mask=here, other=0.0).to(tl.float32)
-    p5 = tl.load(x + tl.minimum(t + 5, last) * channels, mask=here, other=0.0).to(tl.float32)
-
-    # The first and the last upsampled sample, which stand for what lies beyond them.
-    x0 = tl.load(x, mask=here, other=0.0).to(tl.float32)
-    x1 = tl.load(x + tl.minimum(1, last) * channels, mask=here, other=0.0).to(tl.float32)
-    x2 = tl.load(x + tl.minimum(2, last) * channels, mask=here, other=0.0).to(tl.float32)
-    y0 = tl.load(x + last * channels, mask=here, other=0.0).to(tl.float32)
-    y1 = tl.load(x + tl.maximum(last - 1, 0) * channels, mask=here, other=0.0).to(tl.float32)
-    y2 = tl.load(x + tl.maximum(last - 2, 0) * channels, mask=here, other=0.0).to(tl.float32)
-    s_first = _snake(2.0 * ((f11 + f9 + f7 + f5) * x0 + f3 * x1 + f1 * x2), a, b)
-    s_last = _snake(2.0 * (f10 * y2 + f8 * y1 + (f6 + f4 + f2 + f0) * y0), a, b)
-
-    s = _snake(2.0 * (f10 * m5 + f8 * m4 + f6 * m3 + f4 * m2 + f2 * m1 + f0 * z0), a, b)  # 2t - 5
-    y = f0 * tl.where(t < 3, s_first, s)
-    s = _snake(2.0 * (f11 * m5 + f9 * m4 + f7 * m3 + f5 * m2 + f3 * m1 + f1 * z0), a, b)  # 2t - 4
-    y += f1 * tl.where(t < 2, s_first, s)
-    s = _snake(2.0 * (f10 * m4 + f8 * m3 + f6 * m2 + f4 * m1 + f2 * z0 + f0 * p1), a, b)  # 2t - 3
-    y += f2 * tl.where(t < 2, s_first, s)
-    s = _snake(2.0 * (f11 * m4 + f9 * m3 + f7 * m2 + f5 * m1 + f3 * z0 + f1 * p1), a, b)  # 2t - 2
-    y += f3 * tl.where(t < 1, s_first, s)
-    s = _snake(2.0 * (f10 * m3 + f8 * m2 + f6 * m1 + f4 * z0 + f2 * p1 + f0 * p2), a, b)  # 2t - 1
-    y += f4 * tl.where(t < 1, s_first, s)
-    s = _snake(2.0 * (f11 * m3 + f9 * m2 + f7 * m1 + f5 * z0 + f3 * p1 + f1 * p2), a, b)  # 2t
-    y += f5 * s
-    s = _snake(2.0 * (f10 * m2 + f8 * m1 + f6 * z0 + f4 * p1 + f2 * p2 + f0 * p3), a, b)  # 2t + 1
-    y += f6 * s
-    s = _snake(2.0 * (f11 * m2 + f9 * m1 + f7 * z0 + f5 * p1 + f3 * p2 + f1 * p3), a, b)  # 2t + 2
-    y += f7 * tl.where(t + 1 > last, s_last, s)
-    s = _snake(2.0 * (f10 * m1 + f8 * z0 + f6 * p1 + f4 * p2 + f2 * p3 + f0 * p4), a, b)  # 2t + 3
-    y += f8 * tl.where(t + 1 > last, s_last, s)
-    s = _snake(2.0 * (f11 * m1 + f9 * z0 + f7 * p1 + f5 * p2 + f3 * p3 + f1 * p4), a, b)  # 2t + 4
-    y += f9 * tl.where(t + 2 > last, s_last, s)
-    s = _snake(2.0 * (f10 * z0 + f8 * p1 + f6 * p2 + f4 * p3 + f2 * p4 + f0 * p5), a, b)  # 2t + 5
-    y += f10 * tl.where(t + 2 > last, s_last, s)
-    s = _snake(2.0 * (f11 * z0 + f9 * p1 + f7 * p2 + f5 * p3 + f3 * p4 + f1 * p5), a, b)  # 2t + 6
-    y += f11 * tl.where(t + 3 > last, s_last, s)
-    out = out_ptr + item.to(tl.int64) * length * channels + t * channels + c
-    tl.store(out, y.to(out_ptr.dtype.element_ty), mask=inside)
+    """Neighbouring threads have neighbouring channels, which lie side by side in memory, then the next run of outputs.
+    A thread that makes a run needs 2 * RUN + 10 upsampled samples; for each output by itself it would need 12."""
+    first = tl.program_id(0) * TILE
+    index = first + tl.arange(0, TILE)
+    channel = index % channels
+    start = index // channels * RUN
+    inside = index < tl.cdiv(length, RUN) * channels
+    turns, inverse_beta = tl.load(turns_ptr + channel), tl.load(inverse_beta_ptr + channel)
+    item = tl.program_id(1).to(tl.int64) * length * channels
+    x, out = x_ptr + item + channel, out_ptr + item + channel
+    lowest, highest = first // channels * RUN - 5, (first + TILE - 1) // channels * RUN + RUN + 4
+    if (lowest >= 0) & (highest < length):  # of the inputs that this program reads
+        _run_of_outputs(x, out, turns, inverse_beta, start, length, channels, inside, TAPS, RUN, AT_END=False)
+    else:
+        _run_of_outputs(x, out, turns, inverse_beta, start, length, channels, inside, TAPS, RUN, AT_END=True)

@@ -1,0 +1,105 @@
+"""The fused kernels in Triton's interpreter, on the CPU, against PyTorch; `test_kernels.py` runs this file.
+
+They are checked at small sizes and for what they compute, not for what a GPU's compiler makes of them: that is
+`tests/gpu/test_fast_code2wav.py`.
+"""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+import triton.language as tl
+from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniBigVGANConfig
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
+    Qwen2_5OmniToken2WavBigVGANModel,
+    Qwen2_5OmniToken2WavModel,
+)
+
+from stages.qwen2_5_omni.code2wav import bigvgan, vocoder_kernels
+from stages.qwen2_5_omni.code2wav.bigvgan import FusedBigVGAN
+
+RELATIVE_BOUND = {torch.float32: 1e-5, torch.float16: 1e-3}
+"""Root mean square of the error over that of the result."""
+
+
+@pytest.fixture(autouse=True)
+def _sine_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter cannot call CUDA's library."""
+    monkeypatch.setattr(vocoder_kernels, "libdevice", SimpleNamespace(fast_sinf=lambda x: tl.sin(x)))
+
+
+def error(result: torch.Tensor, reference: torch.Tensor) -> float:
+    assert result.shape == reference.shape
+    return float((result.double() - reference.double()).norm() / reference.double().norm())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("length", "channels"), [(1, 24), (2, 3), (5, 130), (8, 16), (23, 64), (40, 130), (67, 24)])
+def test_the_activation_equals_the_reference_module(
+    token2wav: Qwen2_5OmniToken2WavModel, length: int, channels: int, dtype: torch.dtype
+) -> None:
+    """Lengths around one run of outputs, and with them runs at either end, at both, and at neither."""
+    vocoder = token2wav.code2wav_bigvgan_model
+    taps = bigvgan._filter_taps(vocoder)
+    reference = type(vocoder.activation_post)(activation=type(vocoder.activation_post.act)(channels))
+    draw = torch.Generator().manual_seed(length)
+    reference.act.alpha.copy_(torch.randn(channels, generator=draw))
+    reference.act.beta.copy_(torch.randn(channels, generator=draw))
+    x = (3 * torch.randn(2, length, channels, generator=draw)).to(dtype)
+    snake = bigvgan._snake(reference)
+    result = vocoder_kernels.activation(x, snake.turns, snake.inverse_beta, taps, dtype)
+    assert result.dtype == dtype
+    assert error(result, reference(x.float().transpose(1, 2)).transpose(1, 2)) < RELATIVE_BOUND[dtype]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("length", [1, 70])
+@pytest.mark.parametrize(
+    ("channels", "out_channels", "taps", "dilation"), [(24, 24, 3, 5), (80, 100, 7, 1), (48, 1, 7, 1), (16, 20, 11, 3)]
+)
+def test_a_convolution_equals_the_operator(
+    channels: int, out_channels: int, taps: int, dilation: int, length: int, dtype: torch.dtype
+) -> None:
+    draw = torch.Generator().manual_seed(length)
+    x = torch.randn(3, length, channels, generator=draw).to(dtype)
+    weight = (torch.randn(taps, channels, out_channels, generator=draw) / (taps * channels) ** 0.5).to(dtype)
+    bias = torch.randn(out_channels, generator=draw)
+    residual, before = torch.randn(2, 3, length, out_channels, generator=draw)
+    padding = dilation * (taps - 1) // 2
+    plain = F.conv1d(
+        x.float().transpose(1, 2), weight.float().permute(2, 1, 0), bias, padding=padding, dilation=dilation
+    ).transpose(1, 2)
+
+    def result(**options: object) -> torch.Tensor:
+        return vocoder_kernels.conv(x, weight, bias, left_padding=padding, dilation=dilation, **options)  # type: ignore[arg-type]
+
+    assert error(result(dtype=dtype), plain) < RELATIVE_BOUND[dtype]
+    with_residual = result(dtype=torch.float32, residual=residual, scale=0.25)
+    assert error(with_residual, 0.25 * (plain + residual)) < RELATIVE_BOUND[dtype]
+    total = before.clone()
+    assert result(dtype=torch.float32, residual=residual, out=total, scale=0.25) is total
+    assert error(total, before + 0.25 * (plain + residual)) < RELATIVE_BOUND[dtype]
+
+
+@torch.no_grad()
+def test_the_fused_vocoder_equals_the_reference() -> None:
+    config = Qwen2_5OmniBigVGANConfig(
+        upsample_initial_channel=32,
+        upsample_rates=[5, 2],
+        upsample_kernel_sizes=[11, 4],
+        resblock_kernel_sizes=[3, 7],
+        resblock_dilation_sizes=[[1, 3, 5], [1, 3, 5]],
+    )
+    draw = torch.Generator().manual_seed(2)
+    vocoder = Qwen2_5OmniToken2WavBigVGANModel(config).eval()
+    for parameter in vocoder.parameters():
+        # Wilder snakes would magnify the rounding of either side.
+        gain = 0.3 if parameter.dim() == 1 else parameter[0].numel() ** -0.5
+        parameter.copy_(gain * torch.randn(parameter.shape, generator=draw))
+    vocoder.conv_post.weight *= 0.02  # or the waveform would be clamped
+    mel = -4.5 + torch.randn(2, 4, 80, generator=draw)
+    reference = vocoder(mel.transpose(1, 2))
+    assert 0.01 < float(reference.square().mean().sqrt()) < 0.9
+    assert error(FusedBigVGAN(vocoder, torch.float32).synthesize(mel), reference) < 1e-5
