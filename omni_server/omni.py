@@ -1,5 +1,6 @@
 """The whole pipeline as one object, for the server and for programs with an event loop of their own."""
 
+import asyncio
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -82,7 +83,7 @@ class AsyncOmni:
             orchestrator = _orchestrator(config, model, engines)
             info = _model_info(model_dir, config, model, engines, served_model_names)
             omni = cls(info, engines, orchestrator)
-            await omni._warm_up(on_progress)
+            await omni._warm_up(on_progress, _crowds(config))
         except BaseException:
             await engines.stop()
             raise
@@ -135,23 +136,53 @@ class AsyncOmni:
         await self._orchestrator.close()
         await self._engines.stop()
 
-    async def _warm_up(self, on_progress: Progress) -> None:
-        """One short request through every stage: what is slow the first time is over, what is broken shows."""
+    async def _warm_up(self, on_progress: Progress, crowds: Sequence[int]) -> None:
+        """Short requests through every stage, so many at once: what is slow the first time is over, what is broken
+        shows."""
         began = time.monotonic()
+        try:
+            for size in crowds:
+                async with asyncio.TaskGroup() as crowd:
+                    for number in range(size):
+                        crowd.create_task(self._one_request(is_greedy=number % 2 == 1))
+        except* OmniError as group:
+            first = _first_leaf(group)
+            raise ConfigError(f"the first request through all stages failed: {first}") from first
+        self._is_warm = True
+        requests = "a request" if list(crowds) == [1] else f"{sum(crowds)} requests, up to {max(crowds)} at once,"
+        on_progress(f"{requests} went through all stages in {time.monotonic() - began:.1f} s")
+
+    async def _one_request(self, *, is_greedy: bool) -> None:
+        temperature = 0.0 if is_greedy else 1.0
         sampling: dict[str, SamplingConfig] = {
-            client: SamplingConfig(temperature=0.0, max_tokens=4, min_tokens=4, ignore_eos=True)
+            client: SamplingConfig(temperature=temperature, max_tokens=4, min_tokens=4, ignore_eos=True)
             for client in self._engines.ar
         }
         speech = SpeechOutput() if self.model_info.voices else None
         message = ChatMessage("user", (TextPart("Hello"),))
-        request = OmniRequest(f"warm-up-{uuid.uuid4().hex}", (message,), speech, sampling)
-        try:
-            async for _ in await self.submit(request):
-                pass
-        except OmniError as exc:
-            raise ConfigError(f"the first request through all stages failed: {exc.message}") from exc
-        self._is_warm = True
-        on_progress(f"a request went through all stages in {time.monotonic() - began:.1f} s")
+        request = OmniRequest(f"warm-up-{uuid.uuid4().hex}", (message,), speech, sampling, is_logged=False)
+        async for _ in await self.submit(request):
+            pass
+
+
+def _crowds(config: StageConfig) -> list[int]:
+    """Numbers of requests at once that the stages are warmed up with.
+
+    On a GPU kernels are compiled for batch sizes up to the next power of two, at their first use: a second in which
+    everybody waits. On a CPU nothing is compiled.
+    """
+    if config.platform == "cpu":
+        return [1]
+    largest = min(stage.max_num_seqs for stage in config.stages.values())
+    return [2**power for power in range(largest.bit_length())]
+
+
+def _first_leaf(group: BaseExceptionGroup[OmniError]) -> OmniError:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, OmniError)
+    return error
 
 
 def _orchestrator(config: StageConfig, model: FamilyModel, engines: "Engines") -> "Orchestrator":

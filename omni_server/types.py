@@ -92,6 +92,8 @@ class OmniRequest:
     sampling: Mapping[str, SamplingConfig] = field(default_factory=dict)
     deadline_s: float | None = None
     """Seconds from submission until the request fails; None is the server's `--request-timeout`."""
+    is_logged: bool = True
+    """The server's log gets a line when it has been answered."""
 
 
 @dataclass(frozen=True)

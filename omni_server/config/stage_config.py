@@ -90,6 +90,8 @@ class ArStage(_Stage):
     tensor_parallel_size: Annotated[int, Field(ge=1)] = 1
     pipeline_parallel_size: Annotated[int, Field(ge=1)] = 1
     default_sampling: SamplingDefaults = SamplingDefaults()
+    busy_step_interval_ms: Annotated[float, Field(ge=0, le=100)] = 0
+    """Shortest time from step to step while a code2wav on the same GPU has more to do than fits into its step."""
 
     @model_validator(mode="after")
     def _check_parallelism(self) -> "ArStage":

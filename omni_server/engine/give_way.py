@@ -1,4 +1,4 @@
-"""Which stages of a deployment pause for code2wav's urgent batches."""
+"""Which stages of a deployment leave room for code2wav, and how."""
 
 from omni_server.config.stage_config import ArStage, DiffusionStage, StageConfig
 from omni_server.protocol.give_way import GiveWaySpec
@@ -6,20 +6,24 @@ from omni_server.protocol.local_socket import new_socket_name
 
 
 def give_way_specs(config: StageConfig) -> dict[str, GiveWaySpec]:
-    """By name the autoregressive stages of low priority that share a GPU with a code2wav of normal priority.
+    """By name the autoregressive stages that share a GPU with code2wav and give way to it.
 
-    Each has a socket of its own, a new one at each call. Empty on CPU.
+    A stage of low priority pauses for urgent batches, if code2wav is not of low priority itself. Each has a socket of
+    its own, a new one at each call. Empty on CPU.
     """
     if config.platform != "cuda":
         return {}
-    devices = {
-        device
-        for stage in config.stages.values()
-        if isinstance(stage, DiffusionStage) and stage.gpu_priority == "normal"
-        for device in stage.devices
-    }
-    return {
-        name: GiveWaySpec(new_socket_name())
-        for name, stage in config.stages.items()
-        if isinstance(stage, ArStage) and stage.gpu_priority == "low" and not devices.isdisjoint(stage.devices)
-    }
+    specs = {}
+    for name, stage in config.stages.items():
+        if not isinstance(stage, ArStage):
+            continue
+        beside = [
+            other
+            for other in config.stages.values()
+            if isinstance(other, DiffusionStage) and not set(other.devices).isdisjoint(stage.devices)
+        ]
+        pauses = stage.gpu_priority == "low" and any(other.gpu_priority == "normal" for other in beside)
+        interval_s = stage.busy_step_interval_ms / 1000
+        if beside and (pauses or interval_s):
+            specs[name] = GiveWaySpec(new_socket_name(), pauses, interval_s)
+    return specs

@@ -135,6 +135,7 @@ class Orchestrator:
             spoken_text=spoken_text,
             speech=speech,
             deadline_s=remaining_s,
+            is_logged=request.is_logged,
             on_end=lambda request_id: self._running.pop(request_id, None),
         )
 

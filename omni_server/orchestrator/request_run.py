@@ -37,6 +37,7 @@ class RequestRun:
         spoken_text: SpokenText | None,
         speech: SpeechPlan | None,
         deadline_s: float,
+        is_logged: bool,
         on_end: Callable[[str], object],
     ) -> None:
         """`spoken_text` is given where stop strings may cut text that would otherwise be spoken."""
@@ -47,6 +48,7 @@ class RequestRun:
         self._thinker_params = thinker_params
         self._spoken_text = spoken_text
         self._deadline_s = deadline_s
+        self._is_logged = is_logged
         self._on_end = on_end
         self._events: asyncio.Queue[OmniEvent | OmniError] = asyncio.Queue()
         self._num_text_tokens = 0
@@ -172,10 +174,11 @@ class RequestRun:
                 reason = "length"
         prompt = replace(self.prompt, cached=self._num_cached_tokens)
         times = self._clock.times()
-        logger.info(
-            "request %s: %d text tokens, %d codes, %s", self.request_id, self._num_text_tokens, num_codes, times
-        )
-        if logger.isEnabledFor(logging.DEBUG):
+        if self._is_logged:
+            logger.info(
+                "request %s: %d text tokens, %d codes, %s", self.request_id, self._num_text_tokens, num_codes, times
+            )
+        if self._is_logged and logger.isEnabledFor(logging.DEBUG):
             logger.debug("request %s: times %s", self.request_id, msgspec.json.encode(times).decode())
         return Finished(reason, Usage(prompt, self._num_text_tokens, num_codes), times)
 

@@ -4,6 +4,7 @@ It runs on vLLM's pooling path: the stock scheduler finishes a pooling request a
 step itself replaces vLLM's; input batches, attention metadata and CUDA graphs of the base class stay unused.
 """
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
@@ -28,9 +29,12 @@ from stages.runtime.diffusion_model import (
     resolve_generate,
     split_output,
 )
-from stages.runtime.give_way import UrgentBatches
+from stages.runtime.give_way import BatchAnnouncer
 
 logger = init_logger(__name__)
+
+FULL_SHARE = 0.75
+"""A batch with this share of what one may hold is full: the next request may have been too large for the rest."""
 
 
 class DiffusionModelRunnerMixin:
@@ -46,14 +50,19 @@ class DiffusionModelRunnerMixin:
         self._generate: Callable[[DiffusionBatch], DiffusionOutput]
         self._is_urgent: Callable[[DiffusionBatch], bool] | None = None  # None: nobody would give way
         config = vllm_config.additional_config
-        self._urgent_batches = UrgentBatches(config.announces_to if isinstance(config, DiffusionRuntimeConfig) else ())
+        self._announcer = BatchAnnouncer(())
+        self._full_batch = math.inf
+        """Tokens from which on a batch counts as full."""
+        if isinstance(config, DiffusionRuntimeConfig):
+            self._announcer = BatchAnnouncer(config.announces_to)
+            self._full_batch = FULL_SHARE * config.max_num_codes
 
     def load_model(self, load_dummy_weights: bool = False) -> None:
         """Load, and find out once how the model is run. Raises `TypeError` if it cannot run here."""
         super().load_model(load_dummy_weights)  # type: ignore[misc]
         model = self.get_model()  # type: ignore[attr-defined]
         self._generate = resolve_generate(model)
-        if self._urgent_batches.has_listeners and isinstance(model, SupportsUrgency):
+        if self._announcer.has_listeners and isinstance(model, SupportsUrgency):
             self._is_urgent = model.is_urgent
 
     def prepare_model(self) -> None:
@@ -109,8 +118,13 @@ class DiffusionModelRunnerMixin:
 
     def _announced(self, batch: DiffusionBatch) -> AbstractContextManager[None]:
         """Results are on the CPU when a batch has been run, so that the device is free of it then."""
+        if not self._announcer.has_listeners:
+            return nullcontext()
         is_urgent = self._is_urgent is not None and self._is_urgent(batch)
-        return self._urgent_batches.announced() if is_urgent else nullcontext()
+        is_full = sum(map(len, batch.token_ids)) >= self._full_batch
+        if not is_urgent and not is_full:
+            return nullcontext()
+        return self._announcer.announced(is_urgent=is_urgent, is_full=is_full)
 
     def _token_ids(self, request_id: str) -> torch.Tensor:
         return torch.tensor(self._requests[request_id].prompt_token_ids or [], dtype=torch.int64)

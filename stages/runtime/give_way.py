@@ -1,8 +1,12 @@
-"""Stages of low priority pause while another stage on their GPU computes an urgent batch, within a budget.
+"""Language models leave room for code2wav on the GPU that they share.
 
 The first window of an utterance is hundreds of small kernels, each of which waits for the last one. Beside the large,
 memory-bound steps of a language model it takes several times as long as alone, and the GPU's own priorities change
-little. So whoever computes such a batch announces it, and the other stage puts off its next step.
+little. So code2wav announces such a batch, and a stage of low priority puts off its next step, within a budget.
+
+When many speak at once, code2wav has more to do than fits into a batch. A language model that then steps as fast as it
+can makes small batches, which cost as much as large ones, and codes that nobody needs yet. So while batches are full a
+stage's steps begin at a minimal distance.
 """
 
 import contextlib
@@ -10,7 +14,7 @@ import socket
 import time
 from collections.abc import Iterator
 
-from omni_server.protocol.give_way import GiveWaySpec, UrgentBatch, decode_urgent_batch, encode_urgent_batch
+from omni_server.protocol.give_way import BatchNotice, GiveWaySpec, decode_notice, encode_notice
 from omni_server.protocol.local_socket import socket_address
 
 MAX_PAUSE_S = 0.06
@@ -22,13 +26,16 @@ PAUSE_PER_SECOND = 0.5
 of its time, so that steps of up to 13 ms still come every 20 ms: the thinker's, of which the talker needs one for each
 20 ms of speech."""
 
+FULL_GAP_S = 0.05
+"""A full batch that ended less than this ago: the next one is about to begin."""
+
 MAX_AGE_S = 1.0
 """A batch that began longer ago has ended, though nobody said so. None takes nearly as long."""
 
 MAX_MESSAGE_BYTES = 256
 
 
-class UrgentBatches:
+class BatchAnnouncer:
     """The announcing end, in the worker of the stage that has urgent batches."""
 
     def __init__(self, listeners: tuple[GiveWaySpec, ...]) -> None:
@@ -39,17 +46,17 @@ class UrgentBatches:
         return bool(self._addresses)
 
     @contextlib.contextmanager
-    def announced(self) -> Iterator[None]:
-        """An urgent batch is computed inside, whatever becomes of it."""
-        self._send(is_running=True)
+    def announced(self, *, is_urgent: bool, is_full: bool) -> Iterator[None]:
+        """A batch is computed inside, whatever becomes of it."""
+        self._send(is_running=True, is_urgent=is_urgent, is_full=is_full)
         try:
             yield
         finally:
-            self._send(is_running=False)
+            self._send(is_running=False, is_urgent=is_urgent, is_full=is_full)
 
-    def _send(self, *, is_running: bool) -> None:
+    def _send(self, *, is_running: bool, is_urgent: bool, is_full: bool) -> None:
         """Never blocks and never fails: a batch does not depend on who gives way to it."""
-        message = encode_urgent_batch(UrgentBatch(is_running, time.monotonic()))
+        message = encode_notice(BatchNotice(is_running, is_urgent, is_full, time.monotonic()))
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.setblocking(False)
             for address in self._addresses:
@@ -76,7 +83,7 @@ class PauseBudget:
 
 
 class GiveWay:
-    """The pausing end, in the worker of a stage of low priority.
+    """The listening end, in the worker of a language model.
 
     An urgent batch is given way to once. If it outlasts the budget it gets no further pause, so that what is earned
     meanwhile is kept for the next batch. Short pauses before each of its steps would also help little: with async
@@ -87,21 +94,37 @@ class GiveWay:
         """Listens from now on."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(socket_address(spec.socket))
+        self._spec = spec
         self._budget = PauseBudget(time.monotonic())
+        self._last: BatchNotice | None = None
+        self._next_step_at = 0.0  # at the earliest, while batches are full
         self.num_pauses = 0
         self.paused_s = 0.0
 
     def wait(self) -> None:
-        """To be called before a step: returns when no urgent batch is being computed, or when the budget is spent.
+        """To be called before a step: returns when the step may begin.
 
         Costs one attempt to receive, a few microseconds, where no batch has been announced.
         """
         newest = self._newest()
-        if newest is None or not newest.is_running:
-            return
+        if newest is not None:
+            self._last = newest
         now = time.monotonic()
+        if self._is_full(now):
+            time.sleep(max(0.0, self._next_step_at - now))
+        elif newest is not None and newest.is_running and newest.is_urgent and self._spec.pauses:
+            self._pause(newest, now)
+        self._next_step_at = time.monotonic() + self._spec.busy_step_interval_s
+
+    def _is_full(self, now: float) -> bool:
+        last = self._last
+        if last is None or not last.is_full:
+            return False
+        return now - last.sent_at < (MAX_AGE_S if last.is_running else FULL_GAP_S)
+
+    def _pause(self, batch: BatchNotice, now: float) -> None:
         left_s = self._budget.left_s(now)
-        if left_s <= 0 or now - newest.sent_at > MAX_AGE_S:
+        if left_s <= 0 or now - batch.sent_at > MAX_AGE_S:
             return
         self._wait_for_end(now + left_s)
         ended = time.monotonic()
@@ -109,10 +132,10 @@ class GiveWay:
         self.num_pauses += 1
         self.paused_s += ended - now
 
-    def _newest(self) -> UrgentBatch | None:
+    def _newest(self) -> BatchNotice | None:
         """The last message that is there."""
         self._socket.setblocking(False)
-        newest: UrgentBatch | None = None
+        newest: BatchNotice | None = None
         with contextlib.suppress(BlockingIOError):
             while True:
                 newest = self._receive() or newest
@@ -125,14 +148,16 @@ class GiveWay:
                 message = self._receive()
             except TimeoutError:
                 return
-            if message is not None and not message.is_running:
-                return
+            if message is not None:
+                self._last = message
+                if not message.is_running:
+                    return
 
-    def _receive(self) -> UrgentBatch | None:
+    def _receive(self) -> BatchNotice | None:
         """One message; None for anything else, which any process of this machine may send."""
         data = self._socket.recv(MAX_MESSAGE_BYTES)
         try:
-            return decode_urgent_batch(data)
+            return decode_notice(data)
         except ValueError:
             return None
 

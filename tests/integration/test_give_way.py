@@ -26,7 +26,7 @@ from omni_server.engine.diffusion_args import diffusion_engine_args
 from omni_server.engine.diffusion_client import DiffusionStageClient
 from omni_server.family import load_family
 from omni_server.protocol.codec_window import CodecWindow, encode_codec_window
-from omni_server.protocol.give_way import GiveWaySpec, UrgentBatch, encode_urgent_batch
+from omni_server.protocol.give_way import BatchNotice, GiveWaySpec, encode_notice
 from omni_server.protocol.local_socket import new_socket_name, socket_address
 from omni_server.protocol.runtime_config import StageRuntimeConfig
 from tests.integration.live import demo_config
@@ -162,7 +162,7 @@ async def test_a_window_whose_end_is_never_told_costs_one_pause(pair: Pair) -> N
     before = await pair.pauses()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         # From the future: it must not be too old when a slow machine comes to the thinker's next step.
-        message = encode_urgent_batch(UrgentBatch(True, time.monotonic() + DEADLINE_S))
+        message = encode_notice(BatchNotice(True, True, False, time.monotonic() + DEADLINE_S))
         sender.sendto(message, socket_address(pair.spec.socket))
     assert await asyncio.wait_for(pair.text(), DEADLINE_S) == expected
     assert await pair.pauses() == before + 1

@@ -56,6 +56,19 @@ def test_nobody_gives_way_to_a_code2wav_of_low_priority() -> None:
     assert giving_way(config("thinker", "code2wav")) == set()
 
 
+def test_a_stage_with_a_step_interval_is_told_of_full_batches_and_pauses_only_if_it_is_low() -> None:
+    content = deployment() | {"platform": "cuda", "mps": "off"}
+    for name in content["stages"]:
+        content["stages"][name]["devices"] = [0]
+    content["stages"]["talker"]["busy_step_interval_ms"] = 9
+    content["stages"]["thinker"] |= {"busy_step_interval_ms": 18, "gpu_priority": "low"}
+    specs = give_way_specs(StageConfig.model_validate(content))
+    assert {name: (spec.pauses, spec.busy_step_interval_s) for name, spec in specs.items()} == {
+        "talker": (False, 0.009),
+        "thinker": (True, 0.018),
+    }
+
+
 def test_nobody_gives_way_on_a_cpu() -> None:
     assert giving_way(config("thinker", platform="cpu")) == set()
 

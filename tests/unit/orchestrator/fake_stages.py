@@ -208,6 +208,7 @@ class Stages:
             spoken_text=None if detokenize is None else SpokenText(detokenize),
             speech=plan if speech else None,
             deadline_s=deadline_s,
+            is_logged=True,
             on_end=self.ended.append,
         )
         run.start()

@@ -16,7 +16,7 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 from omni_server.errors import StageError
 from omni_server.protocol.diffusion import INPUT_KEY
 from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig, FlowSolver
-from omni_server.protocol.give_way import GiveWaySpec, decode_urgent_batch
+from omni_server.protocol.give_way import GiveWaySpec, decode_notice
 from omni_server.protocol.local_socket import new_socket_name, socket_address
 from omni_server.transport.result import decode_result
 from stages.runtime.diffusion_model import DiffusionBatch, RejectedRequestsError
@@ -353,7 +353,7 @@ class Listener:
         messages = []
         with contextlib.suppress(BlockingIOError):
             while True:
-                messages.append("begins" if decode_urgent_batch(self.socket.recv(256)).is_running else "ends")
+                messages.append("begins" if decode_notice(self.socket.recv(256)).is_running else "ends")
         return messages
 
 
@@ -410,7 +410,7 @@ def test_nobody_is_told_of_other_batches(listener: Listener) -> None:
     assert listener.heard() == []
 
 
-def test_a_model_that_does_not_tell_has_no_urgent_batches(listener: Listener) -> None:
+def test_a_model_that_does_not_tell_has_no_announcer(listener: Listener) -> None:
     announcing_runner(Sampler(sums), listener).execute_model(step(*THREE))
     assert listener.heard() == []
 

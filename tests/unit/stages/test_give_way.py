@@ -12,10 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from omni_server.protocol.give_way import GiveWaySpec, UrgentBatch, encode_urgent_batch
+from omni_server.protocol.give_way import BatchNotice, GiveWaySpec, encode_notice
 from omni_server.protocol.local_socket import new_socket_name, socket_address
 from stages.runtime import give_way
-from stages.runtime.give_way import MAX_PAUSE_S, PAUSE_PER_SECOND, GiveWay, PauseBudget, UrgentBatches
+from stages.runtime.give_way import (
+    FULL_GAP_S,
+    MAX_AGE_S,
+    MAX_PAUSE_S,
+    PAUSE_PER_SECOND,
+    BatchAnnouncer,
+    GiveWay,
+    PauseBudget,
+)
 
 DEADLINE_S = 10.0
 
@@ -43,9 +51,7 @@ def test_a_pause_that_lasted_too_long_is_made_up_for() -> None:
 
 @pytest.mark.parametrize("step_s", [0.007, 0.010, 0.015])
 @pytest.mark.parametrize("batch_s", [0.035, 0.050, 0.090])
-def test_when_urgent_batches_follow_one_another_steps_keep_two_thirds_of_the_time(
-    step_s: float, batch_s: float
-) -> None:
+def test_when_announcer_follow_one_another_steps_keep_two_thirds_of_the_time(step_s: float, batch_s: float) -> None:
     """A simulated stage whose steps are ready one behind the other, beside batches that are all urgent."""
     budget, now, pauses, steps = PauseBudget(0.0), 0.0, list[float](), list[float]()
     for batch in itertools.count(1):  # one pause for each
@@ -102,11 +108,11 @@ def send(spec: GiveWaySpec, *messages: bytes) -> None:
 
 
 def begun(age_s: float = 0.0) -> bytes:
-    return encode_urgent_batch(UrgentBatch(True, time.monotonic() - age_s))
+    return encode_notice(BatchNotice(True, True, False, time.monotonic() - age_s))
 
 
 def ended() -> bytes:
-    return encode_urgent_batch(UrgentBatch(False, time.monotonic()))
+    return encode_notice(BatchNotice(False, True, False, time.monotonic()))
 
 
 def stepping(stage: GiveWay) -> threading.Thread:
@@ -136,7 +142,7 @@ def test_nothing_is_paused_for_where_nothing_is_announced(low: Listener) -> None
 @pytest.mark.usefixtures("patient")
 def test_a_step_waits_until_the_batch_has_ended(low: Listener) -> None:
     spec, stage = low
-    with UrgentBatches((spec,)).announced():
+    with BatchAnnouncer((spec,)).announced(is_urgent=True, is_full=False):
         step = stepping(stage)
         assert_waits(step)
     assert_steps(step)
@@ -146,7 +152,7 @@ def test_a_step_waits_until_the_batch_has_ended(low: Listener) -> None:
 
 def test_a_batch_that_has_ended_before_the_step_holds_nothing_up(low: Listener) -> None:
     spec, stage = low
-    with UrgentBatches((spec,)).announced():
+    with BatchAnnouncer((spec,)).announced(is_urgent=True, is_full=False):
         pass
     stage.wait()
     assert stage.num_pauses == 0
@@ -155,10 +161,10 @@ def test_a_batch_that_has_ended_before_the_step_holds_nothing_up(low: Listener) 
 @pytest.mark.usefixtures("patient")
 def test_of_several_messages_the_last_one_counts(low: Listener) -> None:
     spec, stage = low
-    batches = UrgentBatches((spec,))
-    with batches.announced():
+    batches = BatchAnnouncer((spec,))
+    with batches.announced(is_urgent=True, is_full=False):
         pass
-    with batches.announced():
+    with batches.announced(is_urgent=True, is_full=False):
         step = stepping(stage)
         assert_waits(step)
     assert_steps(step)
@@ -173,7 +179,7 @@ def test_of_several_messages_the_last_one_counts(low: Listener) -> None:
 def test_the_next_batch_is_given_way_to_as_well(low: Listener) -> None:
     spec, stage = low
     for number in range(1, 4):
-        with UrgentBatches((spec,)).announced():
+        with BatchAnnouncer((spec,)).announced(is_urgent=True, is_full=False):
             step = stepping(stage)
             assert_waits(step)
         assert_steps(step)
@@ -208,8 +214,8 @@ def test_a_code2wav_that_is_killed_in_the_middle_of_a_batch_is_not_waited_for_ag
     script = f"""
 import time
 from omni_server.protocol.give_way import GiveWaySpec
-from stages.runtime.give_way import UrgentBatches
-with UrgentBatches((GiveWaySpec({spec.socket!r}),)).announced():
+from stages.runtime.give_way import BatchAnnouncer
+with BatchAnnouncer((GiveWaySpec({spec.socket!r}),)).announced(is_urgent=True, is_full=False):
     print("computing", flush=True)
     time.sleep(600)
 """
@@ -239,7 +245,7 @@ def test_other_datagrams_neither_start_a_pause_nor_end_one(low: Listener) -> Non
     send(spec, *strange)
     stage.wait()
     assert stage.num_pauses == 0
-    with UrgentBatches((spec,)).announced():
+    with BatchAnnouncer((spec,)).announced(is_urgent=True, is_full=False):
         send(spec, *strange)
         step = stepping(stage)
         send(spec, *strange)
@@ -249,7 +255,10 @@ def test_other_datagrams_neither_start_a_pause_nor_end_one(low: Listener) -> Non
 
 def test_a_batch_that_fails_ends_too(low: Listener) -> None:
     spec, stage = low
-    with pytest.raises(RuntimeError, match="out of memory"), UrgentBatches((spec,)).announced():
+    with (
+        pytest.raises(RuntimeError, match="out of memory"),
+        BatchAnnouncer((spec,)).announced(is_urgent=True, is_full=False),
+    ):
         raise RuntimeError("out of memory")
     stage.wait()
     assert stage.num_pauses == 0
@@ -258,7 +267,7 @@ def test_a_batch_that_fails_ends_too(low: Listener) -> None:
 @pytest.mark.usefixtures("patient")
 def test_all_stages_of_low_priority_give_way(low: Listener, other_low: Listener) -> None:
     stages = (low, other_low)
-    with UrgentBatches(tuple(spec for spec, _ in stages)).announced():
+    with BatchAnnouncer(tuple(spec for spec, _ in stages)).announced(is_urgent=True, is_full=False):
         steps = [stepping(stage) for _, stage in stages]
         for step in steps:
             assert_waits(step)
@@ -270,18 +279,20 @@ def test_all_stages_of_low_priority_give_way(low: Listener, other_low: Listener)
 @pytest.mark.usefixtures("patient")
 def test_a_stage_that_is_gone_keeps_nobody_from_telling_the_others(low: Listener, other_low: Listener) -> None:
     other_low[1].close()
-    with UrgentBatches((other_low[0], GiveWaySpec("omni-server-nobody"), low[0])).announced():
+    with BatchAnnouncer((other_low[0], GiveWaySpec("omni-server-nobody"), low[0])).announced(
+        is_urgent=True, is_full=False
+    ):
         step = stepping(low[1])
         assert_waits(step)
     assert_steps(step)
 
 
 def test_a_batch_is_computed_where_nobody_listens() -> None:
-    assert UrgentBatches((GiveWaySpec("omni-server-nobody"),)).has_listeners
-    assert not UrgentBatches(()).has_listeners
+    assert BatchAnnouncer((GiveWaySpec("omni-server-nobody"),)).has_listeners
+    assert not BatchAnnouncer(()).has_listeners
     for listeners in ((), (GiveWaySpec("omni-server-nobody"),)):
         computed = False
-        with UrgentBatches(listeners).announced():
+        with BatchAnnouncer(listeners).announced(is_urgent=True, is_full=False):
             computed = True
         assert computed
 
@@ -289,15 +300,72 @@ def test_a_batch_is_computed_where_nobody_listens() -> None:
 @pytest.mark.usefixtures("patient")
 def test_a_stage_without_work_is_no_obstacle_and_hears_again_when_it_has_some(low: Listener) -> None:
     spec, stage = low
-    batches = UrgentBatches((spec,))
+    batches = BatchAnnouncer((spec,))
     for _ in range(1000):  # more than the socket holds
-        with batches.announced():
+        with batches.announced(is_urgent=True, is_full=False):
             pass
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(give_way, "MAX_AGE_S", 0.0)  # the end of the last batch that was heard of may not have fitted in
         stage.wait()
     assert stage.num_pauses == 0
-    with batches.announced():
+    with batches.announced(is_urgent=True, is_full=False):
         step = stepping(stage)
         assert_waits(step)
     assert_steps(step)
+
+
+def full(stage: GiveWaySpec, *, is_running: bool, age_s: float = 0.0) -> None:
+    send(stage, encode_notice(BatchNotice(is_running, True, True, time.monotonic() - age_s)))
+
+
+def steps_s(stage: GiveWay, count: int) -> float:
+    """How long so many steps have to wait in all."""
+    began = time.monotonic()
+    for _ in range(count):
+        stage.wait()
+    return time.monotonic() - began
+
+
+@pytest.fixture
+def paced() -> Iterator[Listener]:
+    spec = GiveWaySpec(new_socket_name(), pauses=False, busy_step_interval_s=0.05)
+    stage = GiveWay(spec)
+    yield spec, stage
+    stage.close()
+
+
+def test_steps_keep_their_distance_while_batches_are_full(paced: Listener) -> None:
+    spec, stage = paced
+    assert steps_s(stage, 20) < 0.05
+    full(spec, is_running=True)
+    assert steps_s(stage, 4) >= 3 * 0.05
+    assert stage.num_pauses == 0
+
+
+def test_a_full_batch_is_no_reason_any_more_soon_after_its_end(paced: Listener) -> None:
+    spec, stage = paced
+    full(spec, is_running=True)
+    full(spec, is_running=False, age_s=2 * FULL_GAP_S)
+    stage.wait()
+    assert steps_s(stage, 20) < 0.05
+
+
+def test_between_two_full_batches_steps_keep_their_distance_too(paced: Listener) -> None:
+    spec, stage = paced
+    full(spec, is_running=True)
+    full(spec, is_running=False)
+    stage.wait()
+    assert steps_s(stage, 1) >= 0.04
+
+
+def test_a_full_batch_whose_end_is_never_told_is_forgotten(paced: Listener) -> None:
+    spec, stage = paced
+    full(spec, is_running=True, age_s=2 * MAX_AGE_S)
+    assert steps_s(stage, 20) < 0.05
+
+
+def test_a_stage_that_keeps_its_distance_does_not_pause_as_well(low: Listener) -> None:
+    spec, stage = low
+    full(spec, is_running=True)
+    assert steps_s(stage, 3) < 0.05
+    assert stage.num_pauses == 0
