@@ -20,7 +20,7 @@ def set_engine_environment(config: StageConfig) -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")
     if config.platform == "cpu":
-        # V2 needs a Triton that compiles for CPUs, which no release has. On a GPU it is vLLM's own choice.
+        # V2 needs a Triton that compiles for CPUs, which the one on PyPI does not. On a GPU it is vLLM's own choice.
         os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
         # The worker lives in the engine's own process: half the memory, a third of the start-up time, and no
         # worker that spins on its queue.

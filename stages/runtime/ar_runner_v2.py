@@ -1,7 +1,7 @@
 """The autoregressive runner on vLLM's V2 model runner, vLLM's own choice on a GPU.
 
 Everything vLLM does stays: each override calls `super()`. What is specific to this generation is here and in
-`row_model_state`. Imported by workers that run it only: it loads vLLM's V2 modules, which need Triton.
+`row_model_state`. Imported only by workers that run it: it loads vLLM's V2 runner, whose kernels are Triton's.
 """
 
 import copy

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from vllm.config import CompilationMode, CUDAGraphMode, VllmConfig
 from vllm.platforms import current_platform
-from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker
 from vllm.v1.worker.worker_base import CompilationTimes
 
@@ -54,6 +53,8 @@ def platform_runner_class(*, use_v2: bool) -> type:
         from vllm.v1.worker.gpu.model_runner import GPUModelRunner as GPUModelRunnerV2
 
         return GPUModelRunnerV2
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
     return GPUModelRunner
 
 

@@ -1,6 +1,6 @@
-"""The repetition penalty of fed stages, kept on the device.
+"""The repetition penalty of fed stages on vLLM's V1 model runner, kept on the device, as V2 does by itself.
 
-vLLM's own penalties turn the ids of every request's whole output into a tensor at each step, and with async
+V1's own penalties turn the ids of every request's whole output into a tensor at each step, and with async
 scheduling the host has to wait for the step before: its ids are on the device only
 (`InputBatch.update_async_output_token_ids`). Here a table on the device says which ids a request has seen. It is
 updated with the ids that a step computes on, and these are what was sampled last.

@@ -14,6 +14,7 @@ from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.mm.encoder_cache import EncoderCache
 from vllm.v1.worker.gpu.mm.rope import RopeState
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
+from vllm.v1.worker.gpu.model_states.interface import ModelState
 from vllm.v1.worker.gpu.states import RequestState
 
 from stages.runtime.batch import StepBatch
@@ -112,7 +113,7 @@ class RowModelStateMixin:
 
 
 def row_model_state(
-    base: type,
+    base: type[ModelState],
     vllm_config: VllmConfig,
     model: nn.Module,
     encoder_cache: EncoderCache | None,
@@ -124,10 +125,10 @@ def row_model_state(
 ) -> RowModelStateMixin:
     """The state of class `base`, vLLM's choice for the model, with rows.
 
-    Raises `TypeError` for a class that prepares its inputs in a way of its own.
+    Raises `TypeError` for a class that prepares inputs in a way of its own, or has made the runner's sampler already.
     """
-    if not issubclass(base, DefaultModelState):
-        raise TypeError(f"{base.__name__} prepares a model's inputs in a way of its own: rows cannot be added to it")
+    if not issubclass(base, DefaultModelState) or base.custom_sampler is not ModelState.custom_sampler:
+        raise TypeError(f"{base.__name__} prepares inputs or samples in a way of its own: rows cannot be added to it")
     state_class: type[RowModelStateMixin] = type(f"Row{base.__name__}", (RowModelStateMixin, base), {})
     return state_class(vllm_config, model, encoder_cache, device, overlay=overlay, senders=senders, emits=emits)
 

@@ -4,6 +4,8 @@ Run by hand (`pytest -m gpu tests/gpu -s`), with TF32 off everywhere and an atte
 
     NVIDIA_TF32_OVERRIDE=0 TRITON_F32_DEFAULT=ieee pytest -m gpu tests/gpu -s
 
+With VLLM_USE_V2_MODEL_RUNNER=0 the same runs on vLLM's V1 model runner.
+
 The reference runs on the CPU of the same machine. A token may differ only in a case where the reference's two best
 candidates lie closer than `MAX_GAP`; such cases are printed.
 """
@@ -54,6 +56,11 @@ def live(checkpoint: Path) -> Iterator[LiveOmni]:
     running = LiveOmni(checkpoint, config)
     yield running
     running.close()
+
+
+def test_the_language_models_run_on_the_runner_that_vllm_chooses(live: LiveOmni) -> None:
+    generation = 1 if os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "0" else 2
+    assert live.runner_generations() == {"thinker": generation, "talker": generation}
 
 
 def test_answers_one_by_one_equal_the_reference(live: LiveOmni, wanted: list[Expected]) -> None:

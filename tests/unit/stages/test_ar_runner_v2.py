@@ -345,12 +345,21 @@ def test_context_parallel_prefill_is_refused() -> None:
         type("Runner", (ARModelRunnerV2Mixin, BaseRunner), {})(vllm_config(SENDING, 2), torch.device("cpu"))
 
 
-def test_a_model_that_prepares_its_inputs_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Other(ModelState):
-        def __init__(self, *args: Any) -> None:
-            pass
+class OwnInputs(ModelState):
+    def __init__(self, *args: Any) -> None:
+        pass
 
-        prepare_inputs_embeds = prepare_inputs = prepare_dummy_inputs = prepare_attn = None  # type: ignore[assignment]
+    prepare_inputs_embeds = prepare_inputs = prepare_dummy_inputs = prepare_attn = None  # type: ignore[assignment]
 
-    with pytest.raises(TypeError, match="Other prepares a model's inputs in a way of its own"):
-        runner(FED, monkeypatch, state_class=Other)
+
+class OwnSampler(State):
+    def custom_sampler(self, sampler: Any) -> tuple[Any, None]:
+        return sampler, None
+
+
+@pytest.mark.parametrize("state_class", [OwnInputs, OwnSampler])
+def test_a_model_that_prepares_inputs_or_samples_otherwise_is_refused(
+    monkeypatch: pytest.MonkeyPatch, state_class: type
+) -> None:
+    with pytest.raises(TypeError, match=f"{state_class.__name__} prepares inputs or samples in a way of its own"):
+        runner(FED, monkeypatch, state_class=state_class)

@@ -1,0 +1,39 @@
+"""What the launcher tells vLLM through the environment that the engines inherit."""
+
+import os
+
+import pytest
+
+from omni_server.config.load import find_shipped_config, load_stage_config
+from omni_server.config.stage_config import StageConfig
+from omni_server.engine.environment import set_engine_environment
+
+CPU = load_stage_config(find_shipped_config("qwen2_5_omni.demo-cpu"))
+CUDA = load_stage_config(find_shipped_config("qwen2_5_omni"))
+RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """In place of the process's own."""
+    variables: dict[str, str] = {}
+    monkeypatch.setattr(os, "environ", variables)
+    return variables
+
+
+@pytest.mark.parametrize(("config", "expected"), [(CPU, "0"), (CUDA, None)], ids=["cpu", "cuda"])
+def test_the_model_runner_is_v1_on_cpus_and_vllms_choice_on_gpus(
+    environment: dict[str, str], config: StageConfig, expected: str | None
+) -> None:
+    set_engine_environment(config)
+    assert environment.get(RUNNER) == expected
+
+
+@pytest.mark.parametrize("config", [CPU, CUDA], ids=["cpu", "cuda"])
+@pytest.mark.parametrize("value", ["0", "1"])
+def test_the_operators_choice_of_a_model_runner_stands(
+    environment: dict[str, str], config: StageConfig, value: str
+) -> None:
+    environment[RUNNER] = value
+    set_engine_environment(config)
+    assert environment[RUNNER] == value
