@@ -5,6 +5,8 @@ the residual blocks) done before the result is written. An activation (upsamplin
 is one pass instead of five.
 """
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -43,32 +45,59 @@ def conv(
     is_adding = out is not None
     if out is None:
         out = torch.empty(batch, length, out_channels, dtype=dtype, device=x.device)
-    tile_n = max(16, min(128, triton.next_power_of_2(out_channels)))
-    tile_k = max(16, min(64, triton.next_power_of_2(channels)))
-    tile_m = 128 if batch * length * triton.cdiv(out_channels, tile_n) >= 128 * 256 else 64
-    _conv[(batch * triton.cdiv(length, tile_m), triton.cdiv(out_channels, tile_n))](
+    tiles = conv_tiles(batch * length, channels, out_channels)
+    unit, out_unit = _largest_unit(channels), _largest_unit(out_channels)
+    _conv[(triton.cdiv(batch * length, tiles.rows), triton.cdiv(out_channels, tiles.outs))](
         x,
         weight,
         bias,
         out if residual is None else residual,
         out,
+        batch * length,
         length,
-        channels,
-        out_channels,
+        channels // unit,
+        out_channels // out_unit,
         taps,
         left_padding,
         dilation,
         scale,
         int(residual is not None),
         int(is_adding),
-        TILE_M=tile_m,
-        TILE_N=tile_n,
-        TILE_K=tile_k,
+        UNIT=unit,
+        OUT_UNIT=out_unit,
+        TILE_M=tiles.rows,
+        TILE_N=tiles.outs,
+        TILE_K=tiles.ins,
+        ONE_TAP=channels % tiles.ins == 0,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
-        num_warps=8 if tile_m * tile_n >= 128 * 128 else 4,
-        num_stages=3,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
     )
     return out
+
+
+@dataclass(frozen=True)
+class ConvTiles:
+    """Sizes of a convolution's tiles, powers of two from 16 on, and how a program runs."""
+
+    rows: int
+    outs: int
+    ins: int
+    """Taps times channels per step."""
+    warps: int
+    stages: int
+
+
+def conv_tiles(num_rows: int, channels: int, out_channels: int) -> ConvTiles:
+    outs = max(16, min(128, triton.next_power_of_2(out_channels)))
+    ins = max(16, min(64, triton.next_power_of_2(channels)))
+    rows = 128 if num_rows * triton.cdiv(out_channels, outs) >= 128 * 256 else 64
+    return ConvTiles(rows, outs, ins, warps=8 if rows * outs >= 128 * 128 else 4, stages=3)
+
+
+def _largest_unit(number: int) -> int:
+    """The largest power of two up to 16 that divides `number`."""
+    return min(16, number & -number)
 
 
 def activation(
@@ -98,41 +127,60 @@ def activation(
 
 
 # What varies from layer to layer is not specialised on: each variant would be compiled.
-@triton.jit(do_not_specialize=["length", "taps", "left_padding", "dilation", "scale", "has_residual", "is_adding"])
+@triton.jit(
+    do_not_specialize=[
+        "num_rows", "length", "channel_units", "out_units", "taps", "left_padding", "dilation", "scale",
+        "has_residual", "is_adding",
+    ]
+)  # fmt: skip
 def _conv(
     x_ptr, weight_ptr, bias_ptr, residual_ptr, out_ptr,
-    length, channels, out_channels, taps, left_padding, dilation, scale, has_residual, is_adding,
-    TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, PRECISION: tl.constexpr,
+    num_rows, length, channel_units, out_units, taps, left_padding, dilation, scale, has_residual, is_adding,
+    UNIT: tl.constexpr, OUT_UNIT: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
+    ONE_TAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    tiles_per_item = tl.cdiv(length, TILE_M)
-    item = tl.program_id(0) // tiles_per_item
-    times = (tl.program_id(0) % tiles_per_item) * TILE_M + tl.arange(0, TILE_M)
+    """One program computes TILE_M rows (moments of any items) by TILE_N output channels.
+
+    The sum runs over taps and channels as over one axis. With ONE_TAP each of its steps lies within one tap.
+    """
+    # As products, so that the compiler knows how wide rows can be read.
+    channels, out_channels = channel_units * UNIT, out_units * OUT_UNIT
+    depth = taps * channels
+    first_row = tl.program_id(0) * TILE_M
+    rows = tl.arange(0, TILE_M)
     outs = tl.program_id(1) * TILE_N + tl.arange(0, TILE_N)
-    ins = tl.arange(0, TILE_K)
-    item_rows = item.to(tl.int64) * length
+    times = (first_row + rows) % length
+    is_row = (first_row + rows < num_rows)[:, None]
+    is_out = (outs < out_channels)[None, :]
+    x_ptr += first_row.to(tl.int64) * channels
     accumulated = tl.zeros([TILE_M, TILE_N], tl.float32)
-    steps = tl.cdiv(channels, TILE_K)
-    for i in range(taps * steps):
-        tap = i // steps
-        channel = (i % steps) * TILE_K + ins
-        rows = times + tap * dilation - left_padding
-        x = tl.load(
-            x_ptr + (item_rows + rows)[:, None] * channels + channel[None, :],
-            mask=((rows >= 0) & (rows < length))[:, None] & (channel < channels)[None, :],
-            other=0.0,
-        )
-        weight = tl.load(
-            weight_ptr + (tap * channels + channel)[:, None] * out_channels + outs[None, :],
-            mask=(channel < channels)[:, None] & (outs < out_channels)[None, :],
-            other=0.0,
-        )
+    for first in range(0, depth, TILE_K):
+        place = first + tl.arange(0, TILE_K)
+        if ONE_TAP:
+            steps = channels // TILE_K
+            shift = first // TILE_K // steps * dilation - left_padding
+            channel = first // TILE_K % steps * TILE_K + tl.arange(0, TILE_K)
+            offsets = (rows + shift)[:, None] * channels + channel[None, :]
+            is_input = is_row & ((times + shift >= 0) & (times + shift < length))[:, None]
+            weight_mask = is_out
+        else:
+            shift = (place // channels * dilation - left_padding)[None, :]
+            offsets = (rows[:, None] + shift) * channels + (place % channels)[None, :]
+            time = times[:, None] + shift
+            is_input = is_row & (time >= 0) & (time < length) & (place < depth)[None, :]
+            weight_mask = is_out & (place < depth)[:, None]
+        x = tl.load(x_ptr + offsets, mask=is_input, other=0.0)
+        weight_offsets = place[:, None] * out_channels + outs[None, :]
+        weight = tl.load(weight_ptr + weight_offsets, mask=weight_mask, other=0.0)
         accumulated = tl.dot(x, weight, accumulated, input_precision=PRECISION)
-    inside = (times < length)[:, None] & (outs < out_channels)[None, :]
-    offsets = (item_rows + times)[:, None] * out_channels + outs[None, :]
+    inside = is_row & is_out
+    first_output = first_row.to(tl.int64) * out_channels
+    offsets = rows[:, None] * out_channels + outs[None, :]
     accumulated += tl.load(bias_ptr + outs, mask=outs < out_channels, other=0.0)[None, :]
     if has_residual:
-        accumulated += tl.load(residual_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
+        accumulated += tl.load(residual_ptr + first_output + offsets, mask=inside, other=0.0).to(tl.float32)
     accumulated *= scale
+    out_ptr += first_output
     if is_adding:
         accumulated += tl.load(out_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
     tl.store(out_ptr + offsets, accumulated.to(out_ptr.dtype.element_ty), mask=inside)
