@@ -1,5 +1,7 @@
 """`DiTOps` as fused Triton kernels: each reads and writes every value once."""
 
+import math
+
 import torch
 import torch.nn.functional as F
 import triton
@@ -11,6 +13,9 @@ from stages.qwen2_5_omni.code2wav.stream_kv import LayerKV
 
 MIN_DOT_SIZE = 16
 """Triton multiplies tiles whose sides are powers of two from 16 on."""
+
+ATTENTION_WARPS = 2
+"""Per block and head. With one a thread takes 237 registers instead of 102, so that fewer blocks are in flight."""
 
 
 class TritonDiTOps:
@@ -60,7 +65,7 @@ class TritonDiTOps:
             layout.has_next,
             layout.num_blocks,
             inner,
-            head_dim**-0.5,
+            head_dim**-0.5 * math.log2(math.e),
             kept.values if kept is not None else qkv,
             kept.values.stride(0) if kept is not None else 0,
             kept.values.stride(1) if kept is not None else 0,
@@ -73,7 +78,7 @@ class TritonDiTOps:
             READS_SLOTS=back and kept is not None,
             TILE=max(MIN_DOT_SIZE, triton.next_power_of_2(layout.block_size)),
             PRECISION="ieee" if qkv.dtype == torch.float32 else "tf32",
-            num_warps=1,  # thousands of programs: more warps each only wait for each other
+            num_warps=ATTENTION_WARPS,
         )
         return out
 
@@ -143,104 +148,107 @@ def _gated_norm(
 
 
 @triton.jit
-def _load_rotated(
-    qkv_ptr, first_row, column, row_stride, angles, rotary_stride, is_inside, is_turned,
-    TILE: tl.constexpr, HALF_DIM: tl.constexpr,
+def _load_turned(
+    head_ptr, row_stride, num_rows, angles_ptr, rotary_stride, is_turned, TILE: tl.constexpr, HALF_DIM: tl.constexpr
 ):  # fmt: skip
-    """Both halves of one head of queries or keys, turned by the rotary embedding; [TILE, HALF_DIM] each."""
-    offsets = (first_row + tl.arange(0, TILE)[:, None]) * row_stride + column + tl.arange(0, HALF_DIM)[None, :]
-    even = tl.load(qkv_ptr + offsets, mask=is_inside, other=0.0)
-    odd = tl.load(qkv_ptr + offsets + HALF_DIM, mask=is_inside, other=0.0)
-    cos = tl.load(angles, mask=is_turned, other=1.0)
-    sin = tl.load(angles + rotary_stride, mask=is_turned, other=0.0)
-    turned_even = even * cos - odd * sin
-    turned_odd = odd * cos + even * sin
-    return turned_even.to(even.dtype), turned_odd.to(even.dtype)
+    """One head of queries or keys from `head_ptr` on, [TILE, 2 * HALF_DIM], zeros behind `num_rows`; if `is_turned`, by
+    the rotary embedding from the position of `angles_ptr` on."""
+    rows, columns = tl.arange(0, TILE)[:, None], tl.arange(0, 2 * HALF_DIM)[None, :]
+    inside = rows < num_rows
+    x = tl.load(head_ptr + rows * row_stride + columns, mask=inside, other=0.0)
+    if is_turned:
+        # A pair is (even, odd), HALF_DIM apart: even * cos - odd * sin, odd * cos + even * sin.
+        partners = tl.where(columns < HALF_DIM, columns + HALF_DIM, columns - HALF_DIM)
+        pair = tl.load(head_ptr + rows * row_stride + partners, mask=inside, other=0.0)
+        angles = angles_ptr + rows * HALF_DIM + columns % HALF_DIM
+        cos = tl.load(angles, mask=inside, other=1.0)
+        sin = tl.load(angles + rotary_stride, mask=inside, other=0.0)
+        x = (x * cos + pair * tl.where(columns < HALF_DIM, -sin, sin)).to(x.dtype)
+    return x
 
 
 @triton.jit
 def _attend(
-    qkv_ptr, first_row, num_keys, key_column, value_column, row_stride, angles, rotary_stride, is_turned,
-    q_even, q_odd, highest, total, attended, softmax_scale,
-    TILE: tl.constexpr, HALF_DIM: tl.constexpr, PRECISION: tl.constexpr,
+    key_ptr, inner, row_stride, num_keys, angles_ptr, rotary_stride, is_turned,
+    query, highest, total, attended, scale,
+    TILE: tl.constexpr, HALF_DIM: tl.constexpr, IS_FIRST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Takes the first `num_keys` keys from `first_row` on into a running softmax."""
-    rows = tl.arange(0, TILE)
+    """Takes `num_keys` keys from `key_ptr` on, and their values, `inner` columns further, into a running softmax, the
+    first of it with IS_FIRST. scale: of the products, as powers of 2."""
+    key = _load_turned(key_ptr, row_stride, num_keys, angles_ptr, rotary_stride, is_turned, TILE, HALF_DIM)
+    rows, columns = tl.arange(0, TILE), tl.arange(0, 2 * HALF_DIM)
     is_key = rows < num_keys
-    k_even, k_odd = _load_rotated(
-        qkv_ptr, first_row, key_column, row_stride, angles, rotary_stride, is_key[:, None],
-        is_turned & is_key[:, None], TILE, HALF_DIM,
-    )  # fmt: skip
-    value_offsets = (first_row + rows[:, None]) * row_stride + value_column + tl.arange(0, 2 * HALF_DIM)[None, :]
-    values = tl.load(qkv_ptr + value_offsets, mask=is_key[:, None], other=0.0)
-    scores = tl.dot(q_even, tl.trans(k_even), input_precision=PRECISION)
-    scores = tl.dot(q_odd, tl.trans(k_odd), scores, input_precision=PRECISION) * softmax_scale
+    value_offsets = inner + rows[:, None] * row_stride + columns[None, :]
+    values = tl.load(key_ptr + value_offsets, mask=is_key[:, None], other=0.0)
+    scores = tl.dot(query, tl.trans(key), input_precision=PRECISION) * scale
     scores = tl.where(is_key[None, :], scores, float("-inf"))
-    new_highest = tl.maximum(highest, tl.max(scores, 1))
-    weights = tl.exp(scores - new_highest[:, None])
-    kept = tl.exp(highest - new_highest)
-    attended = tl.dot(weights.to(values.dtype), values, attended * kept[:, None], input_precision=PRECISION)
-    return new_highest, total * kept + tl.sum(weights, 1), attended
+    new_highest = tl.max(scores, 1)
+    if not IS_FIRST:
+        new_highest = tl.maximum(highest, new_highest)
+    weights = tl.exp2(scores - new_highest[:, None])
+    new_total = tl.sum(weights, 1)
+    if IS_FIRST:
+        new_attended = tl.dot(weights.to(values.dtype), values, input_precision=PRECISION)
+    else:
+        kept = tl.exp2(highest - new_highest)
+        new_total += total * kept
+        new_attended = tl.dot(weights.to(values.dtype), values, attended * kept[:, None], input_precision=PRECISION)
+    return new_highest, new_total, new_attended
 
 
 @triton.jit
 def _block_attention(
     qkv_ptr, out_ptr, rotary_ptr, rotary_stride, index_ptr, num_frames_ptr, has_previous_ptr, has_next_ptr,
-    num_blocks, inner, softmax_scale, kept_ptr, slot_stride, interval_stride, interval_ptr, read_slot_ptr,
+    num_blocks, inner, scale, kept_ptr, slot_stride, interval_stride, interval_ptr, read_slot_ptr,
     BLOCK_SIZE: tl.constexpr, HALF_DIM: tl.constexpr, BACK: tl.constexpr, AHEAD: tl.constexpr,
     READS_SLOTS: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One program computes one head of one block: its queries against at most 3 * BLOCK_SIZE keys."""
     block, head = tl.program_id(0), tl.program_id(1)
     entry = block % num_blocks
-    rows, columns = tl.arange(0, TILE), tl.arange(0, 2 * HALF_DIM)
-    in_block = (rows < BLOCK_SIZE)[:, None]
     row_stride = 3 * inner
-    column = head * 2 * HALF_DIM
-    first_row = block * BLOCK_SIZE
-    # Head 0 alone has the rotary embedding; elsewhere the angle is 0.
-    is_turned = in_block & (head == 0)
-    position = tl.load(index_ptr + entry) * BLOCK_SIZE
-    angles = rotary_ptr + (position + rows[:, None]) * HALF_DIM + tl.arange(0, HALF_DIM)[None, :]
-    q_even, q_odd = _load_rotated(
-        qkv_ptr, first_row, column, row_stride, angles, rotary_stride, in_block, is_turned, TILE, HALF_DIM
-    )
-    highest = tl.full([TILE], -1e30, tl.float32)  # finite: the first rescaling must not be inf - inf
-    total = tl.zeros([TILE], tl.float32)
-    attended = tl.zeros([TILE, 2 * HALF_DIM], tl.float32)
+    block_stride = BLOCK_SIZE * row_stride
+    is_turned = head == 0  # the other heads have no rotary embedding
+    angles = rotary_ptr + tl.load(index_ptr + entry) * BLOCK_SIZE * HALF_DIM
+    angles_step = BLOCK_SIZE * HALF_DIM
+    query_ptr = qkv_ptr + block.to(tl.int64) * block_stride + head * 2 * HALF_DIM
+    key_ptr = query_ptr + inner
+    query = _load_turned(query_ptr, row_stride, BLOCK_SIZE, angles, rotary_stride, is_turned, TILE, HALF_DIM)
+    num_keys = tl.load(num_frames_ptr + entry)
     highest, total, attended = _attend(
-        qkv_ptr, first_row, tl.load(num_frames_ptr + entry), column + inner, column + 2 * inner, row_stride,
-        angles, rotary_stride, is_turned, q_even, q_odd, highest, total, attended, softmax_scale,
-        TILE, HALF_DIM, PRECISION,
+        key_ptr, inner, row_stride, num_keys, angles, rotary_stride, is_turned,
+        query, 0.0, 0.0, 0.0, scale, TILE, HALF_DIM, True, PRECISION,
     )  # fmt: skip
     if BACK:
-        exists = tl.load(has_previous_ptr + entry) != 0
-        num_keys = tl.load(num_frames_ptr + entry - 1, mask=exists, other=0)
-        highest, total, attended = _attend(
-            qkv_ptr, first_row - BLOCK_SIZE, num_keys, column + inner, column + 2 * inner, row_stride,
-            angles - BLOCK_SIZE * HALF_DIM, rotary_stride, is_turned, q_even, q_odd, highest, total, attended,
-            softmax_scale, TILE, HALF_DIM, PRECISION,
-        )  # fmt: skip
+        has_previous = tl.load(has_previous_ptr + entry)
+        if has_previous != 0:
+            num_keys = tl.load(num_frames_ptr + entry - 1)
+            highest, total, attended = _attend(
+                key_ptr - block_stride, inner, row_stride, num_keys, angles - angles_step, rotary_stride, is_turned,
+                query, highest, total, attended, scale, TILE, HALF_DIM, False, PRECISION,
+            )  # fmt: skip
     if READS_SLOTS:
         slot = tl.load(read_slot_ptr + entry)
-        if slot >= 0:  # then the neighbour before is of another window, and has added nothing
-            block_ptr = kept_ptr + slot.to(tl.int64) * slot_stride + tl.load(interval_ptr) * interval_stride
+        if slot >= 0:  # then the neighbour before is of another window
+            kept_block = kept_ptr + slot.to(tl.int64) * slot_stride + tl.load(interval_ptr) * interval_stride
+            kept_key = kept_block + block // num_blocks * BLOCK_SIZE * 2 * inner + head * 2 * HALF_DIM
             highest, total, attended = _attend(
-                block_ptr, (block // num_blocks) * BLOCK_SIZE, BLOCK_SIZE, column, column + inner, 2 * inner,
-                angles - BLOCK_SIZE * HALF_DIM, rotary_stride, is_turned, q_even, q_odd, highest, total, attended,
-                softmax_scale, TILE, HALF_DIM, PRECISION,
+                kept_key, inner, 2 * inner, BLOCK_SIZE, angles - angles_step, rotary_stride, is_turned,
+                query, highest, total, attended, scale, TILE, HALF_DIM, False, PRECISION,
             )  # fmt: skip
     if AHEAD:
-        exists = tl.load(has_next_ptr + entry) != 0
-        num_keys = tl.load(num_frames_ptr + entry + 1, mask=exists, other=0)
-        highest, total, attended = _attend(
-            qkv_ptr, first_row + BLOCK_SIZE, num_keys, column + inner, column + 2 * inner, row_stride,
-            angles + BLOCK_SIZE * HALF_DIM, rotary_stride, is_turned, q_even, q_odd, highest, total, attended,
-            softmax_scale, TILE, HALF_DIM, PRECISION,
-        )  # fmt: skip
-    attended = attended / total[:, None]
-    out_offsets = (first_row + rows[:, None]) * inner + column + columns[None, :]
-    tl.store(out_ptr + out_offsets, attended.to(out_ptr.dtype.element_ty), mask=in_block)
+        has_next = tl.load(has_next_ptr + entry)
+        if has_next != 0:
+            num_keys = tl.load(num_frames_ptr + entry + 1)
+            highest, total, attended = _attend(
+                key_ptr + block_stride, inner, row_stride, num_keys, angles + angles_step, rotary_stride, is_turned,
+                query, highest, total, attended, scale, TILE, HALF_DIM, False, PRECISION,
+            )  # fmt: skip
+    attended *= (1.0 / total)[:, None]
+    rows, columns = tl.arange(0, TILE)[:, None], tl.arange(0, 2 * HALF_DIM)[None, :]
+    block_out = out_ptr + block.to(tl.int64) * BLOCK_SIZE * inner + head * 2 * HALF_DIM
+    outputs = attended.to(out_ptr.dtype.element_ty)
+    tl.store(block_out + rows * inner + columns, outputs, mask=rows < BLOCK_SIZE)
 
 
 @triton.jit

@@ -18,7 +18,12 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
 
 from stages.qwen2_5_omni.code2wav import bigvgan, vocoder_kernels
 from stages.qwen2_5_omni.code2wav.bigvgan import FusedBigVGAN
+from stages.qwen2_5_omni.code2wav.dit_kernels import TritonDiTOps
+from stages.qwen2_5_omni.code2wav.dit_ops import TorchDiTOps
+from stages.qwen2_5_omni.code2wav.packing import BlockLayout, Carry, pack_windows
+from stages.qwen2_5_omni.code2wav.stream_kv import LayerKV
 
+BLOCK_SIZE, HEADS, HEAD_DIM = 24, 2, 32
 RELATIVE_BOUND = {torch.float32: 1e-5, torch.float16: 1e-3}
 """Root mean square of the error over that of the result."""
 
@@ -103,3 +108,77 @@ def test_the_fused_vocoder_equals_the_reference() -> None:
     reference = vocoder(mel.transpose(1, 2))
     assert 0.01 < float(reference.square().mean().sqrt()) < 0.9
     assert error(FusedBigVGAN(vocoder, torch.float32).synthesize(mel), reference) < 1e-5
+
+
+def mixed_layout() -> BlockLayout:
+    """Windows that read a slot, keep a block, do both or neither; two of them end in part of a block."""
+    carries = [None, Carry(2, True, None), Carry(0, False, 1), Carry(1, True, 0)]
+    lengths = [25, 12, 23, 12]
+    return pack_windows(
+        [torch.zeros(length, dtype=torch.int64) for length in lengths],
+        [torch.zeros(2 * length, 80) for length in lengths],
+        [0] * len(lengths),
+        carries,
+        codes_per_block=BLOCK_SIZE // 2,
+        num_blocks=8,
+        device=torch.device("cpu"),
+    ).layout
+
+
+def random_qkv(layout: BlockLayout, dtype: torch.dtype) -> torch.Tensor:
+    draw = torch.Generator().manual_seed(6)
+    return torch.randn(2 * layout.num_blocks * BLOCK_SIZE, 3 * HEADS * HEAD_DIM, generator=draw).to(dtype)
+
+
+def random_slots(dtype: torch.dtype) -> LayerKV:
+    """Three slots, of which each holds five intervals for two branches."""
+    draw = torch.Generator().manual_seed(7)
+    values = torch.randn(3, 5, 2, BLOCK_SIZE, 2 * HEADS * HEAD_DIM, generator=draw).to(dtype)
+    return LayerKV(values, torch.tensor(3, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(
+    ("back", "ahead", "has_slots"),
+    [(False, False, False), (True, False, True), (True, False, False), (True, True, True), (False, True, False)],
+)
+def test_attention_equals_the_yardstick(back: bool, ahead: bool, has_slots: bool, dtype: torch.dtype) -> None:
+    layout, kept = mixed_layout(), random_slots(dtype)
+    qkv = random_qkv(layout, dtype)
+    angles = torch.randn(5 * BLOCK_SIZE, HEAD_DIM // 2, generator=torch.Generator().manual_seed(8))
+    rotary = torch.stack([angles.cos(), angles.sin()])
+    in_float32 = LayerKV(kept.values.float(), kept.interval)
+    result = TritonDiTOps().attention(
+        qkv, layout, rotary, head_dim=HEAD_DIM, back=back, ahead=ahead, kept=kept if has_slots else None
+    )
+    expected = TorchDiTOps().attention(
+        qkv.float(), layout, rotary, head_dim=HEAD_DIM, back=back, ahead=ahead, kept=in_float32 if has_slots else None
+    )
+    is_valid = torch.arange(BLOCK_SIZE) < layout.num_frames[:, None]
+    rows = is_valid.flatten().repeat(2)
+    assert result.dtype == dtype
+    assert not result.isnan().any()
+    assert error(result[rows], expected[rows]) < RELATIVE_BOUND[dtype]
+
+
+def test_the_same_frames_are_kept() -> None:
+    layout = mixed_layout()
+    qkv = random_qkv(layout, torch.float16)
+    fused, plain, before = (random_slots(torch.float16) for _ in range(3))
+    TritonDiTOps().keep(qkv, layout, fused)
+    TorchDiTOps().keep(qkv, layout, plain)
+    assert torch.equal(fused.values, plain.values)
+    assert int((fused.values != before.values).any(-1).sum()) == 2 * 2 * BLOCK_SIZE, "two blocks in two branches"
+
+
+def test_the_gated_norm_equals_the_operators() -> None:
+    draw = torch.Generator().manual_seed(9)
+    hidden, update = torch.randn(2, 5, 100, generator=draw)
+    gate, scale, shift = torch.randn(3, 100, generator=draw)
+    total, expected_total = hidden.clone(), hidden.clone()
+    result = TritonDiTOps().gated_norm(total, update, gate, scale, shift, torch.float32)
+    expected = TorchDiTOps().gated_norm(expected_total, update, gate, scale, shift, torch.float32)
+    assert error(total, expected_total) < 1e-6
+    assert error(result, expected) < 1e-6
+    normed = TritonDiTOps().norm(hidden, scale, shift, torch.float16)
+    assert error(normed, TorchDiTOps().norm(hidden, scale, shift, torch.float32)) < 1e-3
