@@ -21,6 +21,8 @@ MAX_ROUNDS = 4
 """A later start lets more of the others' windows go first, and so on."""
 NUM_REVIEWED = 8
 """Held streams that are looked at when a window comes back; where there are more, the others would have to wait too."""
+MANY_STREAMS = 8
+"""So many other streams keep code2wav busy all the time."""
 STEP_SHARE = 0.5
 """A step that runs cannot be interrupted: what comes meanwhile waits for half of one, on average."""
 TALKER_SLACK = 1.1
@@ -131,7 +133,9 @@ class StartGate:
         now = self.clock()
         start = now
         steps = self.steps
-        running_s = steps.predict(self._codes_inside(playback))
+        # The more others there are, the surer a step is running when one of this stream's windows is ready.
+        chance = min(1.0, (len(self._streams) - 1) / MANY_STREAMS)
+        running_s = max(steps.predict(self._codes_inside(playback)), chance * steps.usual_step_s)
         for _ in range(MAX_ROUNDS):
             earliest, own_codes, in_turn_s = start, 0, -playback.waiting_s
             for number in range(playback.next_window, playback.next_window + NUM_AHEAD):

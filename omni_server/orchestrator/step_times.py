@@ -31,6 +31,11 @@ class StepTimes:
         """Codes of the largest recent step."""
         return max((codes for codes, _ in self._steps), default=self._codes)
 
+    @property
+    def usual_step_s(self) -> float:
+        """Seconds of a recent step, on average."""
+        return sum(seconds for _, seconds in self._steps) / len(self._steps) if self._steps else 0.0
+
     def came_back(self, num_codes: int, sent_at: float) -> None:
         """A window that had been sent at `sent_at` has been computed: `num_codes`, its context included."""
         now = self._clock()
