@@ -15,12 +15,12 @@ def frames(plan: tuple[int, ...], length: int) -> int:
 @pytest.mark.parametrize(
     ("num_crops", "length", "plan"),
     [
-        (1, 240, (1,)),
-        (9, 240, (8, 1)),
-        (3, 240, (2, 1)),
-        (7, 240, (4, 2, 1)),
-        (16, 240, (16,)),
-        (35, 240, (16, 16, 2, 1)),
+        (1, 288, (1,)),
+        (9, 288, (8, 1)),
+        (3, 288, (2, 1)),
+        (7, 288, (4, 2, 1)),
+        (16, 288, (16,)),
+        (35, 288, (16, 16, 2, 1)),
         (2, 48, (2,)),
         (3, 48, (3,)),
         (5, 48, (6,)),
@@ -44,7 +44,7 @@ def test_no_other_choice_of_up_to_four_graphs_takes_less_time(length: int) -> No
         assert frames(plan, length) <= min(frames(choice, length) for choice in choices)
 
 
-@pytest.mark.parametrize("length", [48, 144, 240])
+@pytest.mark.parametrize("length", [48, 144, 288])
 def test_all_crops_have_a_place_and_only_the_last_graph_has_room_left(length: int) -> None:
     for num_crops in range(1, 70):
         plan = batch_plan(num_crops, length)
