@@ -124,6 +124,7 @@ class BaseRunner:
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
         self.vllm_config, self.device = vllm_config, device
         self.encoder_cache = None
+        self.sampler = None
         self.execute_model_state: Any = None
         self.params: dict[str, SamplingParams] = {}
         self.num_steps = 0
