@@ -42,7 +42,7 @@ class Batch:
 
     def step(self, logits: torch.Tensor) -> tuple[Any, ...]:
         """Arguments of `sample`; the requests are at random positions."""
-        mapping = torch.from_numpy(self.index.astype(np.int32)).to(self.device)
+        mapping = torch.from_numpy(self.index).to(self.device)
         pos = torch.from_numpy(self.random.integers(0, 3000, len(self.index))).to(self.device)
         ids = torch.zeros(len(self.index), dtype=torch.int32, device=self.device)
         lengths = np.full(len(self.index), 3000, np.int32)
