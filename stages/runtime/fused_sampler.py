@@ -25,8 +25,10 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 class FusedSampler(Sampler):
     """Decides by step: the kernel samples if it can for every request of the step, and vLLM does otherwise.
 
-    vLLM does where logprobs after processing are to be returned; for top-k above `MAX_TOP_K`, and for top-p without
-    top-k, where vLLM's search ends before it is exact; for min-p, bad words, and end ids that a grammar may call back.
+    vLLM does where logprobs after processing are to be returned, for min-p, bad words, and end ids that a grammar may
+    call back. And where its searches for top-k and top-p end in another place than they should, by its way of counting
+    equal values or by a limit to its precision: for top-k above `MAX_TOP_K`, for top-p without top-k or with one that
+    is so small that a single value may have all that top-p cuts off, and for top-p among few allowed ids.
     Always with several logits a request (speculation), logits processors of others, thinking budgets, replayed traces,
     returned sampling masks, noise in float64, and vocabularies above `MAX_VOCABULARY`.
     """
@@ -77,17 +79,24 @@ class FusedSampler(Sampler):
     def add_request(self, req_idx: int, sampling_params: SamplingParams) -> None:
         super().add_request(req_idx, sampling_params)
         self._has_news = True
-        states = self.sampling_states
-        top_k = states.top_k.np[req_idx]
-        self._fits[req_idx] = (
-            states.min_p.np[req_idx] == 0
-            and self._bad_words.num_bad_words.np[req_idx] == 0
-            and self._biases.restore_when_all_masked.np[req_idx] == 0
-            and (
-                states.temperature.np[req_idx] == 0
-                or (top_k == self._vocabulary and states.top_p.np[req_idx] == 1)
-                or (top_k < self._vocabulary and top_k <= sampling_kernel.MAX_TOP_K)
+        states, biases = self.sampling_states, self._biases
+        top_k, top_p = int(states.top_k.np[req_idx]), float(states.top_p.np[req_idx])
+        if top_p == 1:
+            is_exact = top_k <= sampling_kernel.MAX_TOP_K or top_k == self._vocabulary
+        else:
+            # Without top-k it equals the vocabulary. The k-th value has at most 1/k of the probability: if top-p cuts
+            # off more than that, it cuts below any values that equal the k-th.
+            is_exact = (
+                top_k < self._vocabulary
+                and top_k <= sampling_kernel.MAX_TOP_K
+                and top_k * (1 - top_p) > 0.999
+                and biases.num_allowed_token_ids.np[req_idx] == 0
             )
+        self._fits[req_idx] = (
+            (is_exact or states.temperature.np[req_idx] == 0)
+            and states.min_p.np[req_idx] == 0
+            and self._bad_words.num_bad_words.np[req_idx] == 0
+            and biases.restore_when_all_masked.np[req_idx] == 0
         )
 
     def apply_staged_writes(self) -> None:

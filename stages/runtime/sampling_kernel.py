@@ -10,8 +10,8 @@ the columns' maxima is a lower bound of the k-th largest value, and mostly a tig
 without a sort. `COLUMNS` is thus the largest top-k.
 
 Not like vLLM: where all finite logits of a row are equal, vLLM's search finds no place to cut, and top-k and top-p keep
-all of them; where more than `COLUMNS` equal values straddle the ends of both top-k and top-p, it may keep them all.
-Here both keep what they say.
+all of them; where no more than top-k are finite and top-p has nothing to cut, vLLM drops the smallest; where more than
+`COLUMNS` equal values straddle the ends of both top-k and top-p, it may keep them all. Here both do what they say.
 """
 
 import torch

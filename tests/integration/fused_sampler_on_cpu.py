@@ -14,11 +14,13 @@ from vllm import SamplingParams
 from stages.runtime import sampling_kernel
 from tests.integration.sampling_states import TALKER, Batch, random_logits, random_params
 
-VOCABULARIES = {120: 2, 500: 4, 8448: 1}
+VOCABULARIES = {320: 2, 500: 4, 8448: 1}
 """And how many batches of each: vLLM's own kernels, interpreted, take seconds with the talker's."""
 UNUSUAL: dict[str, dict[str, Any]] = {
     "min_p": {"min_p": 0.1},
     "top_p without top_k": {"top_k": 0},
+    "top_p with small top_k": {"top_k": 1},
+    "top_p with allowed ids": {"allowed_token_ids": [1, 2, 3]},
     "large top_k": {"top_k": 129},
     "bad words": {"bad_words": ["x"]},
     "nothing": {},

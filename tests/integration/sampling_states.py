@@ -61,17 +61,18 @@ def random_params(random: np.random.Generator, vocabulary: int) -> SamplingParam
     top_k = int(random.choice([0, 1, 5, 40, 40, 40, 100]))
     ids = random.permutation(vocabulary)
     few: list[int] = ids[:3].tolist()
+    top_p = float(random.choice([0.5, 0.8, 0.95, 1.0] if top_k >= 40 else [0.5, 0.8, 1.0] if top_k == 5 else [1.0]))
     return SamplingParams(
         temperature=float(random.choice([0.0, 0.9, 0.9, 1.0, 1.7])),
         top_k=top_k,
-        top_p=float(random.choice([0.5, 0.8, 0.95, 1.0])) if top_k else 1.0,
+        top_p=top_p,
         repetition_penalty=float(random.choice([1.0, 1.05, 1.3])),
         frequency_penalty=float(random.choice([0.0, 0.0, 0.4, -0.3])),
         presence_penalty=float(random.choice([0.0, 0.0, 0.7])),
         min_tokens=int(random.choice([0, 1500])),
         stop_token_ids=few,
         logit_bias={token: float(random.normal() * 5) for token in few[1:]} if random.random() < 0.2 else None,
-        allowed_token_ids=ids[: int(random.integers(1, 60))].tolist() if random.random() < 0.2 else None,
+        allowed_token_ids=ids[: int(random.integers(1, 60))].tolist() if top_p == 1 and random.random() < 0.4 else None,
         seed=int(random.integers(0, 2**40)) if random.random() < 0.5 else None,
         max_tokens=2000,
     )
@@ -86,4 +87,4 @@ def random_logits(random: np.random.Generator, shape: tuple[int, int]) -> Iterat
     yield "bfloat16", (3 * normal - 5).bfloat16()
     yield "few values", (2 * normal).round()
     yield "in few columns", torch.where(torch.arange(shape[1]) % sampling_kernel.COLUMNS < 3, normal + 9, normal)
-    yield "mostly barred", normal.masked_fill(torch.from_numpy(random.random(shape) < 0.97), float("-inf"))
+    yield "half barred", normal.masked_fill(torch.from_numpy(random.random(shape) < 0.5), float("-inf"))
