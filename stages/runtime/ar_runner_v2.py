@@ -12,8 +12,10 @@ from vllm.config import VllmConfig
 from vllm.sequence import IntermediateTensors
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
+from vllm.v1.worker.gpu.sample.sampler import Sampler
 
 from omni_server.protocol.rows import RowsInput
+from stages.runtime.fused_sampler import FusedSampler
 from stages.runtime.row_emitter import PendingRows
 from stages.runtime.row_model_state import RowModelStateMixin, row_model_state, step_batch
 from stages.runtime.row_runner import OutputWithRows, RowRunnerMixin, rows_request
@@ -23,6 +25,7 @@ class ARModelRunnerV2Mixin(RowRunnerMixin):
     """Over vLLM's V2 `GPUModelRunner`, or the `CPUModelRunner` derived from it."""
 
     model_state: RowModelStateMixin
+    sampler: Sampler | None
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         if vllm_config.parallel_config.prefill_context_parallel_size > 1:
@@ -46,6 +49,15 @@ class ARModelRunnerV2Mixin(RowRunnerMixin):
             senders=self._senders,
             emits=self.row_emitter is not None,
         )
+        # A stage that is fed has a small vocabulary and steps so short that sampling's launches count. vLLM's hook for
+        # another sampler is `custom_sampler` of the model state, but it asked the state that has just been replaced.
+        # Not where vLLM has chosen another class, nor for speculation, whose sampler refers to the one it was given.
+        if (
+            self.stage_config.input_queue is not None
+            and type(self.sampler) is Sampler
+            and self.vllm_config.speculative_config is None  # type: ignore[attr-defined]
+        ):
+            self.sampler = FusedSampler.in_place_of(self.sampler, self.vllm_config)  # type: ignore[attr-defined]
 
     # -- requests come and go
 

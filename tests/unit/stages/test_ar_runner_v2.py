@@ -13,6 +13,7 @@ from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 from vllm.v1.worker.gpu.model_states.interface import ModelState
+from vllm.v1.worker.gpu.sample.sampler import Sampler
 
 from omni_server.protocol.rows import (
     REQUEST_KEY,
@@ -29,6 +30,7 @@ from omni_server.protocol.runtime_config import QueueSpec, StageRuntimeConfig
 from stages.runtime import row_runner
 from stages.runtime.ar_runner_v2 import ARModelRunnerV2Mixin
 from stages.runtime.batch import StageStep, attach_step
+from stages.runtime.fused_sampler import FusedSampler
 
 WIDTH = 4
 INLINE = QueueSpec(capacity=1, path=None, slot_bytes=0, max_portions=8, num_consumers=1)
@@ -120,6 +122,7 @@ class BaseRunner:
 
     state_class: type = State
     uses_inputs_embeds = True
+    sampler_class: type = Sampler
 
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
         self.vllm_config, self.device = vllm_config, device
@@ -131,6 +134,7 @@ class BaseRunner:
     def load_model(self) -> None:
         self.model = Model()
         self.model_state = self.state_class(self.vllm_config, self.model, None, self.device)
+        self.sampler = self.sampler_class.__new__(self.sampler_class)
 
     def get_model(self) -> Any:
         return self.model
@@ -174,6 +178,7 @@ class BaseRunner:
 
 def runner(config: StageRuntimeConfig, monkeypatch: pytest.MonkeyPatch, **attributes: Any) -> Any:
     monkeypatch.setattr(row_runner, "get_tensor_model_parallel_rank", lambda: 0)
+    monkeypatch.setattr(FusedSampler, "in_place_of", lambda sampler, config: ("fused", sampler))
     made = type("Runner", (ARModelRunnerV2Mixin, BaseRunner), attributes)(vllm_config(config), torch.device("cpu"))
     made.load_model()
     return made
@@ -181,7 +186,7 @@ def runner(config: StageRuntimeConfig, monkeypatch: pytest.MonkeyPatch, **attrib
 
 def vllm_config(config: StageRuntimeConfig, prefill_context_parallel_size: int = 1) -> Any:
     parallel = SimpleNamespace(prefill_context_parallel_size=prefill_context_parallel_size)
-    return SimpleNamespace(additional_config=config, parallel_config=parallel)
+    return SimpleNamespace(additional_config=config, parallel_config=parallel, speculative_config=None)
 
 
 def request(request_id: str, token_ids: list[int], said: Any = None, prompt_length: int | None = None) -> Any:
@@ -363,3 +368,14 @@ def test_a_model_that_prepares_inputs_or_samples_otherwise_is_refused(
 ) -> None:
     with pytest.raises(TypeError, match=f"{state_class.__name__} prepares inputs or samples in a way of its own"):
         runner(FED, monkeypatch, state_class=state_class)
+
+
+def test_a_stage_that_is_fed_samples_in_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    name, replaced = runner(FED, monkeypatch).sampler
+    assert (name, type(replaced)) == ("fused", Sampler)
+
+
+def test_other_samplers_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    watermarking = type("GPUWatermarkSampler", (Sampler,), {})
+    assert type(runner(SENDING, monkeypatch).sampler) is Sampler
+    assert type(runner(FED, monkeypatch, sampler_class=watermarking).sampler) is watermarking

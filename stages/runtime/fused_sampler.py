@@ -1,0 +1,166 @@
+"""vLLM's V2 sampler with the common cases in one kernel, `sampling_kernel`, and everything else left to vLLM.
+
+The tokens are those that vLLM's own kernels give. Imported by V2 workers only: it needs Triton.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from vllm.config import VllmConfig
+from vllm.config.model import PROCESSED_LOGPROBS_MODES
+from vllm.sampling_params import SamplingParams
+from vllm.v1.worker.gpu.sample.bad_words import BadWordsState
+from vllm.v1.worker.gpu.sample.logit_bias import LogitBiasState
+from vllm.v1.worker.gpu.sample.penalties import PenaltiesState
+from vllm.v1.worker.gpu.sample.sampler import Sampler
+
+from stages.runtime import sampling_kernel
+
+_OWN_PROCESSORS = (LogitBiasState, PenaltiesState, BadWordsState)
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class FusedSampler(Sampler):
+    """Decides by step: the kernel samples if it can for every request of the step, and vLLM does otherwise.
+
+    vLLM does where logprobs after processing are to be returned, for min-p, bad words, and end ids that a grammar may
+    call back. And where its searches for top-k and top-p end in another place than they should, by its way of counting
+    equal values or by a limit to its precision: for top-k above `MAX_TOP_K`, for top-p without top-k or with one that
+    is so small that a single value may have all that top-p cuts off, and for top-p among few allowed ids.
+    Always with several logits a request (speculation), logits processors of others, thinking budgets, replayed traces,
+    returned sampling masks, noise in float64, and vocabularies above `MAX_VOCABULARY`.
+    """
+
+    def __init__(
+        self, vllm_config: VllmConfig, max_num_reqs: int, vocab_size: int, device: torch.device, **kwargs: Any
+    ) -> None:
+        super().__init__(vllm_config, max_num_reqs, vocab_size, device, **kwargs)
+        (self._biases,) = (made for made in self.logits_processors if isinstance(made, LogitBiasState))
+        (self._bad_words,) = (made for made in self.logits_processors if isinstance(made, BadWordsState))
+        self._vocabulary = vocab_size
+        self._is_possible = (
+            vocab_size <= sampling_kernel.MAX_VOCABULARY
+            and len(self.logits_processors) == len(_OWN_PROCESSORS)
+            and not self.thinking_budget_state.enabled
+            and self.trace_replay_state is None
+            and not self.return_sampling_mask
+            and not self.use_fp64_gumbel
+        )
+        self._fits: npt.NDArray[np.bool_] = np.ones(max_num_reqs, bool)  # by row of the state tensors
+        self._has_news = True
+        scratch = (max_num_reqs, sampling_kernel.COLUMNS)
+        self._scratch = (
+            torch.empty(scratch, dtype=torch.int32, device=device),
+            torch.empty(scratch, dtype=torch.float32, device=device),
+        )
+
+    @classmethod
+    def in_place_of(cls, sampler: Sampler, vllm_config: VllmConfig) -> "FusedSampler":
+        """Made as `sampler`, which has no requests yet, was made."""
+        states = sampler.req_states
+        return cls(
+            vllm_config,
+            states.max_num_reqs,
+            states.vocab_size,
+            states.device,
+            req_states=states,
+            logprobs_mode=sampler.logprobs_mode,
+            num_speculative_tokens=sampler.num_speculative_tokens,
+            use_fp64_gumbel=sampler.use_fp64_gumbel,
+            enable_trace_replay=sampler.trace_replay_state is not None,
+            return_sampling_mask=sampler.return_sampling_mask,
+            custom_logits_processors=[
+                made for made in sampler.logits_processors if not isinstance(made, _OWN_PROCESSORS)
+            ],
+        )
+
+    def add_request(self, req_idx: int, sampling_params: SamplingParams) -> None:
+        super().add_request(req_idx, sampling_params)
+        self._has_news = True
+        states, biases = self.sampling_states, self._biases
+        top_k, top_p = int(states.top_k.np[req_idx]), float(states.top_p.np[req_idx])
+        if top_p == 1:
+            is_exact = top_k <= sampling_kernel.MAX_TOP_K or top_k == self._vocabulary
+        else:
+            # Without top-k it equals the vocabulary. The k-th value has at most 1/k of the probability: if top-p cuts
+            # off more than that, it cuts below any values that equal the k-th.
+            is_exact = (
+                top_k < self._vocabulary
+                and top_k <= sampling_kernel.MAX_TOP_K
+                and top_k * (1 - top_p) > 0.999
+                and biases.num_allowed_token_ids.np[req_idx] == 0
+            )
+        self._fits[req_idx] = (
+            (is_exact or states.temperature.np[req_idx] == 0)
+            and states.min_p.np[req_idx] == 0
+            and self._bad_words.num_bad_words.np[req_idx] == 0
+            and biases.restore_when_all_masked.np[req_idx] == 0
+        )
+
+    def apply_staged_writes(self) -> None:
+        """Called in every step, and a dozen small copies; there is something to write only behind `add_request`."""
+        if self._has_news:
+            super().apply_staged_writes()
+            self._has_news = False
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        expanded_idx_mapping: torch.Tensor,
+        idx_mapping: torch.Tensor,
+        idx_mapping_np: npt.NDArray[np.integer[Any]],
+        pos: torch.Tensor,
+        input_ids: torch.Tensor,
+        expanded_local_pos: torch.Tensor,
+        seq_lens_upper_bound_np: npt.NDArray[np.integer[Any]],
+        return_logprobs: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens and the processed logits. Where the kernel has sampled, `logits` stand for these: vLLM reads them for
+        logprobs after processing and for sampling masks only."""
+        if not (
+            self._is_possible
+            and self._fits[idx_mapping_np].all()
+            and logits.shape == (len(idx_mapping_np), self._vocabulary)
+            and logits.stride(1) == 1
+            and logits.dtype in _FLOATS
+            and not (return_logprobs and self.logprobs_mode in PROCESSED_LOGPROBS_MODES)
+        ):
+            return super().sample(
+                logits,
+                expanded_idx_mapping,
+                idx_mapping,
+                idx_mapping_np,
+                pos,
+                input_ids,
+                expanded_local_pos,
+                seq_lens_upper_bound_np,
+                return_logprobs,
+            )
+        sampling, biases, penalties = self.sampling_states, self._biases, self.penalties_state
+        tokens = sampling_kernel.sample(
+            logits,
+            idx_mapping,
+            pos,
+            self._scratch,
+            (sampling.temperature.gpu, sampling.top_k.gpu, sampling.top_p.gpu, sampling.seeds.gpu),
+            (
+                biases.num_allowed_token_ids.gpu,
+                biases.allowed_token_ids.gpu,
+                biases.num_logit_bias.gpu,
+                biases.logit_bias_token_ids.gpu,
+                biases.logit_bias.gpu,
+                biases.min_lens.gpu,
+                biases.num_stop_token_ids.gpu,
+                biases.stop_token_ids.gpu,
+            ),
+            (
+                penalties.repetition_penalty.gpu,
+                penalties.frequency_penalty.gpu,
+                penalties.presence_penalty.gpu,
+                penalties.prompt_bin_mask,
+                penalties.output_bin_counts,
+            ),
+        )
+        return tokens, logits

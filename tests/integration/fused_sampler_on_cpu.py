@@ -1,0 +1,102 @@
+"""Samples with both samplers, on a CPU, and prints as JSON what came out. Used by test_fused_sampler; needs
+tests/integration/v2_on_cpu on PYTHONPATH."""
+
+import json
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import vllm.v1.worker.cpu.shm  # noqa: F401  vLLM's stand-ins for what V2 asks of a GPU, as its CPU worker loads them
+from vllm import SamplingParams
+
+from stages.runtime import sampling_kernel
+from tests.integration.sampling_states import TALKER, Batch, random_logits, random_params
+
+VOCABULARIES = {320: 2, 500: 4, 8448: 1}
+"""And how many batches of each: vLLM's own kernels, interpreted, take seconds with the talker's."""
+UNUSUAL: dict[str, dict[str, Any]] = {
+    "min_p": {"min_p": 0.1},
+    "top_p without top_k": {"top_k": 0},
+    "top_p with small top_k": {"top_k": 1},
+    "top_p with allowed ids": {"allowed_token_ids": [1, 2, 3]},
+    "large top_k": {"top_k": 129},
+    "bad words": {"bad_words": ["x"]},
+    "nothing": {},
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "processed logprobs": {"logprobs_mode": "processed_logprobs"},
+    "raw logprobs": {"logprobs_mode": "raw_logprobs"},
+    "noise in float64": {"use_fp64_gumbel": True},
+    "sampling masks": {"return_sampling_mask": True},
+    "traces": {"enable_trace_replay": True},
+}
+
+
+class Comparison:
+    def __init__(self, calls: list[int]) -> None:
+        self.calls = calls
+        self.made: list[dict[str, Any]] = []
+
+    def add(self, what: str, batch: Batch, step: tuple[Any, ...]) -> None:
+        before = len(self.calls)
+        ours = batch.ours(step)
+        fused = len(self.calls) > before
+        self.made.append({"what": what, "ours": ours, "vllms": batch.vllms(step), "fused": fused})
+
+
+def mixed(comparison: Comparison) -> None:
+    random = np.random.default_rng(0)
+    for vocabulary, num_batches in VOCABULARIES.items():
+        for number in range(num_batches):
+            params = [random_params(random, vocabulary) for _ in range(4)]
+            params[0] = SamplingParams(**TALKER, max_tokens=2000, stop_token_ids=[1, 2], seed=number)
+            batch = Batch(vocabulary, params, seed=number)
+            for kind, logits in random_logits(random, (len(params), vocabulary)):
+                comparison.add(f"{kind}, {vocabulary}, {number}", batch, batch.step(logits))
+
+
+def many_equal(comparison: Comparison) -> None:
+    """Thousands of values are the largest: top-k keeps the first ones."""
+    params = [SamplingParams(temperature=1.0, top_k=top_k, seed=top_k) for top_k in (1, 40, 128)]
+    batch = Batch(8448, params)
+    largest = torch.arange(3 * 8448).view(3, -1) % 3 == 1
+    comparison.add("many equal", batch, batch.step(largest.float()))
+
+
+def out_of_the_ordinary(comparison: Comparison) -> None:
+    """One request of two asks for what the kernel does not do, or the engine was started with it."""
+    logits = torch.from_numpy(np.random.default_rng(0).normal(size=(2, 500)).astype(np.float32))
+    usual = SamplingParams(**TALKER, max_tokens=2000)
+    for what, changes in UNUSUAL.items():
+        unusual = SamplingParams(**TALKER | {"min_tokens": 0} | changes)
+        if unusual.bad_words:
+            unusual._bad_words_token_ids = [[7]]
+        batch = Batch(500, [usual, unusual])
+        comparison.add(what, batch, batch.step(logits))
+    for what, options in OPTIONS.items():
+        batch = Batch(500, [usual, usual], **options)
+        comparison.add(what, batch, (*batch.step(logits), True))
+    batch = Batch(500, [usual, usual])
+    comparison.add("float64", batch, batch.step(logits.double()))
+    batch = Batch(sampling_kernel.MAX_VOCABULARY + 1, [SamplingParams(temperature=0)])
+    comparison.add("vocabulary", batch, batch.step(torch.randn(1, sampling_kernel.MAX_VOCABULARY + 1)))
+
+
+if __name__ == "__main__":
+    calls: list[int] = []
+    sample = sampling_kernel.sample
+
+    def counting(*args: Any) -> torch.Tensor:
+        calls.append(1)
+        return sample(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampling_kernel, "sample", counting)
+        groups = {}
+        for group in (mixed, many_equal, out_of_the_ordinary):
+            comparison = Comparison(calls)
+            group(comparison)
+            groups[group.__name__] = comparison.made
+    sys.stdout.write(json.dumps(groups) + "\n")
