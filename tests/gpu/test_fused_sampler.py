@@ -55,7 +55,7 @@ def test_compiled_it_gives_vllms_tokens(size: int, monkeypatch: pytest.MonkeyPat
             ]
     tell(f"{size} requests: {len(different)} of {num_tokens} tokens differ", *different)
     assert len(calls) == num_tokens // size
-    assert len(different) <= num_tokens // 1000
+    assert len(different) <= max(1, num_tokens // 1000)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
