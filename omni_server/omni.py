@@ -117,7 +117,7 @@ class AsyncOmni:
         return {name: await client.num_resumed() for name, client in self._engines.ar.items()}
 
     async def runner_generations(self) -> dict[str, int]:
-        """Per autoregressive stage, the generation of vLLM's model runner: 2 on GPUs, 1 on CPUs, if vLLM can choose."""
+        """Per autoregressive stage, the generation of vLLM's model runner, 1 or 2."""
         return {name: await client.runner_generation() for name, client in self._engines.ar.items()}
 
     def row_slots(self) -> dict[tuple[str, str], RowSlots]:

@@ -12,7 +12,7 @@ _Base: type = platform_worker_class()
 class ARWorker(GiveWayMixin, StageWorkerMixin, _Base):
     """vLLM's worker of the platform, with our rows on the model runner that vLLM chooses.
 
-    That is V2 on a GPU and V1 on a CPU, unless the environment says otherwise (`VLLM_USE_V2_MODEL_RUNNER`).
+    That is what the environment says (`VLLM_USE_V2_MODEL_RUNNER`), which the server sets to V1 unless an operator has.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

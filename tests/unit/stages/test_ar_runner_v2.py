@@ -134,7 +134,7 @@ class BaseRunner:
     def load_model(self) -> None:
         self.model = Model()
         self.model_state = self.state_class(self.vllm_config, self.model, None, self.device)
-        self.sampler = object.__new__(self.sampler_class)
+        self.sampler: Any = object.__new__(self.sampler_class)
 
     def get_model(self) -> Any:
         return self.model
