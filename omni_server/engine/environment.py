@@ -19,8 +19,8 @@ def set_engine_environment(config: StageConfig) -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")
-    # V2 needs a Triton that compiles for CPUs, which the one on PyPI does not. On a GPU it would be vLLM's own choice; but
-    # there, with many requests at once, codec tokens on V2 were seen to differ from the reference's (benchmarks/README.md).
+    # V2 needs a Triton that compiles for CPUs, which the one on PyPI does not. On a GPU it would be vLLM's own choice;
+    # but with many requests at once codec tokens on V2 differed from the reference's there (benchmarks/README.md).
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
     if config.platform == "cpu":
         # The worker lives in the engine's own process: half the memory, a third of the start-up time, and no
