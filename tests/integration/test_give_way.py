@@ -54,10 +54,11 @@ class Pair:
 
     async def window(self, *, is_first: bool) -> None:
         """Have one computed."""
-        window = CodecWindow("Chelsie", 0, 0, 0 if is_first else 12, 24, 20, True)
-        codes = tuple(np.random.default_rng(0).integers(0, 8192, 24).tolist())
+        start, end = (0, 24) if is_first else (24, 36)
+        window = CodecWindow("Chelsie", 0, 0, start, end, 20, True)
+        codes = tuple(np.random.default_rng(0).integers(0, 8192, end).tolist())
         samples = await self.code2wav.run(f"window-{next(self.ids)}", codes, encode_codec_window(window))
-        assert len(samples) == 480 * (24 if is_first else 12)
+        assert len(samples) == 480 * (end - start)
 
     async def pauses(self) -> int:
         ((number, seconds),) = await self.thinker.collective_rpc("pauses")

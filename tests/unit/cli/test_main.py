@@ -78,7 +78,7 @@ def test_config_show_takes_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_a_mistake_in_a_config_exits_with_2_and_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(
-        find_shipped_config("qwen2_5_omni").read_text().replace("max_model_len: 180", "max_model_lenn: 180")
+        find_shipped_config("qwen2_5_omni").read_text().replace("max_model_len: 156", "max_model_lenn: 156")
     )
 
     assert main(["config", "show", str(file)]) == 2
