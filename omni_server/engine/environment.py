@@ -8,6 +8,8 @@ import os
 
 from omni_server.config.stage_config import StageConfig
 
+logger = logging.getLogger(__name__)
+
 
 def set_engine_environment(config: StageConfig) -> None:
     """Raises nothing; values that the operator has set win."""
@@ -22,6 +24,11 @@ def set_engine_environment(config: StageConfig) -> None:
     # V2 needs a Triton that compiles for CPUs, which the one on PyPI does not. On a GPU it would be vLLM's own choice;
     # but with many requests at once codec tokens on V2 differed from the reference's there (benchmarks/README.md).
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
+    if config.platform == "cuda" and os.environ["VLLM_USE_V2_MODEL_RUNNER"] != "0":
+        logger.warning(
+            "VLLM_USE_V2_MODEL_RUNNER asks for vLLM's V2 model runner: with many requests at once, speech on it has "
+            "been seen to differ from the model's; the default is 0"
+        )
     if config.platform == "cpu":
         # The worker lives in the engine's own process: half the memory, a third of the start-up time, and no
         # worker that spins on its queue.

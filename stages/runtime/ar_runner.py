@@ -1,4 +1,4 @@
-"""The autoregressive runner on vLLM's V1 model runner, which is the one that vLLM has for CPUs.
+"""The autoregressive runner on vLLM's V1 model runner, the default.
 
 Everything vLLM does stays: each override calls `super()`. What is specific to this generation is in this module.
 """

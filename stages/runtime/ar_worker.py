@@ -10,9 +10,9 @@ _Base: type = platform_worker_class()
 
 
 class ARWorker(GiveWayMixin, StageWorkerMixin, _Base):
-    """vLLM's worker of the platform, with our rows on the model runner that vLLM chooses.
+    """vLLM's worker of the platform, with our rows on the generation of model runner that the environment asks for.
 
-    That is what the environment says (`VLLM_USE_V2_MODEL_RUNNER`), which the server sets to V1 unless an operator has.
+    `VLLM_USE_V2_MODEL_RUNNER` is that; the server sets it to V1 where no operator has.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -36,7 +36,7 @@ MAX_MESSAGE_BYTES = 256
 
 
 class BatchAnnouncer:
-    """The announcing end, in the worker of the stage that has urgent batches."""
+    """The announcing end, in the worker of the stage that is given way to."""
 
     def __init__(self, listeners: tuple[GiveWaySpec, ...]) -> None:
         self._addresses = [socket_address(listener.socket) for listener in listeners]

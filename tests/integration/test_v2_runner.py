@@ -1,6 +1,6 @@
-"""vLLM's V2 model runner, which stages run on where there is a GPU, gives the reference's tokens as V1 does.
+"""vLLM's V2 model runner gives the reference's tokens, as V1 does, where Triton's interpreter runs its kernels.
 
-Here its kernels are interpreted, on the CPU: slow, but the runner is the one of the GPU.
+On a GPU it does not always (benchmarks/README.md), so it is not the default: what is at fault there is not seen here.
 """
 
 import json

@@ -37,8 +37,7 @@ def conv(
     """`scale * (conv(x) + bias + residual)`, added to `out` if that is given; [batch, time, out channels].
 
     x: [batch, time, in channels]; weight: [taps, in channels, out channels] of the same type; bias: float32 [out
-    channels]; residual: of type `dtype`. The input counts as 0
-    beyond its ends; the output is as long as the input.
+    channels]; residual: of type `dtype`. The input counts as 0 beyond its ends; the output is as long as the input.
     """
     batch, length, channels = x.shape
     taps, _, out_channels = weight.shape

@@ -35,3 +35,15 @@ def test_the_operators_choice_of_a_model_runner_stands(
     environment[RUNNER] = value
     set_engine_environment(config)
     assert environment[RUNNER] == value
+
+
+def test_an_operator_who_asks_for_v2_on_a_gpu_is_warned_and_nobody_else(
+    environment: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    set_engine_environment(CUDA)
+    environment[RUNNER] = "1"
+    set_engine_environment(CPU)
+    assert not caplog.records
+    set_engine_environment(CUDA)
+    [record] = caplog.records
+    assert "VLLM_USE_V2_MODEL_RUNNER" in record.getMessage()
