@@ -1,126 +1,27 @@
 """The diffusion model runner, over a base class that only loads a model."""
 
-import contextlib
 import re
-import socket
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
-from vllm import PoolingParams
-from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
-from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 
-from omni_server.errors import StageError
-from omni_server.protocol.diffusion import INPUT_KEY
-from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig, FlowSolver
-from omni_server.protocol.give_way import GiveWaySpec, decode_notice
-from omni_server.protocol.local_socket import new_socket_name, socket_address
-from omni_server.transport.result import decode_result
 from stages.runtime.diffusion_model import DiffusionBatch, RejectedRequestsError
-from stages.runtime.diffusion_runner import DiffusionModelRunnerMixin
-
-
-@dataclass
-class SchedulerConfig:
-    enable_chunked_prefill: bool = False
-
-
-@dataclass
-class EngineConfig:
-    model: torch.nn.Module
-    scheduler_config: SchedulerConfig = field(default_factory=SchedulerConfig)
-    additional_config: DiffusionRuntimeConfig | None = None
-
-
-class PlatformRunner:
-    """What the mixin needs of vLLM's runner."""
-
-    def __init__(self, vllm_config: EngineConfig, device: torch.device) -> None:
-        self.vllm_config, self.device = vllm_config, device
-
-    def load_model(self, load_dummy_weights: bool = False) -> None:
-        self.model = self.vllm_config.model
-
-    def get_model(self) -> torch.nn.Module:
-        return self.model
-
-
-class Runner(DiffusionModelRunnerMixin, PlatformRunner):
-    pass
-
-
-def runner_for(model: torch.nn.Module) -> Runner:
-    runner = Runner(EngineConfig(model), torch.device("cpu"))
-    runner.load_model()
-    return runner
-
-
-class Sampler(torch.nn.Module):
-    """Answers by `answer`, and remembers the batches it was given."""
-
-    def __init__(self, answer: Callable[[DiffusionBatch], object]) -> None:
-        super().__init__()
-        self.answer = answer
-        self.batches: list[DiffusionBatch] = []
-
-    def sample(self, batch: DiffusionBatch) -> object:
-        self.batches.append(batch)
-        return self.answer(batch)
-
-
-def sums(batch: DiffusionBatch) -> list[torch.Tensor]:
-    """A result that tells the requests apart: the sum of the token ids, three times."""
-    return [ids.sum().float().expand(3) for ids in batch.token_ids]
-
-
-def new_request(request_id: str, token_ids: list[int], payload: object = b"in") -> NewRequestData:
-    extra = None if payload is None else {INPUT_KEY: payload}
-    return NewRequestData(
-        req_id=request_id,
-        prompt_token_ids=token_ids,
-        mm_features=[],
-        sampling_params=None,
-        pooling_params=PoolingParams(task="plugin", extra_kwargs=extra),
-        block_ids=(),
-        num_computed_tokens=0,
-        lora_request=None,
-    )
-
-
-def step(*requests: NewRequestData, finished: tuple[str, ...] = ()) -> SchedulerOutput:
-    output = SchedulerOutput.make_empty()
-    output.scheduled_new_reqs = list(requests)
-    output.num_scheduled_tokens = {r.req_id: len(r.prompt_token_ids or []) for r in requests}
-    output.total_num_scheduled_tokens = sum(output.num_scheduled_tokens.values())
-    output.finished_req_ids = set(finished)
-    return output
-
-
-THREE = (new_request("a", [1, 2]), new_request("b", [10]), new_request("c", [100, 200, 300]))
-
-
-def outcomes(output: ModelRunnerOutput) -> dict[str, list[float] | str]:
-    """Per request its result or the message of its failure, in the output's order."""
-    assert list(output.req_id_to_index) == output.req_ids
-    assert list(output.req_id_to_index.values()) == list(range(len(output.req_ids)))
-    assert output.sampled_token_ids == [[] for _ in output.req_ids]
-    assert output.pooler_output is not None
-    assert len(output.pooler_output) == len(output.req_ids)
-    found: dict[str, list[float] | str] = {}
-    for request_id, result in zip(output.req_ids, output.pooler_output, strict=True):
-        assert isinstance(result, torch.Tensor)
-        assert result.device.type == "cpu"
-        try:
-            found[request_id] = decode_result(result, "code2wav").tolist()
-        except StageError as error:
-            found[request_id] = error.message.removeprefix("stage 'code2wav': ")
-    return found
-
-
-RIGHT = {"a": [3.0] * 3, "b": [10.0] * 3, "c": [600.0] * 3}
+from tests.unit.stages.diffusion import (
+    RIGHT,
+    THREE,
+    EngineConfig,
+    Runner,
+    Sampler,
+    SchedulerConfig,
+    new_request,
+    outcomes,
+    runner_for,
+    step,
+    sums,
+)
 
 
 @pytest.mark.parametrize(
@@ -337,113 +238,3 @@ def test_there_is_no_kv_cache_and_nothing_to_capture() -> None:
     assert runner.get_kv_cache_spec() == {}
     assert runner.capture_model() == 0
     assert runner.get_supported_tasks() == ("plugin",)
-
-
-class Listener:
-    """Stands for a stage that gives way; remembers what it was told, as "begins" and "ends"."""
-
-    def __init__(self) -> None:
-        self.spec = GiveWaySpec(new_socket_name())
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self.socket.bind(socket_address(self.spec.socket))
-        self.socket.setblocking(False)
-
-    def heard(self) -> list[str]:
-        """Since the last call."""
-        messages = []
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                messages.append("begins" if decode_notice(self.socket.recv(256)).is_running else "ends")
-        return messages
-
-
-@pytest.fixture
-def listener() -> Iterator[Listener]:
-    listener = Listener()
-    yield listener
-    listener.socket.close()
-
-
-class HurriedSampler(Sampler):
-    """Finds a batch urgent that holds the request "a"."""
-
-    num_asked = 0
-
-    def is_urgent(self, batch: DiffusionBatch) -> bool:
-        self.num_asked += 1
-        return "a" in batch.request_ids
-
-
-def announcing_runner(model: torch.nn.Module, *listeners: Listener) -> Runner:
-    config = DiffusionRuntimeConfig(
-        solver=FlowSolver(num_steps=2, guidance_scale=0.5, sway_coefficient=-1.0),
-        compute_dtype="float32",
-        is_fast=False,
-        max_num_windows=4,
-        max_num_codes=16,
-        longest_window=8,
-        announces_to=tuple(listener.spec for listener in listeners),
-    )
-    runner = Runner(EngineConfig(model, additional_config=config), torch.device("cpu"))
-    runner.load_model()
-    return runner
-
-
-def test_an_urgent_batch_is_announced_before_it_is_run_and_its_end_after_it(listener: Listener) -> None:
-    heard_inside: list[list[str]] = []
-
-    def answer(batch: DiffusionBatch) -> list[torch.Tensor]:
-        heard_inside.append(listener.heard())
-        return sums(batch)
-
-    runner = announcing_runner(HurriedSampler(answer), listener)
-    assert outcomes(runner.execute_model(step(*THREE))) == RIGHT
-    assert heard_inside == [["begins"]]
-    assert listener.heard() == ["ends"]
-
-
-def test_nobody_is_told_of_other_batches(listener: Listener) -> None:
-    runner = announcing_runner(HurriedSampler(sums), listener)
-    assert outcomes(runner.execute_model(step(*THREE[1:]))) == {"b": RIGHT["b"], "c": RIGHT["c"]}
-    runner.execute_model(step(finished=("a",)))
-    runner.execute_model(step(new_request("a", [1], payload=None)))
-    assert listener.heard() == []
-
-
-def test_a_model_that_does_not_tell_has_no_announcer(listener: Listener) -> None:
-    announcing_runner(Sampler(sums), listener).execute_model(step(*THREE))
-    assert listener.heard() == []
-
-
-def test_where_nobody_gives_way_the_model_is_not_asked() -> None:
-    model = HurriedSampler(sums)
-    assert outcomes(announcing_runner(model).execute_model(step(*THREE))) == RIGHT
-    assert outcomes(runner_for(model).execute_model(step(*THREE))) == RIGHT
-    assert model.num_asked == 0
-
-
-def test_an_urgent_batch_that_is_run_again_in_parts_is_announced_once(listener: Listener) -> None:
-    def raising(batch: DiffusionBatch) -> list[torch.Tensor]:
-        if "b" in batch.request_ids:
-            raise ValueError("b is wrong")
-        return sums(batch)
-
-    runner = announcing_runner(HurriedSampler(raising), listener)
-    assert outcomes(runner.execute_model(step(*THREE))) == RIGHT | {"b": "ValueError: b is wrong"}
-    assert listener.heard() == ["begins", "ends"]
-
-
-def test_the_end_of_an_urgent_batch_is_told_when_the_device_is_lost(listener: Listener) -> None:
-    def lose_device(batch: DiffusionBatch) -> list[torch.Tensor]:
-        raise torch.AcceleratorError("device-side assert triggered")
-
-    with pytest.raises(torch.AcceleratorError):
-        announcing_runner(HurriedSampler(lose_device), listener).execute_model(step(*THREE))
-    assert listener.heard() == ["begins", "ends"]
-
-
-def test_all_who_give_way_are_told(listener: Listener) -> None:
-    second = Listener()
-    announcing_runner(HurriedSampler(sums), listener, second).execute_model(step(*THREE))
-    assert [listener.heard(), second.heard()] == [["begins", "ends"]] * 2
-    second.socket.close()
