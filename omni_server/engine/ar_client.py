@@ -1,6 +1,5 @@
 """The server's end of an autoregressive stage: requests in, tokens and rows out, one release path."""
 
-import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -105,7 +104,7 @@ class ArStageClient(StageClient[StageAsyncLLM]):
         return text
 
     async def render(self, prompt: ThinkerPrompt) -> RenderedPrompt:
-        """Tokenise and preprocess media, off the event loop. A prompt that is not opened has to be discarded.
+        """Tokenise and preprocess media, off the event loop.
 
         Raises `InvalidRequestError` if the prompt is too long or the media do not fit it.
         """
@@ -120,45 +119,22 @@ class ArStageClient(StageClient[StageAsyncLLM]):
         if media:
             raw |= {"multi_modal_data": media, "mm_processor_kwargs": dict(prompt.processor_kwargs)}
         renderer = self.engine.renderer
-        rendering = asyncio.ensure_future(
-            renderer.render_cmpl_async(
-                [parse_model_prompt(self.engine.model_config, raw)], renderer.default_cmpl_tok_params
-            )
-        )
         try:
             with stage_errors(self.name):
-                (engine_input,) = await asyncio.shield(rendering)
-        except asyncio.CancelledError:
-            # Its thread goes on; what it has put into the cache by the end must be forgotten then.
-            rendering.add_done_callback(self._discard_late)
-            raise
+                # vLLM's usual cache sends media once and refers to them from then on; rendering counts as sent, so a
+                # prompt that is dropped after it, or overtaken on its way to the engine, would spoil the next with
+                # the same media. The other cache keeps what preprocessing made and sends it every time.
+                (engine_input,) = await renderer.render_cmpl_async(
+                    [parse_model_prompt(self.engine.model_config, raw)],
+                    renderer.default_cmpl_tok_params,
+                    skip_mm_cache=True,
+                )
         except (VLLMClientError, ValueError, TypeError) as exc:
             raise _invalid_prompt(exc, self.max_model_len) from exc
         token_ids = tuple(engine_input["prompt_token_ids"])
-        rendered = RenderedPrompt(token_ids, engine_input)
         if len(token_ids) >= self.max_model_len:
-            self.discard(rendered)
             raise context_length_exceeded(self.max_model_len, len(token_ids), "messages")
-        return rendered
-
-    def discard(self, prompt: RenderedPrompt) -> None:
-        """Say that a rendered prompt will not be opened.
-
-        vLLM sends media to the engine once and refers to them from then on; rendering counts as sent. Media that
-        were not sent after all must be forgotten here, or the next prompt with the same media fails.
-        """
-        cache = None if self.is_dead else self.engine.renderer.mm_processor_cache
-        if cache is None:
-            return
-        for hashes in prompt.engine_input.get("mm_hashes", {}).values():
-            for media_hash in hashes:
-                if media_hash is not None:
-                    cache.invalidate(media_hash)
-
-    def _discard_late(self, rendering: asyncio.Future[Any]) -> None:
-        if not rendering.cancelled() and rendering.exception() is None:
-            (engine_input,) = rendering.result()
-            self.discard(RenderedPrompt(tuple(engine_input["prompt_token_ids"]), engine_input))
+        return RenderedPrompt(token_ids, engine_input)
 
     async def open(
         self,

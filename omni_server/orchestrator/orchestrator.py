@@ -92,11 +92,7 @@ class Orchestrator:
                 prompt = await thinker.client.render(rendered)
         except TimeoutError:
             raise DeadlineExceededError(f"reading the prompt took longer than {deadline_s:g} s") from None
-        try:
-            run = self._admitted(request, prompt, sampling, voice, deadline_s - (time.monotonic() - began))
-        except BaseException:
-            thinker.client.discard(prompt)
-            raise
+        run = self._admitted(request, prompt, sampling, voice, deadline_s - (time.monotonic() - began))
         self._running[request.request_id] = run
         run.start()
         return run

@@ -57,7 +57,6 @@ class RequestRun:
         self._task: asyncio.Task[None] | None = None
         self._is_over = False  # for the consumer: the last event has been delivered
         self._is_released = False
-        self._is_opened = False
         self._clock = StageClock()
         self._talk: Talk | None = None
         if speech is not None:
@@ -109,12 +108,10 @@ class RequestRun:
             self._release()
 
     def _release(self) -> None:
-        """What the stages have not been given is dropped; whoever still waits for an event is woken."""
+        """Rows that the talker has not been given are dropped; whoever still waits for an event is woken."""
         if self._is_released:
             return
         self._is_released = True
-        if not self._is_opened:
-            self._thinker.discard(self._rendered)
         if self._talk is not None:
             self._talk.close()
         # Behind another last event nobody reads it.
@@ -130,7 +127,6 @@ class RequestRun:
     async def _think(self) -> None:
         sink = None if self._talk is None else self._talk.rows.take
         stream = await self._thinker.open(self.request_id, self._rendered, self._thinker_params, sink)
-        self._is_opened = True
         try:
             async with aclosing(stream.outputs()) as outputs:
                 async for output in outputs:

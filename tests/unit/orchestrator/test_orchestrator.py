@@ -176,11 +176,12 @@ async def test_a_request_in_admission_is_refused_when_the_server_closes() -> Non
     "sampling", [{"thinker": SamplingConfig(max_tokens=10**6)}, {"thinker": SamplingConfig(top_p=9.0)},
                  {"talker": SamplingConfig(max_tokens=0)}]
 )  # fmt: skip
-async def test_a_prompt_that_is_refused_after_rendering_is_discarded(sampling: dict[str, SamplingConfig]) -> None:
+async def test_a_prompt_that_is_refused_after_rendering_reaches_no_stage(sampling: dict[str, SamplingConfig]) -> None:
     pipeline = Pipeline()
     with pytest.raises(InvalidRequestError):
         await pipeline.orchestrator.submit(replace(request(), sampling=sampling))
-    assert len(pipeline.thinker.discarded) == 1
+    assert not pipeline.thinker.prompts
+    assert pipeline.orchestrator.num_running == 0
 
 
 async def test_an_unknown_voice_is_refused_and_the_known_ones_are_named() -> None:
