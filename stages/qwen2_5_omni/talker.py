@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from vllm.compilation.decorators import support_torch_compile
 from vllm.config import CacheConfig, VllmConfig
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import QKVParallelLinear, ReplicatedLinear, RowParallelLinear
@@ -28,7 +29,13 @@ from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, m
 from vllm.sequence import IntermediateTensors
 
 _CHECKPOINT = WeightsMapper(
-    orig_to_new_prefix={"talker.codec_head.": "lm_head.", "talker.": "", "thinker.": None, "token2wav.": None}
+    orig_to_new_prefix={
+        "talker.codec_head.": "lm_head.",
+        "talker.thinker_to_talker_proj.": "model.thinker_to_talker_proj.",
+        "talker.": "",
+        "thinker.": None,
+        "token2wav.": None,
+    }
 )
 
 
@@ -90,6 +97,53 @@ class TalkerDecoderLayer(Qwen2DecoderLayer):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
 
+@support_torch_compile(
+    dynamic_arg_dims={
+        "input_ids": {0: "b"},
+        "positions": {-1: "b"},  # [3, num_tokens]
+        "intermediate_tensors": {0: "b"},
+        "inputs_embeds": {0: "b"},
+    }
+)
+class TalkerModel(Qwen2Model):
+    """The projection and the decoder layers.
+
+    The projection belongs in here, where vLLM compiles: CUDA graphs of a compiled model's pieces read what they were
+    captured with from where it lay then, and of all tensors only the runner's own stay in their place. What the
+    projection makes would lie elsewhere in each step.
+    """
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix, decoder_layer_type=TalkerDecoderLayer)
+        config = vllm_config.model_config.hf_config
+        self.embed_tokens = VocabParallelEmbedding(
+            config.vocab_size,
+            config.embedding_size,
+            quant_config=vllm_config.quant_config,
+            prefix=maybe_prefix(prefix, "embed_tokens"),
+        )
+        self.thinker_to_talker_proj = ReplicatedLinear(
+            config.embedding_size,
+            config.hidden_size,
+            bias=True,
+            quant_config=vllm_config.quant_config,
+            prefix=maybe_prefix(prefix, "thinker_to_talker_proj"),
+        )
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        positions: torch.Tensor,
+        intermediate_tensors: IntermediateTensors | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+    ) -> torch.Tensor | IntermediateTensors:
+        if inputs_embeds is None:
+            assert input_ids is not None
+            inputs_embeds = self.embed_input_ids(input_ids)
+        projected, _ = self.thinker_to_talker_proj(inputs_embeds)
+        return super().forward(None, positions, intermediate_tensors, projected)
+
+
 class Qwen2_5OmniTalker(Qwen2ForCausalLM, SupportsMRoPE):
     """`inputs_embeds` is `[num_tokens, embedding_size]`: codec embeddings with the thinker's rows laid over."""
 
@@ -101,24 +155,7 @@ class Qwen2_5OmniTalker(Qwen2ForCausalLM, SupportsMRoPE):
         quant_config = vllm_config.quant_config
         self.config = config
         self.quant_config = quant_config
-        self.model = Qwen2Model(
-            vllm_config=vllm_config,
-            prefix=maybe_prefix(prefix, "model"),
-            decoder_layer_type=TalkerDecoderLayer,
-        )
-        self.model.embed_tokens = VocabParallelEmbedding(
-            config.vocab_size,
-            config.embedding_size,
-            quant_config=quant_config,
-            prefix=maybe_prefix(prefix, "model.embed_tokens"),
-        )
-        self.thinker_to_talker_proj = ReplicatedLinear(
-            config.embedding_size,
-            config.hidden_size,
-            bias=True,
-            quant_config=quant_config,
-            prefix=maybe_prefix(prefix, "thinker_to_talker_proj"),
-        )
+        self.model = TalkerModel(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
         self.lm_head = ParallelLMHead(
             config.vocab_size,
             config.hidden_size,
@@ -133,19 +170,6 @@ class Qwen2_5OmniTalker(Qwen2ForCausalLM, SupportsMRoPE):
         banned[[config.tts_codec_pad_token_id, config.tts_codec_end_token_id]] = False
         banned[config.tts_codec_start_token_id] = True
         self.register_buffer("banned_ids", banned, persistent=False)
-
-    def forward(
-        self,
-        input_ids: torch.Tensor | None,
-        positions: torch.Tensor,
-        intermediate_tensors: IntermediateTensors | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-    ) -> torch.Tensor | IntermediateTensors:
-        if inputs_embeds is None:
-            assert input_ids is not None
-            inputs_embeds = self.embed_input_ids(input_ids)
-        projected, _ = self.thinker_to_talker_proj(inputs_embeds)
-        return self.model(None, positions, intermediate_tensors, projected)
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         logits = super().compute_logits(hidden_states)

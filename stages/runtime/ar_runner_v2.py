@@ -1,7 +1,8 @@
 """The autoregressive runner on vLLM's V2 model runner, which would be vLLM's own choice on a GPU.
 
 Not the default: on an H200, with 23 requests at once, codec tokens of some of them were not the reference's. One by one
-they were, and on a CPU, where Triton's interpreter runs it, also with several at once.
+they were, and on a CPU, where Triton's interpreter runs it, also with several at once. A likely reason, the talker's
+projection outside of its compiled part, is gone since; nobody has measured that again.
 
 Everything vLLM does stays: each override calls `super()`. What is specific to this generation is here and in
 `row_model_state`. Imported only by workers that run it: it loads vLLM's V2 runner, whose kernels are Triton's.
