@@ -10,7 +10,7 @@ from omni_server.config.stage_config import ArStage, ChunkPlan
 from omni_server.edge import CodecEdgeFactory
 from omni_server.engine.ar_client import ArStageClient, RenderedPrompt, context_length_exceeded
 from omni_server.engine.diffusion_client import DiffusionStageClient
-from omni_server.engine.sampling import merged, sampling_params
+from omni_server.engine.sampling import StageSampling, merged, sampling_params
 from omni_server.errors import DeadlineExceededError, InvalidRequestError, OverloadedError, StageDeadError
 from omni_server.family import CodecLayout, FamilyModel
 from omni_server.orchestrator.feed_outbox import FeedOutbox
@@ -18,6 +18,8 @@ from omni_server.orchestrator.pacing import Pacer
 from omni_server.orchestrator.request_run import RequestRun
 from omni_server.orchestrator.spoken_text import SpokenText
 from omni_server.orchestrator.talk import SpeechPlan
+from omni_server.orchestrator.tool_grammar import turn_grammar
+from omni_server.orchestrator.tool_parser import ToolParser
 from omni_server.protocol.rows import RowsInput, RowsOutput, SharedBlock
 from omni_server.types import OmniRequest, PromptTokens, SamplingConfig, SpeechOutput
 
@@ -84,7 +86,20 @@ class Orchestrator:
         thinker = self._thinker
         sampling = merged(thinker.config.default_sampling, request.sampling.get(thinker.client.name))
         voice = None if request.speech is None else self._voice(request.speech)
-        rendered = self._family.thinker_prompt(request.messages, speech=request.speech is not None)
+        tools = () if request.tools is None else request.tools.tools
+        rendered = self._family.thinker_prompt(request.messages, speech=request.speech is not None, tools=tools)
+        structured = request.structured_output
+        if request.tools is not None:
+            structured = turn_grammar(request.tools, structured)
+        params = sampling_params(
+            thinker.client.name,
+            sampling,
+            end_ids=self._family.thinker_stop_ids,
+            is_text=True,
+            rows=None if voice is None else RowsOutput(voice=voice),
+            structured_output=structured,
+        )
+        await thinker.client.check(params, None if structured is None else structured.param)
         deadline_s = self._request_timeout_s if request.deadline_s is None else request.deadline_s
         began = time.monotonic()
         try:
@@ -92,7 +107,7 @@ class Orchestrator:
                 prompt = await thinker.client.render(rendered)
         except TimeoutError:
             raise DeadlineExceededError(f"reading the prompt took longer than {deadline_s:g} s") from None
-        run = self._admitted(request, prompt, sampling, voice, deadline_s - (time.monotonic() - began))
+        run = self._admitted(request, prompt, sampling, params, voice, deadline_s - (time.monotonic() - began))
         self._running[request.request_id] = run
         run.start()
         return run
@@ -102,25 +117,19 @@ class Orchestrator:
         request: OmniRequest,
         prompt: RenderedPrompt,
         sampling: SamplingConfig,
+        params: StageSampling,
         voice: str | None,
         remaining_s: float,
     ) -> RequestRun:
-        """`sampling` is the thinker's."""
+        """`sampling` and `params` are the thinker's."""
         thinker = self._thinker
         self._check_open(request.request_id)  # again: rendering takes time
         _check_length(thinker.client, len(prompt.token_ids), sampling.max_tokens)
-        params = sampling_params(
-            thinker.client.name,
-            sampling,
-            end_ids=self._family.thinker_stop_ids,
-            is_text=True,
-            rows=None if voice is None else RowsOutput(voice=voice),
-        )
         speech = None
         if request.speech is not None and voice is not None:
             speech = self._speech_plan(request, request.speech, voice, len(prompt.token_ids))
         spoken_text = None
-        if speech is not None and sampling.stop:
+        if speech is not None and (sampling.stop or request.tools is not None):
             spoken_text = SpokenText(thinker.client.detokenize)
         return RequestRun(
             request.request_id,
@@ -129,6 +138,7 @@ class Orchestrator:
             prompt_tokens=self._count(prompt),
             thinker_params=params,
             spoken_text=spoken_text,
+            tool_parser=None if request.tools is None else ToolParser(is_parallel=request.tools.is_parallel),
             speech=speech,
             deadline_s=remaining_s,
             is_logged=request.is_logged,

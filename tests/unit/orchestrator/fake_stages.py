@@ -20,9 +20,10 @@ from omni_server.orchestrator.pacing import Pacer
 from omni_server.orchestrator.request_run import RequestRun
 from omni_server.orchestrator.spoken_text import SpokenText
 from omni_server.orchestrator.talk import SpeechPlan
+from omni_server.orchestrator.tool_parser import ToolParser
 from omni_server.protocol.feeds import AddressedFeed
 from omni_server.protocol.rows import RowsFeed, RowsPayload, Segment, SharedBlock
-from omni_server.types import FinishReason, OmniEvent, PromptTokens
+from omni_server.types import FinishReason, OmniEvent, PromptTokens, SampledToken
 
 PROMPT_IDS = (11, 12, 13)
 NUM_PROMPT = len(PROMPT_IDS)
@@ -45,8 +46,17 @@ class FakeStream:
         self.num_closed = 0
         self._coming: asyncio.Queue[ArOutput | Exception] = asyncio.Queue()
 
-    def send(self, *token_ids: int, text: str = "", finish: FinishReason | None = None) -> None:
-        self._coming.put_nowait(ArOutput(token_ids, text, finish, num_cached_tokens=2))
+    def send(
+        self,
+        *token_ids: int,
+        text: str = "",
+        finish: FinishReason | None = None,
+        logprobs: tuple[SampledToken, ...] = (),
+        is_cut: bool = False,
+    ) -> None:
+        self._coming.put_nowait(
+            ArOutput(token_ids, text, finish, num_cached_tokens=2, logprobs=logprobs, is_cut=is_cut)
+        )
 
     def fail(self, error: Exception) -> None:
         self._coming.put_nowait(error)
@@ -181,6 +191,7 @@ class Stages:
         speech: bool = True,
         deadline_s: float = 30.0,
         detokenize: Callable[[Sequence[int]], str] | None = None,
+        tool_parser: ToolParser | None = None,
     ) -> RequestRun:
         plan = SpeechPlan(
             talker=cast(ArStageClient, self.talker),
@@ -202,6 +213,7 @@ class Stages:
             prompt_tokens=PromptTokens(NUM_PROMPT, NUM_PROMPT, 0, 0, 0),
             thinker_params=SamplingParams(),
             spoken_text=None if detokenize is None else SpokenText(detokenize),
+            tool_parser=tool_parser,
             speech=plan if speech else None,
             deadline_s=deadline_s,
             is_logged=True,
