@@ -19,7 +19,10 @@ from omni_server.orchestrator.request_run import RequestRun
 from omni_server.orchestrator.spoken_text import SpokenText
 from omni_server.orchestrator.talk import SpeechPlan
 from omni_server.protocol.rows import RowsInput, RowsOutput, SharedBlock
-from omni_server.types import OmniRequest, PromptTokens, SamplingConfig, SpeechOutput
+from omni_server.types import ChatMessage, OmniRequest, PromptTokens, SamplingConfig, SpeechOutput, Task
+
+_READ_ONLY = SamplingConfig(temperature=0.0, max_tokens=1)
+"""For a reply that is given: one pass over it makes its rows. vLLM must sample a token then, which nobody sees."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,10 @@ class Orchestrator:
         """Text of the thinker's `token_ids`, without special tokens."""
         return self._thinker.client.detokenize(token_ids)
 
+    def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
+        """The family's chat for the task."""
+        return self._family.task_messages(task)
+
     def dead_stage(self) -> str | None:
         """Name of a stage whose engine process has died, or None."""
         clients: list[ArStageClient | DiffusionStageClient] = [self._thinker.client]
@@ -84,12 +91,15 @@ class Orchestrator:
         thinker = self._thinker
         sampling = merged(thinker.config.default_sampling, request.sampling.get(thinker.client.name))
         voice = None if request.speech is None else self._voice(request.speech)
+        reply = None if request.speech is None else request.speech.text
+        if reply is not None:
+            sampling = _READ_ONLY
         rendered = self._family.thinker_prompt(request.messages, speech=request.speech is not None)
         deadline_s = self._request_timeout_s if request.deadline_s is None else request.deadline_s
         began = time.monotonic()
         try:
             async with asyncio.timeout(deadline_s):
-                prompt = await thinker.client.render(rendered)
+                prompt = await thinker.client.render(rendered, reply)
         except TimeoutError:
             raise DeadlineExceededError(f"reading the prompt took longer than {deadline_s:g} s") from None
         run = self._admitted(request, prompt, sampling, voice, deadline_s - (time.monotonic() - began))
@@ -114,11 +124,11 @@ class Orchestrator:
             sampling,
             end_ids=self._family.thinker_stop_ids,
             is_text=True,
-            rows=None if voice is None else RowsOutput(voice=voice),
+            rows=None if voice is None else RowsOutput(voice=voice, num_reply=prompt.num_reply),
         )
         speech = None
         if request.speech is not None and voice is not None:
-            speech = self._speech_plan(request, request.speech, voice, len(prompt.token_ids))
+            speech = self._speech_plan(request, request.speech, voice, prompt.length)
         spoken_text = None
         if speech is not None and sampling.stop:
             spoken_text = SpokenText(thinker.client.detokenize)
@@ -204,7 +214,7 @@ class Orchestrator:
         )
 
     def _count(self, prompt: RenderedPrompt) -> PromptTokens:
-        ids, placeholders = prompt.token_ids, self._family.placeholder_ids
+        ids, placeholders = prompt.token_ids[: prompt.length], self._family.placeholder_ids
         audio, image, video = (ids.count(p) for p in (placeholders.audio, placeholders.image, placeholders.video))
         return PromptTokens(len(ids), len(ids) - audio - image - video, audio, image, video)
 

@@ -12,7 +12,8 @@ from omni_server.engine.diffusion_client import DiffusionStageClient
 from omni_server.errors import DeadlineExceededError, InvalidRequestError, OmniError, OverloadedError, StageDeadError
 from omni_server.family import CodecLayout, FamilyModel, PlaceholderIds, TalkerPrompt, ThinkerPrompt
 from omni_server.orchestrator.orchestrator import Orchestrator, SpeechStages, ThinkerStage
-from omni_server.types import ChatMessage, OmniRequest, SamplingConfig, SpeechOutput, TextPart
+from omni_server.protocol.rows import REQUEST_KEY, RowsOutput, decode_request
+from omni_server.types import ChatMessage, OmniRequest, ReadAloud, SamplingConfig, SpeechOutput, Task, TextPart
 from tests.unit.orchestrator.fake_stages import FakeArStage, FakeCode2Wav, FakeCodecEdge, collected, settle
 
 MAX_MODEL_LEN = 64
@@ -32,6 +33,10 @@ class FakeFamily:
     def thinker_prompt(self, messages: tuple[ChatMessage, ...], *, speech: bool) -> ThinkerPrompt:
         return ThinkerPrompt("")
 
+    def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
+        assert isinstance(task, ReadAloud)
+        return (ChatMessage("user", (TextPart(f"read {task.text}"),)),)
+
     def talker_prompt(self, prompt_length: int) -> TalkerPrompt:
         return TalkerPrompt((8,) * prompt_length + (6, 7), prompt_length)
 
@@ -50,9 +55,11 @@ class Stage(FakeArStage):
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def render(self, prompt: ThinkerPrompt) -> RenderedPrompt:
+    async def render(self, prompt: ThinkerPrompt, reply: str | None = None) -> RenderedPrompt:
         await self.gate.wait()
-        return RenderedPrompt(self.prompt, None)
+        if reply is None:
+            return RenderedPrompt(self.prompt, None)
+        return RenderedPrompt((*self.prompt, *map(ord, reply)), None, reply, len(reply))
 
 
 class Code2Wav(FakeCode2Wav):
@@ -105,6 +112,33 @@ async def test_an_ended_request_is_forgotten() -> None:
     await settle()
     assert pipeline.orchestrator.num_running == 1
     await again.aclose()
+
+
+async def test_a_given_text_is_no_part_of_the_prompt_and_is_not_sampled() -> None:
+    """Whatever the request and the stage config say of the thinker's sampling."""
+    pipeline = Pipeline()
+    speech = SpeechOutput(text="abc")
+    wanted = replace(request(), speech=speech, sampling={"thinker": SamplingConfig(max_tokens=10**6, stop=("b",))})
+    run = await pipeline.orchestrator.submit(wanted)
+    await settle()
+    assert run.prompt.total == 6
+    assert pipeline.thinker.prompts == [RenderedPrompt((*pipeline.thinker.prompt, *b"abc"), None, "abc", 3)]
+    (params,) = pipeline.thinker.params
+    assert params.max_tokens == 1
+    assert decode_request(params.extra_args[REQUEST_KEY]) == RowsOutput(voice="Ada", num_reply=3)
+    await run.aclose()
+
+
+async def test_a_given_text_that_does_not_fit_the_thinkers_context_is_refused() -> None:
+    wanted = replace(request(), speech=SpeechOutput(text="x" * (MAX_MODEL_LEN - 6)))
+    with pytest.raises(InvalidRequestError) as error:
+        await Pipeline().orchestrator.submit(wanted)
+    assert error.value.code == "context_length_exceeded"
+
+
+def test_a_task_is_put_to_the_model_in_the_familys_words() -> None:
+    (message,) = Pipeline().orchestrator.task_messages(ReadAloud("this"))
+    assert message.content == (TextPart("read this"),)
 
 
 async def test_two_requests_cannot_have_one_id_even_when_both_are_being_admitted() -> None:

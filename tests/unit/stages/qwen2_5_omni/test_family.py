@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from omni_server.errors import ConfigError, InvalidRequestError
-from omni_server.types import AudioPart, ChatMessage, ImagePart, TextPart, VideoPart
+from omni_server.types import AudioPart, ChatMessage, ImagePart, ReadAloud, TextPart, Transcribe, VideoPart
 from stages.qwen2_5_omni import FAMILY
 from stages.qwen2_5_omni.demo_checkpoint import make_demo_checkpoint
 from stages.qwen2_5_omni.family import Qwen25OmniModel
@@ -291,3 +291,33 @@ def test_a_block_that_is_no_whole_number_of_codes_is_refused(settings: Path) -> 
     change_config(settings, "token2wav_config", "dit_config", "block_size", value=23)
     with pytest.raises(ConfigError, match="block_size 23"):
         Qwen25OmniModel(settings)
+
+
+def test_the_task_to_read_aloud_holds_the_text_and_the_manner(model: Qwen25OmniModel) -> None:
+    plain = model.thinker_prompt(model.task_messages(ReadAloud("Good morning.")), speech=True).text
+    happy = model.thinker_prompt(model.task_messages(ReadAloud("Good morning.", "cheerfully")), speech=True).text
+    assert SPEECH_SYSTEM_PROMPT in plain
+    assert "Good morning." in plain
+    assert "cheerfully" not in plain
+    assert "cheerfully" in happy
+
+
+@pytest.mark.parametrize(
+    ("task", "system", "words"),
+    [
+        ({}, "You are a speech recognition model.", ["Transcribe the audio"]),
+        ({"language": "de"}, "You are a speech recognition model.", ["Transcribe the German audio"]),
+        ({"language": "qq"}, "You are a speech recognition model.", ["Transcribe the qq audio"]),
+        ({"hint": "Zyntrix"}, "You are a speech recognition model.", ["Transcribe the audio", "Zyntrix"]),
+        ({"to_english": True}, "You are a speech translation model.", ["translation in English"]),
+    ],
+)
+def test_the_task_to_transcribe_has_its_own_system_prompt(
+    model: Qwen25OmniModel, task: dict[str, Any], system: str, words: list[str]
+) -> None:
+    audio = AudioPart(np.zeros(16_000, np.float32), 16_000)
+    messages = model.task_messages(Transcribe(audio, **task))
+    prompt = model.thinker_prompt(messages, speech=False)
+    assert messages[0] == ChatMessage("system", (TextPart(system),))
+    assert prompt.audios == ((audio.samples, 16_000),)
+    assert all(word in prompt.text for word in words)
