@@ -134,6 +134,32 @@ class SpeechOutput:
     """A name out of `ModelInfo.voices`; None is the model's default voice."""
     seed: int | None = None
     """Seed of the waveform's noise; None draws one."""
+    text: str | None = None
+    """What is spoken, word for word, as the answer to the messages. The thinker reads it and writes nothing: its
+    sampling does not count. None speaks what the thinker writes."""
+
+
+@dataclass(frozen=True)
+class ReadAloud:
+    """The task to speak `text`, in the manner that `instructions` describe."""
+
+    text: str
+    instructions: str | None = None
+
+
+@dataclass(frozen=True)
+class Transcribe:
+    """The task to write down what is said in `audio`: in its own language, or translated to English."""
+
+    audio: AudioPart
+    to_english: bool = False
+    language: str | None = None
+    """ISO 639-1 code of the language that is spoken, if it is known."""
+    hint: str | None = None
+    """Words that may occur, or the text before: OpenAI's `prompt`."""
+
+
+Task = ReadAloud | Transcribe
 
 
 @dataclass(frozen=True)
@@ -169,7 +195,7 @@ class PromptTokens:
 class Usage:
     prompt: PromptTokens
     text_tokens: int
-    """Tokens the thinker sampled, the end token included."""
+    """Tokens the thinker sampled, the end token included; or those of `SpeechOutput.text`."""
     codec_tokens: int
     """Codec frames that became sound; 0 without speech."""
 

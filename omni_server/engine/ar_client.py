@@ -32,6 +32,14 @@ class RenderedPrompt:
     token_ids: tuple[int, ...]
     engine_input: Any
     """vLLM's own form of it."""
+    reply: str | None = None
+    """Text of the last `num_reply` tokens: no part of the chat, but the answer to it that is to be spoken."""
+    num_reply: int = 0
+
+    @property
+    def length(self) -> int:
+        """Tokens of the chat."""
+        return len(self.token_ids) - self.num_reply
 
 
 @dataclass(frozen=True)
@@ -136,8 +144,8 @@ class ArStageClient(StageClient[StageAsyncLLM]):
         text: str = self.engine.get_tokenizer().decode(list(token_ids), skip_special_tokens=True)
         return text
 
-    async def render(self, prompt: ThinkerPrompt) -> RenderedPrompt:
-        """Tokenise and preprocess media, off the event loop.
+    async def render(self, prompt: ThinkerPrompt, reply: str | None = None) -> RenderedPrompt:
+        """Tokenise and preprocess media, off the event loop; behind them the tokens of `reply`.
 
         Raises `InvalidRequestError` if the prompt is too long or the media do not fit it.
         """
@@ -164,10 +172,25 @@ class ArStageClient(StageClient[StageAsyncLLM]):
                 )
         except (VLLMClientError, ValueError, TypeError) as exc:
             raise _invalid_prompt(exc, self.max_model_len) from exc
-        token_ids = tuple(engine_input["prompt_token_ids"])
+        reply_ids = () if reply is None else self._plain_ids(reply)
+        token_ids = (*engine_input["prompt_token_ids"], *reply_ids)
         if len(token_ids) >= self.max_model_len:
             raise context_length_exceeded(self.max_model_len, len(token_ids), "messages")
-        return RenderedPrompt(token_ids, engine_input)
+        if reply_ids:
+            engine_input = engine_input | {"prompt_token_ids": list(token_ids)}
+        return RenderedPrompt(token_ids, engine_input, reply, len(reply_ids))
+
+    def _plain_ids(self, text: str) -> tuple[int, ...]:
+        """Tokens of `text` as the model would write it: without special ones, even where it spells one."""
+        tokenizer = self.engine.get_tokenizer()
+        spelled = "|".join(re.escape(token) for token in tokenizer.get_added_vocab())
+        ids: list[int] = []
+        for piece in re.split(f"({spelled})", text) if spelled else [text]:
+            # Between its first two characters, a token that is only spelled is no longer seen as one.
+            parts = (piece[:1], piece[1:]) if spelled and re.fullmatch(spelled, piece) else (piece,)
+            for part in parts:
+                ids += tokenizer.encode(part, add_special_tokens=False)
+        return tuple(ids)
 
     async def check(self, params: SamplingParams, structured_param: str | None = None) -> None:
         """What `open` would refuse, refused before anything has been promised to the caller.

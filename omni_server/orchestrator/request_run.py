@@ -147,7 +147,10 @@ class RequestRun:
         try:
             async with aclosing(stream.outputs()) as outputs:
                 async for output in outputs:
-                    self._take(output)
+                    if self._rendered.reply is None:
+                        self._take(output)
+                    elif output.finish_reason is not None:
+                        self._take_reply(self._rendered.reply)
         finally:
             await stream.close()
 
@@ -185,14 +188,23 @@ class RequestRun:
         before, self._num_speakable_chars = self._num_speakable_chars, parser.num_speakable
         return text[: parser.num_speakable - before]
 
-    def _text_done(self, reason: FinishReason) -> None:
+    def _take_reply(self, text: str) -> None:
+        """All rows of the given reply have come; the token that was sampled behind it is not part of it."""
+        token_ids = self._rendered.token_ids[self._rendered.length :]
+        self._num_text_tokens = len(token_ids)
+        self._clock.text()
+        self._events.put_nowait(TextDelta(text, token_ids))
+        self._text_done("stop", num_without_row=0)
+
+    def _text_done(self, reason: FinishReason, *, num_without_row: int = 1) -> None:
+        """The last token of a text was sampled but never computed, so it has no row: the text-end row stands in its
+        place."""
         has_calls = self._tool_parser is not None and self._tool_parser.num_calls > 0
         self._text_finish = "tool_calls" if has_calls and reason == "stop" else reason
         self._events.put_nowait(TextDone(reason))
         if self._talk is None:
             return
-        # The last token was sampled but never computed, so it has no row: the text-end row stands in its place.
-        num_spoken = self._num_text_tokens - 1
+        num_spoken = self._num_text_tokens - num_without_row
         if self._spoken_text is not None:
             num_spoken = min(num_spoken, self._spoken_text.num_speakable())
         num_rows = self._talk.rows.num_generated_rows

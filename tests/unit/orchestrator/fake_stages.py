@@ -86,6 +86,7 @@ class FakeArStage:
         self.open_gate.set()
         self.feed_error: Exception | None = None
         self.prompts: list[RenderedPrompt | tuple[int, ...]] = []
+        self.params: list[SamplingParams] = []
         self.is_dead = False
 
     @property
@@ -106,6 +107,7 @@ class FakeArStage:
         if self.open_error is not None:
             raise self.open_error
         self.prompts.append(prompt)
+        self.params.append(params)
         self.streams.append(FakeStream(f"{self.name}-{len(self.streams)}", row_sink, tokens_per_output))
         return self.streams[-1]
 
@@ -192,7 +194,12 @@ class Stages:
         deadline_s: float = 30.0,
         detokenize: Callable[[Sequence[int]], str] | None = None,
         tool_parser: ToolParser | None = None,
+        reply: tuple[int, ...] | None = None,
     ) -> RequestRun:
+        """`reply` are the tokens of a given text, "given"."""
+        prompt = RenderedPrompt(PROMPT_IDS, None)
+        if reply is not None:
+            prompt = RenderedPrompt(PROMPT_IDS + reply, None, "given", len(reply))
         plan = SpeechPlan(
             talker=cast(ArStageClient, self.talker),
             code2wav=cast(DiffusionStageClient, self.code2wav),
@@ -209,7 +216,7 @@ class Stages:
         run = RequestRun(
             "request",
             thinker=cast(ArStageClient, self.thinker),
-            prompt=RenderedPrompt(PROMPT_IDS, None),
+            prompt=prompt,
             prompt_tokens=PromptTokens(NUM_PROMPT, NUM_PROMPT, 0, 0, 0),
             thinker_params=SamplingParams(),
             spoken_text=None if detokenize is None else SpokenText(detokenize),

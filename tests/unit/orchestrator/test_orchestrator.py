@@ -15,13 +15,16 @@ from omni_server.engine.diffusion_client import DiffusionStageClient
 from omni_server.errors import DeadlineExceededError, InvalidRequestError, OmniError, OverloadedError, StageDeadError
 from omni_server.family import CodecLayout, FamilyModel, PlaceholderIds, TalkerPrompt, ThinkerPrompt
 from omni_server.orchestrator.orchestrator import Orchestrator, SpeechStages, ThinkerStage
+from omni_server.protocol.rows import REQUEST_KEY, RowsOutput, decode_request
 from omni_server.types import (
     ChatMessage,
     FunctionTool,
     OmniRequest,
+    ReadAloud,
     SamplingConfig,
     SpeechOutput,
     StructuredOutput,
+    Task,
     TextPart,
     ToolUse,
 )
@@ -45,6 +48,10 @@ class FakeFamily:
         self, messages: tuple[ChatMessage, ...], *, speech: bool, tools: Sequence[FunctionTool] = ()
     ) -> ThinkerPrompt:
         return ThinkerPrompt(" ".join(tool.name for tool in tools))
+
+    def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
+        assert isinstance(task, ReadAloud)
+        return (ChatMessage("user", (TextPart(f"read {task.text}"),)),)
 
     def talker_prompt(self, prompt_length: int) -> TalkerPrompt:
         return TalkerPrompt((8,) * prompt_length + (6, 7), prompt_length)
@@ -72,10 +79,12 @@ class Stage(FakeArStage):
         if self.refusal is not None:
             raise self.refusal
 
-    async def render(self, prompt: ThinkerPrompt) -> RenderedPrompt:
+    async def render(self, prompt: ThinkerPrompt, reply: str | None = None) -> RenderedPrompt:
         await self.gate.wait()
         self.rendered.append(prompt)
-        return RenderedPrompt(self.prompt, None)
+        if reply is None:
+            return RenderedPrompt(self.prompt, None)
+        return RenderedPrompt((*self.prompt, *map(ord, reply)), None, reply, len(reply))
 
 
 class Code2Wav(FakeCode2Wav):
@@ -128,6 +137,33 @@ async def test_an_ended_request_is_forgotten() -> None:
     await settle()
     assert pipeline.orchestrator.num_running == 1
     await again.aclose()
+
+
+async def test_a_given_text_is_no_part_of_the_prompt_and_is_not_sampled() -> None:
+    """Whatever the request and the stage config say of the thinker's sampling."""
+    pipeline = Pipeline()
+    speech = SpeechOutput(text="abc")
+    wanted = replace(request(), speech=speech, sampling={"thinker": SamplingConfig(max_tokens=10**6, stop=("b",))})
+    run = await pipeline.orchestrator.submit(wanted)
+    await settle()
+    assert run.prompt.total == 6
+    assert pipeline.thinker.prompts == [RenderedPrompt((*pipeline.thinker.prompt, *b"abc"), None, "abc", 3)]
+    (params,) = pipeline.thinker.params
+    assert params.max_tokens == 1
+    assert decode_request(params.extra_args[REQUEST_KEY]) == RowsOutput(voice="Ada", num_reply=3)
+    await run.aclose()
+
+
+async def test_a_given_text_that_does_not_fit_the_thinkers_context_is_refused() -> None:
+    wanted = replace(request(), speech=SpeechOutput(text="x" * (MAX_MODEL_LEN - 6)))
+    with pytest.raises(InvalidRequestError) as error:
+        await Pipeline().orchestrator.submit(wanted)
+    assert error.value.code == "context_length_exceeded"
+
+
+def test_a_task_is_put_to_the_model_in_the_familys_words() -> None:
+    (message,) = Pipeline().orchestrator.task_messages(ReadAloud("this"))
+    assert message.content == (TextPart("read this"),)
 
 
 async def test_two_requests_cannot_have_one_id_even_when_both_are_being_admitted() -> None:

@@ -61,6 +61,38 @@ async def test_text_and_speech_come_as_they_are_made() -> None:
     assert stages.is_released()
 
 
+async def test_a_given_text_is_spoken_whole_and_what_is_sampled_behind_it_is_not() -> None:
+    stages = Stages()
+    reply = (41, 42, 43)
+    events = asyncio.create_task(collected(stages.run(reply=reply)))
+    await settle()
+    stages.rows(num_generated=0)
+    stages.rows(num_generated=len(reply))
+    stages.thinker.stream.send(99, text="sampled", finish="length")
+    await settle()
+    assert stages.talker.stream.feeds[-1].final_length == FIRST_GENERATED + len(reply)
+    stages.talker.stream.send(1, 2, STOP_CODE, finish="stop")
+    got = await events
+    assert kinds(got) == ["TextDelta", "TextDone", "CodecDelta", "AudioDelta", "Finished"]
+    assert got[:2] == [TextDelta("given", reply), TextDone("stop")]
+    finished = got[-1]
+    assert isinstance(finished, Finished)
+    assert finished.finish_reason == "stop"
+    assert finished.usage.text_tokens == len(reply)
+    assert stages.is_released()
+
+
+async def test_a_given_text_without_tokens_has_no_sound() -> None:
+    stages = Stages()
+    events = asyncio.create_task(collected(stages.run(reply=())))
+    await settle()
+    stages.rows(num_generated=0)
+    stages.thinker.stream.send(99, text="sampled", finish="length")
+    got = await events
+    assert kinds(got) == ["TextDelta", "TextDone", "Finished"]
+    assert stages.is_released()
+
+
 async def test_text_alone_opens_no_other_stage() -> None:
     stages = Stages()
     events = asyncio.create_task(collected(stages.run(speech=False)))

@@ -10,7 +10,17 @@ import numpy as np
 import pytest
 
 from omni_server.errors import ConfigError, InvalidRequestError
-from omni_server.types import AudioPart, ChatMessage, FunctionTool, ImagePart, TextPart, ToolCall, VideoPart
+from omni_server.types import (
+    AudioPart,
+    ChatMessage,
+    FunctionTool,
+    ImagePart,
+    ReadAloud,
+    TextPart,
+    ToolCall,
+    Transcribe,
+    VideoPart,
+)
 from stages.qwen2_5_omni import FAMILY
 from stages.qwen2_5_omni.demo_checkpoint import make_demo_checkpoint
 from stages.qwen2_5_omni.family import Qwen25OmniModel
@@ -359,3 +369,33 @@ def test_a_call_is_a_few_tokens_and_no_special_one(model: Qwen25OmniModel, refer
     for tag in ("<tool_call>", "</tool_call>"):
         (token_id,) = tokenizer.encode(tag, add_special_tokens=False)
         assert token_id not in tokenizer.all_special_ids
+
+
+def test_the_task_to_read_aloud_holds_the_text_and_the_manner(model: Qwen25OmniModel) -> None:
+    plain = model.thinker_prompt(model.task_messages(ReadAloud("Good morning.")), speech=True).text
+    happy = model.thinker_prompt(model.task_messages(ReadAloud("Good morning.", "cheerfully")), speech=True).text
+    assert SPEECH_SYSTEM_PROMPT in plain
+    assert "Good morning." in plain
+    assert "cheerfully" not in plain
+    assert "cheerfully" in happy
+
+
+@pytest.mark.parametrize(
+    ("task", "system", "words"),
+    [
+        ({}, "You are a speech recognition model.", ["Transcribe the audio"]),
+        ({"language": "de"}, "You are a speech recognition model.", ["Transcribe the German audio"]),
+        ({"language": "qq"}, "You are a speech recognition model.", ["Transcribe the qq audio"]),
+        ({"hint": "Zyntrix"}, "You are a speech recognition model.", ["Transcribe the audio", "Zyntrix"]),
+        ({"to_english": True}, "You are a speech translation model.", ["translation in English"]),
+    ],
+)
+def test_the_task_to_transcribe_has_its_own_system_prompt(
+    model: Qwen25OmniModel, task: dict[str, Any], system: str, words: list[str]
+) -> None:
+    audio = AudioPart(np.zeros(16_000, np.float32), 16_000)
+    messages = model.task_messages(Transcribe(audio, **task))
+    prompt = model.thinker_prompt(messages, speech=False)
+    assert messages[0] == ChatMessage("system", (TextPart(system),))
+    assert prompt.audios == ((audio.samples, 16_000),)
+    assert all(word in prompt.text for word in words)
