@@ -10,7 +10,7 @@ from typing import Protocol
 
 from pydantic import JsonValue, ValidationError
 
-from omni_server.bench.chunks import Chunk, ErrorObject
+from omni_server.client.chunks import Chunk, ErrorObject
 from omni_server.bench.playback import SAMPLE_RATE
 from omni_server.bench.workload import Turn, Workload
 
