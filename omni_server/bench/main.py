@@ -13,7 +13,6 @@ from pathlib import Path
 import aiohttp
 
 from omni_server.bench.adapters import ADAPTERS
-from omni_server.client.discover import Served, discover
 from omni_server.bench.exchange import Client
 from omni_server.bench.host import describe_host
 from omni_server.bench.load import closed_loop, open_loop
@@ -23,6 +22,7 @@ from omni_server.bench.progress import Progress, shown
 from omni_server.bench.results import Level, Run, Server, load_run
 from omni_server.bench.table import comparison, table
 from omni_server.bench.workload import WORKLOADS, Workload
+from omni_server.client.discover import Served, discover
 
 _READ_BUFFER_BYTES = 2**20
 _KEEP_ALIVE_S = 2.0
