@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from omni_server import __version__
-from omni_server.cli import bench_command, config_command, serve
+from omni_server.cli import bench_command, chat_command, config_command, serve
 from omni_server.config.stage_config import ArStage, DiffusionStage
 from omni_server.errors import ConfigError, OmniError
 
@@ -44,6 +44,7 @@ def _build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"omni-server {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     serve.add_parser(commands)
+    chat_command.add_parser(commands)
     bench_command.add_parser(commands)
     config_command.add_parser(commands)
     return parser
