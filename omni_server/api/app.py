@@ -10,6 +10,7 @@ from omni_server.api.health import health_router
 from omni_server.api.middleware import InFlightMiddleware, RequestIdMiddleware
 from omni_server.api.models import models_router
 from omni_server.api.openapi import install_openapi
+from omni_server.api.realtime.router import realtime_router
 from omni_server.api.state import ServerState
 from omni_server.api.web.page import page_router
 
@@ -30,6 +31,7 @@ def create_app(state: ServerState, config: ApiConfig) -> FastAPI:
     app.include_router(models_router(state))
     app.include_router(health_router(state))
     app.include_router(page_router())
+    app.include_router(realtime_router(state, config))
     # The one added last is outermost.
     app.add_middleware(InFlightMiddleware, state=state)
     app.add_middleware(RequestIdMiddleware)

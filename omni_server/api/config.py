@@ -32,6 +32,15 @@ class ApiConfig:
     audio_history_entries: int = 4096
     """How many such answers are remembered; the oldest is forgotten first."""
 
+    realtime_max_sessions: int = 256
+    """Connections to `/v1/realtime`; one more is refused with 503."""
+    realtime_session_timeout_s: float = 3600.0
+    """A realtime session is closed after this time; clients connect anew."""
+    realtime_idle_timeout_s: float = 900.0
+    """A realtime session whose client has sent nothing for this time is closed, unless it is being answered."""
+    realtime_send_timeout_s: float = 30.0
+    """A realtime client that takes nothing it is sent for this time is cut off."""
+
     shutdown_timeout_s: float = 25.0
     """After SIGTERM, running requests get this long to finish."""
     http_keep_alive_s: int = 75

@@ -24,6 +24,9 @@ _DEATH_GRACE_S = 2.0
 _FLUSH_S = 2.0
 """Aborted requests get this long to send their last frame."""
 
+_MAX_WEBSOCKET_FRAME = 22 * 1024 * 1024
+"""Bytes: 15 MiB of sound in base64, which a realtime client may send at once, and what surrounds it."""
+
 StartGenerator = Callable[[], Awaitable[Generator]]
 StopGenerator = Callable[[Generator], Awaitable[None]]
 
@@ -175,6 +178,8 @@ class _WebServer:
                 log_level=config.log_level,
                 access_log=config.access_log,
                 lifespan="off",
+                ws_max_size=_MAX_WEBSOCKET_FRAME,
+                ws_per_message_deflate=False,  # base64 of sound: much work on the event loop for little
                 timeout_keep_alive=config.http_keep_alive_s,
                 timeout_graceful_shutdown=1,  # the requests have been drained or aborted before
             )

@@ -14,14 +14,25 @@ class ServerState:
     def __init__(self, generator: Generator | None = None) -> None:
         self.generator = generator
         """None while the model is loading."""
-        self.draining = False
-        """True from the moment that the server was asked to stop."""
+        self.draining_begun = asyncio.Event()
+        """Set from the moment that the server was asked to stop."""
         self.aborted = asyncio.Event()
         """Set by `abort`."""
         self.abort_error: OmniError | None = None
         self._num_in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
+
+    @property
+    def draining(self) -> bool:
+        return self.draining_begun.is_set()
+
+    @draining.setter
+    def draining(self, is_draining: bool) -> None:
+        if is_draining:
+            self.draining_begun.set()
+        else:
+            self.draining_begun.clear()
 
     def unavailability(self) -> OverloadedError | None:
         """Why no request can be served now; None if one can."""

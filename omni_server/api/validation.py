@@ -82,9 +82,10 @@ def _invalid_request(error: ErrorDetails, body: object) -> InvalidRequestError:
             f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
         )
     if kind == "union_tag_invalid":
+        discriminator = context["discriminator"].strip("'")
         return InvalidRequestError(
             f"Invalid value: {_shown(context['tag'])}. Supported values are: {context['expected_tags']}.",
-            param=f"{param}.type",
+            param=f"{param}.{discriminator}",
         )
     if kind == "literal_error":
         return InvalidRequestError(
