@@ -25,6 +25,8 @@ class ApiConfig:
     media_queue_timeout_s: float = 30.0
     """Time that a media item waits for one of the `media_threads`; then its request fails with 503."""
 
+    chat_text_in_content: bool = False
+    """Answers by voice have their text in `content`, too, for clients that show nothing else."""
     sse_keep_alive_s: float = 15.0
     """A comment is sent to a streaming client after this silence."""
     audio_history_ttl_s: int = 3600

@@ -115,6 +115,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         default=_DEFAULTS.shutdown_timeout_s,
         help="after SIGTERM, running requests get this long to finish (default: %(default)g)",
     )
+    http.add_argument(
+        "--chat-text-in-content",
+        action="store_true",
+        help="chat answers by voice have their text in `content` as well, for clients that show nothing else",
+    )
     http.add_argument("--disable-fastapi-docs", action="store_true", help="no /docs, /redoc and /openapi.json")
     logs = parser.add_argument_group("logs")
     logs.add_argument("--log-level", choices=LOG_LEVELS, default="info", help="of the server (default: %(default)s)")
@@ -207,6 +212,7 @@ def _options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Se
             uds=options.uds,
             max_body_bytes=options.max_body_size,
             allowed_media_domains=tuple(options.allowed_media_domains),
+            chat_text_in_content=options.chat_text_in_content,
             shutdown_timeout_s=options.shutdown_timeout,
             log_level=options.uvicorn_log_level,
             access_log=not options.disable_uvicorn_access_log,
