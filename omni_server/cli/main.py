@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from omni_server import __version__
-from omni_server.cli import bench_command, chat_command, config_command, serve
+from omni_server.cli import bench_command, chat_command, check_command, config_command, serve
 from omni_server.config.stage_config import ArStage, DiffusionStage
 from omni_server.errors import ConfigError, OmniError
 
@@ -46,6 +46,7 @@ def _build_parser() -> argparse.ArgumentParser:
     serve.add_parser(commands)
     chat_command.add_parser(commands)
     bench_command.add_parser(commands)
+    check_command.add_parser(commands)
     config_command.add_parser(commands)
     return parser
 
