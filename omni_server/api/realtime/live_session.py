@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 _MAX_BESIDE = 4
 """Responses outside of the conversation that may run at the same time."""
 _INLINE_SAMPLES = 12_000
-"""Half a second: sound up to this length is searched for speech in 2 ms; a longer piece goes to a thread."""
+"""Half a second: sound up to this length is searched for speech in 3 ms; a longer piece goes to a thread."""
 _RELEASE_TIMEOUT_S = 10.0
 
 

@@ -29,8 +29,8 @@ for a fresh id (R21) by `RealtimeClient`.
 | R23 | test_socket.py::test_fifteen_mebibytes_in_one_event_are_taken_or_refused_with_an_error |
 | R24 | test_a_client_that_leaves_frees_everything, test_socket.py::test_dropping_the_connection_frees_the_session |
 | R25 | test_two_sessions_know_nothing_of_each_other |
-| R26 | test_socket.py and tests/integration/test_realtime.py with the official client. Pipecat and LiveKit: their |
-|     | constraints (section 3.7) are the order and the types tested here; the packages are no test dependencies |
+| R26 | test_socket.py and tests/integration/test_realtime.py with the official client. Pipecat and LiveKit are |
+|     | no dependencies of the tests: docs/realtime.md names the versions that were run against the server |
 """
 
 import asyncio
