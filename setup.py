@@ -11,6 +11,7 @@ setup(
     package_dir={"omni_server.configs": "configs"},
     package_data={
         "omni_server.configs": ["*.yaml"],
+        "omni_server.api.web": ["static/*"],
         "omni_server.engine": ["empty_generation_config/*.json"],
         "stages.qwen2_5_omni.demo_checkpoint": ["*.json"],
     },

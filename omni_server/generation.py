@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from omni_server.types import ModelInfo, OmniEvent, OmniRequest, PromptTokens
+from omni_server.types import ChatMessage, ModelInfo, OmniEvent, OmniRequest, PromptTokens, Task
 
 
 class Generation(Protocol):
@@ -33,6 +33,10 @@ class Generator(Protocol):
         Raises `InvalidRequestError` (unknown voice, prompt too long, ...), `OverloadedError` or
         `StageDeadError`; after it returns, only generation itself can fail.
         """
+        ...
+
+    def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
+        """The chat by which the served model is given the task."""
         ...
 
     def is_ready(self) -> bool:

@@ -21,6 +21,7 @@ from omni_server.types import (
     OmniRequest,
     SamplingConfig,
     SpeechOutput,
+    Task,
     TextPart,
 )
 
@@ -92,6 +93,10 @@ class AsyncOmni:
     async def submit(self, request: OmniRequest) -> Generation:
         """See `Generator.submit`."""
         return await self._orchestrator.submit(request)
+
+    def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
+        """See `Generator.task_messages`."""
+        return self._orchestrator.task_messages(task)
 
     def is_ready(self) -> bool:
         return self._is_warm and self.is_alive()

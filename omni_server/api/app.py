@@ -12,6 +12,7 @@ from omni_server.api.models import models_router
 from omni_server.api.openapi import install_openapi
 from omni_server.api.realtime.router import realtime_router
 from omni_server.api.state import ServerState
+from omni_server.api.web.page import page_router
 
 
 def create_app(state: ServerState, config: ApiConfig) -> FastAPI:
@@ -29,6 +30,7 @@ def create_app(state: ServerState, config: ApiConfig) -> FastAPI:
     app.include_router(chat_router(state, config))
     app.include_router(models_router(state))
     app.include_router(health_router(state))
+    app.include_router(page_router())
     app.include_router(realtime_router(state, config))
     # The one added last is outermost.
     app.add_middleware(InFlightMiddleware, state=state)

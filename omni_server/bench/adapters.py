@@ -10,9 +10,9 @@ from typing import Protocol
 
 from pydantic import JsonValue, ValidationError
 
-from omni_server.bench.chunks import Chunk, ErrorObject
 from omni_server.bench.playback import SAMPLE_RATE
 from omni_server.bench.workload import Turn, Workload
+from omni_server.client.chunks import Chunk, ErrorObject
 
 
 class RequestFailedError(Exception):

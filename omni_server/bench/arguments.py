@@ -1,5 +1,5 @@
-"""The command line of scripts/bench_serving. Imports the standard library only, so that `--help` answers without any
-environment."""
+"""The command line of `omni-server bench` and scripts/bench_serving. Imports the standard library only, so that
+`--help` answers without any environment."""
 
 import argparse
 import textwrap
@@ -21,16 +21,17 @@ workloads:
   W3  2,500 prompt tokens; 900 text tokens and 3,500 codec tokens (70 s of speech) in answer
 
 examples:
-  scripts/bench_serving --json w1.json --plot w1.png --targets ttfa=0.25,0.30,0.60,1.5 --targets underrun=0,0,0,0.1
-  scripts/bench_serving --workload W3 --concurrency 1,8,32
-  scripts/bench_serving --request-rate 0.5,1,2 --num-requests 100
-  scripts/bench_serving --server openai-text --base-url http://127.0.0.1:8000 --json plain.json
-  scripts/bench_serving --modalities text --compare plain.json
+  %(prog)s --json w1.json --plot w1.png --targets ttfa=0.25,0.30,0.60,1.5 --targets underrun=0,0,0,0.1
+  %(prog)s --workload W3 --concurrency 1,8,32
+  %(prog)s --request-rate 0.5,1,2 --num-requests 100
+  %(prog)s --server openai-text --base-url http://127.0.0.1:8000 --json plain.json
+  %(prog)s --modalities text --compare plain.json
 
 Exit code: 0, 1 if a request failed, 2 for a wrong command line, 130 after Ctrl-C."""
 
 
 def parser() -> argparse.ArgumentParser:
+    """The command line of scripts/bench_serving."""
     parser = argparse.ArgumentParser(
         prog="bench_serving",
         description=DESCRIPTION,
@@ -38,6 +39,12 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    add_arguments(parser)
+    return parser
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add all flags; what is parsed with them goes through `check`."""
     server = parser.add_argument_group("the server")
     server.add_argument("--base-url", default="http://127.0.0.1:8091", help="without /v1 (default: %(default)s)")
     server.add_argument(
@@ -112,13 +119,17 @@ def parser() -> argparse.ArgumentParser:
         help="draw targets in the plot, one per level; also underrun=S,S,...",
     )
     output.add_argument("--compare", type=Path, metavar="FILE", help="print this run beside an earlier one's JSON")
-    return parser
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Exits with code 2 where the arguments are wrong or contradict each other."""
     command = parser()
-    args = command.parse_args(arguments)
+    return check(command, command.parse_args(arguments))
+
+
+def check(command: argparse.ArgumentParser, args: argparse.Namespace) -> argparse.Namespace:
+    """`args` with what follows from them filled in. Exits with code 2, and `command`'s usage, where they contradict
+    each other."""
     if args.modalities is None:
         args.modalities = "text" if args.server == "openai-text" else "text,audio"
     if args.server == "openai-text" and args.modalities != "text":

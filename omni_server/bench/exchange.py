@@ -7,11 +7,11 @@ import aiohttp
 from pydantic import ValidationError
 
 from omni_server.bench.adapters import Adapter, Delta, RequestFailedError, TokenCounts
-from omni_server.bench.chunks import ErrorBody
 from omni_server.bench.playback import AudioArrival, gaps, play
 from omni_server.bench.results import RequestRow
-from omni_server.bench.sse import EventParser
 from omni_server.bench.workload import SAMPLES_PER_CODE
+from omni_server.client.chunks import ErrorBody
+from omni_server.client.sse import EventParser
 
 _BYTES_PER_SAMPLE = 2
 

@@ -1,4 +1,4 @@
-"""scripts/bench_serving: from the command line to the results."""
+"""`omni-server bench`: from the command line to the results."""
 
 import argparse
 import asyncio
@@ -13,7 +13,6 @@ from pathlib import Path
 import aiohttp
 
 from omni_server.bench.adapters import ADAPTERS
-from omni_server.bench.discover import Served, discover
 from omni_server.bench.exchange import Client
 from omni_server.bench.host import describe_host
 from omni_server.bench.load import closed_loop, open_loop
@@ -23,6 +22,7 @@ from omni_server.bench.progress import Progress, shown
 from omni_server.bench.results import Level, Run, Server, load_run
 from omni_server.bench.table import comparison, table
 from omni_server.bench.workload import WORKLOADS, Workload
+from omni_server.client.discover import Served, discover
 
 _READ_BUFFER_BYTES = 2**20
 _KEEP_ALIVE_S = 2.0
@@ -31,7 +31,7 @@ _INTERRUPTED = 130
 
 
 def run_command(args: argparse.Namespace, command: Sequence[str]) -> int:
-    """The exit code. `args`: from `omni_server.bench.arguments.parse`; `command`: the words that were typed. Prints
+    """The exit code. `args`: from `omni_server.bench.arguments.check`; `command`: the words that were typed. Prints
     results to stdout and progress to stderr. Raises `ConfigError` before any load for what cannot work."""
     earlier = load_run(args.compare) if args.compare is not None else None
     if args.plot is not None:

@@ -1,4 +1,4 @@
-"""`omni-server config show`: a stage config as the server understands it."""
+"""`omni-server config`: a stage config as the server understands it."""
 
 import argparse
 import json
@@ -10,8 +10,13 @@ from omni_server.config.load import find_stage_config, load_stage_config, shippe
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `config` with its sub-commands."""
-    description = "Look at stage configs."
-    parser = commands.add_parser("config", help="check and show a stage config", description=description)
+    parser = commands.add_parser(
+        "config",
+        help="check, show and list stage configs",
+        description="Look at stage configs: which stages of a model run where, and what flows between them.",
+        epilog="docs/configuration.md explains every field.",
+        allow_abbrev=False,
+    )
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     show = actions.add_parser(
         "show",
@@ -20,11 +25,31 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "stage config itself.",
         allow_abbrev=False,
     )
-    show.add_argument(
-        "file", metavar="FILE", help=f"a YAML file, or the name of a shipped config: {', '.join(shipped_configs())}"
-    )
+    _add_file(show)
     show.add_argument("--json", action="store_true", help="print JSON instead of YAML")
     show.set_defaults(run=_show)
+    validate = actions.add_parser(
+        "validate",
+        help="check a stage config and say what is wrong with it",
+        description="Check a stage config by itself. Exit code 0: it is valid; 2: it is not, and what is wrong goes to "
+        "stderr, with line and field. Whether a model fits this machine with it, `omni-server check` tells.",
+        allow_abbrev=False,
+    )
+    _add_file(validate)
+    validate.set_defaults(run=_validate)
+    listing = actions.add_parser(
+        "list",
+        help="list the shipped stage configs",
+        description="List the shipped stage configs: their names, which --stage-config takes, and their files.",
+        allow_abbrev=False,
+    )
+    listing.set_defaults(run=_list)
+
+
+def _add_file(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "file", metavar="FILE", help=f"a YAML file, or the name of a shipped config: {', '.join(shipped_configs())}"
+    )
 
 
 def _show(options: argparse.Namespace) -> int:
@@ -34,4 +59,20 @@ def _show(options: argparse.Namespace) -> int:
         print(json.dumps(document, indent=2))
     else:
         print(yaml.safe_dump(document, sort_keys=False), end="")
+    return 0
+
+
+def _validate(options: argparse.Namespace) -> int:
+    path = find_stage_config(options.file)
+    config = load_stage_config(path)
+    stages = ", ".join(f"{name} ({stage.model_stage})" for name, stage in config.stages.items())
+    print(f"{path} is valid: platform {config.platform}, stages {stages}")
+    return 0
+
+
+def _list(_: argparse.Namespace) -> int:
+    configs = shipped_configs()
+    width = max(map(len, configs))
+    for name, path in configs.items():
+        print(f"{name:{width}}  {path}")
     return 0

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from omni_server import __version__
-from omni_server.cli import config_command, serve
+from omni_server.cli import bench_command, chat_command, config_command, serve
 from omni_server.config.stage_config import ArStage, DiffusionStage
 from omni_server.errors import ConfigError, OmniError
 
@@ -17,9 +17,11 @@ EXIT_INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. 0: done; 1: failed while running; 2: wrong usage, config or model folder."""
     parser = _build_parser()
-    options, unknown = parser.parse_known_args(arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    options, unknown = parser.parse_known_args(words)
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{_stage_field_hint(unknown)}")
+    options.words = [parser.prog, *words]
     run: Callable[[argparse.Namespace], int] = options.run
     try:
         return run(options)
@@ -42,6 +44,8 @@ def _build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"omni-server {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     serve.add_parser(commands)
+    chat_command.add_parser(commands)
+    bench_command.add_parser(commands)
     config_command.add_parser(commands)
     return parser
 

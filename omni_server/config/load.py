@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 from pydantic import ValidationError
 
-from omni_server.config.problems import describe_problems
+from omni_server.config.problems import Location, describe_problems, problem_locations
 from omni_server.config.stage_config import StageConfig
 from omni_server.errors import ConfigError
 
@@ -18,7 +18,8 @@ def load_stage_config(path: Path) -> StageConfig:
 
     Raises `ConfigError` if the file cannot be read, is not YAML, or is not a valid stage config.
     """
-    document = _read_yaml(path)
+    text = _read_text(path)
+    document = _parsed(path, text)
     if not isinstance(document, dict):
         found = "nothing" if document is None else f"a {type(document).__name__}"
         raise ConfigError(
@@ -27,8 +28,9 @@ def load_stage_config(path: Path) -> StageConfig:
     try:
         return StageConfig.model_validate(document)
     except ValidationError as error:
-        problems = describe_problems(error)
-        raise ConfigError("\n".join(f"{path}: {problem}" for problem in problems)) from error
+        lines = (_line_of(location, text) for location in problem_locations(error))
+        problems = zip(lines, describe_problems(error), strict=True)
+        raise ConfigError("\n".join(f"{path}: {line}{problem}" for line, problem in problems)) from error
 
 
 def find_stage_config(name_or_path: str) -> Path:
@@ -78,9 +80,25 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         return mapping
 
 
-def _read_yaml(path: Path) -> object:
+def _line_of(location: Location, text: str) -> str:
+    """`line 12: ` for the place in the YAML that pydantic's `location` means, or for the nearest one around it; ""
+    for the whole file. What pydantic puts between keys is in no mapping and is skipped."""
+    node = yaml.compose(text, Loader=yaml.SafeLoader)
+    line: int | None = None
+    for item in location:
+        if isinstance(node, yaml.MappingNode):
+            found = next(((key, value) for key, value in node.value if key.value == str(item)), None)
+            if found is not None:
+                line, node = found[0].start_mark.line, found[1]
+        elif isinstance(node, yaml.SequenceNode) and isinstance(item, int):
+            node = node.value[item]
+            line = node.start_mark.line
+    return "" if line is None else f"line {line + 1}: "
+
+
+def _read_text(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         shipped = ", ".join(shipped_configs())
         raise ConfigError(f"{path}: no such file; give a path or the name of a shipped config ({shipped})") from None
@@ -88,6 +106,9 @@ def _read_yaml(path: Path) -> object:
         raise ConfigError(f"{path}: not a text file in UTF-8 ({error.reason} at byte {error.start})") from error
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _parsed(path: Path, text: str) -> object:
     try:
         return yaml.load(text, Loader=_UniqueKeyLoader)
     except yaml.MarkedYAMLError as error:

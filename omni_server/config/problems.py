@@ -17,6 +17,11 @@ def describe_problems(error: ValidationError) -> list[str]:
     return [_describe(details) for details in error.errors(include_url=False)]
 
 
+def problem_locations(error: ValidationError) -> list[Location]:
+    """Where each of these problems is, as pydantic says it."""
+    return [details["loc"] for details in error.errors(include_url=False)]
+
+
 def _describe(details: ErrorDetails) -> str:
     location = details["loc"]
     path = _path(location)

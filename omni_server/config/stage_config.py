@@ -37,41 +37,54 @@ class SamplingDefaults(_Model):
     """Sampling of an autoregressive stage where the request says nothing. Unset fields keep vLLM's default."""
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    """0 is greedy; higher draws less likely tokens more often."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Draws from the most likely tokens that together have this probability."""
     top_k: Annotated[int, Field(ge=0)] | None = None
+    """Draws from this many of the most likely tokens; 0 is all."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Leaves out tokens less likely than this share of the most likely one."""
     repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    """Makes tokens less likely that the prompt or the answer has already; 1 is none."""
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    """Makes tokens less likely that the answer has already."""
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    """The same, for each time that the answer has them."""
     seed: int | None = None
+    """Makes what is drawn repeatable."""
     max_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Longest answer. On the talker it bounds the speech: 50 codec tokens are one second."""
     min_tokens: Annotated[int, Field(ge=0)] | None = None
+    """Shortest answer: tokens that end it are barred before."""
     ignore_eos: bool | None = None
+    """Goes on to `max_tokens`, whatever the model would do. For measurements."""
 
 
-class _Stage(_Model):
+class CommonStage(_Model):
+    """What every stage has."""
+
     model_stage: ModelStage
-    """Which part of the checkpoint this stage runs."""
+    """The part of the checkpoint that runs here."""
     devices: tuple[Annotated[int, Field(ge=0)], ...] = (0,)
-    """GPU indices, one per tensor-parallel rank. Ignored on CPU."""
+    """GPU indices, one for each tensor-parallel rank. Ignored on CPU."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.3
-    """Share of each device's memory that this stage may take. Ignored on CPU."""
+    """Share of each device's total memory that the stage takes. Ignored on CPU."""
     gpu_priority: Literal["normal", "low"] = "normal"
     """A `low` stage lets others on its GPU go first: under `mps` its kernels wait for theirs, and an autoregressive one
     pauses while code2wav computes the first window of an utterance. Ignored on CPU."""
     max_num_seqs: Annotated[int, Field(ge=1)] = 16
     """Requests that run in one step."""
     max_num_batched_tokens: Annotated[int, Field(ge=1)] = 2048
-    """Tokens that run in one step."""
+    """Tokens that run in one step; longer prompts are prefilled in chunks. For code2wav codec tokens."""
     max_model_len: Annotated[int, Field(ge=1)]
-    """Longest sequence; for code2wav the longest window, in codec tokens."""
+    """Longest sequence in tokens, prompt and answer; for code2wav the longest window, in codec tokens."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """`auto` is the checkpoint's own; for code2wav float16 on cuda and float32 on cpu."""
     engine_args: dict[str, Any] = Field(default_factory=dict)
-    """Passed on to vLLM's `AsyncEngineArgs` as they are."""
+    """Further arguments of vLLM's `AsyncEngineArgs`, handed on as they are."""
 
     @model_validator(mode="after")
-    def _check_engine_args(self) -> "_Stage":
+    def _check_engine_args(self) -> "CommonStage":
         taken = sorted(RESERVED_ENGINE_ARGS & self.engine_args.keys())
         if taken:
             raise ValueError(
@@ -82,16 +95,22 @@ class _Stage(_Model):
         return self
 
 
-class ArStage(_Stage):
+class ArStage(CommonStage):
     """An autoregressive engine: thinker or talker."""
 
     engine: Literal["ar"]
+    """Autoregressive: for thinker and talker."""
     model_stage: Literal["thinker", "talker"]
+    """The part of the checkpoint that runs here."""
     tensor_parallel_size: Annotated[int, Field(ge=1)] = 1
+    """Ranks that share each layer."""
     pipeline_parallel_size: Annotated[int, Field(ge=1)] = 1
+    """Ranks that take turns. Must be 1 where hidden states leave or enter, which is every stage with an edge."""
     default_sampling: SamplingDefaults = SamplingDefaults()
+    """Sampling where a request says nothing."""
     busy_step_interval_ms: Annotated[float, Field(ge=0, le=100)] = 0
-    """Shortest time from step to step while a code2wav on the same GPU has more to do than fits into its step."""
+    """Shortest time from step to step while a code2wav on the same GPU has more to do than fits into its step. Ignored
+    on CPU."""
 
     @model_validator(mode="after")
     def _check_parallelism(self) -> "ArStage":
@@ -105,19 +124,25 @@ class SolverConfig(_Model):
     """Flow-matching solver of the DiT (`Qwen2_5OmniToken2WavDiTModel.sample`); the defaults are the reference's."""
 
     num_steps: Annotated[int, Field(ge=2, le=100)] = 10
-    """Points of the time grid; one Runge-Kutta step fewer."""
+    """Points of the time grid, one Runge-Kutta step fewer; more is slower and more exact."""
     guidance_scale: Annotated[float, Field(ge=0)] = 0.5
+    """Strength of classifier-free guidance."""
     sway_coefficient: float = -1.0
+    """Where the grid is denser; negative is at the beginning."""
 
 
-class DiffusionStage(_Stage):
+class DiffusionStage(CommonStage):
     """A non-autoregressive engine: code2wav."""
 
     engine: Literal["diffusion"]
+    """Not autoregressive: for code2wav."""
     model_stage: Literal["code2wav"]
+    """The part of the checkpoint that runs here."""
     solver: SolverConfig = SolverConfig()
+    """How code2wav's flow-matching equation is solved."""
     max_streams: Annotated[int, Field(ge=1)] | None = None
-    """Utterances whose state is kept between their windows, where `chunks.carry` is set; None: twice `max_num_seqs`."""
+    """Utterances whose state is kept between their windows, where `chunks.carry` is set; `null`: twice
+    `max_num_seqs`."""
 
     @property
     def num_stream_slots(self) -> int:
@@ -143,7 +168,8 @@ class QueueConfig(_Model):
     """How payloads travel over an edge."""
 
     transport: Literal["shared_memory", "inline"] = "shared_memory"
-    """`shared_memory`: rows stay in /dev/shm and a reference travels. `inline`: rows inside the message."""
+    """`shared_memory`: rows stay in /dev/shm and a reference travels. `inline`: they travel in the message; the edge
+    into code2wav, which carries token ids only, must be so."""
     capacity: Annotated[int, Field(ge=1, le=4096)] = 16
     """Steps of the producer that may wait for the consumer; at the limit the producer's scheduler holds back."""
 
@@ -152,12 +178,11 @@ class PacingConfig(_Model):
     """When windows are sent to code2wav and when the sound leaves. Seconds are seconds of audio."""
 
     max_work_ahead_s: Annotated[float, Field(ge=0)] | None = 4.0
-    """A stream that is further ahead of its listener lets other streams go first; None: never."""
+    """A stream that has sent more seconds of audio than this ahead of its listener waits; `null`: never."""
     max_outstanding_windows: Annotated[int, Field(ge=1, le=64)] | None = None
-    """Windows of one stream that may be in code2wav at once; None: 1 where state is carried, which allows no more, and
-    otherwise 2."""
+    """Windows of one stream that may be in code2wav at once; `null`: 1 with `carry`, which allows no more, else 2."""
     max_start_delay_s: Annotated[float, Field(ge=0, le=10)] = 2.0
-    """Longest time that the first audio is held back so that playback does not stall under load; 0: never."""
+    """Longest time that a stream's first audio is held back so that playback does not stall under load; 0: never."""
 
 
 def _as_ramp(value: object) -> object:
@@ -171,17 +196,22 @@ class ChunkPlan(_Model):
     """How codec tokens are cut into windows for code2wav; a block is the DiT's attention block (12 codes)."""
 
     mode: Literal["windows", "whole"] = "windows"
-    """`whole`: one pass when the talker has finished, which is the reference's result, without streaming."""
+    """`windows`: as soon as there is enough for one. `whole`: one pass when the talker has finished, which is the
+    reference's result, without streaming."""
     carry: bool = True
     """A window begins where the one before it ended, with what that one kept; otherwise, and where nothing was kept, it
     computes `past_blocks` again. Without effect in mode `whole`."""
     past_blocks: Annotated[int, Field(ge=0)] = 2
+    """Blocks before the new ones that a window computes again where nothing is kept."""
     new_blocks: Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_as_ramp)] = (1, 1, 2, 4, 8)
-    """New blocks of the first window, of the second and so on; the last number holds for all that follow."""
+    """New blocks of the first window, of the second and so on; the last number holds for all that follow. A single
+    number is a ramp of one."""
     future_blocks: Annotated[int, Field(ge=0)] = 1
+    """Blocks after the new ones that a window waits for."""
     vocoder_margin_frames: Annotated[int, Field(ge=0)] = 20
     """Mel frames of context that the vocoder gets on each side of what is emitted; 28 is its full field."""
     pacing: PacingConfig = PacingConfig()
+    """When windows are sent and when the sound leaves."""
 
     @model_validator(mode="before")
     @classmethod
@@ -225,14 +255,17 @@ class Edge(_Model):
     """What flows from one stage to the next."""
 
     source: Annotated[str, Field(alias="from")]
+    """Name of the stage that sends."""
     target: Annotated[str, Field(alias="to")]
+    """Name of the stage that receives."""
     function: ImportPath
-    """Edge function of the model family, as `package.module:name`."""
+    """The model family's code for this edge."""
     queue: QueueConfig = QueueConfig()
+    """How payloads travel."""
     chunks: ChunkPlan | None = None
-    """Only on the edge into code2wav."""
+    """How codec tokens are cut into windows. Only on the edge into code2wav, and required there."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(populate_by_name=True)
 
 
 Stage = Annotated[ArStage | DiffusionStage, Field(discriminator="engine")]
@@ -242,17 +275,20 @@ class StageConfig(_Model):
     """A whole deployment: the file that `--stage-config` names."""
 
     model_family: ImportPath
-    """The model family's object, as `stages.qwen2_5_omni:FAMILY`."""
+    """The code that knows the model: `stages.qwen2_5_omni:FAMILY`."""
     platform: Literal["cpu", "cuda"]
+    """Must match the installed build of vLLM."""
     mps: Literal["auto", "on", "off"] = "auto"
     """NVIDIA's Multi-Process Service, which lets stages on one GPU run side by side instead of in turns. `auto`: where
     stages share a device and the driver brings the service. Ignored on CPU."""
     stages: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")], Stage]
+    """The stages by name."""
     edges: tuple[Edge, ...] = ()
+    """What flows between them."""
     start_timeout_s: Annotated[float, Field(gt=0)] = 1800.0
     """Longest wait for one engine to be ready."""
     request_timeout_s: Annotated[float, Field(gt=0)] = 600.0
-    """Deadline of a request that names none."""
+    """Deadline of a request; `--request-timeout` overrides it."""
 
     @model_validator(mode="after")
     def _check_graph(self) -> "StageConfig":

@@ -9,6 +9,7 @@ import numpy as np
 from omni_server.errors import OmniError
 from omni_server.types import (
     AudioDelta,
+    ChatMessage,
     CodecDelta,
     Finished,
     FinishReason,
@@ -16,8 +17,10 @@ from omni_server.types import (
     OmniEvent,
     OmniRequest,
     PromptTokens,
+    Task,
     TextDelta,
     TextDone,
+    TextPart,
     Usage,
 )
 
@@ -117,6 +120,7 @@ class FakeGenerator:
         self.ready = True
         self.alive = True
         self.requests: list[OmniRequest] = []
+        self.tasks: list[Task] = []
         self.generations: list[FakeGeneration] = []
 
     @property
@@ -140,6 +144,10 @@ class FakeGenerator:
         generation = FakeGeneration(request.request_id, script)
         self.generations.append(generation)
         return generation
+
+    def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
+        self.tasks.append(task)
+        return (ChatMessage("user", (TextPart(type(task).__name__),)),)
 
     def is_ready(self) -> bool:
         return self.ready and self.alive

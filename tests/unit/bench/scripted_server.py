@@ -59,7 +59,7 @@ class ScriptedServer:
         application.router.add_get("/v1/models", self._list_models)
         application.router.add_get("/version", self._show_version)
         application.router.add_post("/v1/chat/completions", self._chat)
-        runner = web.AppRunner(application, shutdown_timeout=0.1)
+        runner = web.AppRunner(application, shutdown_timeout=0.1, handler_cancellation=True)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         return runner

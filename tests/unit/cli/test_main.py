@@ -27,7 +27,9 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"omni-server {__version__}\n"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["config", "--help"], ["config", "show", "-h"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["serve", "--help"], ["config", "--help"], ["config", "show", "-h"], ["bench", "-h"]]
+)
 def test_every_command_explains_itself(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run_and_exit(*arguments) == 0
     assert capsys.readouterr().out.startswith("usage: omni-server")
@@ -81,11 +83,40 @@ def test_a_mistake_in_a_config_exits_with_2_and_one_line(tmp_path: Path, capsys:
         find_shipped_config("qwen2_5_omni").read_text().replace("max_model_len: 156", "max_model_lenn: 156")
     )
 
+    lines = file.read_text().splitlines()
+    stage = lines.index("  code2wav:") + 1
+    (wrong,) = (number for number, line in enumerate(lines, 1) if line.startswith("    max_model_lenn:"))
+
     assert main(["config", "show", str(file)]) == 2
     assert capsys.readouterr().err.splitlines() == [
-        f"omni-server: error: {file}: stages.code2wav.max_model_len: missing",
-        f"{file}: stages.code2wav.max_model_lenn: unknown key; did you mean 'max_model_len'?",
+        f"omni-server: error: {file}: line {stage}: stages.code2wav.max_model_len: missing",
+        f"{file}: line {wrong}: stages.code2wav.max_model_lenn: unknown key; did you mean 'max_model_len'?",
     ]
+
+
+def test_config_validate_says_what_is_valid(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "validate", "qwen2_5_omni.demo-cpu"]) == 0
+    assert capsys.readouterr().out == (
+        f"{find_shipped_config('qwen2_5_omni.demo-cpu')} is valid: platform cpu, stages thinker (thinker), talker "
+        "(talker), code2wav (code2wav)\n"
+    )
+
+
+def test_config_validate_refuses_with_line_and_field(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("model_family: stages.qwen2_5_omni:FAMILY\nplatform: tpu\nstages: {}\n")
+
+    assert main(["config", "validate", str(file)]) == 2
+    assert capsys.readouterr().err.splitlines()[0] == (
+        f"omni-server: error: {file}: line 2: platform: must be 'cpu' or 'cuda', not 'tpu'; did you mean 'cpu'?"
+    )
+
+
+def test_config_list_names_every_shipped_config(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "list"]) == 0
+    listed = [line.split() for line in capsys.readouterr().out.splitlines()]
+
+    assert listed == [[name, str(path)] for name, path in shipped_configs().items()]
 
 
 def test_help_needs_neither_torch_nor_vllm() -> None:

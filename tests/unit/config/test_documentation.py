@@ -2,50 +2,67 @@
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from pydantic import BaseModel
 
 from omni_server.config.load import shipped_configs
-from omni_server.config.stage_config import (
-    ArStage,
-    ChunkPlan,
-    DiffusionStage,
-    Edge,
-    PacingConfig,
-    QueueConfig,
-    SamplingDefaults,
-    SolverConfig,
-    StageConfig,
-)
+from omni_server.config.reference import MODELS, field_table, filled_in
+from omni_server.config.stage_config import ArStage, Edge, SamplingDefaults
+from omni_server.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "configuration.md").read_text()
 
 
-@pytest.mark.parametrize(
-    "model",
-    [StageConfig, ArStage, DiffusionStage, SamplingDefaults, SolverConfig, Edge, QueueConfig, ChunkPlan, PacingConfig],
-)
-def test_every_field_is_documented(model: type[BaseModel]) -> None:
-    documented = set(re.findall(r"`(\w+)`", PAGE))
-
-    assert {field.alias or name for name, field in model.model_fields.items()} <= documented
+def test_the_tables_of_the_page_are_those_of_the_code() -> None:
+    assert filled_in(PAGE) == PAGE, "run scripts/make_config_reference"
 
 
-@pytest.mark.parametrize(
-    "model",
-    [StageConfig, ArStage, SolverConfig, QueueConfig, ChunkPlan, PacingConfig],
-    ids=lambda model: model.__name__,
-)
-def test_documented_defaults_are_the_real_ones(model: type[BaseModel]) -> None:
-    documented = dict(re.findall(r"^\| `(\w+)` \| `?([^|`]+?)`? \|", PAGE, flags=re.MULTILINE))
-    defaults = {name: field.default for name, field in model.model_fields.items()}
-    plain = {name: default for name, default in defaults.items() if isinstance(default, float | int | str)}
+def test_every_field_is_in_a_table() -> None:
+    documented = set(re.findall(r"^\| `(\w+)` \|", PAGE, flags=re.MULTILINE))
 
-    assert plain
-    for name, default in plain.items():
-        assert type(default)(documented[name]) == default, name
+    for model in MODELS.values():
+        assert {field.alias or name for name, field in model.model_fields.items()} <= documented
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_no_kind_of_mapping_is_left_out(model: type[BaseModel]) -> None:
+    """Models inside fields of documented models are documented too."""
+    inner = {cls for field in model.model_fields.values() for cls in _models_in(field.annotation)}
+
+    assert inner <= set(MODELS.values())
+
+
+def _models_in(annotation: object) -> set[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return {annotation}
+    return set().union(*(_models_in(argument) for argument in get_args(annotation)))
+
+
+def test_types_bounds_and_defaults_are_in_words() -> None:
+    rows = {line.split("`")[1]: line for line in field_table(ArStage).splitlines()[2:]}
+
+    assert rows["tensor_parallel_size"].startswith("| `tensor_parallel_size` | integer, at least 1 | `1` | Ranks")
+    assert rows["busy_step_interval_ms"].startswith(
+        "| `busy_step_interval_ms` | number, at least 0, at most 100 | `0` | Shortest"
+    )
+    assert "| `temperature` | number, at least 0, at most 2; or `null` | `null` |" in field_table(SamplingDefaults)
+    assert "| `function` | `package.module:name` | required |" in field_table(Edge)
+
+
+def test_a_field_without_a_description_is_refused() -> None:
+    class Silent(BaseModel):
+        loud: int
+
+    with pytest.raises(ConfigError, match=r"Silent\.loud has no description"):
+        field_table(Silent)
+
+
+def test_a_page_without_one_of_the_tables_is_refused() -> None:
+    with pytest.raises(ConfigError, match="it should have"):
+        filled_in(PAGE.replace("<!-- fields of Edge -->", ""))
 
 
 def test_every_shipped_config_is_in_the_readme() -> None:

@@ -1,5 +1,6 @@
 """From a file to a config: every mistake is told with file, field and hint."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -18,13 +19,13 @@ def write(folder: Path, document: object) -> Path:
 
 
 def refusal(folder: Path, document: object) -> str:
-    """What the refusal says after the file's name."""
+    """What the refusal says after the file's name and the line."""
     path = write(folder, document)
     with pytest.raises(ConfigError) as caught:
         load_stage_config(path)
     lines = str(caught.value).splitlines()
     assert all(line.startswith(f"{path}: ") for line in lines)
-    return "\n".join(line.removeprefix(f"{path}: ") for line in lines)
+    return "\n".join(re.sub(r"^line \d+: ", "", line.removeprefix(f"{path}: ")) for line in lines)
 
 
 def test_a_valid_file_gives_what_the_model_gives(tmp_path: Path) -> None:
@@ -129,6 +130,35 @@ def test_all_problems_of_a_file_are_told_at_once(tmp_path: Path) -> None:
         "platform: must be 'cpu' or 'cuda', not 'tpu'; did you mean 'cpu'?\n"
         "stages.talker.max_num_seq: unknown key; did you mean 'max_num_seqs'?"
     )
+
+
+def test_problems_are_told_with_their_lines(tmp_path: Path) -> None:
+    text = find_shipped_config("qwen2_5_omni.demo-cpu").read_text()
+    text = text.replace("    max_num_seqs: 8\n", "    max_num_seq: 8\n", 1).replace(
+        "new_blocks: [1, 1,", "new_blocks: [1, one,"
+    )
+    path = write(tmp_path, text)
+    lines = text.splitlines()
+    unknown = lines.index("    max_num_seq: 8") + 1
+    (ramp,) = (number for number, line in enumerate(lines, 1) if "new_blocks: [1, one" in line)
+
+    with pytest.raises(ConfigError) as caught:
+        load_stage_config(path)
+
+    assert [line.split(": ")[1:3] for line in str(caught.value).splitlines()] == [
+        [f"line {unknown}", "stages.thinker.max_num_seq"],
+        [f"line {ramp}", "edges[1].chunks.new_blocks[1]"],
+    ]
+
+
+def test_what_is_missing_is_told_with_the_line_of_what_lacks_it(tmp_path: Path) -> None:
+    path = write(tmp_path, deployment_without("stages.talker.max_model_len"))
+    line = path.read_text().splitlines().index("  talker:") + 1
+
+    with pytest.raises(
+        ConfigError, match=f"^{re.escape(str(path))}: line {line}: stages.talker.max_model_len: missing$"
+    ):
+        load_stage_config(path)
 
 
 def test_a_syntax_error_is_told_with_line_and_column(tmp_path: Path) -> None:

@@ -23,18 +23,24 @@ class _Version(BaseModel):
     version: str
 
 
+class NoServerError(ConfigError):
+    """Nothing answers at the address."""
+
+
 @dataclass(frozen=True)
 class Served:
     model: str
     voice: str
     version: str | None
+    voices: tuple[str, ...] = ()
+    """As `/v1/models` lists them; empty where the model only writes, and for servers that list none."""
 
 
 async def discover(
     session: aiohttp.ClientSession, base_url: str, model: str | None, voice: str | None, timeout_s: float = 30.0
 ) -> Served:
-    """`model` and `voice` are taken as given; None takes what `/v1/models` lists first. Raises `ConfigError` if no
-    server answers there."""
+    """`model` and `voice` are taken as given; None takes what `/v1/models` lists first. Raises
+    `NoServerError` if no server answers there, and `ConfigError` if one answers with something else."""
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     url = f"{base_url}/v1/models"
     try:
@@ -43,7 +49,9 @@ async def discover(
         async with session.get(f"{base_url}/version", timeout=timeout) as response:
             version = _version(await response.read()) if response.status == 200 else None
     except (aiohttp.ClientError, TimeoutError) as error:
-        raise ConfigError(f"no server answers at {base_url}: {error or 'timeout'}") from error
+        raise NoServerError(f"no server answers at {base_url}: {error or 'timeout'}") from error
+    if status == 401:
+        raise ConfigError(f"{base_url} asks for a key: give one with --api-key")
     if status != 200:
         raise ConfigError(f"{url} answers {status}: {body[:200].decode(errors='replace')}")
     try:
@@ -61,6 +69,7 @@ async def discover(
         model=chosen.id if chosen is not None else str(model),
         voice=voice if voice is not None else next(iter(voices), _DEFAULT_VOICE),
         version=version,
+        voices=tuple(voices),
     )
 
 

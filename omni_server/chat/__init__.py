@@ -1,0 +1,1 @@
+"""`omni-server chat`: a conversation with a running server, in a terminal."""

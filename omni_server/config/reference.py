@@ -1,0 +1,129 @@
+"""The reference of a stage config's fields, as tables in Markdown, made from the pydantic models themselves.
+
+docs/configuration.md has a pair of comments for each table, `<!-- fields of Edge -->` and `<!-- end of fields -->`;
+what stands between them is generated (scripts/make_config_reference).
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from types import UnionType
+from typing import Annotated, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from omni_server.config.stage_config import (
+    ArStage,
+    ChunkPlan,
+    CommonStage,
+    DiffusionStage,
+    Edge,
+    PacingConfig,
+    QueueConfig,
+    SamplingDefaults,
+    SolverConfig,
+    StageConfig,
+)
+from omni_server.errors import ConfigError
+
+MODELS: dict[str, type[BaseModel]] = {
+    model.__name__: model
+    for model in (
+        StageConfig, CommonStage, ArStage, SamplingDefaults, DiffusionStage, SolverConfig, Edge, QueueConfig, ChunkPlan,
+        PacingConfig,
+    )
+}  # fmt: skip
+"""Every kind of mapping in a stage config, by name."""
+
+_TABLE = re.compile(r"(<!-- fields of (\w+) -->\n).*?(<!-- end of fields -->)", re.DOTALL)
+_PLAIN = {int: "integer", float: "number", str: "string", bool: "`true` or `false`"}
+
+
+def filled_in(page: str) -> str:
+    """`page` with every table as it should be. Raises `ConfigError` if a table is missing or of an unknown model."""
+    found = [match[2] for match in _TABLE.finditer(page)]
+    if sorted(found) != sorted(MODELS):
+        raise ConfigError(f"the page has the tables {', '.join(found)}; it should have {', '.join(MODELS)}, each once")
+    return _TABLE.sub(lambda match: f"{match[1]}\n{field_table(MODELS[match[2]])}\n\n{match[3]}", page)
+
+
+def field_table(model: type[BaseModel]) -> str:
+    """A row for each field that `model` itself declares: name in the file, type and bounds, default, description.
+
+    Raises `ConfigError` if one has no description.
+    """
+    rows = ["| field | type | default | description |", "| --- | --- | --- | --- |"]
+    for name, field in model.model_fields.items():
+        if name not in model.__annotations__:
+            continue
+        if not field.description:
+            raise ConfigError(f"{model.__name__}.{name} has no description")
+        cells = [
+            f"`{field.alias or name}`",
+            _type(field.annotation, field.metadata),
+            _default(field),
+            " ".join(field.description.split()),
+        ]
+        rows.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    return "\n".join(rows)
+
+
+def _type(annotation: object, metadata: Sequence[object]) -> str:
+    """In words, with the bounds that `metadata` sets."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        inner, *more = arguments
+        return _type(inner, [*metadata, *_unpacked(more)])
+    if origin in (Union, UnionType):
+        present = [_type(member, metadata) for member in arguments if member is not type(None)]
+        return "; or ".join([*present, "`null`"] if type(None) in arguments else present)
+    if origin is Literal:
+        *others, last = (f"`{value}`" for value in arguments)
+        return f"{', '.join(others)} or {last}" if others else last
+    if origin is tuple:
+        return f"list; each {_type(arguments[0], ())}"
+    if origin is dict:
+        return "mapping"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "mapping"
+    if any(hasattr(item, "pattern") for item in metadata):  # pydantic's own class for it is private
+        return "`package.module:name`"
+    assert isinstance(annotation, type)
+    return _PLAIN[annotation] + _bounds(metadata)
+
+
+def _unpacked(metadata: Sequence[object]) -> list[object]:
+    """What stands in `Annotated`, with what a `Field(...)` there holds."""
+    return [part for item in metadata for part in (item.metadata if isinstance(item, FieldInfo) else [item])]
+
+
+def _bounds(metadata: Sequence[object]) -> str:
+    """`, 0 to 2`; `, more than 0`."""
+    low, high = "", ""
+    for item in metadata:
+        match item:
+            case Ge(ge=bound):
+                low = f"at least {bound}"
+            case Gt(gt=bound):
+                low = f"more than {bound}"
+            case Le(le=bound):
+                high = f"at most {bound}"
+            case Lt(lt=bound):
+                high = f"less than {bound}"
+    return "".join(f", {bound}" for bound in (low, high) if bound)
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value: object = field.get_default(call_default_factory=True)
+    match value:
+        case BaseModel():
+            return "its defaults"
+        case tuple():
+            return f"`{json.dumps(list(value))}`" if value else "none"
+        case dict():
+            return "none"
+    return f"`{json.dumps(value) if not isinstance(value, str) else value}`"
