@@ -58,7 +58,7 @@ class Connection:
                 end = done.pop().result()
                 await self._cancel(others)
                 await self._session.close()
-                await self._close(end, sending)
+                await self._close(end, sending, min(config.realtime_send_timeout_s, _CLOSE_TIMEOUT_S))
             finally:
                 await self._cancel((sending, *others))
                 await self._session.close()
@@ -106,11 +106,11 @@ class Connection:
         error = OverloadedError("The server is shutting down.", code="server_shutting_down")
         return End("the server is shutting down", _GOING_AWAY, error)
 
-    async def _close(self, end: End, sending: "asyncio.Task[End]") -> None:
+    async def _close(self, end: End, sending: "asyncio.Task[End]", timeout_s: float) -> None:
         if end.code is None:
             return
         with contextlib.suppress(TimeoutError, WebSocketDisconnect):
-            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+            async with asyncio.timeout(timeout_s):
                 if end.error is not None:
                     if sending.done():
                         self._outbox.forget_all()

@@ -72,7 +72,7 @@ class InputBuffer:
     def append(self, samples: Samples) -> Iterator[Started | Stopped]:
         """Take `samples` [num_samples] and yield the turns as they are found; iterate to the end.
 
-        Computes: 4 ms for a second of sound. Raises `InvalidRequestError` where the buffer would grow beyond the
+        Computes for 5 ms on a second of sound. Raises `InvalidRequestError` where the buffer would grow beyond the
         longest turn; nothing has been taken then.
         """
         if self._detector is None and self.seconds + len(samples) / self._rate > self._max_s:

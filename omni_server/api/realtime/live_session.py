@@ -1,6 +1,7 @@
 """One session at work: what each of the client's events and each turn of the user leads to."""
 
 import asyncio
+import logging
 import time
 
 from pydantic import JsonValue
@@ -25,10 +26,13 @@ from omni_server.api.state import ServerState
 from omni_server.errors import InvalidRequestError, OmniError
 from omni_server.types import ModelInfo
 
+logger = logging.getLogger(__name__)
+
 _MAX_BESIDE = 4
 """Responses outside of the conversation that may run at the same time."""
 _INLINE_SAMPLES = 12_000
-"""Half a second: sound up to this length is searched for speech in 2 ms; a longer piece goes to a thread."""
+"""Half a second: sound up to this length is searched for speech in 3 ms; a longer piece goes to a thread."""
+_RELEASE_TIMEOUT_S = 10.0
 
 
 class LiveSession:
@@ -73,15 +77,16 @@ class LiveSession:
     async def wait_answered(self) -> None:
         """Returns when no response is on its way."""
         while self._runs:
-            await asyncio.gather(*[run.wait_released() for run in self._runs])
+            await asyncio.wait([run.task for run in self._runs])
 
     async def close(self) -> None:
         """Releases everything; nothing of it is told."""
         self._answer_is_due = False
-        runs = list(self._runs)
-        for run in runs:
-            run.release()
-        await asyncio.gather(self._transcriber.close(), *[run.wait_released() for run in runs])
+        tasks = [run.release() for run in self._runs] + self._transcriber.release()
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=_RELEASE_TIMEOUT_S)
+            if late:
+                logger.error("session %s: %d requests were not released in time", self.id, len(late))
 
     async def handle(self, text: str) -> None:
         """One text frame. What is wrong with it is told to the client; the session goes on."""
@@ -154,6 +159,8 @@ class LiveSession:
     # -- the user's voice
 
     async def _append(self, event: client.AudioAppend) -> None:
+        if "audio" not in self._model.input_modalities:
+            raise InvalidRequestError("This model does not take audio input.", param="audio", code="unsupported_value")
         format = self._config.audio.input.format
         if len(event.audio) <= 4 * _INLINE_SAMPLES:
             for turn in self._buffer.append(decode_audio(event.audio, format, "audio")):

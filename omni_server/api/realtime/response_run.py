@@ -42,19 +42,21 @@ class ResponseRun:
         # A task that is cancelled before its first step never reaches a `finally` of its own.
         self._task.add_done_callback(lambda _: self._on_end(self))
 
+    @property
+    def task(self) -> "asyncio.Task[None]":
+        """Ends when everything has been released."""
+        assert self._task is not None
+        return self._task
+
     def cancel(self, reason: CancelReason) -> None:
         """Writes the last events at once; the stages are told at the same time and need not have answered."""
         self._writer.close("cancelled", StatusDetails(type="cancelled", reason=reason), WireUsage())
         self.release()
 
-    def release(self) -> None:
-        """Stop without a word, for a client that is gone."""
-        if self._task is not None:
-            self._task.cancel()
-
-    async def wait_released(self) -> None:
-        if self._task is not None:
-            await asyncio.wait([self._task])
+    def release(self) -> "asyncio.Task[None]":
+        """Stop without a word, for a client that is gone; returns `task`."""
+        self.task.cancel()
+        return self.task
 
     async def _run(self) -> None:
         # A session that waits for its user is not at work, but a response is: a server that stops waits for it.

