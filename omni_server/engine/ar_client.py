@@ -15,6 +15,7 @@ from omni_server.engine.async_engine import RowSink, StageAsyncLLM
 from omni_server.engine.stage_client import StageClient, abort, stage_errors
 from omni_server.errors import InvalidRequestError, StageError
 from omni_server.family import ThinkerPrompt
+from omni_server.metrics.stage_metrics import ArStageMetrics, RequestMeter
 from omni_server.protocol.feeds import AddressedFeed
 from omni_server.protocol.token_blocks import TOKENS_PER_OUTPUT_KEY
 from omni_server.types import FinishReason
@@ -42,11 +43,19 @@ class ArOutput:
 class ArStream:
     """One running request of the stage. `close` releases it, however it ended."""
 
-    def __init__(self, stage: str, engine: StageAsyncLLM, external_id: str, queue: RequestOutputCollector) -> None:
+    def __init__(
+        self,
+        stage: str,
+        engine: StageAsyncLLM,
+        external_id: str,
+        queue: RequestOutputCollector,
+        meter: RequestMeter,
+    ) -> None:
         self._stage = stage
         self._engine = engine
         self._external_id = external_id
         self._queue = queue
+        self._meter = meter
         self._is_finished = False
 
     @property
@@ -62,6 +71,9 @@ class ArStream:
             assert isinstance(output, RequestOutput)
             completion = output.outputs[0]
             self._is_finished = output.finished
+            self._meter.tokens(len(completion.token_ids), num_cached=output.num_cached_tokens or 0)
+            if completion.finish_reason is not None:
+                self._meter.ended(completion.finish_reason)
             yield ArOutput(
                 token_ids=tuple(completion.token_ids),
                 text=completion.text,
@@ -83,6 +95,7 @@ class ArStream:
         self._engine.row_sinks.pop(self._external_id, None)
         if not self._is_finished:
             self._is_finished = True
+            self._meter.ended("abort")
             await abort(self._engine, self._queue.request_id)
 
 
@@ -92,6 +105,8 @@ class ArStageClient(StageClient[StageAsyncLLM]):
     def __init__(self, name: str, engine: StageAsyncLLM) -> None:
         super().__init__(name, engine)
         self.max_model_len: int = engine.model_config.max_model_len
+        self.metrics = ArStageMetrics()
+        engine.stage_metrics = self.metrics
 
     def max_media(self, modality: str) -> int:
         """Items of a modality that one prompt may hold (vLLM's `limit_mm_per_prompt`)."""
@@ -152,6 +167,7 @@ class ArStageClient(StageClient[StageAsyncLLM]):
         rest at the end. Raises `InvalidRequestError`, `StageError` or `StageDeadError`.
         """
         engine = self.engine
+        meter = self.metrics.request(len(_token_ids(prompt)), has_each_token=tokens_per_output == 1)
         engine_input = prompt.engine_input if isinstance(prompt, RenderedPrompt) else tokens_input(list(prompt))
         if tokens_per_output > 1:
             params.extra_args = (params.extra_args or {}) | {TOKENS_PER_OUTPUT_KEY: tokens_per_output}
@@ -167,7 +183,7 @@ class ArStageClient(StageClient[StageAsyncLLM]):
             if isinstance(exc, VLLMClientError | ValueError):
                 raise InvalidRequestError(str(exc)) from exc
             raise
-        return ArStream(self.name, engine, request_id, queue)
+        return ArStream(self.name, engine, request_id, queue, meter)
 
     async def send_feeds(self, feeds: Sequence[AddressedFeed]) -> None:
         """Rows for running requests, by their `ArStream.engine_id`; for those that have ended they are dropped.
@@ -188,6 +204,10 @@ class ArStageClient(StageClient[StageAsyncLLM]):
     async def runner_generation(self) -> int:
         """1 or 2: the generation of vLLM's model runner that the stage's workers run."""
         return max(await self.engine.collective_rpc("runner_generation"))
+
+
+def _token_ids(prompt: RenderedPrompt | tuple[int, ...]) -> tuple[int, ...]:
+    return prompt.token_ids if isinstance(prompt, RenderedPrompt) else prompt
 
 
 def context_length_exceeded(limit: int, num_tokens: int, param: str) -> InvalidRequestError:

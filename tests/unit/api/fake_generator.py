@@ -116,6 +116,7 @@ class FakeGenerator:
         self.submitted = asyncio.Event()
         self.ready = True
         self.alive = True
+        self.metrics = b""
         self.requests: list[OmniRequest] = []
         self.generations: list[FakeGeneration] = []
 
@@ -146,3 +147,6 @@ class FakeGenerator:
 
     def is_alive(self) -> bool:
         return self.alive
+
+    def metrics_text(self) -> bytes:
+        return self.metrics
