@@ -1,8 +1,7 @@
 """API keys: what needs one, what is open, and that WebSockets are covered."""
 
 import logging
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -275,19 +274,9 @@ async def test_websocket_of_another_site_is_refused_where_no_key_protects(origin
     assert with_key.status == 101
 
 
-@asynccontextmanager
-async def at_level(level: int) -> AsyncIterator[None]:
-    root = logging.getLogger()
-    before = root.level
-    root.setLevel(level)
-    try:
-        yield
-    finally:
-        root.setLevel(before)
-
-
 async def test_no_key_is_logged_even_at_debug(caplog: pytest.LogCaptureFixture) -> None:
-    async with at_level(logging.DEBUG), http_client(app_of(FakeGenerator(), GUARDED)) as client:
+    caplog.set_level(logging.DEBUG)
+    async with http_client(app_of(FakeGenerator(), GUARDED)) as client:
         await client.post(URL, json=chat(), headers=bearer(KEY))
         await client.post(URL, json=chat(), headers=bearer("sk-mistyped"))
     assert "key-1" in caplog.text
