@@ -46,7 +46,7 @@ class ChatService:
         self._text_in_content = config.chat_text_in_content
         self._history = AudioHistory(config.audio_history_ttl_s, config.audio_history_entries)
         self._media = MediaLoader(
-            MediaSource(config.allowed_media_domains, config.media_limits),
+            MediaSource(config.allowed_media_domains, config.media_limits, config.allowed_local_media_path),
             config.media_limits,
             num_threads=config.media_threads,
             decode_timeout_s=config.media_decode_timeout_s,
