@@ -179,8 +179,8 @@ class WebSocketCall:
             "asgi": {"version": "3.0", "spec_version": "2.3"},
             "http_version": "1.1",
             "scheme": "ws",
-            "path": "/v1/realtime",
-            "raw_path": b"/v1/realtime",
+            "path": "/v1/scripted-session",
+            "raw_path": b"/v1/scripted-session",
             "query_string": b"model=omni",
             "root_path": "",
             "headers": [(name.lower().encode(), value.encode()) for name, value in given.items()],
@@ -194,7 +194,7 @@ class WebSocketCall:
     async def run(self, config: ApiConfig) -> "WebSocketCall":
         app = create_app(ServerState(FakeGenerator()), config)
 
-        @app.websocket("/v1/realtime")
+        @app.websocket("/v1/scripted-session")
         async def realtime(websocket: WebSocket) -> None:
             await websocket.accept()
             record = current_request()

@@ -186,7 +186,7 @@ async def test_session_is_counted_while_it_is_open() -> None:
     app = create_app(state, ApiConfig())
     seen: list[float] = []
 
-    @app.websocket("/v1/realtime")
+    @app.websocket("/v1/scripted-session")
     async def realtime(websocket: WebSocket) -> None:
         await websocket.accept()
         seen.append(value(parsed(state.metrics.text().decode()), "omni_websocket_sessions"))
@@ -196,7 +196,7 @@ async def test_session_is_counted_while_it_is_open() -> None:
     assert seen == [1]
     values = await scraped(app)
     assert value(values, "omni_websocket_sessions") == 0
-    assert value(values, "http_requests_total", handler="/v1/realtime", method="WEBSOCKET", status="101") == 1
+    assert value(values, "http_requests_total", handler="/v1/scripted-session", method="WEBSOCKET", status="101") == 1
 
 
 # -- one answer

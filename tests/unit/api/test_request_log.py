@@ -132,7 +132,7 @@ async def test_each_answer_of_a_session_has_a_line_and_so_has_the_session(caplog
     state = ServerState(FakeGenerator())
     app = create_app(state, ApiConfig())
 
-    @app.websocket("/v1/realtime")
+    @app.websocket("/v1/scripted-session")
     async def realtime(websocket: WebSocket) -> None:
         await websocket.accept()
         for number in range(2):
@@ -150,7 +150,7 @@ async def test_each_answer_of_a_session_has_a_line_and_so_has_the_session(caplog
     assert told == [
         ("answer", "session-1", "ok"),
         ("answer", "session-1", "aborted"),
-        ("WEBSOCKET /v1/realtime 101", "session-1", None),
+        ("WEBSOCKET /v1/scripted-session 101", "session-1", None),
     ]
 
 
