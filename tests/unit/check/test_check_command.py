@@ -428,7 +428,9 @@ def test_a_kv_cache_smaller_than_one_sequence_is_told_with_the_size_that_will_do
     mine.write_text(shipped.replace("kv_cache_memory_bytes: 67108864", "kv_cache_memory_bytes: 1048576", 1))
 
     error = the_error(check(whole, "--stage-config", mine))
-    assert error.startswith("memory: stage 'thinker': the KV cache has room for 1024 tokens, fewer than max_model_len")
+    assert error.startswith(
+        "memory: stages.thinker.engine_args.kv_cache_memory_bytes has room for 1024 tokens, fewer than"
+    )
     wanted = error.partition("at least ")[2].partition(",")[0]
     mine.write_text(shipped.replace("kv_cache_memory_bytes: 67108864", f"kv_cache_memory_bytes: {wanted}", 1))
     assert check(whole, "--stage-config", mine)[0] == 0
