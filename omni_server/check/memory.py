@@ -265,7 +265,7 @@ def _devices(config: StageConfig, name: str) -> tuple[int, ...]:
 
 def _share(value: float) -> float:
     """Rounded down, so that the sum stays within the limit."""
-    return math.floor(100 * value) / 100
+    return math.floor(1000 * value) / 1000
 
 
 def _gb(num_bytes: int) -> str:
