@@ -2,7 +2,8 @@
 #
 #   docker build -t omni-server .
 #   docker run --gpus all --shm-size=4g -p 8091:8091 \
-#     -v ~/.cache/huggingface:/home/omni/.cache/huggingface omni-server Qwen/Qwen2.5-Omni-7B
+#     -v ~/.cache/huggingface:/home/omni/.cache/huggingface -v omni-cache:/home/omni/.cache \
+#     omni-server Qwen/Qwen2.5-Omni-7B
 
 ARG TARGET=cuda
 # torch's wheels bring their own CUDA libraries; `-devel-` in place of `-runtime-` adds nvcc, for kernels that are
@@ -54,7 +55,9 @@ RUN userdel --remove ubuntu \
     && install -d -o omni -g omni /home/omni/.cache /home/omni/.cache/huggingface
 USER 1000:1000
 WORKDIR /home/omni
-VOLUME /home/omni/.cache/huggingface
+# Models, and what torch.compile and Triton have compiled: kept in a volume, the next start has it already.
+ENV TRITON_CACHE_DIR=/home/omni/.cache/triton
+VOLUME /home/omni/.cache
 
 EXPOSE 8091
 # Loading a large model takes minutes: until start-period is over, failures do not count.

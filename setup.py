@@ -10,7 +10,9 @@ setup(
     packages=[*find_packages(include=["omni_server*", "stages*"]), "omni_server.configs"],
     package_dir={"omni_server.configs": "configs"},
     package_data={
+        "omni_server": ["json_logging.json"],
         "omni_server.configs": ["*.yaml"],
+        "omni_server.api.web": ["static/*"],
         "omni_server.engine": ["empty_generation_config/*.json"],
         "stages.qwen2_5_omni.demo_checkpoint": ["*.json"],
     },

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from omni_server.config.stage_config import ModelStage, StageConfig
 from omni_server.errors import ConfigError
-from omni_server.types import ChatMessage
+from omni_server.types import ChatMessage, FunctionTool, Task
 
 HfOverrides = Callable[[Any], Any]
 """vLLM's `hf_overrides`: a Hugging Face config in, the stage's config out. Must be a module-level function."""
@@ -106,10 +106,20 @@ class FamilyModel(Protocol):
     extra_rows_per_request: int
     """Rows that a request's first payload may carry beside those of its tokens."""
 
-    def thinker_prompt(self, messages: Sequence[ChatMessage], *, speech: bool) -> ThinkerPrompt:
+    def thinker_prompt(
+        self, messages: Sequence[ChatMessage], *, speech: bool, tools: Sequence[FunctionTool] = ()
+    ) -> ThinkerPrompt:
         """Render a chat; with `speech`, the system prompt that speech needs is inserted where none is given.
+        Calls are rendered, and asked for, as `omni_server.protocol.tool_calls` says.
 
         Raises `InvalidRequestError` if the chat cannot be rendered.
+        """
+        ...
+
+    def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
+        """The chat by which this model is given the task.
+
+        To `ReadAloud` the answer is the text itself (`SpeechOutput.text`), to `Transcribe` what was said.
         """
         ...
 

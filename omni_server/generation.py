@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from omni_server.types import ModelInfo, OmniEvent, OmniRequest, PromptTokens
+from omni_server.types import ChatMessage, ModelInfo, OmniEvent, OmniRequest, PromptTokens, Task
 
 
 class Generation(Protocol):
@@ -35,10 +35,19 @@ class Generator(Protocol):
         """
         ...
 
+    def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
+        """The chat by which the served model is given the task."""
+        ...
+
     def is_ready(self) -> bool:
         """True once a real request has passed all stages and while none of them is dead."""
         ...
 
     def is_alive(self) -> bool:
         """False once an engine process has died."""
+        ...
+
+    def metrics_text(self) -> bytes:
+        """What it measures itself, in Prometheus' text format: none of the families of
+        `omni_server.metrics.server_metrics`."""
         ...

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 Role = Literal["system", "user", "assistant", "tool"]
 MediaKind = Literal["audio", "image", "video"]
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 SAMPLE_RATE_HZ = 24_000
 """Rate of every waveform that leaves the server; OpenAI's `pcm16` is defined at this rate."""
@@ -47,9 +47,55 @@ ContentPart = TextPart | AudioPart | ImagePart | VideoPart
 
 
 @dataclass(frozen=True)
+class ToolCall:
+    """A call that the model made in an earlier turn."""
+
+    name: str
+    arguments: str
+    """JSON, as the model wrote it."""
+
+
+@dataclass(frozen=True)
 class ChatMessage:
     role: Role
     content: tuple[ContentPart, ...]
+    tool_calls: tuple[ToolCall, ...] = ()
+
+
+@dataclass(frozen=True)
+class FunctionTool:
+    """A function that the model may call."""
+
+    name: str
+    definition: str
+    """JSON, as the prompt shows it: `{"type": "function", "function": {...}}`."""
+    parameters: str
+    """JSON schema of the arguments."""
+    strict: bool = False
+    """Arguments must follow the schema, also where the model is free to call or not."""
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    tools: tuple[FunctionTool, ...]
+    """All that the prompt shows."""
+    callable_names: frozenset[str]
+    """Those among them that may be called in this turn."""
+    is_required: bool = False
+    """The answer must be a call."""
+    is_parallel: bool = True
+    """It may be several calls."""
+
+
+@dataclass(frozen=True)
+class StructuredOutput:
+    """What the text must look like."""
+
+    kind: Literal["json", "regex", "choice", "grammar", "structural_tag"]
+    value: str
+    """`json`: the schema, as JSON. `choice`: a JSON array of strings. `structural_tag`: xgrammar's, as JSON."""
+    param: str
+    """The request's field that asked for it, for errors."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +116,14 @@ class SamplingConfig:
     ignore_eos: bool | None = None
     stop: tuple[str, ...] | None = None
     stop_token_ids: tuple[int, ...] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    logit_bias: Mapping[int, float] | None = None
+    """Added to the logits, by token id."""
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] | None = None
+    logprobs: int | None = None
+    """Report the log-probability of each sampled token, and of this many of the likeliest; may be 0."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +134,32 @@ class SpeechOutput:
     """A name out of `ModelInfo.voices`; None is the model's default voice."""
     seed: int | None = None
     """Seed of the waveform's noise; None draws one."""
+    text: str | None = None
+    """What is spoken, word for word, as the answer to the messages. The thinker reads it and writes nothing: its
+    sampling does not count. None speaks what the thinker writes."""
+
+
+@dataclass(frozen=True)
+class ReadAloud:
+    """The task to speak `text`, in the manner that `instructions` describe."""
+
+    text: str
+    instructions: str | None = None
+
+
+@dataclass(frozen=True)
+class Transcribe:
+    """The task to write down what is said in `audio`: in its own language, or translated to English."""
+
+    audio: AudioPart
+    to_english: bool = False
+    language: str | None = None
+    """ISO 639-1 code of the language that is spoken, if it is known."""
+    hint: str | None = None
+    """Words that may occur, or the text before: OpenAI's `prompt`."""
+
+
+Task = ReadAloud | Transcribe
 
 
 @dataclass(frozen=True)
@@ -90,10 +170,13 @@ class OmniRequest:
     messages: tuple[ChatMessage, ...]
     speech: SpeechOutput | None = None
     sampling: Mapping[str, SamplingConfig] = field(default_factory=dict)
+    tools: ToolUse | None = None
+    """With speech: only what the answer says before its first call is spoken."""
+    structured_output: StructuredOutput | None = None
     deadline_s: float | None = None
     """Seconds from submission until the request fails; None is the server's `--request-timeout`."""
     is_logged: bool = True
-    """The server's log gets a line when it has been answered."""
+    """At level DEBUG, the log gets a line with all its times when it has been answered."""
 
 
 @dataclass(frozen=True)
@@ -112,17 +195,47 @@ class PromptTokens:
 class Usage:
     prompt: PromptTokens
     text_tokens: int
-    """Tokens the thinker sampled, the end token included."""
+    """Tokens the thinker sampled, the end token included; or those of `SpeechOutput.text`."""
     codec_tokens: int
     """Codec frames that became sound; 0 without speech."""
 
 
 @dataclass(frozen=True)
+class TokenLogprob:
+    text: str
+    utf8: bytes
+    """What the token adds to the text; empty for a special token. May end inside a character."""
+    logprob: float
+    """Natural logarithm, of the model's own distribution; -inf for a token that a constraint rules out."""
+
+
+@dataclass(frozen=True)
+class SampledToken:
+    sampled: TokenLogprob
+    top: tuple[TokenLogprob, ...]
+    """The likeliest ones, most likely first."""
+
+
+@dataclass(frozen=True)
 class TextDelta:
-    """New text of the thinker. `text` may be empty while a character is incomplete."""
+    """New text of the thinker. `text` may be empty: while a character is incomplete, or inside a tool call."""
 
     text: str
     token_ids: tuple[int, ...]
+    logprobs: tuple[SampledToken, ...] = ()
+    """Of the tokens whose text has come by now, the end token excluded; only where they were asked for."""
+
+
+@dataclass(frozen=True)
+class ToolCallDelta:
+    """The next piece of a tool call. Calls come one after the other."""
+
+    index: int
+    call_id: str | None
+    """With the first piece of a call only, as is `name`."""
+    name: str | None
+    arguments: str
+    """Joined, they are the arguments as the model wrote them: JSON, unless the model is wrong or was cut."""
 
 
 @dataclass(frozen=True)
@@ -202,11 +315,12 @@ class Finished:
     """Always the last event of a request that did not fail. A failure raises `OmniError` instead."""
 
     finish_reason: FinishReason
+    """`tool_calls` where the answer ended by itself and holds one."""
     usage: Usage
     times: StageTimes = StageTimes()
 
 
-OmniEvent = TextDelta | CodecDelta | AudioDelta | TextDone | Finished
+OmniEvent = TextDelta | ToolCallDelta | CodecDelta | AudioDelta | TextDone | Finished
 
 
 @dataclass(frozen=True)

@@ -82,9 +82,10 @@ def _invalid_request(error: ErrorDetails, body: object) -> InvalidRequestError:
             f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
         )
     if kind == "union_tag_invalid":
+        discriminator = context["discriminator"].strip("'")
         return InvalidRequestError(
             f"Invalid value: {_shown(context['tag'])}. Supported values are: {context['expected_tags']}.",
-            param=f"{param}.type",
+            param=f"{param}.{discriminator}",
         )
     if kind == "literal_error":
         return InvalidRequestError(
@@ -108,11 +109,17 @@ def _invalid_request(error: ErrorDetails, body: object) -> InvalidRequestError:
         return InvalidRequestError(
             f"Invalid '{param}': the {subject} must not be empty.", param=param, code=f"empty_{subject}"
         )
+    if kind == "string_too_long":
+        return InvalidRequestError(
+            f"Invalid '{param}': at most {context['max_length']} characters are allowed.",
+            param=param,
+            code="string_above_max_length",
+        )
     if kind == "too_long":
         return InvalidRequestError(
             f"Invalid '{param}': at most {context['max_length']} items are allowed.",
             param=param,
-            code="array_above_max_length",
+            code="array_above_max_length" if isinstance(error["input"], list) else "object_above_max_properties",
         )
     return InvalidRequestError(f"Invalid '{param}': {error['msg']}.", param=param)
 

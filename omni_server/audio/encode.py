@@ -14,6 +14,7 @@ from omni_server.types import SAMPLE_RATE_HZ
 
 _BYTES_PER_SAMPLE = 2
 _WAV_HEADER_BYTES = 44
+_ONE_SAMPLE = np.zeros(1, dtype=np.int16)
 _UNKNOWN_DATA_BYTES = 0x7FFF_FFFF - (_WAV_HEADER_BYTES - 8)
 """The data size of a WAV file whose length is not known yet. With it the RIFF size is 0x7FFFFFFF, which fits
 a signed 32-bit number; readers then take what is there. A size of 0 would read as an empty file, and 0xFFFFFFFF
@@ -64,7 +65,13 @@ def encode(samples: npt.NDArray[np.float32], format: AudioFormat) -> bytes:
         return _wav_header(pcm.nbytes) + pcm.tobytes()
     container = _CONTAINERS[format]
     file = io.BytesIO()
-    with soundfile.SoundFile(
+    with _open(file, container) as writer:
+        writer.write(pcm if pcm.size else _ONE_SAMPLE)
+    return file.getvalue()
+
+
+def _open(file: "io.BytesIO | _Outflow", container: _Container) -> soundfile.SoundFile:
+    return soundfile.SoundFile(
         file,
         "w",
         samplerate=SAMPLE_RATE_HZ,
@@ -73,22 +80,22 @@ def encode(samples: npt.NDArray[np.float32], format: AudioFormat) -> bytes:
         subtype=container.subtype,
         bitrate_mode=container.bitrate_mode,
         compression_level=container.compression_level,
-    ) as writer:
-        writer.write(pcm if pcm.size else np.zeros(1, dtype=np.int16))
-    return file.getvalue()
+    )
 
 
 class StreamEncoder:
     """Encodes a waveform piece by piece; the pieces joined are one file.
 
     Takes the formats of `STREAMABLE_FORMATS`, others raise `ValueError`. A `wav` declares the greatest length,
-    since its own is not known when the header leaves.
+    since its own is not known when the header leaves. An `mp3` lacks the frame that tells its length and how many
+    samples to cut off at its ends: players add up to 0.08 s of silence. Encoding a second of it takes milliseconds.
     """
 
     def __init__(self, format: AudioFormat) -> None:
         if format not in STREAMABLE_FORMATS:
             raise ValueError(f"{format} cannot be streamed")
         self._header = _wav_header(_UNKNOWN_DATA_BYTES) if format == "wav" else b""
+        self._mp3 = _Mp3Stream() if format == "mp3" else None
         self._closed = False
 
     def write(self, samples: npt.NDArray[np.float32]) -> bytes:
@@ -98,15 +105,75 @@ class StreamEncoder:
         """
         if self._closed:
             raise ValueError("write after close")
-        pcm = to_int16(samples).tobytes()
+        pcm = to_int16(samples)
+        if self._mp3 is not None:
+            return self._mp3.write(pcm)
         header, self._header = self._header, b""
-        return header + pcm
+        return header + pcm.tobytes()
 
     def close(self) -> bytes:
-        """What is left to send: nothing, except the header of a `wav` of which nothing was written."""
+        """What is left to send: the header of a `wav` of which nothing was written, the last frames of an `mp3`."""
+        if self._closed:
+            return b""
         self._closed = True
+        if self._mp3 is not None:
+            return self._mp3.close()
         header, self._header = self._header, b""
         return header
+
+
+class _Mp3Stream:
+    def __init__(self) -> None:
+        self._outflow = _Outflow()
+        self._writer = _open(self._outflow, _CONTAINERS["mp3"])
+        self._is_empty = True
+
+    def write(self, pcm: npt.NDArray[np.int16]) -> bytes:
+        self._is_empty &= not pcm.size
+        self._writer.write(pcm)
+        return self._outflow.take()
+
+    def close(self) -> bytes:
+        if self._is_empty:
+            self._writer.write(_ONE_SAMPLE)
+        self._writer.close()
+        return self._outflow.take()
+
+
+class _Outflow:
+    """The file that libsndfile writes to, as far as it needs one. What is written can be taken away at once.
+
+    When it closes a file libsndfile goes back to fill in the first frame. That has been sent by then as a frame of
+    silence, and stays one.
+    """
+
+    def __init__(self) -> None:
+        self._new = bytearray()
+        self._position = 0
+        self._length = 0
+
+    def take(self) -> bytes:
+        """What has been written since the last call."""
+        taken, self._new = bytes(self._new), bytearray()
+        return taken
+
+    def write(self, data: bytes) -> int:
+        data = bytes(data)  # libsndfile's own memory
+        self._new += data[self._length - self._position :]
+        self._position += len(data)
+        self._length = max(self._length, self._position)
+        return len(data)
+
+    def read(self, size: int = -1) -> bytes:
+        return b""
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._length}[whence]
+        self._position = start + offset
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
 
 
 def _wav_header(data_bytes: int) -> bytes:

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from vllm.config.structured_outputs import StructuredOutputsConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 
@@ -45,6 +46,8 @@ def ar_engine_args(
         "max_num_batched_tokens": stage.max_num_batched_tokens,
         "disable_log_stats": True,
         "use_tqdm_on_load": False,  # the worker reports what it does
+        # By itself vLLM takes whichever backend the first structured request needs, and then keeps to it.
+        "structured_outputs_config": StructuredOutputsConfig(backend="xgrammar"),
     }
     if hf_overrides is not None:
         arguments["hf_overrides"] = hf_overrides

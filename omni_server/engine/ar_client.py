@@ -1,23 +1,29 @@
 """The server's end of an autoregressive stage: requests in, tokens and rows out, one release path."""
 
+import asyncio
+import re
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from vllm import SamplingParams
-from vllm.exceptions import VLLMClientError
+from vllm.exceptions import VLLMClientError, VLLMValidationError
 from vllm.inputs.engine import tokens_input
-from vllm.outputs import RequestOutput
+from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from omni_server.engine.async_engine import RowSink, StageAsyncLLM
+from omni_server.engine.logprobs import TokenTable
 from omni_server.engine.stage_client import StageClient, abort, stage_errors
 from omni_server.errors import InvalidRequestError, StageError
 from omni_server.family import ThinkerPrompt
+from omni_server.metrics.stage_metrics import ArStageMetrics, RequestMeter
 from omni_server.protocol.feeds import AddressedFeed
 from omni_server.protocol.token_blocks import TOKENS_PER_OUTPUT_KEY
-from omni_server.types import FinishReason
+from omni_server.types import FinishReason, SampledToken
+
+_SOURCE_PLACE = re.compile(r"\[\d\d:\d\d:\d\d\] \S+: ")
 
 
 @dataclass(frozen=True)
@@ -27,6 +33,14 @@ class RenderedPrompt:
     token_ids: tuple[int, ...]
     engine_input: Any
     """vLLM's own form of it."""
+    reply: str | None = None
+    """Text of the last `num_reply` tokens: no part of the chat, but the answer to it that is to be spoken."""
+    num_reply: int = 0
+
+    @property
+    def length(self) -> int:
+        """Tokens of the chat."""
+        return len(self.token_ids) - self.num_reply
 
 
 @dataclass(frozen=True)
@@ -37,16 +51,33 @@ class ArOutput:
     text: str
     finish_reason: FinishReason | None
     num_cached_tokens: int
+    logprobs: tuple[SampledToken, ...] = ()
+    """Of `token_ids`, where they were asked for; without the end token, which is no part of the text."""
+    is_cut: bool = False
+    """A stop string has ended the text; the last tokens are not part of it, or not as a whole."""
 
 
 class ArStream:
     """One running request of the stage. `close` releases it, however it ended."""
 
-    def __init__(self, stage: str, engine: StageAsyncLLM, external_id: str, queue: RequestOutputCollector) -> None:
+    def __init__(
+        self,
+        stage: str,
+        engine: StageAsyncLLM,
+        external_id: str,
+        queue: RequestOutputCollector,
+        meter: RequestMeter,
+        tokens: TokenTable | None,
+        num_top_logprobs: int,
+    ) -> None:
+        """`tokens` is given where log-probabilities were asked for."""
         self._stage = stage
         self._engine = engine
         self._external_id = external_id
         self._queue = queue
+        self._meter = meter
+        self._tokens = tokens
+        self._num_top_logprobs = num_top_logprobs
         self._is_finished = False
 
     @property
@@ -62,12 +93,27 @@ class ArStream:
             assert isinstance(output, RequestOutput)
             completion = output.outputs[0]
             self._is_finished = output.finished
+            self._meter.tokens(len(completion.token_ids), num_cached=output.num_cached_tokens or 0)
+            if completion.finish_reason is not None:
+                self._meter.ended(completion.finish_reason)
             yield ArOutput(
                 token_ids=tuple(completion.token_ids),
                 text=completion.text,
                 finish_reason=self._finish_reason(completion.finish_reason),
                 num_cached_tokens=output.num_cached_tokens or 0,
+                logprobs=self._logprobs(completion),
+                is_cut=isinstance(completion.stop_reason, str),
             )
+
+    def _logprobs(self, completion: CompletionOutput) -> tuple[SampledToken, ...]:
+        if self._tokens is None:
+            return ()
+        assert completion.logprobs is not None
+        token_ids = list(completion.token_ids)
+        if completion.finish_reason == "stop" and not isinstance(completion.stop_reason, str):
+            token_ids.pop()
+        candidates = list(completion.logprobs)[: len(token_ids)]
+        return self._tokens.all_sampled(token_ids, candidates, self._num_top_logprobs)
 
     def _finish_reason(self, reason: str | None) -> FinishReason | None:
         match reason:
@@ -83,6 +129,7 @@ class ArStream:
         self._engine.row_sinks.pop(self._external_id, None)
         if not self._is_finished:
             self._is_finished = True
+            self._meter.ended("abort")
             await abort(self._engine, self._queue.request_id)
 
 
@@ -92,6 +139,9 @@ class ArStageClient(StageClient[StageAsyncLLM]):
     def __init__(self, name: str, engine: StageAsyncLLM) -> None:
         super().__init__(name, engine)
         self.max_model_len: int = engine.model_config.max_model_len
+        self.metrics = ArStageMetrics()
+        engine.stage_metrics = self.metrics
+        self._tokens: TokenTable | None = None
 
     def max_media(self, modality: str) -> int:
         """Items of a modality that one prompt may hold (vLLM's `limit_mm_per_prompt`)."""
@@ -103,8 +153,8 @@ class ArStageClient(StageClient[StageAsyncLLM]):
         text: str = self.engine.get_tokenizer().decode(list(token_ids), skip_special_tokens=True)
         return text
 
-    async def render(self, prompt: ThinkerPrompt) -> RenderedPrompt:
-        """Tokenise and preprocess media, off the event loop.
+    async def render(self, prompt: ThinkerPrompt, reply: str | None = None) -> RenderedPrompt:
+        """Tokenise and preprocess media, off the event loop; behind them the tokens of `reply`.
 
         Raises `InvalidRequestError` if the prompt is too long or the media do not fit it.
         """
@@ -131,10 +181,49 @@ class ArStageClient(StageClient[StageAsyncLLM]):
                 )
         except (VLLMClientError, ValueError, TypeError) as exc:
             raise _invalid_prompt(exc, self.max_model_len) from exc
-        token_ids = tuple(engine_input["prompt_token_ids"])
+        reply_ids = () if reply is None else self._plain_ids(reply)
+        token_ids = (*engine_input["prompt_token_ids"], *reply_ids)
         if len(token_ids) >= self.max_model_len:
             raise context_length_exceeded(self.max_model_len, len(token_ids), "messages")
-        return RenderedPrompt(token_ids, engine_input)
+        if reply_ids:
+            engine_input = engine_input | {"prompt_token_ids": list(token_ids)}
+        return RenderedPrompt(token_ids, engine_input, reply, len(reply_ids))
+
+    def _plain_ids(self, text: str) -> tuple[int, ...]:
+        """Tokens of `text` as the model would write it: without special ones, even where it spells one."""
+        tokenizer = self.engine.get_tokenizer()
+        spelled = "|".join(re.escape(token) for token in tokenizer.get_added_vocab())
+        ids: list[int] = []
+        for piece in re.split(f"({spelled})", text) if spelled else [text]:
+            # Between its first two characters, a token that is only spelled is no longer seen as one.
+            parts = (piece[:1], piece[1:]) if spelled and re.fullmatch(spelled, piece) else (piece,)
+            for part in parts:
+                ids += tokenizer.encode(part, add_special_tokens=False)
+        return tuple(ids)
+
+    async def check(self, params: SamplingParams, structured_param: str | None = None) -> None:
+        """What `open` would refuse, refused before anything has been promised to the caller.
+
+        `structured_param` is the request's field that made `params.structured_outputs`. Raises `InvalidRequestError`.
+        """
+        config = self.engine.vllm_config
+        tokenizer = self.engine.get_tokenizer()
+        trial = params.clone()  # they take notes
+
+        def verify() -> None:
+            trial.verify(config.model_config, config.speculative_config, config.structured_outputs_config, tokenizer)
+            trial.update_from_tokenizer(tokenizer)
+
+        try:
+            if params.structured_outputs is None:
+                verify()
+            else:  # makes a grammar of a schema
+                await asyncio.to_thread(verify)
+        except (VLLMClientError, ValueError) as exc:
+            known = exc.parameter if isinstance(exc, VLLMValidationError) else None
+            # Without what vLLM appends, which may be long, and without the place in xgrammar's source.
+            message = _SOURCE_PLACE.sub("", str(exc.args[0] if exc.args else exc)).strip()
+            raise InvalidRequestError(message, param=known if known is not None else structured_param) from exc
 
     async def open(
         self,
@@ -152,6 +241,7 @@ class ArStageClient(StageClient[StageAsyncLLM]):
         rest at the end. Raises `InvalidRequestError`, `StageError` or `StageDeadError`.
         """
         engine = self.engine
+        meter = self.metrics.request(len(_token_ids(prompt)), has_each_token=tokens_per_output == 1)
         engine_input = prompt.engine_input if isinstance(prompt, RenderedPrompt) else tokens_input(list(prompt))
         if tokens_per_output > 1:
             params.extra_args = (params.extra_args or {}) | {TOKENS_PER_OUTPUT_KEY: tokens_per_output}
@@ -167,7 +257,13 @@ class ArStageClient(StageClient[StageAsyncLLM]):
             if isinstance(exc, VLLMClientError | ValueError):
                 raise InvalidRequestError(str(exc)) from exc
             raise
-        return ArStream(self.name, engine, request_id, queue)
+        tokens = None if params.logprobs is None else self._token_table()
+        return ArStream(self.name, engine, request_id, queue, meter, tokens, params.logprobs or 0)
+
+    def _token_table(self) -> TokenTable:
+        if self._tokens is None:
+            self._tokens = TokenTable(self.engine.get_tokenizer())
+        return self._tokens
 
     async def send_feeds(self, feeds: Sequence[AddressedFeed]) -> None:
         """Rows for running requests, by their `ArStream.engine_id`; for those that have ended they are dropped.
@@ -188,6 +284,10 @@ class ArStageClient(StageClient[StageAsyncLLM]):
     async def runner_generation(self) -> int:
         """1 or 2: the generation of vLLM's model runner that the stage's workers run."""
         return max(await self.engine.collective_rpc("runner_generation"))
+
+
+def _token_ids(prompt: RenderedPrompt | tuple[int, ...]) -> tuple[int, ...]:
+    return prompt.token_ids if isinstance(prompt, RenderedPrompt) else prompt
 
 
 def context_length_exceeded(limit: int, num_tokens: int, param: str) -> InvalidRequestError:

@@ -57,6 +57,10 @@ class Engines:
         (queue,) = self.queues.values()
         queue.finish_all(block)
 
+    def num_active(self) -> dict[str, int]:
+        """Requests that each stage has not finished."""
+        return {client.name: client.num_active for client in self._clients()}
+
     def pids(self) -> dict[str, int]:
         """Process id of each stage's engine."""
         return {client.name: client.pid for client in self._clients()}

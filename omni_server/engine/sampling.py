@@ -1,20 +1,24 @@
 """Our sampling settings -> vLLM's `SamplingParams`, for the thinker and for the talker."""
 
+import json
 from dataclasses import fields
 from typing import Any
 
 import msgspec
 from vllm import SamplingParams
 from vllm.exceptions import VLLMClientError
-from vllm.sampling_params import RequestOutputKind
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 from omni_server.config.stage_config import SamplingDefaults
 from omni_server.errors import InvalidRequestError
 from omni_server.protocol.rows import REQUEST_KEY, RowsInput, RowsOutput, encode
-from omni_server.types import SamplingConfig
+from omni_server.types import SamplingConfig, StructuredOutput
 
 StageSampling = SamplingParams
 """What a stage client takes; built here, opaque to the layers above."""
+
+_MINUS_ONE_SEED = 2**63 - 1
+"""Stands for -1, which vLLM takes for no seed at all."""
 
 
 def merged(defaults: SamplingDefaults, request: SamplingConfig | None) -> SamplingConfig:
@@ -31,6 +35,7 @@ def sampling_params(
     end_ids: tuple[int, ...],
     is_text: bool,
     rows: RowsOutput | RowsInput | None,
+    structured_output: StructuredOutput | None = None,
 ) -> SamplingParams:
     """`end_ids` end the sequence unless `ignore_eos` is set; without text, they must not be sampled then either.
 
@@ -57,8 +62,15 @@ def sampling_params(
         "repetition_penalty": sampling.repetition_penalty,
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
-        "seed": sampling.seed,
+        "seed": _MINUS_ONE_SEED if sampling.seed == -1 else sampling.seed,
         "stop": list(sampling.stop) if sampling.stop else None,
+        "include_stop_str_in_output": sampling.include_stop_str_in_output,
+        "skip_special_tokens": sampling.skip_special_tokens,
+        "logit_bias": dict(sampling.logit_bias) if sampling.logit_bias else None,
+        "allowed_token_ids": None if sampling.allowed_token_ids is None else list(sampling.allowed_token_ids),
+        "bad_words": list(sampling.bad_words) if sampling.bad_words else None,
+        "logprobs": sampling.logprobs,
+        "structured_outputs": None if structured_output is None else _structured(structured_output),
     }
     try:
         params = SamplingParams(
@@ -80,3 +92,17 @@ def sampling_params(
     if rows is not None:
         params.extra_args = {REQUEST_KEY: encode(rows)}
     return params
+
+
+def _structured(output: StructuredOutput) -> StructuredOutputsParams:
+    match output.kind:
+        case "choice":
+            return StructuredOutputsParams(choice=json.loads(output.value))
+        case "json":
+            return StructuredOutputsParams(json=output.value)
+        case "regex":
+            return StructuredOutputsParams(regex=output.value)
+        case "grammar":
+            return StructuredOutputsParams(grammar=output.value)
+        case "structural_tag":
+            return StructuredOutputsParams(structural_tag=output.value)

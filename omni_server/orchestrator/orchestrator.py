@@ -10,7 +10,7 @@ from omni_server.config.stage_config import ArStage, ChunkPlan
 from omni_server.edge import CodecEdgeFactory
 from omni_server.engine.ar_client import ArStageClient, RenderedPrompt, context_length_exceeded
 from omni_server.engine.diffusion_client import DiffusionStageClient
-from omni_server.engine.sampling import merged, sampling_params
+from omni_server.engine.sampling import StageSampling, merged, sampling_params
 from omni_server.errors import DeadlineExceededError, InvalidRequestError, OverloadedError, StageDeadError
 from omni_server.family import CodecLayout, FamilyModel
 from omni_server.orchestrator.feed_outbox import FeedOutbox
@@ -18,8 +18,21 @@ from omni_server.orchestrator.pacing import Pacer
 from omni_server.orchestrator.request_run import RequestRun
 from omni_server.orchestrator.spoken_text import SpokenText
 from omni_server.orchestrator.talk import SpeechPlan
+from omni_server.orchestrator.tool_grammar import turn_grammar
+from omni_server.orchestrator.tool_parser import ToolParser
 from omni_server.protocol.rows import RowsInput, RowsOutput, SharedBlock
-from omni_server.types import OmniRequest, PromptTokens, SamplingConfig, SpeechOutput
+from omni_server.types import (
+    ChatMessage,
+    OmniRequest,
+    PromptTokens,
+    SamplingConfig,
+    SpeechOutput,
+    StructuredOutput,
+    Task,
+)
+
+_READ_ONLY = SamplingConfig(temperature=0.0, max_tokens=1)
+"""For a reply that is given: one pass over it makes its rows. vLLM must sample a token then, which nobody sees."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +83,10 @@ class Orchestrator:
         """Text of the thinker's `token_ids`, without special tokens."""
         return self._thinker.client.detokenize(token_ids)
 
+    def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
+        """The family's chat for the task."""
+        return self._family.task_messages(task)
+
     def dead_stage(self) -> str | None:
         """Name of a stage whose engine process has died, or None."""
         clients: list[ArStageClient | DiffusionStageClient] = [self._thinker.client]
@@ -84,43 +101,60 @@ class Orchestrator:
         thinker = self._thinker
         sampling = merged(thinker.config.default_sampling, request.sampling.get(thinker.client.name))
         voice = None if request.speech is None else self._voice(request.speech)
-        rendered = self._family.thinker_prompt(request.messages, speech=request.speech is not None)
+        reply = None if request.speech is None else request.speech.text
+        if reply is not None:
+            sampling = _READ_ONLY
+        tools = () if request.tools is None else request.tools.tools
+        rendered = self._family.thinker_prompt(request.messages, speech=request.speech is not None, tools=tools)
+        structured = request.structured_output
+        if request.tools is not None:
+            structured = turn_grammar(request.tools, structured)
+        params = self._thinker_params(sampling, voice, structured)
+        await thinker.client.check(params, None if structured is None else structured.param)
         deadline_s = self._request_timeout_s if request.deadline_s is None else request.deadline_s
         began = time.monotonic()
         try:
             async with asyncio.timeout(deadline_s):
-                prompt = await thinker.client.render(rendered)
+                prompt = await thinker.client.render(rendered, reply)
         except TimeoutError:
             raise DeadlineExceededError(f"reading the prompt took longer than {deadline_s:g} s") from None
-        run = self._admitted(request, prompt, sampling, voice, deadline_s - (time.monotonic() - began))
+        if prompt.num_reply:
+            params = self._thinker_params(sampling, voice, structured, num_reply=prompt.num_reply)
+        run = self._admitted(request, prompt, sampling, params, voice, deadline_s - (time.monotonic() - began))
         self._running[request.request_id] = run
         run.start()
         return run
+
+    def _thinker_params(
+        self, sampling: SamplingConfig, voice: str | None, structured: StructuredOutput | None, num_reply: int = 0
+    ) -> StageSampling:
+        return sampling_params(
+            self._thinker.client.name,
+            sampling,
+            end_ids=self._family.thinker_stop_ids,
+            is_text=True,
+            rows=None if voice is None else RowsOutput(voice=voice, num_reply=num_reply),
+            structured_output=structured,
+        )
 
     def _admitted(
         self,
         request: OmniRequest,
         prompt: RenderedPrompt,
         sampling: SamplingConfig,
+        params: StageSampling,
         voice: str | None,
         remaining_s: float,
     ) -> RequestRun:
-        """`sampling` is the thinker's."""
+        """`sampling` and `params` are the thinker's."""
         thinker = self._thinker
         self._check_open(request.request_id)  # again: rendering takes time
         _check_length(thinker.client, len(prompt.token_ids), sampling.max_tokens)
-        params = sampling_params(
-            thinker.client.name,
-            sampling,
-            end_ids=self._family.thinker_stop_ids,
-            is_text=True,
-            rows=None if voice is None else RowsOutput(voice=voice),
-        )
         speech = None
         if request.speech is not None and voice is not None:
-            speech = self._speech_plan(request, request.speech, voice, len(prompt.token_ids))
+            speech = self._speech_plan(request, request.speech, voice, prompt.length)
         spoken_text = None
-        if speech is not None and sampling.stop:
+        if speech is not None and (sampling.stop or request.tools is not None):
             spoken_text = SpokenText(thinker.client.detokenize)
         return RequestRun(
             request.request_id,
@@ -129,6 +163,7 @@ class Orchestrator:
             prompt_tokens=self._count(prompt),
             thinker_params=params,
             spoken_text=spoken_text,
+            tool_parser=None if request.tools is None else ToolParser(is_parallel=request.tools.is_parallel),
             speech=speech,
             deadline_s=remaining_s,
             is_logged=request.is_logged,
@@ -204,7 +239,7 @@ class Orchestrator:
         )
 
     def _count(self, prompt: RenderedPrompt) -> PromptTokens:
-        ids, placeholders = prompt.token_ids, self._family.placeholder_ids
+        ids, placeholders = prompt.token_ids[: prompt.length], self._family.placeholder_ids
         audio, image, video = (ids.count(p) for p in (placeholders.audio, placeholders.image, placeholders.video))
         return PromptTokens(len(ids), len(ids) - audio - image - video, audio, image, video)
 

@@ -15,10 +15,22 @@ import msgspec
 from omni_server.engine.ar_client import ArOutput, ArStageClient, RenderedPrompt
 from omni_server.engine.sampling import StageSampling
 from omni_server.errors import DeadlineExceededError, OmniError, StageError
+from omni_server.orchestrator.released_logprobs import ReleasedLogprobs
 from omni_server.orchestrator.spoken_text import SpokenText
 from omni_server.orchestrator.stage_clock import StageClock
 from omni_server.orchestrator.talk import SpeechPlan, Talk
-from omni_server.types import Finished, FinishReason, OmniEvent, PromptTokens, TextDelta, TextDone, Usage
+from omni_server.orchestrator.tool_parser import ToolParser
+from omni_server.types import (
+    Finished,
+    FinishReason,
+    OmniEvent,
+    PromptTokens,
+    SampledToken,
+    TextDelta,
+    TextDone,
+    ToolCallDelta,
+    Usage,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -35,18 +47,23 @@ class RequestRun:
         prompt_tokens: PromptTokens,
         thinker_params: StageSampling,
         spoken_text: SpokenText | None,
+        tool_parser: ToolParser | None = None,
         speech: SpeechPlan | None,
         deadline_s: float,
         is_logged: bool,
         on_end: Callable[[str], object],
     ) -> None:
-        """`spoken_text` is given where stop strings may cut text that would otherwise be spoken."""
+        """`spoken_text` is given where stop strings may cut text that would otherwise be spoken, or where text may
+        turn out to be a tool call, `tool_parser` where the model may call tools."""
         self.request_id = request_id
         self.prompt = prompt_tokens
         self._thinker = thinker
         self._rendered = prompt
         self._thinker_params = thinker_params
         self._spoken_text = spoken_text
+        self._tool_parser = tool_parser
+        self._num_speakable_chars = 0
+        self._logprobs = ReleasedLogprobs()
         self._deadline_s = deadline_s
         self._is_logged = is_logged
         self._on_end = on_end
@@ -130,7 +147,10 @@ class RequestRun:
         try:
             async with aclosing(stream.outputs()) as outputs:
                 async for output in outputs:
-                    self._take(output)
+                    if self._rendered.reply is None:
+                        self._take(output)
+                    elif output.finish_reason is not None:
+                        self._take_reply(self._rendered.reply)
         finally:
             await stream.close()
 
@@ -139,20 +159,52 @@ class RequestRun:
         self._num_cached_tokens = output.num_cached_tokens
         if output.text or output.token_ids:
             self._clock.text()
-            self._events.put_nowait(TextDelta(output.text, output.token_ids))
+        logprobs = self._logprobs.push(output.logprobs, output.text)
+        if output.finish_reason is not None and not output.is_cut:
+            logprobs += self._logprobs.rest()
+        speakable = output.text
+        if self._tool_parser is None:
+            if output.text or output.token_ids:
+                self._events.put_nowait(TextDelta(output.text, output.token_ids, logprobs))
+        else:
+            speakable = self._parse(self._tool_parser, output, logprobs)
         if self._spoken_text is not None and self._talk is not None:
-            self._spoken_text.push(output.token_ids, output.text)
+            self._spoken_text.push(output.token_ids, speakable)
             self._talk.rows.allow(self._spoken_text.num_speakable())
         if output.finish_reason is not None:
             self._text_done(output.finish_reason)
 
-    def _text_done(self, reason: FinishReason) -> None:
-        self._text_finish = reason
+    def _parse(self, parser: ToolParser, output: ArOutput, logprobs: tuple[SampledToken, ...]) -> str:
+        """Prose and calls as events, the first with tokens and log-probabilities; returns what may be spoken of it."""
+        pieces = parser.push(output.text)
+        if output.finish_reason is not None:
+            pieces += parser.finish()
+        text = "".join(piece for piece in pieces if isinstance(piece, str))
+        if text or output.token_ids:
+            self._events.put_nowait(TextDelta(text, output.token_ids, logprobs))
+        for piece in pieces:
+            if isinstance(piece, ToolCallDelta):
+                self._events.put_nowait(piece)
+        before, self._num_speakable_chars = self._num_speakable_chars, parser.num_speakable
+        return text[: parser.num_speakable - before]
+
+    def _take_reply(self, text: str) -> None:
+        """All rows of the given reply have come; the token that was sampled behind it is not part of it."""
+        token_ids = self._rendered.token_ids[self._rendered.length :]
+        self._num_text_tokens = len(token_ids)
+        self._clock.text()
+        self._events.put_nowait(TextDelta(text, token_ids))
+        self._text_done("stop", num_without_row=0)
+
+    def _text_done(self, reason: FinishReason, *, num_without_row: int = 1) -> None:
+        """The last token of a text was sampled but never computed, so it has no row: the text-end row stands in its
+        place."""
+        has_calls = self._tool_parser is not None and self._tool_parser.num_calls > 0
+        self._text_finish = "tool_calls" if has_calls and reason == "stop" else reason
         self._events.put_nowait(TextDone(reason))
         if self._talk is None:
             return
-        # The last token was sampled but never computed, so it has no row: the text-end row stands in its place.
-        num_spoken = self._num_text_tokens - 1
+        num_spoken = self._num_text_tokens - num_without_row
         if self._spoken_text is not None:
             num_spoken = min(num_spoken, self._spoken_text.num_speakable())
         num_rows = self._talk.rows.num_generated_rows
@@ -170,10 +222,6 @@ class RequestRun:
                 reason = "length"
         prompt = replace(self.prompt, cached=self._num_cached_tokens)
         times = self._clock.times()
-        if self._is_logged:
-            logger.info(
-                "request %s: %d text tokens, %d codes, %s", self.request_id, self._num_text_tokens, num_codes, times
-            )
         if self._is_logged and logger.isEnabledFor(logging.DEBUG):
             logger.debug("request %s: times %s", self.request_id, msgspec.json.encode(times).decode())
         return Finished(reason, Usage(prompt, self._num_text_tokens, num_codes), times)

@@ -19,6 +19,8 @@ class RowsOutput(msgspec.Struct, frozen=True, tag="output", forbid_unknown_field
     """Asks the producing stage to send the rows of this request."""
 
     voice: str
+    num_reply: int = 0
+    """So many of the prompt's last tokens count as generated: a reply that was given, not sampled."""
 
 
 class RowsInput(msgspec.Struct, frozen=True, tag="input", forbid_unknown_fields=True):

@@ -15,9 +15,10 @@ from omni_server.family import (
     TalkerPrompt,
     ThinkerPrompt,
 )
-from omni_server.types import ChatMessage
+from omni_server.types import ChatMessage, FunctionTool, Task
 from stages.qwen2_5_omni.ids import read_special_ids
 from stages.qwen2_5_omni.prompt import PromptRenderer
+from stages.qwen2_5_omni.tasks import task_messages
 
 DEFAULT_VOICE = "Chelsie"
 """Default of `speaker` in the reference's `generate`."""
@@ -87,8 +88,13 @@ class Qwen25OmniModel:
         self.extra_rows_per_request = 3  # the voice's begin token, text end, text pad
         self._renderer = PromptRenderer(model_dir)
 
-    def thinker_prompt(self, messages: Sequence[ChatMessage], *, speech: bool) -> ThinkerPrompt:
-        return self._renderer.render(messages, speech=speech)
+    def thinker_prompt(
+        self, messages: Sequence[ChatMessage], *, speech: bool, tools: Sequence[FunctionTool] = ()
+    ) -> ThinkerPrompt:
+        return self._renderer.render(messages, speech=speech, tools=tools)
+
+    def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
+        return task_messages(task)
 
     def talker_prompt(self, prompt_length: int) -> TalkerPrompt:
         """Ids as the reference gives them to its logits processors: the repetition penalty sees exactly these.

@@ -6,7 +6,8 @@ from typing import Any
 
 from omni_server.errors import ConfigError, InvalidRequestError
 from omni_server.family import ThinkerPrompt
-from omni_server.types import AudioPart, ChatMessage, ContentPart, ImagePart, TextPart, VideoPart
+from omni_server.types import AudioPart, ChatMessage, ContentPart, FunctionTool, ImagePart, TextPart, VideoPart
+from stages.qwen2_5_omni.tool_prompt import with_tools
 
 SPEECH_SYSTEM_PROMPT = (
     "You are Qwen, a virtual human developed by the Qwen Team, Alibaba Group, capable of perceiving auditory and "
@@ -25,10 +26,13 @@ class PromptRenderer:
         if not self._processor.chat_template:
             raise ConfigError(f"{model_dir} has no chat template (chat_template.json)")
 
-    def render(self, messages: Sequence[ChatMessage], *, speech: bool) -> ThinkerPrompt:
+    def render(
+        self, messages: Sequence[ChatMessage], *, speech: bool, tools: Sequence[FunctionTool] = ()
+    ) -> ThinkerPrompt:
         """Raises `InvalidRequestError` if the template refuses the chat."""
         if speech and not any(message.role == "system" for message in messages):
             messages = (ChatMessage("system", (TextPart(SPEECH_SYSTEM_PROMPT),)), *messages)
+        messages = with_tools(messages, tools)
         conversation = [
             {"role": message.role, "content": [_template_part(part) for part in message.content]}
             for message in messages

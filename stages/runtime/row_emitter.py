@@ -105,7 +105,7 @@ class RowEmitter:
         self._prompt_length = grown(self._prompt_length, slot + 1)
         self._num_boundary = grown(self._num_boundary, slot + 1)
         self._next_position[slot] = 0
-        self._prompt_length[slot] = len(prompt_token_ids)
+        self._prompt_length[slot] = len(prompt_token_ids) - output.num_reply
         self._num_boundary[slot] = len(self._producer.boundary_rows(output.voice))
 
     def remove(self, request_id: str) -> None:

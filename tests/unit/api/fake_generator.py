@@ -9,6 +9,7 @@ import numpy as np
 from omni_server.errors import OmniError
 from omni_server.types import (
     AudioDelta,
+    ChatMessage,
     CodecDelta,
     Finished,
     FinishReason,
@@ -16,8 +17,10 @@ from omni_server.types import (
     OmniEvent,
     OmniRequest,
     PromptTokens,
+    Task,
     TextDelta,
     TextDone,
+    TextPart,
     Usage,
 )
 
@@ -116,7 +119,9 @@ class FakeGenerator:
         self.submitted = asyncio.Event()
         self.ready = True
         self.alive = True
+        self.metrics = b""
         self.requests: list[OmniRequest] = []
+        self.tasks: list[Task] = []
         self.generations: list[FakeGeneration] = []
 
     @property
@@ -141,8 +146,15 @@ class FakeGenerator:
         self.generations.append(generation)
         return generation
 
+    def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
+        self.tasks.append(task)
+        return (ChatMessage("user", (TextPart(type(task).__name__),)),)
+
     def is_ready(self) -> bool:
         return self.ready and self.alive
 
     def is_alive(self) -> bool:
         return self.alive
+
+    def metrics_text(self) -> bytes:
+        return self.metrics

@@ -155,8 +155,57 @@ def test_a_pcm_stream_of_nothing_is_nothing() -> None:
     assert _stream("pcm16", []) == [b""]
 
 
-def test_closing_twice_adds_nothing() -> None:
-    encoder = StreamEncoder("wav")
+def _resembles(decoded: npt.NDArray[np.float64], wanted: npt.NDArray[np.float32]) -> bool:
+    """At the delay that fits best, all but 1 % of the wanted power is there."""
+    correlation = np.correlate(decoded, wanted.astype(np.float64))
+    start = int(correlation.argmax())
+    error = decoded[start : start + len(wanted)] - wanted
+    return bool(np.mean(error**2) < 0.01 * np.mean(wanted**2))
+
+
+def _chirp(num_samples: int) -> npt.NDArray[np.float32]:
+    """From 200 Hz to 1 kHz: it fits itself at one delay only."""
+    time = np.arange(num_samples) / 24_000
+    phase = 2 * np.pi * (200 * time + 400 * time**2 / time[-1])
+    return (0.5 * np.sin(phase)).astype(np.float32)
+
+
+@pytest.mark.parametrize("num_pieces", [1, 7, 500])
+def test_streamed_mp3_is_the_sound_between_some_silence(num_pieces: int) -> None:
+    sound = _chirp(12_000)
+    pieces = _stream("mp3", np.array_split(sound, num_pieces))
+    decoded, rate = soundfile.read(io.BytesIO(b"".join(pieces)))
+    assert rate == 24_000
+    assert 12_000 <= len(decoded) <= 12_000 + 0.08 * 24_000
+    assert _resembles(decoded, sound)
+
+
+def test_streamed_mp3_comes_while_it_is_written() -> None:
+    encoder = StreamEncoder("mp3")
+    sizes = [len(encoder.write(piece)) for piece in np.array_split(_chirp(24_000), 10)]
+    assert min(sizes) > 500  # 0.1 s at 80 kbit/s are 1000 bytes
+    assert encoder.close()
+
+
+def test_two_mp3_streams_one_after_the_other_are_both_played() -> None:
+    sounds = [_chirp(12_000), _chirp(12_000)[::-1]]
+    pieces = [b"".join(_stream("mp3", [sound])) for sound in sounds]
+    decoded, _ = soundfile.read(io.BytesIO(b"".join(pieces)))
+    lengths = [len(soundfile.read(io.BytesIO(piece))[0]) for piece in pieces]
+    assert len(decoded) == sum(lengths)
+    assert _resembles(decoded[: lengths[0]], sounds[0])
+    assert _resembles(decoded[lengths[0] :], sounds[1])
+
+
+def test_an_mp3_stream_of_nothing_can_be_read() -> None:
+    data = b"".join(_stream("mp3", []))
+    decoded, _ = soundfile.read(io.BytesIO(data))
+    assert np.abs(decoded).max() < 0.001
+
+
+@pytest.mark.parametrize("format", STREAMABLE_FORMATS)
+def test_closing_twice_adds_nothing(format: AudioFormat) -> None:
+    encoder = StreamEncoder(format)
     encoder.close()
     assert encoder.close() == b""
 

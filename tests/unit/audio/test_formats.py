@@ -1,6 +1,6 @@
 import pytest
 
-from omni_server.audio.formats import AUDIO_FORMATS, STREAMABLE_FORMATS, parse_format
+from omni_server.audio.formats import AUDIO_FORMATS, MEDIA_TYPES, STREAMABLE_FORMATS, parse_format
 
 
 @pytest.mark.parametrize("name", AUDIO_FORMATS)
@@ -19,3 +19,8 @@ def test_other_names_are_no_format(name: str) -> None:
 
 def test_streamable_formats_are_formats() -> None:
     assert set(STREAMABLE_FORMATS) < set(AUDIO_FORMATS)
+
+
+def test_every_format_has_a_media_type_of_its_own() -> None:
+    assert set(MEDIA_TYPES) == set(AUDIO_FORMATS)
+    assert len(set(MEDIA_TYPES.values())) == len(AUDIO_FORMATS)

@@ -1,5 +1,8 @@
 """Our sampling settings as vLLM's."""
 
+import json
+from typing import Literal
+
 import pytest
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
@@ -8,7 +11,7 @@ from omni_server.config.stage_config import SamplingDefaults
 from omni_server.engine.sampling import merged, sampling_params
 from omni_server.errors import InvalidRequestError
 from omni_server.protocol.rows import REQUEST_KEY, RowsInput, RowsOutput, decode_request
-from omni_server.types import SamplingConfig
+from omni_server.types import SamplingConfig, StructuredOutput
 
 END = (40, 41)
 
@@ -138,3 +141,32 @@ def test_a_repetition_penalty_that_vllm_refuses_is_refused_for_a_fed_stage_too()
 
 def test_a_request_without_rows_announces_none() -> None:
     assert REQUEST_KEY not in (text(SamplingConfig()).extra_args or {})
+
+
+def test_what_steers_single_tokens_reaches_vllm() -> None:
+    got = text(
+        SamplingConfig(
+            logit_bias={5: -1.5},
+            allowed_token_ids=(5, 6),
+            bad_words=("x",),
+            logprobs=0,
+            include_stop_str_in_output=True,
+            skip_special_tokens=False,
+        )
+    )
+    assert (got.logit_bias, got.allowed_token_ids, got.bad_words, got.logprobs) == ({5: -1.5}, [5, 6], ["x"], 0)
+    assert (got.include_stop_str_in_output, got.skip_special_tokens) == (True, False)
+
+
+def test_every_seed_is_a_seed() -> None:
+    assert text(SamplingConfig(seed=-2)).seed == -2
+    assert text(SamplingConfig(seed=-1)).seed == 2**63 - 1  # vLLM takes -1 for none
+
+
+@pytest.mark.parametrize("kind", ["json", "regex", "choice", "grammar", "structural_tag"])
+def test_structured_outputs_reach_vllm(kind: Literal["json", "regex", "choice", "grammar", "structural_tag"]) -> None:
+    value = json.dumps(["a", "b"])
+    output = StructuredOutput(kind, value, "structured_outputs")
+    got = sampling_params("thinker", SamplingConfig(), end_ids=END, is_text=True, rows=None, structured_output=output)
+    assert got.structured_outputs is not None
+    assert getattr(got.structured_outputs, kind) == (["a", "b"] if kind == "choice" else value)

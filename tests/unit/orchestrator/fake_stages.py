@@ -20,9 +20,10 @@ from omni_server.orchestrator.pacing import Pacer
 from omni_server.orchestrator.request_run import RequestRun
 from omni_server.orchestrator.spoken_text import SpokenText
 from omni_server.orchestrator.talk import SpeechPlan
+from omni_server.orchestrator.tool_parser import ToolParser
 from omni_server.protocol.feeds import AddressedFeed
 from omni_server.protocol.rows import RowsFeed, RowsPayload, Segment, SharedBlock
-from omni_server.types import FinishReason, OmniEvent, PromptTokens
+from omni_server.types import FinishReason, OmniEvent, PromptTokens, SampledToken
 
 PROMPT_IDS = (11, 12, 13)
 NUM_PROMPT = len(PROMPT_IDS)
@@ -45,8 +46,17 @@ class FakeStream:
         self.num_closed = 0
         self._coming: asyncio.Queue[ArOutput | Exception] = asyncio.Queue()
 
-    def send(self, *token_ids: int, text: str = "", finish: FinishReason | None = None) -> None:
-        self._coming.put_nowait(ArOutput(token_ids, text, finish, num_cached_tokens=2))
+    def send(
+        self,
+        *token_ids: int,
+        text: str = "",
+        finish: FinishReason | None = None,
+        logprobs: tuple[SampledToken, ...] = (),
+        is_cut: bool = False,
+    ) -> None:
+        self._coming.put_nowait(
+            ArOutput(token_ids, text, finish, num_cached_tokens=2, logprobs=logprobs, is_cut=is_cut)
+        )
 
     def fail(self, error: Exception) -> None:
         self._coming.put_nowait(error)
@@ -76,6 +86,7 @@ class FakeArStage:
         self.open_gate.set()
         self.feed_error: Exception | None = None
         self.prompts: list[RenderedPrompt | tuple[int, ...]] = []
+        self.params: list[SamplingParams] = []
         self.is_dead = False
 
     @property
@@ -96,6 +107,7 @@ class FakeArStage:
         if self.open_error is not None:
             raise self.open_error
         self.prompts.append(prompt)
+        self.params.append(params)
         self.streams.append(FakeStream(f"{self.name}-{len(self.streams)}", row_sink, tokens_per_output))
         return self.streams[-1]
 
@@ -181,7 +193,13 @@ class Stages:
         speech: bool = True,
         deadline_s: float = 30.0,
         detokenize: Callable[[Sequence[int]], str] | None = None,
+        tool_parser: ToolParser | None = None,
+        reply: tuple[int, ...] | None = None,
     ) -> RequestRun:
+        """`reply` are the tokens of a given text, "given"."""
+        prompt = RenderedPrompt(PROMPT_IDS, None)
+        if reply is not None:
+            prompt = RenderedPrompt(PROMPT_IDS + reply, None, "given", len(reply))
         plan = SpeechPlan(
             talker=cast(ArStageClient, self.talker),
             code2wav=cast(DiffusionStageClient, self.code2wav),
@@ -198,10 +216,11 @@ class Stages:
         run = RequestRun(
             "request",
             thinker=cast(ArStageClient, self.thinker),
-            prompt=RenderedPrompt(PROMPT_IDS, None),
+            prompt=prompt,
             prompt_tokens=PromptTokens(NUM_PROMPT, NUM_PROMPT, 0, 0, 0),
             thinker_params=SamplingParams(),
             spoken_text=None if detokenize is None else SpokenText(detokenize),
+            tool_parser=tool_parser,
             speech=plan if speech else None,
             deadline_s=deadline_s,
             is_logged=True,

@@ -1,10 +1,13 @@
 """Admission: what is refused, and what a request's settings become."""
 
 import asyncio
+import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
 import pytest
+from vllm import SamplingParams
 
 from omni_server.config.stage_config import ArStage, ChunkPlan, SamplingDefaults
 from omni_server.engine.ar_client import ArStageClient, RenderedPrompt
@@ -12,7 +15,19 @@ from omni_server.engine.diffusion_client import DiffusionStageClient
 from omni_server.errors import DeadlineExceededError, InvalidRequestError, OmniError, OverloadedError, StageDeadError
 from omni_server.family import CodecLayout, FamilyModel, PlaceholderIds, TalkerPrompt, ThinkerPrompt
 from omni_server.orchestrator.orchestrator import Orchestrator, SpeechStages, ThinkerStage
-from omni_server.types import ChatMessage, OmniRequest, SamplingConfig, SpeechOutput, TextPart
+from omni_server.protocol.rows import REQUEST_KEY, RowsOutput, decode_request
+from omni_server.types import (
+    ChatMessage,
+    FunctionTool,
+    OmniRequest,
+    ReadAloud,
+    SamplingConfig,
+    SpeechOutput,
+    StructuredOutput,
+    Task,
+    TextPart,
+    ToolUse,
+)
 from tests.unit.orchestrator.fake_stages import FakeArStage, FakeCode2Wav, FakeCodecEdge, collected, settle
 
 MAX_MODEL_LEN = 64
@@ -29,8 +44,14 @@ class FakeFamily:
     row_width = 4
     extra_rows_per_request = 3
 
-    def thinker_prompt(self, messages: tuple[ChatMessage, ...], *, speech: bool) -> ThinkerPrompt:
-        return ThinkerPrompt("")
+    def thinker_prompt(
+        self, messages: tuple[ChatMessage, ...], *, speech: bool, tools: Sequence[FunctionTool] = ()
+    ) -> ThinkerPrompt:
+        return ThinkerPrompt(" ".join(tool.name for tool in tools))
+
+    def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
+        assert isinstance(task, ReadAloud)
+        return (ChatMessage("user", (TextPart(f"read {task.text}"),)),)
 
     def talker_prompt(self, prompt_length: int) -> TalkerPrompt:
         return TalkerPrompt((8,) * prompt_length + (6, 7), prompt_length)
@@ -49,10 +70,21 @@ class Stage(FakeArStage):
         self.prompt = prompt
         self.gate = asyncio.Event()
         self.gate.set()
+        self.refusal: InvalidRequestError | None = None
+        self.checked: list[tuple[SamplingParams, str | None]] = []
+        self.rendered: list[ThinkerPrompt] = []
 
-    async def render(self, prompt: ThinkerPrompt) -> RenderedPrompt:
+    async def check(self, params: SamplingParams, structured_param: str | None = None) -> None:
+        self.checked.append((params, structured_param))
+        if self.refusal is not None:
+            raise self.refusal
+
+    async def render(self, prompt: ThinkerPrompt, reply: str | None = None) -> RenderedPrompt:
         await self.gate.wait()
-        return RenderedPrompt(self.prompt, None)
+        self.rendered.append(prompt)
+        if reply is None:
+            return RenderedPrompt(self.prompt, None)
+        return RenderedPrompt((*self.prompt, *map(ord, reply)), None, reply, len(reply))
 
 
 class Code2Wav(FakeCode2Wav):
@@ -105,6 +137,33 @@ async def test_an_ended_request_is_forgotten() -> None:
     await settle()
     assert pipeline.orchestrator.num_running == 1
     await again.aclose()
+
+
+async def test_a_given_text_is_no_part_of_the_prompt_and_is_not_sampled() -> None:
+    """Whatever the request and the stage config say of the thinker's sampling."""
+    pipeline = Pipeline()
+    speech = SpeechOutput(text="abc")
+    wanted = replace(request(), speech=speech, sampling={"thinker": SamplingConfig(max_tokens=10**6, stop=("b",))})
+    run = await pipeline.orchestrator.submit(wanted)
+    await settle()
+    assert run.prompt.total == 6
+    assert pipeline.thinker.prompts == [RenderedPrompt((*pipeline.thinker.prompt, *b"abc"), None, "abc", 3)]
+    (params,) = pipeline.thinker.params
+    assert params.max_tokens == 1
+    assert decode_request(params.extra_args[REQUEST_KEY]) == RowsOutput(voice="Ada", num_reply=3)
+    await run.aclose()
+
+
+async def test_a_given_text_that_does_not_fit_the_thinkers_context_is_refused() -> None:
+    wanted = replace(request(), speech=SpeechOutput(text="x" * (MAX_MODEL_LEN - 6)))
+    with pytest.raises(InvalidRequestError) as error:
+        await Pipeline().orchestrator.submit(wanted)
+    assert error.value.code == "context_length_exceeded"
+
+
+def test_a_task_is_put_to_the_model_in_the_familys_words() -> None:
+    (message,) = Pipeline().orchestrator.task_messages(ReadAloud("this"))
+    assert message.content == (TextPart("read this"),)
 
 
 async def test_two_requests_cannot_have_one_id_even_when_both_are_being_admitted() -> None:
@@ -224,3 +283,40 @@ async def test_a_prompt_that_fills_the_talkers_context_is_refused() -> None:
 async def test_zero_tokens_of_speech_are_refused_rather_than_taken_for_no_limit() -> None:
     with pytest.raises(InvalidRequestError, match="talker"):
         await Pipeline().orchestrator.submit(replace(request(), sampling={"talker": SamplingConfig(max_tokens=0)}))
+
+
+TOOL = FunctionTool("look", "{}", '{"type": "object"}')
+USE = ToolUse((TOOL,), frozenset({"look"}))
+
+
+async def test_tools_are_in_the_prompt_and_a_free_model_is_not_constrained() -> None:
+    pipeline = Pipeline()
+    run = await pipeline.orchestrator.submit(replace(request(speech=False), tools=USE))
+    assert [prompt.text for prompt in pipeline.thinker.rendered] == ["look"]
+    ((params, param),) = pipeline.thinker.checked
+    assert (params.structured_outputs, param) == (None, None)
+    await run.aclose()
+
+
+async def test_a_required_call_constrains_the_thinker() -> None:
+    pipeline = Pipeline()
+    run = await pipeline.orchestrator.submit(replace(request(speech=False), tools=replace(USE, is_required=True)))
+    ((params, param),) = pipeline.thinker.checked
+    assert params.structured_outputs is not None
+    tag = json.loads(str(params.structured_outputs.structural_tag))
+    assert tag["format"]["tags"][0]["begin"].startswith("<tool_call>")
+    assert param == "tools"
+    await run.aclose()
+
+
+async def test_what_the_engine_would_refuse_is_refused_before_the_prompt_is_read() -> None:
+    pipeline = Pipeline()
+    pipeline.thinker.refusal = InvalidRequestError("no such type", param="response_format")
+    schema = StructuredOutput("json", '{"type": "foo"}', "response_format")
+    with pytest.raises(InvalidRequestError, match="no such type"):
+        await pipeline.orchestrator.submit(replace(request(speech=False), structured_output=schema))
+    ((params, param),) = pipeline.thinker.checked
+    assert params.structured_outputs is not None
+    assert (params.structured_outputs.json, param) == ('{"type": "foo"}', "response_format")
+    assert pipeline.thinker.rendered == []
+    assert pipeline.orchestrator.num_running == 0

@@ -4,7 +4,17 @@ import asyncio
 
 import numpy as np
 
-from omni_server.types import AudioDelta, CodecDelta, Finished, TextDelta, TextDone
+from omni_server.orchestrator.tool_parser import ToolParser
+from omni_server.types import (
+    AudioDelta,
+    CodecDelta,
+    Finished,
+    SampledToken,
+    TextDelta,
+    TextDone,
+    TokenLogprob,
+    ToolCallDelta,
+)
 from tests.unit.orchestrator.fake_stages import (
     CODES_PER_OUTPUT,
     FIRST_GENERATED,
@@ -48,6 +58,38 @@ async def test_text_and_speech_come_as_they_are_made() -> None:
     assert finished.finish_reason == "stop"
     assert (finished.usage.text_tokens, finished.usage.codec_tokens) == (3, 3)
     assert stages.code2wav.request_ids == ["request-0", "request-1"]
+    assert stages.is_released()
+
+
+async def test_a_given_text_is_spoken_whole_and_what_is_sampled_behind_it_is_not() -> None:
+    stages = Stages()
+    reply = (41, 42, 43)
+    events = asyncio.create_task(collected(stages.run(reply=reply)))
+    await settle()
+    stages.rows(num_generated=0)
+    stages.rows(num_generated=len(reply))
+    stages.thinker.stream.send(99, text="sampled", finish="length")
+    await settle()
+    assert stages.talker.stream.feeds[-1].final_length == FIRST_GENERATED + len(reply)
+    stages.talker.stream.send(1, 2, STOP_CODE, finish="stop")
+    got = await events
+    assert kinds(got) == ["TextDelta", "TextDone", "CodecDelta", "AudioDelta", "Finished"]
+    assert got[:2] == [TextDelta("given", reply), TextDone("stop")]
+    finished = got[-1]
+    assert isinstance(finished, Finished)
+    assert finished.finish_reason == "stop"
+    assert finished.usage.text_tokens == len(reply)
+    assert stages.is_released()
+
+
+async def test_a_given_text_without_tokens_has_no_sound() -> None:
+    stages = Stages()
+    events = asyncio.create_task(collected(stages.run(reply=())))
+    await settle()
+    stages.rows(num_generated=0)
+    stages.thinker.stream.send(99, text="sampled", finish="length")
+    got = await events
+    assert kinds(got) == ["TextDelta", "TextDone", "Finished"]
     assert stages.is_released()
 
 
@@ -289,3 +331,96 @@ async def test_a_reply_in_text_has_no_times_of_speech() -> None:
     assert finished.times.first_text_s is not None
     assert finished.times.talker_opened_s is None
     assert finished.times.num_windows == 0
+
+
+CALL = '<tool_call>\n{"name": "look", "arguments": {"at": 1}}\n</tool_call>'
+
+
+async def test_a_call_is_an_event_of_its_own_and_ends_the_answer() -> None:
+    stages = Stages()
+    events = asyncio.create_task(collected(stages.run(speech=False, tool_parser=ToolParser())))
+    await settle()
+    stages.thinker.stream.send(1, text="Hm")
+    stages.thinker.stream.send(2, text=CALL, finish="stop")
+    got = await events
+    assert "".join(event.text for event in got if isinstance(event, TextDelta)) == "Hm"
+    calls = [event for event in got if isinstance(event, ToolCallDelta)]
+    assert [(call.index, call.name, call.arguments) for call in calls] == [(0, "look", ""), (0, None, '{"at": 1}')]
+    finished = got[-1]
+    assert isinstance(finished, Finished)
+    assert finished.finish_reason == "tool_calls"
+    assert finished.usage.text_tokens == 2
+
+
+async def test_a_call_that_was_cut_is_incomplete() -> None:
+    stages = Stages()
+    events = asyncio.create_task(collected(stages.run(speech=False, tool_parser=ToolParser())))
+    await settle()
+    stages.thinker.stream.send(1, text=CALL[:-20], finish="length")
+    finished = (await events)[-1]
+    assert isinstance(finished, Finished)
+    assert finished.finish_reason == "length"
+
+
+async def test_an_answer_that_is_a_call_is_not_spoken() -> None:
+    stages = Stages()
+    words = {100: "<tool_call>", 101: '\n{"name": "look", "arguments": {"at": 1}}\n', 102: "</tool_call>", 103: ""}
+    run = stages.run(detokenize=lambda ids: "".join(words[i] for i in ids), tool_parser=ToolParser())
+    events = asyncio.create_task(collected(run))
+    await settle()
+    for number in range(4):
+        stages.token(number, text=words[100 + number], finish="stop" if number == 3 else None)
+        await settle()
+    got = await asyncio.wait_for(events, 5)
+    assert [feed.num_speakable for stream in stages.talker.streams for feed in stream.feeds] == [FIRST_GENERATED] * 4
+    assert not {"CodecDelta", "AudioDelta"} & set(kinds(got))
+    finished = got[-1]
+    assert isinstance(finished, Finished)
+    assert (finished.finish_reason, finished.usage.codec_tokens) == ("tool_calls", 0)
+    assert stages.is_released()
+
+
+async def test_what_is_said_before_a_call_is_spoken_and_nothing_else() -> None:
+    stages = Stages()
+    words = {100: "Hm", 101: ".", 102: "\n", 103: CALL, 104: "x", 105: ""}
+    run = stages.run(detokenize=lambda ids: "".join(words[i] for i in ids), tool_parser=ToolParser())
+    events = asyncio.create_task(collected(run))
+    await settle()
+    for number in range(6):
+        stages.rows(num_generated=number)
+        stages.thinker.stream.send(100 + number, text=words[100 + number], finish="stop" if number == 5 else None)
+        await settle()
+    assert stages.talker.stream.feeds[-1].final_length == FIRST_GENERATED + 2
+    stages.talker.stream.send(1, 2, STOP_CODE, finish="stop")
+    got = await events
+    assert "".join(event.text for event in got if isinstance(event, TextDelta)) == "Hm."
+    assert isinstance(only(AudioDelta, got), AudioDelta)
+    assert stages.is_released()
+
+
+async def test_prose_in_a_turn_with_tools_is_spoken_to_its_end() -> None:
+    stages = Stages()
+    words = {100: "Hm", 101: " \n", 102: ""}
+    run = stages.run(detokenize=lambda ids: "".join(words[i] for i in ids), tool_parser=ToolParser())
+    events = asyncio.create_task(collected(run))
+    await settle()
+    for number in range(3):
+        stages.rows(num_generated=number)
+        stages.thinker.stream.send(100 + number, text=words[100 + number], finish="stop" if number == 2 else None)
+        await settle()
+    assert stages.talker.stream.feeds[-1].final_length == FIRST_GENERATED + 2
+    stages.talker.stream.send(STOP_CODE, finish="stop")
+    got = await events
+    assert "".join(event.text for event in got if isinstance(event, TextDelta)) == "Hm \n"
+
+
+async def test_log_probabilities_come_with_the_text_of_their_tokens_and_end_with_it() -> None:
+    stages = Stages()
+    tokens = [SampledToken(TokenLogprob(text, text.encode(), -1.0), ()) for text in ("Hi ", "th", "ere")]
+    events = asyncio.create_task(collected(stages.run(speech=False)))
+    await settle()
+    stages.thinker.stream.send(1, text="H", logprobs=(tokens[0],))
+    stages.thinker.stream.send(2, text="i t", logprobs=(tokens[1],))
+    stages.thinker.stream.send(3, text="h", logprobs=(tokens[2],), finish="stop", is_cut=True)
+    deltas = [event for event in await events if isinstance(event, TextDelta)]
+    assert [delta.logprobs for delta in deltas] == [(), (tokens[0],), (tokens[1],)]

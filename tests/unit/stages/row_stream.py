@@ -54,6 +54,8 @@ class Spoken:
     dtype: torch.dtype = torch.float32
     seed: int = 0
     next_position: int = 0
+    is_given: bool = False
+    """The reply is the end of the producer's prompt instead of being sampled."""
     hidden: torch.Tensor = field(init=False)  # [length, WIDTH]
     embeds: torch.Tensor = field(init=False)  # [length, WIDTH]
     positions: torch.Tensor = field(init=False)  # [3, prompt]
@@ -93,8 +95,9 @@ class Producer:
 
     def add(self, sequence: Spoken) -> None:
         self._positions[sequence.request_id] = sequence.positions, sequence.delta
-        output = RowsOutput(voice=sequence.voice)
-        self.emitter.add(sequence.request_id, output, sequence.prompt, sequence.modalities)
+        reply = [0] * (sequence.num_generated if sequence.is_given else 0)
+        output = RowsOutput(voice=sequence.voice, num_reply=len(reply))
+        self.emitter.add(sequence.request_id, output, sequence.prompt + reply, sequence.modalities)
 
     def step(self, parts: Sequence[tuple[Spoken, int, int]], *, padding: int = 0) -> dict[str, RowsPayload]:
         """Compute (sequence, first position, count) of each; payloads by request id. `padding` rows follow."""

@@ -100,6 +100,23 @@ def test_a_prompt_whose_reply_has_no_row_ends_with_the_boundary(edge: Edge) -> N
     holds_what_was_computed(run(edge, spoken, [5]), spoken)
 
 
+@pytest.mark.parametrize("counts", [[9], [5, 4], [3, 4, 2], [7, 2], [1] * 9])
+def test_a_given_reply_has_the_rows_of_one_that_was_sampled(edge: Edge, counts: list[int]) -> None:
+    given = Spoken("r", TEXT, 4, is_given=True)
+    edge.producer.add(given)
+    store, position = edge.received(), 0
+    for count in counts:
+        payload = edge.producer.step([(given, position, count)])["r"]
+        store.add(RowsFeed(payload))
+        position += count
+        assert payload.prompt_length == len(TEXT)
+        assert payload.num_generated_rows == max(0, position - len(TEXT))
+    holds_what_was_computed(store, given)
+    positions = store.sequence_positions(len(TEXT))
+    assert positions is not None
+    assert torch.equal(positions[0], given.positions)
+
+
 def test_requests_of_one_step_get_their_own_rows_and_others_none(edge: Edge) -> None:
     first, second = Spoken("a", TEXT, 2, seed=1), Spoken("b", [6, 7], 2, voice="Bob", seed=2)
     text_only = Spoken("text only", [8] * 4, 0, seed=3)

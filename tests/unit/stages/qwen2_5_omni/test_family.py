@@ -10,7 +10,17 @@ import numpy as np
 import pytest
 
 from omni_server.errors import ConfigError, InvalidRequestError
-from omni_server.types import AudioPart, ChatMessage, ImagePart, TextPart, VideoPart
+from omni_server.types import (
+    AudioPart,
+    ChatMessage,
+    FunctionTool,
+    ImagePart,
+    ReadAloud,
+    TextPart,
+    ToolCall,
+    Transcribe,
+    VideoPart,
+)
 from stages.qwen2_5_omni import FAMILY
 from stages.qwen2_5_omni.demo_checkpoint import make_demo_checkpoint
 from stages.qwen2_5_omni.family import Qwen25OmniModel
@@ -291,3 +301,101 @@ def test_a_block_that_is_no_whole_number_of_codes_is_refused(settings: Path) -> 
     change_config(settings, "token2wav_config", "dit_config", "block_size", value=23)
     with pytest.raises(ConfigError, match="block_size 23"):
         Qwen25OmniModel(settings)
+
+
+LOOK = FunctionTool("look", '{"type": "function", "function": {"name": "look"}}', "{}")
+GO = FunctionTool("go", '{"type": "function", "function": {"name": "go"}}', "{}")
+TOOLS_TEXT = """
+
+# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{"type": "function", "function": {"name": "look"}}
+{"type": "function", "function": {"name": "go"}}
+</tools>
+
+For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
+<tool_call>
+{"name": <function-name>, "arguments": <args-json-object>}
+</tool_call><|im_end|>
+<|im_start|>user
+Hi<|im_end|>
+<|im_start|>assistant
+"""
+
+
+def test_tools_stand_in_the_system_message(model: Qwen25OmniModel) -> None:
+    messages = user(TextPart("Hi"))
+    text = model.thinker_prompt(messages, speech=False, tools=(LOOK, GO)).text
+    assert text == "<|im_start|>system\nYou are a helpful assistant." + TOOLS_TEXT
+    spoken = model.thinker_prompt(messages, speech=True, tools=(LOOK, GO)).text
+    assert spoken == f"<|im_start|>system\n{SPEECH_SYSTEM_PROMPT}" + TOOLS_TEXT
+    own = (ChatMessage("system", (TextPart("Be brief."),)), *messages)
+    text = model.thinker_prompt(own, speech=False, tools=(LOOK, GO)).text
+    assert text == "<|im_start|>system\nBe brief." + TOOLS_TEXT
+
+
+def test_calls_and_their_results_are_written_as_the_model_knows_them(model: Qwen25OmniModel) -> None:
+    picture = ImagePart(np.zeros((28, 28, 3), np.uint8))
+    messages = (
+        *user(TextPart("Hi")),
+        ChatMessage("assistant", (TextPart("Well."),), (ToolCall("look", '{"at":"é"}'), ToolCall("go", ""))),
+        ChatMessage("tool", (TextPart("1"),)),
+        ChatMessage("tool", (TextPart("2"), picture)),
+        ChatMessage("assistant", (TextPart(""),), (ToolCall("go", '{"cut'),)),
+        ChatMessage("tool", (TextPart("3"),)),
+    )
+    prompt = model.thinker_prompt(messages, speech=False)
+    _, _, text = prompt.text.partition("Hi<|im_end|>\n")
+    assert text == (
+        "<|im_start|>assistant\nWell.\n"
+        '<tool_call>\n{"name": "look", "arguments": {"at": "é"}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "go", "arguments": {}}\n</tool_call><|im_end|>\n'
+        "<|im_start|>user\n<tool_response>\n1\n</tool_response>\n"
+        "<tool_response>\n2<|vision_bos|><|IMAGE|><|vision_eos|>\n</tool_response><|im_end|>\n"
+        '<|im_start|>assistant\n<tool_call>\n{"name": "go", "arguments": {"cut}\n</tool_call><|im_end|>\n'
+        "<|im_start|>user\n<tool_response>\n3\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    assert len(prompt.images) == 1
+
+
+def test_a_call_is_a_few_tokens_and_no_special_one(model: Qwen25OmniModel, reference: Reference) -> None:
+    """Or it would be left out of the text."""
+    tokenizer = reference.processor.tokenizer
+    for tag in ("<tool_call>", "</tool_call>"):
+        (token_id,) = tokenizer.encode(tag, add_special_tokens=False)
+        assert token_id not in tokenizer.all_special_ids
+
+
+def test_the_task_to_read_aloud_holds_the_text_and_the_manner(model: Qwen25OmniModel) -> None:
+    plain = model.thinker_prompt(model.task_messages(ReadAloud("Good morning.")), speech=True).text
+    happy = model.thinker_prompt(model.task_messages(ReadAloud("Good morning.", "cheerfully")), speech=True).text
+    assert SPEECH_SYSTEM_PROMPT in plain
+    assert "Good morning." in plain
+    assert "cheerfully" not in plain
+    assert "cheerfully" in happy
+
+
+@pytest.mark.parametrize(
+    ("task", "system", "words"),
+    [
+        ({}, "You are a speech recognition model.", ["Transcribe the audio"]),
+        ({"language": "de"}, "You are a speech recognition model.", ["Transcribe the German audio"]),
+        ({"language": "qq"}, "You are a speech recognition model.", ["Transcribe the qq audio"]),
+        ({"hint": "Zyntrix"}, "You are a speech recognition model.", ["Transcribe the audio", "Zyntrix"]),
+        ({"to_english": True}, "You are a speech translation model.", ["translation in English"]),
+    ],
+)
+def test_the_task_to_transcribe_has_its_own_system_prompt(
+    model: Qwen25OmniModel, task: dict[str, Any], system: str, words: list[str]
+) -> None:
+    audio = AudioPart(np.zeros(16_000, np.float32), 16_000)
+    messages = model.task_messages(Transcribe(audio, **task))
+    prompt = model.thinker_prompt(messages, speech=False)
+    assert messages[0] == ChatMessage("system", (TextPart(system),))
+    assert prompt.audios == ((audio.samples, 16_000),)
+    assert all(word in prompt.text for word in words)

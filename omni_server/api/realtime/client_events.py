@@ -1,0 +1,200 @@
+"""What clients send: one JSON object per text frame, told apart by its `type`."""
+
+import asyncio
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic_core import from_json
+
+from omni_server.api.validation import validate
+from omni_server.errors import InvalidRequestError
+
+_LENIENT = ConfigDict(strict=True, extra="ignore")
+_PARSE_INLINE_CHARS = 64 * 1024
+"""Frames up to this size are parsed in well under a millisecond; a thread would cost more."""
+
+ItemId = Annotated[str, Field(min_length=1, max_length=128)]
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+]
+
+
+class InputText(BaseModel):
+    model_config = _LENIENT
+    type: Literal["input_text"]
+    text: str
+
+
+class InputAudio(BaseModel):
+    model_config = _LENIENT
+    type: Literal["input_audio"]
+    audio: str
+    """Base64, in the session's input format."""
+    transcript: str | None = None
+
+
+class InputImage(BaseModel):
+    model_config = _LENIENT
+    type: Literal["input_image"]
+    image_url: str
+
+
+class OutputText(BaseModel):
+    model_config = _LENIENT
+    type: Literal["output_text"]
+    text: str
+
+
+class OutputAudio(BaseModel):
+    """What an assistant said; the model reads its transcript."""
+
+    model_config = _LENIENT
+    type: Literal["output_audio"]
+    transcript: str
+
+
+class SystemMessage(BaseModel):
+    model_config = _LENIENT
+    type: Literal["message"]
+    role: Literal["system"]
+    id: ItemId | None = None
+    content: Annotated[list[InputText], Field(min_length=1)]
+
+
+class UserMessage(BaseModel):
+    model_config = _LENIENT
+    type: Literal["message"]
+    role: Literal["user"]
+    id: ItemId | None = None
+    content: Annotated[
+        list[Annotated[InputText | InputAudio | InputImage, Field(discriminator="type")]], Field(min_length=1)
+    ]
+
+
+class AssistantMessage(BaseModel):
+    model_config = _LENIENT
+    type: Literal["message"]
+    role: Literal["assistant"]
+    id: ItemId | None = None
+    content: Annotated[list[Annotated[OutputText | OutputAudio, Field(discriminator="type")]], Field(min_length=1)]
+
+
+GivenMessage = SystemMessage | UserMessage | AssistantMessage
+
+
+class ItemReference(BaseModel):
+    """In the `input` of a response: an item of the conversation."""
+
+    model_config = _LENIENT
+    type: Literal["item_reference"]
+    id: ItemId
+
+
+_Message = Annotated[GivenMessage, Field(discriminator="role")]
+
+
+class ResponseParams(BaseModel):
+    """Overrides for one response. Those that a session has as well stay as they are in `overrides`."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+    conversation: Literal["auto", "none"] = "auto"
+    metadata: Metadata | None = None
+    input: list[Annotated[_Message | ItemReference, Field(discriminator="type")]] | None = None
+    """Instead of the conversation; may be empty."""
+
+    @property
+    def overrides(self) -> dict[str, JsonValue]:
+        return {name: value for name, value in (self.model_extra or {}).items() if name in _OVERRIDABLE}
+
+
+_OVERRIDABLE = frozenset(
+    {"instructions", "output_modalities", "tools", "tool_choice", "max_output_tokens", "audio", "prompt"}
+)
+
+
+class ClientEvent(BaseModel):
+    model_config = _LENIENT
+
+
+class SessionUpdate(ClientEvent):
+    session: dict[str, JsonValue]
+
+
+class AudioAppend(ClientEvent):
+    audio: str
+
+
+class AudioCommit(ClientEvent):
+    pass
+
+
+class AudioClear(ClientEvent):
+    pass
+
+
+class ItemCreate(ClientEvent):
+    item: Annotated[_Message, Field(discriminator="role")]
+    previous_item_id: str | None = None
+
+
+class ItemRetrieve(ClientEvent):
+    item_id: str
+
+
+class ItemDelete(ClientEvent):
+    item_id: str
+
+
+class ItemTruncate(ClientEvent):
+    item_id: str
+    content_index: Annotated[int, Field(ge=0)]
+    audio_end_ms: Annotated[int, Field(ge=0)]
+
+
+class ResponseCreate(ClientEvent):
+    response: ResponseParams | None = None
+
+
+class ResponseCancel(ClientEvent):
+    response_id: str | None = None
+
+
+_EVENTS: dict[str, type[ClientEvent]] = {
+    "session.update": SessionUpdate,
+    "input_audio_buffer.append": AudioAppend,
+    "input_audio_buffer.commit": AudioCommit,
+    "input_audio_buffer.clear": AudioClear,
+    "conversation.item.create": ItemCreate,
+    "conversation.item.retrieve": ItemRetrieve,
+    "conversation.item.delete": ItemDelete,
+    "conversation.item.truncate": ItemTruncate,
+    "response.create": ResponseCreate,
+    "response.cancel": ResponseCancel,
+}
+
+
+async def read_frame(text: str) -> dict[str, JsonValue]:
+    """A frame as a JSON object. Raises `InvalidRequestError` with code `invalid_event`."""
+    return _read(text) if len(text) <= _PARSE_INLINE_CHARS else await asyncio.to_thread(_read, text)
+
+
+def parse_event(frame: dict[str, JsonValue]) -> ClientEvent:
+    """Raises `InvalidRequestError`: code `invalid_event` for an unknown type, otherwise what is wrong with a field."""
+    kind = frame.get("type")
+    schema = _EVENTS.get(kind) if isinstance(kind, str) else None
+    if schema is None:
+        shown = f"'{kind[:64]}'" if isinstance(kind, str) else "missing or no string"
+        raise InvalidRequestError(
+            f"Invalid 'type': {shown}. Supported events are: {', '.join(_EVENTS)}.", param="type", code="invalid_event"
+        )
+    return validate(schema, frame)
+
+
+def _read(text: str) -> dict[str, JsonValue]:
+    try:
+        frame: JsonValue = from_json(text, allow_inf_nan=False)
+    except ValueError as error:
+        raise InvalidRequestError(f"The event is not valid JSON: {error}.", code="invalid_event") from None
+    if not isinstance(frame, dict):
+        raise InvalidRequestError("An event must be a JSON object.", code="invalid_event")
+    return frame

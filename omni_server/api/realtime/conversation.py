@@ -1,0 +1,99 @@
+"""The items of a session, in order."""
+
+import logging
+
+from omni_server.api.realtime.items import AssistantItem, Item, SpokenAudio, num_bytes
+from omni_server.api.realtime.server_events import new_id
+from omni_server.errors import InvalidRequestError
+
+logger = logging.getLogger(__name__)
+
+_MAX_BYTES = 64 * 1024 * 1024
+"""23 minutes of 24 kHz sound, more than the longest prompt of the models: older items could not be read anyway."""
+_MAX_ITEMS = 2000
+_ROUNDING_MS = 100
+"""Clients that round the position of their player up are not told off for it."""
+
+
+class Conversation:
+    """At most `_MAX_ITEMS` items of `_MAX_BYTES` together; beyond that the oldest are forgotten."""
+
+    def __init__(self) -> None:
+        self.id = new_id("conv")
+        self._items: list[Item] = []
+
+    @property
+    def items(self) -> tuple[Item, ...]:
+        return tuple(self._items)
+
+    @property
+    def last_id(self) -> str | None:
+        return self._items[-1].id if self._items else None
+
+    def find(self, item_id: str) -> Item | None:
+        return next((item for item in self._items if item.id == item_id), None)
+
+    def add(self, item: Item, previous_item_id: str | None = None) -> str | None:
+        """Puts `item` at the end, or behind another one; "root" is the beginning. Returns the id of the item before.
+
+        Raises `InvalidRequestError`.
+        """
+        if num_bytes(item) > _MAX_BYTES:
+            raise InvalidRequestError("The item is larger than a conversation may be.", param="item")
+        if self.find(item.id) is not None:
+            raise InvalidRequestError(f"Item with item_id '{item.id}' already exists.", param="item.id")
+        position = len(self._items) if previous_item_id is None else self._position_after(previous_item_id)
+        self._items.insert(position, item)
+        before = self._items[position - 1].id if position else None
+        self._forget_oldest(item)
+        return before
+
+    def delete(self, item_id: str) -> None:
+        """Raises `InvalidRequestError`."""
+        item = self.find(item_id)
+        if item is None:
+            raise unknown_item("deleting", item_id, "item_delete_invalid_item_id")
+        self._items.remove(item)
+
+    def truncate(self, item_id: str, content_index: int, audio_end_ms: int) -> None:
+        """See `SpokenAudio.truncate`. Raises `InvalidRequestError`."""
+        item = self.find(item_id)
+        if item is None:
+            raise unknown_item("truncating", item_id, "item_truncate_invalid_item_id")
+        part = item.content[content_index] if content_index < len(item.content) else None
+        if not isinstance(item, AssistantItem) or not isinstance(part, SpokenAudio):
+            raise InvalidRequestError(
+                "Only audio of an assistant's message can be truncated.", param="content_index", code="invalid_value"
+            )
+        if part.is_truncated:
+            raise InvalidRequestError("The item has been truncated already.", code="item_already_truncated")
+        if audio_end_ms > part.audio_ms + _ROUNDING_MS:
+            raise InvalidRequestError(
+                f"Audio content of {part.audio_ms:.0f}ms is already shorter than {audio_end_ms}ms",
+                param="audio_end_ms",
+            )
+        part.truncate(audio_end_ms)
+
+    def _position_after(self, item_id: str) -> int:
+        if item_id == "root":
+            return 0
+        for position, item in enumerate(self._items):
+            if item.id == item_id:
+                return position + 1
+        raise InvalidRequestError(
+            f"Previous item with item_id '{item_id[:128]}' was not found.", param="previous_item_id"
+        )
+
+    def _forget_oldest(self, newest: Item) -> None:
+        total = sum(num_bytes(item) for item in self._items)
+        while total > _MAX_BYTES or len(self._items) > _MAX_ITEMS:
+            oldest = next(item for item in self._items if item is not newest and item.status != "in_progress")
+            logger.debug("conversation %s is full; forgetting item %s", self.id, oldest.id)
+            self._items.remove(oldest)
+            total -= num_bytes(oldest)
+
+
+def unknown_item(doing: str, item_id: str, code: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"Error {doing} item: the item with id '{item_id[:128]}' does not exist.", param="item_id", code=code
+    )

@@ -1,0 +1,131 @@
+"""The sound that a client has sent and that is no item yet, and the turns that are found in it."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from omni_server.api.realtime.audio_format import rate_of
+from omni_server.api.realtime.sample_queue import SampleQueue, Samples
+from omni_server.api.realtime.session import TurnDetection, WireFormat
+from omni_server.api.realtime.turn_detector import TurnDetector
+from omni_server.api.realtime.vad import VAD_RATE_HZ, SpeechModel
+from omni_server.audio.resample import Resampler
+from omni_server.errors import InvalidRequestError
+
+_MIN_COMMIT_MS = 100
+_QUIET_S = 30.0
+"""With turn detection, so much of what nobody spoke in is kept: for a client that commits by itself."""
+
+
+@dataclass(frozen=True)
+class Started:
+    audio_start_ms: int
+    """Since the session's first sample; the prefix padding is included."""
+
+
+@dataclass(frozen=True)
+class Stopped:
+    audio_end_ms: int
+    samples: Samples
+    """The turn [num_samples], from prefix padding to the end of the silence."""
+
+
+class InputBuffer:
+    """Times count all sound that was ever appended in this session, in ms."""
+
+    def __init__(self, new_model: Callable[[], SpeechModel], max_s: float) -> None:
+        """A turn is ended after `max_s` seconds whether somebody still speaks or not."""
+        self._new_model = new_model
+        self._max_s = max_s
+        self._rate = 0
+        self._samples = SampleQueue()
+        self._begin_ms = 0.0
+        """Time of the first sample in the buffer."""
+        self._detector: TurnDetector | None = None
+        self._detector_begin_ms = 0.0
+        self._resampler: Resampler | None = None
+        self._padding_ms = 0
+        self._configured: tuple[WireFormat, TurnDetection | None] | None = None
+
+    def configure(self, format: WireFormat, turn_detection: TurnDetection | None) -> None:
+        """Another format empties the buffer; other turn detection starts listening anew."""
+        if self._configured == (format, turn_detection):
+            return
+        if self._configured is None or self._configured[0] != format:
+            self._take(len(self._samples))
+            self._rate = rate_of(format)
+        self._configured = (format, turn_detection)
+        self._detector = None
+        if turn_detection is not None:
+            self._detector = TurnDetector(
+                self._new_model(), threshold=turn_detection.threshold, silence_ms=turn_detection.silence_ms
+            )
+            self._padding_ms = turn_detection.prefix_padding_ms
+            self._resampler = Resampler(self._rate, VAD_RATE_HZ)
+            self._detector_begin_ms = self._end_ms
+
+    @property
+    def seconds(self) -> float:
+        return len(self._samples) / self._rate
+
+    def append(self, samples: Samples) -> Iterator[Started | Stopped]:
+        """Take `samples` [num_samples] and yield the turns as they are found; iterate to the end.
+
+        Computes for 5 ms on a second of sound. Raises `InvalidRequestError` where the buffer would grow beyond the
+        longest turn; nothing has been taken then.
+        """
+        if self._detector is None and self.seconds + len(samples) / self._rate > self._max_s:
+            raise InvalidRequestError(
+                f"The input audio buffer holds at most {self._max_s:g} s: commit or clear it.",
+                param="audio",
+                code="input_audio_buffer_full",
+            )
+        for begin in range(0, len(samples), self._rate):  # a second each, so that turns are cut where they end
+            yield from self._append_second(samples[begin : begin + self._rate])
+
+    def commit(self) -> Samples:
+        """All sound in the buffer, which is empty afterwards. Raises `InvalidRequestError` if it is too little."""
+        if self.seconds * 1000 < _MIN_COMMIT_MS:
+            raise InvalidRequestError(
+                "Error committing input audio buffer: buffer too small. Expected at least "
+                f"{_MIN_COMMIT_MS}ms of audio, but buffer only has {self.seconds * 1000:.2f}ms of audio.",
+                code="input_audio_buffer_commit_empty",
+            )
+        if self._detector is not None:
+            self._detector.end_turn()
+        return self._take(len(self._samples))
+
+    def clear(self) -> None:
+        if self._detector is not None:
+            self._detector.end_turn()
+        self._take(len(self._samples))
+
+    @property
+    def _end_ms(self) -> float:
+        return self._begin_ms + (1000 * self.seconds if self._rate else 0.0)
+
+    def _append_second(self, samples: Samples) -> Iterator[Started | Stopped]:
+        self._samples.append(samples)
+        if self._detector is None or self._resampler is None:
+            return
+        heard = self._resampler.push(samples.astype(np.float32) / np.float32(32768.0))
+        for turn in self._detector.push(heard):
+            ms = self._detector_begin_ms + turn.ms
+            if turn.kind == "started":
+                self._take(self._index(ms - self._padding_ms))
+                yield Started(round(self._begin_ms))
+            else:
+                yield Stopped(round(ms), self._take(self._index(ms)))
+        if self._detector.is_speaking and self.seconds >= self._max_s - 1:
+            self._detector.end_turn()
+            yield Stopped(round(self._end_ms), self._take(len(self._samples)))
+        elif not self._detector.is_speaking and self.seconds > _QUIET_S:
+            self._take(len(self._samples) - int(_QUIET_S * self._rate))
+
+    def _index(self, ms: float) -> int:
+        return min(max(round((ms - self._begin_ms) * self._rate / 1000), 0), len(self._samples))
+
+    def _take(self, num_samples: int) -> Samples:
+        self._begin_ms += 1000 * num_samples / self._rate if num_samples else 0.0
+        return self._samples.take(num_samples)

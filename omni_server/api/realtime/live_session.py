@@ -1,0 +1,287 @@
+"""One session at work: what each of the client's events and each turn of the user leads to."""
+
+import asyncio
+import logging
+import time
+
+from pydantic import JsonValue
+
+from omni_server.api.realtime import client_events as client
+from omni_server.api.realtime import server_events as events
+from omni_server.api.realtime.audio_format import decode_audio, rate_of
+from omni_server.api.realtime.conversation import Conversation, unknown_item
+from omni_server.api.realtime.input_buffer import InputBuffer, Started, Stopped
+from omni_server.api.realtime.item_loader import ItemLoader
+from omni_server.api.realtime.items import HeardAudio, Item, UserItem, wire_item
+from omni_server.api.realtime.outbox import Outbox
+from omni_server.api.realtime.prompt import messages_of
+from omni_server.api.realtime.response_plan import ResponsePlan
+from omni_server.api.realtime.response_run import ResponseRun
+from omni_server.api.realtime.response_writer import ResponseWriter
+from omni_server.api.realtime.sample_queue import Samples
+from omni_server.api.realtime.session import first_config, updated
+from omni_server.api.realtime.transcriber import Transcriber
+from omni_server.api.realtime.wire import CancelReason, WireError, WireSession
+from omni_server.api.state import ServerState
+from omni_server.errors import InvalidRequestError, OmniError
+from omni_server.types import ModelInfo
+
+logger = logging.getLogger(__name__)
+
+_MAX_BESIDE = 4
+"""Responses outside of the conversation that may run at the same time."""
+_INLINE_SAMPLES = 12_000
+"""Half a second: sound up to this length is searched for speech in 3 ms; a longer piece goes to a thread."""
+_RELEASE_TIMEOUT_S = 10.0
+
+
+class LiveSession:
+    """Belongs to one connection; `handle` is called for one frame after the other."""
+
+    def __init__(
+        self,
+        model: ModelInfo,
+        state: ServerState,
+        outbox: Outbox,
+        buffer: InputBuffer,
+        loader: ItemLoader,
+        *,
+        duration_s: float,
+    ) -> None:
+        self.id = events.new_id("sess")
+        self._model = model
+        self._state = state
+        self._outbox = outbox
+        self._buffer = buffer
+        self._loader = loader
+        self._expires_at = int(time.time() + duration_s)
+        self._config = first_config(model)
+        self._conversation = Conversation()
+        self._transcriber = Transcriber(outbox, state)
+        self._active: ResponseRun | None = None
+        self._runs: set[ResponseRun] = set()
+        self._spoken_item_id: str | None = None
+        """Of the item that the turn now being spoken will become."""
+        self._answer_is_due = False
+        """The user has finished a turn while a response ran that was not to be interrupted."""
+
+    def begin(self) -> None:
+        self._configure_buffer()
+        self._outbox.put(events.SessionCreated(session=self._wire()))
+
+    @property
+    def is_busy(self) -> bool:
+        """A response is on its way."""
+        return bool(self._runs)
+
+    async def wait_answered(self) -> None:
+        """Returns when no response is on its way."""
+        while self._runs:
+            await asyncio.wait([run.task for run in self._runs])
+
+    async def close(self) -> None:
+        """Releases everything; nothing of it is told."""
+        self._answer_is_due = False
+        tasks = [run.release() for run in self._runs] + self._transcriber.release()
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=_RELEASE_TIMEOUT_S)
+            if late:
+                logger.error("session %s: %d requests were not released in time", self.id, len(late))
+
+    async def handle(self, text: str) -> None:
+        """One text frame. What is wrong with it is told to the client; the session goes on."""
+        event_id: JsonValue = None
+        try:
+            frame = await client.read_frame(text)
+            event_id = frame.get("event_id")
+            await self._react(client.parse_event(frame))
+        except OmniError as error:
+            self.tell(error, event_id)
+
+    def tell(self, error: OmniError, event_id: JsonValue = None) -> None:
+        self._outbox.put(events.ErrorEvent(error=WireError.of(error, event_id)))
+
+    async def _react(self, event: client.ClientEvent) -> None:
+        match event:
+            case client.AudioAppend():
+                await self._append(event)
+            case client.SessionUpdate():
+                self._update(event)
+            case client.AudioCommit():
+                self._commit(self._buffer.commit())
+            case client.AudioClear():
+                self._buffer.clear()
+                self._spoken_item_id = None
+                self._outbox.put(events.BufferCleared())
+            case client.ItemCreate():
+                item = await self._loader.load(event.item, self._config.audio.input.format, "item")
+                self._add(item, event.previous_item_id)
+            case client.ItemRetrieve(item_id=item_id):
+                found = self._conversation.find(item_id)
+                if found is None:
+                    raise unknown_item("retrieving", item_id, "item_retrieve_invalid_item_id")
+                self._outbox.put(events.ItemRetrieved(item=wire_item(found)))
+            case client.ItemDelete(item_id=item_id):
+                self._conversation.delete(item_id)
+                self._outbox.put(events.ItemDeleted(item_id=item_id))
+            case client.ItemTruncate(item_id=item_id, content_index=index, audio_end_ms=end_ms):
+                self._conversation.truncate(item_id, index, end_ms)
+                self._outbox.put(events.ItemTruncated(item_id=item_id, content_index=index, audio_end_ms=end_ms))
+            case client.ResponseCreate():
+                await self._create_response(event.response or client.ResponseParams())
+            case client.ResponseCancel():
+                self._cancel_response(event)
+
+    # -- the session and its conversation
+
+    def _update(self, event: client.SessionUpdate) -> None:
+        if "type" not in event.session:
+            raise InvalidRequestError(
+                "Missing required parameter: 'session.type'.", param="session.type", code="missing_required_parameter"
+            )
+        self._config = updated(self._config, event.session, self._model)
+        self._configure_buffer()
+        self._outbox.put(events.SessionUpdated(session=self._wire()))
+
+    def _configure_buffer(self) -> None:
+        config = self._config.audio.input
+        self._buffer.configure(config.format, config.turn_detection)
+
+    def _wire(self) -> WireSession:
+        return WireSession(**self._config.model_dump(), id=self.id, expires_at=self._expires_at)
+
+    def _add(self, item: Item, previous_item_id: str | None = None) -> None:
+        before = self._conversation.add(item, previous_item_id)
+        wire = wire_item(item)
+        self._outbox.put(events.ItemAdded(previous_item_id=before, item=wire))
+        self._outbox.put(events.ItemDone(previous_item_id=before, item=wire))
+
+    # -- the user's voice
+
+    async def _append(self, event: client.AudioAppend) -> None:
+        if "audio" not in self._model.input_modalities:
+            raise InvalidRequestError("This model does not take audio input.", param="audio", code="unsupported_value")
+        format = self._config.audio.input.format
+        if len(event.audio) <= 4 * _INLINE_SAMPLES:
+            for turn in self._buffer.append(decode_audio(event.audio, format, "audio")):
+                self._take_turn(turn)
+            return
+
+        def search() -> list[Started | Stopped]:
+            return list(self._buffer.append(decode_audio(event.audio, format, "audio")))
+
+        for turn in await asyncio.to_thread(search):
+            self._take_turn(turn)
+
+    def _take_turn(self, turn: Started | Stopped) -> None:
+        detection = self._config.audio.input.turn_detection
+        assert detection is not None
+        match turn:
+            case Started(audio_start_ms=start_ms):
+                self._spoken_item_id = events.new_id("item")
+                self._outbox.put(events.SpeechStarted(audio_start_ms=start_ms, item_id=self._spoken_item_id))
+                if detection.interrupt_response:
+                    self._cancel_active("turn_detected")
+            case Stopped(audio_end_ms=end_ms, samples=samples):
+                item_id = self._spoken_item_id = self._spoken_item_id or events.new_id("item")
+                self._outbox.put(events.SpeechStopped(audio_end_ms=end_ms, item_id=item_id))
+                self._commit(samples)
+                if detection.create_response:
+                    self._answer_turn()
+
+    def _commit(self, samples: Samples) -> None:
+        item_id, self._spoken_item_id = self._spoken_item_id or events.new_id("item"), None
+        config = self._config.audio.input
+        audio = HeardAudio(samples, rate_of(config.format))
+        item = UserItem(item_id, [audio])
+        self._outbox.put(events.BufferCommitted(previous_item_id=self._conversation.last_id, item_id=item_id))
+        self._add(item)
+        if config.transcription is not None:
+            self._transcriber.start(item, audio, config.transcription)
+
+    def _answer_turn(self) -> None:
+        if self._is_answering:
+            self._answer_is_due = True
+            return
+        try:
+            self._start(self._plan(client.ResponseParams(), self._conversation.items))
+        except OmniError as error:
+            self.tell(error)
+
+    # -- responses
+
+    @property
+    def _is_answering(self) -> bool:
+        return self._active is not None and not self._active.is_over
+
+    async def _create_response(self, params: client.ResponseParams) -> None:
+        is_beside = params.conversation == "none"
+        if is_beside and len(self._runs) > _MAX_BESIDE:
+            raise InvalidRequestError("Too many responses are in progress.", code="too_many_responses")
+        if not is_beside and self._is_answering:
+            assert self._active is not None
+            raise InvalidRequestError(
+                f"Conversation already has an active response in progress: {self._active.id}. "
+                "Wait until the response is finished before creating a new one.",
+                code="conversation_already_has_active_response",
+            )
+        items = self._conversation.items
+        if params.input is not None:
+            items = tuple([await self._given(item, f"response.input[{i}]") for i, item in enumerate(params.input)])
+        self._start(self._plan(params, items))
+
+    async def _given(self, item: client.GivenMessage | client.ItemReference, param: str) -> Item:
+        if not isinstance(item, client.ItemReference):
+            return await self._loader.load(item, self._config.audio.input.format, param)
+        found = self._conversation.find(item.id)
+        if found is None:
+            raise InvalidRequestError(f"The item '{item.id}' does not exist.", param=f"{param}.id")
+        return found
+
+    def _plan(self, params: client.ResponseParams, items: tuple[Item, ...]) -> ResponsePlan:
+        config = self._config
+        if params.overrides:
+            config = updated(config, params.overrides, self._model, param="response")
+        return ResponsePlan(
+            id=events.new_id("resp"),
+            config=config,
+            messages=messages_of(items, config.instructions, self._model),
+            conversation_id=self._conversation.id if params.conversation == "auto" else None,
+            metadata=params.metadata,
+        )
+
+    def _start(self, plan: ResponsePlan) -> None:
+        self._state.require_generator()
+        is_beside = plan.conversation_id is None
+        writer = ResponseWriter(plan, None if is_beside else self._conversation, self._outbox)
+        run = ResponseRun(plan, writer, self._state, self._ended)
+        self._runs.add(run)
+        if not is_beside:
+            self._active = run
+            self._answer_is_due = False
+        run.start()
+
+    def _ended(self, run: ResponseRun) -> None:
+        self._runs.discard(run)
+        if run is self._active:
+            self._active = None
+            if self._answer_is_due:
+                self._answer_turn()
+
+    def _cancel_response(self, event: client.ResponseCancel) -> None:
+        runs = [run for run in self._runs if not run.is_over]
+        if event.response_id is None:
+            runs = [run for run in runs if run is self._active]
+        else:
+            runs = [run for run in runs if run.id == event.response_id]
+        if not runs:
+            # Clients tell this harmless race by its code or by how the message begins.
+            raise InvalidRequestError(
+                "Cancellation failed: no active response found", code="response_cancel_not_active"
+            )
+        for run in runs:
+            run.cancel("client_cancelled")
+
+    def _cancel_active(self, reason: CancelReason) -> None:
+        if self._active is not None and not self._active.is_over:
+            self._active.cancel(reason)

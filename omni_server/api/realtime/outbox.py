@@ -1,0 +1,80 @@
+"""Events on their way to the client: in order, bounded, and never waited for by those who write them."""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import NoReturn
+
+from omni_server.api.realtime.server_events import AudioDelta, ServerEvent
+
+_MAX_CHARS = 16 * 1024 * 1024
+"""Of unsent events: four minutes of sound. Answers are made faster than they are heard, and clients buffer them."""
+
+
+class SlowClientError(Exception):
+    """The client does not read what it is sent."""
+
+
+@dataclass(frozen=True)
+class _Frame:
+    text: str
+    response_id: str | None
+    """Of the response whose sound it is; None for all other events."""
+
+
+class Outbox:
+    def __init__(self, send: Callable[[str], Awaitable[None]], send_timeout_s: float) -> None:
+        """`send` gives one frame to the connection and returns when that has room for the next."""
+        self._send = send
+        self._send_timeout_s = send_timeout_s
+        self._frames: deque[_Frame] = deque()
+        self._num_chars = 0
+        self._is_overflowing = False
+        self._filled = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    def put(self, event: ServerEvent) -> None:
+        if self._is_overflowing:
+            return
+        text = event.model_dump_json()
+        self._frames.append(_Frame(text, event.response_id if isinstance(event, AudioDelta) else None))
+        self._num_chars += len(text)
+        self._is_overflowing = self._num_chars > _MAX_CHARS
+        self._filled.set()
+        self._empty.clear()
+
+    def drop_audio(self, response_id: str) -> None:
+        """Forget the sound of a response that nobody wants to hear any more, as far as it has not been sent."""
+        self._frames = deque(frame for frame in self._frames if frame.response_id != response_id)
+        self._num_chars = sum(len(frame.text) for frame in self._frames)
+
+    def forget_all(self) -> None:
+        self._frames.clear()
+        self._num_chars = 0
+        self._is_overflowing = False
+
+    async def run(self) -> NoReturn:
+        """Sends for ever. Raises `SlowClientError`, and what `send` raises."""
+        while True:
+            while self._frames:
+                if self._is_overflowing:
+                    raise SlowClientError
+                frame = self._frames.popleft()
+                self._num_chars -= len(frame.text)
+                await self._send_in_time(frame.text)
+            self._empty.set()
+            self._filled.clear()
+            await self._filled.wait()
+
+    async def wait_sent(self) -> None:
+        """Returns when all events have been sent, while `run` runs."""
+        await self._empty.wait()
+
+    async def _send_in_time(self, text: str) -> None:
+        try:
+            async with asyncio.timeout(self._send_timeout_s):
+                await self._send(text)
+        except TimeoutError:
+            raise SlowClientError from None

@@ -1,0 +1,38 @@
+"""What one response is to be: the session's settings with the overrides of `response.create`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from omni_server.api.realtime.session import SessionConfig
+from omni_server.api.realtime.wire import ResponseAudio, ResponseOutput, ResponseStatus, WireResponse
+from omni_server.api.sampling import THINKER
+from omni_server.types import ChatMessage, OmniRequest, SamplingConfig, SpeechOutput
+
+
+@dataclass(frozen=True)
+class ResponsePlan:
+    id: str
+    config: SessionConfig
+    """In force for this response."""
+    messages: tuple[ChatMessage, ...]
+    conversation_id: str | None
+    """None for a response outside of the conversation."""
+    metadata: Mapping[str, str] | None
+
+    def request(self, messages: tuple[ChatMessage, ...]) -> OmniRequest:
+        limit = self.config.max_output_tokens
+        sampling = SamplingConfig(max_tokens=None if limit == "inf" else limit)
+        speech = SpeechOutput(voice=self.config.audio.output.voice) if self.config.with_speech else None
+        return OmniRequest(request_id=self.id, messages=messages, speech=speech, sampling={THINKER: sampling})
+
+    def wire(self, status: ResponseStatus = "in_progress") -> WireResponse:
+        output = self.config.audio.output
+        return WireResponse(
+            id=self.id,
+            status=status,
+            conversation_id=self.conversation_id,
+            output_modalities=self.config.output_modalities,
+            max_output_tokens=self.config.max_output_tokens,
+            audio=ResponseAudio(output=ResponseOutput(format=output.format, voice=output.voice)),
+            metadata=dict(self.metadata) if self.metadata is not None else None,
+        )

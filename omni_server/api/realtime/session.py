@@ -1,0 +1,223 @@
+"""The session object: what a client may set, and how an update changes it."""
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
+
+from omni_server.api.validation import validate
+from omni_server.api.voices import resolve_voice
+from omni_server.errors import InvalidRequestError
+from omni_server.types import ModelInfo
+
+JsonObject = Mapping[str, JsonValue]
+
+_LENIENT = ConfigDict(strict=True, extra="ignore")
+
+NotApplied = Annotated[None, BeforeValidator(lambda _: None)]
+"""Accepted from clients that send it by habit, without effect, and shown so: the effective value is null."""
+
+
+class PcmFormat(BaseModel):
+    """16 bit, little-endian, mono."""
+
+    model_config = _LENIENT
+    type: Literal["audio/pcm"] = "audio/pcm"
+    rate: Literal[24000] = 24000
+
+
+class UlawFormat(BaseModel):
+    """G.711 at 8 kHz."""
+
+    model_config = _LENIENT
+    type: Literal["audio/pcmu"]
+
+
+class AlawFormat(BaseModel):
+    """G.711 at 8 kHz."""
+
+    model_config = _LENIENT
+    type: Literal["audio/pcma"]
+
+
+WireFormat = Annotated[PcmFormat | UlawFormat | AlawFormat, Field(discriminator="type")]
+
+
+class ServerVad(BaseModel):
+    model_config = _LENIENT
+    type: Literal["server_vad"] = "server_vad"
+    threshold: Annotated[float, Field(ge=0, le=1)] = 0.5
+    prefix_padding_ms: Annotated[int, Field(ge=0, le=5_000)] = 300
+    silence_duration_ms: Annotated[int, Field(ge=0, le=10_000)] = 500
+    idle_timeout_ms: None = None
+    """Its event is outside of what clients know; refused."""
+    create_response: bool = True
+    interrupt_response: bool = True
+
+    @property
+    def silence_ms(self) -> int:
+        return self.silence_duration_ms
+
+
+class SemanticVad(BaseModel):
+    """Taken for clients whose default it is: the same detector, eagerness is how much silence it waits for."""
+
+    model_config = _LENIENT
+    type: Literal["semantic_vad"]
+    eagerness: Literal["low", "medium", "high", "auto"] = "auto"
+    create_response: bool = True
+    interrupt_response: bool = True
+
+    @property
+    def threshold(self) -> float:
+        return 0.5
+
+    @property
+    def prefix_padding_ms(self) -> int:
+        return 300
+
+    @property
+    def silence_ms(self) -> int:
+        return {"low": 1200, "medium": 700, "auto": 700, "high": 400}[self.eagerness]
+
+
+TurnDetection = ServerVad | SemanticVad
+
+
+class Transcription(BaseModel):
+    """Writes down what the user says. It is the served model that does, whatever `model` names."""
+
+    model_config = _LENIENT
+    model: str | None = None
+    language: str | None = None
+    prompt: str | None = None
+
+
+class InputConfig(BaseModel):
+    model_config = _LENIENT
+    format: WireFormat = PcmFormat()
+    transcription: Transcription | None = None
+    noise_reduction: NotApplied = None
+    turn_detection: Annotated[TurnDetection, Field(discriminator="type")] | None = ServerVad()
+
+
+def _voice_name(voice: object) -> object:
+    return voice["id"] if isinstance(voice, dict) and set(voice) == {"id"} else voice
+
+
+class OutputConfig(BaseModel):
+    model_config = _LENIENT
+    format: WireFormat = PcmFormat()
+    voice: Annotated[str, BeforeValidator(_voice_name)] | None = None
+    speed: Annotated[float, Field(ge=1, le=1)] = 1.0
+    """The model has one speed."""
+
+
+class AudioConfig(BaseModel):
+    model_config = _LENIENT
+    input: InputConfig = InputConfig()
+    output: OutputConfig = OutputConfig()
+
+
+class RetentionRatio(BaseModel):
+    model_config = _LENIENT
+    type: Literal["retention_ratio"]
+    retention_ratio: Annotated[float, Field(ge=0, le=1)]
+
+
+MaxOutputTokens = Annotated[int, Field(ge=1, le=4096)] | Literal["inf"]
+
+
+class SessionConfig(BaseModel):
+    """The part of the session that `session.update` changes."""
+
+    model_config = _LENIENT
+    type: Literal["realtime"] = "realtime"
+    model: str
+    output_modalities: Annotated[list[Literal["text", "audio"]], Field(min_length=1, max_length=1)]
+    """One of the two: `audio` brings its transcript along."""
+    instructions: str = ""
+    tools: list[JsonValue] = []
+    tool_choice: JsonValue = "auto"
+    max_output_tokens: MaxOutputTokens = "inf"
+    truncation: Literal["auto", "disabled"] | RetentionRatio = "auto"
+    tracing: NotApplied = None
+    prompt: None = None
+    include: NotApplied = None
+    audio: AudioConfig = AudioConfig()
+
+    @property
+    def with_speech(self) -> bool:
+        return self.output_modalities == ["audio"]
+
+
+def first_config(model: ModelInfo) -> SessionConfig:
+    """What a session starts with."""
+    return SessionConfig(
+        model=model.name,
+        output_modalities=["audio"] if model.voices else ["text"],
+        audio=AudioConfig(output=OutputConfig(voice=model.default_voice)),
+    )
+
+
+def merged(base: JsonObject, changes: JsonObject) -> dict[str, JsonValue]:
+    """`base` with the keys of `changes`; objects in both are merged, except where their `type` differs: an object
+    of another type shares no fields with the old one."""
+    result = dict(base)
+    for key, value in changes.items():
+        old = result.get(key)
+        if isinstance(old, dict) and isinstance(value, dict) and value.get("type", old.get("type")) == old.get("type"):
+            result[key] = merged(old, value)
+        else:
+            result[key] = value
+    return result
+
+
+def updated(config: SessionConfig, changes: JsonObject, model: ModelInfo, *, param: str = "session") -> SessionConfig:
+    """The session after `changes`, all of them or none. `param` names `changes` in errors.
+
+    Raises `InvalidRequestError` for values that are wrong or that this server cannot serve.
+    """
+    body = {param: merged(config.model_dump(mode="json"), changes)}
+    new = _validated(body, param)
+    if new.model != config.model and new.model != model.name and new.model not in model.aliases:
+        raise InvalidRequestError("The model of a session cannot be changed.", param=f"{param}.model")
+    _check_supported(new, model, param)
+    if new.audio.output.voice is not None and model.voices:
+        voice_param = f"{param}.audio.output.voice"
+        try:
+            new.audio.output.voice = resolve_voice(new.audio.output.voice, model)
+        except InvalidRequestError as error:
+            error.param = voice_param
+            raise
+    return new
+
+
+class _SessionBody(BaseModel):
+    session: SessionConfig
+
+
+class _ResponseBody(BaseModel):
+    response: SessionConfig
+
+
+def _validated(body: dict[str, dict[str, JsonValue]], param: str) -> SessionConfig:
+    """Through a body with the right outer key, so that errors name the field as the client wrote it."""
+    if param == "session":
+        return validate(_SessionBody, body).session
+    return validate(_ResponseBody, body).response
+
+
+def _check_supported(config: SessionConfig, model: ModelInfo, param: str) -> None:
+    if config.with_speech and not model.voices:
+        raise InvalidRequestError(
+            "This model answers with text only.", param=f"{param}.output_modalities", code="unsupported_value"
+        )
+    if config.tools:
+        raise InvalidRequestError(
+            "Tools are not supported in realtime sessions.", param=f"{param}.tools", code="unsupported_value"
+        )
+    if config.tool_choice not in ("auto", "none"):
+        raise InvalidRequestError(
+            "'tool_choice' is allowed only where 'tools' are given.", param=f"{param}.tool_choice"
+        )

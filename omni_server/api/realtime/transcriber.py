@@ -1,0 +1,94 @@
+"""What the user said, written down: a short request to the thinker beside the conversation."""
+
+import asyncio
+import logging
+from contextlib import aclosing
+
+from omni_server.api.errors import unexpected_error
+from omni_server.api.event_feed import follow
+from omni_server.api.realtime import server_events as events
+from omni_server.api.realtime.items import HeardAudio, UserItem
+from omni_server.api.realtime.outbox import Outbox
+from omni_server.api.realtime.prompt import audio_part
+from omni_server.api.realtime.session import Transcription
+from omni_server.api.realtime.wire import FailureDetails, TranscriptionUsage
+from omni_server.api.sampling import THINKER
+from omni_server.api.state import ServerState
+from omni_server.errors import OmniError, OverloadedError
+from omni_server.types import ChatMessage, Finished, OmniRequest, SamplingConfig, TextDelta, TextPart
+
+logger = logging.getLogger(__name__)
+
+_INSTRUCTION = "Transcribe the audio into text. Write down the words only, and nothing else."
+_MAX_RUNNING = 4
+_MAX_TOKENS = 1024
+
+
+class Transcriber:
+    """At most `_MAX_RUNNING` at a time; more are told failed rather than piled up."""
+
+    def __init__(self, outbox: Outbox, state: ServerState) -> None:
+        self._outbox = outbox
+        self._state = state
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, item: UserItem, audio: HeardAudio, config: Transcription) -> None:
+        """The events come while other things go on; `audio.transcript` is set at the end."""
+        if len(self._tasks) >= _MAX_RUNNING:
+            self._fail(item, OverloadedError("Too many transcriptions are running in this session."))
+            return
+        task = asyncio.create_task(self._run(item, audio, config), name=f"realtime transcription of {item.id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def release(self) -> "list[asyncio.Task[None]]":
+        """Stops them without a word; returns the tasks, which end soon."""
+        for task in self._tasks:
+            task.cancel()
+        return list(self._tasks)
+
+    async def _run(self, item: UserItem, audio: HeardAudio, config: Transcription) -> None:
+        with self._state.request_in_flight():
+            try:
+                await self._transcribe(item, audio, config)
+            except OmniError as error:
+                self._fail(item, error)
+            except Exception:
+                logger.exception("transcription of %s failed", item.id)
+                self._fail(item, unexpected_error())
+
+    async def _transcribe(self, item: UserItem, audio: HeardAudio, config: Transcription) -> None:
+        generation = await self._state.require_generator().submit(_request(audio, config))
+        text: list[str] = []
+        try:
+            async with aclosing(follow(generation, self._state)) as stream:
+                async for event in stream:
+                    match event:
+                        case TextDelta(text=delta) if delta:
+                            text.append(delta)
+                            self._outbox.put(events.TranscriptionDelta(item_id=item.id, delta=delta))
+                        case Finished(usage=usage):
+                            audio.transcript = "".join(text)
+                            self._outbox.put(
+                                events.TranscriptionCompleted(
+                                    item_id=item.id, transcript=audio.transcript, usage=TranscriptionUsage.of(usage)
+                                )
+                            )
+        finally:
+            await generation.aclose()
+
+    def _fail(self, item: UserItem, error: OmniError) -> None:
+        self._outbox.put(events.TranscriptionFailed(item_id=item.id, error=FailureDetails.of(error)))
+
+
+def _request(audio: HeardAudio, config: Transcription) -> OmniRequest:
+    instruction = [_INSTRUCTION]
+    if config.language:
+        instruction.append(f"The language is {config.language}.")
+    if config.prompt:
+        instruction.append(config.prompt)
+    return OmniRequest(
+        request_id=events.new_id("transcribe"),
+        messages=(ChatMessage("user", (audio_part(audio), TextPart(" ".join(instruction)))),),
+        sampling={THINKER: SamplingConfig(temperature=0.0, max_tokens=_MAX_TOKENS)},
+    )

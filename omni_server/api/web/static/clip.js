@@ -1,0 +1,123 @@
+// A piece of sound on the page: its waveform, how far it has been played, a button to play it again.
+
+import { Playback } from "./playback.js";
+import { encodeWav, toInt16 } from "./wav.js";
+
+const BARS = 64;
+
+/** The one clip that is being replayed. */
+let replaying = null;
+
+export function stopReplay() {
+  replaying?.stop();
+}
+
+export class Clip {
+  #pieces = [];
+  #numSamples = 0;
+  #rateHz;
+  #element;
+  #playback = null;
+
+  /** `element` is a copy of the template `clip`, with or without its button to save. */
+  constructor(element, rateHz, name) {
+    this.#element = element;
+    this.#rateHz = rateHz;
+    this.#part("play").addEventListener("click", () => (this.#playback ? this.#playback.stop() : this.#replay()));
+    this.#part("play").setAttribute("aria-label", `Play ${name}`);
+    this.#part("save")?.addEventListener("click", () => this.#save());
+    this.#part("save")?.setAttribute("aria-label", `Save ${name}`);
+  }
+
+  get seconds() {
+    return this.#numSamples / this.#rateHz;
+  }
+
+  /** More samples, an Int16Array or Float32Array. */
+  add(samples) {
+    this.#pieces.push(samples);
+    this.#numSamples += samples.length;
+    this.#element.hidden = false;
+  }
+
+  draw() {
+    const path = wavePath(peaksOf(this.#pieces, this.#numSamples));
+    for (const wave of this.#element.querySelectorAll(".wave path")) wave.setAttribute("d", path);
+    this.#part("duration").textContent = formatDuration(this.seconds);
+  }
+
+  /** Shows how far `playback`, which plays this clip, has come, until it is finished. Its button then stops it. */
+  async follow(playback) {
+    this.#playback = playback;
+    this.#element.classList.add("playing");
+    const show = () => {
+      if (this.#playback !== playback) return;
+      this.#element.style.setProperty("--played", String(playback.playedSeconds / Math.max(this.seconds, 0.01)));
+      requestAnimationFrame(show);
+    };
+    show();
+    await playback.finished;
+    this.#playback = null;
+    this.#element.classList.remove("playing");
+    this.#element.style.setProperty("--played", "0");
+  }
+
+  async #replay() {
+    stopReplay();
+    const playback = new Playback(this.#rateHz);
+    replaying = playback;
+    for (const piece of this.#pieces) playback.push(piece);
+    playback.end();
+    await this.follow(playback);
+    if (replaying === playback) replaying = null;
+  }
+
+  #save() {
+    const samples = new Int16Array(this.#numSamples);
+    let position = 0;
+    for (const piece of this.#pieces) {
+      samples.set(piece instanceof Int16Array ? piece : toInt16(piece), position);
+      position += piece.length;
+    }
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(encodeWav(samples, this.#rateHz));
+    link.download = "speech.wav";
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+  }
+
+  #part(name) {
+    return this.#element.querySelector(`.${name}`);
+  }
+}
+
+/** The largest sample of each of `BARS` equal stretches, 0 to 1. */
+function peaksOf(pieces, numSamples) {
+  const peaks = new Array(BARS).fill(0);
+  let position = 0;
+  for (const piece of pieces) {
+    const scale = piece instanceof Int16Array ? 1 / 32768 : 1;
+    for (let i = 0; i < piece.length; i += 8, position += 8) {
+      const bar = Math.min(BARS - 1, Math.floor((position * BARS) / numSamples));
+      peaks[bar] = Math.max(peaks[bar], Math.abs(piece[i]) * scale);
+    }
+    position += piece.length - 8 * Math.ceil(piece.length / 8);
+  }
+  const loudest = Math.max(...peaks, 0.05);
+  return peaks.map((peak) => peak / loudest);
+}
+
+/** Bars around the middle of a box of 4 * BARS by 24. */
+function wavePath(peaks) {
+  return peaks
+    .map((peak, i) => {
+      const height = Math.max(1.5, 22 * peak);
+      return `M${4 * i + 2} ${12 - height / 2}v${height}`;
+    })
+    .join("");
+}
+
+export function formatDuration(seconds) {
+  const whole = Math.round(seconds);
+  return `${Math.floor(whole / 60)}:${String(whole % 60).padStart(2, "0")}`;
+}

@@ -1,0 +1,55 @@
+"""vLLM's log-probabilities of sampled tokens as ours, each with its exact bytes."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+from vllm.logprobs import Logprob
+from vllm.tokenizers import TokenizerLike
+
+from omni_server.types import SampledToken, TokenLogprob
+
+_BYTES = {character: byte for byte, character in bytes_to_unicode().items()}
+"""GPT-2's alphabet, in which byte-level vocabularies are written."""
+
+
+class TokenTable:
+    """Bytes of single tokens. vLLM's own text of a token depends on its neighbours where it ends inside a character."""
+
+    def __init__(self, tokenizer: TokenizerLike) -> None:
+        self._tokenizer: Any = tokenizer
+        self._special = frozenset(tokenizer.all_special_ids)
+        self._added: dict[int, str] = {token_id: text for text, token_id in self._tokenizer.get_added_vocab().items()}
+        self._texts = lru_cache(maxsize=65536)(self._text)
+
+    def logprob(self, token_id: int, value: float) -> TokenLogprob:
+        text, utf8 = self._texts(token_id)
+        return TokenLogprob(text, utf8, value)
+
+    def sampled(self, token_id: int, candidates: dict[int, Logprob], num_top: int) -> SampledToken:
+        """`candidates` has the sampled token and the likeliest ones."""
+        best = sorted((c.rank, other) for other, c in candidates.items() if c.rank is not None and c.rank <= num_top)
+        return SampledToken(
+            self.logprob(token_id, candidates[token_id].logprob),
+            tuple(self.logprob(other, candidates[other].logprob) for _, other in best),
+        )
+
+    def all_sampled(
+        self, token_ids: Sequence[int], candidates: Sequence[dict[int, Logprob]], num_top: int
+    ) -> tuple[SampledToken, ...]:
+        return tuple(self.sampled(i, c, num_top) for i, c in zip(token_ids, candidates, strict=True))
+
+    def _text(self, token_id: int) -> tuple[str, bytes]:
+        """What the token reads as by itself, and its bytes; none for special ones."""
+        if token_id in self._added:
+            text = self._added[token_id]
+            return text, b"" if token_id in self._special else text.encode()
+        token = self._tokenizer.convert_ids_to_tokens(token_id)
+        if token is None:  # padding of the vocabulary
+            return "", b""
+        if all(character in _BYTES for character in token):
+            utf8 = bytes(_BYTES[character] for character in token)
+        else:
+            utf8 = self._tokenizer.decode([token_id]).encode()
+        return utf8.decode(errors="replace"), utf8

@@ -1,0 +1,54 @@
+"""What the thinker may write in a turn with tools, as xgrammar's structural tags."""
+
+import json
+
+from omni_server.protocol.tool_calls import CALL_BEGIN, CALL_TAIL, call_head
+from omni_server.types import FunctionTool, StructuredOutput, ToolUse
+
+Format = dict[str, object]
+
+_ANY_OBJECT = {"type": "object"}
+
+
+def turn_grammar(use: ToolUse, text: StructuredOutput | None) -> StructuredOutput | None:
+    """None where the model may write what it likes. `text` is what an answer must look like that is no call; of the
+    kinds, only `json` can be combined with tools."""
+    tools = [tool for tool in use.tools if tool.name in use.callable_names]
+    if use.is_required:
+        return _structural_tag(_calls(tools, use, is_strict=True))
+    if text is not None:
+        assert text.kind == "json"
+        schema: Format = {"type": "json_schema", "json_schema": json.loads(text.value)}
+        alternatives: Format = {"type": "or", "elements": [_calls(tools, use, is_strict=False), schema]}
+        return _structural_tag(alternatives, text.param)
+    if len(tools) == len(use.tools) and not any(tool.strict for tool in tools):
+        return None
+    return _structural_tag(
+        {
+            "type": "triggered_tags",
+            "triggers": [CALL_BEGIN],
+            "tags": [_call(tool, is_strict=tool.strict) for tool in tools],
+            "stop_after_first": not use.is_parallel,
+        }
+    )
+
+
+def _calls(tools: list[FunctionTool], use: ToolUse, *, is_strict: bool) -> Format:
+    """Nothing but calls, one at least."""
+    return {
+        "type": "tags_with_separator",
+        "tags": [_call(tool, is_strict=is_strict or tool.strict) for tool in tools],
+        "separator": "\n",
+        "at_least_one": True,
+        "stop_after_first": not use.is_parallel,
+    }
+
+
+def _call(tool: FunctionTool, *, is_strict: bool) -> Format:
+    schema = json.loads(tool.parameters) if is_strict else _ANY_OBJECT
+    content = {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": 1}
+    return {"type": "tag", "begin": call_head(tool.name), "content": content, "end": CALL_TAIL}
+
+
+def _structural_tag(content: Format, param: str = "tools") -> StructuredOutput:
+    return StructuredOutput("structural_tag", json.dumps({"type": "structural_tag", "format": content}), param)

@@ -1,0 +1,195 @@
+"""Tool calls in the thinker's text, found while it is written."""
+
+import json
+import re
+import uuid
+from enum import Enum, auto
+
+from omni_server.protocol.tool_calls import CALL_BEGIN, CALL_END
+from omni_server.types import ToolCallDelta
+
+_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)')
+
+Piece = str | ToolCallDelta
+
+
+class _State(Enum):
+    PROSE = auto()
+    HEAD = auto()  # behind the tag, before the arguments
+    ARGUMENTS = auto()
+    BETWEEN = auto()  # behind the arguments of a call; only another call is of interest
+
+
+class ToolParser:
+    """Cuts text into prose and calls, whatever pieces it comes in.
+
+    Prose leaves as soon as it cannot be the beginning of a call, arguments as they are written. White space before
+    a call belongs to neither, and what follows the arguments of a call, other calls excepted, is dropped. What looks
+    like a call but names no function is prose.
+    """
+
+    def __init__(self, *, is_parallel: bool = True) -> None:
+        """Without `is_parallel`, all calls but the first are dropped."""
+        self._is_parallel = is_parallel
+        self._state = _State.PROSE
+        self._buffer = ""  # what has not been decided on
+        self._space = ""  # white space before the last tag
+        self._arguments = _JsonObject()
+        self._has_tag = False
+        self.num_calls = 0
+        self.num_speakable = 0
+        """Characters of prose before the first tag, which are also the first of the whole text."""
+
+    def push(self, text: str) -> list[Piece]:
+        """Pieces of prose and of calls, in order."""
+        self._buffer += text
+        pieces: list[Piece] = []
+        while self._step(pieces):
+            pass
+        return pieces
+
+    def finish(self) -> list[Piece]:
+        """What was held back; no text follows."""
+        pieces: list[Piece] = []
+        if self._state is _State.HEAD:
+            self._take_irregular(self._buffer, CALL_BEGIN + self._buffer, pieces)
+        elif self._state is _State.PROSE:
+            self._prose(self._buffer, pieces)
+        self._buffer = ""
+        return pieces
+
+    def _step(self, pieces: list[Piece]) -> bool:
+        """False if more text is needed to go on."""
+        match self._state:
+            case _State.PROSE:
+                return self._in_prose(pieces)
+            case _State.HEAD:
+                return self._in_head(pieces)
+            case _State.ARGUMENTS:
+                return self._in_arguments(pieces)
+            case _State.BETWEEN:
+                return self._between()
+
+    def _in_prose(self, pieces: list[Piece]) -> bool:
+        before, tag, after = self._buffer.partition(CALL_BEGIN)
+        if tag:
+            prose = before.rstrip()
+            self._prose(prose, pieces)
+            self._space = before[len(prose) :]
+            self._has_tag = True
+            self._state, self._buffer = _State.HEAD, after
+            return True
+        held = len(self._buffer[: len(self._buffer) - _overlap(self._buffer)].rstrip())
+        self._prose(self._buffer[:held], pieces)
+        self._buffer = self._buffer[held:]
+        return False
+
+    def _in_head(self, pieces: list[Piece]) -> bool:
+        head = _HEAD.match(self._buffer)
+        name = None if head is None else _parsed(head[1])
+        if head is not None and isinstance(name, str):
+            self._begin_call(name, pieces)
+            self._arguments = _JsonObject()
+            self._state, self._buffer = _State.ARGUMENTS, self._buffer[head.end() :]
+            return True
+        inside, tag, after = self._buffer.partition(CALL_END)
+        if not tag:
+            return False
+        self._buffer = after
+        self._take_irregular(inside, CALL_BEGIN + inside + CALL_END, pieces)
+        return True
+
+    def _in_arguments(self, pieces: list[Piece]) -> bool:
+        length = self._arguments.push(self._buffer)
+        arguments, self._buffer = self._buffer[:length], self._buffer[length:]
+        if arguments and self._is_wanted():
+            pieces.append(ToolCallDelta(self.num_calls - 1, None, None, arguments))
+        if not self._arguments.is_over:
+            return False
+        self._state = _State.BETWEEN
+        return True
+
+    def _between(self) -> bool:
+        _, tag, after = self._buffer.partition(CALL_BEGIN)
+        if not tag:
+            self._buffer = self._buffer[len(self._buffer) - _overlap(self._buffer) :]
+            return False
+        self._state, self._buffer = _State.HEAD, after
+        return True
+
+    def _take_irregular(self, inside: str, whole: str, pieces: list[Piece]) -> None:
+        """A call with its keys in another order, say; or none at all."""
+        call = _parsed(inside)
+        if isinstance(call, dict) and isinstance(call.get("name"), str) and isinstance(call.get("arguments"), dict):
+            self._begin_call(call["name"], pieces)
+            if self._is_wanted():
+                arguments = json.dumps(call["arguments"], ensure_ascii=False)
+                pieces.append(ToolCallDelta(self.num_calls - 1, None, None, arguments))
+            self._state = _State.BETWEEN
+        else:
+            self._state = _State.PROSE if self.num_calls == 0 else _State.BETWEEN
+            if self.num_calls == 0:
+                self._prose(self._space + whole, pieces)
+
+    def _begin_call(self, name: str, pieces: list[Piece]) -> None:
+        self.num_calls += 1
+        if self._is_wanted():
+            pieces.append(ToolCallDelta(self.num_calls - 1, f"call_{uuid.uuid4().hex[:24]}", name, ""))
+
+    def _is_wanted(self) -> bool:
+        return self._is_parallel or self.num_calls == 1
+
+    def _prose(self, text: str, pieces: list[Piece]) -> None:
+        if not text:
+            return
+        pieces.append(text)
+        if not self._has_tag:
+            self.num_speakable += len(text)
+
+
+class _JsonObject:
+    """Where a JSON object ends in text that begins with it. Does not look at what is inside more than that needs."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._is_string = False
+        self._is_escaped = False
+        self.is_over = False
+
+    def push(self, text: str) -> int:
+        """How much of the text belongs to the object."""
+        for position, character in enumerate(text):
+            if self._is_string:
+                if self._is_escaped:
+                    self._is_escaped = False
+                elif character == "\\":
+                    self._is_escaped = True
+                elif character == '"':
+                    self._is_string = False
+            elif character == '"':
+                self._is_string = True
+            elif character == "<":  # no JSON: the tag has come too early
+                self.is_over = True
+                return position
+            elif character in "{[":
+                self._depth += 1
+            elif character in "}]":
+                self._depth -= 1
+                if self._depth == 0:
+                    self.is_over = True
+                    return position + 1
+        return len(text)
+
+
+def _overlap(text: str) -> int:
+    """Length of the longest end of `text` with which a tag could begin."""
+    return next(n for n in range(min(len(text), len(CALL_BEGIN) - 1), -1, -1) if text.endswith(CALL_BEGIN[:n]))
+
+
+def _parsed(text: str) -> object:
+    """None for what is no JSON."""
+    try:
+        value: object = json.loads(text)
+    except ValueError:
+        return None
+    return value

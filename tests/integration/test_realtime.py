@@ -1,0 +1,162 @@
+"""`/v1/realtime` on the real server: the official client, real speech, all stages."""
+
+import base64
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import openai
+import pytest
+from openai.resources.realtime.realtime import RealtimeConnection
+
+from tests.integration.server_process import MODEL, ServerProcess
+from tests.unit.api.clients import media
+from tests.unit.api.realtime.realtime_client import Event, base64_of, check_event
+
+pytestmark = pytest.mark.filterwarnings("ignore:connect\\(\\) must be used as a context manager:DeprecationWarning")
+
+
+class Talk:
+    """The official client's connection; every event is checked and kept."""
+
+    def __init__(self, connection: RealtimeConnection) -> None:
+        self.connection = connection
+        self.events: list[Event] = []
+        self._ids: set[str] = set()
+
+    def until(self, kind: str) -> Event:
+        while True:
+            event: Event = json.loads(self.connection.recv_bytes())
+            check_event(event, self._ids)
+            self.events.append(event)
+            assert event["type"] != "error" or kind == "error", event
+            if event["type"] == kind:
+                return event
+
+    def configure(self, **session: Any) -> None:
+        self.connection.session.update(session={"type": "realtime", **session})  # type: ignore[arg-type]
+        self.until("session.updated")
+
+    def say(self, text: str) -> None:
+        self.connection.conversation.item.create(
+            item={"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
+        )
+        self.until("conversation.item.done")
+
+    def play(self, samples: npt.NDArray[np.int16]) -> None:
+        """At 24 kHz, in pieces of 100 ms."""
+        for begin in range(0, len(samples), 2400):
+            self.connection.input_audio_buffer.append(audio=base64_of(samples[begin : begin + 2400].tobytes()))
+
+    def sound(self, response_id: str) -> bytes:
+        return b"".join(
+            base64.b64decode(event["delta"], validate=True)
+            for event in self.events
+            if event["type"] == "response.output_audio.delta" and event["response_id"] == response_id
+        )
+
+
+def speech(name: str) -> npt.NDArray[np.int16]:
+    """A recording at 24 kHz."""
+    samples = np.frombuffer(media(name)[44:], dtype="<i2")
+    return np.interp(np.arange(0, len(samples), 2 / 3), np.arange(len(samples)), samples).astype(np.int16)
+
+
+SILENCE = np.zeros(24_000, dtype=np.int16)
+
+
+@contextmanager
+def talking(server: ServerProcess) -> Iterator[Talk]:
+    with (
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="EMPTY", max_retries=0) as client,
+        client.realtime.connect(model=MODEL) as connection,
+    ):
+        talk = Talk(connection)
+        talk.until("session.created")
+        yield talk
+
+
+def test_a_written_question_is_answered_by_voice_and_remembered(server: ServerProcess) -> None:
+    with talking(server) as talk:
+        talk.configure(instructions="Answer in one short sentence.", max_output_tokens=24)
+        talk.say("Hello, who are you?")
+        talk.connection.response.create()
+        first = talk.until("response.done")["response"]
+        assert first["status"] in ("completed", "incomplete")
+        usage = first["usage"]
+        transcript = first["output"][0]["content"][0]["transcript"]
+        assert transcript
+        sound = talk.sound(first["id"])
+        # 20 ms for each codec token.
+        assert len(sound) == 2 * 480 * usage["output_token_details"]["audio_tokens"] > 0
+        assert np.abs(np.frombuffer(sound, dtype="<i2")).max() > 0
+        talk.say("And what can you do?")
+        talk.connection.response.create(response={"output_modalities": ["text"]})
+        second = talk.until("response.done")["response"]
+        assert second["output"][0]["content"][0]["type"] == "output_text"
+        # The second prompt holds the first question and its answer.
+        assert (
+            second["usage"]["input_tokens"] > usage["input_tokens"] + usage["output_token_details"]["text_tokens"] // 2
+        )
+
+
+def test_speech_is_found_heard_and_answered(server: ServerProcess) -> None:
+    with talking(server) as talk:
+        talk.configure(max_output_tokens=12)
+        talk.play(np.concatenate([SILENCE, speech("speech_weather.wav"), SILENCE]))
+        done = talk.until("response.done")["response"]
+        kinds = [event["type"] for event in talk.events]
+        assert kinds.index("input_audio_buffer.speech_started") < kinds.index("input_audio_buffer.speech_stopped")
+        assert done["usage"]["input_token_details"]["audio_tokens"] > 25  # 25 in a second of sound
+        assert talk.sound(done["id"])
+
+
+@pytest.mark.parametrize("kind", ["audio/pcmu", "audio/pcma"])
+def test_a_telephone_call_is_answered_in_its_own_format(server: ServerProcess, kind: str) -> None:
+    with talking(server) as talk:
+        audio = {"input": {"format": {"type": kind}, "turn_detection": None}, "output": {"format": {"type": kind}}}
+        talk.configure(audio=audio, max_output_tokens=8)
+        talk.connection.input_audio_buffer.append(audio=base64_of(bytes(range(256)) * 40))
+        talk.connection.input_audio_buffer.commit()
+        talk.connection.response.create()
+        done = talk.until("response.done")["response"]
+        codes = done["usage"]["output_token_details"]["audio_tokens"]
+        assert len(talk.sound(done["id"])) == 160 * codes > 0
+
+
+def test_speaking_interrupts_the_answer_in_all_stages(server: ServerProcess) -> None:
+    with talking(server) as talk:
+        talk.say("Tell me a long story.")
+        talk.connection.response.create()
+        response_id = talk.until("response.output_audio.delta")["response_id"]
+        talk.play(speech("speech_count.wav"))
+        done = talk.until("response.done")["response"]
+        assert done["id"] == response_id
+        if done["status"] == "cancelled":
+            assert done["status_details"]["reason"] == "turn_detected"
+        talk.connection.conversation.item.truncate(item_id=done["output"][0]["id"], content_index=0, audio_end_ms=100)
+        talk.until("conversation.item.truncated")
+        assert done["status"] == "cancelled"
+        talk.configure(max_output_tokens=8)
+        talk.play(SILENCE)
+        assert talk.until("response.done")["response"]["status"] in ("completed", "incomplete")
+
+
+def test_a_dropped_connection_frees_all_stages(server: ServerProcess) -> None:
+    with talking(server) as talk:
+        talk.say("Tell me a long story.")
+        talk.connection.response.create()
+        talk.until("response.output_audio.delta")
+    server.wait_until_idle()
+
+
+def test_what_the_user_said_is_written_down(server: ServerProcess) -> None:
+    with talking(server) as talk:
+        talk.configure(audio={"input": {"turn_detection": None, "transcription": {"model": MODEL}}})
+        talk.play(speech("speech_hello.wav"))
+        talk.connection.input_audio_buffer.commit()
+        completed = talk.until("conversation.item.input_audio_transcription.completed")
+        assert completed["usage"]["input_token_details"]["audio_tokens"] > 0

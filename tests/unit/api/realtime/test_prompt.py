@@ -1,0 +1,67 @@
+"""What of a conversation the model reads."""
+
+import numpy as np
+
+from omni_server.api.realtime.items import (
+    AssistantItem,
+    HeardAudio,
+    Item,
+    SpokenAudio,
+    SystemItem,
+    UserItem,
+    WrittenText,
+)
+from omni_server.api.realtime.prompt import messages_of, without_oldest
+from omni_server.types import AudioPart, ChatMessage, TextPart
+from tests.unit.api.fake_generator import MODEL
+
+
+def heard(transcript: str | None = None) -> HeardAudio:
+    return HeardAudio(np.array([0, 16384], dtype=np.int16), 24_000, transcript)
+
+
+def test_samples_become_floats_at_their_own_rate() -> None:
+    (message,) = messages_of([UserItem("a", [HeardAudio(np.array([-32768, 16384], dtype=np.int16), 8_000)])], "", MODEL)
+    (part,) = message.content
+    assert isinstance(part, AudioPart)
+    assert part.samples.tolist() == [-1.0, 0.5]
+    assert part.samples.dtype == np.float32
+    assert part.sample_rate_hz == 8_000
+
+
+def test_of_sounds_that_do_not_fit_the_transcript_stays_or_nothing() -> None:
+    items: list[Item] = [
+        UserItem("a", [heard()]),
+        AssistantItem("b", [SpokenAudio("Hello.")]),
+        UserItem("c", [heard("How are you?")]),
+        UserItem("d", [WrittenText("Well?"), heard()]),
+        UserItem("e", [heard()]),
+    ]
+    messages = messages_of(items, "", MODEL)  # two sounds fit
+    assert [[type(part) for part in message.content] for message in messages] == [
+        [TextPart],
+        [TextPart],
+        [TextPart, AudioPart],
+        [AudioPart],
+    ]
+    assert messages[1].content == (TextPart("How are you?"),)
+
+
+def test_answers_that_were_cut_to_nothing_are_left_out() -> None:
+    items: list[Item] = [UserItem("a", [WrittenText("hi")]), AssistantItem("b", [SpokenAudio("")])]
+    assert [message.role for message in messages_of(items, "", MODEL)] == ["user"]
+
+
+def test_instructions_come_first() -> None:
+    items = [SystemItem("a", [WrittenText("second")])]
+    contents = [message.content for message in messages_of(items, "first", MODEL)]
+    assert contents == [(TextPart("first"),), (TextPart("second"),)]
+
+
+def test_the_oldest_quarter_goes_and_the_instructions_stay() -> None:
+    system = ChatMessage("system", (TextPart("s"),))
+    others = tuple(ChatMessage("user", (TextPart(str(number)),)) for number in range(8))
+    assert without_oldest((system, *others)) == (system, *others[2:])
+    assert without_oldest((system, *others[:2])) == (system, others[1])
+    assert without_oldest((system, others[0])) is None
+    assert without_oldest(()) is None
