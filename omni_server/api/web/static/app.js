@@ -30,6 +30,7 @@ const recorder = new Recorder(async (samples) => {
 /** Asks what is served until the server says so. */
 async function connect() {
   model = null;
+  updateButtons();
   for (;;) {
     try {
       model = await withKey(describeModel);
