@@ -114,6 +114,21 @@ def test_escape_stops_the_answer(page: WebPage, server: ScriptedServer) -> None:
     wait_until(server.generator.generations[0].closed.is_set)
 
 
+def test_new_question_cuts_the_answer_short_and_the_model_knows_what_it_had_said(
+    page: WebPage, server: ScriptedServer
+) -> None:
+    server.generator.script = [TextDelta("I could go on", (0,)), Hang()]
+    page.ask("Hello")
+    page.wait("document.querySelector('.answer > .text').textContent === 'I could go on'")
+    server.generator.script = None
+    page.ask("Stop!")
+    page.wait_answered(2)
+    assert server.generator.generations[0].closed.is_set()
+    said = [message["content"] for message in page.questions()[-1]["messages"]]
+    assert said == ["Hello", "I could go on", "Stop!"]
+    assert page.texts(".note") == ["Stopped."]
+
+
 def test_conversation_refers_to_spoken_answers_by_id(page: WebPage, server: ScriptedServer) -> None:
     page.ask("Hello")
     page.wait_answered()

@@ -81,9 +81,14 @@ def test_key_is_asked_for_until_it_is_right_and_kept_in_the_tab_only(browser: Br
     server.key = "changed"
     page.ask("And then?")
     page.wait("document.querySelector('#key-dialog').open")
-    page.find("#key").send_keys("changed", Keys.ENTER)
+    page.click("#key-cancel")
     page.wait_answered(2)
-    assert page.texts(".failure") == []
+    assert page.texts(".failure p") == ["Incorrect API key provided."]
+    page.click(".turn:nth-child(2) .retry")
+    page.wait("document.querySelector('#key-dialog').open")
+    page.find("#key").send_keys("changed", Keys.ENTER)
+    page.wait_answered(3)
+    assert len(page.texts(".failure")) == 1
 
 
 def test_key_can_be_given_later(browser: Browser, server: ScriptedServer) -> None:

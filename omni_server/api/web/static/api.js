@@ -67,7 +67,9 @@ async function* readChunks(body) {
       yield chunk;
     }
   } catch (error) {
-    throw error instanceof TypeError ? new ApiError("The connection to the server was lost.") : error;
+    if (error instanceof TypeError) throw new ApiError("The connection to the server was lost.");
+    if (error instanceof SyntaxError) throw new ApiError("The answer is damaged: it holds no valid JSON.");
+    throw error;
   }
   throw new ApiError("The connection ended before the answer was complete.");
 }

@@ -14,7 +14,11 @@ import { TurnView, attachmentView } from "./view.js";
 const RETRY_MS = 2000;
 const element = (id) => document.getElementById(id);
 
+/** What is served; null until the server has said so. */
 let model = null;
+/** Whether the server takes questions, as far as is known. */
+let ready = false;
+let connecting = null;
 let conversation = new Conversation();
 let attachments = [];
 /** The answer that is being made or played. */
@@ -27,13 +31,18 @@ const recorder = new Recorder(async (samples) => {
 
 // --- the server ---------------------------------------------------------------------------------------------------
 
+function connect() {
+  connecting ??= askForModel().finally(() => (connecting = null));
+}
+
 /** Asks what is served until the server says so. */
-async function connect() {
-  model = null;
+async function askForModel() {
+  ready = false;
   updateButtons();
   for (;;) {
     try {
       model = await withKey(describeModel);
+      ready = true;
       return showModel();
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
@@ -80,10 +89,10 @@ async function ask(text, media) {
   element("welcome").hidden = true;
   element("new-button").hidden = false;
   const ownConversation = conversation;
-  const turn = conversation.ask(text, media);
   const view = new TurnView({ text, attachments: media }, element("turns"));
   const voice = element("speak").checked && model.voices.length > 0 ? element("voice").value : null;
   const answer = new Answer(view, voice);
+  const turn = conversation.ask(text, media, answer);
   current = answer;
   updateButtons();
   announce("Waiting for the answer");
@@ -92,8 +101,6 @@ async function ask(text, media) {
     view.complete();
     if (answer.stopped) view.note("Stopped.");
     announce(answer.stopped ? "Stopped" : voice ? "The answer is complete" : answer.text);
-    if (answer.text) turn.answer = { audioId: answer.audioId, text: answer.text };
-    else ownConversation.drop(turn);
   } catch (error) {
     if (!(error instanceof ApiError)) throw error;
     ownConversation.drop(turn);
@@ -103,8 +110,8 @@ async function ask(text, media) {
       ask(text, media);
     });
     announce(`The answer failed: ${error.message}`);
-    // Another model may be served by now, or none.
-    if (error.status !== 400) connect();
+    // Another model may be served by now, or none. Whoever would not give a key is not asked again at once.
+    if (error.status !== 400 && error.status !== 401) connect();
   }
   await answer.played();
   view.end();
@@ -153,7 +160,7 @@ async function attach(files) {
   for (const file of files) {
     try {
       const attachment = await attachmentOf(file);
-      if (!model?.inputs.includes(attachment.kind)) throw new Error(`This model does not take ${attachment.kind} input.`);
+      if (model && !model.inputs.includes(attachment.kind)) throw new Error(`This model does not take ${attachment.kind} input.`);
       attachments.push(attachment);
     } catch (error) {
       notify(error.message);
@@ -193,8 +200,8 @@ function takeAttachments() {
 
 function updateButtons() {
   const empty = element("text").value.trim() === "" && attachments.length === 0;
-  element("send").disabled = empty || model === null;
-  element("mic").disabled = element("big-mic").disabled = model === null;
+  element("send").disabled = empty || !ready;
+  element("mic").disabled = element("big-mic").disabled = !ready;
   // While an answer runs, the one button stops it; a new question may still be sent in its place.
   element("stop").hidden = current === null || !empty;
   element("send").hidden = !element("stop").hidden;
@@ -222,6 +229,7 @@ function newConversation() {
   stop();
   stopReplay();
   conversation = new Conversation();
+  for (const shown of element("turns").querySelectorAll("img, video")) URL.revokeObjectURL(shown.src);
   element("turns").replaceChildren();
   element("welcome").hidden = false;
   element("new-button").hidden = true;
