@@ -22,6 +22,7 @@ _FLAGS = (
     "--headless=new",
     "--no-sandbox",
     "--disable-gpu",
+    "--disable-dev-shm-usage",  # small in many containers
     "--disable-quic",
     "--no-first-run",
     "--disable-background-networking",

@@ -174,13 +174,19 @@ def test_chosen_voice_speaks(page: WebPage, server: ScriptedServer) -> None:
 
 def test_voices_are_those_that_the_server_lists_without_aliases(page: WebPage, server: ScriptedServer) -> None:
     server.voices = [
-        {"id": "Vivian", "name": "Vivian", "alias_of": None},
+        {"id": "Vivian", "name": "Vivian (calm)", "alias_of": None},
         {"id": "Ethan", "name": "Ethan", "alias_of": None},
         {"id": "alloy", "name": "alloy", "alias_of": "Vivian"},
     ]
     page.browser.driver.refresh()
     page.wait_ready()
-    assert page.voices() == ["Vivian", "Ethan"]
+    assert page.voices() == ["Vivian (calm)", "Ethan"]
+    server.generator.model_info = replace(MODEL, voices=("Vivian", "Ethan"), default_voice="Vivian")
+    page.ask("Hello")
+    page.wait_answered()
+    speech = server.generator.last_request.speech
+    assert speech is not None
+    assert speech.voice == "Vivian"
 
 
 def test_model_that_cannot_speak_is_not_asked_to(page: WebPage, server: ScriptedServer) -> None:

@@ -21,6 +21,8 @@ let ready = false;
 let connecting = null;
 let conversation = new Conversation();
 let attachments = [];
+/** Files that are being read. */
+let numReading = 0;
 /** The answer that is being made or played. */
 let current = null;
 
@@ -56,7 +58,7 @@ async function askForModel() {
 function showModel() {
   showState("ready", model.id);
   const voice = element("voice").value;
-  element("voice").replaceChildren(...model.voices.map((name) => new Option(name, name, false, name === voice)));
+  element("voice").replaceChildren(...model.voices.map(({ id, name }) => new Option(name, id, false, id === voice)));
   element("speak-option").hidden = element("voice-option").hidden = model.voices.length === 0;
   const media = ["audio", "image", "video"].filter((kind) => model.inputs.includes(kind));
   element("files").accept = media.map((kind) => `${kind}/*`).join(",");
@@ -157,6 +159,8 @@ async function speak() {
 
 async function attach(files) {
   notify("");
+  numReading += files.length;
+  updateButtons();
   for (const file of files) {
     try {
       const attachment = await attachmentOf(file);
@@ -164,6 +168,8 @@ async function attach(files) {
       attachments.push(attachment);
     } catch (error) {
       notify(error.message);
+    } finally {
+      numReading -= 1;
     }
   }
   showAttachments();
@@ -200,7 +206,7 @@ function takeAttachments() {
 
 function updateButtons() {
   const empty = element("text").value.trim() === "" && attachments.length === 0;
-  element("send").disabled = empty || !ready;
+  element("send").disabled = empty || !ready || numReading > 0;
   element("mic").disabled = element("big-mic").disabled = !ready;
   // While an answer runs, the one button stops it; a new question may still be sent in its place.
   element("stop").hidden = current === null || !empty;
@@ -250,7 +256,7 @@ element("text").addEventListener("keydown", (event) => {
   element("composer").requestSubmit();
 });
 element("text").addEventListener("paste", (event) => {
-  if (event.clipboardData.files.length > 0) attach(event.clipboardData.files);
+  if (event.clipboardData.files.length > 0) attach([...event.clipboardData.files]);
 });
 element("stop").addEventListener("click", stop);
 element("mic").addEventListener("click", speak);
