@@ -22,7 +22,7 @@ for a fresh id (R21) by `RealtimeClient`.
 | R15 | test_only_one_response_of_the_conversation_at_a_time |
 | R16 | test_truncating_cuts_what_the_model_reads_later |
 | R17 | test_truncating_what_cannot_be_truncated |
-| R18 | excluded: this server has no tools yet; test_tools_are_refused shows what a client is told instead |
+| R18 | test_tools.py |
 | R19 | test_metadata_is_echoed |
 | R20, R21 | `check_event` for every event; test_errors_name_the_event_that_caused_them |
 | R22 | test_a_malformed_frame_is_an_error_and_the_session_goes_on |
@@ -45,7 +45,7 @@ import pytest
 from omni_server.api.config import ApiConfig
 from omni_server.api.state import ServerState
 from omni_server.errors import InvalidRequestError, OverloadedError, StageError
-from omni_server.types import AudioDelta, AudioPart, ImagePart, TextDelta, TextDone, TextPart
+from omni_server.types import AudioDelta, AudioPart, ImagePart, TextDelta, TextDone, TextPart, Transcribe
 from tests.unit.api.clients import data_url, media
 from tests.unit.api.fake_generator import (
     MODEL,
@@ -243,26 +243,18 @@ async def test_habits_of_clients_are_taken() -> None:
         ({"type": "realtime", "audio": {"output": {"voice": "nobody"}}}, "session.audio.output.voice"),
         ({"type": "realtime", "audio": {"output": {"speed": 1.4}}}, "session.audio.output.speed"),
         ({"type": "realtime", "audio": None}, "session.audio"),
+        ({"type": "realtime", "truncation": "sometimes"}, "session.truncation"),
+        ({"type": "realtime", "tool_choice": "required"}, "session.tool_choice"),
     ],
 )
 async def test_a_bad_update_changes_nothing(session: dict[str, Any], param: str) -> None:
     async with RealtimeClient() as client:
         before = (await client.next())["session"]
-        error = await client.refused("session.update", session=session | {"tool_choice": "none"})
+        error = await client.refused("session.update", session={"tool_choice": "none"} | session)
         assert error["param"] == param
         assert error["type"] == "invalid_request_error"
         await client.send("session.update", session={"type": "realtime"})
         assert (await client.next())["session"] == before
-
-
-async def test_tools_are_refused() -> None:
-    tool = {"type": "function", "name": "f", "description": "", "parameters": {"type": "object"}}
-    async with RealtimeClient() as client:
-        await client.opened()
-        error = await client.refused("session.update", session={"type": "realtime", "tools": [tool]})
-        assert (error["code"], error["param"]) == ("unsupported_value", "session.tools")
-        error = await client.refused("response.create", response={"tools": [tool]})
-        assert (error["code"], error["param"]) == ("unsupported_value", "response.tools")
 
 
 # -- responses
@@ -411,6 +403,18 @@ async def test_a_response_that_fails_says_so_and_the_session_goes_on(error: Exce
         await client.send("response.create")
         assert (await client.until("response.done"))["response"]["status"] == "completed"
     assert all(generation.num_closed == 1 for generation in generator.generations)
+
+
+@pytest.mark.parametrize("kind", ["audio/pcm", "audio/pcmu"])
+async def test_sound_that_is_none_fails_the_response(kind: str) -> None:
+    broken = np.array([np.nan], dtype=np.float32)
+    script: list[ScriptEntry] = [AudioDelta(0, SAMPLES[:3000]), AudioDelta(3000, broken), TextDone("stop"), finished()]
+    async with RealtimeClient(FakeGenerator(script=script)) as client:
+        await client.opened(audio={"output": {"format": {"type": kind}}})
+        await client.send("response.create")
+        response = (await client.until("response.done"))["response"]
+        assert response["status"] == "failed"
+        assert "not finite" in response["status_details"]["error"]["message"]
 
 
 async def test_a_request_that_is_not_admitted_is_a_failed_response() -> None:
@@ -602,7 +606,8 @@ async def test_items_are_put_found_and_deleted_by_id() -> None:
 @pytest.mark.parametrize(
     ("item", "param"),
     [
-        ({"type": "function_call_output", "call_id": "1", "output": ""}, "item.type"),
+        ({"type": "mcp_approval_response"}, "item.type"),
+        ({"type": "function_call_output", "output": ""}, "item.call_id"),
         ({"type": "message", "role": "tool", "content": []}, "item.role"),
         ({"type": "message", "role": "user", "content": []}, "item.content"),
         ({"type": "message", "role": "user", "content": [{"type": "text", "text": ""}]}, "item.content[0].type"),
@@ -853,7 +858,11 @@ async def test_what_the_user_says_is_written_down_if_asked() -> None:
         assert "".join(delta["delta"] for delta in deltas) == TEXT
         request = client.generator.last_request
         assert request.speech is None
-        assert isinstance(request.messages[0].content[0], AudioPart)
+        (task,) = client.generator.tasks
+        assert isinstance(task, Transcribe)
+        assert task.language == "en"
+        assert np.abs(task.audio.samples - voice(0.5)).max() < 1e-4
+        assert request.messages == client.generator.task_messages(task)
         await client.send("conversation.item.retrieve", item_id=event["item_id"])
         assert (await client.next())["item"]["content"][0]["transcript"] == TEXT
 
