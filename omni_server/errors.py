@@ -38,6 +38,37 @@ class RequestTooLargeError(InvalidRequestError):
     code = "request_too_large"
 
 
+class UploadTimeoutError(InvalidRequestError):
+    """The body of the request did not arrive in time."""
+
+    status = 408
+    code = "upload_timeout"
+
+
+class AuthenticationError(OmniError):
+    """The request has no key, or one that this server does not know."""
+
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+
+
+class OriginNotAllowedError(InvalidRequestError):
+    """A browser asks on behalf of a web site that the operator did not allow."""
+
+    status = 403
+    type = "permission_error"
+    code = "origin_not_allowed"
+
+
+class RateLimitError(OmniError):
+    """This caller is at its limit; others are served."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+
+
 class OverloadedError(OmniError):
     """The server as a whole is full, still starting or shutting down; the same request may work later."""
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
-from omni_server.config.stage_config import ModelStage
+from omni_server.config.stage_config import ModelStage, StageConfig
 from omni_server.errors import ConfigError
 from omni_server.types import ChatMessage, FunctionTool, Task
 
@@ -59,6 +59,40 @@ class CodecLayout:
     samples_per_code: int
 
 
+@dataclass(frozen=True)
+class KvLayout:
+    """What attention keeps of each token."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True)
+class StageFootprint:
+    """What one stage takes of a checkpoint and of memory, as far as the checkpoint's config tells."""
+
+    tensors: Mapping[str, tuple[int, ...]]
+    """Shapes of the weights that the stage loads, by their names in the checkpoint."""
+    loads_float32: bool
+    """Weights are float32 in memory, whatever their type in the checkpoint."""
+    kv: KvLayout | None
+    """None: the stage has no KV cache."""
+    values_per_token: int
+    """An estimate of how many values a step holds at its widest place for each of its tokens."""
+    state_bytes: int = 0
+    """Reserved at the start, beside weights and KV cache."""
+
+
+@dataclass(frozen=True)
+class NeededFile:
+    """A file of a checkpoint's folder besides its weights."""
+
+    names: tuple[str, ...]
+    """Any one of these will do."""
+    purpose: str
+
+
 class FamilyModel(Protocol):
     """One checkpoint of the family, as the server process sees it."""
 
@@ -100,6 +134,20 @@ class FamilyModel(Protocol):
 
 class ModelFamily(Protocol):
     """Knows how to run its models in stages."""
+
+    architectures: tuple[str, ...]
+    """What `architectures` of a config.json may say."""
+
+    def needed_files(self) -> tuple[NeededFile, ...]:
+        """What a checkpoint's folder must hold besides config.json and weights."""
+        ...
+
+    def footprints(self, model_dir: Path, config: StageConfig) -> dict[str, StageFootprint]:
+        """What each stage takes, by name; no weights are read. Raises `ConfigError` if config.json does not tell.
+
+        For `omni-server check`: nothing that is served depends on it.
+        """
+        ...
 
     def open(self, model_dir: Path) -> FamilyModel:
         """Read what the server process needs, no weights. Raises `ConfigError` if the folder does not fit."""

@@ -46,3 +46,8 @@ class Generator(Protocol):
     def is_alive(self) -> bool:
         """False once an engine process has died."""
         ...
+
+    def metrics_text(self) -> bytes:
+        """What it measures itself, in Prometheus' text format: none of the families of
+        `omni_server.metrics.server_metrics`."""
+        ...

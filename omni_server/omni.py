@@ -4,7 +4,6 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -14,6 +13,7 @@ from omni_server.engine.environment import set_engine_environment
 from omni_server.errors import ConfigError, OmniError
 from omni_server.family import FamilyModel, load_family
 from omni_server.generation import Generation
+from omni_server.metrics.pipeline import QueueLevel, pipeline_text
 from omni_server.types import (
     ChatMessage,
     MediaKind,
@@ -32,16 +32,6 @@ if TYPE_CHECKING:  # importing them imports vLLM, whose environment `start` sets
 INPUT_MODALITIES: tuple[MediaKind, ...] = ("audio", "image", "video")
 
 Progress = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class RowSlots:
-    """State of a shared-memory queue."""
-
-    capacity: int
-    in_use: int
-    published: int
-    """Steps that went through it since the start."""
 
 
 class AsyncOmni:
@@ -125,12 +115,21 @@ class AsyncOmni:
         """Per autoregressive stage, the generation of vLLM's model runner, 1 or 2."""
         return {name: await client.runner_generation() for name, client in self._engines.ar.items()}
 
-    def row_slots(self) -> dict[tuple[str, str], RowSlots]:
+    def row_slots(self) -> dict[tuple[str, str], QueueLevel]:
         """Per edge with a shared-memory queue, how far it is used."""
         return {
-            edge: RowSlots(queue.capacity, queue.num_in_use(), queue.num_published())
+            edge: QueueLevel(queue.capacity, queue.num_in_use(), queue.num_published())
             for edge, queue in self._engines.queues.items()
         }
+
+    def metrics_text(self) -> bytes:
+        """See `Generator.metrics_text`."""
+        return pipeline_text(
+            self.model_info.name,
+            {name: client.metrics for name, client in self._engines.ar.items()},
+            self._engines.num_active(),
+            self.row_slots(),
+        )
 
     def engine_pids(self) -> dict[str, int]:
         """Process ids of the engines, by stage."""
@@ -153,6 +152,8 @@ class AsyncOmni:
         except* OmniError as group:
             first = _first_leaf(group)
             raise ConfigError(f"the first request through all stages failed: {first}") from first
+        for client in self._engines.ar.values():
+            client.metrics.clear()
         self._is_warm = True
         requests = "a request" if list(crowds) == [1] else f"{sum(crowds)} requests, up to {max(crowds)} at once,"
         on_progress(f"{requests} went through all stages in {time.monotonic() - began:.1f} s")

@@ -176,7 +176,7 @@ class OmniRequest:
     deadline_s: float | None = None
     """Seconds from submission until the request fails; None is the server's `--request-timeout`."""
     is_logged: bool = True
-    """The server's log gets a line when it has been answered."""
+    """At level DEBUG, the log gets a line with all its times when it has been answered."""
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,15 @@
 from fastapi import FastAPI
 
 from omni_server import __version__
+from omni_server.api.auth import WEB_PAGE_FOLDERS, ApiKeys, AuthMiddleware, open_paths
 from omni_server.api.chat import chat_router
 from omni_server.api.config import ApiConfig
+from omni_server.api.cors import CorsHeaders, WebSocketOriginMiddleware
 from omni_server.api.errors import install_error_handlers
 from omni_server.api.health import health_router
-from omni_server.api.middleware import InFlightMiddleware, RequestIdMiddleware
+from omni_server.api.limits import Admission, AdmissionMiddleware, BodyLimitMiddleware
+from omni_server.api.metrics import metrics_router
+from omni_server.api.middleware import InFlightMiddleware, RequestIdMiddleware, UnexpectedErrorMiddleware
 from omni_server.api.models import models_router
 from omni_server.api.openapi import install_openapi
 from omni_server.api.realtime.router import realtime_router
@@ -18,22 +22,40 @@ from omni_server.api.web.page import page_router
 def create_app(state: ServerState, config: ApiConfig) -> FastAPI:
     """Serves `state.generator`, also before it is there: with 503.
 
-    Raises `ConfigError` for a malformed entry in `config.allowed_media_domains`.
+    Raises `ConfigError` for a malformed entry in `config.allowed_media_domains`, a media folder that is none, and a
+    malformed API key.
     """
+    keys = ApiKeys(config.api_keys)
+    admission = Admission(state.metrics, max_queue=config.max_queue, max_per_caller=config.max_concurrency_per_key)
     app = FastAPI(
         title="omni-server",
         version=__version__,
         openapi_url="/openapi.json" if config.docs else None,
         redirect_slashes=False,
+        root_path=config.root_path,
     )
     install_error_handlers(app)
     app.include_router(chat_router(state, config))
     app.include_router(models_router(state))
-    app.include_router(health_router(state))
+    app.include_router(health_router(state, admission))
+    app.include_router(metrics_router(state, admission))
     app.include_router(page_router())
     app.include_router(realtime_router(state, config))
     # The one added last is outermost.
+    app.add_middleware(BodyLimitMiddleware, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s)
     app.add_middleware(InFlightMiddleware, state=state)
-    app.add_middleware(RequestIdMiddleware)
+    app.add_middleware(AdmissionMiddleware, admission=admission)
+    app.add_middleware(
+        AuthMiddleware,
+        keys=keys,
+        open_paths=open_paths(metrics_need_key=config.metrics_need_key, public_voice_lists=config.public_voice_lists),
+        open_folders=WEB_PAGE_FOLDERS,
+    )
+    if not keys:
+        app.add_middleware(WebSocketOriginMiddleware, allowed_origins=config.cors.allowed_origins)
+    app.add_middleware(UnexpectedErrorMiddleware)
+    if config.cors.allowed_origins:
+        app.add_middleware(CorsHeaders, rules=config.cors)
+    app.add_middleware(RequestIdMiddleware, metrics=state.metrics, is_logged=config.access_log)
     install_openapi(app)
     return app

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 import numpy as np
@@ -13,30 +13,29 @@ from fastapi import APIRouter, Request, Response
 
 from omni_server.api.audio_history import AudioHistory
 from omni_server.api.body import read_json
+from omni_server.api.choices import follow_choices
+from omni_server.api.collected import CollectedChoice, api_finish_reason, total_usage
 from omni_server.api.config import ApiConfig
 from omni_server.api.disconnect import until_disconnect
 from omni_server.api.errors import envelope, unexpected_error
-from omni_server.api.event_feed import follow
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.openapi import CHAT_RESPONSES, request_body
 from omni_server.api.parse import ChatTurn, parse_chat_request
-from omni_server.api.render import Answer, StreamRenderer, render_completion
+from omni_server.api.render import Answer, ChoiceRenderer, ChunkRenderer, message_audio, render_completion
 from omni_server.api.schemas import ChatCompletionRequest
 from omni_server.api.sse import KEEP_ALIVE, EventStreamResponse, frame
 from omni_server.api.state import ServerState
 from omni_server.api.validation import validate
 from omni_server.audio.encode import StreamEncoder, encode
 from omni_server.errors import OmniError
-from omni_server.generation import Generation
+from omni_server.generation import Generation, Generator
 from omni_server.media.source import MediaSource
-from omni_server.types import SAMPLE_RATE_HZ, AudioDelta, Finished, TextDelta
+from omni_server.types import SAMPLE_RATE_HZ, AudioDelta, Finished, TextDelta, ToolCallDelta, Usage
 
 logger = logging.getLogger(__name__)
 
 _INLINE_SAMPLES = 10 * SAMPLE_RATE_HZ
 """Sound up to this length is encoded in less than a millisecond; a thread would cost more, and delay it."""
-
-_SILENCE: npt.NDArray[np.float32] = np.zeros(0, dtype=np.float32)
 
 
 class ChatService:
@@ -44,9 +43,10 @@ class ChatService:
         self._state = state
         self._max_body_bytes = config.max_body_bytes
         self._keep_alive_s = config.sse_keep_alive_s
+        self._text_in_content = config.chat_text_in_content
         self._history = AudioHistory(config.audio_history_ttl_s, config.audio_history_entries)
         self._media = MediaLoader(
-            MediaSource(config.allowed_media_domains, config.media_limits),
+            MediaSource(config.allowed_media_domains, config.media_limits, config.allowed_local_media_path),
             config.media_limits,
             num_threads=config.media_threads,
             decode_timeout_s=config.media_decode_timeout_s,
@@ -61,52 +61,57 @@ class ChatService:
 
     async def _answer(self, body: object) -> Response:
         generator = self._state.require_generator()
+        request_id = f"chatcmpl-{uuid.uuid4().hex}"
         turn = await parse_chat_request(
             validate(ChatCompletionRequest, body),
-            f"chatcmpl-{uuid.uuid4().hex}",
+            request_id,
             generator.model_info,
             self._media,
             self._history,
         )
         answer = Answer(
-            id=turn.request.request_id,
+            id=request_id,
             created=int(time.time()),
             model=generator.model_info.name,
             audio_id=f"audio_{uuid.uuid4().hex}" if turn.audio_format is not None else None,
+            text_in_content=self._text_in_content,
         )
-        generation = await generator.submit(turn.request)
+        generations = await _submit_all(generator, turn)
         if turn.stream:
-            return EventStreamResponse(self._frames(generation, turn, answer), generation.aclose)
+            return EventStreamResponse(self._frames(generations, turn, answer), lambda: _close_all(generations))
         try:
-            return await self._complete(generation, turn, answer)
+            return await self._complete(generations, turn, answer)
         finally:
-            await generation.aclose()
+            await _close_all(generations)
 
-    async def _complete(self, generation: Generation, turn: ChatTurn, answer: Answer) -> Response:
-        text: list[str] = []
-        audio: list[npt.NDArray[np.float32]] = [_SILENCE]
-        async with aclosing(follow(generation, self._state)) as events:
-            async for event in events:
-                match event:
-                    case TextDelta():
-                        text.append(event.text)
-                    case AudioDelta():
-                        audio.append(event.samples)
-                    case Finished():
-                        finished = event
-        transcript = "".join(text)
-        expires_at = self._remember(answer, transcript)
+    async def _complete(self, generations: Sequence[Generation], turn: ChatTurn, answer: Answer) -> Response:
+        collected = [
+            CollectedChoice(with_logprobs=turn.with_logprobs, call_finish_reason=turn.call_finish_reason)
+            for _ in generations
+        ]
+        async with aclosing(follow_choices(generations, self._state)) as events:
+            async for item in events:
+                if item is not None:
+                    collected[item[0]].take(item[1])
+        choices = [choice.text() for choice in collected]
+        usage = total_usage([choice.usage for choice in collected])
+        spoken, audio_format = choices[0], turn.audio_format
+        if audio_format is None or (spoken.tool_calls and not spoken.text):
+            return Response(render_completion(answer, choices, None, usage), media_type="application/json")
+        expires_at = self._remember(answer, spoken.text)
 
         def render() -> bytes:
-            audio_file = encode(np.concatenate(audio), turn.audio_format) if turn.audio_format is not None else None
-            return render_completion(answer, transcript, audio_file, expires_at, finished)
+            audio_file = encode(collected[0].samples(), audio_format)
+            return render_completion(answer, choices, message_audio(answer, spoken.text, audio_file, expires_at), usage)
 
         return Response(await asyncio.to_thread(render), media_type="application/json")
 
-    async def _frames(self, generation: Generation, turn: ChatTurn, answer: Answer) -> AsyncGenerator[bytes, None]:
+    async def _frames(
+        self, generations: Sequence[Generation], turn: ChatTurn, answer: Answer
+    ) -> AsyncGenerator[bytes, None]:
         """A failure ends the stream with one frame that holds the error, without a finish reason and `[DONE]`."""
         try:
-            async with aclosing(self._answer_frames(generation, turn, answer)) as frames:
+            async with aclosing(self._answer_frames(generations, turn, answer)) as frames:
                 async for data in frames:
                     if data:
                         yield data
@@ -118,34 +123,63 @@ class ChatService:
             yield frame(envelope(unexpected_error()))
 
     async def _answer_frames(
-        self, generation: Generation, turn: ChatTurn, answer: Answer
+        self, generations: Sequence[Generation], turn: ChatTurn, answer: Answer
     ) -> AsyncGenerator[bytes, None]:
-        renderer = StreamRenderer(answer, include_usage=turn.include_usage)
+        chunks = ChunkRenderer(answer, include_usage=turn.include_usage)
+        renderers = [ChoiceRenderer(chunks, index, may_call=turn.may_call) for index in range(len(generations))]
         encoder = StreamEncoder(turn.audio_format) if turn.audio_format is not None else None
-        text: list[str] = []
-        yield renderer.opening()
-        async with aclosing(follow(generation, self._state, self._keep_alive_s)) as events:
-            async for event in events:
+        text: list[str] = []  # of the only choice there is with sound
+        usages: list[Usage] = []
+        for renderer in renderers:
+            yield renderer.opening()
+        async with aclosing(follow_choices(generations, self._state, self._keep_alive_s)) as events:
+            async for item in events:
+                if item is None:
+                    yield KEEP_ALIVE
+                    continue
+                renderer, event = renderers[item[0]], item[1]
                 match event:
-                    case None:
-                        yield KEEP_ALIVE
                     case TextDelta():
-                        text.append(event.text)
-                        yield renderer.text(event.text)
+                        if encoder is not None:
+                            text.append(event.text)
+                        yield renderer.text(event.text, event.logprobs)
+                    case ToolCallDelta():
+                        yield renderer.tool_call(event)
                     case AudioDelta() if encoder is not None:
                         yield await _rendered_audio(renderer, encoder, event.samples)
                     case Finished():
+                        usages.append(event.usage)
                         last_audio = encoder.close() if encoder is not None else b""
                         expires_at = self._remember(answer, "".join(text))
-                        for data in renderer.closing(last_audio, expires_at, event):
+                        reason = api_finish_reason(event.finish_reason, turn.call_finish_reason)
+                        for data in renderer.closing(last_audio, expires_at, reason):
                             yield data
+        for data in chunks.ending(total_usage(usages)):
+            yield data
 
     def _remember(self, answer: Answer, transcript: str) -> int:
         """Unix time until which the answer's `audio.id` can be used; 0 for one without sound."""
         return self._history.add(answer.audio_id, transcript) if answer.audio_id is not None else 0
 
 
-async def _rendered_audio(renderer: StreamRenderer, encoder: StreamEncoder, samples: npt.NDArray[np.float32]) -> bytes:
+async def _submit_all(generator: Generator, turn: ChatTurn) -> list[Generation]:
+    """All choices, or none."""
+    generations: list[Generation] = []
+    try:
+        for request in turn.requests:
+            generations.append(await generator.submit(request))
+    except BaseException:
+        await _close_all(generations)
+        raise
+    return generations
+
+
+async def _close_all(generations: Sequence[Generation]) -> None:
+    for generation in generations:
+        await generation.aclose()
+
+
+async def _rendered_audio(renderer: ChoiceRenderer, encoder: StreamEncoder, samples: npt.NDArray[np.float32]) -> bytes:
     if len(samples) <= _INLINE_SAMPLES:
         return renderer.audio(encoder.write(samples))
     return await asyncio.to_thread(lambda: renderer.audio(encoder.write(samples)))

@@ -1,7 +1,10 @@
 """Settings of the HTTP server, fixed at start."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from omni_server.api.cors import CorsRules
+from omni_server.api.tls import TlsFiles
 from omni_server.media.limits import MediaLimits
 
 
@@ -13,8 +16,30 @@ class ApiConfig:
     uds: str | None = None
     """Path of a Unix socket to listen on instead of `host` and `port`."""
 
+    root_path: str = ""
+    """Prefix of all paths that a proxy in front adds, and may or may not remove again; as in `/omni`."""
+    tls: TlsFiles | None = None
+    """None serves plain HTTP."""
+
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    """One of them is needed for everything that `omni_server.api.auth` does not list as open; without any the server
+    is open to everybody who reaches it."""
+    metrics_need_key: bool = False
+    """Also `/metrics` and `/load`."""
+    public_voice_lists: bool = True
+    """`GET /v1/audio/voices` and `/v1/audio/models` need no key: Open WebUI asks without one."""
+    cors: CorsRules = field(default_factory=CorsRules)
+
+    max_queue: int = 1024
+    """Requests and WebSocket sessions under `/v1/` that run or wait; more are answered with 503. 0 is no limit."""
+    max_concurrency_per_key: int = 0
+    """Of these, the most that one API key may have; more are answered with 429. 0 is no limit."""
     max_body_bytes: int = 128 * 1024 * 1024
     """Larger request bodies are answered with 413."""
+    body_timeout_s: float = 60.0
+    """Time for the whole body of a request to arrive; a slower upload is answered with 408."""
+    allowed_local_media_path: Path | None = None
+    """Folder below which `file:` URLs in requests may name files; None allows no `file:` URL."""
     allowed_media_domains: tuple[str, ...] = ()
     """Hosts that http(s) URLs in requests may name; see `omni_server.media.source.MediaSource`."""
     media_limits: MediaLimits = field(default_factory=MediaLimits)
@@ -25,6 +50,8 @@ class ApiConfig:
     media_queue_timeout_s: float = 30.0
     """Time that a media item waits for one of the `media_threads`; then its request fails with 503."""
 
+    chat_text_in_content: bool = False
+    """Answers by voice have their text in `content`, too, for clients that show nothing else."""
     sse_keep_alive_s: float = 15.0
     """A comment is sent to a streaming client after this silence."""
     audio_history_ttl_s: int = 3600
@@ -47,6 +74,8 @@ class ApiConfig:
     """Idle connections are kept this long: longer than the 60 s of common load balancers, so that it is the
     balancer who closes and never finds a connection closed under it."""
     log_level: str = "info"
+    """Of uvicorn."""
     access_log: bool = True
+    """One line for each HTTP request when it ends."""
     docs: bool = True
     """Serve `/docs`, `/redoc` and `/openapi.json`."""

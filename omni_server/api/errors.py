@@ -7,6 +7,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from omni_server.api.request_record import current_request
 from omni_server.api.responses import ErrorBody, ErrorEnvelope
 from omni_server.errors import InvalidRequestError, OmniError
 
@@ -26,8 +27,11 @@ def envelope(error: OmniError) -> ErrorEnvelope:
 def error_response(error: OmniError, headers: Mapping[str, str] | None = None) -> Response:
     """The answer to a failed request, with the headers that tell OpenAI's clients whether and when to try again."""
     all_headers = dict(headers) if headers is not None else {}
-    if error.status == 503:
-        all_headers["retry-after"] = str(_RETRY_AFTER_S.get(error.code or "", 1))
+    record = current_request()
+    if record is not None:
+        record.error = error
+    if error.status in (429, 503):
+        all_headers.setdefault("retry-after", str(_RETRY_AFTER_S.get(error.code or "", 1)))
     elif error.status >= 500:
         # By themselves the clients would repeat it twice: a request that failed or ran for too long once will again.
         all_headers["x-should-retry"] = "false"

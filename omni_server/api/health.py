@@ -3,17 +3,20 @@
 from fastapi import APIRouter, Response
 
 from omni_server import __version__
+from omni_server.api.limits import Admission
 from omni_server.api.openapi import error_responses
 from omni_server.api.state import ServerState
 
 
-def health_router(state: ServerState) -> APIRouter:
+def health_router(state: ServerState, admission: Admission) -> APIRouter:
     router = APIRouter(tags=["probes"])
     failing = error_responses(503)
 
     @router.head("/health", include_in_schema=False)
     @router.head("/healthz", include_in_schema=False)
     @router.get("/healthz", include_in_schema=False)
+    @router.get("/ping", include_in_schema=False)
+    @router.post("/ping", include_in_schema=False)
     @router.get(
         "/health", summary="200 from readiness on, also while draining; 503 if an engine died", responses=failing
     )
@@ -29,6 +32,7 @@ def health_router(state: ServerState) -> APIRouter:
     @router.get("/ready", summary="200 if requests are taken, else 503 with the reason", responses=failing)
     async def ready() -> dict[str, str]:
         state.require_generator()
+        admission.check_room()
         return {"status": "ready"}
 
     @router.head("/live", include_in_schema=False)

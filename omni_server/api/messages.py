@@ -6,7 +6,7 @@ from omni_server.api.audio_history import AudioHistory
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.schemas import MediaContent, Message, TextContent
 from omni_server.errors import InvalidRequestError
-from omni_server.types import ChatMessage, ContentPart, MediaKind, ModelInfo, Role, TextPart
+from omni_server.types import ChatMessage, ContentPart, MediaKind, ModelInfo, Role, TextPart, ToolCall
 
 _ROLES: dict[str, Role] = {
     "system": "system",
@@ -33,7 +33,8 @@ class _PendingMedia:
 async def load_messages(
     messages: list[Message], model: ModelInfo, media: MediaLoader, history: AudioHistory
 ) -> tuple[ChatMessage, ...]:
-    """Raises `InvalidRequestError`. Nothing is fetched or decoded before all messages have been looked at."""
+    """Raises `InvalidRequestError`. Nothing is fetched or decoded before all messages have been looked at. Results of
+    tools come in the order of their calls."""
     drafts = [_draft(message, f"messages[{index}]", history) for index, message in enumerate(messages)]
     _check_media_counts([part for draft in drafts for part in draft if isinstance(part, _PendingMedia)], model)
     loaded: list[ChatMessage] = []
@@ -41,14 +42,40 @@ async def load_messages(
         content: list[ContentPart] = [
             await media.load(part.content, part.param) if isinstance(part, _PendingMedia) else part for part in draft
         ]
-        loaded.append(ChatMessage(role=_ROLES[message.role], content=tuple(content)))
-    return tuple(loaded)
+        loaded.append(ChatMessage(_ROLES[message.role], tuple(content), _calls(message)))
+    return tuple(loaded[index] for index in _in_order_of_calls(messages))
+
+
+def _calls(message: Message) -> tuple[ToolCall, ...]:
+    if message.role != "assistant" or message.tool_calls is None:
+        return ()
+    return tuple(ToolCall(call.function.name, call.function.arguments or "") for call in message.tool_calls)
+
+
+def _in_order_of_calls(messages: list[Message]) -> list[int]:
+    """Positions of the messages, with results in the order of the calls that they belong to: in the model's prompt
+    they have no ids."""
+    order: list[int] = []
+    results: list[tuple[int, int]] = []  # number of the call, position
+    calls: list[str | None] = []
+    for position, message in enumerate(messages):
+        if message.role == "tool":
+            number = calls.index(message.tool_call_id) if message.tool_call_id in calls else len(calls)
+            results.append((number, position))
+            continue
+        order += [position for _, position in sorted(results)]
+        results = []
+        calls = [call.id for call in message.tool_calls or []]
+        order.append(position)
+    return order + [position for _, position in sorted(results)]
 
 
 def _draft(message: Message, param: str, history: AudioHistory) -> list[TextPart | _PendingMedia]:
-    if message.tool_calls:
+    if message.role == "tool" and message.tool_call_id is None:
         raise InvalidRequestError(
-            "Tool calls are not supported.", param=f"{param}.tool_calls", code="unsupported_value"
+            f"Missing required parameter: '{param}.tool_call_id'.",
+            param=f"{param}.tool_call_id",
+            code="missing_required_parameter",
         )
     match message.content:
         case None | "" if message.role == "assistant":
@@ -84,6 +111,8 @@ def _spoken_or_refused(message: Message, param: str, history: AudioHistory) -> s
         return transcript
     if message.refusal is not None:
         return message.refusal
+    if message.tool_calls:
+        return ""
     if message.content is None:
         raise InvalidRequestError(
             f"Missing required parameter: '{param}.content' (or '{param}.audio').",

@@ -2,24 +2,85 @@
 
 import logging
 import re
+import time
 import uuid
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from omni_server.api.errors import error_response, unexpected_error
+from omni_server.api.access_log import log_request, shown_path
+from omni_server.api.errors import CLIENT_CLOSED_REQUEST, error_response, unexpected_error
+from omni_server.api.request_record import RequestRecord, begin_request, current_request, path_of
 from omni_server.api.state import ServerState
+from omni_server.metrics.server_metrics import ServerMetrics
 
 logger = logging.getLogger(__name__)
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_RETRY_COUNT = re.compile(r"[0-9]{1,3}")
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_STARTS = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
+_SWITCHING_PROTOCOLS = 101
+_FORBIDDEN = 403
+_NO_ROUTE = "none"
 
 
 class RequestIdMiddleware:
     """Puts `x-request-id` on every response: the caller's if it is well-formed, else a new one.
 
-    It is outermost, and turns an exception that nobody foresaw into a 500 itself, because Starlette's own
-    handler for those stands outside of all middleware and its answer would lack the id.
+    It is outermost, so that it sees every response: it begins the request's `RequestRecord`, and when the request is
+    over it is counted and, with `is_logged`, gets its line.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: ServerMetrics, *, is_logged: bool) -> None:
+        self.app = app
+        self._metrics = metrics
+        self._is_logged = is_logged
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self.app(scope, receive, send)
+            return
+        record = _record(scope)
+        begin_request(record)
+        status: int | None = None
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] in _STARTS:
+                status = message.get("status", _SWITCHING_PROTOCOLS)
+                MutableHeaders(scope=message)["x-request-id"] = record.request_id
+            elif message["type"] == "websocket.close" and status is None:
+                status = _FORBIDDEN  # what a web server makes of it before the session has begun
+            await send(message)
+
+        if record.is_websocket:
+            self._metrics.websocket_began()
+        try:
+            await self.app(scope, receive, send_with_id)
+        finally:
+            self._ended(scope, record, CLIENT_CLOSED_REQUEST if status is None else status)
+
+    def _ended(self, scope: Scope, record: RequestRecord, status: int) -> None:
+        if record.is_websocket:
+            self._metrics.websocket_ended()
+        template = _route(scope)
+        route = _NO_ROUTE if template is None else template
+        method = "WEBSOCKET" if record.is_websocket else scope["method"]
+        seconds = time.perf_counter() - record.began
+        known_method = method if record.is_websocket or method in _METHODS else "other"
+        self._metrics.http_ended(route, known_method, status, seconds, is_retry=record.num_retries > 0)
+        if self._is_logged:
+            shown = shown_path(path_of(scope)) if template is None else template
+            client = scope["client"][0] if scope.get("client") else None
+            log_request(f"{shown_path(method)} {shown}", route, record, status=status, client=client)
+
+
+class UnexpectedErrorMiddleware:
+    """Turns an exception that nobody foresaw into a 500.
+
+    Starlette's own handler for those stands outside of all middleware: its answer would have neither a request id
+    nor CORS headers.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -29,24 +90,21 @@ class RequestIdMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        given = Headers(scope=scope).get("x-request-id", "")
-        request_id = given if _REQUEST_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
         response_started = False
 
-        async def send_with_id(message: Message) -> None:
+        async def watched_send(message: Message) -> None:
             nonlocal response_started
-            if message["type"] == "http.response.start":
-                response_started = True
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+            response_started |= message["type"] == "http.response.start"
             await send(message)
 
         try:
-            await self.app(scope, receive, send_with_id)
+            await self.app(scope, receive, watched_send)
         except Exception:
             if response_started:
                 raise  # the web server logs it and cuts the connection
-            logger.exception("request %s failed", request_id)
-            await error_response(unexpected_error())(scope, receive, send_with_id)
+            record = current_request()
+            logger.exception("request %s failed", None if record is None else record.request_id)
+            await error_response(unexpected_error())(scope, receive, watched_send)
 
 
 class InFlightMiddleware:
@@ -57,8 +115,26 @@ class InFlightMiddleware:
         self.state = state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not scope["path"].startswith("/v1/"):
+        if scope["type"] != "http" or not path_of(scope).startswith("/v1/"):
             await self.app(scope, receive, send)
             return
         with self.state.request_in_flight():
             await self.app(scope, receive, send)
+
+
+def _record(scope: Scope) -> RequestRecord:
+    headers = Headers(scope=scope)
+    given = headers.get("x-request-id", "")
+    retries = headers.get("x-stainless-retry-count", "")
+    return RequestRecord(
+        request_id=given if _REQUEST_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}",
+        is_websocket=scope["type"] == "websocket",
+        num_retries=int(retries) if _RETRY_COUNT.fullmatch(retries) else 0,
+    )
+
+
+def _route(scope: Scope) -> str | None:
+    """The template of the route that took the request, as in `/v1/models/{model_id:path}`; None if none did."""
+    route = scope.get("route")
+    template: str | None = None if route is None else route.path
+    return template

@@ -1,17 +1,19 @@
 """A request body as an `OmniRequest`: the rules between fields, and those that depend on the model."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from omni_server.api.audio_history import AudioHistory
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.messages import load_messages
-from omni_server.api.sampling import stage_sampling
+from omni_server.api.sampling import THINKER, stage_sampling
 from omni_server.api.schemas import ChatCompletionRequest
+from omni_server.api.structure import structured_output
+from omni_server.api.tools import is_named, tool_use
 from omni_server.api.voices import resolve_voice
 from omni_server.audio.formats import AUDIO_FORMATS, STREAMABLE_FORMATS, AudioFormat, parse_format
 from omni_server.errors import InvalidRequestError, ModelNotFoundError
-from omni_server.types import ModelInfo, OmniRequest, SpeechOutput
+from omni_server.types import FinishReason, ModelInfo, OmniRequest, SpeechOutput
 
 logger = logging.getLogger(__name__)
 
@@ -20,11 +22,22 @@ logger = logging.getLogger(__name__)
 class ChatTurn:
     """What to generate, and how to answer."""
 
-    request: OmniRequest
+    requests: tuple[OmniRequest, ...]
+    """One for each choice."""
     audio_format: AudioFormat | None
     """None where no speech is wanted."""
     stream: bool
     include_usage: bool
+    call_finish_reason: FinishReason
+    """What an answer ends with that is a call: "stop" where the request has named the function, as OpenAI does it."""
+
+    @property
+    def may_call(self) -> bool:
+        return self.requests[0].tools is not None
+
+    @property
+    def with_logprobs(self) -> bool:
+        return self.requests[0].sampling[THINKER].logprobs is not None
 
 
 async def parse_chat_request(
@@ -37,8 +50,6 @@ async def parse_chat_request(
     stream = body.stream is True
     if body.stream_options is not None and not stream:
         raise InvalidRequestError("'stream_options' is allowed only where 'stream' is true.", param="stream_options")
-    if body.n is not None and body.n > 1:
-        raise InvalidRequestError("Only n=1 is supported.", param="n", code="unsupported_value")
     if body.stage_sampling is not None and body.stage_sampling.talker is not None and not model.voices:
         raise InvalidRequestError(
             "Unknown parameter: 'stage_sampling.talker'. The served model has no talker.",
@@ -46,15 +57,42 @@ async def parse_chat_request(
             code="unknown_parameter",
         )
     output = _speech_output(body, model, stream=stream)
+    num_choices = body.n if body.n is not None else 1
+    if num_choices > 1 and output is not None:
+        raise InvalidRequestError("Only n=1 is supported with audio.", param="n", code="unsupported_value")
+    tools = tool_use(body)
+    structure = structured_output(body, with_speech=output is not None, with_tools=tools is not None)
+    if tools is not None and tools.is_required:
+        output = None  # calls are not spoken
     speech, audio_format = output if output is not None else (None, None)
     sampling = stage_sampling(body, with_speech=speech is not None)
     messages = await load_messages(body.messages, model, media, history)
+    request = OmniRequest(
+        request_id=request_id,
+        messages=messages,
+        speech=speech,
+        sampling=sampling,
+        tools=tools,
+        structured_output=structure,
+    )
     return ChatTurn(
-        request=OmniRequest(request_id=request_id, messages=messages, speech=speech, sampling=sampling),
+        requests=(request,) if num_choices == 1 else _choices(request, num_choices),
         audio_format=audio_format,
         stream=stream,
         include_usage=body.stream_options is not None and body.stream_options.include_usage is True,
+        call_finish_reason="stop" if is_named(body) else "tool_calls",
     )
+
+
+def _choices(request: OmniRequest, number: int) -> tuple[OmniRequest, ...]:
+    """Each with an id and a seed of its own, as vLLM's parallel sampling does it."""
+    thinker = request.sampling[THINKER]
+    choices = []
+    for index in range(number):
+        seed = None if thinker.seed is None else (thinker.seed + index + 2**63) % 2**64 - 2**63
+        sampling = {**request.sampling, THINKER: replace(thinker, seed=seed)}
+        choices.append(replace(request, request_id=f"{request.request_id}-{index}", sampling=sampling))
+    return tuple(choices)
 
 
 def check_model(name: str, model: ModelInfo) -> None:
@@ -111,45 +149,32 @@ def _unsupported_format(name: str, where: str, supported: tuple[AudioFormat, ...
 def _check_extra_fields(body: ChatCompletionRequest) -> None:
     """Refuses fields that would change the answer and are not implemented; others are ignored."""
     fields = body.model_extra if body.model_extra is not None else {}
-    if fields.get("tools") == []:
-        raise InvalidRequestError("Invalid 'tools': the array must not be empty.", param="tools", code="empty_array")
-    if not fields.get("tools") and fields.get("tool_choice") not in (None, "none"):
-        raise InvalidRequestError("'tool_choice' is allowed only where 'tools' are given.", param="tool_choice")
-    _check_top_logprobs(fields.get("top_logprobs"), fields.get("logprobs"))
     for name, value in fields.items():
         if name not in _HARMLESS_VALUES:
             logger.debug("ignoring the unknown field %.64r", name)
         elif not any(value is harmless or value == harmless for harmless in _HARMLESS_VALUES[name]):
-            raise InvalidRequestError(
-                f"'{name}' is not supported with this value by this server.", param=name, code="unsupported_value"
-            )
-
-
-def _check_top_logprobs(top_logprobs: object, logprobs: object) -> None:
-    if top_logprobs is None:
-        return
-    if type(top_logprobs) is not int or not 0 <= top_logprobs <= 20:
-        raise InvalidRequestError("Invalid 'top_logprobs': expected an integer from 0 to 20.", param="top_logprobs")
-    if logprobs is not True:
-        raise InvalidRequestError("'top_logprobs' is allowed only where 'logprobs' is true.", param="top_logprobs")
+            hint = _HINTS.get(name, f"'{name}' is not supported with this value by this server.")
+            raise InvalidRequestError(hint, param=name, code="unsupported_value")
 
 
 _HARMLESS_VALUES: dict[str, tuple[object, ...]] = {
-    "logprobs": (None, False),
-    "top_logprobs": (None,),
     "prompt_logprobs": (None,),
-    "tools": (None,),
-    "tool_choice": (None, "none"),
     "functions": (None,),
     "function_call": (None, "none"),
-    "response_format": (None, {"type": "text"}),
-    "structured_outputs": (None,),
-    "logit_bias": (None, {}),
-    "bad_words": (None, []),
-    "allowed_token_ids": (None,),
     "use_beam_search": (None, False),
+    "add_generation_prompt": (None, True),
     "continue_final_message": (None, False),
+    "chat_template": (None,),
+    "documents": (None, []),
+    "truncate_prompt_tokens": (None,),
     "echo": (None, False),
     "mm_processor_kwargs": (None, {}, {"use_audio_in_video": False}),
 }
 """Fields of OpenAI and of vLLM that change the answer, with the values that ask for nothing."""
+
+_HINTS = {
+    "functions": "'functions' is not supported; use 'tools' instead.",
+    "function_call": "'function_call' is not supported; use 'tool_choice' instead.",
+    "mm_processor_kwargs": "'mm_processor_kwargs' is not supported. The sound of a video is not heard; send it as an "
+    "audio part beside the video.",
+}

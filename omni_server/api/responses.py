@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from omni_server.types import FinishReason
 
@@ -42,18 +42,49 @@ class MessageAudio(BaseModel):
     transcript: str
 
 
+class FunctionCall(BaseModel):
+    name: str
+    arguments: str
+    """JSON, as the model wrote it."""
+
+
+class MessageToolCall(BaseModel):
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
 class AssistantMessage(BaseModel):
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: None = None
     annotations: list[str] = []
     audio: MessageAudio | None
+    tool_calls: list[MessageToolCall] | None = Field(default=None, exclude_if=lambda calls: calls is None)
+    """Absent where the model has called nothing."""
+
+
+class TopLogprob(BaseModel):
+    token: str
+    logprob: float
+    """Natural logarithm; -9999 for what a constraint rules out."""
+    bytes: list[int] | None
+    """What the token adds to the text, in UTF-8; may end inside a character. Null for a special token."""
+
+
+class ContentLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChoiceLogprobs(BaseModel):
+    content: list[ContentLogprob]
+    refusal: None = None
 
 
 class Choice(BaseModel):
-    index: int = 0
+    index: int
     message: AssistantMessage
-    logprobs: None = None
+    logprobs: ChoiceLogprobs | None
     finish_reason: FinishReason
 
 
@@ -101,17 +132,30 @@ class DeltaAudio(BaseModel):
     expires_at: int | None = None
 
 
+class DeltaFunction(BaseModel):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class DeltaToolCall(BaseModel):
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: DeltaFunction
+
+
 class Delta(BaseModel):
     role: Literal["assistant"] | None = None
     content: str | None = None
     refusal: None = None
     audio: DeltaAudio | None = None
+    tool_calls: list[DeltaToolCall] | None = None
 
 
 class ChunkChoice(BaseModel):
     index: int
     delta: Delta
-    logprobs: None
+    logprobs: ChoiceLogprobs | None
     finish_reason: FinishReason | None
 
 

@@ -13,7 +13,8 @@ TALKER = "talker"
 def stage_sampling(body: ChatCompletionRequest, *, with_speech: bool) -> Mapping[str, SamplingConfig]:
     """OpenAI's fields for the thinker; `stage_sampling.talker`, and the common seed, for the talker.
 
-    Raises `InvalidRequestError` where a stage must write more tokens than it may.
+    Raises `InvalidRequestError` where a stage must write more tokens than it may, and for fields that contradict each
+    other.
     """
     max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     _check_min_tokens(body.min_tokens, max_tokens, "min_tokens")
@@ -31,7 +32,19 @@ def stage_sampling(body: ChatCompletionRequest, *, with_speech: bool) -> Mapping
         ignore_eos=body.ignore_eos,
         stop=tuple(body.stop) if body.stop is not None else None,
         stop_token_ids=tuple(body.stop_token_ids) if body.stop_token_ids is not None else None,
+        include_stop_str_in_output=body.include_stop_str_in_output,
+        skip_special_tokens=body.skip_special_tokens,
+        logit_bias=_logit_bias(body.logit_bias),
+        allowed_token_ids=tuple(body.allowed_token_ids) if body.allowed_token_ids is not None else None,
+        bad_words=tuple(body.bad_words) if body.bad_words is not None else None,
+        logprobs=_logprobs(body),
     )
+    if with_speech and body.skip_special_tokens is False:
+        raise InvalidRequestError(
+            "'skip_special_tokens' can be false only where the answer is text: special tokens cannot be spoken.",
+            param="skip_special_tokens",
+            code="unsupported_value",
+        )
     given = body.stage_sampling.talker if body.stage_sampling is not None else None
     talker = given if given is not None else StageSampling()
     _check_min_tokens(talker.min_tokens, talker.max_tokens, "stage_sampling.talker.min_tokens")
@@ -58,6 +71,26 @@ def stage_sampling(body: ChatCompletionRequest, *, with_speech: bool) -> Mapping
 def _top_k(top_k: int | None) -> int | None:
     """-1 is vLLM's older way to say 0, all tokens."""
     return 0 if top_k == -1 else top_k
+
+
+def _logprobs(body: ChatCompletionRequest) -> int | None:
+    """How many of the likeliest tokens are wanted beside the sampled one; None where nothing is."""
+    if body.logprobs:
+        return body.top_logprobs or 0
+    if body.top_logprobs is not None:
+        raise InvalidRequestError("'top_logprobs' is allowed only where 'logprobs' is true.", param="top_logprobs")
+    return None
+
+
+def _logit_bias(bias: Mapping[str, float] | None) -> Mapping[int, float] | None:
+    if not bias:
+        return None
+    for key in bias:
+        if not (key.isascii() and key.isdecimal() and len(key) < 10):
+            raise InvalidRequestError(
+                f"Invalid 'logit_bias': '{key[:64]}' is no token id.", param="logit_bias", code="invalid_value"
+            )
+    return {int(key): value for key, value in bias.items()}
 
 
 def _check_min_tokens(min_tokens: int | None, max_tokens: int | None, param: str) -> None:

@@ -3,9 +3,12 @@
 Rules between fields, and all that depends on the model, are in `omni_server.api.parse`.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+
+from omni_server.api.structure_schemas import ResponseFormat, StructuredOutputs
+from omni_server.api.tool_schemas import PastToolCall, Tool, ToolChoice
 
 _INT32_MAX = 2**31 - 1
 _INT64_MAX = 2**63 - 1
@@ -20,6 +23,7 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 Seed = Annotated[int, Field(ge=-_INT64_MAX - 1, le=_INT64_MAX)]
 TokenId = Annotated[int, Field(ge=0, le=_INT32_MAX)]
 NonEmpty = Annotated[str, Field(min_length=1)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
 
 Modality = Annotated[str, Field(json_schema_extra={"enum": ["text", "audio"]})]
 """Checked in `omni_server.api.parse`: OpenAI names the whole list as the parameter, not the item."""
@@ -132,7 +136,8 @@ class Message(BaseModel):
     content: MessageContent | None = None
     audio: PastAudio | None = None
     refusal: str | None = None
-    tool_calls: list[Any] | None = None
+    tool_calls: list[PastToolCall] | None = None
+    tool_call_id: str | None = None
 
 
 def _voice_name(voice: object) -> object:
@@ -218,4 +223,27 @@ class ChatCompletionRequest(BaseModel):
     stage_sampling: StageSamplings | None = None
     """Extension: sampling of the talker, which the fields above do not change."""
     n: Annotated[int, Field(ge=1, le=128)] | None = None
-    """Only 1 is served."""
+    """Only 1 for an answer by voice."""
+
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    logit_bias: dict[str, Bias] | None = None
+    """By token id."""
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None
+    bad_words: list[NonEmpty] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+
+    tools: Annotated[list[Tool], Field(min_length=1, max_length=128)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+    metadata: (
+        Annotated[
+            dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+        ]
+        | None
+    ) = None
+    """Not kept."""

@@ -6,6 +6,7 @@ import logging
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
+from typing import TypedDict
 
 import uvicorn
 
@@ -13,7 +14,8 @@ from omni_server.api.app import create_app
 from omni_server.api.config import ApiConfig
 from omni_server.api.listener import address_of, listen, remove_unix_path
 from omni_server.api.state import ServerState
-from omni_server.errors import OverloadedError, StageDeadError
+from omni_server.api.tls import TlsFiles
+from omni_server.errors import ConfigError, OverloadedError, StageDeadError
 from omni_server.generation import Generator
 
 logger = logging.getLogger(__name__)
@@ -40,16 +42,17 @@ async def run_server(
     server's address. SIGTERM and SIGINT let running requests finish for `shutdown_timeout_s`, a second SIGINT
     aborts them at once. Must run in the main thread, where signals can be handled.
 
-    Raises `ConfigError` if the address cannot be used, and what `start` raises; `start` is cancelled if the
-    server is stopped while it runs.
+    Raises `ConfigError` if the address or a TLS file cannot be used, and what `start` raises; `start` is cancelled if
+    the server is stopped while it runs.
     """
     listener = listen(config)
     try:
         state = ServerState()
         web = _WebServer(state, config, listener)
+        address = address_of(listener, is_tls=config.tls is not None)
         with _stop_signals() as signals:
             async with web:
-                return await _serve(start, stop, state, config, signals, web, lambda: on_ready(address_of(listener)))
+                return await _serve(start, stop, state, config, signals, web, lambda: on_ready(address))
     finally:
         listener.close()
         remove_unix_path(config)
@@ -166,6 +169,28 @@ class _QuietUvicorn(uvicorn.Server):
         yield
 
 
+class _TlsArguments(TypedDict, total=False):
+    """uvicorn's."""
+
+    ssl_certfile: str
+    ssl_keyfile: str | None
+    ssl_ca_certs: str | None
+    ssl_cert_reqs: int
+    ssl_ciphers: str
+
+
+def _tls_arguments(tls: TlsFiles | None) -> _TlsArguments:
+    if tls is None:
+        return {}
+    return {
+        "ssl_certfile": tls.certfile,
+        "ssl_keyfile": tls.keyfile,
+        "ssl_ca_certs": tls.ca_certs,
+        "ssl_cert_reqs": tls.cert_reqs,
+        "ssl_ciphers": tls.ciphers,
+    }
+
+
 class _WebServer:
     """uvicorn on a socket that listens already, while the block lasts."""
 
@@ -176,14 +201,19 @@ class _WebServer:
                 create_app(state, config),
                 log_config=None,
                 log_level=config.log_level,
-                access_log=config.access_log,
+                access_log=False,  # `RequestIdMiddleware` writes the line of a request
                 lifespan="off",
                 ws_max_size=_MAX_WEBSOCKET_FRAME,
                 ws_per_message_deflate=False,  # base64 of sound: much work on the event loop for little
                 timeout_keep_alive=config.http_keep_alive_s,
                 timeout_graceful_shutdown=1,  # the requests have been drained or aborted before
+                **_tls_arguments(config.tls),
             )
         )
+        try:
+            self._uvicorn.config.load()  # which uvicorn would do when the server has begun
+        except OSError as error:  # ssl.SSLError is one
+            raise ConfigError(f"cannot use the TLS certificate, key or authorities: {error}") from None
 
     serving: asyncio.Task[None]
     """Done only if the web server ended by itself."""

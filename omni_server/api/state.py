@@ -4,8 +4,11 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from omni_server import __version__
+from omni_server.api.observed import ObservedGenerator
 from omni_server.errors import OmniError, OverloadedError
 from omni_server.generation import Generator
+from omni_server.metrics.server_metrics import ServerMetrics
 
 
 class ServerState:
@@ -14,6 +17,7 @@ class ServerState:
     def __init__(self, generator: Generator | None = None) -> None:
         self.generator = generator
         """None while the model is loading."""
+        self.metrics = ServerMetrics(__version__)
         self.draining_begun = asyncio.Event()
         """Set from the moment that the server was asked to stop."""
         self.aborted = asyncio.Event()
@@ -47,12 +51,15 @@ class ServerState:
         return None
 
     def require_generator(self) -> Generator:
-        """The generator, to be used at once. Raises `OverloadedError` where `unavailability` has a reason."""
+        """The generator, to be used at once; what it generates is counted and logged.
+
+        Raises `OverloadedError` where `unavailability` has a reason.
+        """
         reason = self.unavailability()
         if reason is not None:
             raise reason
         assert self.generator is not None
-        return self.generator
+        return ObservedGenerator(self.generator, self.metrics, lambda: self.abort_error)
 
     @contextmanager
     def request_in_flight(self) -> Iterator[None]:

@@ -110,11 +110,17 @@ def _invalid_request(error: ErrorDetails, body: object) -> InvalidRequestError:
         return InvalidRequestError(
             f"Invalid '{param}': the {subject} must not be empty.", param=param, code=f"empty_{subject}"
         )
+    if kind == "string_too_long":
+        return InvalidRequestError(
+            f"Invalid '{param}': at most {context['max_length']} characters are allowed.",
+            param=param,
+            code="string_above_max_length",
+        )
     if kind == "too_long":
         return InvalidRequestError(
             f"Invalid '{param}': at most {context['max_length']} items are allowed.",
             param=param,
-            code="array_above_max_length",
+            code="array_above_max_length" if isinstance(error["input"], list) else "object_above_max_properties",
         )
     return InvalidRequestError(f"Invalid '{param}': {error['msg']}.", param=param)
 

@@ -46,7 +46,13 @@ def parser() -> argparse.ArgumentParser:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add all flags; what is parsed with them goes through `check`."""
     server = parser.add_argument_group("the server")
-    server.add_argument("--base-url", default="http://127.0.0.1:8091", help="without /v1 (default: %(default)s)")
+    server.add_argument(
+        "--base-url",
+        "--url",
+        metavar="URL",
+        default="http://127.0.0.1:8091",
+        help="where the server is, with or without /v1 (default: %(default)s)",
+    )
     server.add_argument(
         "--server",
         choices=("omni-server", "vllm-omni", "openai-text"),
@@ -54,11 +60,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how it wants to be asked and how it streams: omni-server (also OpenAI's shape; default), vllm-omni, "
         "openai-text (plain `vllm serve`, text only)",
     )
-    server.add_argument("--model", help="default: the first of /v1/models")
-    server.add_argument("--voice", help="default: the first that /v1/models lists, else Chelsie")
-    server.add_argument("--api-key", help="sent as a bearer token")
+    server.add_argument("--model", metavar="NAME", help="served name to ask for (default: the first of /v1/models)")
     server.add_argument(
-        "--timeout", type=_positive(float), default=600.0, help="seconds for one request (default: 600)"
+        "--voice", metavar="NAME", help="of the speech (default: the first that /v1/models lists, else Chelsie)"
+    )
+    server.add_argument("--api-key", metavar="KEY", help="sent as a bearer token")
+    server.add_argument(
+        "--timeout", metavar="S", type=_positive(float), default=600.0, help="seconds for one request (default: 600)"
     )
 
     work = parser.add_argument_group("what is asked")
@@ -66,19 +74,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     work.add_argument(
         "--modalities", choices=("text", "text,audio"), metavar="M", help="of the answer: text, or text,audio (default)"
     )
-    work.add_argument("--prompt-tokens", type=_positive(int), help="of text, approximately")
-    work.add_argument("--audio-seconds", type=_not_negative(float), help="of sound in the question")
-    work.add_argument("--text-tokens", type=_positive(int), help="of the answer, exactly")
-    work.add_argument("--codec-tokens", type=_positive(int), help="of the answer, exactly: 50 are one second")
+    work.add_argument("--prompt-tokens", metavar="N", type=_positive(int), help="of text, approximately")
+    work.add_argument("--audio-seconds", metavar="S", type=_not_negative(float), help="of sound in the question")
+    work.add_argument("--text-tokens", metavar="N", type=_positive(int), help="of the answer, exactly")
+    work.add_argument(
+        "--codec-tokens", metavar="N", type=_positive(int), help="of the answer, exactly: 50 are one second"
+    )
     work.add_argument(
         "--sample-tolerance",
+        metavar="N",
         type=_not_negative(int),
         default=0,
         help="samples by which an answer may be longer or shorter than asked (default: 0)",
     )
-    work.add_argument("--temperature", type=_not_negative(float), default=0.0, help="of the text (default: 0)")
+    work.add_argument(
+        "--temperature", metavar="T", type=_not_negative(float), default=0.0, help="of the text (default: 0)"
+    )
     work.add_argument(
         "--seed",
+        metavar="N",
         type=_not_negative(int),
         help="of prompts and arrivals; the same again may be answered from the server's caches (default: a new one)",
     )
@@ -98,13 +112,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="open loop, one level each: requests per second, at random times (Poisson)",
     )
     load.add_argument(
-        "--requests-per-client", type=_positive(int), default=4, help="of a closed loop (default: %(default)s)"
+        "--requests-per-client",
+        metavar="N",
+        type=_positive(int),
+        default=4,
+        help="of a closed loop (default: %(default)s)",
     )
     load.add_argument(
-        "--num-requests", type=_positive(int), default=40, help="at each rate of an open loop (default: %(default)s)"
+        "--num-requests",
+        metavar="N",
+        type=_positive(int),
+        default=40,
+        help="at each rate of an open loop (default: %(default)s)",
     )
     load.add_argument(
-        "--warmup", type=_not_negative(int), default=1, help="requests before each level, not measured (default: 1)"
+        "--warmup",
+        metavar="N",
+        type=_not_negative(int),
+        default=1,
+        help="requests before each level, not measured (default: 1)",
     )
 
     output = parser.add_argument_group("results, besides the table")

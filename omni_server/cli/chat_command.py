@@ -10,8 +10,11 @@ from omni_server.api.config import ApiConfig
 API_KEY_VARIABLE = "OMNI_SERVER_API_KEY"
 
 _DEFAULTS = ApiConfig()
+_DESCRIPTION = """\
+Talk to a running server in the terminal. Text appears while it is written, and sound is played while it is spoken, if
+a program that plays sound is installed: aplay, paplay, ffplay or SoX's play."""
 _EPILOG = """\
-questions come from the prompt; or one per line from stdin, where that is no terminal; or from --once.
+Questions come from the prompt; or one per line from stdin, where that is no terminal; or from --once.
 Text goes to stdout as it comes, everything else to stderr. Ctrl-C stops an answer; at the prompt it ends.
 
 examples:
@@ -29,8 +32,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser(
         "chat",
         help="talk to a running server in the terminal",
-        description="Talk to a running server in the terminal. Answers appear while they are written and sound while "
-        "they are spoken, if a program that plays sound is installed: aplay, paplay, ffplay or SoX's play.",
+        description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

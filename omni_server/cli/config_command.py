@@ -17,7 +17,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         epilog="docs/configuration.md explains every field.",
         allow_abbrev=False,
     )
-    actions = parser.add_subparsers(metavar="ACTION", required=True)
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     show = actions.add_parser(
         "show",
         help="check a stage config and print it with every default filled in",

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from omni_server import __version__
-from omni_server.cli import bench_command, chat_command, config_command, serve
+from omni_server.cli import bench_command, chat_command, check_command, config_command, serve
 from omni_server.config.stage_config import ArStage, DiffusionStage
 from omni_server.errors import ConfigError, OmniError
 
@@ -39,13 +39,15 @@ def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="omni-server",
         description="Serve a speech-to-speech model that runs as a chain of stages, with an OpenAI-compatible API.",
+        epilog="COMMAND --help explains each. In this order: check whether a model fits, serve it, chat with it.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"omni-server {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     serve.add_parser(commands)
     chat_command.add_parser(commands)
     bench_command.add_parser(commands)
+    check_command.add_parser(commands)
     config_command.add_parser(commands)
     return parser
 

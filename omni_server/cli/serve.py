@@ -2,16 +2,17 @@
 
 import argparse
 import asyncio
-import logging
-import re
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from omni_server.api.config import ApiConfig
+from omni_server.cli.access_flags import access_settings, add_access_flags
+from omni_server.cli.limit_flags import add_limit_flags, limit_settings
+from omni_server.cli.log_setup import LOG_FORMATS, LogFormat, log_progress, set_up_logging
 from omni_server.cli.ready_message import ready_message
+from omni_server.cli.values import port, seconds, seconds_or_zero
 from omni_server.config.load import find_stage_config, load_stage_config
 from omni_server.config.stage_config import StageConfig
 from omni_server.errors import ConfigError
@@ -29,7 +30,6 @@ LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 
 _DEFAULTS = ApiConfig()
-_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class ServeOptions:
     request_timeout_s: float | None
     """None: what the stage config says."""
     log_level: str
+    log_format: LogFormat
     api: ApiConfig
 
 
@@ -85,38 +86,43 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--host", default=_DEFAULTS.host, help="address to listen on; 0.0.0.0 is all (default: %(default)s)"
     )
     http.add_argument(
-        "--port", type=_port, default=_DEFAULTS.port, help="0 takes a free one and prints it (default: %(default)s)"
+        "--port", type=port, default=_DEFAULTS.port, help="0 takes a free one and prints it (default: %(default)s)"
     )
     http.add_argument("--uds", metavar="PATH", help="listen on a Unix socket instead of host and port")
     http.add_argument(
-        "--max-body-size",
-        metavar="SIZE",
-        type=_size,
-        default=_DEFAULTS.max_body_bytes,
-        help="largest request body, in bytes or as in 64M; larger ones get 413 (default: 128M)",
-    )
-    http.add_argument(
-        "--allowed-media-domains",
-        metavar="HOST",
-        nargs="+",
-        default=[],
-        help="hosts that http(s) URLs of audio, images and videos may name (default: none, only data URLs)",
+        "--root-path",
+        metavar="PATH",
+        default=_DEFAULTS.root_path,
+        help="prefix of all paths that a proxy in front adds, as in /omni",
     )
     http.add_argument(
         "--request-timeout",
         metavar="SECONDS",
-        type=_seconds,
+        type=seconds,
         help="deadline of a request (default: request_timeout_s of the stage config)",
     )
     http.add_argument(
         "--shutdown-timeout",
         metavar="SECONDS",
-        type=_seconds_or_zero,
+        type=seconds_or_zero,
         default=_DEFAULTS.shutdown_timeout_s,
         help="after SIGTERM, running requests get this long to finish (default: %(default)g)",
     )
+    http.add_argument(
+        "--chat-text-in-content",
+        action="store_true",
+        help="chat answers by voice have their text in `content` as well, for clients that show nothing else",
+    )
     http.add_argument("--disable-fastapi-docs", action="store_true", help="no /docs, /redoc and /openapi.json")
+    add_access_flags(parser)
+    add_limit_flags(parser)
     logs = parser.add_argument_group("logs")
+    logs.add_argument(
+        "--log-format",
+        choices=LOG_FORMATS,
+        default="text",
+        help="json: one object on each line, of the engines too (default: %(default)s)",
+    )
     logs.add_argument("--log-level", choices=LOG_LEVELS, default="info", help="of the server (default: %(default)s)")
     logs.add_argument(
         "--uvicorn-log-level",
@@ -124,16 +130,14 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         default=_DEFAULTS.log_level,
         help="of the HTTP server (default: %(default)s)",
     )
-    logs.add_argument("--disable-uvicorn-access-log", action="store_true", help="no line per HTTP request")
+    logs.add_argument("--disable-uvicorn-access-log", action="store_true", help="no line per request")
     parser.set_defaults(run=lambda options: serve(_options(parser, options)))
 
 
 def serve(options: ServeOptions) -> int:
     """Run until stopped. 0 after a clean shutdown; raises `ConfigError` before anything is served."""
-    logging.basicConfig(
-        level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
-    on_progress = _progress_printer()
+    set_up_logging(options.log_level, options.log_format)
+    on_progress = log_progress if options.log_format == "json" else _progress_printer()
     config = _stage_config(options, on_progress)
     model_dir = resolve_model_folder(
         options.model,
@@ -200,19 +204,28 @@ def _options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Se
         load_format=options.load_format,
         request_timeout_s=options.request_timeout,
         log_level=options.log_level,
+        log_format=options.log_format,
         api=replace(
-            _DEFAULTS,
+            limit_settings(access_settings(_DEFAULTS, options), options),
             host=options.host,
             port=options.port,
             uds=options.uds,
-            max_body_bytes=options.max_body_size,
-            allowed_media_domains=tuple(options.allowed_media_domains),
+            chat_text_in_content=options.chat_text_in_content,
+            root_path=_root_path(options.root_path),
             shutdown_timeout_s=options.shutdown_timeout,
             log_level=options.uvicorn_log_level,
             access_log=not options.disable_uvicorn_access_log,
             docs=not options.disable_fastapi_docs,
         ),
     )
+
+
+def _root_path(text: str) -> str:
+    """Without the slash at the end, which would double the one that follows."""
+    path = text.rstrip("/")
+    if path and not path.startswith("/"):
+        raise ConfigError(f"--root-path {text!r} must begin with a slash")
+    return path
 
 
 def _progress_printer() -> Callable[[str], None]:
@@ -222,29 +235,3 @@ def _progress_printer() -> Callable[[str], None]:
         print(f"[{time.monotonic() - begin:6.1f} s] {message}", flush=True)
 
     return print_progress
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"'{text}' is no port: 0 to 65535")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    value = _seconds_or_zero(text)
-    if value == 0:
-        raise argparse.ArgumentTypeError("must be more than 0 seconds")
-    return value
-
-
-def _seconds_or_zero(text: str) -> float:
-    if not re.fullmatch(r"\d+(\.\d+)?", text):
-        raise argparse.ArgumentTypeError(f"'{text}' is no number of seconds")
-    return float(text)
-
-
-def _size(text: str) -> int:
-    match = re.fullmatch(r"(\d+)([kmg]?)(?:i?b)?", text.lower())
-    if match is None or int(match[1]) == 0:
-        raise argparse.ArgumentTypeError(f"'{text}' is no size: a number of bytes, or as in 512K, 64M, 1G")
-    return int(match[1]) * _UNITS[match[2]]

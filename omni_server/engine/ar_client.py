@@ -18,6 +18,7 @@ from omni_server.engine.logprobs import TokenTable
 from omni_server.engine.stage_client import StageClient, abort, stage_errors
 from omni_server.errors import InvalidRequestError, StageError
 from omni_server.family import ThinkerPrompt
+from omni_server.metrics.stage_metrics import ArStageMetrics, RequestMeter
 from omni_server.protocol.feeds import AddressedFeed
 from omni_server.protocol.token_blocks import TOKENS_PER_OUTPUT_KEY
 from omni_server.types import FinishReason, SampledToken
@@ -65,6 +66,7 @@ class ArStream:
         engine: StageAsyncLLM,
         external_id: str,
         queue: RequestOutputCollector,
+        meter: RequestMeter,
         tokens: TokenTable | None,
         num_top_logprobs: int,
     ) -> None:
@@ -73,6 +75,7 @@ class ArStream:
         self._engine = engine
         self._external_id = external_id
         self._queue = queue
+        self._meter = meter
         self._tokens = tokens
         self._num_top_logprobs = num_top_logprobs
         self._is_finished = False
@@ -90,6 +93,9 @@ class ArStream:
             assert isinstance(output, RequestOutput)
             completion = output.outputs[0]
             self._is_finished = output.finished
+            self._meter.tokens(len(completion.token_ids), num_cached=output.num_cached_tokens or 0)
+            if completion.finish_reason is not None:
+                self._meter.ended(completion.finish_reason)
             yield ArOutput(
                 token_ids=tuple(completion.token_ids),
                 text=completion.text,
@@ -123,6 +129,7 @@ class ArStream:
         self._engine.row_sinks.pop(self._external_id, None)
         if not self._is_finished:
             self._is_finished = True
+            self._meter.ended("abort")
             await abort(self._engine, self._queue.request_id)
 
 
@@ -132,6 +139,8 @@ class ArStageClient(StageClient[StageAsyncLLM]):
     def __init__(self, name: str, engine: StageAsyncLLM) -> None:
         super().__init__(name, engine)
         self.max_model_len: int = engine.model_config.max_model_len
+        self.metrics = ArStageMetrics()
+        engine.stage_metrics = self.metrics
         self._tokens: TokenTable | None = None
 
     def max_media(self, modality: str) -> int:
@@ -232,6 +241,7 @@ class ArStageClient(StageClient[StageAsyncLLM]):
         rest at the end. Raises `InvalidRequestError`, `StageError` or `StageDeadError`.
         """
         engine = self.engine
+        meter = self.metrics.request(len(_token_ids(prompt)), has_each_token=tokens_per_output == 1)
         engine_input = prompt.engine_input if isinstance(prompt, RenderedPrompt) else tokens_input(list(prompt))
         if tokens_per_output > 1:
             params.extra_args = (params.extra_args or {}) | {TOKENS_PER_OUTPUT_KEY: tokens_per_output}
@@ -248,7 +258,7 @@ class ArStageClient(StageClient[StageAsyncLLM]):
                 raise InvalidRequestError(str(exc)) from exc
             raise
         tokens = None if params.logprobs is None else self._token_table()
-        return ArStream(self.name, engine, request_id, queue, tokens, params.logprobs or 0)
+        return ArStream(self.name, engine, request_id, queue, meter, tokens, params.logprobs or 0)
 
     def _token_table(self) -> TokenTable:
         if self._tokens is None:
@@ -274,6 +284,10 @@ class ArStageClient(StageClient[StageAsyncLLM]):
     async def runner_generation(self) -> int:
         """1 or 2: the generation of vLLM's model runner that the stage's workers run."""
         return max(await self.engine.collective_rpc("runner_generation"))
+
+
+def _token_ids(prompt: RenderedPrompt | tuple[int, ...]) -> tuple[int, ...]:
+    return prompt.token_ids if isinstance(prompt, RenderedPrompt) else prompt
 
 
 def context_length_exceeded(limit: int, num_tokens: int, param: str) -> InvalidRequestError:

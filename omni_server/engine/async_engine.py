@@ -8,7 +8,9 @@ from vllm import SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput
+from vllm.v1.metrics.stats import SchedulerStats
 
+from omni_server.metrics.stage_metrics import ArStageMetrics
 from omni_server.protocol.feeds import FEEDS_KEY, FEEDS_REQUEST_ID, AddressedFeed, encode_feeds
 from omni_server.protocol.rows import RowsPayload, SharedBlock, decode_payload
 from omni_server.transport.slab_queue import SlabQueue
@@ -24,6 +26,17 @@ class RowOutputProcessor(OutputProcessor):
 
     row_sinks: dict[str, RowSink]
     row_queue: SlabQueue | None
+    stage_metrics: ArStageMetrics
+
+    def update_scheduler_stats(self, scheduler_stats: SchedulerStats | None) -> None:
+        """What the stage's scheduler reports from time to time (`stages.runtime.load_report`)."""
+        if scheduler_stats is not None:
+            self.stage_metrics.reported(
+                num_running=scheduler_stats.num_running_reqs,
+                num_waiting=scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs,
+                kv_cache_usage=scheduler_stats.kv_cache_usage,
+            )
+        super().update_scheduler_stats(scheduler_stats)
 
     def process_outputs(
         self, engine_core_outputs: list[EngineCoreOutput], *args: Any, **kwargs: Any
@@ -58,6 +71,8 @@ class StageAsyncLLM(AsyncLLM):
     """`row_sinks` maps the id given to `add_request` to whoever takes the rows; set it before that call."""
 
     row_queue: SlabQueue | None = None
+    stage_metrics: ArStageMetrics
+    """To be set before the first request."""
 
     def _run_output_handler(self) -> None:
         # AsyncLLM makes its output processor itself and has no hook for its class; this method runs before
@@ -67,6 +82,7 @@ class StageAsyncLLM(AsyncLLM):
             processor.__class__ = RowOutputProcessor
             processor.row_sinks = {}
             processor.row_queue = self.row_queue
+            processor.stage_metrics = self.stage_metrics
         super()._run_output_handler()
 
     @property

@@ -22,6 +22,7 @@ from omni_server.engine.diffusion_client import DiffusionStageClient
 from omni_server.engine.give_way import give_way_specs
 from omni_server.engine.mps import MpsDaemon, start_mps
 from omni_server.engine.progress import StartProgress
+from omni_server.engine.queue_layout import queue_layout
 from omni_server.engine.startup_threads import shared_startup_threads
 from omni_server.errors import ConfigError
 from omni_server.family import FamilyModel, ModelFamily
@@ -36,9 +37,6 @@ Progress = Callable[[str], None]
 
 GIVE_UP_TIMEOUT_S = 30.0
 """Longest wait for a constructor to notice that its engine process is gone."""
-
-POSITION_BYTES = 12
-"""M-RoPE position of one prompt token: three int32."""
 
 
 @dataclass
@@ -58,6 +56,10 @@ class Engines:
         """End a reference that nobody will follow any more. There is one edge that carries rows."""
         (queue,) = self.queues.values()
         queue.finish_all(block)
+
+    def num_active(self) -> dict[str, int]:
+        """Requests that each stage has not finished."""
+        return {client.name: client.num_active for client in self._clients()}
 
     def pids(self) -> dict[str, int]:
         """Process id of each stage's engine."""
@@ -234,15 +236,12 @@ def _queue_spec(config: StageConfig, edge: Edge, engines: Engines) -> QueueSpec:
 
 
 def _make_queue(config: StageConfig, edge: Edge, model: FamilyModel) -> SlabQueue:
-    producer, consumer = config.stages[edge.source], config.stages[edge.target]
-    dtype = model.dtype_name() if producer.dtype == "auto" else producer.dtype
-    row_bytes = model.row_width * (4 if dtype == "float32" else 2)
+    layout = queue_layout(config, edge, model)
     return SlabQueue(
         new_queue_path(f"{edge.source}-{edge.target}"),
-        capacity=edge.queue.capacity,
-        slot_bytes=producer.max_num_batched_tokens * (row_bytes + POSITION_BYTES)
-        + producer.max_num_seqs * model.extra_rows_per_request * row_bytes,
-        max_portions=producer.max_num_seqs,
-        num_consumers=consumer.tensor_parallel_size if isinstance(consumer, ArStage) else 1,
+        capacity=layout.capacity,
+        slot_bytes=layout.slot_bytes,
+        max_portions=layout.max_portions,
+        num_consumers=layout.num_consumers,
         create=True,
     )

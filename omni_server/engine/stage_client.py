@@ -39,6 +39,11 @@ class StageClient(Generic[EngineT]):
         return self._engine is None or self._engine.errored
 
     @property
+    def num_active(self) -> int:
+        """Requests that the stage has not finished; 0 after `shutdown`."""
+        return 0 if self._engine is None else self._engine.output_processor.get_num_unfinished_requests()
+
+    @property
     def pid(self) -> int:
         """Process id of the engine's core, for supervision and for tests that kill it."""
         resources = self.engine.engine_core.resources  # type: ignore[attr-defined]

@@ -1,14 +1,16 @@
-"""Where media comes from: base64 text, `data:` URLs and http(s) URLs of hosts that the operator allowed."""
+"""Where media comes from: base64 text, `data:` URLs, and what the operator allowed of http(s) and `file:` URLs."""
 
 import asyncio
 import binascii
 import string
 from collections.abc import Sequence
+from pathlib import Path
 from urllib.parse import unquote_to_bytes
 
 from omni_server.errors import InvalidRequestError
 from omni_server.media.fetch import HttpFetcher
 from omni_server.media.limits import MediaLimits
+from omni_server.media.local_files import LocalFiles
 
 _ASCII_WHITESPACE = dict.fromkeys(map(ord, string.whitespace))
 
@@ -22,10 +24,13 @@ class MediaSource:
     A host's name alone does not open private, loopback, link-local and other addresses that are not public: to read
     `http://files.intranet/` from 10.0.0.5, allow `files.intranet` and `10.0.0.5`; for `localhost`, allow `127.0.0.1`
     as well. Raises `ConfigError` for an entry that is more than a host.
+
+    `local_folder` allows `file:` URLs of what is below it; None allows none.
     """
 
-    def __init__(self, allowed_domains: Sequence[str], limits: MediaLimits) -> None:
+    def __init__(self, allowed_domains: Sequence[str], limits: MediaLimits, local_folder: Path | None = None) -> None:
         self._limits = limits
+        self._local = None if local_folder is None else LocalFiles(local_folder, limits.max_bytes)
         self._fetcher = HttpFetcher(allowed_domains, limits)
 
     async def read(self, url: str) -> bytes:
@@ -39,6 +44,8 @@ class MediaSource:
             return await asyncio.to_thread(self._read_data_url, url)
         if scheme in ("http", "https"):
             return await self._fetcher.fetch(url)
+        if scheme == "file" and self._local is not None:
+            return await asyncio.to_thread(self._local.read, url)
         raise InvalidRequestError(
             "Media URLs must be data: URLs or http(s) URLs of a host that this server allows.",
             code="media_not_allowed",

@@ -222,10 +222,6 @@ class RequestRun:
                 reason = "length"
         prompt = replace(self.prompt, cached=self._num_cached_tokens)
         times = self._clock.times()
-        if self._is_logged:
-            logger.info(
-                "request %s: %d text tokens, %d codes, %s", self.request_id, self._num_text_tokens, num_codes, times
-            )
         if self._is_logged and logger.isEnabledFor(logging.DEBUG):
             logger.debug("request %s: times %s", self.request_id, msgspec.json.encode(times).decode())
         return Finished(reason, Usage(prompt, self._num_text_tokens, num_codes), times)

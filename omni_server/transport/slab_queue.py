@@ -49,9 +49,9 @@ class SlabQueue:
         self.slot_bytes = _aligned(slot_bytes)
         self.max_portions = max_portions
         self.num_consumers = num_consumers
-        header_words = capacity * (2 + max_portions * num_consumers)
+        header_words = _header_words(capacity, max_portions, num_consumers)
         self._data_offset = _aligned(header_words * 4)
-        size = self._data_offset + capacity * self.slot_bytes
+        size = queue_bytes(capacity, slot_bytes, max_portions, num_consumers)
         self._owner_fd = _create(path, size) if create else None
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -143,6 +143,16 @@ class SlabQueue:
             self.path.unlink(missing_ok=True)
             os.close(self._owner_fd)
             self._owner_fd = None
+
+
+def queue_bytes(capacity: int, slot_bytes: int, max_portions: int, num_consumers: int) -> int:
+    """Shared memory that a queue takes, from its creation on."""
+    header_words = _header_words(capacity, max_portions, num_consumers)
+    return _aligned(header_words * 4) + capacity * _aligned(slot_bytes)
+
+
+def _header_words(capacity: int, max_portions: int, num_consumers: int) -> int:
+    return capacity * (2 + max_portions * num_consumers)
 
 
 def new_queue_path(name: str) -> Path:

@@ -4,9 +4,17 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from omni_server.config.stage_config import ModelStage
+from omni_server.config.stage_config import ModelStage, StageConfig
 from omni_server.errors import ConfigError
-from omni_server.family import CodecLayout, HfOverrides, PlaceholderIds, TalkerPrompt, ThinkerPrompt
+from omni_server.family import (
+    CodecLayout,
+    HfOverrides,
+    NeededFile,
+    PlaceholderIds,
+    StageFootprint,
+    TalkerPrompt,
+    ThinkerPrompt,
+)
 from omni_server.types import ChatMessage, FunctionTool, Task
 from stages.qwen2_5_omni.ids import read_special_ids
 from stages.qwen2_5_omni.prompt import PromptRenderer
@@ -19,8 +27,20 @@ DEFAULT_VOICE = "Chelsie"
 class Qwen25OmniFamily:
     """Implements `omni_server.family.ModelFamily`."""
 
+    architectures = ("Qwen2_5OmniModel", "Qwen2_5OmniForConditionalGeneration")
+
     def open(self, model_dir: Path) -> "Qwen25OmniModel":
         return Qwen25OmniModel(model_dir)
+
+    def needed_files(self) -> tuple[NeededFile, ...]:
+        from stages.qwen2_5_omni.footprint import NEEDED_FILES
+
+        return NEEDED_FILES
+
+    def footprints(self, model_dir: Path, config: StageConfig) -> dict[str, StageFootprint]:
+        from stages.qwen2_5_omni.footprint import stage_footprints
+
+        return stage_footprints(model_dir, config)
 
     def hf_overrides(self, model_stage: ModelStage) -> HfOverrides | None:
         # Imported here: the server's own process needs neither before it starts the engines.

@@ -20,16 +20,7 @@ from dataclasses import dataclass
 import torch
 
 from omni_server.errors import ConfigError
-
-GIB = 1 << 30
-
-OUTSIDE_TORCH_BYTES = 1 * GIB
-"""CUDA context, code of kernels, handles of libraries and the driver's part of CUDA graphs. torch counts none of
-these, and the driver tells a process only the sum over all processes."""
-
-SLACK_BYTES = 3 * GIB // 2
-"""Rounding and fragmentation inside torch's allocator, and buffers that come with the first requests. After audio in
-and long prompts 1 GiB was in fragments, and a step of 8,192 tokens found no room for its 0.6 GiB in one piece."""
+from omni_server.protocol.device_memory import OUTSIDE_TORCH_BYTES, SLACK_BYTES
 
 GRAPH_BYTES = 2 << 20
 """Set aside for each graph that the sample does not hold. vLLM reckons with 1 MiB at least."""

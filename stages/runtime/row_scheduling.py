@@ -28,6 +28,7 @@ from omni_server.protocol.runtime_config import StageRuntimeConfig
 from omni_server.protocol.token_blocks import TOKENS_PER_OUTPUT_KEY
 from omni_server.transport.slab_queue import SlabQueue
 from stages.runtime.batch import StageStep, TakenSlot, attach_step
+from stages.runtime.load_report import LoadReport
 from stages.runtime.parent_watch import end_with_parent
 from stages.runtime.queue_end import open_queue
 from stages.runtime.token_blocks import TokenBlock, keep_back
@@ -64,6 +65,7 @@ class StageSchedulerMixin:
         self._token_blocks: dict[str, TokenBlock] = {}
         self._feeds: list[AddressedFeed] = []  # for the workers, with the next step
         self._is_output_full = False
+        self._load_report = LoadReport()
 
     # -- requests and feeds come in (both as vLLM's ADD)
 
@@ -189,6 +191,7 @@ class StageSchedulerMixin:
                     self._output_queue.finish_all(block)
         if blocks:
             keep_back(outputs, blocks)
+        self._load_report.attach(self, outputs)  # type: ignore[arg-type]
         return outputs
 
 

@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 
 from omni_server.config.load import load_stage_config
 from omni_server.config.stage_config import StageConfig
+from omni_server.metrics.pipeline import QueueLevel
 from omni_server.offline import OmniOutput, collect
-from omni_server.omni import AsyncOmni, RowSlots
+from omni_server.omni import AsyncOmni
 from omni_server.types import ChatMessage, OmniEvent, OmniRequest, SamplingConfig, SpeechOutput
 
 T = TypeVar("T")
@@ -81,7 +82,7 @@ class LiveOmni:
     def runner_generations(self) -> dict[str, int]:
         return self.run(self.omni.runner_generations())
 
-    def row_slots(self) -> RowSlots:
+    def row_slots(self) -> QueueLevel:
         (slots,) = self.omni.row_slots().values()
         return slots
 

@@ -46,6 +46,12 @@ def test_the_wheel_holds_every_stage_config(wheel_names: set[str]) -> None:
     assert {f"omni_server/configs/{file.name}" for file in shipped_configs().values()} <= wheel_names
 
 
+def test_the_wheel_holds_the_web_page(wheel_names: set[str]) -> None:
+    static = "omni_server/api/web/static"
+
+    assert {f"{static}/{name}" for name in ("index.html", "style.css", "app.js", "icon.svg")} <= wheel_names
+
+
 def test_the_wheel_holds_neither_tests_nor_scripts(wheel_names: set[str]) -> None:
     assert {name.partition("/")[0].partition("-")[0] for name in wheel_names} == {"omni_server", "stages"}
 

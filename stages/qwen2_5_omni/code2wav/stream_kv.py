@@ -32,6 +32,13 @@ class LayerKV:
     """Number of the interval, int32 []."""
 
 
+def slot_shape(
+    *, num_intervals: int, num_evaluations: int, num_layers: int, num_branches: int, block_size: int, inner: int
+) -> tuple[int, ...]:
+    """What is kept for one stream. The arguments are those of `StreamKV`."""
+    return (num_intervals, num_evaluations, num_layers, num_branches, block_size, 2 * inner)
+
+
 class StreamKV:
     """The memory of all slots."""
 
@@ -50,7 +57,14 @@ class StreamKV:
     ) -> None:
         """num_evaluations: per interval; num_layers: those that look back; inner: num_heads * head_dim. Raises
         `ConfigError` if the device has no room."""
-        per_slot = (num_intervals, num_evaluations, num_layers, num_branches, block_size, 2 * inner)
+        per_slot = slot_shape(
+            num_intervals=num_intervals,
+            num_evaluations=num_evaluations,
+            num_layers=num_layers,
+            num_branches=num_branches,
+            block_size=block_size,
+            inner=inner,
+        )
         try:
             self._values = torch.zeros(num_slots, *per_slot, dtype=dtype, device=device)
         except torch.OutOfMemoryError:

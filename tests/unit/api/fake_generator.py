@@ -119,6 +119,7 @@ class FakeGenerator:
         self.submitted = asyncio.Event()
         self.ready = True
         self.alive = True
+        self.metrics = b""
         self.requests: list[OmniRequest] = []
         self.tasks: list[Task] = []
         self.generations: list[FakeGeneration] = []
@@ -154,3 +155,6 @@ class FakeGenerator:
 
     def is_alive(self) -> bool:
         return self.alive
+
+    def metrics_text(self) -> bytes:
+        return self.metrics

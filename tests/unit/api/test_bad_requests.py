@@ -29,6 +29,20 @@ def speech(**audio: Any) -> dict[str, Any]:
     return {"modalities": ["text", "audio"], "audio": audio}
 
 
+def tool(**function: Any) -> dict[str, Any]:
+    """A definition of `f`; a key of `...` is left out."""
+    fields = {"name": "f", "parameters": {"type": "object"}} | function
+    return {"type": "function", "function": {key: value for key, value in fields.items() if value is not ...}}
+
+
+def named(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named(name) for name in names]}}
+
+
 def messages(*given: Any) -> dict[str, Any]:
     return {"model": "omni", "messages": list(given)}
 
@@ -92,10 +106,10 @@ REFUSED: list[tuple[str, Any, str | None, str]] = [
         "unsupported_value",
     ),
     (
-        "tool calls in the history",
+        "call in the history without its function",
         messages({"role": "assistant", "content": None, "tool_calls": [{"id": "c"}]}),
-        "messages[0].tool_calls",
-        "unsupported_value",
+        "messages[0].tool_calls[0].function",
+        "missing_required_parameter",
     ),
     ("modality unknown", chat(modalities=["video"]), "modalities", "invalid_value"),
     ("modalities empty", chat(modalities=[]), "modalities", "empty_array"),
@@ -146,23 +160,142 @@ REFUSED: list[tuple[str, Any, str | None, str]] = [
     ("stop string empty", chat(stop=""), "stop", "empty_string"),
     ("stop_token_ids negative", chat(stop_token_ids=[-1]), "stop_token_ids[0]", "integer_below_min_value"),
     ("n zero", chat(n=0), "n", "integer_below_min_value"),
-    ("n two", chat(n=2), "n", "unsupported_value"),
     ("n two with speech", chat(n=2, **SPEECH), "n", "unsupported_value"),
-    ("logprobs", chat(logprobs=True), "logprobs", "unsupported_value"),
+    ("n beyond 128", chat(n=129), "n", "integer_above_max_value"),
+    ("logprobs a number", chat(logprobs=3), "logprobs", "invalid_type"),
+    ("top_logprobs negative", chat(logprobs=True, top_logprobs=-1), "top_logprobs", "integer_below_min_value"),
+    ("top_logprobs without logprobs", chat(logprobs=False, top_logprobs=0), "top_logprobs", "invalid_value"),
     ("top_logprobs alone", chat(top_logprobs=3), "top_logprobs", "invalid_value"),
-    ("top_logprobs too many", chat(logprobs=True, top_logprobs=21), "top_logprobs", "invalid_value"),
-    ("tools", chat(tools=[{"type": "function", "function": {"name": "f"}}]), "tools", "unsupported_value"),
+    ("top_logprobs too many", chat(logprobs=True, top_logprobs=21), "top_logprobs", "integer_above_max_value"),
     ("tools empty", chat(tools=[]), "tools", "empty_array"),
     ("tool_choice without tools", chat(tool_choice="auto"), "tool_choice", "invalid_value"),
     ("functions", chat(functions=[{"name": "f"}]), "functions", "unsupported_value"),
-    ("JSON mode", chat(response_format={"type": "json_object"}), "response_format", "unsupported_value"),
+    ("function_call", chat(function_call={"name": "f"}), "function_call", "unsupported_value"),
+    ("tools an object", chat(tools={}), "tools", "invalid_type"),
+    ("tool without type", chat(tools=[{"function": {"name": "f"}}]), "tools[0].type", "missing_required_parameter"),
+    ("custom tool", chat(tools=[{"type": "custom", "custom": {"name": "f"}}]), "tools[0].type", "invalid_value"),
+    ("tool without function", chat(tools=[{"type": "function"}]), "tools[0].function", "missing_required_parameter"),
+    ("tool without name", chat(tools=[tool(name=...)]), "tools[0].function.name", "missing_required_parameter"),
+    ("tool with an odd name", chat(tools=[tool(name="a b")]), "tools[0].function.name", "invalid_value"),
+    ("tool with a long name", chat(tools=[tool(name="a" * 65)]), "tools[0].function.name", "invalid_value"),
+    ("tool twice", chat(tools=[tool(), tool()]), "tools[1].function.name", "invalid_value"),
+    ("parameters a string", chat(tools=[tool(parameters="{}")]), "tools[0].function.parameters", "invalid_type"),
+    ("strict a string", chat(tools=[tool(strict="yes")]), "tools[0].function.strict", "invalid_type"),
+    ("129 tools", chat(tools=[tool(name=f"f{i}") for i in range(129)]), "tools", "array_above_max_length"),
+    ("tool_choice unknown", chat(tools=[tool()], tool_choice="any"), "tool_choice", "invalid_value"),
+    ("tool_choice a number", chat(tools=[tool()], tool_choice=1), "tool_choice", "invalid_type"),
+    ("tool_choice of no type", chat(tools=[tool()], tool_choice={}), "tool_choice.type", "missing_required_parameter"),
+    (
+        "tool_choice without function",
+        chat(tools=[tool()], tool_choice={"type": "function"}),
+        "tool_choice.function",
+        "missing_required_parameter",
+    ),
+    (
+        "tool_choice without name",
+        chat(tools=[tool()], tool_choice={"type": "function", "function": {}}),
+        "tool_choice.function.name",
+        "missing_required_parameter",
+    ),
+    ("tool_choice of another", chat(tools=[tool()], tool_choice=named("g")), "tool_choice", "invalid_value"),
+    ("tool_choice named without tools", chat(tool_choice=named("f")), "tool_choice", "invalid_value"),
+    (
+        "allowed tools of another",
+        chat(tools=[tool()], tool_choice=allowed("auto", "f", "g")),
+        "tool_choice.allowed_tools.tools",
+        "invalid_value",
+    ),
+    (
+        "allowed tools of no mode",
+        chat(tools=[tool()], tool_choice=allowed("any", "f")),
+        "tool_choice.allowed_tools.mode",
+        "invalid_value",
+    ),
+    ("parallel_tool_calls a word", chat(parallel_tool_calls="no"), "parallel_tool_calls", "invalid_type"),
+    (
+        "tool result without id",
+        messages({"role": "tool", "content": "1"}),
+        "messages[0].tool_call_id",
+        "missing_required_parameter",
+    ),
+    ("response_format a word", chat(response_format="json"), "response_format", "invalid_type"),
+    ("response_format of no type", chat(response_format={}), "response_format.type", "missing_required_parameter"),
+    ("response_format unknown", chat(response_format={"type": "xml"}), "response_format.type", "invalid_value"),
+    (
+        "JSON schema missing",
+        chat(response_format={"type": "json_schema"}),
+        "response_format.json_schema",
+        "missing_required_parameter",
+    ),
+    (
+        "JSON schema without name",
+        chat(response_format={"type": "json_schema", "json_schema": {"schema": {}}}),
+        "response_format.json_schema.name",
+        "missing_required_parameter",
+    ),
+    (
+        "JSON schema a string",
+        chat(response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": "{}"}}),
+        "response_format.json_schema.schema",
+        "invalid_type",
+    ),
     (
         "JSON mode with speech",
         chat(response_format={"type": "json_object"}, **SPEECH),
         "response_format",
         "unsupported_value",
     ),
-    ("logit_bias", chat(logit_bias={"5": 1}), "logit_bias", "unsupported_value"),
+    ("no structure", chat(structured_outputs={}), "structured_outputs", "invalid_value"),
+    ("two structures", chat(structured_outputs={"regex": "a", "grammar": "b"}), "structured_outputs", "invalid_value"),
+    ("unknown structure", chat(structured_outputs={"lark": "a"}), "structured_outputs.lark", "unknown_parameter"),
+    ("no choice", chat(structured_outputs={"choice": []}), "structured_outputs.choice", "empty_array"),
+    ("schema that is no JSON", chat(structured_outputs={"json": "{"}), "structured_outputs.json", "invalid_value"),
+    (
+        "structure with speech",
+        chat(structured_outputs={"regex": "a"}, **SPEECH),
+        "structured_outputs",
+        "unsupported_value",
+    ),
+    (
+        "structure and format",
+        chat(structured_outputs={"regex": "a"}, response_format={"type": "json_object"}),
+        "structured_outputs",
+        "invalid_value",
+    ),
+    (
+        "structure and tools",
+        chat(structured_outputs={"regex": "a"}, tools=[tool()]),
+        "structured_outputs",
+        "unsupported_value",
+    ),
+    ("logit_bias a list", chat(logit_bias=[1]), "logit_bias", "invalid_type"),
+    ("logit_bias of a word", chat(logit_bias={"hello": 1}), "logit_bias", "invalid_value"),
+    ("logit_bias of a negative id", chat(logit_bias={"-1": 1}), "logit_bias", "invalid_value"),
+    ("logit_bias too high", chat(logit_bias={"5": 101}), "logit_bias.5", "integer_above_max_value"),
+    ("logit_bias too low", chat(logit_bias={"5": -100.5}), "logit_bias.5", "decimal_below_min_value"),
+    ("no allowed token", chat(allowed_token_ids=[]), "allowed_token_ids", "empty_array"),
+    ("empty bad word", chat(bad_words=[""]), "bad_words[0]", "empty_string"),
+    (
+        "special tokens with speech",
+        chat(skip_special_tokens=False, **SPEECH),
+        "skip_special_tokens",
+        "unsupported_value",
+    ),
+    ("metadata a list", chat(metadata=[]), "metadata", "invalid_type"),
+    ("metadata of 17", chat(metadata={str(i): "" for i in range(17)}), "metadata", "object_above_max_properties"),
+    ("metadata value a number", chat(metadata={"a": 1}), "metadata.a", "invalid_type"),
+    ("metadata value too long", chat(metadata={"a": "b" * 513}), "metadata.a", "string_above_max_length"),
+    (
+        "metadata key too long",
+        chat(metadata={"a" * 65: "b"}),
+        "metadata." + "a" * 65,
+        "string_above_max_length",
+    ),
+    ("beam search", chat(use_beam_search=True), "use_beam_search", "unsupported_value"),
+    ("another template", chat(chat_template="{{ x }}"), "chat_template", "unsupported_value"),
+    ("message to continue", chat(continue_final_message=True), "continue_final_message", "unsupported_value"),
+    ("no generation prompt", chat(add_generation_prompt=False), "add_generation_prompt", "unsupported_value"),
+    ("prompt logprobs", chat(prompt_logprobs=1), "prompt_logprobs", "unsupported_value"),
     (
         "sound track of videos",
         chat(mm_processor_kwargs={"use_audio_in_video": True}),
@@ -322,8 +455,13 @@ FULL_BODY = chat(
     seed=1,
     stop=["a"],
     stage_sampling={"talker": {"top_k": 3, "seed": 2}},
-    logprobs=False,
+    logprobs=True,
+    top_logprobs=2,
+    logit_bias={"5": 1},
     response_format={"type": "text"},
+    tools=[tool(), tool(name="g")],
+    tool_choice=allowed("auto", "f"),
+    metadata={"a": "b"},
 )
 ODD_VALUES: list[Any] = [
     None,
@@ -358,4 +496,4 @@ def _mutilated(rng: random.Random, value: Any) -> Any:
 
 async def test_valid_audio_beside_a_wrong_field_is_not_decoded() -> None:
     part = {"type": "input_audio", "input_audio": {"data": base64_of(tone()), "format": "wav"}}
-    assert (await refusal_of(chat([part], n=2)))["param"] == "n"
+    assert (await refusal_of(chat([part], n=2, **SPEECH)))["param"] == "n"

@@ -222,7 +222,7 @@ async def test_unknown_and_bookkeeping_fields_are_ignored() -> None:
     fields = {
         "vendor_key": {"a": [1]},
         "user": "u",
-        "metadata": {str(i): "v" for i in range(17)},
+        "metadata": {str(i): "v" for i in range(16)},
         "store": False,
         "service_tier": "auto",
         "safety_identifier": "s",

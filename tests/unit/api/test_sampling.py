@@ -80,6 +80,38 @@ async def test_max_completion_tokens_wins() -> None:
     assert request.sampling["thinker"].max_tokens == 1
 
 
+async def test_fields_that_steer_single_tokens_act_on_the_thinker() -> None:
+    request = await request_for(
+        **SPEECH,
+        logit_bias={"5": 1, "06": -100},
+        allowed_token_ids=[5, 6],
+        bad_words=["x"],
+        include_stop_str_in_output=True,
+        skip_special_tokens=True,
+        logprobs=True,
+        top_logprobs=20,
+    )
+    assert request.sampling == {
+        "thinker": SamplingConfig(
+            logit_bias={5: 1, 6: -100},
+            allowed_token_ids=(5, 6),
+            bad_words=("x",),
+            include_stop_str_in_output=True,
+            skip_special_tokens=True,
+            logprobs=20,
+        ),
+        "talker": SamplingConfig(),
+    }
+
+
+async def test_no_bias_is_none() -> None:
+    assert (await request_for(logit_bias={})).sampling == {"thinker": SamplingConfig()}
+
+
+async def test_special_tokens_may_be_shown_in_text() -> None:
+    assert (await request_for(skip_special_tokens=False)).sampling["thinker"].skip_special_tokens is False
+
+
 async def test_single_stop_string_is_a_list_of_one() -> None:
     assert (await request_for(stop="x")).sampling["thinker"].stop == ("x",)
 

@@ -1,15 +1,20 @@
 """`omni-server serve` up to the point where engines would start."""
 
+import ssl
 from pathlib import Path
 
 import pytest
 
 from omni_server.api.config import ApiConfig
+from omni_server.api.cors import CorsRules
+from omni_server.api.tls import TlsFiles
 from omni_server.cli import serve
+from omni_server.cli.access_flags import KEY_VARIABLES
 from omni_server.cli.main import main
 from omni_server.cli.serve import ServeOptions
 from omni_server.config.load import find_shipped_config
 from omni_server.errors import ConfigError, StageDeadError
+from omni_server.media.limits import MediaLimits
 
 
 @pytest.fixture
@@ -37,6 +42,7 @@ def test_the_defaults(parsed: list[ServeOptions]) -> None:
             load_format="auto",
             request_timeout_s=None,
             log_level="info",
+            log_format="text",
             api=ApiConfig(host="127.0.0.1", port=8091),
         )
     ]
@@ -47,7 +53,13 @@ def test_every_flag_reaches_its_place(parsed: list[ServeOptions]) -> None:
         "--stage-config mine.yaml --served-model-name first second --revision v2 --load-format dummy --host 0.0.0.0 "
         "--port 9000 --max-body-size 64M --allowed-media-domains a.example b.example --request-timeout 90 "
         "--shutdown-timeout 0 --disable-fastapi-docs --log-level debug --uvicorn-log-level warning "
-        "--disable-uvicorn-access-log"
+        "--disable-uvicorn-access-log --log-format json --root-path /omni/ --api-key one two --api-key three "
+        "--metrics-need-key --no-public-voice-list --allowed-origins https://a.example https://b.example "
+        '--allowed-methods ["GET","POST"] --allowed-headers authorization --allow-credentials '
+        "--ssl-certfile cert.pem --ssl-keyfile key.pem --ssl-ca-certs ca.pem --ssl-cert-reqs 2 --ssl-ciphers ECDHE "
+        "--max-queue 9 --max-concurrency-per-key 3 --body-timeout 7 --allowed-local-media-path /srv/media "
+        "--max-media-size 1M --max-audio-duration 30 --max-video-duration 20 --max-image-pixels 1000 "
+        "--max-video-frame-pixels 500 --media-fetch-timeout 4 --media-decode-timeout 6"
     )
 
     assert main(["serve", "some/model", *flags.split()]) == 0
@@ -61,11 +73,36 @@ def test_every_flag_reaches_its_place(parsed: list[ServeOptions]) -> None:
             load_format="dummy",
             request_timeout_s=90.0,
             log_level="debug",
+            log_format="json",
             api=ApiConfig(
                 host="0.0.0.0",
                 port=9000,
+                root_path="/omni",
+                tls=TlsFiles("cert.pem", "key.pem", "ca.pem", ssl.CERT_REQUIRED, "ECDHE"),
+                api_keys=("one", "two", "three"),
+                metrics_need_key=True,
+                public_voice_lists=False,
+                cors=CorsRules(
+                    ("https://a.example", "https://b.example"),
+                    ("GET", "POST"),
+                    ("authorization",),
+                    allow_credentials=True,
+                ),
+                max_queue=9,
+                max_concurrency_per_key=3,
                 max_body_bytes=64 * 1024 * 1024,
+                body_timeout_s=7.0,
                 allowed_media_domains=("a.example", "b.example"),
+                allowed_local_media_path=Path("/srv/media"),
+                media_limits=MediaLimits(
+                    max_bytes=1024 * 1024,
+                    max_audio_seconds=30.0,
+                    max_video_seconds=20.0,
+                    max_image_pixels=1000,
+                    max_video_frame_pixels=500,
+                    fetch_timeout_s=4.0,
+                ),
+                media_decode_timeout_s=6.0,
                 shutdown_timeout_s=0.0,
                 log_level="warning",
                 access_log=False,
@@ -93,6 +130,8 @@ def test_the_model_may_be_a_flag(parsed: list[ServeOptions]) -> None:
             "a --max-body-size 5T",
             "argument --max-body-size: '5T' is no size: a number of bytes, or as in 512K, 64M, 1G",
         ),
+        ("a --max-queue=-1", "argument --max-queue: '-1' is no whole number of 0 or more"),
+        ("a --max-image-pixels 0", "argument --max-image-pixels: must be 1 or more"),
         ("a --request-timeout 0", "argument --request-timeout: must be more than 0 seconds"),
         ("a --request-timeout nan", "argument --request-timeout: 'nan' is no number of seconds"),
         ("a --shutdown-timeout=-1", "argument --shutdown-timeout: '-1' is no number of seconds"),
@@ -111,6 +150,71 @@ def test_sizes_may_have_units(parsed: list[ServeOptions], text: str, num_bytes: 
     assert main(["serve", "some/model", "--max-body-size", text]) == 0
 
     assert parsed[0].api.max_body_bytes == num_bytes
+
+
+@pytest.fixture(autouse=True)
+def no_keys_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in KEY_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_keys_of_flags_and_file_count_together(parsed: list[ServeOptions], tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("two\nthree\n")
+
+    assert main(["serve", "some/model", "--api-key", "one", "--api-key-file", str(path)]) == 0
+
+    assert parsed[0].api.api_keys == ("one", "two", "three")
+
+
+@pytest.mark.parametrize(
+    ("environment", "flags", "keys"),
+    [
+        ({"VLLM_API_KEY": "v"}, [], ("v",)),
+        ({"VLLM_API_KEY": "v", "OMNI_SERVER_API_KEY": "o"}, [], ("o",)),
+        ({"VLLM_API_KEY": "v", "OMNI_SERVER_API_KEY": ""}, [], ("v",)),
+        ({"VLLM_API_KEY": ""}, [], ()),
+        ({"VLLM_API_KEY": "v"}, ["--api-key", "f"], ("f",)),
+    ],
+)
+def test_a_key_may_come_from_the_environment(
+    environment: dict[str, str],
+    flags: list[str],
+    keys: tuple[str, ...],
+    parsed: list[ServeOptions],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+    assert main(["serve", "some/model", *flags]) == 0
+
+    assert parsed[0].api.api_keys == keys
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--ssl-keyfile key.pem", "TLS needs --ssl-certfile"),
+        ("--ssl-certfile c.pem --ssl-cert-reqs 2", "--ssl-cert-reqs needs --ssl-ca-certs"),
+        ("--max-concurrency-per-key 2", "--max-concurrency-per-key needs --api-key"),
+        ("--root-path omni", "--root-path 'omni' must begin with a slash"),
+        ('--allowed-origins ["a"', "--allowed-origins: '[\"a\"' is no JSON list of strings"),
+        ("--allowed-origins [1]", "--allowed-origins: '[1]' is no JSON list of strings"),
+    ],
+)
+def test_flags_that_do_not_fit_together_exit_with_2(
+    flags: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "some/model", *flags.split()]) == 2
+
+    assert message in capsys.readouterr().err
+
+
+def test_origins_may_be_a_json_list_as_in_vllm(parsed: list[ServeOptions]) -> None:
+    assert main(["serve", "some/model", "--allowed-origins", '["*"]']) == 0
+
+    assert parsed[0].api.cors.allowed_origins == ("*",)
 
 
 def test_a_missing_model_folder_exits_with_2_and_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

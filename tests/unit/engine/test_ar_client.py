@@ -11,6 +11,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from omni_server.engine.ar_client import ArStageClient
 from omni_server.engine.async_engine import RowSink, StageAsyncLLM
 from omni_server.errors import InvalidRequestError, StageDeadError
+from omni_server.metrics.stage_metrics import ArStageMetrics
 from omni_server.protocol.feeds import AddressedFeed
 from omni_server.protocol.rows import RowsFeed
 from omni_server.protocol.token_blocks import TOKENS_PER_OUTPUT_KEY
@@ -28,6 +29,7 @@ class FakeEngine:
         self.gate.set()
         self.requests: dict[str, SamplingParams] = {}
         self.fed: list[AddressedFeed] = []
+        self.stage_metrics: ArStageMetrics | None = None
 
     async def add_request(self, request_id: str, engine_input: object, params: SamplingParams) -> SimpleNamespace:
         if self.error is not None:
@@ -61,6 +63,19 @@ async def test_an_open_request_has_the_engines_own_id_and_its_sink() -> None:
     await stream.close()
     assert engine.row_sinks == {}
     assert engine.requests == {}
+
+
+async def test_what_the_stage_did_is_counted_once_for_each_request() -> None:
+    engine = FakeEngine()
+    client = client_of(engine)
+    assert engine.stage_metrics is client.metrics
+    stream = await client.open("a", (1, 2), SamplingParams())
+    await stream.close()
+    await stream.close()
+    engine.error = ValueError("no")
+    with pytest.raises(InvalidRequestError):
+        await client.open("b", (1, 2), SamplingParams())
+    assert client.metrics.ended == {"abort": 1}
 
 
 async def test_blocks_of_tokens_are_asked_for_only_where_they_are_wanted() -> None:

@@ -1,0 +1,140 @@
+"""One line for each HTTP request when it ends, and one for each answer of a WebSocket session.
+
+Nothing that a client sent appears in it but the path of an unknown URL: no prompt, no media, no key.
+"""
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+
+from omni_server.api.answer_record import AnswerRecord
+from omni_server.api.request_record import RequestRecord
+from omni_server.log_format import Field, StructuredMessage
+from omni_server.types import PromptTokens
+
+logger = logging.getLogger(__name__)
+
+QUIET_ROUTES = frozenset(
+    {"/health", "/healthz", "/ready", "/readyz", "/live", "/livez", "/ping", "/metrics", "/load", "/version"}
+)
+"""Asked every few seconds by machines: their lines have level DEBUG unless they fail inside the server."""
+
+_MAX_PATH = 100
+
+
+class RequestLine(StructuredMessage):
+    """The end of an HTTP request or a session, or of one answer in a session."""
+
+    def __init__(
+        self,
+        what: str,
+        record: RequestRecord,
+        answers: Sequence[AnswerRecord],
+        *,
+        status: int | None,
+        client: str | None,
+        seconds: float,
+    ) -> None:
+        """`what` is method and route. `status` is None for an answer inside a session."""
+        self._what = what
+        self._record = record
+        self._answers = answers
+        self._status = status
+        self._client = client
+        self._seconds = seconds
+
+    def summary(self) -> str:
+        return self._what if self._status is None else f"{self._what} {self._status}"
+
+    def fields(self) -> Mapping[str, Field]:
+        record = self._record
+        fields: dict[str, Field] = {"request_id": record.request_id, "caller": record.caller}
+        if self._client is not None:
+            fields["client"] = self._client
+        if self._status is not None:
+            fields["status"] = self._status
+            if record.error is not None:
+                fields["error"] = record.error.code or record.error.type
+        if record.num_retries:
+            fields["retry"] = record.num_retries
+        fields["seconds"] = self._seconds
+        if self._answers:
+            fields |= _answer_fields(self._answers)
+        return fields
+
+
+def log_request(
+    what: str,
+    route: str,
+    record: RequestRecord,
+    *,
+    status: int,
+    client: str | None,
+) -> None:
+    """The line of an HTTP request or session that is over; `what` is method and path."""
+    level = logging.DEBUG if route in QUIET_ROUTES and status != 500 else logging.INFO
+    if logger.isEnabledFor(level):
+        # Those of a session have lines of their own.
+        answers = () if record.is_websocket else record.answers
+        seconds = time.perf_counter() - record.began
+        logger.log(level, RequestLine(what, record, answers, status=status, client=client, seconds=seconds))
+
+
+def log_session_answer(record: RequestRecord, answer: AnswerRecord) -> None:
+    """The line of one answer inside a WebSocket session."""
+    logger.info(RequestLine("answer", record, [answer], status=None, client=None, seconds=answer.duration_s))
+
+
+def shown_path(path: str) -> str:
+    """A path for the log: of bounded length and without line breaks, with which a client could forge lines."""
+    shown = path if len(path) <= _MAX_PATH else path[:_MAX_PATH] + "..."
+    return shown if shown.isascii() and shown.isprintable() else ascii(shown)[1:-1]
+
+
+def _answer_fields(answers: Sequence[AnswerRecord]) -> dict[str, Field]:
+    """Of several answers to one request, tokens and sound are sums and the times are the first one's."""
+    first = answers[0]
+    fields: dict[str, Field] = {"answer_id": first.answer_id}
+    if len(answers) > 1:
+        fields["answers"] = len(answers)
+    worst = next((answer for answer in answers if answer.outcome != "ok"), first)
+    fields["outcome"] = worst.outcome
+    if worst.reason:
+        fields["reason"] = worst.reason
+    prompts = [answer.prompt for answer in answers if answer.prompt is not None]
+    if prompts:
+        fields |= _prompt_fields(prompts[0])
+    usages = [answer.finished.usage for answer in answers if answer.finished is not None]
+    if usages:
+        fields["text_tokens"] = sum(usage.text_tokens for usage in usages)
+    if any(answer.is_spoken for answer in answers):
+        if usages:
+            fields["codec_tokens"] = sum(usage.codec_tokens for usage in usages)
+        fields["audio_s"] = sum(answer.audio_s for answer in answers)
+    if any(answer.audio_input_s for answer in answers):
+        fields["audio_input_s"] = sum(answer.audio_input_s for answer in answers)
+    if first.first_text_s is not None:
+        fields["first_text_s"] = first.first_text_s
+    if first.first_audio_s is not None:
+        fields["first_audio_s"] = first.first_audio_s
+        fields["underrun_s"] = first.underrun_s
+    return fields | _stage_fields(first)
+
+
+def _prompt_fields(prompt: PromptTokens) -> dict[str, Field]:
+    fields: dict[str, Field] = {"prompt_tokens": prompt.total}
+    of_media = {"prompt_audio": prompt.audio, "prompt_image": prompt.image, "prompt_video": prompt.video}
+    return fields | {name: count for name, count in of_media.items() if count}
+
+
+def _stage_fields(answer: AnswerRecord) -> dict[str, Field]:
+    """From first to last output of each stage, in seconds since the stages were given the request."""
+    if answer.finished is None:
+        return {}
+    times = answer.finished.times
+    spans = {
+        "thinker_s": (times.first_text_s, times.last_text_s),
+        "talker_s": (times.first_codes_s, times.last_codes_s),
+        "code2wav_s": (times.first_audio_s, times.last_audio_s),
+    }
+    return {name: (begin, end) for name, (begin, end) in spans.items() if begin is not None and end is not None}

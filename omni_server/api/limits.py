@@ -1,0 +1,163 @@
+"""Limits on what is accepted, checked before a request's body is read; and on the body itself."""
+
+import asyncio
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from omni_server.api.errors import error_response
+from omni_server.api.request_record import ANONYMOUS, current_request, path_of
+from omni_server.errors import OverloadedError, RateLimitError, RequestTooLargeError, UploadTimeoutError
+from omni_server.metrics.server_metrics import ServerMetrics
+
+MAX_RETRY_AFTER_S = 5
+_WEIGHT = 0.1
+"""Of the latest request in the mean duration."""
+
+
+class Admission:
+    """Counts the requests and sessions that generate. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        metrics: ServerMetrics,
+        *,
+        max_queue: int,
+        max_per_caller: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """0 is no limit; callers without a key have none of their own."""
+        self._metrics = metrics
+        self._max_queue = max_queue
+        self._max_per_caller = max_per_caller
+        self._clock = clock
+        self._num_in_flight = 0
+        self._of_caller: Counter[str] = Counter()
+        self._mean_s = 1.0
+        metrics.limit.set(max_queue)
+
+    @property
+    def num_in_flight(self) -> int:
+        return self._num_in_flight
+
+    def check_room(self) -> None:
+        """Raises `OverloadedError` if the next request would be refused."""
+        if 0 < self._max_queue <= self._num_in_flight:
+            raise OverloadedError(
+                f"The server is at its limit of {self._max_queue} requests at a time; try again later."
+            )
+
+    def enter(self, caller: str) -> Callable[[], None]:
+        """Takes a place and returns what gives it back. Raises `OverloadedError` or `RateLimitError`."""
+        try:
+            self.check_room()
+        except OverloadedError:
+            self._metrics.rejected("max_queue")
+            raise
+        if caller != ANONYMOUS and 0 < self._max_per_caller <= self._of_caller[caller]:
+            self._metrics.rejected("max_concurrency_per_key")
+            raise RateLimitError(
+                f"This API key is at its limit of {self._max_per_caller} requests at a time; try again later."
+            )
+        began = self._clock()
+        self._count(caller, 1)
+
+        def leave() -> None:
+            self._count(caller, -1)
+            self._mean_s += _WEIGHT * (self._clock() - began - self._mean_s)
+
+        return leave
+
+    def retry_after_s(self) -> int:
+        """Whole seconds until one of the places is expected to be free, 1 to `MAX_RETRY_AFTER_S`."""
+        return max(1, min(MAX_RETRY_AFTER_S, math.ceil(self._mean_s / max(1, self._num_in_flight))))
+
+    def _count(self, caller: str, change: int) -> None:
+        self._num_in_flight += change
+        self._of_caller[caller] += change
+        if self._of_caller[caller] == 0:
+            del self._of_caller[caller]
+        self._metrics.in_flight.set(self._num_in_flight)
+
+
+class AdmissionMiddleware:
+    """A place for each POST and each WebSocket under `/v1/`, from before its body is read until it is over."""
+
+    def __init__(self, app: ASGIApp, admission: Admission) -> None:
+        self.app = app
+        self._admission = admission
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        generates = scope["type"] == "websocket" or (scope["type"] == "http" and scope["method"] == "POST")
+        if not generates or not path_of(scope).startswith("/v1/"):
+            await self.app(scope, receive, send)
+            return
+        record = current_request()
+        try:
+            leave = self._admission.enter(ANONYMOUS if record is None else record.caller)
+        except (OverloadedError, RateLimitError) as error:
+            headers = {"retry-after": str(self._admission.retry_after_s())}
+            await error_response(error, headers)(scope, receive, send)
+            return
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            leave()
+
+
+class BodyLimitMiddleware:
+    """Bounds the size of every request body, and the time that it takes to arrive.
+
+    `receive` raises `RequestTooLargeError` or `UploadTimeoutError` where the route reads the body.
+    """
+
+    def __init__(self, app: ASGIApp, max_bytes: int, timeout_s: float) -> None:
+        self.app = app
+        self._max_bytes = max_bytes
+        self._timeout_s = timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        declared = Headers(scope=scope).get("content-length", "")
+        if declared.isascii() and declared.isdigit() and int(declared[:20]) > self._max_bytes:
+            await error_response(_too_large(self._max_bytes))(scope, receive, send)
+            return
+        await self.app(scope, _BoundedBody(receive, self._max_bytes, self._timeout_s), send)
+
+
+class _BoundedBody:
+    def __init__(self, receive: Receive, max_bytes: int, timeout_s: float) -> None:
+        self._receive = receive
+        self._max_bytes = max_bytes
+        self._timeout_s = timeout_s
+        self._deadline: float | None = None
+        self._num_bytes = 0
+        self._is_complete = False
+
+    async def __call__(self) -> Message:
+        if self._is_complete:
+            return await self._receive()
+        if self._deadline is None:
+            self._deadline = asyncio.get_running_loop().time() + self._timeout_s
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                message = await self._receive()
+        except TimeoutError:
+            raise UploadTimeoutError(
+                f"The request body did not arrive within the {self._timeout_s:g} s that this server waits."
+            ) from None
+        self._num_bytes += len(message.get("body", b""))
+        self._is_complete = not message.get("more_body", False)
+        if self._num_bytes > self._max_bytes:
+            raise _too_large(self._max_bytes)
+        return message
+
+
+def _too_large(max_bytes: int) -> RequestTooLargeError:
+    return RequestTooLargeError(f"The request body is larger than the {max_bytes} bytes that this server accepts.")

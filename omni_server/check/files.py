@@ -1,0 +1,131 @@
+"""The checkpoint's folder: is everything there, whole, and of the model that its config.json describes?"""
+
+import json
+import shutil
+from pathlib import Path
+
+from omni_server.check.report import Report
+from omni_server.check.safetensors_headers import StoredWeights, read_weights
+from omni_server.config.stage_config import StageConfig
+from omni_server.errors import ConfigError
+from omni_server.family import FamilyModel, ModelFamily, StageFootprint
+
+
+def check_architecture(folder: Path, config: StageConfig, family: ModelFamily, report: Report) -> bool:
+    """Whether config.json is of the stage config's model family. Tells what it finds, and notes it in `report`."""
+    path = folder / "config.json"
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        names = [str(name) for name in document["architectures"]]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        report.error("files", f"{path}: names no architecture ({type(error).__name__}: {error})")
+        return False
+    report.architecture = ", ".join(names)
+    if not set(names) & set(family.architectures):
+        report.error(
+            "files",
+            f"{path}: architectures is {report.architecture}; the stage config's model_family "
+            f"({config.model_family}) runs {', '.join(family.architectures)}",
+        )
+        return False
+    return True
+
+
+def check_small_files(folder: Path, family: ModelFamily, report: Report) -> None:
+    """Tokenizer, preprocessor, voices: missing files and damaged JSON."""
+    for needed in family.needed_files():
+        if not any((folder / name).is_file() for name in needed.names):
+            report.error("files", f"{folder} lacks {needed.purpose}: {' or '.join(needed.names)}; download it too")
+    for path in sorted(folder.glob("*.json")):
+        try:
+            json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            report.error("files", f"{path}: cannot be read as JSON ({error}): download it again")
+
+
+def open_model(folder: Path, family: ModelFamily, report: Report) -> FamilyModel | None:
+    """The model as the server opens it, tokenizer and voices included; what goes wrong then is told."""
+    try:
+        try:
+            model = family.open(folder)
+        except ConfigError:
+            raise
+        except Exception as error:  # transformers raises all kinds of them for damaged files
+            raise ConfigError(f"{folder}: the server cannot open it: {type(error).__name__}: {error}") from error
+    except ConfigError as error:
+        report.error("files", str(error))
+        return None
+    report.dtype = model.dtype_name()
+    return model
+
+
+def check_weights(
+    folder: Path, model: str, footprints: dict[str, StageFootprint], *, is_hub_id: bool, report: Report
+) -> StoredWeights:
+    """Files that are missing or damaged, and weights that are missing or misshapen."""
+    stored = read_weights(folder)
+    report.num_weight_files, report.weight_bytes = stored.num_files, stored.num_bytes
+    if not stored.num_files and is_hub_id:
+        _tell_download(folder, model, report)
+        return stored
+    if not stored.num_files and not stored.missing_files:
+        report.error(
+            "files",
+            f"{folder} has no weights (*.safetensors): download them, or serve random ones with --load-format dummy, "
+            "which this command takes too",
+        )
+        return stored
+    for problem in stored.problems:
+        report.error("files", problem)
+    if not stored.problems and not _is_quantized(folder):
+        for name, footprint in footprints.items():
+            _compare(name, footprint, stored, report)
+    return stored
+
+
+def _compare(stage: str, footprint: StageFootprint, stored: StoredWeights, report: Report) -> None:
+    missing = [name for name in footprint.tensors if name not in stored.tensors]
+    if missing:
+        report.error(
+            "files",
+            f"stage '{stage}': {len(missing)} of its {len(footprint.tensors)} weights are in no file, the first is "
+            f"{missing[0]}: the checkpoint is incomplete, or config.json is of another one",
+        )
+    for name, shape in footprint.tensors.items():
+        found = stored.tensors.get(name)
+        if found is not None and found.shape != shape:
+            report.error(
+                "files",
+                f"stage '{stage}': the weight {name} is {list(found.shape)} in {found.file}, by config.json it is "
+                f"{list(shape)}: they are of different models",
+            )
+            return
+
+
+def _is_quantized(folder: Path) -> bool:
+    """Quantized weights have names and shapes of their own."""
+    document = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return "quantization_config" in document
+
+
+def _tell_download(folder: Path, model: str, report: Report) -> None:
+    free = shutil.disk_usage(folder).free
+    index = folder / "model.safetensors.index.json"
+    size = None
+    if index.is_file():
+        try:
+            size = int(json.loads(index.read_text(encoding="utf-8"))["metadata"]["total_size"])
+        except (KeyError, TypeError, ValueError):
+            report.warn("files", f"{index} does not say how large the weights are")
+    if size is None:
+        report.warn("files", f"the weights of {model} are not here yet; 'omni-server serve' downloads them")
+    elif size > free:
+        report.error(
+            "files",
+            f"the weights of {model} are not here yet and take {size / 1e9:.1f} GB, but {folder} has "
+            f"{free / 1e9:.1f} GB free: set HF_HOME to a larger disk",
+        )
+    else:
+        report.warn(
+            "files", f"the weights of {model} are not here yet: 'omni-server serve' downloads {size / 1e9:.1f} GB"
+        )

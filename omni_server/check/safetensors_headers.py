@@ -1,0 +1,133 @@
+"""Names, types and shapes of weights out of the headers of their files; the weights themselves are not read."""
+
+import json
+import math
+import struct
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_LENGTH_BYTES = 8
+_MAX_HEADER_BYTES = 100_000_000
+"""The format's own limit."""
+_BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
+    "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64, "F4": 4,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """One weight as its file's header declares it."""
+
+    file: str
+    dtype: str
+    """The format's name of it, as `BF16`."""
+    shape: tuple[int, ...]
+    num_bytes: int
+
+
+@dataclass
+class StoredWeights:
+    """All weights of a folder, and what is wrong with its files."""
+
+    tensors: dict[str, StoredTensor] = field(default_factory=dict)
+    num_files: int = 0
+    num_bytes: int = 0
+    """Of the files."""
+    problems: list[str] = field(default_factory=list)
+    missing_files: list[str] = field(default_factory=list)
+    """Files that the index names and the folder lacks."""
+
+
+class _DamagedError(Exception):
+    """The message says what is wrong with the file."""
+
+
+def read_weights(folder: Path) -> StoredWeights:
+    """What model.safetensors.index.json names, else every *.safetensors. Damage is told, not raised."""
+    found = StoredWeights()
+    index = _read_index(folder, found)
+    names = sorted(set(index.values())) if index is not None else sorted(p.name for p in folder.glob("*.safetensors"))
+    for name in names:
+        path = folder / name
+        if not path.is_file():
+            found.missing_files.append(name)
+            continue
+        found.num_files += 1
+        found.num_bytes += path.stat().st_size
+        try:
+            found.tensors |= _read_header(path)
+        except _DamagedError as error:
+            found.problems.append(f"{path}: {error}")
+    if found.missing_files:
+        found.problems.append(
+            f"{folder}: {len(found.missing_files)} of the {len(names)} weight files that model.safetensors.index.json "
+            f"names are missing ({_some(found.missing_files)}): download the model again"
+        )
+    for tensor, name in (index or {}).items():
+        if name not in found.missing_files and tensor not in found.tensors and not _is_damaged(folder / name, found):
+            found.problems.append(
+                f"{folder / name} lacks the weight {tensor}, which model.safetensors.index.json says it has: download "
+                "both again"
+            )
+            break
+    return found
+
+
+def _is_damaged(path: Path, found: StoredWeights) -> bool:
+    return any(problem.startswith(f"{path}: ") for problem in found.problems)
+
+
+def _read_index(folder: Path, found: StoredWeights) -> dict[str, str] | None:
+    path = folder / "model.safetensors.index.json"
+    if not path.is_file():
+        return None
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        weight_map = document["weight_map"]
+        return {str(tensor): str(file) for tensor, file in weight_map.items()}
+    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+        found.problems.append(f"{path}: no index of weights ({type(error).__name__}: {error}): download it again")
+        return None
+
+
+def _read_header(path: Path) -> dict[str, StoredTensor]:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(_LENGTH_BYTES)
+        if start.startswith(b"version "):
+            raise _DamagedError("is a pointer of Git LFS, not the file itself: run 'git lfs pull' in the folder")
+        if len(start) < _LENGTH_BYTES:
+            raise _DamagedError(f"has {size} bytes only: download it again")
+        (length,) = struct.unpack("<Q", start)
+        if length > min(_MAX_HEADER_BYTES, size - _LENGTH_BYTES):
+            raise _DamagedError("has no header of the safetensors format, or is cut off in it: download it again")
+        header = file.read(length)
+    try:
+        tensors = {
+            name: _tensor(path.name, entry) for name, entry in json.loads(header).items() if name != "__metadata__"
+        }
+        end = max(
+            (entry["data_offsets"][1] for name, entry in json.loads(header).items() if name in tensors), default=0
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _DamagedError(f"has a header that cannot be read ({error}): download it again") from error
+    expected = _LENGTH_BYTES + length + end
+    if size != expected:
+        what = "is cut off" if size < expected else "is too long"
+        raise _DamagedError(f"{what}: {size:,} bytes, by its header it has {expected:,}: download it again")
+    return tensors
+
+
+def _tensor(file: str, entry: dict[str, object]) -> StoredTensor:
+    shape, dtype, offsets = entry["shape"], entry["dtype"], entry["data_offsets"]
+    if not (isinstance(shape, list) and isinstance(offsets, list) and isinstance(dtype, str)):
+        raise ValueError("wrong types")
+    num_bytes = offsets[1] - offsets[0]
+    if dtype in _BITS and num_bytes * 8 != math.prod(shape) * _BITS[dtype]:
+        raise ValueError(f"{num_bytes} bytes for {dtype}{shape}")
+    return StoredTensor(file, dtype, tuple(shape), num_bytes)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

@@ -1,0 +1,132 @@
+"""Flags of `omni-server serve` that bound what one request, one caller or all together may take."""
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+from omni_server.api.config import ApiConfig
+from omni_server.cli.values import count, positive_count, seconds, size
+from omni_server.errors import ConfigError
+
+_DEFAULTS = ApiConfig()
+_MEDIA = _DEFAULTS.media_limits
+
+
+def add_limit_flags(parser: argparse.ArgumentParser) -> None:
+    limits = parser.add_argument_group("limits")
+    limits.add_argument(
+        "--max-queue",
+        metavar="N",
+        type=count,
+        default=_DEFAULTS.max_queue,
+        help="requests and realtime sessions that run or wait; more get 503. 0 is no limit (default: %(default)s)",
+    )
+    limits.add_argument(
+        "--max-concurrency-per-key",
+        metavar="N",
+        type=count,
+        default=_DEFAULTS.max_concurrency_per_key,
+        help="of these, the most of one API key; more get 429. 0 is no limit (default: %(default)s)",
+    )
+    limits.add_argument(
+        "--max-body-size",
+        metavar="SIZE",
+        type=size,
+        default=_DEFAULTS.max_body_bytes,
+        help="largest request body, in bytes or as in 64M; larger ones get 413 (default: 128M)",
+    )
+    limits.add_argument(
+        "--body-timeout",
+        metavar="SECONDS",
+        type=seconds,
+        default=_DEFAULTS.body_timeout_s,
+        help="time for a request's body to arrive; slower ones get 408 (default: %(default)g)",
+    )
+    media = parser.add_argument_group("media in requests")
+    media.add_argument(
+        "--allowed-media-domains",
+        metavar="HOST",
+        nargs="+",
+        default=[],
+        help="hosts that http(s) URLs of audio, images and videos may name (default: none, only data URLs)",
+    )
+    media.add_argument(
+        "--allowed-local-media-path",
+        metavar="FOLDER",
+        help="folder on this machine below which file: URLs may name files (default: no file: URLs)",
+    )
+    media.add_argument(
+        "--max-media-size",
+        metavar="SIZE",
+        type=size,
+        default=_MEDIA.max_bytes,
+        help="largest audio, image or video, in bytes or as in 64M (default: 64M)",
+    )
+    media.add_argument(
+        "--max-audio-duration",
+        metavar="SECONDS",
+        type=seconds,
+        default=_MEDIA.max_audio_seconds,
+        help="longest audio; Qwen2.5-Omni does not hear what is beyond 300 (default: %(default)g)",
+    )
+    media.add_argument(
+        "--max-video-duration",
+        metavar="SECONDS",
+        type=seconds,
+        default=_MEDIA.max_video_seconds,
+        help="longest video (default: %(default)g)",
+    )
+    media.add_argument(
+        "--max-image-pixels",
+        metavar="N",
+        type=positive_count,
+        default=_MEDIA.max_image_pixels,
+        help="width times height of a picture (default: %(default)s)",
+    )
+    media.add_argument(
+        "--max-video-frame-pixels",
+        metavar="N",
+        type=positive_count,
+        default=_MEDIA.max_video_frame_pixels,
+        help="width times height of a video (default: %(default)s)",
+    )
+    media.add_argument(
+        "--media-fetch-timeout",
+        metavar="SECONDS",
+        type=seconds,
+        default=_MEDIA.fetch_timeout_s,
+        help="time to fetch one URL, redirects included (default: %(default)g)",
+    )
+    media.add_argument(
+        "--media-decode-timeout",
+        metavar="SECONDS",
+        type=seconds,
+        default=_DEFAULTS.media_decode_timeout_s,
+        help="time to decode one item (default: %(default)g)",
+    )
+
+
+def limit_settings(config: ApiConfig, options: argparse.Namespace) -> ApiConfig:
+    """`config` with what the flags say. Raises `ConfigError`."""
+    if options.max_concurrency_per_key and not config.api_keys:
+        raise ConfigError("--max-concurrency-per-key needs --api-key: without keys, callers cannot be told apart")
+    folder = options.allowed_local_media_path
+    return replace(
+        config,
+        max_queue=options.max_queue,
+        max_concurrency_per_key=options.max_concurrency_per_key,
+        max_body_bytes=options.max_body_size,
+        body_timeout_s=options.body_timeout,
+        allowed_media_domains=tuple(options.allowed_media_domains),
+        allowed_local_media_path=None if folder is None else Path(folder),
+        media_limits=replace(
+            config.media_limits,
+            max_bytes=options.max_media_size,
+            max_audio_seconds=options.max_audio_duration,
+            max_video_seconds=options.max_video_duration,
+            max_image_pixels=options.max_image_pixels,
+            max_video_frame_pixels=options.max_video_frame_pixels,
+            fetch_timeout_s=options.media_fetch_timeout,
+        ),
+        media_decode_timeout_s=options.media_decode_timeout,
+    )

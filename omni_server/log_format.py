@@ -1,0 +1,58 @@
+"""Log lines as text or as JSON, of the server process and, through vLLM's logging configuration, of its engines."""
+
+import json
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+Field = str | int | float | tuple[float, float]
+
+
+class StructuredMessage(ABC):
+    """A message made of fields: `logger.info(message)`. As text it is its summary and the fields as `name=value`."""
+
+    @abstractmethod
+    def summary(self) -> str:
+        """What happened, in a few words."""
+
+    @abstractmethod
+    def fields(self) -> Mapping[str, Field]:
+        """Names and values, in the order in which they are written. A pair of floats is a beginning and an end."""
+
+    def __str__(self) -> str:
+        return " ".join([self.summary(), *(f"{name}={_text(value)}" for name, value in self.fields().items())])
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object on one line: `time` (UTC, RFC 3339), `level`, `logger`, `message`, and the fields of a
+    `StructuredMessage`; `exception` holds a traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+        }
+        if isinstance(record.msg, StructuredMessage):
+            line |= {"message": record.msg.summary(), **record.msg.fields()}
+        else:
+            line["message"] = record.getMessage()
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+def _text(value: Field) -> str:
+    match value:
+        case float():
+            return f"{value:.3f}"
+        case (begin, end):
+            return f"{begin:.3f}-{end:.3f}"
+        case int():
+            return str(value)
+        case _:
+            is_plain = value != "" and value.isascii() and value.isprintable() and not set(value) & set(' "=')
+            return value if is_plain else json.dumps(value)

@@ -1,0 +1,102 @@
+"""What a Qwen2.5-Omni checkpoint takes, stage by stage, from its config.json alone."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, Qwen2_5OmniConfig, Qwen2_5OmniForConditionalGeneration
+
+from omni_server.config.stage_config import DiffusionStage, ModelStage, Stage, StageConfig
+from omni_server.errors import ConfigError
+from omni_server.family import KvLayout, NeededFile, StageFootprint
+from stages.qwen2_5_omni.code2wav.dit import EVALUATIONS, GUIDANCE_OFF_BELOW
+from stages.qwen2_5_omni.code2wav.stream_kv import slot_shape
+from stages.qwen2_5_omni.code2wav.voices import VOICES_FILE
+
+NEEDED_FILES = (
+    NeededFile(("tokenizer.json", "vocab.json"), "the tokenizer"),
+    NeededFile(("tokenizer_config.json",), "the tokenizer's settings"),
+    NeededFile(("preprocessor_config.json", "processor_config.json"), "how sound and pictures are prepared"),
+    NeededFile(("chat_template.json", "chat_template.jinja", "tokenizer_config.json"), "the chat template"),
+    NeededFile((VOICES_FILE,), "the voices"),
+)
+
+_PREFIXES: dict[ModelStage, str] = {"thinker": "thinker.", "talker": "talker.", "code2wav": "token2wav."}
+
+
+def stage_footprints(model_dir: Path, config: StageConfig) -> dict[str, StageFootprint]:
+    """See `ModelFamily.footprints`."""
+    try:
+        whole = AutoConfig.from_pretrained(model_dir)
+        if not isinstance(whole, Qwen2_5OmniConfig):
+            raise ConfigError(f"{model_dir / 'config.json'}: model_type is {whole.model_type}, not qwen2_5_omni")
+        with torch.device("meta"):  # shapes only
+            tensors = Qwen2_5OmniForConditionalGeneration(whole).state_dict()
+    except ConfigError:
+        raise
+    except Exception as error:  # transformers and torch raise all kinds of them for a config that makes no sense
+        raise ConfigError(f"{model_dir / 'config.json'} describes no model that can be built: {error}") from error
+    shapes = {key: tuple(tensor.shape) for key, tensor in tensors.items()}
+    return {name: _footprint(whole, config, stage, shapes) for name, stage in config.stages.items()}
+
+
+def _footprint(
+    whole: Qwen2_5OmniConfig, config: StageConfig, stage: Stage, all_shapes: dict[str, tuple[int, ...]]
+) -> StageFootprint:
+    prefix = _PREFIXES[stage.model_stage]
+    shapes = {key: shape for key, shape in all_shapes.items() if key.startswith(prefix)}
+    if not shapes:
+        raise ConfigError(
+            f"the checkpoint has no {stage.model_stage} (enable_audio_output in config.json): use a stage config with "
+            "the thinker alone"
+        )
+    if isinstance(stage, DiffusionStage):
+        return _code2wav(whole, config, stage, shapes)
+    decoder = whole.thinker_config.text_config if stage.model_stage == "thinker" else whole.talker_config
+    head_dim = decoder.hidden_size // decoder.num_attention_heads
+    if stage.model_stage == "talker":
+        head_dim = decoder.head_dim
+    return StageFootprint(
+        tensors=shapes,
+        loads_float32=False,
+        kv=KvLayout(decoder.num_hidden_layers, decoder.num_key_value_heads, head_dim),
+        # Both halves of the feed-forward part and their product; the residual, its norm, and what goes in and out.
+        values_per_token=3 * decoder.intermediate_size + 4 * decoder.hidden_size,
+    )
+
+
+def _code2wav(
+    whole: Qwen2_5OmniConfig, config: StageConfig, stage: DiffusionStage, shapes: dict[str, tuple[int, ...]]
+) -> StageFootprint:
+    dit, vocoder = whole.token2wav_config.dit_config, whole.token2wav_config.bigvgan_config
+    branches = 2 if stage.solver.guidance_scale >= GUIDANCE_OFF_BELOW else 1
+    per_stream = slot_shape(
+        num_intervals=stage.solver.num_steps - 1,
+        num_evaluations=EVALUATIONS,
+        num_layers=len(dit.look_backward_layers),
+        num_branches=branches,
+        block_size=dit.block_size,
+        inner=dit.num_attention_heads * dit.head_dim,
+    )
+    is_float32 = stage.dtype == "float32" or (stage.dtype == "auto" and config.platform == "cpu")
+    num_streams = stage.num_stream_slots if config.carries_state else 0
+    # A block of the DiT holds its residual, norm, queries, keys, values and feed-forward part; the vocoder's widest
+    # layer its input, and output and activations at twice the rate.
+    per_frame = branches * 10 * dit.hidden_size + 6 * _widest(vocoder.upsample_initial_channel, vocoder.upsample_rates)
+    return StageFootprint(
+        tensors=shapes,
+        loads_float32=True,
+        kv=None,
+        values_per_token=dit.repeats * per_frame,
+        state_bytes=num_streams * math.prod(per_stream) * (4 if is_float32 else 2),
+    )
+
+
+def _widest(channels: int, rates: Sequence[int]) -> int:
+    """Most values for one mel frame in any layer of the vocoder, which halves its channels at each step upwards."""
+    widest, samples = channels, 1
+    for rate in rates:
+        channels, samples = channels // 2, samples * rate
+        widest = max(widest, channels * samples)
+    return widest

@@ -1,0 +1,173 @@
+"""The web page's files as the server hands them out."""
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from omni_server.api.config import ApiConfig
+from omni_server.api.web.page import load_assets
+from tests.unit.api.asgi_call import AsgiCall
+from tests.unit.api.clients import app_of, error_of, http_client
+from tests.unit.api.fake_generator import FakeGenerator
+
+STATIC = Path(__file__).parents[4] / "omni_server" / "api" / "web" / "static"
+ASSETS = sorted(file.name for file in STATIC.iterdir() if file.name != "index.html")
+
+
+async def get(path: str, method: str = "GET", **headers: str) -> httpx2.Response:
+    async with http_client(app_of(None)) as client:  # before the model is there
+        return await client.request(method, path, headers={name.replace("_", "-"): headers[name] for name in headers})
+
+
+def page() -> str:
+    return (STATIC / "index.html").read_text()
+
+
+class Tags(HTMLParser):
+    """All start tags of a page: `(name, attributes)`."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+async def test_the_page_is_there_before_the_model_is() -> None:
+    response = await get("/")
+    assert response.status_code == 200
+    assert response.headers["content-type"] == "text/html; charset=utf-8"
+    assert response.text == page()
+
+
+@pytest.mark.parametrize("name", ASSETS)
+async def test_every_file_is_served_with_its_type(name: str) -> None:
+    response = await get(f"/web/{name}")
+    types = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
+    assert response.status_code == 200
+    assert response.headers["content-type"] == types[Path(name).suffix]
+    assert response.content == (STATIC / name).read_bytes()
+
+
+@pytest.mark.parametrize("path", ["/", "/web/app.js"])
+async def test_policy_allows_nothing_but_the_servers_own_files(path: str) -> None:
+    headers = (await get(path)).headers
+    policy = dict(
+        directive.strip().partition(" ")[::2] for directive in headers["content-security-policy"].split(";")
+    )
+    assert policy["default-src"] == "'none'"
+    assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
+    assert policy["frame-ancestors"] == policy["base-uri"] == policy["form-action"] == "'none'"
+    assert {source for sources in policy.values() for source in sources.split()} == {"'none'", "'self'", "blob:"}
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "no-referrer"
+    assert "microphone=(self)" in headers["permissions-policy"]
+
+
+def test_the_page_has_no_inline_script_or_style() -> None:
+    for tag, attributes in Tags(page()).found:
+        assert tag != "style"
+        assert tag != "script" or attributes.get("src")
+        assert not [name for name in attributes if name == "style" or name.startswith("on")], (tag, attributes)
+
+
+def test_no_file_names_another_host() -> None:
+    for file in STATIC.iterdir():
+        hosts = set(re.findall(r"(?:https?:)?//[a-z0-9.-]+\.[a-z]+", file.read_text()))
+        assert hosts <= {"http://www.w3.org"}, file.name  # the name of SVG's namespace
+
+
+async def test_all_that_the_files_refer_to_is_served() -> None:
+    references = {value for _, a in Tags(page()).found for value in (a.get("src"), a.get("href")) if value}
+    scripts = "".join(file.read_text() for file in STATIC.glob("*.js"))
+    modules = re.findall(r'from "\./([^"]+)"|new URL\("([^"]+)", import\.meta\.url\)', scripts)
+    wanted = {name for name in references if not name.startswith("#")}
+    wanted |= {f"web/{first or second}" for first, second in modules}
+    assert {"web/style.css", "web/app.js", "web/sse.js", "web/capture-worklet.js"} <= wanted
+    for name in wanted:
+        assert (await get(f"/{name}")).status_code == 200, name
+    unused = {f"web/{name}" for name in ASSETS} - wanted
+    assert unused == set()
+
+
+async def test_icons_that_the_page_uses_are_defined_in_it() -> None:
+    tags = Tags(page()).found
+    defined = {attributes["id"] for tag, attributes in tags if tag == "symbol"}
+    assert {str(attributes["href"])[1:] for tag, attributes in tags if tag == "use"} == defined
+
+
+@pytest.mark.parametrize("path", ["/", "/web/app.js"])
+async def test_a_client_that_has_this_version_is_told_so(path: str) -> None:
+    first = await get(path)
+    assert first.headers["cache-control"] == "no-cache"
+    again = await get(path, if_none_match=f'"other", W/{first.headers["etag"]}')
+    assert (again.status_code, again.content) == (304, b"")
+    assert again.headers["etag"] == first.headers["etag"]
+    assert again.headers["content-security-policy"] == first.headers["content-security-policy"]
+    assert (await get(path, if_none_match='"other"')).status_code == 200
+
+
+def test_versions_differ_where_contents_do() -> None:
+    assets = load_assets().values()
+    assert len({asset.etag for asset in assets}) == len({asset.content for asset in assets}) == len(ASSETS) + 1
+
+
+@pytest.mark.parametrize("path", ["/", "/web/app.js"])
+async def test_head_has_the_headers_without_the_body(path: str) -> None:
+    head, whole = await get(path, "HEAD"), await get(path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-length"] == whole.headers["content-length"]
+    assert error_of(await get(path, "POST"), 405)["code"] == "method_not_allowed"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/web",
+        "/web/",
+        "/web/index.html",
+        "/web/missing.js",
+        "/web/../page.py",
+        "/web/static/app.js",
+        "/web/..%2fpage.py",
+        "/web/%2e%2e/page.py",
+        "/web/app.js/",
+        "/web//etc/passwd",
+        "/index.html",
+    ],
+)
+async def test_nothing_else_is_served(path: str) -> None:
+    async with AsgiCall(app_of(None), path=path, method="GET") as call:
+        assert (await call.message())["status"] == 404
+        assert b"unknown_url" in (await call.message())["body"]
+
+
+async def test_the_page_is_no_part_of_the_described_api() -> None:
+    async with http_client(app_of(FakeGenerator(), ApiConfig())) as client:
+        paths = (await client.get("/openapi.json")).json()["paths"]
+    assert not [path for path in paths if path == "/" or path.startswith("/web")]
+
+
+def luminance(color: str) -> float:
+    """Relative luminance by WCAG 2.2."""
+    channels = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+def test_colours_have_the_contrast_of_wcag_aa(scheme: int) -> None:
+    blocks = re.findall(r":root \{(.*?)\}", (STATIC / "style.css").read_text(), re.DOTALL)
+    colors = dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6});", blocks[scheme]))
+    text = [("ink", "page"), ("ink", "surface"), ("ink", "raised"), ("muted", "page"), ("muted", "surface")]
+    text += [("muted", "raised"), ("on-accent", "accent"), ("danger", "page"), ("page", "ink")]
+    graphics = [("accent", "page"), ("accent", "surface"), ("line-strong", "page"), ("line-strong", "surface")]
+    for pairs, least in ((text, 4.5), (graphics, 3.0)):
+        for first, second in pairs:
+            darker, lighter = sorted((luminance(colors[first]), luminance(colors[second])))
+            assert (lighter + 0.05) / (darker + 0.05) >= least, (first, second)

@@ -1,0 +1,33 @@
+"""`--log-format`, in a process of its own: logging is set up once for all."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+def stderr_of(log_format: str, code: str) -> str:
+    lines = f"from omni_server.cli.log_setup import *; set_up_logging('info', {log_format!r}); import logging; {code}"
+    result = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert result.stdout == ""
+    return result.stderr
+
+
+def test_json_is_one_object_on_each_line() -> None:
+    lines = stderr_of("json", "logging.getLogger('x').warning('two\\nlines'); log_progress('loading')").splitlines()
+    assert [json.loads(line)["message"] for line in lines] == ["two\nlines", "loading"]
+
+
+def test_text_is_the_default_form() -> None:
+    assert stderr_of("text", "logging.getLogger('x').warning('hello')").endswith(" WARNING x: hello\n")
+
+
+@pytest.mark.parametrize("logger", ["vllm.engine", "stages.runtime"])
+def test_vllm_and_what_runs_in_its_processes_log_json_too(logger: str) -> None:
+    text = stderr_of("json", f"import vllm.logger; logging.getLogger({logger!r}).info('from there')")
+    (line,) = [json.loads(line) for line in text.splitlines() if "from there" in line]
+    assert line["logger"] == logger

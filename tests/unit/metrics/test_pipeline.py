@@ -1,0 +1,140 @@
+"""What the stages count, and how Prometheus gets it."""
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from omni_server.metrics.pipeline import QueueLevel, pipeline_text
+from omni_server.metrics.stage_metrics import ArStageMetrics
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 50.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def samples(stages: dict[str, ArStageMetrics]) -> dict[tuple[str, str], float]:
+    """By name and stage, without buckets."""
+    families = text_string_to_metric_families(pipeline_text("omni", stages, {}, {}).decode())
+    return {
+        (sample.name, sample.labels["stage"]): sample.value
+        for family in families
+        for sample in family.samples
+        if not sample.name.endswith("_bucket") and "finished_reason" not in sample.labels
+    }
+
+
+def ended(stage: ArStageMetrics) -> dict[str, float]:
+    families = text_string_to_metric_families(pipeline_text("omni", {"thinker": stage}, {}, {}).decode())
+    return {
+        sample.labels["finished_reason"]: sample.value
+        for family in families
+        for sample in family.samples
+        if "finished_reason" in sample.labels
+    }
+
+
+def test_request_that_gives_each_token_is_timed() -> None:
+    clock, stage = Clock(), ArStageMetrics()
+    meter = stage.request(30, has_each_token=True, clock=clock)
+    clock.now += 0.5
+    meter.tokens(0, num_cached=0)  # text without a token
+    clock.now += 0.5
+    meter.tokens(1, num_cached=10)
+    clock.now += 1.0
+    meter.tokens(3, num_cached=10)  # three steps, taken together
+    clock.now += 1.0
+    meter.tokens(1, num_cached=10)
+    meter.ended("stop")
+    meter.ended("abort")  # its release
+    values = samples({"thinker": stage})
+    assert values["vllm:prompt_tokens_total", "thinker"] == 30
+    assert values["vllm:prompt_tokens_cached_total", "thinker"] == 10
+    assert values["vllm:generation_tokens_total", "thinker"] == 5
+    assert values["vllm:time_to_first_token_seconds_sum", "thinker"] == 1.0
+    assert values["vllm:request_time_per_output_token_seconds_sum", "thinker"] == 2.0 / 4
+    assert values["vllm:e2e_request_latency_seconds_sum", "thinker"] == 3.0
+    assert ended(stage) == {"stop": 1, "length": 0, "abort": 0, "error": 0}
+
+
+def test_tokens_in_blocks_give_counts_but_no_times_of_tokens() -> None:
+    clock, stage = Clock(), ArStageMetrics()
+    meter = stage.request(30, has_each_token=False, clock=clock)
+    clock.now += 1.0
+    meter.tokens(12, num_cached=0)
+    meter.ended("length")
+    values = samples({"talker": stage})
+    assert values["vllm:generation_tokens_total", "talker"] == 12
+    assert values["vllm:time_to_first_token_seconds_count", "talker"] == 0
+    assert values["vllm:request_time_per_output_token_seconds_count", "talker"] == 0
+    assert values["vllm:e2e_request_latency_seconds_count", "talker"] == 1
+
+
+def test_aborted_and_failed_requests_are_counted_and_not_timed() -> None:
+    stage = ArStageMetrics()
+    for reason in ("abort", "abort", "error", "repetition"):
+        stage.request(3, has_each_token=True).ended(reason)
+    assert ended(stage) == {"stop": 0, "length": 0, "abort": 2, "error": 1, "repetition": 1}
+    values = samples({"thinker": stage})
+    assert values["vllm:e2e_request_latency_seconds_count", "thinker"] == 0
+    assert values["vllm:prompt_tokens_total", "thinker"] == 0  # the prompt was not read
+
+
+def test_one_token_has_no_time_between_tokens() -> None:
+    stage = ArStageMetrics()
+    meter = stage.request(3, has_each_token=True)
+    meter.tokens(1, num_cached=0)
+    meter.ended("stop")
+    assert samples({"thinker": stage})["vllm:request_time_per_output_token_seconds_count", "thinker"] == 0
+
+
+def test_the_warm_up_is_forgotten() -> None:
+    stage = ArStageMetrics()
+    meter = stage.request(3, has_each_token=True)
+    meter.tokens(2, num_cached=1)
+    meter.ended("length")
+    stage.clear()
+    assert set(samples({"thinker": stage}).values()) == {0.0}
+    assert set(ended(stage).values()) == {0.0}
+
+
+def test_levels_of_stages_and_queues_are_told() -> None:
+    thinker, talker = ArStageMetrics(), ArStageMetrics()
+    thinker.reported(num_running=2, num_waiting=1, kv_cache_usage=0.5)
+    text = pipeline_text(
+        "org/omni",
+        {"thinker": thinker, "talker": talker},
+        {"thinker": 3, "talker": 2, "code2wav": 1},
+        {("thinker", "talker"): QueueLevel(capacity=8, in_use=5, published=70)},
+    ).decode()
+    values = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if family.type == "gauge" or "shared_memory" in family.name
+    }
+    assert values == {
+        ("vllm:num_requests_running", "0", "org/omni", "thinker"): 2,
+        ("vllm:num_requests_running", "0", "org/omni", "talker"): 0,
+        ("vllm:num_requests_waiting", "0", "org/omni", "thinker"): 1,
+        ("vllm:num_requests_waiting", "0", "org/omni", "talker"): 0,
+        ("vllm:kv_cache_usage_perc", "0", "org/omni", "thinker"): 0.5,
+        ("vllm:kv_cache_usage_perc", "0", "org/omni", "talker"): 0,
+        ("omni_active_requests", "thinker"): 3,
+        ("omni_active_requests", "talker"): 2,
+        ("omni_active_requests", "code2wav"): 1,
+        ("omni_shared_memory_slots", "thinker", "talker"): 8,
+        ("omni_shared_memory_slots_in_use", "thinker", "talker"): 5,
+        ("omni_shared_memory_steps_total", "thinker", "talker"): 70,
+    }
+
+
+def test_buckets_of_vllms_families_are_vllms() -> None:
+    from vllm.v1.metrics import buckets as theirs
+
+    from omni_server.metrics import buckets as ours
+
+    assert ours.FIRST_OUTPUT_S == theirs.TIME_TO_FIRST_TOKEN_BUCKETS
+    assert ours.PER_TOKEN_S == theirs.INTER_TOKEN_LATENCY_BUCKETS
+    assert ours.REQUEST_S == theirs.REQUEST_LATENCY_BUCKETS
