@@ -6,8 +6,8 @@ for a fresh id (R21) by `RealtimeClient`.
 | row | shown by |
 |---|---|
 | R01 | test_a_session_begins_with_its_full_object |
-| R02 | test_a_browser_gets_its_subprotocol |
-| R03 | not here: keys are checked by middleware before this route; its tests cover the upgrade |
+| R02 | test_a_browser_gets_its_subprotocol, test_socket.py::test_a_key_opens_the_session_in_a_header_or_a_subprotocol |
+| R03 | test_socket.py::test_without_a_key_the_upgrade_is_a_401 |
 | R04 | test_an_unknown_model_is_refused_at_the_upgrade |
 | R05 | test_an_update_changes_only_what_it_names |
 | R06 | test_a_bad_update_changes_nothing |
