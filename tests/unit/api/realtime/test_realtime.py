@@ -36,7 +36,9 @@ for a fresh id (R21) by `RealtimeClient`.
 import asyncio
 import base64
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -70,12 +72,18 @@ from tests.unit.api.realtime.realtime_client import (
     voice,
 )
 
+TESTS = Path(__file__).parent
 OPENING = ["response.created", "response.output_item.added", "conversation.item.added", "response.content_part.added"]
 CLOSING = ["response.content_part.done", "response.output_item.done", "conversation.item.done", "response.done"]
 SPOKEN_CLOSING = ["response.output_audio.done", "response.output_audio_transcript.done", *CLOSING]
 MANUAL: dict[str, Any] = {"input": {"turn_detection": None}}
 # One delta of sound, and no more.
 ENDLESS: list[ScriptEntry] = [TextDelta("Once upon a time", (1,)), AudioDelta(0, SAMPLES[:4000]), Hang()]
+
+
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"test_\w+(?!\.py)\b(?!\.py)", __doc__ or ""))))
+def test_every_test_in_the_table_exists(name: str) -> None:
+    assert any(f"def {name}(" in file.read_text() for file in TESTS.glob("test_*.py"))
 
 
 # -- connecting
