@@ -46,11 +46,11 @@ def validate(schema: type[Model], body: object) -> Model:
         raise _invalid_request(error.errors(include_url=False)[0], body) from None
 
 
-def parameter_path(location: Sequence[int | str], body: object) -> str:
+def parameter_path(location: Sequence[int | str], body: object, *, may_lack_last: bool = True) -> str:
     """pydantic's `loc` as `messages[0].content[1].input_audio.data`.
 
     `loc` also holds the tags of the union branches that were taken, which are no keys of `body`; they are told
-    apart by following `body`. The last part is kept where `body` lacks it: it names what is missing.
+    apart by following `body`. The last part is kept where `body` lacks it, if that may be: it names what is missing.
     """
     path = ""
     here = body
@@ -59,7 +59,7 @@ def parameter_path(location: Sequence[int | str], body: object) -> str:
         if isinstance(key, int) and isinstance(here, list) and key < len(here):
             path += f"[{key}]"
             here = here[key]
-        elif isinstance(key, str) and isinstance(here, dict) and (key in here or is_last):
+        elif isinstance(key, str) and isinstance(here, dict) and (key in here or (is_last and may_lack_last)):
             path += f".{key}" if path else key
             here = here.get(key)
     return path[:_MAX_PATH]
@@ -67,7 +67,8 @@ def parameter_path(location: Sequence[int | str], body: object) -> str:
 
 def _invalid_request(error: ErrorDetails, body: object) -> InvalidRequestError:
     kind, context = error["type"], error.get("ctx", {})
-    param = parameter_path(error["loc"], body)
+    # What lacks a branch is there; behind it come only the tags of branches around.
+    param = parameter_path(error["loc"], body, may_lack_last=not kind.startswith("union_tag"))
     if not param:
         return InvalidRequestError("The request body must be a JSON object.", code="invalid_type")
     if kind == "missing":

@@ -145,6 +145,26 @@ def test_speaking_interrupts_the_answer_in_all_stages(server: ServerProcess) -> 
         assert talk.until("response.done")["response"]["status"] in ("completed", "incomplete")
 
 
+def test_a_function_is_called_and_its_result_spoken_about(server: ServerProcess) -> None:
+    parameters = {"type": "object", "properties": {"hot": {"type": "boolean"}}, "required": ["hot"]}
+    with talking(server) as talk:
+        talk.configure(tools=[{"type": "function", "name": "weather", "parameters": parameters}])
+        talk.say("Is it hot?")
+        # One call after the other fits into the answer of a model that was never trained to stop.
+        named = {"type": "function", "name": "weather"}
+        talk.connection.response.create(response={"tool_choice": named, "max_output_tokens": 200})  # type: ignore[arg-type]
+        done = talk.until("response.done")["response"]
+        assert done["status"] == "completed"
+        (call,) = (item for item in done["output"] if item["type"] == "function_call")
+        assert isinstance(json.loads(call["arguments"])["hot"], bool)
+        result = {"type": "function_call_output", "call_id": call["call_id"], "output": "It is."}
+        talk.connection.conversation.item.create(item=result)  # type: ignore[arg-type]
+        talk.until("conversation.item.done")
+        talk.connection.response.create(response={"tool_choice": "none", "max_output_tokens": 12})
+        answer = talk.until("response.done")["response"]
+        assert talk.sound(answer["id"])
+
+
 def test_a_dropped_connection_frees_all_stages(server: ServerProcess) -> None:
     with talking(server) as talk:
         talk.say("Tell me a long story.")

@@ -79,6 +79,23 @@ class AssistantMessage(BaseModel):
     content: Annotated[list[Annotated[OutputText | OutputAudio, Field(discriminator="type")]], Field(min_length=1)]
 
 
+class FunctionCall(BaseModel):
+    model_config = _LENIENT
+    type: Literal["function_call"]
+    id: ItemId | None = None
+    call_id: ItemId | None = None
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    arguments: str
+
+
+class FunctionCallOutput(BaseModel):
+    model_config = _LENIENT
+    type: Literal["function_call_output"]
+    id: ItemId | None = None
+    call_id: ItemId
+    output: str
+
+
 GivenMessage = SystemMessage | UserMessage | AssistantMessage
 
 
@@ -90,6 +107,7 @@ class ItemReference(BaseModel):
     id: ItemId
 
 
+GivenItem = GivenMessage | FunctionCall | FunctionCallOutput
 _Message = Annotated[GivenMessage, Field(discriminator="role")]
 
 
@@ -99,7 +117,10 @@ class ResponseParams(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
     conversation: Literal["auto", "none"] = "auto"
     metadata: Metadata | None = None
-    input: list[Annotated[_Message | ItemReference, Field(discriminator="type")]] | None = None
+    input: (
+        list[Annotated[_Message | FunctionCall | FunctionCallOutput | ItemReference, Field(discriminator="type")]]
+        | None
+    ) = None
     """Instead of the conversation; may be empty."""
 
     @property
@@ -133,7 +154,7 @@ class AudioClear(ClientEvent):
 
 
 class ItemCreate(ClientEvent):
-    item: Annotated[_Message, Field(discriminator="role")]
+    item: Annotated[_Message | FunctionCall | FunctionCallOutput, Field(discriminator="type")]
     previous_item_id: str | None = None
 
 

@@ -60,8 +60,9 @@ class Conversation:
         item = self.find(item_id)
         if item is None:
             raise unknown_item("truncating", item_id, "item_truncate_invalid_item_id")
-        part = item.content[content_index] if content_index < len(item.content) else None
-        if not isinstance(item, AssistantItem) or not isinstance(part, SpokenAudio):
+        content = item.content if isinstance(item, AssistantItem) else []
+        part = content[content_index] if content_index < len(content) else None
+        if not isinstance(part, SpokenAudio):
             raise InvalidRequestError(
                 "Only audio of an assistant's message can be truncated.", param="content_index", code="invalid_value"
             )

@@ -7,6 +7,8 @@ from omni_server.api.realtime import client_events as client
 from omni_server.api.realtime.audio_format import decode_audio, rate_of
 from omni_server.api.realtime.items import (
     AssistantItem,
+    CallItem,
+    CallOutputItem,
     HeardAudio,
     Item,
     SeenImage,
@@ -29,7 +31,7 @@ class ItemLoader:
         self._limits = limits
         self._model = model
 
-    async def load(self, given: client.GivenMessage, format: WireFormat, param: str) -> Item:
+    async def load(self, given: client.GivenItem, format: WireFormat, param: str) -> Item:
         """`format` is the session's for input audio; `param` names `given` in errors.
 
         Raises `InvalidRequestError`, and `OverloadedError` if no thread became free to decode a picture.
@@ -52,6 +54,11 @@ class ItemLoader:
                     for index, part in enumerate(given.content)
                 ]
                 return UserItem(item_id, content)
+            case client.FunctionCall(name=name, arguments=arguments):
+                call_id = given.call_id if given.call_id is not None else new_id("call")
+                return CallItem(item_id, call_id, name, arguments)
+            case client.FunctionCallOutput(call_id=call_id, output=output):
+                return CallOutputItem(item_id, call_id, output)
 
     async def _user_part(
         self, part: client.InputText | client.InputAudio | client.InputImage, format: WireFormat, param: str

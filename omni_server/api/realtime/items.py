@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from omni_server.api.realtime.sample_queue import Samples
-from omni_server.api.realtime.wire import ItemStatus, WireContent, WireItem
+from omni_server.api.realtime.wire import ItemStatus, WireCall, WireCallOutput, WireContent, WireItem, WireMessage
 from omni_server.types import SAMPLE_RATE_HZ, ImagePart
 
 
@@ -84,25 +84,60 @@ class AssistantItem:
     status: ItemStatus = "completed"
 
 
-Item = SystemItem | UserItem | AssistantItem
+@dataclass
+class CallItem:
+    """A function that the assistant wants to be called."""
+
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    """JSON, as the model wrote it."""
+    status: ItemStatus = "completed"
+
+
+@dataclass
+class CallOutputItem:
+    """What a function returned."""
+
+    id: str
+    call_id: str
+    output: str
+    status: ItemStatus = "completed"
+
+
+Message = SystemItem | UserItem | AssistantItem
+Item = Message | CallItem | CallOutputItem
 
 
 def wire_item(item: Item) -> WireItem:
     match item:
         case SystemItem():
             written = [WireContent(type="input_text", text=part.text) for part in item.content]
-            return WireItem(id=item.id, status=item.status, role="system", content=written)
+            return WireMessage(id=item.id, status=item.status, role="system", content=written)
         case UserItem():
             given = [_user_content(part) for part in item.content]
-            return WireItem(id=item.id, status=item.status, role="user", content=given)
+            return WireMessage(id=item.id, status=item.status, role="user", content=given)
         case AssistantItem():
             answered = [_assistant_content(part) for part in item.content]
-            return WireItem(id=item.id, status=item.status, role="assistant", content=answered)
+            return WireMessage(id=item.id, status=item.status, role="assistant", content=answered)
+        case CallItem():
+            return WireCall(
+                id=item.id, status=item.status, call_id=item.call_id, name=item.name, arguments=item.arguments
+            )
+        case CallOutputItem():
+            return WireCallOutput(id=item.id, status=item.status, call_id=item.call_id, output=item.output)
 
 
 def num_bytes(item: Item) -> int:
     """Of memory, about."""
-    return 200 + sum(_content_bytes(part) for part in item.content)
+    match item:
+        case CallItem():
+            return 200 + len(item.arguments)
+        case CallOutputItem():
+            return 200 + len(item.output)
+        case _:
+            return 200 + sum(_content_bytes(part) for part in item.content)
 
 
 def _user_content(part: WrittenText | HeardAudio | SeenImage) -> WireContent:

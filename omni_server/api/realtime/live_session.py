@@ -230,7 +230,7 @@ class LiveSession:
             items = tuple([await self._given(item, f"response.input[{i}]") for i, item in enumerate(params.input)])
         self._start(self._plan(params, items))
 
-    async def _given(self, item: client.GivenMessage | client.ItemReference, param: str) -> Item:
+    async def _given(self, item: client.GivenItem | client.ItemReference, param: str) -> Item:
         if not isinstance(item, client.ItemReference):
             return await self._loader.load(item, self._config.audio.input.format, param)
         found = self._conversation.find(item.id)

@@ -6,6 +6,8 @@ import numpy as np
 
 from omni_server.api.realtime.items import (
     AssistantItem,
+    CallItem,
+    CallOutputItem,
     HeardAudio,
     Item,
     SeenImage,
@@ -13,7 +15,7 @@ from omni_server.api.realtime.items import (
     UserItem,
     WrittenText,
 )
-from omni_server.types import AudioPart, ChatMessage, ContentPart, MediaKind, ModelInfo, TextPart
+from omni_server.types import AudioPart, ChatMessage, ContentPart, MediaKind, ModelInfo, TextPart, ToolCall
 
 
 def messages_of(items: Sequence[Item], instructions: str, model: ModelInfo) -> tuple[ChatMessage, ...]:
@@ -24,10 +26,16 @@ def messages_of(items: Sequence[Item], instructions: str, model: ModelInfo) -> t
     left out.
     """
     latest = _latest_media(items, model)
-    messages = [_message(item, latest) for item in items]
-    if instructions:
-        messages.insert(0, ChatMessage("system", (TextPart(instructions),)))
-    return tuple(message for message in messages if message.content)
+    messages = [ChatMessage("system", (TextPart(instructions),))] if instructions else []
+    for item in items:
+        message = _message(item, latest)
+        if not message.content and not message.tool_calls:
+            continue
+        if message.tool_calls and messages and messages[-1].role == "assistant":  # one turn is one message
+            before = messages.pop()
+            message = ChatMessage("assistant", before.content, before.tool_calls + message.tool_calls)
+        messages.append(message)
+    return tuple(messages)
 
 
 def without_oldest(messages: tuple[ChatMessage, ...]) -> tuple[ChatMessage, ...] | None:
@@ -41,7 +49,10 @@ def without_oldest(messages: tuple[ChatMessage, ...]) -> tuple[ChatMessage, ...]
     num_others = len(messages) - kept
     if num_others <= 1:
         return None
-    return messages[:kept] + messages[kept + min(max(1, num_others // 4), num_others - 1) :]
+    rest = messages[kept + min(max(1, num_others // 4), num_others - 1) :]
+    while len(rest) > 1 and rest[0].role == "tool":  # the result of a call that is gone
+        rest = rest[1:]
+    return messages[:kept] + rest
 
 
 def _latest_media(items: Sequence[Item], model: ModelInfo) -> set[int]:
@@ -49,6 +60,8 @@ def _latest_media(items: Sequence[Item], model: ModelInfo) -> set[int]:
     room: dict[MediaKind, int] = {kind: model.max_media_per_prompt.get(kind, 0) for kind in ("audio", "image")}
     latest: set[int] = set()
     for item in reversed(items):
+        if not isinstance(item, UserItem):
+            continue
         for part in reversed(item.content):
             kind: MediaKind
             match part:
@@ -74,6 +87,12 @@ def _message(item: Item, latest: set[int]) -> ChatMessage:
         case UserItem():
             parts = [_user_part(part, in_prompt=id(part) in latest) for part in item.content]
             return ChatMessage("user", tuple(part for part in parts if part is not None))
+        case CallItem(status="completed"):
+            return ChatMessage("assistant", (), (ToolCall(item.name, item.arguments),))
+        case CallItem():  # interrupted while it was written
+            return ChatMessage("assistant", ())
+        case CallOutputItem():
+            return ChatMessage("tool", (TextPart(item.output),))
 
 
 def _user_part(part: WrittenText | HeardAudio | SeenImage, *, in_prompt: bool) -> ContentPart | None:

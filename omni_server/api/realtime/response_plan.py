@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from omni_server.api.realtime.session import SessionConfig
+from omni_server.api.realtime.tools import tool_use
 from omni_server.api.realtime.wire import ResponseAudio, ResponseOutput, ResponseStatus, WireResponse
 from omni_server.api.sampling import THINKER
 from omni_server.types import ChatMessage, OmniRequest, SamplingConfig, SpeechOutput
@@ -19,11 +20,22 @@ class ResponsePlan:
     """None for a response outside of the conversation."""
     metadata: Mapping[str, str] | None
 
+    @property
+    def may_call(self) -> bool:
+        """The answer may be a function call."""
+        return tool_use(self.config) is not None
+
     def request(self, messages: tuple[ChatMessage, ...]) -> OmniRequest:
         limit = self.config.max_output_tokens
         sampling = SamplingConfig(max_tokens=None if limit == "inf" else limit)
         speech = SpeechOutput(voice=self.config.audio.output.voice) if self.config.with_speech else None
-        return OmniRequest(request_id=self.id, messages=messages, speech=speech, sampling={THINKER: sampling})
+        return OmniRequest(
+            request_id=self.id,
+            messages=messages,
+            speech=speech,
+            sampling={THINKER: sampling},
+            tools=tool_use(self.config),
+        )
 
     def wire(self, status: ResponseStatus = "in_progress") -> WireResponse:
         output = self.config.audio.output

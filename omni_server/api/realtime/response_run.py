@@ -14,7 +14,7 @@ from omni_server.api.realtime.wire import CancelReason, StatusDetails, WireUsage
 from omni_server.api.state import ServerState
 from omni_server.errors import InvalidRequestError, OmniError
 from omni_server.generation import Generation
-from omni_server.types import AudioDelta, Finished, TextDelta
+from omni_server.types import AudioDelta, Finished, TextDelta, ToolCallDelta
 
 logger = logging.getLogger(__name__)
 
@@ -73,12 +73,15 @@ class ResponseRun:
     async def _answer(self) -> None:
         generation = await self._submit()
         try:
-            self._writer.open_item()
+            if not self._plan.may_call:
+                self._writer.open_message()
             async with aclosing(follow(generation, self._state)) as events:
                 async for event in events:
                     match event:
                         case TextDelta(text=text):
                             self._writer.text(text)
+                        case ToolCallDelta():
+                            self._writer.call(event)
                         case AudioDelta(samples=samples):
                             self._writer.audio(samples)
                         case Finished():

@@ -190,3 +190,22 @@ class AudioDelta(PartEvent):
 
 class AudioDone(PartEvent):
     type: Literal["response.output_audio.done"] = "response.output_audio.done"
+
+
+class ArgumentsDelta(ServerEvent):
+    type: Literal["response.function_call_arguments.delta"] = "response.function_call_arguments.delta"
+    response_id: str
+    item_id: str
+    output_index: int
+    call_id: str
+    delta: str
+
+
+class ArgumentsDone(ServerEvent):
+    type: Literal["response.function_call_arguments.done"] = "response.function_call_arguments.done"
+    response_id: str
+    item_id: str
+    output_index: int
+    call_id: str
+    name: str
+    arguments: str

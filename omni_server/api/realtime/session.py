@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, JsonValue, Tag
 
 from omni_server.api.validation import validate
 from omni_server.api.voices import resolve_voice
@@ -125,6 +125,37 @@ class RetentionRatio(BaseModel):
     retention_ratio: Annotated[float, Field(ge=0, le=1)]
 
 
+def _word_or_object(value: object) -> str:
+    return "object" if isinstance(value, dict | BaseModel) else "word"
+
+
+Truncation = Annotated[
+    Annotated[Literal["auto", "disabled"], Tag("word")] | Annotated[RetentionRatio, Tag("object")],
+    Discriminator(_word_or_object),
+]
+
+
+class FunctionDefinition(BaseModel):
+    """Flat, unlike in chat completions."""
+
+    model_config = _LENIENT
+    type: Literal["function"]
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, JsonValue] | None = None
+
+
+class NamedFunction(BaseModel):
+    model_config = _LENIENT
+    type: Literal["function"]
+    name: str
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("word")] | Annotated[NamedFunction, Tag("object")],
+    Discriminator(_word_or_object),
+]
+
 MaxOutputTokens = Annotated[int, Field(ge=1, le=4096)] | Literal["inf"]
 
 
@@ -137,10 +168,10 @@ class SessionConfig(BaseModel):
     output_modalities: Annotated[list[Literal["text", "audio"]], Field(min_length=1, max_length=1)]
     """One of the two: `audio` brings its transcript along."""
     instructions: str = ""
-    tools: list[JsonValue] = []
-    tool_choice: JsonValue = "auto"
+    tools: Annotated[list[FunctionDefinition], Field(max_length=128)] = []
+    tool_choice: ToolChoice = "auto"
     max_output_tokens: MaxOutputTokens = "inf"
-    truncation: Literal["auto", "disabled"] | RetentionRatio = "auto"
+    truncation: Truncation = "auto"
     tracing: NotApplied = None
     prompt: None = None
     include: NotApplied = None
@@ -213,11 +244,16 @@ def _check_supported(config: SessionConfig, model: ModelInfo, param: str) -> Non
         raise InvalidRequestError(
             "This model answers with text only.", param=f"{param}.output_modalities", code="unsupported_value"
         )
-    if config.tools:
-        raise InvalidRequestError(
-            "Tools are not supported in realtime sessions.", param=f"{param}.tools", code="unsupported_value"
-        )
-    if config.tool_choice not in ("auto", "none"):
+    names = [tool.name for tool in config.tools]
+    if len(names) > len(set(names)):
+        raise InvalidRequestError(f"Invalid '{param}.tools': a name is there twice.", param=f"{param}.tools")
+    if config.tool_choice in ("auto", "none"):
+        return
+    if not names:
         raise InvalidRequestError(
             "'tool_choice' is allowed only where 'tools' are given.", param=f"{param}.tool_choice"
+        )
+    if isinstance(config.tool_choice, NamedFunction) and config.tool_choice.name not in names:
+        raise InvalidRequestError(
+            f"There is no function '{config.tool_choice.name[:64]}' among the tools.", param=f"{param}.tool_choice"
         )

@@ -15,11 +15,10 @@ from omni_server.api.realtime.wire import FailureDetails, TranscriptionUsage
 from omni_server.api.sampling import THINKER
 from omni_server.api.state import ServerState
 from omni_server.errors import OmniError, OverloadedError
-from omni_server.types import ChatMessage, Finished, OmniRequest, SamplingConfig, TextDelta, TextPart
+from omni_server.types import Finished, OmniRequest, SamplingConfig, TextDelta, Transcribe
 
 logger = logging.getLogger(__name__)
 
-_INSTRUCTION = "Transcribe the audio into text. Write down the words only, and nothing else."
 _MAX_RUNNING = 4
 _MAX_TOKENS = 1024
 
@@ -58,7 +57,14 @@ class Transcriber:
                 self._fail(item, unexpected_error())
 
     async def _transcribe(self, item: UserItem, audio: HeardAudio, config: Transcription) -> None:
-        generation = await self._state.require_generator().submit(_request(audio, config))
+        generator = self._state.require_generator()
+        task = Transcribe(audio_part(audio), language=config.language, hint=config.prompt)
+        request = OmniRequest(
+            request_id=events.new_id("transcribe"),
+            messages=generator.task_messages(task),
+            sampling={THINKER: SamplingConfig(temperature=0.0, max_tokens=_MAX_TOKENS)},
+        )
+        generation = await generator.submit(request)
         text: list[str] = []
         try:
             async with aclosing(follow(generation, self._state)) as stream:
@@ -79,16 +85,3 @@ class Transcriber:
 
     def _fail(self, item: UserItem, error: OmniError) -> None:
         self._outbox.put(events.TranscriptionFailed(item_id=item.id, error=FailureDetails.of(error)))
-
-
-def _request(audio: HeardAudio, config: Transcription) -> OmniRequest:
-    instruction = [_INSTRUCTION]
-    if config.language:
-        instruction.append(f"The language is {config.language}.")
-    if config.prompt:
-        instruction.append(config.prompt)
-    return OmniRequest(
-        request_id=events.new_id("transcribe"),
-        messages=(ChatMessage("user", (audio_part(audio), TextPart(" ".join(instruction)))),),
-        sampling={THINKER: SamplingConfig(temperature=0.0, max_tokens=_MAX_TOKENS)},
-    )

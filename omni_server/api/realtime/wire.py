@@ -21,13 +21,35 @@ class WireContent(BaseModel):
     transcript: str | None = None
 
 
-class WireItem(BaseModel):
+class WireMessage(BaseModel):
     id: str
     object: Literal["realtime.item"] = "realtime.item"
     type: Literal["message"] = "message"
     status: ItemStatus
     role: Literal["system", "user", "assistant"]
     content: list[WireContent]
+
+
+class WireCall(BaseModel):
+    id: str
+    object: Literal["realtime.item"] = "realtime.item"
+    type: Literal["function_call"] = "function_call"
+    status: ItemStatus
+    call_id: str
+    name: str
+    arguments: str
+
+
+class WireCallOutput(BaseModel):
+    id: str
+    object: Literal["realtime.item"] = "realtime.item"
+    type: Literal["function_call_output"] = "function_call_output"
+    status: ItemStatus
+    call_id: str
+    output: str
+
+
+WireItem = WireMessage | WireCall | WireCallOutput
 
 
 class WirePart(BaseModel):

@@ -4,6 +4,8 @@ import numpy as np
 
 from omni_server.api.realtime.items import (
     AssistantItem,
+    CallItem,
+    CallOutputItem,
     HeardAudio,
     Item,
     SpokenAudio,
@@ -12,7 +14,7 @@ from omni_server.api.realtime.items import (
     WrittenText,
 )
 from omni_server.api.realtime.prompt import messages_of, without_oldest
-from omni_server.types import AudioPart, ChatMessage, TextPart
+from omni_server.types import AudioPart, ChatMessage, TextPart, ToolCall
 from tests.unit.api.fake_generator import MODEL
 
 
@@ -65,3 +67,22 @@ def test_the_oldest_quarter_goes_and_the_instructions_stay() -> None:
     assert without_oldest((system, *others[:2])) == (system, others[1])
     assert without_oldest((system, others[0])) is None
     assert without_oldest(()) is None
+    result = ChatMessage("tool", (TextPart("r"),))
+    assert without_oldest((system, others[0], result, others[1])) == (system, others[1])
+
+
+def test_what_the_assistant_says_and_calls_in_one_turn_is_one_message() -> None:
+    items: list[Item] = [
+        UserItem("a", [WrittenText("Weather?")]),
+        AssistantItem("b", [SpokenAudio("Let me see.")]),
+        CallItem("c", "1", "weather", "{}"),
+        CallItem("d", "2", "time", "{}"),
+        CallItem("e", "3", "half", '{"', status="incomplete"),
+        CallOutputItem("f", "1", "sunny"),
+        CallItem("g", "4", "alone", "{}"),
+    ]
+    assert messages_of(items, "", MODEL)[1:] == (
+        ChatMessage("assistant", (TextPart("Let me see."),), (ToolCall("weather", "{}"), ToolCall("time", "{}"))),
+        ChatMessage("tool", (TextPart("sunny"),)),
+        ChatMessage("assistant", (), (ToolCall("alone", "{}"),)),
+    )

@@ -6,8 +6,8 @@ for a fresh id (R21) by `RealtimeClient`.
 | row | shown by |
 |---|---|
 | R01 | test_a_session_begins_with_its_full_object |
-| R02 | test_a_browser_gets_its_subprotocol |
-| R03 | not here: keys are checked by middleware before this route; its tests cover the upgrade |
+| R02 | test_a_browser_gets_its_subprotocol, test_socket.py::test_a_key_opens_the_session_in_a_header_or_a_subprotocol |
+| R03 | test_socket.py::test_without_a_key_the_upgrade_is_a_401 |
 | R04 | test_an_unknown_model_is_refused_at_the_upgrade |
 | R05 | test_an_update_changes_only_what_it_names |
 | R06 | test_a_bad_update_changes_nothing |
@@ -22,7 +22,7 @@ for a fresh id (R21) by `RealtimeClient`.
 | R15 | test_only_one_response_of_the_conversation_at_a_time |
 | R16 | test_truncating_cuts_what_the_model_reads_later |
 | R17 | test_truncating_what_cannot_be_truncated |
-| R18 | excluded: this server has no tools yet; test_tools_are_refused shows what a client is told instead |
+| R18 | test_tools.py |
 | R19 | test_metadata_is_echoed |
 | R20, R21 | `check_event` for every event; test_errors_name_the_event_that_caused_them |
 | R22 | test_a_malformed_frame_is_an_error_and_the_session_goes_on |
@@ -36,7 +36,9 @@ for a fresh id (R21) by `RealtimeClient`.
 import asyncio
 import base64
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,7 +47,7 @@ import pytest
 from omni_server.api.config import ApiConfig
 from omni_server.api.state import ServerState
 from omni_server.errors import InvalidRequestError, OverloadedError, StageError
-from omni_server.types import AudioDelta, AudioPart, ImagePart, TextDelta, TextDone, TextPart
+from omni_server.types import AudioDelta, AudioPart, ImagePart, TextDelta, TextDone, TextPart, Transcribe
 from tests.unit.api.clients import data_url, media
 from tests.unit.api.fake_generator import (
     MODEL,
@@ -70,12 +72,18 @@ from tests.unit.api.realtime.realtime_client import (
     voice,
 )
 
+TESTS = Path(__file__).parent
 OPENING = ["response.created", "response.output_item.added", "conversation.item.added", "response.content_part.added"]
 CLOSING = ["response.content_part.done", "response.output_item.done", "conversation.item.done", "response.done"]
 SPOKEN_CLOSING = ["response.output_audio.done", "response.output_audio_transcript.done", *CLOSING]
 MANUAL: dict[str, Any] = {"input": {"turn_detection": None}}
 # One delta of sound, and no more.
 ENDLESS: list[ScriptEntry] = [TextDelta("Once upon a time", (1,)), AudioDelta(0, SAMPLES[:4000]), Hang()]
+
+
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"test_\w+(?!\.py)\b(?!\.py)", __doc__ or ""))))
+def test_every_test_in_the_table_exists(name: str) -> None:
+    assert any(f"def {name}(" in file.read_text() for file in TESTS.glob("test_*.py"))
 
 
 # -- connecting
@@ -243,26 +251,18 @@ async def test_habits_of_clients_are_taken() -> None:
         ({"type": "realtime", "audio": {"output": {"voice": "nobody"}}}, "session.audio.output.voice"),
         ({"type": "realtime", "audio": {"output": {"speed": 1.4}}}, "session.audio.output.speed"),
         ({"type": "realtime", "audio": None}, "session.audio"),
+        ({"type": "realtime", "truncation": "sometimes"}, "session.truncation"),
+        ({"type": "realtime", "tool_choice": "required"}, "session.tool_choice"),
     ],
 )
 async def test_a_bad_update_changes_nothing(session: dict[str, Any], param: str) -> None:
     async with RealtimeClient() as client:
         before = (await client.next())["session"]
-        error = await client.refused("session.update", session=session | {"tool_choice": "none"})
+        error = await client.refused("session.update", session={"tool_choice": "none"} | session)
         assert error["param"] == param
         assert error["type"] == "invalid_request_error"
         await client.send("session.update", session={"type": "realtime"})
         assert (await client.next())["session"] == before
-
-
-async def test_tools_are_refused() -> None:
-    tool = {"type": "function", "name": "f", "description": "", "parameters": {"type": "object"}}
-    async with RealtimeClient() as client:
-        await client.opened()
-        error = await client.refused("session.update", session={"type": "realtime", "tools": [tool]})
-        assert (error["code"], error["param"]) == ("unsupported_value", "session.tools")
-        error = await client.refused("response.create", response={"tools": [tool]})
-        assert (error["code"], error["param"]) == ("unsupported_value", "response.tools")
 
 
 # -- responses
@@ -411,6 +411,18 @@ async def test_a_response_that_fails_says_so_and_the_session_goes_on(error: Exce
         await client.send("response.create")
         assert (await client.until("response.done"))["response"]["status"] == "completed"
     assert all(generation.num_closed == 1 for generation in generator.generations)
+
+
+@pytest.mark.parametrize("kind", ["audio/pcm", "audio/pcmu"])
+async def test_sound_that_is_none_fails_the_response(kind: str) -> None:
+    broken = np.array([np.nan], dtype=np.float32)
+    script: list[ScriptEntry] = [AudioDelta(0, SAMPLES[:3000]), AudioDelta(3000, broken), TextDone("stop"), finished()]
+    async with RealtimeClient(FakeGenerator(script=script)) as client:
+        await client.opened(audio={"output": {"format": {"type": kind}}})
+        await client.send("response.create")
+        response = (await client.until("response.done"))["response"]
+        assert response["status"] == "failed"
+        assert "not finite" in response["status_details"]["error"]["message"]
 
 
 async def test_a_request_that_is_not_admitted_is_a_failed_response() -> None:
@@ -602,7 +614,8 @@ async def test_items_are_put_found_and_deleted_by_id() -> None:
 @pytest.mark.parametrize(
     ("item", "param"),
     [
-        ({"type": "function_call_output", "call_id": "1", "output": ""}, "item.type"),
+        ({"type": "mcp_approval_response"}, "item.type"),
+        ({"type": "function_call_output", "output": ""}, "item.call_id"),
         ({"type": "message", "role": "tool", "content": []}, "item.role"),
         ({"type": "message", "role": "user", "content": []}, "item.content"),
         ({"type": "message", "role": "user", "content": [{"type": "text", "text": ""}]}, "item.content[0].type"),
@@ -853,7 +866,11 @@ async def test_what_the_user_says_is_written_down_if_asked() -> None:
         assert "".join(delta["delta"] for delta in deltas) == TEXT
         request = client.generator.last_request
         assert request.speech is None
-        assert isinstance(request.messages[0].content[0], AudioPart)
+        (task,) = client.generator.tasks
+        assert isinstance(task, Transcribe)
+        assert task.language == "en"
+        assert np.abs(task.audio.samples - voice(0.5)).max() < 1e-4
+        assert request.messages == client.generator.task_messages(task)
         await client.send("conversation.item.retrieve", item_id=event["item_id"])
         assert (await client.next())["item"]["content"][0]["transcript"] == TEXT
 

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +22,11 @@ from omni_server.types import AudioDelta, TextDelta
 from tests.unit.api.clients import media
 from tests.unit.api.fake_generator import SAMPLES, TEXT, FakeGenerator, Hang, ScriptEntry
 from tests.unit.api.realtime.realtime_client import ALLOWED, Event, base64_of
-from tests.unit.api.test_server import Life, served
+from tests.unit.api.test_metrics import parsed, value
+from tests.unit.api.test_server import QUIET, Life, client_of, served
 
+KEY = "sk-of-the-browser"
+GUARDED = replace(QUIET, api_keys=(KEY,))
 ENDLESS: list[ScriptEntry] = [TextDelta("Once", (1,)), AudioDelta(0, SAMPLES[:4000]), Hang()]
 
 
@@ -32,6 +36,14 @@ def official(life: Life) -> AsyncOpenAI:
 
 def json_of(event: RealtimeServerEvent) -> Event:
     return event.model_dump()
+
+
+async def gauges(life: Life) -> dict[str, float]:
+    """What the server says that it is doing."""
+    async with client_of(life.address) as client:
+        text = (await client.get("/metrics")).text
+    names = ("omni_requests_running", "omni_websocket_sessions")
+    return {name: value(parsed(text), name) for name in names}
 
 
 @asynccontextmanager
@@ -135,6 +147,39 @@ async def test_the_subprotocol_is_answered() -> None:
         assert '"session.created"' in str(await asyncio.wait_for(socket.recv(), 10))
 
 
+async def test_a_key_opens_the_session_in_a_header_or_a_subprotocol() -> None:
+    life = Life()
+    browser = [websockets.Subprotocol("realtime"), websockets.Subprotocol(f"openai-insecure-api-key.{KEY}")]
+    async with served(life, GUARDED):
+        async with raw(life, subprotocols=browser) as socket:
+            assert socket.subprotocol == "realtime"
+            assert '"session.created"' in str(await asyncio.wait_for(socket.recv(), 10))
+        async with (
+            AsyncOpenAI(base_url=f"{life.address}/v1", api_key=KEY) as client,
+            client.realtime.connect(model="omni") as connection,
+        ):
+            assert (await connection.recv()).type == "session.created"
+
+
+@pytest.mark.parametrize("subprotocol", [None, "openai-insecure-api-key.wrong"])
+async def test_without_a_key_the_upgrade_is_a_401(subprotocol: str | None) -> None:
+    life = Life()
+    offered = None if subprotocol is None else [websockets.Subprotocol("realtime"), websockets.Subprotocol(subprotocol)]
+    async with served(life, GUARDED):
+        with pytest.raises(websockets.InvalidStatus) as refused:
+            async with raw(life, subprotocols=offered):
+                raise AssertionError("connected")
+    assert refused.value.response.status_code == 401
+    assert b"invalid_api_key" in (refused.value.response.body or b"")
+
+
+async def test_the_upgrade_is_answered_with_a_request_id() -> None:
+    life = Life()
+    async with served(life), raw(life, additional_headers={"x-request-id": "my-session"}) as socket:
+        assert socket.response is not None
+        assert socket.response.headers["x-request-id"] == "my-session"
+
+
 async def test_fifteen_mebibytes_in_one_event_are_taken_or_refused_with_an_error() -> None:
     life = Life()
     manual = '{"type":"session.update","session":{"type":"realtime","audio":{"input":{"turn_detection":null}}}}'
@@ -164,8 +209,14 @@ async def test_dropping_the_connection_frees_the_session() -> None:
             await socket.send('{"type":"response.create"}')
             while '"response.output_audio.delta"' not in str(await asyncio.wait_for(socket.recv(), 10)):
                 continue
+            assert await gauges(life) == {"omni_requests_running": 1, "omni_websocket_sessions": 1}
             socket.transport.abort()
         await asyncio.wait_for(life.generator.generations[0].closed.wait(), 5)
+        for _ in range(200):
+            if not any((await gauges(life)).values()):
+                return
+            await asyncio.sleep(0.02)
+        raise AssertionError(await gauges(life))
 
 
 async def test_a_server_that_is_stopped_says_goodbye_to_sessions() -> None:

@@ -1,0 +1,190 @@
+"""Functions that the model may call."""
+
+import json
+from typing import Any
+
+import pytest
+
+from omni_server.types import AudioDelta, ChatMessage, TextDelta, TextDone, TextPart, ToolCall, ToolCallDelta
+from tests.unit.api.fake_generator import FakeGenerator, Hang, ScriptEntry, finished
+from tests.unit.api.realtime.realtime_client import RealtimeClient, voice
+
+WEATHER = {
+    "type": "function",
+    "name": "weather",
+    "description": "The weather of a place",
+    "parameters": {"type": "object", "properties": {"place": {"type": "string"}}},
+}
+TIME = {"type": "function", "name": "time"}
+CALL: list[ScriptEntry] = [
+    TextDelta("", (1,)),
+    ToolCallDelta(0, "call_1", "weather", '{"pl'),
+    ToolCallDelta(0, None, None, 'ace": "Oslo"}'),
+]
+END: list[ScriptEntry] = [TextDone("tool_calls"), finished("tool_calls")]
+CALL_DONE = ["response.function_call_arguments.done", "response.output_item.done", "conversation.item.done"]
+
+
+async def test_a_call_is_made_answered_and_spoken_about() -> None:
+    generator = FakeGenerator(script=[*CALL, *END])
+    async with RealtimeClient(generator) as client:
+        await client.opened(tools=[WEATHER, TIME])
+        assert client.events[-1]["session"]["tools"][0] == WEATHER
+        await client.say("What is the weather in Oslo?")
+        first = len(client.events)
+        await client.send("response.create")
+        done = (await client.until("response.done"))["response"]
+        assert [event["type"] for event in client.events[first:]] == [
+            "response.created",
+            "response.output_item.added",
+            "conversation.item.added",
+            "response.function_call_arguments.delta",
+            "response.function_call_arguments.delta",
+            *CALL_DONE,
+            "response.done",
+        ]
+        call = client.of_type("response.function_call_arguments.done")[0]
+        assert (call["call_id"], call["name"]) == ("call_1", "weather")
+        assert json.loads(call["arguments"]) == {"place": "Oslo"}
+        deltas = client.of_type("response.function_call_arguments.delta")
+        assert "".join(delta["delta"] for delta in deltas) == call["arguments"]
+        assert done["status"] == "completed"
+        assert [item["type"] for item in done["output"]] == ["function_call"]
+        assert done["output"][0]["id"] == call["item_id"]
+
+        generator.script = None
+        result = {"type": "function_call_output", "call_id": "call_1", "output": "sunny"}
+        await client.send("conversation.item.create", item=result)
+        assert (await client.next())["item"]["output"] == "sunny"
+        await client.send("response.create")
+        done = (await client.until("response.done"))["response"]
+        assert done["output"][0]["content"][0]["type"] == "output_audio"
+        request = generator.last_request
+        assert request.messages[1:] == (
+            ChatMessage("assistant", (), (ToolCall("weather", '{"place": "Oslo"}'),)),
+            ChatMessage("tool", (TextPart("sunny"),)),
+        )
+        assert request.tools is not None
+        assert [tool.name for tool in request.tools.tools] == ["weather", "time"]
+        shown = {name: WEATHER[name] for name in ("name", "description", "parameters")}
+        assert json.loads(request.tools.tools[0].definition) == {"type": "function", "function": shown}
+
+
+async def test_calls_come_behind_the_sound_of_what_is_said_before_them() -> None:
+    script: list[ScriptEntry] = [
+        TextDelta("Let me see.", (1,)),
+        *CALL,
+        ToolCallDelta(1, "call_2", "time", "{}"),
+        TextDone("tool_calls"),
+        AudioDelta(0, voice(0.1)),
+        AudioDelta(2400, voice(0.1)),
+        finished("tool_calls", codec_tokens=10),
+    ]
+    async with RealtimeClient(FakeGenerator(script=script)) as client:
+        await client.opened(tools=[WEATHER, TIME])
+        await client.send("response.create")
+        done = (await client.until("response.done"))["response"]
+        types = client.types()
+        last_sound = len(types) - 1 - types[::-1].index("response.output_audio.delta")
+        assert last_sound < types.index("response.function_call_arguments.delta")
+        assert types.index("response.output_audio.done") < types.index("response.function_call_arguments.delta")
+        assert types[-5:] == ["response.function_call_arguments.delta", *CALL_DONE, "response.done"]
+        added = client.of_type("response.output_item.added")
+        assert [(event["output_index"], event["item"]["type"]) for event in added] == [
+            (0, "message"),
+            (1, "function_call"),
+            (2, "function_call"),
+        ]
+        assert [item["id"] for item in done["output"]] == [event["item"]["id"] for event in added]
+        assert all(item["status"] == "completed" for item in done["output"])
+
+
+async def test_an_answer_without_a_call_is_an_ordinary_one() -> None:
+    async with RealtimeClient() as client:
+        await client.opened(tools=[WEATHER])
+        await client.send("response.create")
+        done = (await client.until("response.done"))["response"]
+        assert [item["type"] for item in done["output"]] == ["message"]
+
+
+async def test_an_answer_of_nothing_is_an_empty_message() -> None:
+    async with RealtimeClient(FakeGenerator(script=[TextDone("stop"), finished()])) as client:
+        await client.opened(tools=[WEATHER])
+        await client.send("response.create")
+        done = (await client.until("response.done"))["response"]
+        assert done["output"][0]["content"][0]["transcript"] == ""
+
+
+async def test_a_call_that_was_interrupted_is_not_run_and_not_remembered() -> None:
+    generator = FakeGenerator(script=[*CALL, Hang()])
+    async with RealtimeClient(generator) as client:
+        await client.opened(tools=[WEATHER])
+        await client.say("hi")
+        await client.send("response.create")
+        await client.until("response.function_call_arguments.delta")
+        await client.until("response.function_call_arguments.delta")
+        await client.send("response.cancel")
+        done = (await client.until("response.done"))["response"]
+        assert done["output"][0]["status"] == "incomplete"
+        assert not client.of_type("response.function_call_arguments.done")
+        generator.script = None
+        await client.send("response.create")
+        await client.until("response.done")
+        assert [message.role for message in generator.last_request.messages] == ["user"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "names", "is_required"),
+    [
+        ("auto", {"weather", "time"}, False),
+        ("required", {"weather", "time"}, True),
+        ({"type": "function", "name": "time"}, {"time"}, True),
+    ],
+)
+async def test_the_choice_says_what_may_be_called(choice: Any, names: set[str], is_required: bool) -> None:
+    async with RealtimeClient() as client:
+        await client.opened(tools=[WEATHER, TIME])
+        await client.send("response.create", response={"tool_choice": choice})
+        await client.until("response.done")
+        use = client.generator.last_request.tools
+        assert use is not None
+        assert use.callable_names == names
+        assert use.is_required == is_required
+
+
+async def test_without_a_choice_the_model_sees_no_tools() -> None:
+    async with RealtimeClient() as client:
+        await client.opened(tools=[WEATHER], tool_choice="none")
+        await client.send("response.create")
+        await client.until("response.done")
+        assert client.generator.last_request.tools is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"type": "function", "name": "no spaces"}]}, "session.tools[0].name"),
+        ({"tools": [{"type": "function", "function": {"name": "nested"}}]}, "session.tools[0].name"),
+        ({"tools": [{"type": "mcp", "name": "a"}]}, "session.tools[0].type"),
+        ({"tools": [WEATHER, WEATHER]}, "session.tools"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "other"}}, "session.tool_choice"),
+        ({"tool_choice": "required"}, "session.tool_choice"),
+        ({"tool_choice": "sometimes"}, "session.tool_choice"),
+    ],
+)
+async def test_bad_tools_are_refused(fields: dict[str, Any], param: str) -> None:
+    async with RealtimeClient() as client:
+        await client.opened()
+        assert (await client.refused("session.update", session={"type": "realtime", **fields}))["param"] == param
+
+
+async def test_calls_written_by_the_client_are_part_of_the_conversation() -> None:
+    async with RealtimeClient() as client:
+        await client.opened()
+        call = {"type": "function_call", "name": "time", "arguments": "{}"}
+        await client.send("conversation.item.create", item=call)
+        call_id = (await client.until("conversation.item.done"))["item"]["call_id"]
+        result = {"type": "function_call_output", "call_id": call_id, "output": "noon"}
+        await client.send("response.create", response={"input": [call, result]})
+        await client.until("response.done")
+        assert [message.role for message in client.generator.last_request.messages] == ["assistant", "tool"]
