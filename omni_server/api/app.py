@@ -3,6 +3,7 @@
 from fastapi import FastAPI
 
 from omni_server import __version__
+from omni_server.api.audio_lists import audio_lists_router
 from omni_server.api.chat import chat_router
 from omni_server.api.config import ApiConfig
 from omni_server.api.errors import install_error_handlers
@@ -10,6 +11,7 @@ from omni_server.api.health import health_router
 from omni_server.api.middleware import InFlightMiddleware, RequestIdMiddleware
 from omni_server.api.models import models_router
 from omni_server.api.openapi import install_openapi
+from omni_server.api.speech import speech_router
 from omni_server.api.state import ServerState
 
 
@@ -26,6 +28,8 @@ def create_app(state: ServerState, config: ApiConfig) -> FastAPI:
     )
     install_error_handlers(app)
     app.include_router(chat_router(state, config))
+    app.include_router(speech_router(state, config))
+    app.include_router(audio_lists_router(state))
     app.include_router(models_router(state))
     app.include_router(health_router(state))
     # The one added last is outermost.

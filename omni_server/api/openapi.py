@@ -7,9 +7,17 @@ from pydantic import BaseModel
 
 from omni_server.api.responses import ChatCompletion, ChatCompletionChunk, ErrorEnvelope
 from omni_server.api.schemas import ChatCompletionRequest
+from omni_server.api.speech_schemas import SpeechAudioDelta, SpeechAudioDone, SpeechRequest
+from omni_server.audio.formats import MEDIA_TYPES
 
 _REF = "#/components/schemas/{model}"
-_BODIES: tuple[type[BaseModel], ...] = (ChatCompletionRequest, ChatCompletionChunk)
+_BODIES: tuple[type[BaseModel], ...] = (
+    ChatCompletionRequest,
+    ChatCompletionChunk,
+    SpeechRequest,
+    SpeechAudioDelta,
+    SpeechAudioDone,
+)
 
 OpenApi = dict[int | str, dict[str, Any]]
 
@@ -35,6 +43,22 @@ CHAT_RESPONSES: OpenApi = {
         "model": ChatCompletion,
         "description": "The answer; with `stream: true` as server-sent events, the last of which is `[DONE]`.",
         "content": {"text/event-stream": {"schema": {"$ref": _REF.format(model=ChatCompletionChunk.__name__)}}},
+    },
+    **error_responses(400, 404, 405, 413, 500, 503, 504),
+}
+
+_SPEECH_EVENTS = {
+    "anyOf": [{"$ref": _REF.format(model=event.__name__)} for event in (SpeechAudioDelta, SpeechAudioDone)]
+}
+
+SPEECH_RESPONSES: OpenApi = {
+    200: {
+        "description": "The file, sent while it is made where its format allows; or, with `stream_format: sse`, its "
+        "bytes as server-sent events, the last of which is `speech.audio.done`.",
+        "content": {
+            media_type: {"schema": {"type": "string", "format": "binary"}} for media_type in MEDIA_TYPES.values()
+        }
+        | {"text/event-stream": {"schema": _SPEECH_EVENTS}},
     },
     **error_responses(400, 404, 405, 413, 500, 503, 504),
 }
