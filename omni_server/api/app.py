@@ -13,6 +13,7 @@ from omni_server.api.models import models_router
 from omni_server.api.openapi import install_openapi
 from omni_server.api.speech import speech_router
 from omni_server.api.state import ServerState
+from omni_server.api.transcriptions import transcriptions_router
 
 
 def create_app(state: ServerState, config: ApiConfig) -> FastAPI:
@@ -29,6 +30,7 @@ def create_app(state: ServerState, config: ApiConfig) -> FastAPI:
     install_error_handlers(app)
     app.include_router(chat_router(state, config))
     app.include_router(speech_router(state, config))
+    app.include_router(transcriptions_router(state, config))
     app.include_router(audio_lists_router(state))
     app.include_router(models_router(state))
     app.include_router(health_router(state))

@@ -25,6 +25,11 @@ class ApiConfig:
     media_queue_timeout_s: float = 30.0
     """Time that a media item waits for one of the `media_threads`; then its request fails with 503."""
 
+    max_upload_bytes: int = 25_000_000
+    """Larger sound files are refused with 413 by the transcription routes; OpenAI's limit."""
+    max_upload_seconds: float = 1800.0
+    """Longest sound that is transcribed. It is decoded as a whole: half an hour at 48 kHz takes 350 MB."""
+
     sse_keep_alive_s: float = 15.0
     """A comment is sent to a streaming client after this silence."""
     audio_history_ttl_s: int = 3600

@@ -14,18 +14,17 @@ from omni_server.api.audio_stream import AudioStreamResponse
 from omni_server.api.body import read_json
 from omni_server.api.config import ApiConfig
 from omni_server.api.disconnect import until_disconnect
-from omni_server.api.errors import envelope, unexpected_error
 from omni_server.api.openapi import SPEECH_RESPONSES, request_body
 from omni_server.api.parse_speech import SpeechJob, parse_speech_request
 from omni_server.api.read_aloud import ReadAloudRun
 from omni_server.api.speech_schemas import SpeechAudioDelta, SpeechAudioDone, SpeechRequest, SpeechUsage
 from omni_server.api.sse import KEEP_ALIVE, EventStreamResponse, FrameTemplate, frame
 from omni_server.api.state import ServerState
+from omni_server.api.stream_start import ending_in_error, joined
 from omni_server.api.validation import validate
 from omni_server.audio.base64_stream import Base64Stream
 from omni_server.audio.encode import StreamEncoder, encode
 from omni_server.audio.formats import MEDIA_TYPES, STREAMABLE_FORMATS, AudioFormat
-from omni_server.errors import OmniError
 from omni_server.types import SAMPLE_RATE_HZ
 
 logger = logging.getLogger(__name__)
@@ -65,7 +64,7 @@ class SpeechService:
         if job.as_events:
             events = _events(run, job, self._keep_alive_s)
             first = await anext(events)
-            return EventStreamResponse(_or_error(_joined(first, events), name), events.aclose)
+            return EventStreamResponse(ending_in_error(joined(first, events), name), events.aclose)
         media_type = MEDIA_TYPES[job.audio_format]
         if job.audio_format not in STREAMABLE_FORMATS:
             data = await _whole_file(run, job.audio_format)
@@ -73,7 +72,7 @@ class SpeechService:
             return Response(data, media_type=media_type, headers=_HEADERS)
         pieces = _file_pieces(run, job)
         first = await anext(pieces, b"")
-        return AudioStreamResponse(name, _joined(first, pieces), pieces.aclose, media_type=media_type, headers=_HEADERS)
+        return AudioStreamResponse(name, joined(first, pieces), pieces.aclose, media_type=media_type, headers=_HEADERS)
 
 
 async def _file_pieces(run: ReadAloudRun, job: SpeechJob) -> AsyncGenerator[bytes, None]:
@@ -122,28 +121,6 @@ async def _events(run: ReadAloudRun, job: SpeechJob, keep_alive_s: float) -> Asy
     )
     yield frame(SpeechAudioDone(type="speech.audio.done", usage=usage))
     _log_end(run, job.name)
-
-
-async def _joined(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """Does not close `rest`: who made it does, also where this never begins."""
-    if first:
-        yield first
-    async for data in rest:
-        yield data
-
-
-async def _or_error(frames: AsyncGenerator[bytes, None], name: str) -> AsyncGenerator[bytes, None]:
-    """A failure ends the stream with one frame that holds the error, without `speech.audio.done`."""
-    try:
-        async with aclosing(frames):
-            async for data in frames:
-                yield data
-    except OmniError as error:
-        logger.info("%s failed while it was streamed: %s", name, error)
-        yield frame(envelope(error))
-    except Exception:
-        logger.exception("%s failed while it was streamed", name)
-        yield frame(envelope(unexpected_error()))
 
 
 async def _encoded(encoder: StreamEncoder, samples: npt.NDArray[np.float32], audio_format: AudioFormat) -> bytes:
