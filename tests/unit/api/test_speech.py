@@ -1,7 +1,7 @@
 """`POST /v1/audio/speech` and the lists of voices and models beside it.
 
 Rows of the conformance checklist (sections "Speech" and "Models"), and where each is shown. I: in
-tests/integration/test_server.py or test_given_text.py, with the real model.
+tests/integration/test_server_audio.py or test_given_text.py, with the real model.
 
     T01  default format is mp3      test_mp3_is_the_default
     T02  every response_format      test_every_format_is_a_file_of_its_media_type; I
@@ -58,6 +58,7 @@ from tests.unit.api.fake_generator import (
     speech_script,
 )
 from tests.unit.api.sse_validator import parse_frames
+from tests.unit.api.test_server import Life, client_of, served
 
 SPEECH_URL = "/v1/audio/speech"
 TEXT = "Good morning, Aïcha 👋🏽!"
@@ -385,6 +386,22 @@ async def test_failure_after_the_first_sound_leaves_the_response_without_an_end(
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(call.message(), 0.05)
     assert generator.generations[0].num_closed == 1
+
+
+@pytest.mark.parametrize("audio_format", ["pcm", "mp3", "wav"])
+async def test_failure_after_the_first_sound_cuts_the_connection(
+    audio_format: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    life = Life(FakeGenerator(script=[FIRST_PIECE, StageDeadError("talker", "gone")]))
+    async with served(life), client_of(life.address) as client:
+        body = speech(response_format=audio_format)
+        async with client.stream("POST", SPEECH_URL, json=body) as response:
+            assert response.status_code == 200
+            with pytest.raises(httpx2.RemoteProtocolError, match="incomplete"):
+                await response.aread()
+        assert (await client.get("/health")).status_code == 200
+    assert "its connection is closed: stage 'talker': gone" in caplog.text
+    assert "Traceback" not in caplog.text
 
 
 async def test_failure_of_a_later_passage_leaves_the_response_without_an_end() -> None:

@@ -1,7 +1,7 @@
 """`POST /v1/audio/transcriptions` and `/v1/audio/translations`.
 
 Rows of the conformance checklist (section "Models, transcription"), and where each is shown. I: in
-tests/integration/test_server.py, with the real model.
+tests/integration/test_server_audio.py, with the real model.
 
     M01 M02 M03  models                  test_models_and_probes.py; I
     M04  json                            test_json_holds_the_text_and_the_tokens; I
