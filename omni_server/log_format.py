@@ -27,7 +27,7 @@ class StructuredMessage(ABC):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object on one line: `time` (UTC, RFC 3339), `level`, `logger`, `message`, and the fields of a
+    """One JSON object on one line: `time` (UTC, RFC 3339), `level`, `logger`, `pid`, `message`, and the fields of a
     `StructuredMessage`; `exception` holds a traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -35,6 +35,7 @@ class JsonFormatter(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "logger": record.name,
+            "pid": record.process,  # engines are processes of their own
         }
         if isinstance(record.msg, StructuredMessage):
             line |= {"message": record.msg.summary(), **record.msg.fields()}

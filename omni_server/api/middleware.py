@@ -26,7 +26,8 @@ _NO_ROUTE = "none"
 
 
 class RequestIdMiddleware:
-    """Puts `x-request-id` on every response: the caller's if it is well-formed, else a new one.
+    """Puts `x-request-id` on every response: the caller's if it is well-formed, else a new one. Whole responses also
+    tell how long they took, in `openai-processing-ms`.
 
     It is outermost, so that it sees every response: it begins the request's `RequestRecord`, and when the request is
     over it is counted and, with `is_logged`, gets its line.
@@ -49,7 +50,10 @@ class RequestIdMiddleware:
             nonlocal status
             if message["type"] in _STARTS:
                 status = message.get("status", _SWITCHING_PROTOCOLS)
-                MutableHeaders(scope=message)["x-request-id"] = record.request_id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = record.request_id
+                if "content-length" in headers:  # not of a stream, which begins long before it is done
+                    headers["openai-processing-ms"] = str(round(1000 * (time.perf_counter() - record.began)))
             elif message["type"] == "websocket.close" and status is None:
                 status = _FORBIDDEN  # what a web server makes of it before the session has begun
             await send(message)
