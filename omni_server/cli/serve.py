@@ -173,6 +173,8 @@ def _run(options: ServeOptions, model_dir: Path, config: StageConfig, on_progres
 
     def on_ready(address: str) -> None:
         print(ready_message(address, started[0].model_info), flush=True)
+        if options.api.api_keys:
+            print("This server needs a key: add -H 'Authorization: Bearer YOUR_KEY' to the command.\n", flush=True)
 
     return asyncio.run(run_server(start, stop, options.api, on_ready))
 
