@@ -42,7 +42,7 @@ class RequestIdMiddleware:
         if scope["type"] not in ("http", "websocket"):
             await self.app(scope, receive, send)
             return
-        record = _record(scope)
+        record = _record(scope, is_logged=self._is_logged)
         begin_request(record)
         status: int | None = None
 
@@ -74,10 +74,9 @@ class RequestIdMiddleware:
         seconds = time.perf_counter() - record.began
         known_method = method if record.is_websocket or method in _METHODS else "other"
         self._metrics.http_ended(route, known_method, status, seconds, is_retry=record.num_retries > 0)
-        if self._is_logged:
-            shown = shown_path(path_of(scope)) if template is None else template
-            client = scope["client"][0] if scope.get("client") else None
-            log_request(f"{shown_path(method)} {shown}", route, record, status=status, client=client)
+        shown = shown_path(path_of(scope)) if template is None else template
+        client = scope["client"][0] if scope.get("client") else None
+        log_request(f"{shown_path(method)} {shown}", route, record, status=status, client=client)
 
 
 class UnexpectedErrorMiddleware:
@@ -126,13 +125,14 @@ class InFlightMiddleware:
             await self.app(scope, receive, send)
 
 
-def _record(scope: Scope) -> RequestRecord:
+def _record(scope: Scope, *, is_logged: bool) -> RequestRecord:
     headers = Headers(scope=scope)
     given = headers.get("x-request-id", "")
     retries = headers.get("x-stainless-retry-count", "")
     return RequestRecord(
         request_id=given if _REQUEST_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}",
         is_websocket=scope["type"] == "websocket",
+        is_logged=is_logged,
         num_retries=int(retries) if _RETRY_COUNT.fullmatch(retries) else 0,
     )
 
