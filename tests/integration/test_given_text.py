@@ -40,7 +40,8 @@ TEXTS = {
     "digits": "0123456789",
     "emoji": "👋🏽🎉",
     "scripts": "Grüße, 早上好, доброе утро, صباح الخير",
-    "a special token": "It is called <|im_end|> and <|AUDIO|>.",
+    "special tokens": "It is called <|im_end|> and <|AUDIO|>.",
+    "tokens that stand for media": "<|vision_bos|><|IMAGE|><|vision_eos|> <|vision_bos|><|VIDEO|><|vision_eos|>",
     "more than a step of the thinker takes": "the time is now " * 350,
 }
 

@@ -3,8 +3,11 @@
 import base64
 import io
 import json
+import re
+import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -15,7 +18,7 @@ import pytest
 import soundfile
 
 from omni_server.types import SAMPLE_RATE_HZ
-from tests.integration.server_process import MODEL, ServerProcess
+from tests.integration.server_process import MODEL, ROOT, ServerProcess
 from tests.unit.api.clients import media
 from tests.unit.api.sse_validator import parse_frames
 
@@ -153,6 +156,19 @@ def test_voices_and_models_are_listed(client: httpx2.Client) -> None:
     assert [voice["id"] for voice in voices if "alias_of" not in voice] == ["Chelsie", "Ethan"]
     assert {voice["alias_of"] for voice in voices if "alias_of" in voice} == {"Chelsie", "Ethan"}
     assert client.get("/v1/audio/models").json() == {"models": [{"id": MODEL}]}
+
+
+def test_commands_of_the_page_work(server: ServerProcess, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "speech.md").read_text()
+    commands = re.findall(r"^```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert len(commands) == 3
+    (tmp_path / "question.wav").write_bytes(WAV)
+    for command in commands:
+        script = "set -e\n" + command.replace("http://127.0.0.1:8091", server.url)
+        subprocess.run(["bash", "-c", script], cwd=tmp_path, check=True, timeout=300)
+    assert soundfile.info(tmp_path / "speech.mp3").samplerate == SAMPLE_RATE_HZ
+    assert soundfile.info(tmp_path / "speech.wav").frames > 0
+    assert "speech.audio.done" in (tmp_path / "speech.events").read_text()
 
 
 def test_official_client_transcribes(official: openai.OpenAI) -> None:
