@@ -47,7 +47,7 @@ def test_every_flag_reaches_its_place(parsed: list[ServeOptions]) -> None:
         "--stage-config mine.yaml --served-model-name first second --revision v2 --load-format dummy --host 0.0.0.0 "
         "--port 9000 --max-body-size 64M --allowed-media-domains a.example b.example --request-timeout 90 "
         "--shutdown-timeout 0 --disable-fastapi-docs --log-level debug --uvicorn-log-level warning "
-        "--disable-uvicorn-access-log"
+        "--disable-uvicorn-access-log --chat-text-in-content"
     )
 
     assert main(["serve", "some/model", *flags.split()]) == 0
@@ -70,6 +70,7 @@ def test_every_flag_reaches_its_place(parsed: list[ServeOptions]) -> None:
                 log_level="warning",
                 access_log=False,
                 docs=False,
+                chat_text_in_content=True,
             ),
         )
     ]
