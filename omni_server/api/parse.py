@@ -62,6 +62,11 @@ async def parse_chat_request(
         raise InvalidRequestError("Only n=1 is supported with audio.", param="n", code="unsupported_value")
     tools = tool_use(body)
     structure = structured_output(body, with_speech=output is not None, with_tools=tools is not None)
+    if body.ignore_eos and (structure is not None or tools is not None):
+        raise InvalidRequestError(
+            "'ignore_eos' cannot be combined with structured outputs or 'tools', which say where the answer ends.",
+            param="ignore_eos",
+        )
     if tools is not None and tools.is_required:
         output = None  # calls are not spoken
     speech, audio_format = output if output is not None else (None, None)

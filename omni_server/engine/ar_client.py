@@ -23,6 +23,7 @@ from omni_server.protocol.feeds import AddressedFeed
 from omni_server.protocol.token_blocks import TOKENS_PER_OUTPUT_KEY
 from omni_server.types import FinishReason, SampledToken
 
+_MAX_CAUSE = 300
 _SOURCE_PLACE = re.compile(r"\[\d\d:\d\d:\d\d\] \S+: ")
 
 
@@ -221,9 +222,7 @@ class ArStageClient(StageClient[StageAsyncLLM]):
                 await asyncio.to_thread(verify)
         except (VLLMClientError, ValueError) as exc:
             known = exc.parameter if isinstance(exc, VLLMValidationError) else None
-            # Without what vLLM appends, which may be long, and without the place in xgrammar's source.
-            message = _SOURCE_PLACE.sub("", str(exc.args[0] if exc.args else exc)).strip()
-            raise InvalidRequestError(message, param=known if known is not None else structured_param) from exc
+            raise InvalidRequestError(_refusal(exc), param=known if known is not None else structured_param) from exc
 
     async def open(
         self,
@@ -296,6 +295,15 @@ def context_length_exceeded(limit: int, num_tokens: int, param: str) -> InvalidR
         param=param,
         code="context_length_exceeded",
     )
+
+
+def _refusal(exc: Exception) -> str:
+    """Without the value that vLLM appends; with what its grammar compiler says, but not where in its source."""
+    message = str(exc.args[0] if exc.args else exc)
+    cause = str(exc.__cause__ or "")[:_MAX_CAUSE]
+    if cause and cause not in message:
+        message = f"{message} {cause}"
+    return _SOURCE_PLACE.sub("", message).strip()
 
 
 def _invalid_prompt(exc: Exception, limit: int) -> InvalidRequestError:

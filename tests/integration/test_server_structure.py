@@ -175,6 +175,7 @@ def test_what_the_engine_would_refuse_is_refused_before_a_stream_begins(
     error = error_of(client.post(URL, json=written(stream=stream, **fields)))
     assert (error["param"], error["type"]) == (param, "invalid_request_error")
     assert "/project/" not in error["message"]
+    assert '"foo"' not in json.dumps(fields) or '"foo"' in error["message"], "the message does not say what is wrong"
 
 
 # -- several choices

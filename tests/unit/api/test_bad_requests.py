@@ -268,6 +268,8 @@ REFUSED: list[tuple[str, Any, str | None, str]] = [
         "structured_outputs",
         "unsupported_value",
     ),
+    ("structure without end", chat(structured_outputs={"regex": "a"}, ignore_eos=True), "ignore_eos", "invalid_value"),
+    ("call without end", chat(tools=[tool()], ignore_eos=True), "ignore_eos", "invalid_value"),
     ("logit_bias a list", chat(logit_bias=[1]), "logit_bias", "invalid_type"),
     ("logit_bias of a word", chat(logit_bias={"hello": 1}), "logit_bias", "invalid_value"),
     ("logit_bias of a negative id", chat(logit_bias={"-1": 1}), "logit_bias", "invalid_value"),

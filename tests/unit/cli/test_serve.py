@@ -53,7 +53,8 @@ def test_every_flag_reaches_its_place(parsed: list[ServeOptions]) -> None:
         "--stage-config mine.yaml --served-model-name first second --revision v2 --load-format dummy --host 0.0.0.0 "
         "--port 9000 --max-body-size 64M --allowed-media-domains a.example b.example --request-timeout 90 "
         "--shutdown-timeout 0 --disable-fastapi-docs --log-level debug --uvicorn-log-level warning "
-        "--disable-uvicorn-access-log --log-format json --root-path /omni/ --api-key one two --api-key three "
+        "--disable-uvicorn-access-log --chat-text-in-content --log-format json --root-path /omni/ "
+        "--api-key one two --api-key three "
         "--metrics-need-key --no-public-voice-list --allowed-origins https://a.example https://b.example "
         '--allowed-methods ["GET","POST"] --allowed-headers authorization --allow-credentials '
         "--ssl-certfile cert.pem --ssl-keyfile key.pem --ssl-ca-certs ca.pem --ssl-cert-reqs 2 --ssl-ciphers ECDHE "
@@ -107,6 +108,7 @@ def test_every_flag_reaches_its_place(parsed: list[ServeOptions]) -> None:
                 log_level="warning",
                 access_log=False,
                 docs=False,
+                chat_text_in_content=True,
             ),
         )
     ]
