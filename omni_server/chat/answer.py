@@ -95,10 +95,11 @@ def _parsed(event: bytes) -> Chunk:
 def _add(chunk: Chunk, received: Received) -> Piece:
     text, audio = "", b""
     for choice in chunk.choices:
-        text += choice.delta.content or ""
         received.finish_reason = choice.finish_reason or received.finish_reason
-        if (delta := choice.delta.audio) is not None:
-            text += delta.transcript or ""
+        delta = choice.delta.audio
+        # A server may send what is spoken as content too, beside the transcript.
+        text += (delta.transcript if delta is not None else None) or choice.delta.content or ""
+        if delta is not None:
             audio += _decoded(delta.data) if delta.data else b""
             received.audio_id = delta.id or received.audio_id
             received.expires_at = delta.expires_at or received.expires_at

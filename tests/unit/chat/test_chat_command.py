@@ -145,6 +145,15 @@ def test_an_answer_whose_audio_has_expired_is_repeated_as_text(start: Start, mon
     assert {"role": "assistant", "content": "Old."} in server.requests[1]["messages"]  # type: ignore[operator]
 
 
+def test_text_that_is_content_and_transcript_is_shown_once(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    twice = (delta(content="Hi.", audio={"transcript": "Hi."}), end(), DONE)
+    server = start(lambda body, number: Reply(twice))
+
+    assert main(["chat", "--url", server.url, "--once", "Hello"]) == 0
+
+    assert capsys.readouterr().out == "Hi.\n"
+
+
 def test_text_only_asks_for_no_speech(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
     server = start(lambda body, number: Reply(written_answer("Hel", "lo.")))
 

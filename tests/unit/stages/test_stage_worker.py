@@ -11,11 +11,13 @@ from vllm.config import CompilationMode, CUDAGraphMode
 
 from omni_server.engine.progress import StartProgress
 from omni_server.errors import ConfigError
+from omni_server.protocol.device_memory import OUTSIDE_TORCH_BYTES, SLACK_BYTES
 from omni_server.protocol.runtime_config import StageRuntimeConfig
 from stages.runtime import platform
-from stages.runtime.memory import GIB, GRAPH_BYTES, OUTSIDE_TORCH_BYTES, SLACK_BYTES
+from stages.runtime.memory import GRAPH_BYTES
 from stages.runtime.platform import StageWorkerMixin
 
+GIB = 1 << 30
 TOTAL = 80 * GIB
 SHARE = 36 * GIB
 WEIGHTS = 18 * GIB
