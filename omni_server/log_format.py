@@ -27,7 +27,7 @@ class StructuredMessage(ABC):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object on one line: `time` (UTC, RFC 3339), `level`, `logger`, `message`, and the fields of a
+    """One JSON object on one line: `time` (UTC, RFC 3339), `level`, `logger`, `pid`, `message`, and the fields of a
     `StructuredMessage`; `exception` holds a traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -35,14 +35,27 @@ class JsonFormatter(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "logger": record.name,
+            "pid": record.process,  # engines are processes of their own
         }
         if isinstance(record.msg, StructuredMessage):
-            line |= {"message": record.msg.summary(), **record.msg.fields()}
+            line["message"] = record.msg.summary()
+            line |= {name: _rounded(value) for name, value in record.msg.fields().items()}
         else:
             line["message"] = record.getMessage()
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False)
+
+
+def _rounded(value: Field) -> Field:
+    """Times to the microsecond."""
+    match value:
+        case float():
+            return round(value, 6)
+        case (begin, end):
+            return round(begin, 6), round(end, 6)
+        case _:
+            return value
 
 
 def _text(value: Field) -> str:

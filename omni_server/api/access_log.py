@@ -73,16 +73,15 @@ def log_request(
 ) -> None:
     """The line of an HTTP request or session that is over; `what` is method and path."""
     level = logging.DEBUG if route in QUIET_ROUTES and status != 500 else logging.INFO
-    if logger.isEnabledFor(level):
-        # Those of a session have lines of their own.
-        answers = () if record.is_websocket else record.answers
+    if record.is_logged and logger.isEnabledFor(level):
         seconds = time.perf_counter() - record.began
-        logger.log(level, RequestLine(what, record, answers, status=status, client=client, seconds=seconds))
+        logger.log(level, RequestLine(what, record, record.answers, status=status, client=client, seconds=seconds))
 
 
 def log_session_answer(record: RequestRecord, answer: AnswerRecord) -> None:
     """The line of one answer inside a WebSocket session."""
-    logger.info(RequestLine("answer", record, [answer], status=None, client=None, seconds=answer.duration_s))
+    if record.is_logged:
+        logger.info(RequestLine("answer", record, [answer], status=None, client=None, seconds=answer.duration_s))
 
 
 def shown_path(path: str) -> str:

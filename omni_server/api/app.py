@@ -3,6 +3,7 @@
 from fastapi import FastAPI
 
 from omni_server import __version__
+from omni_server.api.audio_lists import audio_lists_router
 from omni_server.api.auth import WEB_PAGE_FOLDERS, ApiKeys, AuthMiddleware, open_paths
 from omni_server.api.chat import chat_router
 from omni_server.api.config import ApiConfig
@@ -15,7 +16,9 @@ from omni_server.api.middleware import InFlightMiddleware, RequestIdMiddleware, 
 from omni_server.api.models import models_router
 from omni_server.api.openapi import install_openapi
 from omni_server.api.realtime.router import realtime_router
+from omni_server.api.speech import speech_router
 from omni_server.api.state import ServerState
+from omni_server.api.transcriptions import transcriptions_router
 from omni_server.api.web.page import page_router
 
 
@@ -36,6 +39,9 @@ def create_app(state: ServerState, config: ApiConfig) -> FastAPI:
     )
     install_error_handlers(app)
     app.include_router(chat_router(state, config))
+    app.include_router(speech_router(state, config))
+    app.include_router(transcriptions_router(state, config))
+    app.include_router(audio_lists_router(state))
     app.include_router(models_router(state))
     app.include_router(health_router(state, admission))
     app.include_router(metrics_router(state, admission))

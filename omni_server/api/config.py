@@ -52,6 +52,11 @@ class ApiConfig:
 
     chat_text_in_content: bool = False
     """Answers by voice have their text in `content`, too, for clients that show nothing else."""
+    max_upload_bytes: int = 25_000_000
+    """Larger sound files are refused with 413 by the transcription routes; OpenAI's limit."""
+    max_upload_seconds: float = 1800.0
+    """Longest sound that is transcribed. It is decoded as a whole: half an hour at 48 kHz takes 350 MB."""
+
     sse_keep_alive_s: float = 15.0
     """A comment is sent to a streaming client after this silence."""
     audio_history_ttl_s: int = 3600

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from fastapi import Response
 from starlette.datastructures import Headers
@@ -72,4 +71,5 @@ class WebSocketOriginMiddleware:
         origin = headers.get("origin")
         if origin is None or "*" in self._allowed or origin in self._allowed:
             return True
-        return urlsplit(origin).netloc == headers.get("host", "")
+        host = headers.get("host", "").lower()
+        return host != "" and origin.lower().partition("://")[2] == host

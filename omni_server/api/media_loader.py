@@ -59,6 +59,12 @@ class MediaLoader:
             )
             raise
 
+    async def load_sound_file(self, data: bytes) -> AudioPart:
+        """The waveform of an uploaded file. Raises as `load` does, without naming a field."""
+        part = await self._in_thread(lambda: decode_audio(data, self._limits))
+        assert isinstance(part, AudioPart)
+        return part
+
     async def _in_thread(self, decode: Callable[[], MediaPart]) -> MediaPart:
         """A thread cannot be stopped: one that takes too long keeps its slot until it ends, so that slow media of
         many requests never fill the process with threads."""

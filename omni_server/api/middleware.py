@@ -26,7 +26,8 @@ _NO_ROUTE = "none"
 
 
 class RequestIdMiddleware:
-    """Puts `x-request-id` on every response: the caller's if it is well-formed, else a new one.
+    """Puts `x-request-id` on every response: the caller's if it is well-formed, else a new one. Whole responses also
+    tell how long they took, in `openai-processing-ms`.
 
     It is outermost, so that it sees every response: it begins the request's `RequestRecord`, and when the request is
     over it is counted and, with `is_logged`, gets its line.
@@ -41,7 +42,7 @@ class RequestIdMiddleware:
         if scope["type"] not in ("http", "websocket"):
             await self.app(scope, receive, send)
             return
-        record = _record(scope)
+        record = _record(scope, is_logged=self._is_logged)
         begin_request(record)
         status: int | None = None
 
@@ -49,7 +50,10 @@ class RequestIdMiddleware:
             nonlocal status
             if message["type"] in _STARTS:
                 status = message.get("status", _SWITCHING_PROTOCOLS)
-                MutableHeaders(scope=message)["x-request-id"] = record.request_id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = record.request_id
+                if "content-length" in headers:  # not of a stream, which begins long before it is done
+                    headers["openai-processing-ms"] = str(round(1000 * (time.perf_counter() - record.began)))
             elif message["type"] == "websocket.close" and status is None:
                 status = _FORBIDDEN  # what a web server makes of it before the session has begun
             await send(message)
@@ -70,10 +74,9 @@ class RequestIdMiddleware:
         seconds = time.perf_counter() - record.began
         known_method = method if record.is_websocket or method in _METHODS else "other"
         self._metrics.http_ended(route, known_method, status, seconds, is_retry=record.num_retries > 0)
-        if self._is_logged:
-            shown = shown_path(path_of(scope)) if template is None else template
-            client = scope["client"][0] if scope.get("client") else None
-            log_request(f"{shown_path(method)} {shown}", route, record, status=status, client=client)
+        shown = shown_path(path_of(scope)) if template is None else template
+        client = scope["client"][0] if scope.get("client") else None
+        log_request(f"{shown_path(method)} {shown}", route, record, status=status, client=client)
 
 
 class UnexpectedErrorMiddleware:
@@ -122,13 +125,14 @@ class InFlightMiddleware:
             await self.app(scope, receive, send)
 
 
-def _record(scope: Scope) -> RequestRecord:
+def _record(scope: Scope, *, is_logged: bool) -> RequestRecord:
     headers = Headers(scope=scope)
     given = headers.get("x-request-id", "")
     retries = headers.get("x-stainless-retry-count", "")
     return RequestRecord(
         request_id=given if _REQUEST_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}",
         is_websocket=scope["type"] == "websocket",
+        is_logged=is_logged,
         num_retries=int(retries) if _RETRY_COUNT.fullmatch(retries) else 0,
     )
 

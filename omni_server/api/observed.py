@@ -26,7 +26,7 @@ class ObservedGenerator:
     async def submit(self, request: OmniRequest) -> Generation:
         record = current_request()
         answer = AnswerRecord(request)
-        if record is not None:
+        if record is not None and not record.is_websocket:
             record.answers.append(answer)
         observation = _Observation(answer, record, self._metrics)
         try:
@@ -85,7 +85,7 @@ class _Observation:
         self._is_over = True
         answer = self._answer
         self._metrics.answer_ended(answer)
-        # An HTTP request has one line for all of it; a session goes on for hours.
+        # An HTTP request has one line for all of it.
         if self._record is not None and self._record.is_websocket:
             log_session_answer(self._record, answer)
 

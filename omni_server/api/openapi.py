@@ -7,9 +7,27 @@ from pydantic import BaseModel
 
 from omni_server.api.responses import ChatCompletion, ChatCompletionChunk, ErrorEnvelope
 from omni_server.api.schemas import ChatCompletionRequest
+from omni_server.api.speech_schemas import SpeechAudioDelta, SpeechAudioDone, SpeechRequest
+from omni_server.api.transcription_schemas import (
+    TranscriptDelta,
+    TranscriptDone,
+    Transcription,
+    VerboseTranscription,
+)
+from omni_server.audio.formats import MEDIA_TYPES
 
 _REF = "#/components/schemas/{model}"
-_BODIES: tuple[type[BaseModel], ...] = (ChatCompletionRequest, ChatCompletionChunk)
+_BODIES: tuple[type[BaseModel], ...] = (
+    ChatCompletionRequest,
+    ChatCompletionChunk,
+    SpeechRequest,
+    SpeechAudioDelta,
+    SpeechAudioDone,
+    Transcription,
+    VerboseTranscription,
+    TranscriptDelta,
+    TranscriptDone,
+)
 
 OpenApi = dict[int | str, dict[str, Any]]
 
@@ -38,6 +56,50 @@ CHAT_RESPONSES: OpenApi = {
     },
     **error_responses(400, 404, 405, 413, 500, 503, 504),
 }
+
+
+def _any_of(*schemas: type[BaseModel]) -> dict[str, Any]:
+    return {"anyOf": [{"$ref": _REF.format(model=schema.__name__)} for schema in schemas]}
+
+
+SPEECH_RESPONSES: OpenApi = {
+    200: {
+        "description": "The file, sent while it is made where its format allows; or, with `stream_format: sse`, its "
+        "bytes as server-sent events, the last of which is `speech.audio.done`.",
+        "content": {
+            media_type: {"schema": {"type": "string", "format": "binary"}} for media_type in MEDIA_TYPES.values()
+        }
+        | {"text/event-stream": {"schema": _any_of(SpeechAudioDelta, SpeechAudioDone)}},
+    },
+    **error_responses(400, 404, 405, 413, 500, 503, 504),
+}
+
+_TRANSCRIPTION_BODIES: dict[str, dict[str, Any]] = {
+    "application/json": {"schema": _any_of(Transcription, VerboseTranscription)},
+    "text/plain": {"schema": {"type": "string"}},
+}
+_TRANSCRIPTION_ERRORS = error_responses(400, 404, 405, 413, 500, 503, 504)
+
+TRANSLATION_RESPONSES: OpenApi = {
+    200: {"description": "The text.", "content": _TRANSCRIPTION_BODIES},
+    **_TRANSCRIPTION_ERRORS,
+}
+TRANSCRIPTION_RESPONSES: OpenApi = {
+    200: {
+        "description": "The text; with `stream=true` as server-sent events, the last of which is "
+        "`transcript.text.done`.",
+        "content": _TRANSCRIPTION_BODIES | {"text/event-stream": {"schema": _any_of(TranscriptDelta, TranscriptDone)}},
+    },
+    **_TRANSCRIPTION_ERRORS,
+}
+
+
+def form_body(fields: type[BaseModel]) -> dict[str, Any]:
+    """`openapi_extra` of a route that reads a form with a file itself."""
+    schema = fields.model_json_schema()
+    schema["properties"]["file"] = {"type": "string", "format": "binary"}
+    schema["required"] = [*schema["required"], "file"]
+    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
 
 
 def request_body(schema: type[BaseModel]) -> dict[str, Any]:

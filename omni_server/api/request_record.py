@@ -19,6 +19,8 @@ class RequestRecord:
 
     request_id: str
     is_websocket: bool = False
+    is_logged: bool = True
+    """Its end is worth a line, and so is that of each answer in a session."""
     caller: str = ANONYMOUS
     """Name of the API key, never the key."""
     num_retries: int = 0
@@ -26,7 +28,7 @@ class RequestRecord:
     error: OmniError | None = None
     """What was answered, if the answer is an error."""
     answers: list[AnswerRecord] = field(default_factory=list)
-    """Generations that were started for it."""
+    """Generations that were started for it; for a session, which may go on for hours, none are kept."""
     began: float = field(default_factory=time.perf_counter)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from omni_server.api.schemas import ChatCompletionRequest, StageSampling
+from omni_server.api.schemas import ChatCompletionRequest, StageSampling, StageSamplings
 from omni_server.errors import InvalidRequestError
 from omni_server.types import SamplingConfig
 
@@ -45,27 +45,30 @@ def stage_sampling(body: ChatCompletionRequest, *, with_speech: bool) -> Mapping
             param="skip_special_tokens",
             code="unsupported_value",
         )
-    given = body.stage_sampling.talker if body.stage_sampling is not None else None
-    talker = given if given is not None else StageSampling()
+    talker = talker_sampling(body.stage_sampling, body.seed)
+    return {THINKER: thinker, TALKER: talker} if with_speech else {THINKER: thinker}
+
+
+def talker_sampling(given: StageSamplings | None, seed: int | None) -> SamplingConfig:
+    """What `stage_sampling` says of the talker; `seed` where it says nothing of that.
+
+    Raises `InvalidRequestError` where the talker must write more tokens than it may.
+    """
+    talker = given.talker if given is not None and given.talker is not None else StageSampling()
     _check_min_tokens(talker.min_tokens, talker.max_tokens, "stage_sampling.talker.min_tokens")
-    if not with_speech:
-        return {THINKER: thinker}
-    return {
-        THINKER: thinker,
-        TALKER: SamplingConfig(
-            temperature=talker.temperature,
-            top_p=talker.top_p,
-            top_k=_top_k(talker.top_k),
-            min_p=talker.min_p,
-            repetition_penalty=talker.repetition_penalty,
-            presence_penalty=talker.presence_penalty,
-            frequency_penalty=talker.frequency_penalty,
-            seed=talker.seed if talker.seed is not None else body.seed,
-            max_tokens=talker.max_tokens,
-            min_tokens=talker.min_tokens,
-            ignore_eos=talker.ignore_eos,
-        ),
-    }
+    return SamplingConfig(
+        temperature=talker.temperature,
+        top_p=talker.top_p,
+        top_k=_top_k(talker.top_k),
+        min_p=talker.min_p,
+        repetition_penalty=talker.repetition_penalty,
+        presence_penalty=talker.presence_penalty,
+        frequency_penalty=talker.frequency_penalty,
+        seed=talker.seed if talker.seed is not None else seed,
+        max_tokens=talker.max_tokens,
+        min_tokens=talker.min_tokens,
+        ignore_eos=talker.ignore_eos,
+    )
 
 
 def _top_k(top_k: int | None) -> int | None:

@@ -11,11 +11,11 @@ OPENAI_VOICES = (
 which of the model's voices each one stands for."""
 
 
-def resolve_voice(name: str, model: ModelInfo) -> str:
+def resolve_voice(name: str, model: ModelInfo, param: str = "audio.voice") -> str:
     """The model's voice called `name`, in whatever case, or the one that an OpenAI name stands for.
 
     OpenAI's names go round the model's voices, beginning with the default voice for "alloy". A voice of the
-    model that has one of these names comes first. Raises `InvalidRequestError`.
+    model that has one of these names comes first. Raises `InvalidRequestError`, which blames `param`.
     """
     wanted = name.casefold()
     for voice in model.voices:
@@ -24,11 +24,24 @@ def resolve_voice(name: str, model: ModelInfo) -> str:
     for voice in model.voices:
         if voice.casefold() == wanted:
             return voice
-    if wanted in OPENAI_VOICES:
-        start = model.voices.index(model.default_voice) if model.default_voice is not None else 0
-        return model.voices[(start + OPENAI_VOICES.index(wanted)) % len(model.voices)]
+    aliases = voice_aliases(model)
+    if wanted in aliases:
+        return aliases[wanted]
     raise InvalidRequestError(
         f"Unknown voice: '{name[:64]}'. The voices of this model are: {', '.join(model.voices)}; "
         f"OpenAI's names ({', '.join(OPENAI_VOICES)}) are taken as aliases.",
-        param="audio.voice",
+        param=param,
     )
+
+
+def voice_aliases(model: ModelInfo) -> dict[str, str]:
+    """OpenAI's names that are not voices of the model itself, with the voice that each stands for."""
+    if not model.voices:
+        return {}
+    own = {voice.casefold() for voice in model.voices}
+    start = model.voices.index(model.default_voice) if model.default_voice is not None else 0
+    return {
+        name: model.voices[(start + index) % len(model.voices)]
+        for index, name in enumerate(OPENAI_VOICES)
+        if name not in own
+    }

@@ -88,7 +88,7 @@ class StreamEncoder:
 
     Takes the formats of `STREAMABLE_FORMATS`, others raise `ValueError`. A `wav` declares the greatest length,
     since its own is not known when the header leaves. An `mp3` lacks the frame that tells its length and how many
-    samples to cut off at its ends: players add up to 0.08 s of silence. Encoding a second of it takes milliseconds.
+    samples to cut off at its ends: players add up to 0.12 s of silence. Encoding a second of it takes milliseconds.
     """
 
     def __init__(self, format: AudioFormat) -> None:

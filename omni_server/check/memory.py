@@ -69,6 +69,8 @@ def check_gpu_memory(
         needs[name] = _on_gpu(name, stage, footprints[name], stored, dtype, gpu.memory.total)
         report.stages.append(needs[name].memory)
         _check_dtype(name, stage, dtype, gpu, report)
+        if "kv_cache_memory_bytes" in stage.engine_args:
+            _check_kv_tokens(name, needs[name], report)
     for index in used:
         if index in by_index:
             report.devices.append(by_index[index].memory)
@@ -101,7 +103,7 @@ def check_cpu_memory(
                 "memory", f"{field} is not set: vLLM takes a share of the machine's memory for the KV cache; set it"
             )
         else:
-            _check_kv_tokens(needs, f"raise {field} to at least", needs.least - needs.memory.taken, report)
+            _check_kv_tokens(name, needs, report)
     total = sum(stage.taken + (stage.kv_cache or 0) for stage in report.stages) + PROCESS_BYTES + shared_memory
     if machine.free is not None and total > machine.free:
         report.error(
@@ -213,13 +215,15 @@ def _check_device(config: StageConfig, device: DeviceMemory, needs: dict[str, _N
         )
 
 
-def _check_kv_tokens(needs: _Needs, remedy: str, amount: int, report: Report) -> None:
+def _check_kv_tokens(name: str, needs: _Needs, report: Report) -> None:
+    """Of a KV cache whose size is given."""
     memory = needs.memory
     if memory.kv_tokens is not None and memory.kv_tokens < memory.max_model_len:
         report.error(
             "memory",
-            f"stage '{memory.name}': the KV cache has room for {memory.kv_tokens} tokens, fewer than max_model_len "
-            f"({memory.max_model_len}): {remedy} {amount}, or lower max_model_len",
+            f"stages.{name}.engine_args.kv_cache_memory_bytes has room for {memory.kv_tokens} tokens, fewer than the "
+            f"stage's max_model_len ({memory.max_model_len}): raise it to at least {needs.least - memory.taken}, or "
+            "lower max_model_len",
         )
 
 
@@ -261,7 +265,7 @@ def _devices(config: StageConfig, name: str) -> tuple[int, ...]:
 
 def _share(value: float) -> float:
     """Rounded down, so that the sum stays within the limit."""
-    return math.floor(100 * value) / 100
+    return math.floor(1000 * value) / 1000
 
 
 def _gb(num_bytes: int) -> str:

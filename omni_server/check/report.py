@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Severity = Literal["error", "warning"]
-Area = Literal["files", "memory", "shared memory", "installation", "network"]
+Area = Literal["files", "stage config", "memory", "shared memory", "installation", "network"]
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ def _check_windows(config: StageConfig, model: FamilyModel, report: Report) -> N
             try:
                 check_longest_window(edge.chunks, model.codec, config.stages[edge.target].max_model_len)
             except ConfigError as error:
-                report.error("files", f"{report.stage_config}: {error}")
+                report.error("stage config", f"{report.stage_config}: {error}")
 
 
 def _check_shared_memory(config: StageConfig, model: FamilyModel, report: Report, *, is_here: bool) -> None:

@@ -28,6 +28,8 @@ def ready_message(address: str, model: ModelInfo) -> str:
     else:
         lines.append("  Voices   none: this deployment answers in text only")
     lines += ["", "Try it:", "", curl_example(address, model), ""]
+    if _socket_path(address) is None:
+        lines += [f"Or talk to it: omni-server chat --url {address}", ""]
     return "\n".join(lines)
 
 

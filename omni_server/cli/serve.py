@@ -2,9 +2,11 @@
 
 import argparse
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from ipaddress import ip_address
 from pathlib import Path
 
 from omni_server.api.config import ApiConfig
@@ -25,6 +27,8 @@ from omni_server.model_folder import (
     has_gpu,
     resolve_model_folder,
 )
+
+logger = logging.getLogger(__name__)
 
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
@@ -137,6 +141,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def serve(options: ServeOptions) -> int:
     """Run until stopped. 0 after a clean shutdown; raises `ConfigError` before anything is served."""
     set_up_logging(options.log_level, options.log_format)
+    if options.api.uds is None and not options.api.api_keys and not _is_loopback(options.api.host):
+        logger.warning("no --api-key is set: everybody who reaches %s can use this server", options.api.host)
     on_progress = log_progress if options.log_format == "json" else _progress_printer()
     config = _stage_config(options, on_progress)
     model_dir = resolve_model_folder(
@@ -172,6 +178,8 @@ def _run(options: ServeOptions, model_dir: Path, config: StageConfig, on_progres
 
     def on_ready(address: str) -> None:
         print(ready_message(address, started[0].model_info), flush=True)
+        if options.api.api_keys:
+            print("This server needs a key: add -H 'Authorization: Bearer YOUR_KEY' to the command.\n", flush=True)
 
     return asyncio.run(run_server(start, stop, options.api, on_ready))
 
@@ -218,6 +226,13 @@ def _options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Se
             docs=not options.disable_fastapi_docs,
         ),
     )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _root_path(text: str) -> str:

@@ -83,7 +83,8 @@ def _type(annotation: object, metadata: Sequence[object]) -> str:
         *others, last = (f"`{value}`" for value in arguments)
         return f"{', '.join(others)} or {last}" if others else last
     if origin is tuple:
-        return f"list; each {_type(arguments[0], ())}"
+        each = _type(arguments[0], ())
+        return "list of mappings" if each == "mapping" else f"list; each {each}"
     if origin is dict:
         return "mapping"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):

@@ -2,7 +2,15 @@
 
 from typing import Literal, Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
 
 from omni_server.metrics.buckets import FIRST_OUTPUT_S, HTTP_S, REAL_TIME_FACTOR, REQUEST_S, UNDERRUN_S
 
@@ -39,6 +47,7 @@ class ServerMetrics:
     """Families in a registry of its own: vLLM registers some in the global one. Belongs to one event loop."""
 
     def __init__(self, version: str) -> None:
+        disable_created_metrics()  # a second series for each one that no dashboard reads
         registry = self._registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         Gauge("omni_build_info", "Always 1; the label tells the version.", ["version"], registry=registry).labels(

@@ -203,6 +203,24 @@ def test_streamed_choices_are_the_same(client: httpx2.Client) -> None:
     assert texts == whole
 
 
+def test_64_callers_at_once_are_all_answered(client: httpx2.Client) -> None:
+    with ThreadPoolExecutor(64) as threads:
+        texts = list(threads.map(lambda _: text_of(answer_to(client, written(max_tokens=4))), range(64)))
+    assert len(set(texts)) == 1
+
+
+def test_characters_of_several_tokens_are_never_cut(client: httpx2.Client) -> None:
+    """The demo vocabulary has only bytes for them."""
+    text = "é👋🏽ß"
+    body = written(max_tokens=40, structured_outputs={"choice": [text]}, logprobs=True)
+    streamed = stream_of(client, body)
+    assert streamed.text == text
+    chunks = [chunk["choices"][0] for chunk in streamed.chunks if chunk["choices"]]
+    assert [choice["delta"]["content"] for choice in chunks if choice["delta"].get("content")] == list(text)
+    assert joined(streamed_entries(streamed)) == text
+    assert len(streamed_entries(streamed)) == len(text.encode())
+
+
 # -- structured outputs
 
 

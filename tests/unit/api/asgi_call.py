@@ -53,6 +53,10 @@ class AsgiCall:
         self.leave()
         await asyncio.wait_for(self.task, 10)
 
+    def set_content_type(self, content_type: str) -> None:
+        """Before the request begins; JSON otherwise."""
+        self._scope["headers"] = [(b"content-type", content_type.encode())]
+
     def leave(self) -> None:
         """The client closes the connection."""
         self._left.set()

@@ -260,7 +260,10 @@ async def test_websocket_without_a_known_key_is_answered_with_401(
         (None, 101),
         ("http://server:8091", 101),
         ("http://evil.example", 403),
+        ("http://SERVER:8091", 101),
         ("null", 403),
+        ("", 403),
+        ("http://[", 403),
         ("https://ok.example", 101),
     ],
 )

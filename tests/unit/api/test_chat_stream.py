@@ -14,7 +14,7 @@ from omni_server.api.config import ApiConfig
 from omni_server.errors import DeadlineExceededError, InvalidRequestError, OverloadedError, StageDeadError
 from omni_server.types import AudioDelta, TextDelta
 from tests.unit.api.asgi_call import AsgiCall
-from tests.unit.api.clients import SPEECH, app_of, chat, error_of, openai_client, post
+from tests.unit.api.clients import SPEECH, URL, app_of, chat, error_of, http_client, openai_client, post
 from tests.unit.api.fake_generator import (
     PIECES,
     SAMPLES,
@@ -45,6 +45,14 @@ async def test_headers_tell_proxies_not_to_collect_the_stream() -> None:
     assert headers["x-accel-buffering"] == "no"
     assert headers["x-request-id"]
     assert "content-length" not in headers
+
+
+async def test_streams_are_not_compressed() -> None:
+    """A compressor would collect them."""
+    async with http_client(app_of(FakeGenerator()), headers={"accept-encoding": "gzip, br"}) as client:
+        response = await client.post(URL, json=chat(stream=True))
+    assert "content-encoding" not in response.headers
+    read_stream(response.text)
 
 
 async def test_text_stream_is_role_then_content_then_finish() -> None:

@@ -92,6 +92,10 @@ async def test_every_response_has_a_request_id(status: int, method: str, path: s
         response = await client.request(method, path, json=body, headers=headers)
     assert response.status_code == status
     assert response.headers.get_list("x-request-id") == ["mine"]
+    is_stream = response.headers["content-type"].startswith("text/event-stream") if response.content else False
+    assert ("openai-processing-ms" in response.headers) == (not is_stream)
+    if not is_stream:
+        assert int(response.headers["openai-processing-ms"]) >= 0
 
 
 async def test_stalled_connections_do_not_block_probes() -> None:

@@ -8,6 +8,7 @@ from fastapi import WebSocket
 
 from omni_server.api.app import create_app
 from omni_server.api.config import ApiConfig
+from omni_server.api.request_record import current_request
 from omni_server.api.state import ServerState
 from omni_server.errors import StageError
 from omni_server.log_format import Field, StructuredMessage
@@ -128,9 +129,11 @@ async def test_path_cannot_forge_a_line_or_flood_the_log(path: str, caplog: pyte
     assert len(str(line)) < 400
 
 
-async def test_each_answer_of_a_session_has_a_line_and_so_has_the_session(caplog: pytest.LogCaptureFixture) -> None:
+async def run_session(config: ApiConfig) -> list[int]:
+    """Two answers in one session, the second one left; how many were kept in memory after each."""
     state = ServerState(FakeGenerator())
-    app = create_app(state, ApiConfig())
+    app = create_app(state, config)
+    kept: list[int] = []
 
     @app.websocket("/v1/scripted-session")
     async def realtime(websocket: WebSocket) -> None:
@@ -143,15 +146,28 @@ async def test_each_answer_of_a_session_has_a_line_and_so_has_the_session(caplog
                 async for _ in generation:
                     pass
             await generation.aclose()
+            record = current_request()
+            assert record is not None
+            kept.append(len(record.answers))
         await websocket.close()
 
     await WebSocketCall({"x-request-id": "session-1"}).send_to(app)
+    return kept
+
+
+async def test_each_answer_of_a_session_has_a_line_and_so_has_the_session(caplog: pytest.LogCaptureFixture) -> None:
+    assert await run_session(ApiConfig()) == [0, 0]
     told = [(line.summary(), line.fields()["request_id"], line.fields().get("outcome")) for line in lines(caplog)]
     assert told == [
         ("answer", "session-1", "ok"),
         ("answer", "session-1", "aborted"),
         ("WEBSOCKET /v1/scripted-session 101", "session-1", None),
     ]
+
+
+async def test_lines_of_sessions_can_be_switched_off_too(caplog: pytest.LogCaptureFixture) -> None:
+    await run_session(ApiConfig(access_log=False))
+    assert lines(caplog) == []
 
 
 async def test_nothing_that_was_said_or_sent_is_in_the_log_at_any_level(caplog: pytest.LogCaptureFixture) -> None:

@@ -339,6 +339,16 @@ def test_weights_that_the_disk_has_no_room_for_are_told(
     assert "take 1000000000.0 GB" in the_error(check("some/model", *CPU))
 
 
+def test_a_checkpoint_without_a_voice_is_told(check: Check, folder: Path) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"enable_audio_output": False}))
+
+    assert the_error(check(folder, *CPU)) == (
+        "files: the checkpoint has no talker (enable_audio_output in config.json): use a stage config with the thinker "
+        "alone"
+    )
+
+
 def test_no_folder_is_told(check: Check, tmp_path: Path) -> None:
     assert "no such folder, and not a hub id either" in the_error(check(tmp_path / "none", *CPU))
 
@@ -401,7 +411,9 @@ def test_the_wrong_build_of_vllm_is_told(check: Check, whole: Path, monkeypatch:
     assert "vllm 0.32.0 is installed, which is not the build for platform cpu" in the_error(check(whole, *CPU))
 
     monkeypatch.setattr(machine, "_version", lambda name: None)
-    assert the_error(check(whole, *CPU)) == ("installation: vLLM is not installed: pip install 'omni-server[cpu]'")
+    assert the_error(check(whole, *CPU)) == (
+        "installation: vLLM is not installed: in a checkout, run scripts/setup-env --cpu"
+    )
 
 
 def test_too_little_memory_is_told(check: Check, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -428,7 +440,9 @@ def test_a_kv_cache_smaller_than_one_sequence_is_told_with_the_size_that_will_do
     mine.write_text(shipped.replace("kv_cache_memory_bytes: 67108864", "kv_cache_memory_bytes: 1048576", 1))
 
     error = the_error(check(whole, "--stage-config", mine))
-    assert error.startswith("memory: stage 'thinker': the KV cache has room for 1024 tokens, fewer than max_model_len")
+    assert error.startswith(
+        "memory: stages.thinker.engine_args.kv_cache_memory_bytes has room for 1024 tokens, fewer than"
+    )
     wanted = error.partition("at least ")[2].partition(",")[0]
     mine.write_text(shipped.replace("kv_cache_memory_bytes: 67108864", f"kv_cache_memory_bytes: {wanted}", 1))
     assert check(whole, "--stage-config", mine)[0] == 0

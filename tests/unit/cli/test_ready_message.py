@@ -64,6 +64,7 @@ def test_it_names_address_model_voices_and_formats() -> None:
 
     assert "URL      http://127.0.0.1:8091/v1\n" in text
     assert "Model    demo, second name\n" in text
+    assert "omni-server chat --url http://127.0.0.1:8091\n" in text
     assert "Voices   Chelsie (default), Ethan\n" in text
     assert "Formats  wav, mp3, flac, opus, pcm16 (streamed: wav, pcm16)\n" in text
 
@@ -112,3 +113,4 @@ def test_the_example_reaches_a_unix_socket(tmp_path: Path, recorder: type[Record
 
     assert recorder.requests[0][0] == "/v1/chat/completions"
     assert f"URL      unix:{path}\n" in ready_message(f"unix:{path}", model_info())
+    assert "omni-server chat" not in ready_message(f"unix:{path}", model_info())

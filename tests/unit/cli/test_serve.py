@@ -211,6 +211,27 @@ def test_flags_that_do_not_fit_together_exit_with_2(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("flags", "is_warned"),
+    [
+        ("--host 0.0.0.0", True),
+        ("--host ::", True),
+        ("--host some.host", True),
+        ("", False),
+        ("--host localhost", False),
+        ("--host ::1", False),
+        ("--host 0.0.0.0 --api-key k", False),
+        ("--uds /run/omni.sock --host 0.0.0.0", False),
+    ],
+)
+def test_server_that_is_open_to_others_says_so(
+    flags: str, is_warned: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    main(["serve", str(tmp_path / "none"), "--stage-config", "qwen2_5_omni.demo-cpu", *flags.split()])
+
+    assert ("no --api-key is set" in caplog.text) == is_warned
+
+
 def test_origins_may_be_a_json_list_as_in_vllm(parsed: list[ServeOptions]) -> None:
     assert main(["serve", "some/model", "--allowed-origins", '["*"]']) == 0
 

@@ -21,23 +21,23 @@ export const apiKey = {
   set: (key) => (key ? sessionStorage.setItem(KEY_ITEM, key) : sessionStorage.removeItem(KEY_ITEM)),
 };
 
-/** What is served: `{id, voices, inputs}`; `voices` is empty for a model that cannot speak. */
+/** What is served: `{id, voices: [{id, name}], inputs}`; `voices` is empty for a model that cannot speak. */
 export async function describeModel() {
   const { data } = await (await request("v1/models")).json();
   const model = data[0];
   const speaks = model.modalities?.output?.includes("audio") ?? true;
   return {
     id: model.id,
-    voices: speaks ? ((await listVoices()) ?? model.voices ?? []) : [],
+    voices: speaks ? ((await listVoices()) ?? (model.voices ?? []).map((id) => ({ id, name: id }))) : [],
     inputs: model.modalities?.input ?? ["text", "audio", "image", "video"],
   };
 }
 
-/** Names of the model's own voices, not of their aliases; null where the server has no list of voices. */
+/** The model's own voices, not their aliases; null where the server has no list of voices. */
 async function listVoices() {
   try {
     const { voices } = await (await request("v1/audio/voices")).json();
-    return voices.filter((voice) => voice.alias_of == null).map((voice) => voice.id);
+    return voices.filter((voice) => voice.alias_of == null);
   } catch (error) {
     if (error instanceof ApiError && error.status === 404) return null;
     throw error;
@@ -67,7 +67,9 @@ async function* readChunks(body) {
       yield chunk;
     }
   } catch (error) {
-    throw error instanceof TypeError ? new ApiError("The connection to the server was lost.") : error;
+    if (error instanceof TypeError) throw new ApiError("The connection to the server was lost.");
+    if (error instanceof SyntaxError) throw new ApiError("The answer is damaged: it holds no valid JSON.");
+    throw error;
   }
   throw new ApiError("The connection ended before the answer was complete.");
 }

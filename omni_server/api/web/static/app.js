@@ -14,9 +14,15 @@ import { TurnView, attachmentView } from "./view.js";
 const RETRY_MS = 2000;
 const element = (id) => document.getElementById(id);
 
+/** What is served; null until the server has said so. */
 let model = null;
+/** Whether the server takes questions, as far as is known. */
+let ready = false;
+let connecting = null;
 let conversation = new Conversation();
 let attachments = [];
+/** Files that are being read. */
+let numReading = 0;
 /** The answer that is being made or played. */
 let current = null;
 
@@ -27,12 +33,18 @@ const recorder = new Recorder(async (samples) => {
 
 // --- the server ---------------------------------------------------------------------------------------------------
 
+function connect() {
+  connecting ??= askForModel().finally(() => (connecting = null));
+}
+
 /** Asks what is served until the server says so. */
-async function connect() {
-  model = null;
+async function askForModel() {
+  ready = false;
+  updateButtons();
   for (;;) {
     try {
       model = await withKey(describeModel);
+      ready = true;
       return showModel();
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
@@ -46,7 +58,7 @@ async function connect() {
 function showModel() {
   showState("ready", model.id);
   const voice = element("voice").value;
-  element("voice").replaceChildren(...model.voices.map((name) => new Option(name, name, false, name === voice)));
+  element("voice").replaceChildren(...model.voices.map(({ id, name }) => new Option(name, id, false, id === voice)));
   element("speak-option").hidden = element("voice-option").hidden = model.voices.length === 0;
   const media = ["audio", "image", "video"].filter((kind) => model.inputs.includes(kind));
   element("files").accept = media.map((kind) => `${kind}/*`).join(",");
@@ -79,10 +91,10 @@ async function ask(text, media) {
   element("welcome").hidden = true;
   element("new-button").hidden = false;
   const ownConversation = conversation;
-  const turn = conversation.ask(text, media);
   const view = new TurnView({ text, attachments: media }, element("turns"));
   const voice = element("speak").checked && model.voices.length > 0 ? element("voice").value : null;
   const answer = new Answer(view, voice);
+  const turn = conversation.ask(text, media, answer);
   current = answer;
   updateButtons();
   announce("Waiting for the answer");
@@ -91,8 +103,6 @@ async function ask(text, media) {
     view.complete();
     if (answer.stopped) view.note("Stopped.");
     announce(answer.stopped ? "Stopped" : voice ? "The answer is complete" : answer.text);
-    if (answer.text) turn.answer = { audioId: answer.audioId, text: answer.text };
-    else ownConversation.drop(turn);
   } catch (error) {
     if (!(error instanceof ApiError)) throw error;
     ownConversation.drop(turn);
@@ -102,8 +112,8 @@ async function ask(text, media) {
       ask(text, media);
     });
     announce(`The answer failed: ${error.message}`);
-    // Another model may be served by now, or none.
-    if (error.status !== 400) connect();
+    // Another model may be served by now, or none. Whoever would not give a key is not asked again at once.
+    if (error.status !== 400 && error.status !== 401) connect();
   }
   await answer.played();
   view.end();
@@ -149,13 +159,17 @@ async function speak() {
 
 async function attach(files) {
   notify("");
+  numReading += files.length;
+  updateButtons();
   for (const file of files) {
     try {
       const attachment = await attachmentOf(file);
-      if (!model?.inputs.includes(attachment.kind)) throw new Error(`This model does not take ${attachment.kind} input.`);
+      if (model && !model.inputs.includes(attachment.kind)) throw new Error(`This model does not take ${attachment.kind} input.`);
       attachments.push(attachment);
     } catch (error) {
       notify(error.message);
+    } finally {
+      numReading -= 1;
     }
   }
   showAttachments();
@@ -192,8 +206,8 @@ function takeAttachments() {
 
 function updateButtons() {
   const empty = element("text").value.trim() === "" && attachments.length === 0;
-  element("send").disabled = empty || model === null;
-  element("mic").disabled = element("big-mic").disabled = model === null;
+  element("send").disabled = empty || !ready || numReading > 0;
+  element("mic").disabled = element("big-mic").disabled = !ready;
   // While an answer runs, the one button stops it; a new question may still be sent in its place.
   element("stop").hidden = current === null || !empty;
   element("send").hidden = !element("stop").hidden;
@@ -221,6 +235,7 @@ function newConversation() {
   stop();
   stopReplay();
   conversation = new Conversation();
+  for (const shown of element("turns").querySelectorAll("img, video")) URL.revokeObjectURL(shown.src);
   element("turns").replaceChildren();
   element("welcome").hidden = false;
   element("new-button").hidden = true;
@@ -241,7 +256,7 @@ element("text").addEventListener("keydown", (event) => {
   element("composer").requestSubmit();
 });
 element("text").addEventListener("paste", (event) => {
-  if (event.clipboardData.files.length > 0) attach(event.clipboardData.files);
+  if (event.clipboardData.files.length > 0) attach([...event.clipboardData.files]);
 });
 element("stop").addEventListener("click", stop);
 element("mic").addEventListener("click", speak);

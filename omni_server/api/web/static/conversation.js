@@ -3,9 +3,9 @@
 export class Conversation {
   #turns = [];
 
-  /** Begins a turn. `attachments` are those of attachments.js. */
-  ask(text, attachments) {
-    const turn = { text, attachments, answer: null };
+  /** Begins a turn. `attachments` are those of attachments.js, `answer` is an `Answer` that may still be growing. */
+  ask(text, attachments, answer) {
+    const turn = { text, attachments, answer };
     this.#turns.push(turn);
     return turn;
   }
@@ -15,16 +15,10 @@ export class Conversation {
     this.#turns = this.#turns.filter((other) => other !== turn);
   }
 
-  get isEmpty() {
-    return this.#turns.length === 0;
-  }
-
-  /** The body's `messages`. The server knows its spoken answers by their id. */
+  /** The body's `messages`: all that was said, and the last question. The server knows its spoken answers by their id. */
   messages() {
-    return this.#turns.flatMap((turn) => {
-      const question = { role: "user", content: contentOf(turn) };
-      return turn.answer ? [question, messageOf(turn.answer)] : [question];
-    });
+    const said = this.#turns.slice(0, -1).filter(({ answer }) => answer.text !== "");
+    return [...said.flatMap((turn) => [questionOf(turn), messageOf(turn.answer)]), questionOf(this.#turns.at(-1))];
   }
 
   /**
@@ -40,10 +34,10 @@ export class Conversation {
   }
 }
 
-function contentOf({ text, attachments }) {
-  if (attachments.length === 0) return text;
+function questionOf({ text, attachments }) {
+  if (attachments.length === 0) return { role: "user", content: text };
   const parts = attachments.map(({ part }) => part);
-  return text ? [...parts, { type: "text", text }] : parts;
+  return { role: "user", content: text ? [...parts, { type: "text", text }] : parts };
 }
 
 /** The transcript goes along for the case that the id has expired or the server has been restarted. */

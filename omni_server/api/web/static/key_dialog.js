@@ -4,13 +4,20 @@ import { ApiError, apiKey } from "./api.js";
 
 const element = (id) => document.getElementById(id);
 
+let asking = null;
+
 /** Resolves to true when a key has been given (an empty one forgets it), to false if not. */
 export function askForKey(reason) {
+  asking ??= openDialog(reason).finally(() => (asking = null));
+  return asking;
+}
+
+function openDialog(reason) {
   const dialog = element("key-dialog");
   element("key-reason").textContent = reason;
   element("key").value = "";
   dialog.returnValue = "";
-  if (!dialog.open) dialog.showModal();
+  dialog.showModal();
   return new Promise((resolve) => {
     element("key-cancel").onclick = () => dialog.close("");
     element("key-form").onsubmit = (event) => {

@@ -57,9 +57,7 @@ async def test_every_file_is_served_with_its_type(name: str) -> None:
 @pytest.mark.parametrize("path", ["/", "/web/app.js"])
 async def test_policy_allows_nothing_but_the_servers_own_files(path: str) -> None:
     headers = (await get(path)).headers
-    policy = dict(
-        directive.strip().partition(" ")[::2] for directive in headers["content-security-policy"].split(";")
-    )
+    policy = dict(directive.strip().partition(" ")[::2] for directive in headers["content-security-policy"].split(";"))
     assert policy["default-src"] == "'none'"
     assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
     assert policy["frame-ancestors"] == policy["base-uri"] == policy["form-action"] == "'none'"

@@ -1,0 +1,163 @@
+"""`POST /v1/audio/speech`: a text, read by a voice of the model."""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import numpy as np
+import numpy.typing as npt
+from fastapi import APIRouter, Request, Response
+
+from omni_server.api.audio_stream import AudioStreamResponse
+from omni_server.api.body import read_json
+from omni_server.api.config import ApiConfig
+from omni_server.api.disconnect import until_disconnect
+from omni_server.api.openapi import SPEECH_RESPONSES, request_body
+from omni_server.api.parse_speech import SpeechJob, parse_speech_request
+from omni_server.api.read_aloud import ReadAloudRun
+from omni_server.api.speech_schemas import SpeechAudioDelta, SpeechAudioDone, SpeechRequest, SpeechUsage
+from omni_server.api.sse import KEEP_ALIVE, EventStreamResponse, FrameTemplate, frame
+from omni_server.api.state import ServerState
+from omni_server.api.stream_start import ending_in_error, joined
+from omni_server.api.validation import validate
+from omni_server.audio.base64_stream import Base64Stream
+from omni_server.audio.encode import StreamEncoder, encode
+from omni_server.audio.formats import MEDIA_TYPES, STREAMABLE_FORMATS, AudioFormat
+from omni_server.types import SAMPLE_RATE_HZ
+
+logger = logging.getLogger(__name__)
+
+_HEADERS = {
+    "x-audio-sample-rate": str(SAMPLE_RATE_HZ),
+    "x-audio-channels": "1",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",  # keeps nginx from collecting the stream
+}
+_MAX_DELTA_BYTES = 48 * 1024
+"""Of a file that is sent as events in one go; a multiple of six, as `Base64Stream` cuts."""
+
+_DELTAS = FrameTemplate(lambda data: SpeechAudioDelta(type="speech.audio.delta", audio=data))
+
+
+class SpeechService:
+    def __init__(self, state: ServerState, config: ApiConfig) -> None:
+        self._state = state
+        self._max_body_bytes = config.max_body_bytes
+        self._keep_alive_s = config.sse_keep_alive_s
+
+    async def create(self, request: Request) -> Response:
+        """No status is sent before the first sound is there, so that whatever fails until then has one of its own.
+
+        Raises `OmniError`.
+        """
+        self._state.require_generator()
+        body = await read_json(request, self._max_body_bytes)
+        return await until_disconnect(self._answer(body), request.receive)
+
+    async def _answer(self, body: object) -> Response:
+        generator = self._state.require_generator()
+        name = f"speech-{uuid.uuid4().hex}"
+        job = parse_speech_request(validate(SpeechRequest, body), name, generator)
+        run = ReadAloudRun(generator, self._state, job.requests)
+        if job.as_events:
+            events = _events(run, job, self._keep_alive_s)
+            first = await anext(events)
+            return EventStreamResponse(ending_in_error(joined(first, events), name), events.aclose)
+        media_type = MEDIA_TYPES[job.audio_format]
+        if job.audio_format not in STREAMABLE_FORMATS:
+            data = await _whole_file(run, job.audio_format)
+            _log_end(run, name)
+            return Response(data, media_type=media_type, headers=_HEADERS)
+        pieces = _file_pieces(run, job)
+        first = await anext(pieces, b"")
+        return AudioStreamResponse(name, joined(first, pieces), pieces.aclose, media_type=media_type, headers=_HEADERS)
+
+
+async def _file_pieces(run: ReadAloudRun, job: SpeechJob) -> AsyncGenerator[bytes, None]:
+    """The file as it is made; pieces are never empty."""
+    encoder = StreamEncoder(job.audio_format)
+    async with aclosing(run.sound()) as sound:
+        async for samples in sound:
+            if samples is not None and (data := await _encoded(encoder, samples, job.audio_format)):
+                yield data
+    if data := encoder.close():
+        yield data
+    _log_end(run, job.name)
+
+
+async def _events(run: ReadAloudRun, job: SpeechJob, keep_alive_s: float) -> AsyncGenerator[bytes, None]:
+    """Frames, the first when there is sound."""
+    is_streamed = job.audio_format in STREAMABLE_FORMATS
+    encoder = StreamEncoder(job.audio_format) if is_streamed else None
+    collected: list[npt.NDArray[np.float32]] = []
+    base64 = Base64Stream()
+    has_begun = False
+    async with aclosing(run.sound(keep_alive_s)) as sound:
+        async for samples in sound:
+            if samples is None:
+                if has_begun:
+                    yield KEEP_ALIVE
+            elif encoder is not None:
+                if data := base64.push(await _encoded(encoder, samples, job.audio_format)):
+                    has_begun = True
+                    yield _DELTAS.frame(data)
+            else:
+                collected.append(samples)
+                if not has_begun:
+                    has_begun = True
+                    yield KEEP_ALIVE  # all that can be sent so far: the status
+    file = encoder.close() if encoder is not None else await _encoded_whole(collected, job.audio_format)
+    for start in range(0, len(file), _MAX_DELTA_BYTES):
+        if data := base64.push(file[start : start + _MAX_DELTA_BYTES]):
+            yield _DELTAS.frame(data)
+    if data := base64.flush():
+        yield _DELTAS.frame(data)
+    usage = SpeechUsage(
+        input_tokens=run.input_tokens,
+        output_tokens=run.output_tokens,
+        total_tokens=run.input_tokens + run.output_tokens,
+    )
+    yield frame(SpeechAudioDone(type="speech.audio.done", usage=usage))
+    _log_end(run, job.name)
+
+
+async def _encoded(encoder: StreamEncoder, samples: npt.NDArray[np.float32], audio_format: AudioFormat) -> bytes:
+    """MP3 takes 7 ms for a second of sound, which all other requests would wait for."""
+    if audio_format == "mp3":
+        return await asyncio.to_thread(encoder.write, samples)
+    return encoder.write(samples)
+
+
+async def _whole_file(run: ReadAloudRun, audio_format: AudioFormat) -> bytes:
+    async with aclosing(run.sound()) as sound:
+        pieces = [samples async for samples in sound if samples is not None]
+    return await _encoded_whole(pieces, audio_format)
+
+
+async def _encoded_whole(pieces: list[npt.NDArray[np.float32]], audio_format: AudioFormat) -> bytes:
+    silence = np.zeros(0, dtype=np.float32)
+    return await asyncio.to_thread(lambda: encode(np.concatenate([silence, *pieces]), audio_format))
+
+
+def _log_end(run: ReadAloudRun, name: str) -> None:
+    if run.num_cut_short:
+        logger.warning("%s: %d passage(s) ended at the talker's limit of codec tokens", name, run.num_cut_short)
+
+
+def speech_router(state: ServerState, config: ApiConfig) -> APIRouter:
+    router = APIRouter(tags=["audio"])
+    service = SpeechService(state, config)
+
+    @router.post(
+        "/v1/audio/speech",
+        summary="Read a text aloud",
+        response_class=Response,
+        responses=SPEECH_RESPONSES,
+        openapi_extra=request_body(SpeechRequest),
+    )
+    async def create_speech(request: Request) -> Response:
+        return await service.create(request)
+
+    return router

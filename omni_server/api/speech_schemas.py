@@ -1,0 +1,55 @@
+"""Bodies and events of `POST /v1/audio/speech`."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from omni_server.api.schemas import Seed, StageSamplings
+
+
+def _voice_name(voice: object) -> object:
+    return voice["id"] if isinstance(voice, dict) and set(voice) == {"id"} else voice
+
+
+class SpeechRequest(BaseModel):
+    """Fields that are not listed are accepted and ignored, as clients send many."""
+
+    model_config = ConfigDict(strict=True, extra="allow", use_attribute_docstrings=True)
+
+    model: str
+    input: str
+    """The text to read, at most 4096 characters."""
+    voice: (
+        Annotated[str, BeforeValidator(_voice_name, json_schema_input_type=str | dict[Literal["id"], str])] | None
+    ) = None
+    """A voice of the model or one of OpenAI's names; without one, the model's default voice."""
+    instructions: str | None = None
+    """How to read it. "None" and the empty string count as absent: Home Assistant sends the former."""
+    response_format: str | None = None
+    """`mp3` (default), `opus`, `flac`, `wav` or `pcm` (24 kHz, mono, 16 bit, little-endian)."""
+    speed: Annotated[float, Field(ge=0.25, le=4.0)] | None = None
+    """Only 1 is served."""
+    stream_format: Literal["audio", "sse"] | None = None
+    seed: Seed | None = None
+    """Extension: makes the speech repeatable."""
+    stage_sampling: StageSamplings | None = None
+    """Extension: sampling of the talker."""
+
+
+class SpeechAudioDelta(BaseModel):
+    type: Literal["speech.audio.delta"]
+    audio: str
+    """Base64 of the next bytes of the file."""
+
+
+class SpeechUsage(BaseModel):
+    input_tokens: int
+    """Tokens of the model's prompts, which hold the text and the request to read it."""
+    output_tokens: int
+    """Codec tokens of the speech."""
+    total_tokens: int
+
+
+class SpeechAudioDone(BaseModel):
+    type: Literal["speech.audio.done"]
+    usage: SpeechUsage

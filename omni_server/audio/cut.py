@@ -1,0 +1,34 @@
+"""Long recordings in pieces that a model can hear at once."""
+
+import numpy as np
+import numpy.typing as npt
+
+_FRAME_SECONDS = 0.1
+_SHORTEST_SECONDS = 1.0
+
+
+def cut_at_pauses(
+    samples: npt.NDArray[np.float32], sample_rate_hz: int, max_seconds: float
+) -> list[npt.NDArray[np.float32]]:
+    """`samples` [num_samples] in consecutive pieces of at most `max_seconds`, which must be at least 3.
+
+    Each ends in the middle of the quietest 0.1 s of its last third, where speech most likely pauses. None but the
+    only one is shorter than a second.
+    """
+    longest, shortest = int(max_seconds * sample_rate_hz), int(_SHORTEST_SECONDS * sample_rate_hz)
+    pieces: list[npt.NDArray[np.float32]] = []
+    start = 0
+    while len(samples) - start > longest:
+        end = min(start + longest, len(samples) - shortest)
+        cut = _quietest(samples, start + longest * 2 // 3, end, int(_FRAME_SECONDS * sample_rate_hz))
+        pieces.append(samples[start:cut])
+        start = cut
+    return [*pieces, samples[start:]]
+
+
+def _quietest(samples: npt.NDArray[np.float32], first: int, end: int, frame: int) -> int:
+    """Middle of the frame with the least energy between `first` and `end`."""
+    num_frames = (end - first) // frame
+    frames = samples[first : first + num_frames * frame].reshape(num_frames, frame)
+    energy = np.einsum("ij,ij->i", frames, frames)
+    return first + int(energy.argmin()) * frame + frame // 2

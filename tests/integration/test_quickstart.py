@@ -1,0 +1,72 @@
+"""Every command and program of docs/quickstart.md is run as it stands, against the real server; and those of README.md
+that ask a server something."""
+
+import os
+import re
+import subprocess
+import sys
+import wave
+from pathlib import Path
+
+import pytest
+
+from tests.integration.server_process import MODEL, ROOT, ServerProcess
+
+ADDRESS = "http://127.0.0.1:8091"
+
+
+def blocks(page: str) -> list[tuple[str, str]]:
+    """Language and text of the commands and programs on a page."""
+    found = re.finditer(r"^```(bash|python)\n(.*?)^```$", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
+    return [(match[1], match[2]) for match in found]
+
+
+BLOCKS = blocks("docs/quickstart.md")
+
+NOT_RUN = {
+    "scripts/serve\n": "tests/unit/scripts/test_serve_script.py: here a server runs already",
+    "source .venv/bin/activate\n": "the tests run in an environment of their own",
+    "scripts/setup-env --cuda\nsource .venv-cuda/bin/activate\n": "tests/unit/scripts/test_setup_env.py",
+    "omni-server check Qwen/Qwen2.5-Omni-7B\n": "needs the hub",
+    "omni-server serve Qwen/Qwen2.5-Omni-7B\n": "needs the hub and a GPU",
+    "omni-server serve Qwen/Qwen2.5-Omni-7B --stage-config qwen2_5_omni.2gpu\n": "needs the hub and two GPUs",
+}
+RUN = [(language, text) for language, text in BLOCKS if text not in NOT_RUN]
+RUN += [(language, text) for language, text in blocks("README.md") if f"{ADDRESS}/" in text]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A folder that has of the checkout what the commands name."""
+    for name in ("scripts", "tests"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    program = tmp_path / "bin" / "omni-server"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -m omni_server.cli.main "$@"\n')
+    program.chmod(0o755)
+    return tmp_path
+
+
+def test_what_is_not_run_is_on_the_page() -> None:
+    assert NOT_RUN.keys() <= {text for _, text in BLOCKS}
+
+
+@pytest.mark.parametrize(("language", "text"), RUN, ids=[" ".join(text.split()[:4]) for _, text in RUN])
+def test_it_works_as_it_stands(server: ServerProcess, checkout: Path, language: str, text: str) -> None:
+    text = text.replace("qwen2_5_omni-demo", MODEL)
+    text = text.replace(ADDRESS, server.url)
+    if "omni-server chat" in text or "omni-server bench" in text or "scripts/smoke" in text:
+        # Their default is the address of the page.
+        text = re.sub(r"(omni-server (?:chat|bench)|scripts/smoke)", rf"\1 --url {server.url}", text)
+    interpreter = ["bash", "-euo", "pipefail", "-c"] if language == "bash" else [sys.executable, "-c"]
+    environment = os.environ | {"PATH": f"{checkout / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+    finished = subprocess.run(
+        [*interpreter, text], cwd=checkout, env=environment, stdin=subprocess.DEVNULL, capture_output=True, check=False
+    )
+
+    assert finished.returncode == 0, (finished.stdout + finished.stderr).decode()
+    for name in ("answers/answer-001.wav", "answer.wav", "streamed.wav"):
+        if Path(name).name in text or ("--save answers" in text and "answers" in name):
+            with wave.open(str(checkout / name)) as file:
+                assert (file.getnchannels(), file.getsampwidth(), file.getframerate()) == (1, 2, 24_000)

@@ -1,0 +1,189 @@
+"""The routes under /v1/audio with the real model, over HTTP: what only the whole product shows."""
+
+import base64
+import io
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx2
+import numpy as np
+import numpy.typing as npt
+import openai
+import pytest
+import soundfile
+
+from omni_server.types import SAMPLE_RATE_HZ
+from tests.integration.server_process import MODEL, ServerProcess
+from tests.unit.api.clients import media
+from tests.unit.api.sse_validator import parse_frames
+
+NUM_CODES = 120
+SAMPLES_PER_CODE = 480
+SPEECH_URL = "/v1/audio/speech"
+TEXT = "Good morning! It is a quarter past nine."
+GREEDY_TALKER: dict[str, Any] = {"temperature": 0, "min_tokens": NUM_CODES, "max_tokens": NUM_CODES}
+REPEATABLE: dict[str, Any] = {"seed": 7, "stage_sampling": {"talker": GREEDY_TALKER}}
+ENDLESS: dict[str, Any] = {"stage_sampling": {"talker": {"max_tokens": 3500, "ignore_eos": True}}}
+WAV = media("speech_hello.wav")
+
+Samples = npt.NDArray[np.float64]
+
+
+@pytest.fixture(scope="module")
+def client(server: ServerProcess) -> Iterator[httpx2.Client]:
+    with server.client() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def official(server: ServerProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="EMPTY", max_retries=0) as client:
+        yield client
+
+
+def speech(text: str = TEXT, **fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "voice": "Ethan", "input": text} | REPEATABLE | fields
+
+
+def file_of(client: httpx2.Client, **fields: Any) -> bytes:
+    response = client.post(SPEECH_URL, json=speech(**fields))
+    assert response.status_code == 200, response.text
+    return response.content
+
+
+@pytest.fixture(scope="module")
+def pcm(client: httpx2.Client) -> Samples:
+    """What all other formats must hold."""
+    samples = np.frombuffer(file_of(client, response_format="pcm"), "<i2") / 32768
+    assert samples.size == NUM_CODES * SAMPLES_PER_CODE
+    assert np.abs(samples).max() > 0.01
+    return samples
+
+
+def read(data: bytes) -> Samples:
+    samples, rate = soundfile.read(io.BytesIO(data))
+    assert rate == SAMPLE_RATE_HZ
+    return samples
+
+
+def similarity(decoded: Samples, wanted: Samples) -> float:
+    """Correlation coefficient at the delay that fits best, of at most 0.12 s."""
+    room = len(decoded) - len(wanted)
+    assert 0 <= room <= 0.12 * SAMPLE_RATE_HZ
+    start = int(np.correlate(decoded, wanted).argmax())
+    return float(np.corrcoef(decoded[start : start + len(wanted)], wanted)[0, 1])
+
+
+@pytest.mark.parametrize("audio_format", ["wav", "flac", "mp3", "opus"])
+def test_official_client_gets_the_same_speech_in_every_format(
+    official: openai.OpenAI, pcm: Samples, audio_format: Any
+) -> None:
+    answer = official.audio.speech.create(
+        model=MODEL, voice="ash", input=TEXT, response_format=audio_format, extra_body=REPEATABLE
+    )
+    samples = read(answer.content)
+    if audio_format in ("wav", "flac"):
+        np.testing.assert_array_equal(samples, pcm)
+    else:
+        assert similarity(samples, pcm) > 0.9
+
+
+def test_official_client_streams_speech(official: openai.OpenAI, pcm: Samples) -> None:
+    create = official.audio.speech.with_streaming_response.create
+    with create(model=MODEL, voice="Ethan", input=TEXT, response_format="pcm", extra_body=REPEATABLE) as response:
+        assert "content-length" not in response.headers
+        pieces = list(response.iter_bytes())
+    np.testing.assert_array_equal(np.frombuffer(b"".join(pieces), "<i2") / 32768, pcm)
+
+
+def test_sound_arrives_while_later_sound_is_made(client: httpx2.Client) -> None:
+    body = speech(response_format="pcm") | ENDLESS
+    with client.stream("POST", SPEECH_URL, json=body) as response:
+        first = next(response.iter_raw())
+    assert 0 < len(first) < 3500 * SAMPLES_PER_CODE * 2 / 4
+
+
+def test_events_hold_the_file_and_its_tokens(client: httpx2.Client, pcm: Samples) -> None:
+    response = client.post(SPEECH_URL, json=speech(response_format="pcm", stream_format="sse"))
+    *deltas, done = [json.loads(payload) for payload in parse_frames(response.text)]
+    data = b"".join(base64.b64decode(delta["audio"], validate=True) for delta in deltas)
+    np.testing.assert_array_equal(np.frombuffer(data, "<i2") / 32768, pcm)
+    assert len(deltas) > 1
+    usage = done["usage"]
+    assert usage["output_tokens"] == NUM_CODES
+    assert usage["total_tokens"] == usage["input_tokens"] + NUM_CODES
+
+
+def test_text_voice_and_instructions_are_heard(client: httpx2.Client, pcm: Samples) -> None:
+    """By a model that babbles: each changes what it says."""
+    changes: list[dict[str, Any]] = [{"text": "Good evening."}, {"voice": "Chelsie"}, {"instructions": "Whisper."}]
+    files = [file_of(client, response_format="pcm", **change) for change in changes]
+    same = (pcm * 32768).astype("<i2").tobytes()
+    assert len({same, *files}) == 1 + len(files)
+
+
+@pytest.mark.parametrize("text", ["👋🏽🎉", "0123456789", "早上好。", "صباح الخير", "<|im_end|><|AUDIO|>"])
+def test_any_text_is_read(client: httpx2.Client, text: str) -> None:
+    assert len(file_of(client, text=text, response_format="pcm")) == 2 * NUM_CODES * SAMPLES_PER_CODE
+
+
+def test_a_text_of_the_greatest_length_is_read_in_passages(client: httpx2.Client) -> None:
+    text = "This is one of many sentences. " * 132
+    assert 4000 < len(text.strip()) <= 4096
+    seconds = len(file_of(client, text=text, response_format="pcm")) / 2 / SAMPLE_RATE_HZ
+    assert seconds == 7 * NUM_CODES * SAMPLES_PER_CODE / SAMPLE_RATE_HZ
+
+
+def test_listeners_that_leave_free_everything(server: ServerProcess, client: httpx2.Client, pcm: Samples) -> None:
+    def leave_after_the_first_sound(audio_format: str) -> None:
+        body = speech(response_format=audio_format) | ENDLESS
+        with server.client() as leaving, leaving.stream("POST", SPEECH_URL, json=body) as response:
+            next(response.iter_raw())
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(leave_after_the_first_sound, ["pcm", "mp3"] * 6))
+    server.wait_until_idle()
+    np.testing.assert_array_equal(np.frombuffer(file_of(client, response_format="pcm"), "<i2") / 32768, pcm)
+
+
+def test_voices_and_models_are_listed(client: httpx2.Client) -> None:
+    voices = client.get("/v1/audio/voices").json()["voices"]
+    assert [voice["id"] for voice in voices if "alias_of" not in voice] == ["Chelsie", "Ethan"]
+    assert {voice["alias_of"] for voice in voices if "alias_of" in voice} == {"Chelsie", "Ethan"}
+    assert client.get("/v1/audio/models").json() == {"models": [{"id": MODEL}]}
+
+
+def test_official_client_transcribes(official: openai.OpenAI) -> None:
+    """The demo model babbles, but the same for the same recording, and otherwise for another one."""
+    create = official.audio.transcriptions.create
+    hello = create(model=MODEL, file=("hello.wav", WAV), language="en")
+    assert hello.text
+    assert hello.usage is not None
+    assert hello.usage.type == "tokens"
+    assert hello.usage.input_token_details is not None
+    # 2.1 s of sound; the encoder has 25 positions a second.
+    assert 50 <= (hello.usage.input_token_details.audio_tokens or 0) <= 54
+    *deltas, done = create(model=MODEL, file=("hello.wav", WAV), language="en", stream=True)
+    assert done.type == "transcript.text.done"
+    assert done.text == hello.text
+    assert "".join(event.delta for event in deltas if event.type == "transcript.text.delta") == hello.text
+    other = create(model=MODEL, file=("weather.wav", media("speech_weather.wav")), language="en")
+    assert other.text != hello.text
+
+
+def test_a_recording_longer_than_the_context_is_transcribed(client: httpx2.Client) -> None:
+    """200 s are 5000 positions; the thinker has 4096."""
+    samples, rate = soundfile.read(io.BytesIO(WAV), dtype="int16")
+    long = io.BytesIO()
+    soundfile.write(long, np.tile(samples, 95), rate, format="FLAC")
+    response = client.post(
+        "/v1/audio/translations",
+        data={"model": MODEL, "response_format": "verbose_json"},
+        files={"file": ("a.flac", long.getvalue())},
+    )
+    body = response.json()
+    assert response.status_code == 200, body
+    assert body["text"]
+    assert body["duration"] == pytest.approx(95 * len(samples) / rate, abs=0.001)

@@ -1,0 +1,474 @@
+"""`POST /v1/audio/speech` and the lists of voices and models beside it.
+
+Rows of the conformance checklist (sections "Speech" and "Models"), and where each is shown. I: in
+tests/integration/test_server_audio.py or test_given_text.py, with the real model.
+
+    T01  default format is mp3      test_mp3_is_the_default
+    T02  every response_format      test_every_format_is_a_file_of_its_media_type; I
+    T03  bytes before the end       test_first_bytes_leave_before_the_last_are_made; I
+    T04  wav                        test_every_format_is_a_file_of_its_media_type. A wav is always streamed, so its
+                                    sizes are the greatest that readers take; there is no other way to check
+    T05  stream_format sse          test_events_hold_the_bytes_of_the_file
+    T06  bad values                 test_bad_field_is_refused
+    T07  speed 2.0                  test_bad_field_is_refused: 400, the model sets its own pace
+    T08  no text, too much text     test_bad_field_is_refused
+    T09  voice missing              test_a_missing_voice_is_the_default_voice
+    T10  voice unknown              test_an_unknown_voice_is_refused_with_the_known_ones
+    T11  instructions               test_instructions_reach_the_model, test_instructions_that_say_nothing_are_dropped
+    T12  model unknown              test_an_unknown_model_is_not_found
+    T13  Accept                     test_any_accept_header_is_served
+    T14  emoji, digits, languages   test_any_text_is_read_as_it_is; I
+    T15  lists without a key        test_voices_are_listed_with_openais_names_as_aliases, test_models_are_listed.
+                                    Which routes need a key is decided, and tested, with the keys
+    T16  disconnect                 test_leaving_closes_the_generation, test_leaving_before_the_first_sound...; I
+    T17  two mp3 in one file        tests/unit/audio/test_encode.py. With libsndfile instead of ffmpeg, which is the
+                                    stricter reader
+    M01 M02 M03                     test_models_and_probes.py; I
+    M04 to M09                      test_transcriptions.py
+"""
+
+import asyncio
+import base64
+import io
+import json
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+import soundfile
+from fastapi import FastAPI
+from openai import BadRequestError
+
+from omni_server.api.config import ApiConfig
+from omni_server.api.voices import OPENAI_VOICES
+from omni_server.errors import InvalidRequestError, OmniError, OverloadedError, StageDeadError
+from omni_server.types import AudioDelta, ReadAloud, TextDelta
+from tests.unit.api.asgi_call import AsgiCall
+from tests.unit.api.clients import app_of, error_of, http_client, openai_client
+from tests.unit.api.fake_generator import (
+    PIECES,
+    PROMPT,
+    SAMPLES,
+    TEXT_ONLY_MODEL,
+    FakeGenerator,
+    Hang,
+    Wait,
+    finished,
+    speech_script,
+)
+from tests.unit.api.sse_validator import parse_frames
+from tests.unit.api.test_server import Life, client_of, served
+
+SPEECH_URL = "/v1/audio/speech"
+TEXT = "Good morning, Aïcha 👋🏽!"
+PCM = np.clip(np.rint(SAMPLES * 32768), -32768, 32767).astype("<i2")
+FORMATS = {
+    "mp3": "audio/mpeg",
+    "opus": "audio/ogg",
+    "flac": "audio/flac",
+    "wav": "audio/wav",
+    "pcm": "audio/pcm",
+    "pcm16": "audio/pcm",
+}
+LONG = "This sentence has about fifty characters in it now. " * 40
+FIRST_PIECE = AudioDelta(0, SAMPLES[:1001])
+
+
+def speech(text: str = TEXT, **fields: Any) -> dict[str, Any]:
+    return {"model": "omni", "voice": "Ethan", "input": text, **fields}
+
+
+async def post_speech(app: FastAPI, body: Any, headers: dict[str, str] | None = None) -> httpx2.Response:
+    async with http_client(app) as client:
+        return await client.post(SPEECH_URL, json=body, headers=headers)
+
+
+async def spoken_by(generator: FakeGenerator, **fields: Any) -> httpx2.Response:
+    response = await post_speech(app_of(generator), speech(**fields))
+    assert response.status_code == 200, response.text
+    return response
+
+
+def events_of(response: httpx2.Response) -> tuple[bytes, dict[str, Any]]:
+    """The file and the usage, after all that must hold for the events of a speech."""
+    assert response.headers["content-type"].partition(";")[0] == "text/event-stream"
+    *deltas, done = [json.loads(payload) for payload in parse_frames(response.text)]
+    assert {delta["type"] for delta in deltas} == {"speech.audio.delta"}
+    assert done["type"] == "speech.audio.done"
+    pieces = [base64.b64decode(delta["audio"], validate=True) for delta in deltas]
+    assert all(piece and len(piece) % 6 == 0 for piece in pieces[:-1])
+    return b"".join(pieces), done["usage"]
+
+
+# -- the file
+
+
+async def test_mp3_is_the_default() -> None:
+    response = await spoken_by(FakeGenerator())
+    assert response.headers["content-type"] == "audio/mpeg"
+    assert response.content[0] == 0xFF
+    assert response.content[1] & 0xE0 == 0xE0
+    samples, rate = soundfile.read(io.BytesIO(response.content))
+    assert rate == 24_000
+    assert len(SAMPLES) <= len(samples) < len(SAMPLES) + 0.12 * rate
+
+
+@pytest.mark.parametrize(("name", "media_type"), FORMATS.items())
+async def test_every_format_is_a_file_of_its_media_type(name: str, media_type: str) -> None:
+    response = await spoken_by(FakeGenerator(), response_format=name)
+    headers = response.headers
+    assert headers["content-type"] == media_type
+    assert (headers["x-audio-sample-rate"], headers["x-audio-channels"]) == ("24000", "1")
+    assert ("content-length" in headers) == (name in ("opus", "flac"))
+    if name.startswith("pcm"):
+        assert response.content == PCM.tobytes()
+        return
+    samples, rate = soundfile.read(io.BytesIO(response.content), dtype="int16")
+    assert rate == 24_000
+    if name in ("wav", "flac"):
+        np.testing.assert_array_equal(samples, PCM)
+    else:
+        assert np.abs(samples).max() > 10_000
+
+
+async def test_first_bytes_leave_before_the_last_are_made() -> None:
+    rest = asyncio.Event()
+    script = speech_script()
+    generator = FakeGenerator(script=[*script[:6], Wait(rest), *script[6:]])
+    async with AsgiCall(app_of(generator), speech(response_format="pcm"), path=SPEECH_URL) as call:
+        start = await call.message()
+        assert start["status"] == 200
+        assert b"content-length" not in dict(start["headers"])
+        first = (await call.message())["body"]
+        assert first == PCM[: PIECES[0]].tobytes()
+        rest.set()
+        messages = [await call.message()]
+        while messages[-1]["more_body"]:
+            messages.append(await call.message())
+    assert first + b"".join(message["body"] for message in messages) == PCM.tobytes()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+async def test_events_hold_the_bytes_of_the_file(name: str) -> None:
+    whole = await spoken_by(FakeGenerator(), response_format=name)
+    data, usage = events_of(await spoken_by(FakeGenerator(), response_format=name, stream_format="sse"))
+    if name == "opus":  # each Ogg stream has a number of its own
+        assert soundfile.info(io.BytesIO(data)).frames == len(SAMPLES)
+    else:
+        assert data == whole.content
+    assert usage == {
+        "input_tokens": PROMPT.total,
+        "output_tokens": len(PIECES),
+        "total_tokens": PROMPT.total + len(PIECES),
+    }
+
+
+async def test_silence_in_the_events_is_bridged_by_comments() -> None:
+    rest = asyncio.Event()
+    script = speech_script()
+    generator = FakeGenerator(script=[*script[:6], Wait(rest), *script[6:]])
+    body = speech(response_format="pcm", stream_format="sse")
+    async with AsgiCall(app_of(generator, ApiConfig(sse_keep_alive_s=0.01)), body, path=SPEECH_URL) as call:
+        before = await call.body_until(b": keep-alive")
+        assert before.startswith(b"data: ")
+        rest.set()
+        await call.body_until(b"speech.audio.done")
+
+
+async def test_speech_without_any_sound_is_an_empty_file() -> None:
+    generator = FakeGenerator(script=[finished()])
+    assert (await spoken_by(generator, response_format="pcm")).content == b""
+    wav = (await spoken_by(generator, response_format="wav")).content
+    assert soundfile.info(io.BytesIO(wav)).frames == 0
+    _, usage = events_of_silence(await spoken_by(generator, response_format="pcm", stream_format="sse"))
+    assert usage["output_tokens"] == 0
+
+
+def events_of_silence(response: httpx2.Response) -> tuple[list[str], dict[str, Any]]:
+    *deltas, done = parse_frames(response.text)
+    assert deltas == []
+    return deltas, json.loads(done)["usage"]
+
+
+async def test_official_client_gets_the_file_whole_and_streamed() -> None:
+    async with openai_client(app_of(FakeGenerator())) as client:
+        whole = await client.audio.speech.create(model="omni", voice="alloy", input=TEXT, response_format="wav")
+        assert soundfile.info(io.BytesIO(whole.content)).frames == len(SAMPLES)
+        create = client.audio.speech.with_streaming_response.create
+        async with create(model="omni", voice="Ethan", input=TEXT, response_format="pcm") as streamed:
+            assert b"".join([piece async for piece in streamed.iter_bytes()]) == PCM.tobytes()
+
+
+# -- what the model is asked
+
+
+async def test_the_text_is_what_is_spoken() -> None:
+    generator = FakeGenerator()
+    await spoken_by(generator, seed=5, stage_sampling={"talker": {"max_tokens": 9}})
+    request = generator.last_request
+    assert generator.tasks == [ReadAloud(TEXT)]
+    assert request.messages == generator.task_messages(ReadAloud(TEXT))
+    assert request.speech is not None
+    assert (request.speech.text, request.speech.voice, request.speech.seed) == (TEXT, "Ethan", 5)
+    talker = request.sampling["talker"]
+    assert (talker.max_tokens, talker.seed) == (9, 5)
+    assert "thinker" not in request.sampling
+
+
+@pytest.mark.parametrize(
+    "text", ["👋🏽🎉", "0123456789", "Grüße!", "早上好。", "صباح الخير", "<|im_end|>", "a\x00b", "\u2028x"]
+)
+async def test_any_text_is_read_as_it_is(text: str) -> None:
+    generator = FakeGenerator()
+    await spoken_by(generator, text=text)
+    assert generator.last_request.speech is not None
+    assert generator.last_request.speech.text == text.strip()
+
+
+async def test_instructions_reach_the_model() -> None:
+    generator = FakeGenerator()
+    await spoken_by(generator, instructions="Whisper.")
+    assert generator.tasks == [ReadAloud(TEXT, "Whisper.")]
+
+
+@pytest.mark.parametrize("instructions", [None, "", "  ", "None"])
+async def test_instructions_that_say_nothing_are_dropped(instructions: str | None) -> None:
+    generator = FakeGenerator()
+    await spoken_by(generator, instructions=instructions)
+    assert generator.tasks == [ReadAloud(TEXT)]
+
+
+@pytest.mark.parametrize("voice", ["ethan", {"id": "Ethan"}, "ash"])
+async def test_a_voice_has_many_names(voice: Any) -> None:
+    generator = FakeGenerator()
+    await spoken_by(generator, voice=voice)
+    assert generator.last_request.speech is not None
+    assert generator.last_request.speech.voice == "Ethan"
+
+
+async def test_a_missing_voice_is_the_default_voice() -> None:
+    generator = FakeGenerator()
+    for body in ({"model": "omni", "input": TEXT}, speech(voice=None)):
+        assert (await post_speech(app_of(generator), body)).status_code == 200
+        assert generator.last_request.speech is not None
+        assert generator.last_request.speech.voice == "Chelsie"
+
+
+async def test_fields_of_other_servers_are_ignored() -> None:
+    await spoken_by(FakeGenerator(), stream=True, language="en", task_type="x", speed=1)
+
+
+async def test_any_accept_header_is_served() -> None:
+    for accept in ("application/octet-stream", "text/html"):
+        response = await post_speech(app_of(FakeGenerator()), speech(), {"accept": accept})
+        assert response.status_code == 200
+
+
+# -- long texts
+
+
+async def test_a_long_text_is_read_in_passages_one_after_the_other() -> None:
+    generator = FakeGenerator()
+    response = await spoken_by(generator, text=LONG, response_format="pcm")
+    texts = [request.speech.text or "" for request in generator.requests if request.speech is not None]
+    assert len(texts) == len(generator.requests) > 1
+    assert " ".join(texts) == LONG.strip()
+    assert response.content == PCM.tobytes() * len(texts)
+    assert len({request.request_id for request in generator.requests}) == len(texts)
+    assert [generation.num_closed for generation in generator.generations] == [1] * len(texts)
+
+
+async def test_usage_of_a_long_text_is_that_of_all_passages() -> None:
+    generator = FakeGenerator()
+    _, usage = events_of(await spoken_by(generator, text=LONG, stream_format="sse"))
+    assert usage["input_tokens"] == PROMPT.total * len(generator.requests)
+    assert usage["output_tokens"] == len(PIECES) * len(generator.requests)
+
+
+# -- mistakes and failures
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code"),
+    [
+        ({"input": TEXT}, "model", "missing_required_parameter"),
+        ({"model": "omni"}, "input", "missing_required_parameter"),
+        (speech(input=None), "input", "invalid_type"),
+        (speech(""), "input", "empty_string"),
+        (speech(" \n\t"), "input", "empty_string"),
+        (speech("a" * 4097), "input", "string_above_max_length"),
+        (speech(instructions="a" * 4097), "instructions", "string_above_max_length"),
+        (speech(stream_format="x"), "stream_format", "invalid_value"),
+        (speech(response_format="ogg"), "response_format", "unsupported_value"),
+        (speech(response_format="aac"), "response_format", "unsupported_value"),
+        (speech(speed=0.1), "speed", "decimal_below_min_value"),
+        (speech(speed=5), "speed", "integer_above_max_value"),
+        (speech(speed=2.0), "speed", "unsupported_value"),
+        (speech(speed="1"), "speed", "invalid_type"),
+        (speech(voice=5), "voice", "invalid_type"),
+        (speech(voice={"name": "Ethan"}), "voice", "invalid_type"),
+        (speech(seed=1.5), "seed", "invalid_type"),
+        (speech(stage_sampling={"thinker": {}}), "stage_sampling.thinker", "unknown_parameter"),
+    ],
+)
+async def test_bad_field_is_refused(body: dict[str, Any], param: str, code: str) -> None:
+    generator = FakeGenerator()
+    error = error_of(await post_speech(app_of(generator), body))
+    assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", param, code)
+    assert generator.requests == []
+
+
+async def test_the_refusal_of_aac_is_in_openais_words() -> None:
+    error = error_of(await post_speech(app_of(FakeGenerator()), speech(response_format="aac")))
+    assert error["message"] == (
+        "Unsupported value: 'response_format' does not support 'aac'. "
+        "Supported values are: 'mp3', 'opus', 'flac', 'wav', 'pcm'."
+    )
+
+
+async def test_a_text_of_the_greatest_length_is_read() -> None:
+    await spoken_by(FakeGenerator(), text="word " * 819 + "a")
+
+
+async def test_an_unknown_voice_is_refused_with_the_known_ones() -> None:
+    async with openai_client(app_of(FakeGenerator())) as client:
+        with pytest.raises(BadRequestError, match="Chelsie, Ethan") as caught:
+            await client.audio.speech.create(model="omni", voice="nobody", input=TEXT)
+    assert caught.value.param == "voice"
+
+
+async def test_an_unknown_model_is_not_found() -> None:
+    error = error_of(await post_speech(app_of(FakeGenerator()), speech() | {"model": "tts-1"}), 404)
+    assert (error["param"], error["code"]) == ("model", "model_not_found")
+
+
+async def test_a_model_without_a_voice_refuses() -> None:
+    error = error_of(await post_speech(app_of(FakeGenerator(TEXT_ONLY_MODEL)), speech()))
+    assert (error["param"], error["code"]) == ("model", "unsupported_value")
+
+
+@pytest.mark.parametrize("fields", [{}, {"stream_format": "sse"}, {"response_format": "flac"}])
+@pytest.mark.parametrize(
+    ("failure", "status", "code"),
+    [
+        (OverloadedError("full"), 503, "server_overloaded"),
+        (InvalidRequestError("long", param="messages", code="context_length_exceeded"), 400, "context_length_exceeded"),
+        (StageDeadError("talker", "gone"), 503, "engine_dead"),
+        (RuntimeError("unforeseen"), 500, "internal_error"),
+    ],
+)
+async def test_failure_before_the_first_sound_has_a_status_of_its_own(
+    failure: Exception, status: int, code: str, fields: dict[str, Any]
+) -> None:
+    """Both where the request is not admitted and where it fails inside."""
+    refusing, failing = FakeGenerator(), FakeGenerator(script=[TextDelta("a", (1,)), failure])
+    refusing.submit_error = failure
+    for generator in (refusing, failing):
+        error = error_of(await post_speech(app_of(generator), speech(**fields)), status)
+        assert error["code"] == code
+        assert "unforeseen" not in error["message"]
+        assert error["param"] == ("input" if status == 400 and generator is refusing else failure_param(failure))
+    assert failing.generations[0].num_closed == 1
+
+
+def failure_param(failure: Exception) -> str | None:
+    return failure.param if isinstance(failure, OmniError) else None
+
+
+async def test_failure_after_the_first_sound_leaves_the_response_without_an_end() -> None:
+    generator = FakeGenerator(script=[FIRST_PIECE, StageDeadError("talker", "gone")])
+    async with AsgiCall(app_of(generator), speech(response_format="pcm"), path=SPEECH_URL) as call:
+        await call.task
+        messages = [await call.message(), await call.message()]
+        assert messages[1]["body"] == PCM[:1001].tobytes()
+        assert messages[1]["more_body"]
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(call.message(), 0.05)
+    assert generator.generations[0].num_closed == 1
+
+
+@pytest.mark.parametrize("audio_format", ["pcm", "mp3", "wav"])
+async def test_failure_after_the_first_sound_cuts_the_connection(
+    audio_format: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    life = Life(FakeGenerator(script=[FIRST_PIECE, StageDeadError("talker", "gone")]))
+    async with served(life), client_of(life.address) as client:
+        body = speech(response_format=audio_format)
+        async with client.stream("POST", SPEECH_URL, json=body) as response:
+            assert response.status_code == 200
+            with pytest.raises(httpx2.RemoteProtocolError, match="incomplete"):
+                await response.aread()
+        assert (await client.get("/health")).status_code == 200
+    assert "its connection is closed: stage 'talker': gone" in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+async def test_failure_of_a_later_passage_leaves_the_response_without_an_end() -> None:
+    generator = FakeGenerator()
+    async with AsgiCall(app_of(generator), speech(LONG, response_format="pcm"), path=SPEECH_URL) as call:
+        await call.message()
+        generator.submit_error = OverloadedError("full")
+        await call.task
+    assert all(generation.num_closed == 1 for generation in generator.generations)
+
+
+async def test_failure_after_the_first_event_is_the_last_event() -> None:
+    generator = FakeGenerator(script=[FIRST_PIECE, StageDeadError("talker", "gone")])
+    response = await spoken_by(generator, response_format="pcm", stream_format="sse")
+    delta, error = (json.loads(payload) for payload in parse_frames(response.text))
+    assert delta["type"] == "speech.audio.delta"
+    assert error["error"]["code"] == "engine_dead"
+
+
+@pytest.mark.parametrize("fields", [{"response_format": "pcm"}, {}, {"stream_format": "sse"}])
+async def test_leaving_closes_the_generation(fields: dict[str, Any]) -> None:
+    generator = FakeGenerator(script=[FIRST_PIECE, Hang()])
+    async with AsgiCall(app_of(generator), speech(**fields), path=SPEECH_URL) as call:
+        await call.message()
+        await call.message()
+        assert generator.generations[0].num_closed == 0
+        call.leave()
+        await asyncio.wait_for(generator.generations[0].closed.wait(), 10)
+
+
+@pytest.mark.parametrize("fields", [{}, {"stream_format": "sse"}, {"response_format": "flac"}])
+async def test_leaving_before_the_first_sound_closes_the_generation(fields: dict[str, Any]) -> None:
+    generator = FakeGenerator(script=[Hang()])
+    async with AsgiCall(app_of(generator), speech(**fields), path=SPEECH_URL) as call:
+        await asyncio.wait_for(generator.submitted.wait(), 10)
+        await asyncio.sleep(0.01)
+        call.leave()
+        await call.task
+    assert generator.generations[0].num_closed == 1
+
+
+async def test_nothing_is_read_before_the_model_is_loaded() -> None:
+    error = error_of(await post_speech(app_of(None), speech()), 503)
+    assert error["code"] == "model_not_ready"
+
+
+# -- lists
+
+
+async def test_voices_are_listed_with_openais_names_as_aliases() -> None:
+    generator = FakeGenerator()
+    async with http_client(app_of(generator)) as client:
+        voices = (await client.get("/v1/audio/voices")).json()["voices"]
+        assert voices[:2] == [{"id": "Chelsie", "name": "Chelsie"}, {"id": "Ethan", "name": "Ethan"}]
+        assert [voice["id"] for voice in voices[2:]] == list(OPENAI_VOICES)
+        for voice in voices[2:]:
+            assert (await client.post(SPEECH_URL, json=speech(voice=voice["id"]))).status_code == 200
+            assert generator.last_request.speech is not None
+            assert generator.last_request.speech.voice == voice["alias_of"]
+
+
+async def test_a_model_without_a_voice_lists_none() -> None:
+    async with http_client(app_of(FakeGenerator(TEXT_ONLY_MODEL))) as client:
+        assert (await client.get("/v1/audio/voices")).json() == {"voices": []}
+
+
+async def test_models_are_listed() -> None:
+    async with http_client(app_of(FakeGenerator())) as client:
+        assert (await client.get("/v1/audio/models")).json() == {"models": [{"id": "org/omni-tiny"}, {"id": "omni"}]}
+        assert error_of(await client.post("/v1/audio/models"), 405)["code"] == "method_not_allowed"

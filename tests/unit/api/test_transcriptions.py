@@ -1,0 +1,338 @@
+"""`POST /v1/audio/transcriptions` and `/v1/audio/translations`.
+
+Rows of the conformance checklist (section "Models, transcription"), and where each is shown. I: in
+tests/integration/test_server_audio.py, with the real model.
+
+    M01 M02 M03  models                  test_models_and_probes.py; I
+    M04  json                            test_json_holds_the_text_and_the_tokens; I
+    M05  text                            test_text_is_plain
+    M06  stream                          test_deltas_add_up_to_the_text; I
+    M07  bad files                       test_bad_form_is_refused, test_a_file_that_cannot_be_read_is_refused,
+                                         test_a_file_of_26_mb_is_too_large
+    M08  granularities                   test_bad_form_is_refused
+    M09  Open WebUI's form               test_the_form_of_open_webui_is_served
+"""
+
+import asyncio
+import json
+from typing import Any
+
+import httpx2
+import pytest
+from fastapi import FastAPI
+
+from omni_server.api.config import ApiConfig
+from omni_server.errors import InvalidRequestError, OverloadedError, StageDeadError
+from omni_server.types import ReadAloud, TextDelta, Transcribe
+from tests.unit.api.asgi_call import AsgiCall
+from tests.unit.api.clients import app_of, error_of, http_client, media, openai_client, tone
+from tests.unit.api.fake_generator import PROMPT, TEXT, WORDS, FakeGenerator, Hang, finished
+from tests.unit.api.sse_validator import parse_frames
+
+TRANSCRIBE = "/v1/audio/transcriptions"
+TRANSLATE = "/v1/audio/translations"
+WAV = media("speech_hello.wav")
+USAGE = {
+    "type": "tokens",
+    "input_tokens": PROMPT.total,
+    "input_token_details": {"text_tokens": PROMPT.total - PROMPT.audio, "audio_tokens": PROMPT.audio},
+    "output_tokens": len(WORDS),
+    "total_tokens": PROMPT.total + len(WORDS),
+}
+
+
+async def post_form(app: FastAPI, fields: dict[str, Any], file: bytes | None = WAV, url: str = TRANSCRIBE) -> Any:
+    files = {"file": ("a.wav", file, "audio/wav")} if file is not None else {"unused": (None, b"")}
+    async with http_client(app) as client:
+        return await client.post(url, data={"model": "omni"} | fields, files=files)
+
+
+async def heard_by(
+    generator: FakeGenerator, url: str = TRANSCRIBE, file: bytes = WAV, **fields: Any
+) -> httpx2.Response:
+    response: httpx2.Response = await post_form(app_of(generator), fields, file, url)
+    assert response.status_code == 200, response.text
+    return response
+
+
+def only_task(generator: FakeGenerator) -> Transcribe:
+    (task,) = generator.tasks
+    assert not isinstance(task, ReadAloud)
+    return task
+
+
+# -- answers
+
+
+async def test_json_holds_the_text_and_the_tokens() -> None:
+    response = await heard_by(FakeGenerator())
+    assert response.headers["content-type"] == "application/json"
+    assert response.json() == {"text": TEXT, "usage": USAGE}
+
+
+@pytest.mark.parametrize("url", [TRANSCRIBE, TRANSLATE])
+async def test_text_is_plain(url: str) -> None:
+    response = await heard_by(FakeGenerator(), url, response_format="text")
+    assert response.headers["content-type"].partition(";")[0] == "text/plain"
+    assert response.text == TEXT + "\n"
+
+
+async def test_verbose_json_has_no_timestamps() -> None:
+    seconds = 2.1
+    expected = {"duration": seconds, "text": TEXT, "usage": {"type": "duration", "seconds": seconds}}
+    wav = tone(num_samples=int(seconds * 24_000))
+    for url, fields, said in [
+        (TRANSCRIBE, {}, {"task": "transcribe", "language": "und"}),
+        (TRANSCRIBE, {"language": "de"}, {"task": "transcribe", "language": "de"}),
+        (TRANSLATE, {}, {"task": "translate", "language": "en"}),
+    ]:
+        response = await heard_by(FakeGenerator(), url, wav, response_format="verbose_json", **fields)
+        assert response.json() == expected | said
+
+
+async def test_deltas_add_up_to_the_text() -> None:
+    response = await heard_by(FakeGenerator(), stream="true")
+    assert response.headers["content-type"].partition(";")[0] == "text/event-stream"
+    *deltas, done = [json.loads(payload) for payload in parse_frames(response.text)]
+    assert {delta["type"] for delta in deltas} == {"transcript.text.delta"}
+    assert "".join(delta["delta"] for delta in deltas) == TEXT
+    assert len(deltas) == len([word for word in WORDS if word])
+    assert done == {"type": "transcript.text.done", "text": TEXT, "usage": USAGE}
+
+
+async def test_official_client_reads_every_kind_of_answer() -> None:
+    async with openai_client(app_of(FakeGenerator())) as client:
+        create = client.audio.transcriptions.create
+        whole = await create(model="omni", file=("a.wav", WAV), language="en", prompt="hello", temperature=0.2)
+        assert whole.text == TEXT
+        text: Any = await create(model="omni", file=("a.wav", WAV), response_format="text")
+        assert text == TEXT + "\n"
+        verbose = await create(model="omni", file=("a.wav", WAV), response_format="verbose_json")
+        assert (verbose.text, verbose.language, verbose.segments, verbose.words) == (TEXT, "und", None, None)
+        events = [event async for event in await create(model="omni", file=("a.wav", WAV), stream=True)]
+        assert events[-1].type == "transcript.text.done"
+        assert events[-1].text == TEXT
+
+
+async def test_the_form_of_open_webui_is_served() -> None:
+    generator = FakeGenerator()
+    response = await heard_by(generator, language="en")
+    assert response.json()["text"] == TEXT
+    assert only_task(generator).language == "en"
+
+
+# -- what the model is asked
+
+
+async def test_the_sound_is_what_is_transcribed() -> None:
+    generator = FakeGenerator()
+    await heard_by(generator, file=tone(num_samples=12_000))
+    task = only_task(generator)
+    assert (task.to_english, task.language, task.hint) == (False, None, None)
+    assert (task.audio.samples.shape, task.audio.sample_rate_hz) == ((12_000,), 24_000)
+    request = generator.last_request
+    assert request.messages == generator.task_messages(task)
+    assert request.speech is None
+    assert request.sampling["thinker"].temperature == 0
+
+
+async def test_a_translation_is_to_english() -> None:
+    generator = FakeGenerator()
+    await heard_by(generator, TRANSLATE, prompt="names", stream="true")
+    task = only_task(generator)
+    assert (task.to_english, task.hint) == (True, "names")
+
+
+@pytest.mark.parametrize(("given", "language"), [("de", "de"), ("EN", "en"), ("pt-BR", "pt"), ("", None)])
+async def test_language_prompt_and_temperature_reach_the_model(given: str, language: str | None) -> None:
+    generator = FakeGenerator()
+    await heard_by(generator, language=given, prompt="Zyntrix", temperature="0.4")
+    assert (only_task(generator).language, only_task(generator).hint) == (language, "Zyntrix")
+    assert generator.last_request.sampling["thinker"].temperature == 0.4
+
+
+@pytest.mark.parametrize("container", ["WAV", "FLAC", "MP3", "OGG"])
+async def test_every_container_is_read(container: str) -> None:
+    generator = FakeGenerator()
+    await heard_by(generator, file=tone(container))
+    assert len(only_task(generator).audio.samples) > 10_000
+
+
+async def test_fields_of_other_servers_are_ignored() -> None:
+    await heard_by(FakeGenerator(), chunking_strategy="auto", hotwords="x", **{"languages[]": "en"})
+
+
+async def test_a_long_recording_is_heard_in_pieces_whose_texts_are_joined() -> None:
+    generator = FakeGenerator(script=[TextDelta(" Hello", (1,)), TextDelta(" there.", (2,)), finished()])
+    response = await heard_by(generator, file=tone(num_samples=24_000 * 70))
+    pieces = [task.audio.samples for task in generator.tasks if isinstance(task, Transcribe)]
+    assert len(pieces) == len(generator.requests) == 3
+    assert sum(map(len, pieces)) == 24_000 * 70
+    assert max(map(len, pieces)) <= 24_000 * 30
+    assert response.json()["text"] == "Hello there. Hello there. Hello there."
+    assert response.json()["usage"]["input_tokens"] == 3 * PROMPT.total
+    assert [generation.num_closed for generation in generator.generations] == [1] * 3
+
+
+async def test_texts_without_spaces_are_joined_without_one() -> None:
+    generator = FakeGenerator(script=[TextDelta("早上好", (1,)), finished()])
+    response = await heard_by(generator, file=tone(num_samples=24_000 * 40))
+    assert response.json()["text"] == "早上好早上好"
+
+
+# -- mistakes and failures
+
+
+@pytest.mark.parametrize(
+    ("fields", "file", "param", "code"),
+    [
+        ({"model": ""}, WAV, "model", "empty_string"),
+        ({}, None, "file", "missing_required_parameter"),
+        ({"file": "path.wav"}, None, "file", "invalid_type"),
+        ({"response_format": "srt"}, WAV, "response_format", "unsupported_value"),
+        ({"response_format": "vtt"}, WAV, "response_format", "unsupported_value"),
+        ({"response_format": "diarized_json"}, WAV, "response_format", "unsupported_value"),
+        ({"response_format": "xml"}, WAV, "response_format", "unsupported_value"),
+        ({"language": "klingon"}, WAV, "language", "invalid_value"),
+        ({"temperature": "warm"}, WAV, "temperature", "invalid_value"),
+        ({"temperature": "2"}, WAV, "temperature", "decimal_above_max_value"),
+        ({"temperature": "nan"}, WAV, "temperature", "decimal_above_max_value"),
+        ({"stream": "perhaps"}, WAV, "stream", "invalid_value"),
+        ({"stream": "true", "response_format": "verbose_json"}, WAV, "stream", "invalid_value"),
+        ({"timestamp_granularities[]": "word"}, WAV, "timestamp_granularities[]", "invalid_value"),
+        (
+            {"timestamp_granularities[]": ["word", "segment"], "response_format": "verbose_json"},
+            WAV,
+            "timestamp_granularities[]",
+            "unsupported_value",
+        ),
+        ({"include[]": "logprobs"}, WAV, "include[]", "unsupported_value"),
+        ({"prompt": "a" * 4097}, WAV, "prompt", "invalid_value"),
+        ({"prompt": "a" * 70_000}, WAV, None, "invalid_form"),
+    ],
+)
+async def test_bad_form_is_refused(fields: dict[str, Any], file: bytes | None, param: str | None, code: str) -> None:
+    generator = FakeGenerator()
+    error = error_of(await post_form(app_of(generator), fields, file))
+    assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", param, code)
+    assert generator.requests == []
+
+
+@pytest.mark.parametrize("file", [b"", b"\0" * 999, WAV[:20], tone(num_samples=100)])
+async def test_a_file_that_cannot_be_read_is_refused(file: bytes) -> None:
+    error = error_of(await post_form(app_of(FakeGenerator()), {}, file))
+    assert (error["param"], error["code"]) == ("file", "invalid_audio")
+    assert error["message"].startswith("Audio file might be corrupted or unsupported.")
+
+
+async def test_a_recording_that_is_too_long_is_refused() -> None:
+    app = app_of(FakeGenerator(), ApiConfig(max_upload_seconds=1.0))
+    assert error_of(await post_form(app, {}, tone(num_samples=24_001)))["code"] == "invalid_audio"
+
+
+async def test_a_file_of_26_mb_is_too_large() -> None:
+    error = error_of(await post_form(app_of(FakeGenerator()), {}, bytes(26_000_000)), 413)
+    assert (error["param"], error["code"]) == ("file", "file_too_large")
+
+
+@pytest.mark.parametrize("num_bytes", [1001, 1_200_000])
+async def test_a_file_above_the_limit_is_too_large_however_it_is_sent(num_bytes: int) -> None:
+    """Slightly above, in a form whose size is allowed; and far above, in a body that does not declare its size."""
+    app = app_of(FakeGenerator(), ApiConfig(max_upload_bytes=1000))
+    head = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+
+    async def body() -> Any:
+        yield head
+        for _ in range(10):
+            yield bytes(num_bytes // 10 + 1)
+        yield b"\r\n--x--\r\n"
+
+    async with http_client(app) as client:
+        response = await client.post(
+            TRANSCRIBE, content=body(), headers={"content-type": "multipart/form-data; boundary=x"}
+        )
+    assert error_of(response, 413)["code"] == "file_too_large"
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body", "code"),
+    [
+        ("application/json", b"{}", "invalid_content_type"),
+        ("application/x-www-form-urlencoded", b"model=omni", "invalid_content_type"),
+        ("multipart/form-data", b"x", "invalid_form"),
+        ("multipart/form-data; boundary=x", b"nothing of the kind", "invalid_form"),
+        ("multipart/form-data; boundary=x", b"--x\r\nContent-Type: a\r\n\r\nb\r\n--x--\r\n", "invalid_form"),
+        ("multipart/form-data; boundary=x", b"--x--\r\n", "missing_required_parameter"),
+        ("multipart/form-data; boundary=x", b"", "missing_required_parameter"),
+    ],
+)
+async def test_what_is_no_form_is_refused(content_type: str, body: bytes, code: str) -> None:
+    async with http_client(app_of(FakeGenerator())) as client:
+        response = await client.post(TRANSCRIBE, content=body, headers={"content-type": content_type})
+    assert error_of(response)["code"] == code
+
+
+async def test_an_unknown_model_is_not_found() -> None:
+    for url in (TRANSCRIBE, TRANSLATE):
+        error = error_of(await post_form(app_of(FakeGenerator()), {"model": "whisper-1"}, WAV, url), 404)
+        assert (error["param"], error["code"]) == ("model", "model_not_found")
+
+
+@pytest.mark.parametrize("fields", [{}, {"stream": "true"}])
+@pytest.mark.parametrize(
+    ("failure", "status", "param"),
+    [
+        (OverloadedError("full"), 503, None),
+        (StageDeadError("thinker", "gone"), 503, None),
+        (RuntimeError("unforeseen"), 500, None),
+        (InvalidRequestError("long", param="messages", code="context_length_exceeded"), 400, "file"),
+    ],
+)
+async def test_failure_before_the_first_words_has_a_status_of_its_own(
+    failure: Exception, status: int, param: str | None, fields: dict[str, str]
+) -> None:
+    generator = FakeGenerator()
+    generator.submit_error = failure
+    error = error_of(await post_form(app_of(generator), fields), status)
+    assert error["param"] == param
+    assert "unforeseen" not in error["message"]
+
+
+async def test_failure_of_a_stream_is_its_last_event() -> None:
+    generator = FakeGenerator(script=[TextDelta("Hello", (1,)), StageDeadError("thinker", "gone")])
+    response = await heard_by(generator, stream="true")
+    delta, error = (json.loads(payload) for payload in parse_frames(response.text))
+    assert delta["delta"] == "Hello"
+    assert error["error"]["code"] == "engine_dead"
+    assert generator.generations[0].num_closed == 1
+
+
+@pytest.mark.parametrize("stream", ["false", "true"])
+async def test_leaving_closes_the_generation(stream: str) -> None:
+    generator = FakeGenerator(script=[TextDelta("Hello", (1,)), Hang()])
+    request = httpx2.Request(
+        "POST", "http://server", data={"model": "omni", "stream": stream}, files={"file": ("a.wav", WAV)}
+    )
+    call = AsgiCall(app_of(generator), path=TRANSCRIBE, raw_body=[request.read()])
+    call.set_content_type(request.headers["content-type"])
+    async with call:
+        await asyncio.wait_for(generator.submitted.wait(), 10)
+        if stream == "true":
+            await call.body_until(b"Hello")
+        call.leave()
+        await asyncio.wait_for(generator.generations[0].closed.wait(), 10)
+
+
+async def test_nothing_is_heard_before_the_model_is_loaded() -> None:
+    assert error_of(await post_form(app_of(None), {}), 503)["code"] == "model_not_ready"
+
+
+async def test_silence_of_the_thinker_is_bridged_by_comments() -> None:
+    generator = FakeGenerator(script=[TextDelta("Hello", (1,)), Hang()])
+    request = httpx2.Request(
+        "POST", "http://server", data={"model": "omni", "stream": "true"}, files={"file": ("a.wav", WAV)}
+    )
+    call = AsgiCall(app_of(generator, ApiConfig(sse_keep_alive_s=0.01)), path=TRANSCRIBE, raw_body=[request.read()])
+    call.set_content_type(request.headers["content-type"])
+    async with call:
+        assert (await call.body_until(b": keep-alive")).startswith(b"data: ")

@@ -1,0 +1,76 @@
+"""docs/operating.md against the code: metrics, flags, defaults, the example files."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from omni_server.api.app import create_app
+from omni_server.api.config import ApiConfig
+from omni_server.api.state import ServerState
+from omni_server.cli.main import main
+from omni_server.metrics.pipeline import QueueLevel, pipeline_text
+from omni_server.metrics.stage_metrics import ArStageMetrics
+from tests.unit.api.clients import http_client
+from tests.unit.api.fake_generator import FakeGenerator
+
+GUIDE = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
+METRICS = GUIDE[GUIDE.index("## Metrics") : GUIDE.index("What it costs")]
+
+
+async def test_guide_lists_every_metric_and_no_other() -> None:
+    generator = FakeGenerator()
+    generator.metrics = pipeline_text(
+        "omni", {"thinker": ArStageMetrics()}, {"thinker": 0}, {("thinker", "talker"): QueueLevel(1, 0, 0)}
+    )
+    async with http_client(create_app(ServerState(generator), ApiConfig())) as client:
+        text = (await client.get("/metrics")).text
+    served = {
+        family.name + ("_total" if family.type == "counter" else "")
+        for family in text_string_to_metric_families(text)
+        if not family.name.startswith("process_")
+    }
+    rows = [line for line in METRICS.splitlines() if line.startswith("| `")]
+    told = {name for row in rows for name in re.findall(r"`([^`]+)`", row.split("|")[1])}
+    assert told - {"process_*"} == served
+
+
+def test_flags_in_the_guide_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    help_text = capsys.readouterr().out
+    flags = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", GUIDE))
+    of_others = {"--gpus", "--shm-size"}
+    assert {flag for flag in flags if not re.search(rf"{flag}(?![\w-])", help_text)} == of_others
+
+
+def test_defaults_in_the_guide_are_the_defaults() -> None:
+    config = ApiConfig()
+    rows = {row[1].strip(): row[2].strip() for row in (line.split("|") for line in GUIDE.splitlines()) if len(row) > 3}
+    media = config.media_limits
+    assert rows["`--max-queue`"] == f"{config.max_queue}"
+    assert rows["`--max-body-size`"] == f"{config.max_body_bytes // 2**20}M"
+    assert rows["`--body-timeout`"] == f"{config.body_timeout_s:g} s"
+    assert rows["`--max-media-size`"] == f"{media.max_bytes // 2**20}M"
+    assert rows["`--max-audio-duration`, `--max-video-duration`"] == (
+        f"{media.max_audio_seconds:g} s, {media.max_video_seconds:g} s"
+    )
+    assert rows["`--max-image-pixels`, `--max-video-frame-pixels`"] == (
+        f"{media.max_image_pixels}, {media.max_video_frame_pixels}"
+    )
+    assert rows["`--media-fetch-timeout`, `--media-decode-timeout`"] == (
+        f"{media.fetch_timeout_s:g} s, {config.media_decode_timeout_s:g} s"
+    )
+    assert f"`--shutdown-timeout` seconds ({config.shutdown_timeout_s:g})" in GUIDE
+
+
+def test_deployment_probes_what_is_served() -> None:
+    (block,) = re.findall(r"```yaml\n(.*?)```", GUIDE, re.DOTALL)
+    pod = yaml.safe_load(block)["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    probes = [container[name]["httpGet"] for name in ("startupProbe", "livenessProbe", "readinessProbe")]
+    assert [probe["path"] for probe in probes] == ["/health", "/health", "/ready"]
+    assert {probe["port"] for probe in probes} == {ApiConfig().port}
+    assert pod["terminationGracePeriodSeconds"] > ApiConfig().shutdown_timeout_s
