@@ -115,7 +115,7 @@ class ResponseParams(BaseModel):
     """Overrides for one response. Those that a session has as well stay as they are in `overrides`."""
 
     model_config = ConfigDict(strict=True, extra="allow")
-    conversation: Literal["auto", "none"] = "auto"
+    conversation: Literal["auto", "none"] | None = None
     metadata: Metadata | None = None
     input: (
         list[Annotated[_Message | FunctionCall | FunctionCallOutput | ItemReference, Field(discriminator="type")]]

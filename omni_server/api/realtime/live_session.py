@@ -135,7 +135,7 @@ class LiveSession:
     # -- the session and its conversation
 
     def _update(self, event: client.SessionUpdate) -> None:
-        if "type" not in event.session:
+        if event.session.get("type") is None:
             raise InvalidRequestError(
                 "Missing required parameter: 'session.type'.", param="session.type", code="missing_required_parameter"
             )
@@ -246,7 +246,7 @@ class LiveSession:
             id=events.new_id("resp"),
             config=config,
             messages=messages_of(items, config.instructions, self._model),
-            conversation_id=self._conversation.id if params.conversation == "auto" else None,
+            conversation_id=self._conversation.id if params.conversation != "none" else None,
             metadata=params.metadata,
         )
 

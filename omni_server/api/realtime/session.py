@@ -191,13 +191,21 @@ def first_config(model: ModelInfo) -> SessionConfig:
     )
 
 
+_NULLABLE = frozenset({"turn_detection", "transcription", "noise_reduction", "tracing", "prompt", "include"})
+
+
 def merged(base: JsonObject, changes: JsonObject) -> dict[str, JsonValue]:
     """`base` with the keys of `changes`; objects in both are merged, except where their `type` differs: an object
-    of another type shares no fields with the old one."""
+    of another type shares no fields with the old one. Null changes only what can be switched off: clients send it
+    for fields that they do not set."""
     result = dict(base)
     for key, value in changes.items():
-        old = result.get(key)
-        if isinstance(old, dict) and isinstance(value, dict) and value.get("type", old.get("type")) == old.get("type"):
+        if value is None and key not in _NULLABLE:
+            continue
+        if isinstance(value, dict):
+            old = result.get(key)
+            if not isinstance(old, dict) or value.get("type", old.get("type")) != old.get("type"):
+                old = {}
             result[key] = merged(old, value)
         else:
             result[key] = value

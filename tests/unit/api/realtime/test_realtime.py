@@ -226,6 +226,25 @@ async def test_habits_of_clients_are_taken() -> None:
         assert session["tracing"] is None
 
 
+async def test_null_is_what_clients_send_for_fields_that_they_do_not_set() -> None:
+    async with RealtimeClient() as client:
+        await client.opened(instructions="Be brief.")
+        before = client.events[-1]["session"]
+        nulls = dict.fromkeys(
+            ("instructions", "tools", "tool_choice", "max_output_tokens", "output_modalities", "audio")
+        )
+        await client.send("session.update", session={"type": "realtime", **nulls})
+        assert (await client.next())["session"] == before
+        await client.send("response.create", response={**nulls, "metadata": None, "input": None, "conversation": None})
+        assert (await client.until("response.done"))["response"]["status"] == "completed"
+        assert client.generator.last_request.messages[0].content == (TextPart("Be brief."),)
+        semantic = {"type": "semantic_vad", "eagerness": None, "interrupt_response": None}
+        audio = {"input": {"turn_detection": semantic}}
+        await client.send("session.update", session={"type": "realtime", "audio": audio})
+        detection = (await client.next())["session"]["audio"]["input"]["turn_detection"]
+        assert (detection["eagerness"], detection["interrupt_response"]) == ("auto", True)
+
+
 @pytest.mark.parametrize(
     ("session", "param"),
     [
@@ -250,7 +269,8 @@ async def test_habits_of_clients_are_taken() -> None:
         ),
         ({"type": "realtime", "audio": {"output": {"voice": "nobody"}}}, "session.audio.output.voice"),
         ({"type": "realtime", "audio": {"output": {"speed": 1.4}}}, "session.audio.output.speed"),
-        ({"type": "realtime", "audio": None}, "session.audio"),
+        ({"type": None}, "session.type"),
+        ({"type": "realtime", "audio": []}, "session.audio"),
         ({"type": "realtime", "truncation": "sometimes"}, "session.truncation"),
         ({"type": "realtime", "tool_choice": "required"}, "session.tool_choice"),
     ],
