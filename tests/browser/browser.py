@@ -16,7 +16,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 
 MEDIA = Path(__file__).parents[1] / "data" / "media"
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 
 _FLAGS = (
     "--headless=new",
@@ -82,8 +82,8 @@ class Browser:
         features = [("prefers-color-scheme", scheme), ("prefers-reduced-motion", motion)]
         self.cdp("Emulation.setEmulatedMedia", features=[{"name": name, "value": value} for name, value in features])
 
-    def open(self, url: str, *, microphone: str = "granted") -> "WebPage":
-        """The page in a fresh tab, with empty logs; `microphone` is "granted" or "denied"."""
+    def open(self, url: str, *, microphone: str = "granted", script: str = "") -> "WebPage":
+        """The page in a fresh tab, with empty logs; `microphone` is "granted" or "denied", `script` runs first."""
         old = self.driver.current_window_handle
         self.driver.switch_to.new_window("tab")
         new = self.driver.current_window_handle
@@ -91,7 +91,7 @@ class Browser:
         self.driver.close()
         self.driver.switch_to.window(new)
         # These hold for as long as the tab.
-        self.cdp("Page.addScriptToEvaluateOnNewDocument", source=_RECORDER)
+        self.cdp("Page.addScriptToEvaluateOnNewDocument", source=_RECORDER + script)
         self.cdp("Browser.setPermission", origin=url, permission={"name": "microphone"}, setting=microphone)
         self.emulate(1280, 860)
         for log in ("browser", "performance"):
@@ -120,12 +120,14 @@ class WebPage:
     def wait_ready(self) -> None:
         self.wait("document.querySelector('#state').dataset.state === 'ready'")
 
+    def wait_complete(self, number: int = 1) -> None:
+        """Returns when `number` answers have come to an end."""
+        self.wait(f"document.querySelectorAll('.answer[aria-busy=false]').length === {number}")
+
     def wait_answered(self, number: int = 1) -> None:
-        """Returns when `number` answers have come to an end and nothing is played any more."""
-        self.wait(
-            f"document.querySelectorAll('.answer[aria-busy=false]').length === {number}"
-            " && document.querySelector('#stop').hidden"
-        )
+        """Returns when, beyond that, nothing is played any more."""
+        self.wait_complete(number)
+        self.wait("document.querySelector('#stop').hidden")
 
     def find(self, selector: str) -> WebElement:
         return self.browser.driver.find_element(By.CSS_SELECTOR, selector)
@@ -188,6 +190,11 @@ class WebPage:
         """What was scheduled for playback: `{time, rate, samples}` of each piece."""
         sounds: list[dict[str, Any]] = self.js("window.scheduledSounds")
         return sounds
+
+    def num_samples(self) -> int:
+        """In all that was scheduled for playback."""
+        number: int = self.js("window.scheduledSounds.reduce((sum, sound) => sum + sound.samples.length, 0)")
+        return number
 
     def console(self) -> list[str]:
         """What is in the console that was not there at the last call."""
