@@ -29,7 +29,6 @@ from omni_server.api.validation import validate
 from omni_server.audio.encode import StreamEncoder, encode
 from omni_server.errors import OmniError
 from omni_server.generation import Generation, Generator
-from omni_server.media.source import MediaSource
 from omni_server.types import SAMPLE_RATE_HZ, AudioDelta, Finished, TextDelta, ToolCallDelta, Usage
 
 logger = logging.getLogger(__name__)
@@ -45,13 +44,7 @@ class ChatService:
         self._keep_alive_s = config.sse_keep_alive_s
         self._text_in_content = config.chat_text_in_content
         self._history = AudioHistory(config.audio_history_ttl_s, config.audio_history_entries)
-        self._media = MediaLoader(
-            MediaSource(config.allowed_media_domains, config.media_limits, config.allowed_local_media_path),
-            config.media_limits,
-            num_threads=config.media_threads,
-            decode_timeout_s=config.media_decode_timeout_s,
-            queue_timeout_s=config.media_queue_timeout_s,
-        )
+        self._media = MediaLoader.from_config(config)
 
     async def create(self, request: Request) -> Response:
         """All that can be refused is refused before the status of a stream is sent. Raises `OmniError`."""
@@ -180,7 +173,7 @@ async def _close_all(generations: Sequence[Generation]) -> None:
 
 
 async def _rendered_audio(renderer: ChoiceRenderer, encoder: StreamEncoder, samples: npt.NDArray[np.float32]) -> bytes:
-    if len(samples) <= _INLINE_SAMPLES:
+    if encoder.is_quick and len(samples) <= _INLINE_SAMPLES:
         return renderer.audio(encoder.write(samples))
     return await asyncio.to_thread(lambda: renderer.audio(encoder.write(samples)))
 

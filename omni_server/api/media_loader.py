@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
+from omni_server.api.config import ApiConfig
 from omni_server.api.schemas import AudioUrlContent, ImageUrlContent, InputAudioContent, MediaContent, VideoUrlContent
 from omni_server.errors import InvalidRequestError, OverloadedError
 from omni_server.media.decode import decode_audio, decode_image, decode_video
@@ -16,6 +17,19 @@ MediaPart = AudioPart | ImagePart | VideoPart
 
 
 class MediaLoader:
+    """Of one service; each has threads of its own."""
+
+    @classmethod
+    def from_config(cls, config: ApiConfig) -> "MediaLoader":
+        """For media that come as data or by URL, as the config allows. Raises `ConfigError` where it is malformed."""
+        return cls(
+            MediaSource(config.allowed_media_domains, config.media_limits, config.allowed_local_media_path),
+            config.media_limits,
+            num_threads=config.media_threads,
+            decode_timeout_s=config.media_decode_timeout_s,
+            queue_timeout_s=config.media_queue_timeout_s,
+        )
+
     def __init__(
         self,
         source: MediaSource,

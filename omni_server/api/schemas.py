@@ -144,11 +144,12 @@ def _voice_name(voice: object) -> object:
     return voice["id"] if isinstance(voice, dict) and set(voice) == {"id"} else voice
 
 
+Voice = Annotated[str, BeforeValidator(_voice_name, json_schema_input_type=str | dict[Literal["id"], str])]
+
+
 class AudioOutput(BaseModel):
     model_config = _EXACT
-    voice: (
-        Annotated[str, BeforeValidator(_voice_name, json_schema_input_type=str | dict[Literal["id"], str])] | None
-    ) = None
+    voice: Voice | None = None
     format: str | None = None
 
 

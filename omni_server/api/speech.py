@@ -80,7 +80,7 @@ async def _file_pieces(run: ReadAloudRun, job: SpeechJob) -> AsyncGenerator[byte
     encoder = StreamEncoder(job.audio_format)
     async with aclosing(run.sound()) as sound:
         async for samples in sound:
-            if samples is not None and (data := await _encoded(encoder, samples, job.audio_format)):
+            if samples is not None and (data := await _encoded(encoder, samples)):
                 yield data
     if data := encoder.close():
         yield data
@@ -100,7 +100,7 @@ async def _events(run: ReadAloudRun, job: SpeechJob, keep_alive_s: float) -> Asy
                 if has_begun:
                     yield KEEP_ALIVE
             elif encoder is not None:
-                if data := base64.push(await _encoded(encoder, samples, job.audio_format)):
+                if data := base64.push(await _encoded(encoder, samples)):
                     has_begun = True
                     yield _DELTAS.frame(data)
             else:
@@ -123,11 +123,10 @@ async def _events(run: ReadAloudRun, job: SpeechJob, keep_alive_s: float) -> Asy
     _log_end(run, job.name)
 
 
-async def _encoded(encoder: StreamEncoder, samples: npt.NDArray[np.float32], audio_format: AudioFormat) -> bytes:
-    """MP3 takes 7 ms for a second of sound, which all other requests would wait for."""
-    if audio_format == "mp3":
-        return await asyncio.to_thread(encoder.write, samples)
-    return encoder.write(samples)
+async def _encoded(encoder: StreamEncoder, samples: npt.NDArray[np.float32]) -> bytes:
+    if encoder.is_quick:
+        return encoder.write(samples)
+    return await asyncio.to_thread(encoder.write, samples)
 
 
 async def _whole_file(run: ReadAloudRun, audio_format: AudioFormat) -> bytes:

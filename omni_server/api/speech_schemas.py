@@ -2,13 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
-from omni_server.api.schemas import Seed, StageSamplings
-
-
-def _voice_name(voice: object) -> object:
-    return voice["id"] if isinstance(voice, dict) and set(voice) == {"id"} else voice
+from omni_server.api.schemas import Seed, StageSamplings, Voice
 
 
 class SpeechRequest(BaseModel):
@@ -19,9 +15,7 @@ class SpeechRequest(BaseModel):
     model: str
     input: str
     """The text to read, at most 4096 characters."""
-    voice: (
-        Annotated[str, BeforeValidator(_voice_name, json_schema_input_type=str | dict[Literal["id"], str])] | None
-    ) = None
+    voice: Voice | None = None
     """A voice of the model or one of OpenAI's names; without one, the model's default voice."""
     instructions: str | None = None
     """How to read it. "None" and the empty string count as absent: Home Assistant sends the former."""

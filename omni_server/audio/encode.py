@@ -98,6 +98,11 @@ class StreamEncoder:
         self._mp3 = _Mp3Stream() if format == "mp3" else None
         self._closed = False
 
+    @property
+    def is_quick(self) -> bool:
+        """Writing a second takes microseconds. Otherwise it belongs in a thread, or all other requests wait for it."""
+        return self._mp3 is None
+
     def write(self, samples: npt.NDArray[np.float32]) -> bytes:
         """Bytes of the next samples [num_samples], the first time after the header.
 

@@ -18,7 +18,6 @@ from omni_server.api.realtime.outbox import Outbox
 from omni_server.api.realtime.vad import SileroModel, SpeechModel
 from omni_server.api.state import ServerState
 from omni_server.errors import OmniError, OverloadedError
-from omni_server.media.source import MediaSource
 from omni_server.types import ModelInfo
 
 logger = logging.getLogger(__name__)
@@ -32,13 +31,7 @@ class RealtimeService:
         self._state = state
         self._config = config
         self._new_model = new_model
-        self._media = MediaLoader(
-            MediaSource(config.allowed_media_domains, config.media_limits),
-            config.media_limits,
-            num_threads=config.media_threads,
-            decode_timeout_s=config.media_decode_timeout_s,
-            queue_timeout_s=config.media_queue_timeout_s,
-        )
+        self._media = MediaLoader.from_config(config)
         self.num_sessions = 0
 
     async def serve(self, websocket: WebSocket) -> None:
