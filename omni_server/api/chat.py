@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from fastapi import APIRouter, Request, Response
 
-from omni_server.api.audio_history import AudioHistory
+from omni_server.api.audio_history import AudioHistory, CallerHistory
 from omni_server.api.body import read_json
 from omni_server.api.choices import follow_choices
 from omni_server.api.collected import CollectedChoice, api_finish_reason, total_usage
@@ -22,6 +22,7 @@ from omni_server.api.media_loader import MediaLoader
 from omni_server.api.openapi import CHAT_RESPONSES, request_body
 from omni_server.api.parse import ChatTurn, parse_chat_request
 from omni_server.api.render import Answer, ChoiceRenderer, ChunkRenderer, message_audio, render_completion
+from omni_server.api.request_record import ANONYMOUS, current_request
 from omni_server.api.schemas import ChatCompletionRequest
 from omni_server.api.sse import KEEP_ALIVE, EventStreamResponse, frame
 from omni_server.api.state import ServerState
@@ -60,7 +61,7 @@ class ChatService:
             request_id,
             generator.model_info,
             self._media,
-            self._history,
+            self._caller_history(),
         )
         answer = Answer(
             id=request_id,
@@ -150,9 +151,14 @@ class ChatService:
         for data in chunks.ending(total_usage(usages)):
             yield data
 
+    def _caller_history(self) -> CallerHistory:
+        """Of whoever sent the request that the running task serves."""
+        record = current_request()
+        return self._history.of(ANONYMOUS if record is None else record.caller)
+
     def _remember(self, answer: Answer, transcript: str) -> int:
         """Unix time until which the answer's `audio.id` can be used; 0 for one without sound."""
-        return self._history.add(answer.audio_id, transcript) if answer.audio_id is not None else 0
+        return self._caller_history().add(answer.audio_id, transcript) if answer.audio_id is not None else 0
 
 
 async def _submit_all(generator: Generator, turn: ChatTurn) -> list[Generation]:

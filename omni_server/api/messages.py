@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from omni_server.api.audio_history import AudioHistory
+from omni_server.api.audio_history import CallerHistory
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.schemas import MediaContent, Message, TextContent
 from omni_server.errors import InvalidRequestError
@@ -31,7 +31,7 @@ class _PendingMedia:
 
 
 async def load_messages(
-    messages: list[Message], model: ModelInfo, media: MediaLoader, history: AudioHistory
+    messages: list[Message], model: ModelInfo, media: MediaLoader, history: CallerHistory
 ) -> tuple[ChatMessage, ...]:
     """Raises `InvalidRequestError`. Nothing is fetched or decoded before all messages have been looked at. Results of
     tools come in the order of their calls."""
@@ -70,7 +70,7 @@ def _in_order_of_calls(messages: list[Message]) -> list[int]:
     return order + [position for _, position in sorted(results)]
 
 
-def _draft(message: Message, param: str, history: AudioHistory) -> list[TextPart | _PendingMedia]:
+def _draft(message: Message, param: str, history: CallerHistory) -> list[TextPart | _PendingMedia]:
     if message.role == "tool" and message.tool_call_id is None:
         raise InvalidRequestError(
             f"Missing required parameter: '{param}.tool_call_id'.",
@@ -97,7 +97,7 @@ def _draft(message: Message, param: str, history: AudioHistory) -> list[TextPart
             ]
 
 
-def _spoken_or_refused(message: Message, param: str, history: AudioHistory) -> str:
+def _spoken_or_refused(message: Message, param: str, history: CallerHistory) -> str:
     """The text of an assistant turn without content."""
     if message.audio is not None:
         remembered = history.transcript(message.audio.id)

@@ -3,7 +3,7 @@
 import logging
 from dataclasses import dataclass, replace
 
-from omni_server.api.audio_history import AudioHistory
+from omni_server.api.audio_history import CallerHistory
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.messages import load_messages
 from omni_server.api.sampling import THINKER, stage_sampling
@@ -41,7 +41,7 @@ class ChatTurn:
 
 
 async def parse_chat_request(
-    body: ChatCompletionRequest, request_id: str, model: ModelInfo, media: MediaLoader, history: AudioHistory
+    body: ChatCompletionRequest, request_id: str, model: ModelInfo, media: MediaLoader, history: CallerHistory
 ) -> ChatTurn:
     """Raises `InvalidRequestError`, `ModelNotFoundError`, or `OverloadedError` from loading media. Checks go from
     cheap to expensive: media come last."""

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import re
 import time
 import wave
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from omni_server.api.config import ApiConfig
 from omni_server.types import TextPart
 from tests.unit.api.clients import SPEECH, app_of, chat, error_of, http_client, openai_client, post
 from tests.unit.api.fake_generator import SAMPLES, TEXT, FakeGenerator, finished, text_script
@@ -254,3 +256,16 @@ async def test_large_body_is_parsed_like_a_small_one() -> None:
     generator = FakeGenerator()
     assert (await post(app_of(generator), chat("x" * 100_000))).status_code == 200
     assert generator.last_request.messages[0].content == (TextPart("x" * 100_000),)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_audio_id_is_worth_nothing_to_another_key(stream: bool) -> None:
+    app = app_of(FakeGenerator(), ApiConfig(api_keys=("mine", "yours")))
+    mine, yours = ({"authorization": f"Bearer {key}"} for key in ("mine", "yours"))
+    fields = SPEECH | {"audio": {"voice": "Ethan", "format": "pcm16"}, "stream": stream}
+    text = (await post(app, chat(**fields), mine)).text
+    body = chat()
+    body["messages"].append({"role": "assistant", "audio": {"id": re.findall(r"audio_[0-9a-f]{32}", text)[0]}})
+    assert (await post(app, body, mine)).status_code == 200
+    error = error_of(await post(app, body, yours))
+    assert (error["param"], error["code"]) == ("messages[1].audio.id", "audio_not_found")
