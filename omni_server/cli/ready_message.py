@@ -3,9 +3,10 @@
 import json
 import shlex
 
+from omni_server.audio.formats import AUDIO_FORMATS, STREAMABLE_FORMATS
 from omni_server.types import ModelInfo
 
-RESPONSE_FORMATS = "wav, mp3, flac, opus, pcm16 (streamed: wav, pcm16)"
+RESPONSE_FORMATS = f"{', '.join(AUDIO_FORMATS)} (streamed: {', '.join(STREAMABLE_FORMATS)})"
 
 _SAVE_AUDIO = (
     "import base64, json, sys; a = json.load(sys.stdin)['choices'][0]['message']['audio']; "
@@ -22,6 +23,8 @@ def ready_message(address: str, model: ModelInfo) -> str:
         f"  URL      {address if _socket_path(address) else f'{address}/v1'}",
         f"  Model    {', '.join((model.name, *model.aliases))}",
     ]
+    if _socket_path(address) is None:
+        lines.insert(3, f"  Page     {address}/")
     if model.voices:
         lines.append(f"  Voices   {', '.join(_marked_default(model))}")
         lines.append(f"  Formats  {RESPONSE_FORMATS}")

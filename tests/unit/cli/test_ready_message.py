@@ -63,10 +63,11 @@ def test_it_names_address_model_voices_and_formats() -> None:
     text = ready_message("http://127.0.0.1:8091", model_info())
 
     assert "URL      http://127.0.0.1:8091/v1\n" in text
+    assert "Page     http://127.0.0.1:8091/\n" in text
     assert "Model    demo, second name\n" in text
     assert "omni-server chat --url http://127.0.0.1:8091\n" in text
     assert "Voices   Chelsie (default), Ethan\n" in text
-    assert "Formats  wav, mp3, flac, opus, pcm16 (streamed: wav, pcm16)\n" in text
+    assert "Formats  wav, mp3, flac, opus, pcm16 (streamed: pcm16, wav, mp3)\n" in text
 
 
 def test_a_deployment_without_voices_says_so() -> None:
