@@ -170,13 +170,13 @@ class OmniRequest:
     messages: tuple[ChatMessage, ...]
     speech: SpeechOutput | None = None
     sampling: Mapping[str, SamplingConfig] = field(default_factory=dict)
-    tools: ToolUse | None = None
-    """With speech: only what the answer says before its first call is spoken."""
-    structured_output: StructuredOutput | None = None
     deadline_s: float | None = None
     """Seconds from submission until the request fails; None is the server's `--request-timeout`."""
     is_logged: bool = True
     """At level DEBUG, the log gets a line with all its times when it has been answered."""
+    tools: ToolUse | None = None
+    """With speech: only what the answer says before its first call is spoken."""
+    structured_output: StructuredOutput | None = None
 
 
 @dataclass(frozen=True)

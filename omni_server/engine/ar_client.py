@@ -18,7 +18,7 @@ from omni_server.engine.logprobs import TokenTable
 from omni_server.engine.stage_client import StageClient, abort, stage_errors
 from omni_server.errors import InvalidRequestError, StageError
 from omni_server.family import ThinkerPrompt
-from omni_server.metrics.stage_metrics import ArStageMetrics, RequestMeter
+from omni_server.metrics.stage_metrics import RequestMeter
 from omni_server.protocol.feeds import AddressedFeed
 from omni_server.protocol.token_blocks import TOKENS_PER_OUTPUT_KEY
 from omni_server.types import FinishReason, SampledToken
@@ -140,8 +140,7 @@ class ArStageClient(StageClient[StageAsyncLLM]):
     def __init__(self, name: str, engine: StageAsyncLLM) -> None:
         super().__init__(name, engine)
         self.max_model_len: int = engine.model_config.max_model_len
-        self.metrics = ArStageMetrics()
-        engine.stage_metrics = self.metrics
+        self.metrics = engine.stage_metrics
         self._tokens: TokenTable | None = None
 
     def max_media(self, modality: str) -> int:

@@ -71,8 +71,11 @@ class StageAsyncLLM(AsyncLLM):
     """`row_sinks` maps the id given to `add_request` to whoever takes the rows; set it before that call."""
 
     row_queue: SlabQueue | None = None
-    stage_metrics: ArStageMetrics
-    """To be set before the first request."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.stage_metrics = ArStageMetrics()
+        """Filled from what the engine reports."""
+        super().__init__(*args, **kwargs)
 
     def _run_output_handler(self) -> None:
         # AsyncLLM makes its output processor itself and has no hook for its class; this method runs before

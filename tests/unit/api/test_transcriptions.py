@@ -207,7 +207,7 @@ async def test_texts_without_spaces_are_joined_without_one() -> None:
             "unsupported_value",
         ),
         ({"include[]": "logprobs"}, WAV, "include[]", "unsupported_value"),
-        ({"prompt": "a" * 4097}, WAV, "prompt", "invalid_value"),
+        ({"prompt": "a" * 4097}, WAV, "prompt", "string_above_max_length"),
         ({"prompt": "a" * 70_000}, WAV, None, "invalid_form"),
     ],
 )

@@ -29,7 +29,7 @@ class FakeEngine:
         self.gate.set()
         self.requests: dict[str, SamplingParams] = {}
         self.fed: list[AddressedFeed] = []
-        self.stage_metrics: ArStageMetrics | None = None
+        self.stage_metrics = ArStageMetrics()
 
     async def add_request(self, request_id: str, engine_input: object, params: SamplingParams) -> SimpleNamespace:
         if self.error is not None:
