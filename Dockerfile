@@ -60,9 +60,11 @@ ENV TRITON_CACHE_DIR=/home/omni/.cache/triton
 VOLUME /home/omni/.cache
 
 EXPOSE 8091
+# With TLS, another port or --root-path: set it to the URL that answers in this container.
+ENV OMNI_SERVER_HEALTH_URL=http://127.0.0.1:8091/health
 # Loading a large model takes minutes: until start-period is over, failures do not count.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30m --retries=3 \
-    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8091/health', timeout=4)"]
+    CMD ["python", "-c", "import os, urllib.request; urllib.request.urlopen(os.environ['OMNI_SERVER_HEALTH_URL'], timeout=4)"]
 
 # MODEL and flags follow on the command line of `docker run`.
 ENTRYPOINT ["omni-server", "serve", "--host", "0.0.0.0"]

@@ -61,6 +61,14 @@ class OriginNotAllowedError(InvalidRequestError):
     code = "origin_not_allowed"
 
 
+class HostNotAllowedError(InvalidRequestError):
+    """A server without keys, meant for its own machine, is asked by a name that somebody else may have given it."""
+
+    status = 403
+    type = "permission_error"
+    code = "host_not_allowed"
+
+
 class RateLimitError(OmniError):
     """This caller is at its limit; others are served."""
 

@@ -5,12 +5,14 @@ from fastapi import FastAPI
 from omni_server import __version__
 from omni_server.api.audio_lists import audio_lists_router
 from omni_server.api.auth import WEB_PAGE_FOLDERS, ApiKeys, AuthMiddleware, open_paths
+from omni_server.api.body_limits import BodyBudget, BodyLimitMiddleware
 from omni_server.api.chat import chat_router
 from omni_server.api.config import ApiConfig
 from omni_server.api.cors import CorsHeaders, WebSocketOriginMiddleware
 from omni_server.api.errors import install_error_handlers
 from omni_server.api.health import health_router
-from omni_server.api.limits import Admission, AdmissionMiddleware, BodyLimitMiddleware
+from omni_server.api.limits import Admission, AdmissionMiddleware
+from omni_server.api.local_only import HostMiddleware, is_local_only
 from omni_server.api.metrics import metrics_router
 from omni_server.api.middleware import InFlightMiddleware, RequestIdMiddleware, UnexpectedErrorMiddleware
 from omni_server.api.models import models_router
@@ -48,7 +50,12 @@ def create_app(state: ServerState, config: ApiConfig) -> FastAPI:
     app.include_router(page_router())
     app.include_router(realtime_router(state, config))
     # The one added last is outermost.
-    app.add_middleware(BodyLimitMiddleware, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s)
+    app.add_middleware(
+        BodyLimitMiddleware,
+        max_bytes=config.max_body_bytes,
+        timeout_s=config.body_timeout_s,
+        budget=BodyBudget(state.metrics, config.max_total_body_bytes),
+    )
     app.add_middleware(InFlightMiddleware, state=state)
     app.add_middleware(AdmissionMiddleware, admission=admission)
     app.add_middleware(
@@ -59,6 +66,8 @@ def create_app(state: ServerState, config: ApiConfig) -> FastAPI:
     )
     if not keys:
         app.add_middleware(WebSocketOriginMiddleware, allowed_origins=config.cors.allowed_origins)
+    if is_local_only(config):
+        app.add_middleware(HostMiddleware, allowed_origins=config.cors.allowed_origins)
     app.add_middleware(UnexpectedErrorMiddleware)
     if config.cors.allowed_origins:
         app.add_middleware(CorsHeaders, rules=config.cors)

@@ -38,6 +38,11 @@ class ApiConfig:
     """Larger request bodies are answered with 413."""
     body_timeout_s: float = 60.0
     """Time for the whole body of a request to arrive; a slower upload is answered with 408."""
+    max_total_body_bytes: int = 1024**3
+    """Of the bodies of all requests that have not begun to be answered, as far as they have arrived; what is beyond is
+    answered with 503. Parsed and decoded they take several times as much memory."""
+    http_send_timeout_s: float = 30.0
+    """An HTTP client that takes nothing it is sent for this time is cut off."""
     allowed_local_media_path: Path | None = None
     """Folder below which `file:` URLs in requests may name files; None allows no `file:` URL."""
     allowed_media_domains: tuple[str, ...] = ()

@@ -1,17 +1,15 @@
-"""Limits on what is accepted, checked before a request's body is read; and on the body itself."""
+"""Limits on what is accepted, checked before a request's body is read."""
 
-import asyncio
 import math
 import time
 from collections import Counter
 from collections.abc import Callable
 
-from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from omni_server.api.errors import error_response
 from omni_server.api.request_record import ANONYMOUS, current_request, path_of
-from omni_server.errors import OverloadedError, RateLimitError, RequestTooLargeError, UploadTimeoutError
+from omni_server.errors import OverloadedError, RateLimitError
 from omni_server.metrics.server_metrics import ServerMetrics
 
 MAX_RETRY_AFTER_S = 5
@@ -107,57 +105,3 @@ class AdmissionMiddleware:
             await self.app(scope, receive, send)
         finally:
             leave()
-
-
-class BodyLimitMiddleware:
-    """Bounds the size of every request body, and the time that it takes to arrive.
-
-    `receive` raises `RequestTooLargeError` or `UploadTimeoutError` where the route reads the body.
-    """
-
-    def __init__(self, app: ASGIApp, max_bytes: int, timeout_s: float) -> None:
-        self.app = app
-        self._max_bytes = max_bytes
-        self._timeout_s = timeout_s
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        declared = Headers(scope=scope).get("content-length", "")
-        if declared.isascii() and declared.isdigit() and int(declared[:20]) > self._max_bytes:
-            await error_response(_too_large(self._max_bytes))(scope, receive, send)
-            return
-        await self.app(scope, _BoundedBody(receive, self._max_bytes, self._timeout_s), send)
-
-
-class _BoundedBody:
-    def __init__(self, receive: Receive, max_bytes: int, timeout_s: float) -> None:
-        self._receive = receive
-        self._max_bytes = max_bytes
-        self._timeout_s = timeout_s
-        self._deadline: float | None = None
-        self._num_bytes = 0
-        self._is_complete = False
-
-    async def __call__(self) -> Message:
-        if self._is_complete:
-            return await self._receive()
-        if self._deadline is None:
-            self._deadline = asyncio.get_running_loop().time() + self._timeout_s
-        try:
-            async with asyncio.timeout_at(self._deadline):
-                message = await self._receive()
-        except TimeoutError:
-            raise UploadTimeoutError(
-                f"The request body did not arrive within the {self._timeout_s:g} s that this server waits."
-            ) from None
-        self._num_bytes += len(message.get("body", b""))
-        self._is_complete = not message.get("more_body", False)
-        if self._num_bytes > self._max_bytes:
-            raise _too_large(self._max_bytes)
-        return message
-
-
-def _too_large(max_bytes: int) -> RequestTooLargeError:
-    return RequestTooLargeError(f"The request body is larger than the {max_bytes} bytes that this server accepts.")

@@ -13,8 +13,10 @@ import uvicorn
 from omni_server.api.app import create_app
 from omni_server.api.config import ApiConfig
 from omni_server.api.listener import address_of, listen, remove_unix_path
+from omni_server.api.stalled_clients import watched_http_protocol
 from omni_server.api.state import ServerState
 from omni_server.api.tls import TlsFiles
+from omni_server.api.web_server_log import keys_kept_out
 from omni_server.errors import ConfigError, OverloadedError, StageDeadError
 from omni_server.generation import Generator
 
@@ -50,7 +52,7 @@ async def run_server(
         state = ServerState()
         web = _WebServer(state, config, listener)
         address = address_of(listener, is_tls=config.tls is not None)
-        with _stop_signals() as signals:
+        with keys_kept_out(), _stop_signals() as signals:
             async with web:
                 return await _serve(start, stop, state, config, signals, web, lambda: on_ready(address))
     finally:
@@ -199,6 +201,7 @@ class _WebServer:
         self._uvicorn = _QuietUvicorn(
             uvicorn.Config(
                 create_app(state, config),
+                http=watched_http_protocol(config.http_send_timeout_s),
                 log_config=None,
                 log_level=config.log_level,
                 access_log=False,  # `RequestIdMiddleware` writes the line of a request

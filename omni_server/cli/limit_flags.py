@@ -42,6 +42,20 @@ def add_limit_flags(parser: argparse.ArgumentParser) -> None:
         default=_DEFAULTS.body_timeout_s,
         help="time for a request's body to arrive; slower ones get 408 (default: %(default)g)",
     )
+    limits.add_argument(
+        "--max-total-body-size",
+        metavar="SIZE",
+        type=size,
+        default=_DEFAULTS.max_total_body_bytes,
+        help="of all request bodies that are held at a time; what is beyond gets 503 (default: 1G)",
+    )
+    limits.add_argument(
+        "--send-timeout",
+        metavar="SECONDS",
+        type=seconds,
+        default=_DEFAULTS.http_send_timeout_s,
+        help="an HTTP client that takes nothing it is sent for this time is cut off (default: %(default)g)",
+    )
     media = parser.add_argument_group("media in requests")
     media.add_argument(
         "--allowed-media-domains",
@@ -110,6 +124,8 @@ def limit_settings(config: ApiConfig, options: argparse.Namespace) -> ApiConfig:
     """`config` with what the flags say. Raises `ConfigError`."""
     if options.max_concurrency_per_key and not config.api_keys:
         raise ConfigError("--max-concurrency-per-key needs --api-key: without keys, callers cannot be told apart")
+    if options.max_total_body_size < options.max_body_size:
+        raise ConfigError("--max-total-body-size is less than --max-body-size: the largest body would never be taken")
     folder = options.allowed_local_media_path
     return replace(
         config,
@@ -117,6 +133,8 @@ def limit_settings(config: ApiConfig, options: argparse.Namespace) -> ApiConfig:
         max_concurrency_per_key=options.max_concurrency_per_key,
         max_body_bytes=options.max_body_size,
         body_timeout_s=options.body_timeout,
+        max_total_body_bytes=options.max_total_body_size,
+        http_send_timeout_s=options.send_timeout,
         allowed_media_domains=tuple(options.allowed_media_domains),
         allowed_local_media_path=None if folder is None else Path(folder),
         media_limits=replace(

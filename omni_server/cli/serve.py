@@ -6,10 +6,10 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from ipaddress import ip_address
 from pathlib import Path
 
 from omni_server.api.config import ApiConfig
+from omni_server.api.local_only import is_loopback
 from omni_server.cli.access_flags import access_settings, add_access_flags
 from omni_server.cli.limit_flags import add_limit_flags, limit_settings
 from omni_server.cli.log_setup import LOG_FORMATS, LogFormat, log_progress, set_up_logging
@@ -141,7 +141,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def serve(options: ServeOptions) -> int:
     """Run until stopped. 0 after a clean shutdown; raises `ConfigError` before anything is served."""
     set_up_logging(options.log_level, options.log_format)
-    if options.api.uds is None and not options.api.api_keys and not _is_loopback(options.api.host):
+    if options.api.uds is None and not options.api.api_keys and not is_loopback(options.api.host):
         logger.warning("no --api-key is set: everybody who reaches %s can use this server", options.api.host)
     on_progress = log_progress if options.log_format == "json" else _progress_printer()
     config = _stage_config(options, on_progress)
@@ -226,13 +226,6 @@ def _options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Se
             docs=not options.disable_fastapi_docs,
         ),
     )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _root_path(text: str) -> str:

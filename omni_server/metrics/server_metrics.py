@@ -80,11 +80,11 @@ class ServerMetrics:
         self.limit = Gauge("omni_queue_limit", "--max-queue; 0 is no limit.", registry=registry)
         self._rejections = Counter(
             "omni_admission_rejections",
-            "Requests refused by a limit: max_queue (503) or max_concurrency_per_key (429).",
+            "Requests refused by a limit: max_queue, max_total_body_size (503) or max_concurrency_per_key (429).",
             ["reason"],
             registry=registry,
         )
-        for reason in ("max_queue", "max_concurrency_per_key"):
+        for reason in ("max_queue", "max_total_body_size", "max_concurrency_per_key"):
             self._rejections.labels(reason)
         self._running = Gauge(
             "omni_requests_running",
@@ -150,7 +150,7 @@ class ServerMetrics:
     def websocket_ended(self) -> None:
         self._websockets.dec()
 
-    def rejected(self, reason: Literal["max_queue", "max_concurrency_per_key"]) -> None:
+    def rejected(self, reason: Literal["max_queue", "max_total_body_size", "max_concurrency_per_key"]) -> None:
         self._rejections.labels(reason).inc()
 
     def answer_began(self) -> None:

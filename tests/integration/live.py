@@ -117,7 +117,7 @@ def spoken(
             "thinker": thinker or SamplingConfig(temperature=0.0, max_tokens=40),
             "talker": talker or GREEDY_TALKER,
         },
-        deadline_s,
+        deadline_s=deadline_s,
     )
 
 

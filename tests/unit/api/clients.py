@@ -27,11 +27,11 @@ def app_of(generator: FakeGenerator | None, config: ApiConfig | None = None) -> 
 
 
 def http_client(app: FastAPI, **options: Any) -> httpx2.AsyncClient:
-    return httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://server", **options)
+    return httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://localhost", **options)
 
 
 def openai_client(app: FastAPI) -> AsyncOpenAI:
-    return AsyncOpenAI(base_url="http://server/v1", api_key="EMPTY", max_retries=0, http_client=http_client(app))
+    return AsyncOpenAI(base_url="http://localhost/v1", api_key="EMPTY", max_retries=0, http_client=http_client(app))
 
 
 def chat(content: Any = "hi", **fields: Any) -> dict[str, Any]:

@@ -73,7 +73,7 @@ async def test_without_a_known_key_there_is_401(headers: dict[str, str], method:
 async def test_official_client_raises_its_own_error() -> None:
     app = app_of(FakeGenerator(), GUARDED)
     async with AsyncOpenAI(
-        base_url="http://server/v1", api_key="wrong", max_retries=0, http_client=http_client(app)
+        base_url="http://localhost/v1", api_key="wrong", max_retries=0, http_client=http_client(app)
     ) as client:
         with pytest.raises(AuthenticationError) as caught:
             await client.models.list()
@@ -173,7 +173,7 @@ class WebSocketCall:
     """An upgrade request to an ASGI application, and what it answers."""
 
     def __init__(self, headers: dict[str, str] | None = None, subprotocols: Sequence[str] = ()) -> None:
-        given = {"host": "server:8091"} | (headers or {})
+        given = {"host": "localhost:8091"} | (headers or {})
         self.scope: dict[str, Any] = {
             "type": "websocket",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -258,9 +258,9 @@ async def test_websocket_without_a_known_key_is_answered_with_401(
     ("origin", "status"),
     [
         (None, 101),
-        ("http://server:8091", 101),
+        ("http://localhost:8091", 101),
         ("http://evil.example", 403),
-        ("http://SERVER:8091", 101),
+        ("http://LOCALHOST:8091", 101),
         ("null", 403),
         ("", 403),
         ("http://[", 403),

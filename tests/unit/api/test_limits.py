@@ -204,3 +204,54 @@ async def test_time_of_the_upload_does_not_limit_the_answer() -> None:
         await asyncio.sleep(0.1)
         held.gate.set()
         assert (await sending).text.endswith("data: [DONE]\n\n")
+
+
+async def test_bodies_together_are_bounded_by_what_has_arrived() -> None:
+    held = Held()
+    config = ApiConfig(max_body_bytes=10_000, max_total_body_bytes=10_000)
+    app = app_of(held.generator, config)
+    big = chat("x" * 2000, stream=False)
+    async with http_client(app) as client:
+        async with (
+            AsgiCall(app, raw_body=[b"{" * 4000, b" " * 4000], body_ends=False) as upload,
+            AsgiCall(app, raw_body=[b"{"], body_ends=False) as slow,
+        ):
+            while upload.num_chunks_read < 2 or slow.num_chunks_read < 1:  # noqa: ASYNC110 - told nothing to wait for
+                await asyncio.sleep(0)
+            refusal = await client.post(URL, json=big)
+            assert error_of(refusal, 503)["code"] == "server_overloaded"
+            assert int(refusal.headers["retry-after"]) >= 1
+            held.gate.set()
+            assert (await client.post(URL, json=chat())).status_code == 200  # it fits, and counts no more afterwards
+            assert (await client.post(URL, json=chat())).status_code == 200
+            rejected = 'omni_admission_rejections_total{reason="max_total_body_size"} 1.0'
+            assert rejected in (await client.get("/metrics")).text
+        assert (await client.post(URL, json=big)).status_code == 200
+    assert len(held.generator.requests) == 3
+
+
+@pytest.mark.parametrize(("stream", "status"), [(True, 200), (False, 503)])
+async def test_body_counts_until_its_answer_begins(stream: bool, status: int) -> None:
+    held = Held()
+    app = app_of(held.generator, ApiConfig(max_body_bytes=4000, max_total_body_bytes=4000))
+    async with http_client(app) as client, AsgiCall(app, chat("x" * 3000, stream=stream)) as call:
+        await held.until_running(1)
+        if stream:
+            await call.message()
+        second = asyncio.create_task(client.post(URL, json=chat("x" * 3000)))
+        if stream:
+            await held.until_running(2)
+        held.gate.set()
+        assert (await second).status_code == status
+
+
+@pytest.mark.parametrize("end", ["too large", "too slow", "no JSON", "client leaves"])
+async def test_a_body_that_came_to_nothing_counts_no_more(end: str) -> None:
+    config = ApiConfig(max_body_bytes=3500, max_total_body_bytes=4000, body_timeout_s=0.05 if end == "too slow" else 60)
+    app = app_of(FakeGenerator(), config)
+    chunks = [b"{" * 3000, b"{" * 900] if end == "too large" else [b"{" * 3000]
+    async with AsgiCall(app, raw_body=chunks, body_ends=end == "no JSON") as call:
+        if end == "client leaves":
+            call.leave()
+        await asyncio.wait_for(call.task, 10)
+    assert (await post(app, chat("x" * 3000))).status_code == 200

@@ -58,7 +58,8 @@ def test_every_flag_reaches_its_place(parsed: list[ServeOptions]) -> None:
         "--metrics-need-key --no-public-voice-list --allowed-origins https://a.example https://b.example "
         '--allowed-methods ["GET","POST"] --allowed-headers authorization --allow-credentials '
         "--ssl-certfile cert.pem --ssl-keyfile key.pem --ssl-ca-certs ca.pem --ssl-cert-reqs 2 --ssl-ciphers ECDHE "
-        "--max-queue 9 --max-concurrency-per-key 3 --body-timeout 7 --allowed-local-media-path /srv/media "
+        "--max-queue 9 --max-concurrency-per-key 3 --body-timeout 7 --max-total-body-size 2G --send-timeout 8 "
+        "--allowed-local-media-path /srv/media "
         "--max-media-size 1M --max-audio-duration 30 --max-video-duration 20 --max-image-pixels 1000 "
         "--max-video-frame-pixels 500 --media-fetch-timeout 4 --media-decode-timeout 6"
     )
@@ -93,6 +94,8 @@ def test_every_flag_reaches_its_place(parsed: list[ServeOptions]) -> None:
                 max_concurrency_per_key=3,
                 max_body_bytes=64 * 1024 * 1024,
                 body_timeout_s=7.0,
+                max_total_body_bytes=2 * 1024**3,
+                http_send_timeout_s=8.0,
                 allowed_media_domains=("a.example", "b.example"),
                 allowed_local_media_path=Path("/srv/media"),
                 media_limits=MediaLimits(
@@ -198,6 +201,10 @@ def test_a_key_may_come_from_the_environment(
     ("flags", "message"),
     [
         ("--ssl-keyfile key.pem", "TLS needs --ssl-certfile"),
+        (
+            "--max-body-size 2G",
+            "--max-total-body-size is less than --max-body-size: the largest body would never be taken",
+        ),
         ("--ssl-certfile c.pem --ssl-cert-reqs 2", "--ssl-cert-reqs needs --ssl-ca-certs"),
         ("--max-concurrency-per-key 2", "--max-concurrency-per-key needs --api-key"),
         ("--root-path omni", "--root-path 'omni' must begin with a slash"),
