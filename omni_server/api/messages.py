@@ -57,15 +57,17 @@ def _in_order_of_calls(messages: list[Message]) -> list[int]:
     they have no ids."""
     order: list[int] = []
     results: list[tuple[int, int]] = []  # number of the call, position
-    calls: list[str | None] = []
+    num_calls = 0
+    numbers: dict[str | None, int] = {}  # of the calls, by their ids; an id that is there twice is the first call's
     for position, message in enumerate(messages):
         if message.role == "tool":
-            number = calls.index(message.tool_call_id) if message.tool_call_id in calls else len(calls)
-            results.append((number, position))
+            results.append((numbers.get(message.tool_call_id, num_calls), position))
             continue
         order += [position for _, position in sorted(results)]
         results = []
-        calls = [call.id for call in message.tool_calls or []]
+        calls = message.tool_calls or []
+        num_calls = len(calls)
+        numbers = {call.id: number for number, call in reversed(list(enumerate(calls)))}
         order.append(position)
     return order + [position for _, position in sorted(results)]
 
