@@ -29,7 +29,7 @@ class PromptRenderer:
     def render(
         self, messages: Sequence[ChatMessage], *, speech: bool, tools: Sequence[FunctionTool] = ()
     ) -> ThinkerPrompt:
-        """Raises `InvalidRequestError` if the template refuses the chat."""
+        """Raises `InvalidRequestError` if the template refuses the chat, or its text cannot be encoded."""
         if speech and not any(message.role == "system" for message in messages):
             messages = (ChatMessage("system", (TextPart(SPEECH_SYSTEM_PROMPT),)), *messages)
         messages = with_tools(messages, tools)
@@ -43,6 +43,7 @@ class PromptRenderer:
             raise InvalidRequestError(
                 f"the model's chat template refuses these messages: {exc}", param="messages"
             ) from exc
+        _check_encoding(text)
         parts = [part for message in messages for part in message.content]
         videos = [part for part in parts if isinstance(part, VideoPart)]
         return ThinkerPrompt(
@@ -52,6 +53,13 @@ class PromptRenderer:
             videos=tuple(p.frames for p in videos),
             processor_kwargs=_video_kwargs(videos),
         )
+
+
+def _check_encoding(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as exc:
+        raise InvalidRequestError(f"the messages hold text that cannot be encoded: {exc}", param="messages") from exc
 
 
 def _template_part(part: ContentPart) -> dict[str, str]:

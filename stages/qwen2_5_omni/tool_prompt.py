@@ -62,10 +62,12 @@ def _without_calls(message: ChatMessage) -> ChatMessage:
 
 
 def _call(call: ToolCall) -> str:
-    """Arguments in the layout that the model is trained on; as they are where they are no JSON."""
+    """Arguments in the layout that the model is trained on; as they are where they are no JSON, are nested too deeply
+    or have an escape that stands for no character."""
     try:
         arguments = json.dumps(json.loads(call.arguments or "{}"), ensure_ascii=False)
-    except ValueError:
+        arguments.encode()
+    except (ValueError, RecursionError):
         arguments = call.arguments
     return call_head(call.name) + arguments + CALL_TAIL
 

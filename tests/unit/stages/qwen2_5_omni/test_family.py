@@ -363,6 +363,21 @@ def test_calls_and_their_results_are_written_as_the_model_knows_them(model: Qwen
     assert len(prompt.images) == 1
 
 
+@pytest.mark.parametrize(
+    "arguments", ["[" * 100_000, '{"a": "\\ud800"}', "1" * 5000], ids=["deep", "lone surrogate", "huge number"]
+)
+def test_arguments_that_cannot_be_laid_out_stay_as_they_are(model: Qwen25OmniModel, arguments: str) -> None:
+    messages = (*user(TextPart("Hi")), ChatMessage("assistant", (TextPart(""),), (ToolCall("go", arguments),)))
+    assert f'{{"name": "go", "arguments": {arguments}}}' in model.thinker_prompt(messages, speech=False).text
+
+
+def test_text_that_has_no_encoding_is_refused(model: Qwen25OmniModel) -> None:
+    with pytest.raises(InvalidRequestError, match="surrogate") as error:
+        model.thinker_prompt(user(TextPart("a\ud800")), speech=False)
+    assert error.value.param == "messages"
+    str(error.value).encode()
+
+
 def test_a_call_is_a_few_tokens_and_no_special_one(model: Qwen25OmniModel, reference: Reference) -> None:
     """Or it would be left out of the text."""
     tokenizer = reference.processor.tokenizer
