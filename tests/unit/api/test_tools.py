@@ -17,8 +17,10 @@ from omni_server.types import (
     FinishReason,
     FunctionTool,
     OmniRequest,
+    SampledToken,
     TextDelta,
     TextPart,
+    TokenLogprob,
     ToolCall,
     ToolCallDelta,
     ToolUse,
@@ -316,6 +318,17 @@ async def test_streamed_words_before_a_call_are_heard_and_can_be_referred_to() -
     body["messages"].append({"role": "assistant", "audio": {"id": answer.audio_id}})
     assert (await post(app, body)).status_code == 200
     assert generator.last_request.messages[1].content == (TextPart("Let me see."),)
+
+
+async def test_token_whose_text_is_held_back_says_nothing_of_audio_before_its_id() -> None:
+    held = SampledToken(TokenLogprob("<", b"<", -0.5), ())
+    said = SampledToken(TokenLogprob("b>", b"b>", -0.5), ())
+    script: list[ScriptEntry] = [TextDelta("", (1,), (held,)), TextDelta("<b>", (2,), (said,)), finished()]
+    answer = await stream_of(FakeGenerator(script=script), **PCM16, tools=TOOLS, logprobs=True)
+    _, first, second, *_ = deltas_of(answer)
+    assert first == {}
+    assert [token["token"] for token in answer.chunks[1]["choices"][0]["logprobs"]["content"]] == ["<"]
+    assert second["audio"] == {"id": answer.audio_id, "transcript": "<b>"}
 
 
 async def test_streamed_silence_of_a_turn_with_tools_is_an_answer_by_voice() -> None:
