@@ -35,6 +35,7 @@ async def load_messages(
 ) -> tuple[ChatMessage, ...]:
     """Raises `InvalidRequestError`. Nothing is fetched or decoded before all messages have been looked at. Results of
     tools come in the order of their calls."""
+    _check_number(messages, model)
     drafts = [_draft(message, f"messages[{index}]", history) for index, message in enumerate(messages)]
     _check_media_counts([part for draft in drafts for part in draft if isinstance(part, _PendingMedia)], model)
     loaded: list[ChatMessage] = []
@@ -44,6 +45,18 @@ async def load_messages(
         ]
         loaded.append(ChatMessage(_ROLES[message.role], tuple(content), _calls(message)))
     return tuple(loaded[index] for index in _in_order_of_calls(messages))
+
+
+def _check_number(messages: list[Message], model: ModelInfo) -> None:
+    """Each message and each call is one token at least: what cannot fit takes no more of the event loop's time."""
+    number = len(messages) + sum(len(message.tool_calls or []) for message in messages)
+    if number > model.max_model_len:
+        raise InvalidRequestError(
+            f"This model's maximum context length is {model.max_model_len} tokens, but the request has {number} "
+            "messages and calls.",
+            param="messages",
+            code="context_length_exceeded",
+        )
 
 
 def _calls(message: Message) -> tuple[ToolCall, ...]:

@@ -25,7 +25,7 @@ from omni_server.types import (
     ToolCallDelta,
     ToolUse,
 )
-from tests.unit.api.clients import SPEECH, app_of, chat, openai_client, post
+from tests.unit.api.clients import SPEECH, app_of, chat, error_of, openai_client, post
 from tests.unit.api.fake_generator import MODEL, SAMPLES, TEXT, FakeGenerator, ScriptEntry, finished
 from tests.unit.api.schema import check_completion
 from tests.unit.api.sse_validator import StreamedAnswer, read_stream
@@ -169,6 +169,18 @@ async def test_results_of_a_call_whose_id_is_there_twice_belong_to_the_first() -
     assert (await post(app_of(generator), body)).status_code == 200
     _, _, *results = generator.last_request.messages
     assert [message.content for message in results] == [(TextPart("1"),), (TextPart("2"),)]
+
+
+@pytest.mark.parametrize("num_calls", [0, 1200])
+async def test_more_messages_and_calls_than_tokens_fit_are_refused_unread(num_calls: int) -> None:
+    generator = FakeGenerator()
+    body = chat("Go.")
+    body["messages"] += [{"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}] * num_calls}]
+    body["messages"] += [{"role": "tool", "tool_call_id": "a", "content": "x"}] * (MODEL.max_model_len - num_calls - 2)
+    assert (await post(app_of(generator), body)).status_code == 200
+    body["messages"].append({"role": "tool", "content": "x"})  # without the id of its call
+    error = error_of(await post(app_of(generator), body))
+    assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
 
 
 class CountedId(str):
