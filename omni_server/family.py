@@ -30,6 +30,9 @@ class ThinkerPrompt:
     images: tuple[npt.NDArray[np.uint8], ...] = ()  # each [height, width, 3]
     videos: tuple[npt.NDArray[np.uint8], ...] = ()  # each [frames, height, width, 3]
     processor_kwargs: Mapping[str, object] = field(default_factory=dict)
+    pieces: tuple[str, ...] = ()
+    """`text` cut inside of everything that only spells a special token: each piece is tokenised by itself. Empty where
+    there is nothing to cut."""
 
 
 @dataclass(frozen=True)

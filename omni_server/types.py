@@ -171,7 +171,12 @@ class OmniRequest:
     speech: SpeechOutput | None = None
     sampling: Mapping[str, SamplingConfig] = field(default_factory=dict)
     deadline_s: float | None = None
-    """Seconds from submission until the request fails; None is the server's `--request-timeout`."""
+    """Seconds from `began_at` until the request fails; None is the server's `--request-timeout`."""
+    began_at: float | None = None
+    """`time.monotonic()` when the request began, for those that are submitted one after the other but belong together;
+    None is when it is submitted."""
+    is_another_choice: bool = False
+    """Of a prompt that another request has brought already."""
     is_logged: bool = True
     """At level DEBUG, the log gets a line with all its times when it has been answered."""
     tools: ToolUse | None = None

@@ -27,12 +27,7 @@ class AnswerRecord:
         self._began = clock()
         self.answer_id = request.request_id
         self.is_spoken = request.speech is not None
-        self.audio_input_s = sum(
-            len(part.samples) / part.sample_rate_hz
-            for message in request.messages
-            for part in message.content
-            if isinstance(part, AudioPart)
-        )
+        self.audio_input_s = 0.0 if request.is_another_choice else _audio_s(request)
         self.prompt: PromptTokens | None = None
         """None until the request has been admitted."""
         self.first_text_s: float | None = None
@@ -88,3 +83,9 @@ class AnswerRecord:
 
     def _now(self) -> float:
         return self._clock() - self._began
+
+
+def _audio_s(request: OmniRequest) -> float:
+    """Seconds of sound that were sent."""
+    parts = [part for message in request.messages for part in message.content]
+    return sum(len(part.samples) / part.sample_rate_hz for part in parts if isinstance(part, AudioPart))

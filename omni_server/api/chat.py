@@ -18,6 +18,7 @@ from omni_server.api.collected import CollectedChoice, api_finish_reason, total_
 from omni_server.api.config import ApiConfig
 from omni_server.api.disconnect import until_disconnect
 from omni_server.api.errors import envelope, unexpected_error
+from omni_server.api.limits import take_places_of_choices
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.openapi import CHAT_RESPONSES, request_body
 from omni_server.api.parse import ChatTurn, parse_chat_request
@@ -70,6 +71,7 @@ class ChatService:
             audio_id=f"audio_{uuid.uuid4().hex}" if turn.audio_format is not None else None,
             text_in_content=self._text_in_content,
         )
+        take_places_of_choices(len(turn.requests))
         generations = await _submit_all(generator, turn)
         if turn.stream:
             return EventStreamResponse(self._frames(generations, turn, answer), lambda: _close_all(generations))

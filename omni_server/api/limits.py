@@ -4,12 +4,13 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextvars import ContextVar
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from omni_server.api.errors import error_response
 from omni_server.api.request_record import ANONYMOUS, current_request, path_of
-from omni_server.errors import OverloadedError, RateLimitError
+from omni_server.errors import InvalidRequestError, OverloadedError, RateLimitError
 from omni_server.metrics.server_metrics import ServerMetrics
 
 MAX_RETRY_AFTER_S = 5
@@ -70,6 +71,11 @@ class Admission:
 
         return leave
 
+    def most(self, caller: str) -> int | None:
+        """How many places `caller` can have at a time; None is no limit."""
+        own = 0 if caller == ANONYMOUS else self._max_per_caller
+        return min((limit for limit in (self._max_queue, own) if limit > 0), default=None)
+
     def retry_after_s(self) -> int:
         """Whole seconds until one of the places is expected to be free, 1 to `MAX_RETRY_AFTER_S`."""
         return max(1, min(MAX_RETRY_AFTER_S, math.ceil(self._mean_s / max(1, self._num_in_flight))))
@@ -82,8 +88,48 @@ class Admission:
         self._metrics.in_flight.set(self._num_in_flight)
 
 
+class _Places:
+    """What one request has taken."""
+
+    def __init__(self, admission: Admission, caller: str) -> None:
+        self.admission = admission
+        self.caller = caller
+        self._leave: list[Callable[[], None]] = []
+
+    def take(self) -> None:
+        self._leave.append(self.admission.enter(self.caller))
+
+    def give_back(self) -> None:
+        while self._leave:
+            self._leave.pop()()
+
+
+_places: ContextVar[_Places | None] = ContextVar("places", default=None)
+
+
+def take_places_of_choices(number: int) -> None:
+    """A place for each choice of the current request, which has one; they are given back when it is over.
+
+    Raises `OverloadedError` or `RateLimitError`, and `InvalidRequestError` for more than there can be.
+    """
+    places = _places.get()
+    if places is None:
+        return
+    most = places.admission.most(places.caller)
+    if most is not None and number > most:
+        raise InvalidRequestError(
+            f"Invalid 'n': expected a value <= {most}, the requests that this server takes at a time: each choice is "
+            "one.",
+            param="n",
+            code="integer_above_max_value",
+        )
+    for _ in range(number - 1):
+        places.take()
+
+
 class AdmissionMiddleware:
-    """A place for each POST and each WebSocket under `/v1/`, from before its body is read until it is over."""
+    """A place for each POST and each WebSocket under `/v1/`, from before its body is read until it is over; those of
+    its choices are taken when their number is known."""
 
     def __init__(self, app: ASGIApp, admission: Admission) -> None:
         self.app = app
@@ -95,13 +141,15 @@ class AdmissionMiddleware:
             await self.app(scope, receive, send)
             return
         record = current_request()
+        places = _Places(self._admission, ANONYMOUS if record is None else record.caller)
         try:
-            leave = self._admission.enter(ANONYMOUS if record is None else record.caller)
+            places.take()
         except (OverloadedError, RateLimitError) as error:
             headers = {"retry-after": str(self._admission.retry_after_s())}
             await error_response(error, headers)(scope, receive, send)
             return
+        _places.set(places)
         try:
             await self.app(scope, receive, send)
         finally:
-            leave()
+            places.give_back()

@@ -35,6 +35,7 @@ async def load_messages(
 ) -> tuple[ChatMessage, ...]:
     """Raises `InvalidRequestError`. Nothing is fetched or decoded before all messages have been looked at. Results of
     tools come in the order of their calls."""
+    _check_number(messages, model)
     drafts = [_draft(message, f"messages[{index}]", history) for index, message in enumerate(messages)]
     _check_media_counts([part for draft in drafts for part in draft if isinstance(part, _PendingMedia)], model)
     loaded: list[ChatMessage] = []
@@ -44,6 +45,18 @@ async def load_messages(
         ]
         loaded.append(ChatMessage(_ROLES[message.role], tuple(content), _calls(message)))
     return tuple(loaded[index] for index in _in_order_of_calls(messages))
+
+
+def _check_number(messages: list[Message], model: ModelInfo) -> None:
+    """Each message and each call is one token at least: what cannot fit takes no more of the event loop's time."""
+    number = len(messages) + sum(len(message.tool_calls or []) for message in messages)
+    if number > model.max_model_len:
+        raise InvalidRequestError(
+            f"This model's maximum context length is {model.max_model_len} tokens, but the request has {number} "
+            "messages and calls.",
+            param="messages",
+            code="context_length_exceeded",
+        )
 
 
 def _calls(message: Message) -> tuple[ToolCall, ...]:
@@ -57,15 +70,17 @@ def _in_order_of_calls(messages: list[Message]) -> list[int]:
     they have no ids."""
     order: list[int] = []
     results: list[tuple[int, int]] = []  # number of the call, position
-    calls: list[str | None] = []
+    num_calls = 0
+    numbers: dict[str | None, int] = {}  # of the calls, by their ids; an id that is there twice is the first call's
     for position, message in enumerate(messages):
         if message.role == "tool":
-            number = calls.index(message.tool_call_id) if message.tool_call_id in calls else len(calls)
-            results.append((number, position))
+            results.append((numbers.get(message.tool_call_id, num_calls), position))
             continue
         order += [position for _, position in sorted(results)]
         results = []
-        calls = [call.id for call in message.tool_calls or []]
+        calls = message.tool_calls or []
+        num_calls = len(calls)
+        numbers = {call.id: number for number, call in reversed(list(enumerate(calls)))}
         order.append(position)
     return order + [position for _, position in sorted(results)]
 

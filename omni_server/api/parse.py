@@ -1,13 +1,15 @@
 """A request body as an `OmniRequest`: the rules between fields, and those that depend on the model."""
 
 import logging
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from omni_server.api.audio_history import CallerHistory
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.messages import load_messages
 from omni_server.api.sampling import THINKER, stage_sampling
-from omni_server.api.schemas import ChatCompletionRequest
+from omni_server.api.schemas import ChatCompletionRequest, Message, TextContent
 from omni_server.api.structure import structured_output
 from omni_server.api.tools import is_named, tool_use
 from omni_server.api.voices import resolve_voice
@@ -16,6 +18,9 @@ from omni_server.errors import InvalidRequestError, ModelNotFoundError
 from omni_server.types import FinishReason, ModelInfo, OmniRequest, SpeechOutput
 
 logger = logging.getLogger(__name__)
+
+_MAX_CHOICES_WITH_MEDIA = 8
+"""Each choice is a request of its own, for which the media are prepared, held and sent to the engine once more."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,12 @@ async def parse_chat_request(
     num_choices = body.n if body.n is not None else 1
     if num_choices > 1 and output is not None:
         raise InvalidRequestError("Only n=1 is supported with audio.", param="n", code="unsupported_value")
+    if num_choices > _MAX_CHOICES_WITH_MEDIA and _has_media(body.messages):
+        raise InvalidRequestError(
+            f"Invalid 'n': expected a value <= {_MAX_CHOICES_WITH_MEDIA} where 'messages' hold sound or pictures.",
+            param="n",
+            code="integer_above_max_value",
+        )
     tools = tool_use(body)
     structure = structured_output(body, with_speech=output is not None, with_tools=tools is not None)
     if body.ignore_eos and (structure is not None or tools is not None):
@@ -90,14 +101,25 @@ async def parse_chat_request(
 
 
 def _choices(request: OmniRequest, number: int) -> tuple[OmniRequest, ...]:
-    """Each with an id and a seed of its own, as vLLM's parallel sampling does it."""
+    """Each with an id and a seed of its own, as vLLM's parallel sampling does it, and all with one deadline."""
     thinker = request.sampling[THINKER]
+    began_at = time.monotonic()
     choices = []
     for index in range(number):
         seed = None if thinker.seed is None else (thinker.seed + index + 2**63) % 2**64 - 2**63
         sampling = {**request.sampling, THINKER: replace(thinker, seed=seed)}
-        choices.append(replace(request, request_id=f"{request.request_id}-{index}", sampling=sampling))
+        choice = replace(request, request_id=f"{request.request_id}-{index}", sampling=sampling, began_at=began_at)
+        choices.append(replace(choice, is_another_choice=index > 0))
     return tuple(choices)
+
+
+def _has_media(messages: Sequence[Message]) -> bool:
+    return any(
+        not isinstance(part, TextContent)
+        for message in messages
+        if isinstance(message.content, list)
+        for part in message.content
+    )
 
 
 def check_model(name: str, model: ModelInfo) -> None:

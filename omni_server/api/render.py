@@ -179,6 +179,8 @@ class ChoiceRenderer:
             assert delta.audio is not None
             delta.audio.id = self._answer.audio_id
             return self._delta(delta, tokens=tokens)
+        if self._has_audio and not self._is_audio_open:  # tokens whose text is held back
+            return self._delta(Delta(), tokens=tokens)
         if tokens or self._text_frames is None:
             return self._delta(self._text_delta(text), tokens=tokens)
         return self._text_frames.frame(text)

@@ -224,7 +224,7 @@ class ChatCompletionRequest(BaseModel):
     stage_sampling: StageSamplings | None = None
     """Extension: sampling of the talker, which the fields above do not change."""
     n: Annotated[int, Field(ge=1, le=128)] | None = None
-    """Only 1 for an answer by voice."""
+    """Only 1 for an answer by voice, and at most 8 where messages hold sound or pictures."""
 
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None

@@ -6,7 +6,7 @@ the rest are estimates, calibrated on one H200 with the 7B's sizes (steps of 819
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from omni_server.check.machine import BFLOAT16_CAPABILITY, Gpu
 from omni_server.check.report import DeviceMemory, Report, StageMemory
@@ -34,11 +34,26 @@ class _Needs:
     memory: StageMemory
     kv_token_bytes: float
     block_size: int
+    given_kv_bytes: int | None = None
+    """`kv_cache_memory_bytes`, where it is set."""
+
+    @property
+    def sequence_bytes(self) -> int:
+        """KV cache of one sequence of `max_model_len`."""
+        return math.ceil(self.kv_token_bytes * (self.memory.max_model_len + self.block_size))
 
     @property
     def least(self) -> int:
-        """The smallest share with which the stage starts: with room for one sequence of `max_model_len`."""
-        return self.memory.taken + math.ceil(self.kv_token_bytes * (self.memory.max_model_len + self.block_size))
+        """The smallest share with which the stage starts: with the KV cache that is asked for, or with room for one
+        sequence."""
+        return self.memory.taken + (self.sequence_bytes if self.given_kv_bytes is None else self.given_kv_bytes)
+
+    @property
+    def least_kv_cache(self) -> str:
+        """What of `least` is KV cache, in words."""
+        if self.given_kv_bytes is None:
+            return f"the KV cache of one sequence of {self.memory.max_model_len} tokens"
+        return f"the {_gb(self.given_kv_bytes)} of engine_args.kv_cache_memory_bytes"
 
 
 def check_gpu_memory(
@@ -141,7 +156,8 @@ def _on_gpu(
         return _Needs(memory, 0, 0)
     given = stage.engine_args.get("kv_cache_memory_bytes")
     left = int(given) if given is not None else share - memory.taken
-    return _with_kv_cache(memory, stage, footprint, dtype, left, _DEFAULT_BLOCK_SIZE["cuda"])
+    needs = _with_kv_cache(memory, stage, footprint, dtype, left, _DEFAULT_BLOCK_SIZE["cuda"])
+    return needs if given is None else replace(needs, given_kv_bytes=int(given))
 
 
 def _on_cpu(name: str, stage: Stage, footprint: StageFootprint, stored: StoredWeights, dtype: str) -> _Needs:
@@ -186,10 +202,12 @@ def _check_device(config: StageConfig, device: DeviceMemory, needs: dict[str, _N
     together = sum(need.least for need in needs.values())
     if small and together > limit:
         parts = " + ".join(f"{name} {_gb(need.least)}" for name, need in needs.items())
+        given = [name for name, need in needs.items() if need.given_kv_bytes is not None]
+        lower = f"lower kv_cache_memory_bytes of {_and(given)}, " if given else ""
         report.error(
             "memory",
             f"device {device.index} has {_gb(device.total)}, of which stages may take {_gb(limit)}; they need at least "
-            f"{_gb(together)} ({parts}): put stages on other GPUs with 'devices', spread one over several with "
+            f"{_gb(together)} ({parts}): {lower}put stages on other GPUs with 'devices', spread one over several with "
             "'tensor_parallel_size', lower max_model_len and max_num_batched_tokens, or choose a smaller model",
         )
     elif small:
@@ -202,7 +220,7 @@ def _check_device(config: StageConfig, device: DeviceMemory, needs: dict[str, _N
                 "memory",
                 f"stages.{name}.gpu_memory_utilization {config.stages[name].gpu_memory_utilization:g} is "
                 f"{_gb(need.memory.share)} of device {device.index}; the stage needs {_gb(need.least)} at least "
-                f"({_gb(need.memory.taken)} and the KV cache of one sequence of {need.memory.max_model_len} tokens). "
+                f"({_gb(need.memory.taken)} and {need.least_kv_cache}). "
                 f"Shares that fit: {', '.join(f'{n} {share:g}' for n, share in shares.items())}",
             )
     asked = sum(need.memory.share or 0 for need in needs.values())
@@ -222,7 +240,7 @@ def _check_kv_tokens(name: str, needs: _Needs, report: Report) -> None:
         report.error(
             "memory",
             f"stages.{name}.engine_args.kv_cache_memory_bytes has room for {memory.kv_tokens} tokens, fewer than the "
-            f"stage's max_model_len ({memory.max_model_len}): raise it to at least {needs.least - memory.taken}, or "
+            f"stage's max_model_len ({memory.max_model_len}): raise it to at least {needs.sequence_bytes}, or "
             "lower max_model_len",
         )
 

@@ -3,11 +3,12 @@
 import asyncio
 import re
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm import SamplingParams
 from vllm.exceptions import VLLMClientError, VLLMValidationError
+from vllm.inputs import TextPrompt
 from vllm.inputs.engine import tokens_input
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.renderers.inputs.preprocess import parse_model_prompt
@@ -165,12 +166,16 @@ class ArStageClient(StageClient[StageAsyncLLM]):
             media["image"] = [_picture(pixels) for pixels in prompt.images]
         if prompt.videos:
             media["video"] = list(prompt.videos)
-        raw: dict[str, Any] = {"prompt": prompt.text}
-        if media:
-            raw |= {"multi_modal_data": media, "mm_processor_kwargs": dict(prompt.processor_kwargs)}
+        if len(prompt.pieces) > self.max_model_len:  # each is one token at least
+            raise context_length_exceeded(self.max_model_len, len(prompt.pieces), "messages")
         renderer = self.engine.renderer
         try:
             with stage_errors(self.name):
+                raw: dict[str, Any] = {"prompt": prompt.text}
+                if prompt.pieces:
+                    raw = {"prompt_token_ids": await self._ids_of(prompt.pieces)}
+                if media:
+                    raw |= {"multi_modal_data": media, "mm_processor_kwargs": dict(prompt.processor_kwargs)}
                 # vLLM's usual cache sends media once and refers to them from then on; rendering counts as sent, so a
                 # prompt that is dropped after it, or overtaken on its way to the engine, would spoil the next with
                 # the same media. The other cache keeps what preprocessing made and sends it every time.
@@ -188,6 +193,19 @@ class ArStageClient(StageClient[StageAsyncLLM]):
         if reply_ids:
             engine_input = engine_input | {"prompt_token_ids": list(token_ids)}
         return RenderedPrompt(token_ids, engine_input, reply, len(reply_ids))
+
+    async def _ids_of(self, pieces: Sequence[str]) -> list[int]:
+        """Tokens of a prompt none of which reaches over the border of two pieces."""
+        renderer = self.engine.renderer
+        first = renderer.default_cmpl_tok_params
+        inner = replace(first, add_special_tokens=False)
+        tokenized = await asyncio.gather(
+            *(
+                renderer.tokenize_prompt_async(TextPrompt(prompt=piece), inner if position else first)
+                for position, piece in enumerate(pieces)
+            )
+        )
+        return [token_id for prompt in tokenized for token_id in prompt["prompt_token_ids"]]
 
     def _plain_ids(self, text: str) -> tuple[int, ...]:
         """Tokens of `text` as the model would write it: without special ones, even where it spells one."""

@@ -110,9 +110,9 @@ class Orchestrator:
         if request.tools is not None:
             structured = turn_grammar(request.tools, structured)
         deadline_s = self._request_timeout_s if request.deadline_s is None else request.deadline_s
-        began = time.monotonic()
+        began = time.monotonic() if request.began_at is None else request.began_at
         try:
-            async with asyncio.timeout(deadline_s):
+            async with asyncio.timeout(began + deadline_s - time.monotonic()):
                 await self._check_thinker(sampling, structured)
                 prompt = await thinker.client.render(rendered, reply)
         except TimeoutError:

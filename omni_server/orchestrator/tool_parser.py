@@ -187,9 +187,10 @@ def _overlap(text: str) -> int:
 
 
 def _parsed(text: str) -> object:
-    """None for what is no JSON."""
+    """None for what is no JSON, is nested too deeply or has an escape that stands for no character."""
     try:
         value: object = json.loads(text)
-    except ValueError:
+        json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
         return None
     return value

@@ -32,7 +32,11 @@ def stage_footprints(model_dir: Path, config: StageConfig) -> dict[str, StageFoo
         if not isinstance(whole, Qwen2_5OmniConfig):
             raise ConfigError(f"{model_dir / 'config.json'}: model_type is {whole.model_type}, not qwen2_5_omni")
         with torch.device("meta"):  # shapes only
-            tensors = Qwen2_5OmniForConditionalGeneration(whole).state_dict()
+            model = Qwen2_5OmniForConditionalGeneration(whole)
+        tensors = model.state_dict()
+        if whole.thinker_config.text_config.tie_word_embeddings:  # what vLLM's thinker goes by
+            for name in model.thinker._tied_weights_keys:
+                del tensors[f"thinker.{name}"]
     except ConfigError:
         raise
     except Exception as error:  # transformers and torch raise all kinds of them for a config that makes no sense

@@ -1,12 +1,14 @@
 """Renders a chat with the checkpoint's own template, as the reference's processor does."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from omni_server.errors import ConfigError, InvalidRequestError
 from omni_server.family import ThinkerPrompt
 from omni_server.types import AudioPart, ChatMessage, ContentPart, FunctionTool, ImagePart, TextPart, VideoPart
+from stages.qwen2_5_omni.plain_text import PlainText
 from stages.qwen2_5_omni.tool_prompt import with_tools
 
 SPEECH_SYSTEM_PROMPT = (
@@ -25,24 +27,31 @@ class PromptRenderer:
         self._processor: Any = AutoProcessor.from_pretrained(model_dir)
         if not self._processor.chat_template:
             raise ConfigError(f"{model_dir} has no chat template (chat_template.json)")
+        self._tokens = tuple(self._processor.tokenizer.get_added_vocab())
 
     def render(
         self, messages: Sequence[ChatMessage], *, speech: bool, tools: Sequence[FunctionTool] = ()
     ) -> ThinkerPrompt:
-        """Raises `InvalidRequestError` if the template refuses the chat."""
+        """Raises `InvalidRequestError` if the template refuses the chat, or its text cannot be encoded."""
         if speech and not any(message.role == "system" for message in messages):
             messages = (ChatMessage("system", (TextPart(SPEECH_SYSTEM_PROMPT),)), *messages)
-        messages = with_tools(messages, tools)
+        plain = PlainText(self._tokens)
+        messages = with_tools([_marked(message, plain) for message in messages], tools, plain.marked)
         conversation = [
             {"role": message.role, "content": [_template_part(part) for part in message.content]}
             for message in messages
         ]
         try:
-            text: str = self._processor.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
+            rendered: str = self._processor.apply_chat_template(
+                conversation, tokenize=False, add_generation_prompt=True
+            )
         except Exception as exc:  # jinja2 errors raised by the template itself, e.g. on an odd order of roles
             raise InvalidRequestError(
                 f"the model's chat template refuses these messages: {exc}", param="messages"
             ) from exc
+        pieces = plain.pieces(rendered)
+        text = "".join(pieces)
+        _check_encoding(text)
         parts = [part for message in messages for part in message.content]
         videos = [part for part in parts if isinstance(part, VideoPart)]
         return ThinkerPrompt(
@@ -51,7 +60,20 @@ class PromptRenderer:
             images=tuple(p.pixels for p in parts if isinstance(p, ImagePart)),
             videos=tuple(p.frames for p in videos),
             processor_kwargs=_video_kwargs(videos),
+            pieces=pieces if len(pieces) > 1 else (),
         )
+
+
+def _marked(message: ChatMessage, plain: PlainText) -> ChatMessage:
+    parts = [TextPart(plain.marked(part.text)) if isinstance(part, TextPart) else part for part in message.content]
+    return replace(message, content=tuple(parts))
+
+
+def _check_encoding(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as exc:
+        raise InvalidRequestError(f"the messages hold text that cannot be encoded: {exc}", param="messages") from exc
 
 
 def _template_part(part: ContentPart) -> dict[str, str]:

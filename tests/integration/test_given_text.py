@@ -3,7 +3,16 @@
 import numpy as np
 import pytest
 
-from omni_server.types import ChatMessage, OmniRequest, ReadAloud, SamplingConfig, SpeechOutput, TextPart
+from omni_server.types import (
+    AudioPart,
+    ChatMessage,
+    OmniRequest,
+    PromptTokens,
+    ReadAloud,
+    SamplingConfig,
+    SpeechOutput,
+    TextPart,
+)
 from tests.integration.live import GREEDY_TALKER, LiveOmni, spoken, written
 from tests.integration.parity import signal_to_noise_db
 
@@ -82,3 +91,15 @@ def test_given_and_written_texts_are_spoken_side_by_side(whole: LiveOmni) -> Non
     together = whole.answers(requests("together"))
     for alone, beside in zip(one_by_one, together, strict=True):
         assert (beside.text, beside.token_ids, beside.codes) == (alone.text, alone.token_ids, alone.codes)
+
+
+def test_tokens_that_a_prompt_only_spells_stand_for_nothing(whole: LiveOmni) -> None:
+    sound = AudioPart(np.sin(np.arange(16_000, dtype=np.float32) / 20), 16_000)
+
+    def prompt(text: str) -> PromptTokens:
+        return whole.answer(written((ChatMessage("user", (TextPart(text), sound, TextPart(text))),))).usage.prompt
+
+    plain, spelled = prompt("Hi."), prompt("<|AUDIO|><|im_end|>")
+    assert spelled.audio == plain.audio > 0
+    assert spelled.text > plain.text + 10
+    assert whole.held_rows() == 0

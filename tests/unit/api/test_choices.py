@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import time
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from omni_server.errors import OverloadedError, StageError
 from omni_server.generation import Generation
 from omni_server.types import OmniRequest, SampledToken, TextDelta, TokenLogprob
 from tests.unit.api.asgi_call import AsgiCall
-from tests.unit.api.clients import SPEECH, app_of, chat, error_of, openai_client, post
+from tests.unit.api.clients import SPEECH, app_of, base64_of, chat, error_of, openai_client, post, tone
 from tests.unit.api.fake_generator import (
     PROMPT,
     TEXT,
@@ -58,6 +59,25 @@ async def test_every_choice_is_a_request_with_a_seed_of_its_own() -> None:
     seeds = [request.sampling["thinker"].seed for request in generator.requests]
     assert seeds == [2**63 - 1, -(2**63), -(2**63) + 1]
     assert all(generation.num_closed == 1 for generation in generator.generations)
+
+
+async def test_choices_have_one_deadline() -> None:
+    generator = FakeGenerator()
+    before = time.monotonic()
+    await post(app_of(generator), chat(n=3))
+    began = [request.began_at for request in generator.requests]
+    assert began == [began[0]] * 3
+    assert began[0] is not None
+    assert before <= began[0] <= time.monotonic()
+
+
+async def test_choices_of_a_chat_with_media_are_few() -> None:
+    sound = {"type": "input_audio", "input_audio": {"data": base64_of(tone()), "format": "wav"}}
+    content = [{"type": "text", "text": "hi"}, sound]
+    error = error_of(await post(app_of(FakeGenerator()), chat(content, n=9)))
+    assert (error["param"], error["code"]) == ("n", "integer_above_max_value")
+    assert (await post(app_of(FakeGenerator()), chat(content, n=8))).status_code == 200
+    assert (await post(app_of(FakeGenerator()), chat([{"type": "text", "text": "hi"}], n=9))).status_code == 200
 
 
 async def test_usage_counts_the_prompt_once_and_all_choices() -> None:

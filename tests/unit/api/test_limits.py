@@ -56,6 +56,33 @@ async def test_full_server_refuses_with_503_and_a_time_to_come_back() -> None:
     assert len(held.generator.requests) == 3
 
 
+async def test_each_choice_takes_a_place() -> None:
+    held = Held()
+    async with http_client(app_of(held.generator, ApiConfig(max_queue=3))) as client:
+        running = [asyncio.create_task(client.post(URL, json=chat(n=2, stream=True)))]
+        await held.until_running(2)
+        assert (await client.get("/load")).json() == {"server_load": 2}
+        refusal = await client.post(URL, json=chat(n=2))
+        assert error_of(refusal, 503)["code"] == "server_overloaded"
+        assert "retry-after" in refusal.headers
+        assert (await client.get("/load")).json() == {"server_load": 2}
+        held.gate.set()
+        assert [(await task).status_code for task in running] == [200]
+        assert (await client.get("/load")).json() == {"server_load": 0}
+        assert (await client.post(URL, json=chat(n=3))).status_code == 200
+        error = error_of(await client.post(URL, json=chat(n=4)))
+        assert (error["param"], error["code"]) == ("n", "integer_above_max_value")
+        assert (await client.get("/load")).json() == {"server_load": 0}
+
+
+async def test_choices_count_for_the_limit_of_their_key() -> None:
+    config = ApiConfig(api_keys=(KEY,), max_concurrency_per_key=2)
+    async with http_client(app_of(FakeGenerator(), config), headers=bearer(KEY)) as client:
+        assert (await client.post(URL, json=chat(n=2))).status_code == 200
+        error = error_of(await client.post(URL, json=chat(n=3)))
+        assert (error["param"], error["code"]) == ("n", "integer_above_max_value")
+
+
 async def test_refusal_comes_before_the_body() -> None:
     held = Held()
     app = app_of(held.generator, ApiConfig(max_queue=1))

@@ -85,6 +85,15 @@ async def test_answer_by_voice_is_counted(stream: bool) -> None:
     assert [value(values, gauge) for gauge in GAUGES] == [0, 0, 0]
 
 
+async def test_sound_that_is_sent_is_counted_once_however_many_choices_it_has() -> None:
+    app = app_of(FakeGenerator())
+    audio = {"type": "input_audio", "input_audio": {"data": base64_of(tone(num_samples=12_000)), "format": "wav"}}
+    assert (await post(app, chat([audio], n=3))).status_code == 200
+    values = await scraped(app)
+    assert ended(values, "ok", "stop") == 3
+    assert value(values, "omni_audio_input_seconds_total") == pytest.approx(0.5)
+
+
 async def test_answer_in_text_has_no_sound() -> None:
     app = app_of(FakeGenerator(script=text_script("length")))
     await post(app, chat())

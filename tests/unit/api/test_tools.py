@@ -6,19 +6,27 @@ from typing import Any
 
 import pytest
 
+from omni_server.api.audio_history import AudioHistory
+from omni_server.api.config import ApiConfig
+from omni_server.api.media_loader import MediaLoader
+from omni_server.api.messages import load_messages
+from omni_server.api.schemas import Message
+from omni_server.api.tool_schemas import CalledFunction, PastToolCall
 from omni_server.types import (
     AudioDelta,
     FinishReason,
     FunctionTool,
     OmniRequest,
+    SampledToken,
     TextDelta,
     TextPart,
+    TokenLogprob,
     ToolCall,
     ToolCallDelta,
     ToolUse,
 )
-from tests.unit.api.clients import SPEECH, app_of, chat, openai_client, post
-from tests.unit.api.fake_generator import SAMPLES, TEXT, FakeGenerator, ScriptEntry, finished
+from tests.unit.api.clients import SPEECH, app_of, chat, error_of, openai_client, post
+from tests.unit.api.fake_generator import MODEL, SAMPLES, TEXT, FakeGenerator, ScriptEntry, finished
 from tests.unit.api.schema import check_completion
 from tests.unit.api.sse_validator import StreamedAnswer, read_stream
 from tests.unit.api.test_bad_requests import allowed, named, tool
@@ -149,6 +157,59 @@ async def test_calls_and_results_of_earlier_turns_reach_the_model_in_order() -> 
     assert user.content == (TextPart("And?"),)
 
 
+async def test_results_of_a_call_whose_id_is_there_twice_belong_to_the_first() -> None:
+    generator = FakeGenerator()
+    body = chat("Go.")
+    calls = [{"id": call_id, "function": {"name": "time"}} for call_id in ("a", "b", "a")]
+    body["messages"] += [
+        {"role": "assistant", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "b", "content": "2"},
+        {"role": "tool", "tool_call_id": "a", "content": "1"},
+    ]
+    assert (await post(app_of(generator), body)).status_code == 200
+    _, _, *results = generator.last_request.messages
+    assert [message.content for message in results] == [(TextPart("1"),), (TextPart("2"),)]
+
+
+@pytest.mark.parametrize("num_calls", [0, 1200])
+async def test_more_messages_and_calls_than_tokens_fit_are_refused_unread(num_calls: int) -> None:
+    generator = FakeGenerator()
+    body = chat("Go.")
+    body["messages"] += [{"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}] * num_calls}]
+    body["messages"] += [{"role": "tool", "tool_call_id": "a", "content": "x"}] * (MODEL.max_model_len - num_calls - 2)
+    assert (await post(app_of(generator), body)).status_code == 200
+    body["messages"].append({"role": "tool", "content": "x"})  # without the id of its call
+    error = error_of(await post(app_of(generator), body))
+    assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
+
+
+class CountedId(str):
+    """Counts comparisons with others."""
+
+    __slots__ = ()
+    num_compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        CountedId.num_compared += 1
+        return super().__eq__(other)
+
+    __hash__ = str.__hash__
+
+
+async def test_work_on_results_grows_no_faster_than_their_number() -> None:
+    number = 500
+    function = CalledFunction(name="time")
+    ids = [str(index) for index in range(number)]
+    calls = [PastToolCall.model_construct(id=CountedId(i), function=function) for i in ids]
+    messages = [Message.model_construct(role="assistant", tool_calls=calls)]
+    messages += [Message.model_construct(role="tool", tool_call_id=CountedId(i), content="x") for i in reversed(ids)]
+    config = ApiConfig()
+    history = AudioHistory(config.audio_history_ttl_s, config.audio_history_entries).of("anonymous")
+    loaded = await load_messages(messages, MODEL, MediaLoader.from_config(config), history)
+    assert len(loaded) == number + 1
+    assert CountedId.num_compared <= 4 * number
+
+
 # -- whole answers
 
 
@@ -269,6 +330,17 @@ async def test_streamed_words_before_a_call_are_heard_and_can_be_referred_to() -
     body["messages"].append({"role": "assistant", "audio": {"id": answer.audio_id}})
     assert (await post(app, body)).status_code == 200
     assert generator.last_request.messages[1].content == (TextPart("Let me see."),)
+
+
+async def test_token_whose_text_is_held_back_says_nothing_of_audio_before_its_id() -> None:
+    held = SampledToken(TokenLogprob("<", b"<", -0.5), ())
+    said = SampledToken(TokenLogprob("b>", b"b>", -0.5), ())
+    script: list[ScriptEntry] = [TextDelta("", (1,), (held,)), TextDelta("<b>", (2,), (said,)), finished()]
+    answer = await stream_of(FakeGenerator(script=script), **PCM16, tools=TOOLS, logprobs=True)
+    _, first, second, *_ = deltas_of(answer)
+    assert first == {}
+    assert [token["token"] for token in answer.chunks[1]["choices"][0]["logprobs"]["content"]] == ["<"]
+    assert second["audio"] == {"id": answer.audio_id, "transcript": "<b>"}
 
 
 async def test_streamed_silence_of_a_turn_with_tools_is_an_answer_by_voice() -> None:

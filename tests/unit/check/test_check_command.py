@@ -174,6 +174,24 @@ def test_shares_that_would_fit_are_proposed_and_do_fit(check: Check, seven_b: Pa
     assert check(seven_b, *words)[0] == 0
 
 
+def test_a_kv_cache_whose_size_is_given_must_fit_its_share_as_well(check: Check, seven_b: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    text = find_shipped_config("qwen2_5_omni").read_text()
+    arguments = "    engine_args:\n"
+
+    def checked(num_bytes: int) -> tuple[int, dict[str, Any]]:
+        mine.write_text(text.replace(arguments, f"{arguments}      kv_cache_memory_bytes: {num_bytes}\n", 1))
+        return check(seven_b, "--load-format", "dummy", "--device-memory", "80G", "--stage-config", mine)
+
+    assert checked(10 * GB)[0] == 0
+    error = the_error(checked(30 * GB))
+    assert error.startswith("memory: stages.thinker.gpu_memory_utilization 0.45 is 38.7 GB of device 0;")
+    assert "and the 30.0 GB of engine_args.kv_cache_memory_bytes" in error
+    error = the_error(checked(75 * GB))
+    assert "they need at least" in error
+    assert "lower kv_cache_memory_bytes of thinker" in error
+
+
 def test_two_gpus_are_checked_each_by_itself(check: Check, seven_b: Path) -> None:
     words = ["--load-format", "dummy", "--stage-config", "qwen2_5_omni.2gpu"]
 
@@ -251,6 +269,21 @@ def test_weights_of_another_size_than_the_config_says_are_told(check: Check, fol
     error = the_error(check(folder, *CPU))
     assert error.startswith("files: stage 'thinker': the weight thinker.model.layers.0.mlp.")
     assert error.endswith("they are of different models")
+
+
+def test_tied_embeddings_are_needed_once(check: Check, folder: Path) -> None:
+    _, before = check(folder, *CPU)
+    weights = load_file(folder / "model.safetensors")
+    head = weights.pop("thinker.lm_head.weight")
+    save_file(weights, folder / "model.safetensors")
+    assert "thinker.lm_head.weight" in the_error(check(folder, *CPU))
+
+    config = json.loads((folder / "config.json").read_text())
+    config["thinker_config"]["text_config"]["tie_word_embeddings"] = True
+    (folder / "config.json").write_text(json.dumps(config))
+    code, report = check(folder, *CPU)
+    assert code == 0
+    assert report["stages"][0]["weights"] == before["stages"][0]["weights"] - 4 * head.size
 
 
 @pytest.mark.parametrize(

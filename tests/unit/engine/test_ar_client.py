@@ -2,15 +2,18 @@
 
 import asyncio
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
+import numpy as np
 import pytest
 from vllm import SamplingParams
+from vllm.renderers.params import TokenizeParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from omni_server.engine.ar_client import ArStageClient
 from omni_server.engine.async_engine import RowSink, StageAsyncLLM
 from omni_server.errors import InvalidRequestError, StageDeadError
+from omni_server.family import ThinkerPrompt
 from omni_server.metrics.stage_metrics import ArStageMetrics
 from omni_server.protocol.feeds import AddressedFeed
 from omni_server.protocol.rows import RowsFeed
@@ -30,6 +33,7 @@ class FakeEngine:
         self.requests: dict[str, SamplingParams] = {}
         self.fed: list[AddressedFeed] = []
         self.stage_metrics = ArStageMetrics()
+        self.renderer: FakeRenderer | None = None
 
     async def add_request(self, request_id: str, engine_input: object, params: SamplingParams) -> SimpleNamespace:
         if self.error is not None:
@@ -49,6 +53,43 @@ class FakeEngine:
 
 def client_of(engine: FakeEngine) -> ArStageClient:
     return ArStageClient("talker", cast(StageAsyncLLM, engine))
+
+
+class FakeRenderer:
+    """A token for each character of a piece; a whole prompt is one token."""
+
+    default_cmpl_tok_params = TokenizeParams(max_total_tokens=64)
+
+    async def tokenize_prompt_async(self, prompt: dict[str, str], params: TokenizeParams) -> dict[str, list[int]]:
+        start = [0] if params.add_special_tokens else []
+        return {"prompt_token_ids": start + [ord(character) for character in prompt["prompt"]]}
+
+    async def render_cmpl_async(
+        self, prompts: list[dict[str, Any]], params: TokenizeParams, *, skip_mm_cache: bool
+    ) -> list[dict[str, Any]]:
+        return [{"prompt_token_ids": [1]} | prompt for prompt in prompts]
+
+
+def client_that_renders() -> ArStageClient:
+    engine = FakeEngine()
+    engine.model_config.is_encoder_decoder = False
+    engine.renderer = FakeRenderer()
+    return client_of(engine)
+
+
+async def test_pieces_of_a_prompt_are_tokenised_by_themselves() -> None:
+    client = client_that_renders()
+    assert (await client.render(ThinkerPrompt("a<b>"))).token_ids == (1,)
+    sound = np.zeros(4, np.float32)
+    prompt = await client.render(ThinkerPrompt("a<b>", audios=((sound, 16_000),), pieces=("a<", "b>")))
+    assert prompt.token_ids == (0, *map(ord, "a<b>"))
+    assert prompt.engine_input["multi_modal_data"] == {"audio": [(sound, 16_000)]}
+
+
+async def test_more_pieces_than_tokens_fit_are_not_tokenised() -> None:
+    with pytest.raises(InvalidRequestError, match="maximum context length") as error:
+        await client_that_renders().render(ThinkerPrompt("ab" * 65, pieces=("ab",) * 65))
+    assert error.value.code == "context_length_exceeded"
 
 
 def drop(payload: object) -> None:

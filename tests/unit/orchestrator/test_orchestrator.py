@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
@@ -194,6 +195,15 @@ async def test_a_deadline_of_zero_is_a_deadline() -> None:
     run = await Pipeline().orchestrator.submit(replace(request(), deadline_s=0.0))
     with pytest.raises(DeadlineExceededError):
         await asyncio.wait_for(collected(run), 5)
+
+
+async def test_a_deadline_counts_from_when_the_request_began() -> None:
+    pipeline = Pipeline()
+    pipeline.thinker.gate.clear()
+    late = replace(request(), deadline_s=60.0, began_at=time.monotonic() - 61.0)
+    with pytest.raises(DeadlineExceededError):
+        await asyncio.wait_for(pipeline.orchestrator.submit(late), 5)
+    assert pipeline.orchestrator.num_running == 0
 
 
 @pytest.mark.parametrize("stage", ["thinker", "talker", "code2wav"])

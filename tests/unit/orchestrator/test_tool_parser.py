@@ -36,7 +36,12 @@ def parsed(*texts: str, is_parallel: bool = True) -> tuple[str, list[tuple[str, 
     return "".join(piece for piece in pieces if isinstance(piece, str)), calls
 
 
+NO_TEXT = '<tool_call>{"name": "a\\ud800", "arguments": {}}</tool_call>'
+NO_TEXT_INSIDE = '<tool_call>{"arguments": {"a": "\\ud800"}, "name": "go"}</tool_call>'
+
 CASES = [
+    ("a name that has no encoding", NO_TEXT, NO_TEXT, []),
+    ("arguments that have no encoding", NO_TEXT_INSIDE, NO_TEXT_INSIDE, []),
     ("nothing", "", "", []),
     ("prose", "Hello <b>you</b>, 1 < 2\n", "Hello <b>you</b>, 1 < 2\n", []),
     ("a call", CALL, "", [("look", ARGUMENTS)]),
@@ -84,6 +89,11 @@ def test_text_in_any_pieces_is_cut_into_prose_and_calls(
     for _ in range(50):
         cuts = sorted(rng.randrange(len(text) + 1) for _ in range(4))
         assert parsed(*(text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True))) == (prose, calls)
+
+
+def test_nesting_without_end_is_no_call() -> None:
+    text = "<tool_call>" + "[" * 100_000 + "</tool_call>"
+    assert parsed(text) == (text, [])
 
 
 def test_arguments_are_json() -> None:
