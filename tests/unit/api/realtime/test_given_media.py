@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from omni_server.api import media_loader
+from omni_server.media.decode import decode_image
 from omni_server.media.limits import MediaLimits
 from omni_server.types import ImagePart
 from tests.unit.api.clients import data_url
@@ -32,10 +33,9 @@ def picture(side: int) -> dict[str, Any]:
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[ImagePart]:
     """The pictures that have been decoded."""
     found: list[ImagePart] = []
-    decode = media_loader.decode_image
 
     def noted(data: bytes, limits: MediaLimits) -> ImagePart:
-        found.append(decode(data, limits))
+        found.append(decode_image(data, limits))
         return found[-1]
 
     monkeypatch.setattr(media_loader, "decode_image", noted)
