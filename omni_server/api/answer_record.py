@@ -48,6 +48,10 @@ class AnswerRecord:
         """Seconds of sound that were made."""
         return self.num_samples / SAMPLE_RATE_HZ
 
+    def shortened(self, request: OmniRequest) -> None:
+        """The prompt was too long; `request` is tried instead."""
+        self.audio_input_s = _audio_s(request)
+
     def take(self, event: OmniEvent) -> None:
         """Called for each event, so it does little."""
         match event:

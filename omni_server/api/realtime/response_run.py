@@ -5,16 +5,16 @@ import logging
 from collections.abc import Callable
 from contextlib import aclosing
 
-from omni_server.api.errors import unexpected_error
+from omni_server.api.errors import logged, unexpected_error
 from omni_server.api.event_feed import follow
 from omni_server.api.realtime.prompt import without_oldest
 from omni_server.api.realtime.response_plan import ResponsePlan
 from omni_server.api.realtime.response_writer import ResponseWriter
 from omni_server.api.realtime.wire import CancelReason, StatusDetails, WireUsage
 from omni_server.api.state import ServerState
-from omni_server.errors import InvalidRequestError, OmniError
+from omni_server.errors import OmniError
 from omni_server.generation import Generation
-from omni_server.types import AudioDelta, Finished, TextDelta, ToolCallDelta
+from omni_server.types import AudioDelta, Finished, OmniRequest, TextDelta, ToolCallDelta
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +35,11 @@ class ResponseRun:
     def is_over(self) -> bool:
         """Its `response.done` has been written."""
         return self._writer.is_closed
+
+    @property
+    def is_beside(self) -> bool:
+        """It is outside of the conversation."""
+        return self._plan.conversation_id is None
 
     def start(self) -> None:
         self._writer.created()
@@ -64,7 +69,7 @@ class ResponseRun:
             try:
                 await self._answer()
             except OmniError as error:
-                logger.info("%s failed: %s", self.id, error)
+                logger.info("%s failed: %s", self.id, logged(error))
                 self._fail(error)
             except Exception:
                 logger.exception("%s failed", self.id)
@@ -92,16 +97,13 @@ class ResponseRun:
     async def _submit(self) -> Generation:
         """Raises what `Generator.submit` raises. A conversation that has become too long loses its oldest turns,
         unless the session's `truncation` is "disabled"."""
-        messages = self._plan.messages
-        while True:
-            try:
-                return await self._state.require_generator().submit(self._plan.request(messages))
-            except InvalidRequestError as error:
-                shorter = without_oldest(messages)
-                is_too_long = error.code == "context_length_exceeded"
-                if not is_too_long or shorter is None or self._plan.config.truncation == "disabled":
-                    raise
-                messages = shorter
+        return await self._state.require_generator().submit_fitting(
+            self._plan.request(self._plan.messages), self._shorter
+        )
+
+    def _shorter(self, request: OmniRequest) -> OmniRequest | None:
+        messages = without_oldest(request.messages) if self._plan.config.truncation != "disabled" else None
+        return self._plan.request(messages) if messages is not None else None
 
     def _finish(self, finished: Finished) -> None:
         usage = WireUsage.of(finished.usage)
