@@ -16,14 +16,19 @@ from vllm.v1.engine.output_processor import RequestOutputCollector
 from omni_server.engine.async_engine import RowSink, StageAsyncLLM
 from omni_server.engine.logprobs import TokenTable
 from omni_server.engine.stage_client import StageClient, abort, stage_errors
-from omni_server.errors import InvalidRequestError, StageError
+from omni_server.errors import InvalidRequestError, OverloadedError, StageError
 from omni_server.family import ThinkerPrompt
 from omni_server.metrics.stage_metrics import ArStageMetrics, RequestMeter
 from omni_server.protocol.feeds import AddressedFeed
+from omni_server.protocol.grammar_refusal import GRAMMAR_TOO_SLOW, GRAMMARS_BUSY
 from omni_server.protocol.token_blocks import TOKENS_PER_OUTPUT_KEY
 from omni_server.types import FinishReason, SampledToken
 
 _MAX_CAUSE = 300
+_TOO_SLOW = (
+    "The grammar of the structured output or of the tools takes too long to follow. It can be read in too many ways: "
+    "avoid repetitions inside repetitions."
+)
 _SOURCE_PLACE = re.compile(r"\[\d\d:\d\d:\d\d\] \S+: ")
 
 
@@ -87,7 +92,8 @@ class ArStream:
         return self._queue.request_id
 
     async def outputs(self) -> AsyncGenerator[ArOutput, None]:
-        """Until the request has finished. Raises `StageError` or `StageDeadError`."""
+        """Until the request has finished. Raises `StageError` or `StageDeadError`; `InvalidRequestError` or
+        `OverloadedError` where the stage has given up the request's grammar."""
         while not self._is_finished:
             with stage_errors(self._stage):
                 output = self._queue.get_nowait() or await self._queue.get()
@@ -100,7 +106,7 @@ class ArStream:
             yield ArOutput(
                 token_ids=tuple(completion.token_ids),
                 text=completion.text,
-                finish_reason=self._finish_reason(completion.finish_reason),
+                finish_reason=self._finish_reason(completion),
                 num_cached_tokens=output.num_cached_tokens or 0,
                 logprobs=self._logprobs(completion),
                 is_cut=isinstance(completion.stop_reason, str),
@@ -116,12 +122,16 @@ class ArStream:
         candidates = list(completion.logprobs)[: len(token_ids)]
         return self._tokens.all_sampled(token_ids, candidates, self._num_top_logprobs)
 
-    def _finish_reason(self, reason: str | None) -> FinishReason | None:
-        match reason:
+    def _finish_reason(self, completion: CompletionOutput) -> FinishReason | None:
+        match reason := completion.finish_reason:
             case None | "stop" | "length":
                 return reason
             case "abort":
                 raise StageError(self._stage, "the request was aborted inside the engine")
+            case "error" if completion.stop_reason == GRAMMAR_TOO_SLOW:
+                raise InvalidRequestError(_TOO_SLOW, code="unsupported_value")
+            case "error" if completion.stop_reason == GRAMMARS_BUSY:
+                raise OverloadedError("Structured outputs of other requests take all the time there is for them.")
             case _:
                 raise StageError(self._stage, f"the engine ended the request: {reason}")
 

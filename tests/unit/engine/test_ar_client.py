@@ -6,13 +6,17 @@ from typing import cast
 
 import pytest
 from vllm import SamplingParams
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.output_processor import RequestOutputCollector
 
-from omni_server.engine.ar_client import ArStageClient
+from omni_server.engine.ar_client import ArOutput, ArStageClient
 from omni_server.engine.async_engine import RowSink, StageAsyncLLM
-from omni_server.errors import InvalidRequestError, StageDeadError
+from omni_server.errors import InvalidRequestError, OmniError, OverloadedError, StageDeadError, StageError
 from omni_server.metrics.stage_metrics import ArStageMetrics
 from omni_server.protocol.feeds import AddressedFeed
+from omni_server.protocol.grammar_refusal import GRAMMAR_TOO_SLOW, GRAMMARS_BUSY
 from omni_server.protocol.rows import RowsFeed
 from omni_server.protocol.token_blocks import TOKENS_PER_OUTPUT_KEY
 
@@ -31,12 +35,15 @@ class FakeEngine:
         self.fed: list[AddressedFeed] = []
         self.stage_metrics: ArStageMetrics | None = None
 
-    async def add_request(self, request_id: str, engine_input: object, params: SamplingParams) -> SimpleNamespace:
+    async def add_request(
+        self, request_id: str, engine_input: object, params: SamplingParams
+    ) -> RequestOutputCollector:
         if self.error is not None:
             raise self.error
         self.requests[request_id] = params
         await self.gate.wait()
-        return SimpleNamespace(request_id=f"{request_id}-internal")
+        self.queue = RequestOutputCollector(RequestOutputKind.DELTA, f"{request_id}-internal")
+        return self.queue
 
     async def abort(self, request_id: str, *, internal: bool) -> None:
         self.requests.pop(request_id.removesuffix("-internal") if internal else request_id, None)
@@ -115,3 +122,42 @@ async def test_a_dead_engine_takes_no_feeds() -> None:
     engine.error = EngineDeadError()
     with pytest.raises(StageDeadError):
         await client.send_feeds([("a", RowsFeed(final_length=3))])
+
+
+# -- outputs
+
+
+def last_output(finish_reason: str, stop_reason: int | str | None) -> RequestOutput:
+    completion = CompletionOutput(
+        index=0,
+        text="",
+        token_ids=[7],
+        cumulative_logprob=None,
+        logprobs=None,
+        finish_reason=finish_reason,
+        stop_reason=stop_reason,
+    )
+    return RequestOutput("a", None, [1, 2], None, [completion], finished=True)
+
+
+async def outputs_of(output: RequestOutput) -> list[ArOutput]:
+    engine = FakeEngine()
+    stream = await client_of(engine).open("a", (1, 2), SamplingParams())
+    engine.queue.put(output)
+    return [one async for one in stream.outputs()]
+
+
+@pytest.mark.parametrize(
+    ("stop_reason", "error"),
+    [(GRAMMAR_TOO_SLOW, InvalidRequestError), (GRAMMARS_BUSY, OverloadedError), (None, StageError)],
+)
+async def test_why_the_engine_gave_a_request_up_decides_whose_fault_it_was(
+    stop_reason: str | None, error: type[OmniError]
+) -> None:
+    with pytest.raises(error):
+        await outputs_of(last_output("error", stop_reason))
+
+
+async def test_stop_string_that_is_spelled_like_a_refusal_is_none() -> None:
+    (output,) = await outputs_of(last_output("stop", GRAMMAR_TOO_SLOW))
+    assert output.finish_reason == "stop"
