@@ -258,7 +258,8 @@ class ArStageClient(StageClient[StageAsyncLLM]):
             engine.row_sinks[request_id] = row_sink
         try:
             with stage_errors(self.name):
-                queue = await engine.add_request(request_id, engine_input, params)
+                add = engine.add_request if params.structured_outputs is None else engine.add_structured_request
+                queue = await add(request_id, engine_input, params)
         except BaseException as exc:
             engine.row_sinks.pop(request_id, None)
             # Cancelled while it was sent, the engine may have it already.

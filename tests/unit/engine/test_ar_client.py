@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 from vllm import SamplingParams
 from vllm.outputs import CompletionOutput, RequestOutput
-from vllm.sampling_params import RequestOutputKind
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
@@ -32,6 +32,7 @@ class FakeEngine:
         self.gate = asyncio.Event()
         self.gate.set()
         self.requests: dict[str, SamplingParams] = {}
+        self.structured: list[str] = []
         self.fed: list[AddressedFeed] = []
         self.stage_metrics: ArStageMetrics | None = None
 
@@ -44,6 +45,12 @@ class FakeEngine:
         await self.gate.wait()
         self.queue = RequestOutputCollector(RequestOutputKind.DELTA, f"{request_id}-internal")
         return self.queue
+
+    async def add_structured_request(
+        self, request_id: str, engine_input: object, params: SamplingParams
+    ) -> RequestOutputCollector:
+        self.structured.append(request_id)
+        return await self.add_request(request_id, engine_input, params)
 
     async def abort(self, request_id: str, *, internal: bool) -> None:
         self.requests.pop(request_id.removesuffix("-internal") if internal else request_id, None)
@@ -83,6 +90,15 @@ async def test_what_the_stage_did_is_counted_once_for_each_request() -> None:
     with pytest.raises(InvalidRequestError):
         await client.open("b", (1, 2), SamplingParams())
     assert client.metrics.ended == {"abort": 1}
+
+
+async def test_only_grammars_take_the_longer_way() -> None:
+    engine = FakeEngine()
+    client = client_of(engine)
+    await client.open("free", (1, 2), SamplingParams())
+    await client.open("bound", (1, 2), SamplingParams(structured_outputs=StructuredOutputsParams(regex="a")))
+    assert engine.requests.keys() == {"free", "bound"}
+    assert engine.structured == ["bound"]
 
 
 async def test_blocks_of_tokens_are_asked_for_only_where_they_are_wanted() -> None:
