@@ -58,7 +58,7 @@ class ArOutput:
     finish_reason: FinishReason | None
     num_cached_tokens: int
     logprobs: tuple[SampledToken, ...] = ()
-    """Of `token_ids`, where they were asked for; without the end token, which is no part of the text."""
+    """Of `token_ids`, where they were asked for; without the end token, unless it is part of the text."""
     is_cut: bool = False
     """A stop string has ended the text; the last tokens are not part of it, or not as a whole."""
 
@@ -74,7 +74,7 @@ class ArStream:
         queue: RequestOutputCollector,
         meter: RequestMeter,
         tokens: TokenTable | None,
-        num_top_logprobs: int,
+        params: SamplingParams,
     ) -> None:
         """`tokens` is given where log-probabilities were asked for."""
         self._stage = stage
@@ -83,7 +83,7 @@ class ArStream:
         self._queue = queue
         self._meter = meter
         self._tokens = tokens
-        self._num_top_logprobs = num_top_logprobs
+        self._params = params
         self._is_finished = False
 
     @property
@@ -117,10 +117,16 @@ class ArStream:
             return ()
         assert completion.logprobs is not None
         token_ids = list(completion.token_ids)
-        if completion.finish_reason == "stop" and not isinstance(completion.stop_reason, str):
+        is_end = completion.finish_reason == "stop" and not isinstance(completion.stop_reason, str)
+        if is_end and not self._is_shown(self._tokens, token_ids[-1]):
             token_ids.pop()
         candidates = list(completion.logprobs)[: len(token_ids)]
-        return self._tokens.all_sampled(token_ids, candidates, self._num_top_logprobs)
+        return self._tokens.all_sampled(token_ids, candidates, self._params.logprobs or 0)
+
+    def _is_shown(self, tokens: TokenTable, end_token: int) -> bool:
+        """The text has the token that ended it."""
+        is_skipped = self._params.skip_special_tokens and tokens.is_special(end_token)
+        return self._params.include_stop_str_in_output and not is_skipped
 
     def _finish_reason(self, completion: CompletionOutput) -> FinishReason | None:
         match reason := completion.finish_reason:
@@ -268,7 +274,7 @@ class ArStageClient(StageClient[StageAsyncLLM]):
                 raise InvalidRequestError(str(exc)) from exc
             raise
         tokens = None if params.logprobs is None else self._token_table()
-        return ArStream(self.name, engine, request_id, queue, meter, tokens, params.logprobs or 0)
+        return ArStream(self.name, engine, request_id, queue, meter, tokens, params)
 
     def _token_table(self) -> TokenTable:
         if self._tokens is None:

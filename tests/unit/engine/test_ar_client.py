@@ -6,6 +6,7 @@ from typing import cast
 
 import pytest
 from vllm import SamplingParams
+from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -19,6 +20,18 @@ from omni_server.protocol.feeds import AddressedFeed
 from omni_server.protocol.grammar_refusal import GRAMMAR_TOO_SLOW, GRAMMARS_BUSY
 from omni_server.protocol.rows import RowsFeed
 from omni_server.protocol.token_blocks import TOKENS_PER_OUTPUT_KEY
+
+
+class FakeTokenizer:
+    """Token 7 is a word, token 8 is special."""
+
+    all_special_ids = (8,)
+
+    def get_added_vocab(self) -> dict[str, int]:
+        return {"<|end|>": 8}
+
+    def convert_ids_to_tokens(self, token_id: int) -> str:
+        return f"w{token_id}"
 
 
 class FakeEngine:
@@ -54,6 +67,9 @@ class FakeEngine:
 
     async def abort(self, request_id: str, *, internal: bool) -> None:
         self.requests.pop(request_id.removesuffix("-internal") if internal else request_id, None)
+
+    def get_tokenizer(self) -> "FakeTokenizer":
+        return FakeTokenizer()
 
     async def send_feeds(self, feeds: list[AddressedFeed]) -> None:
         if self.error is not None:
@@ -177,3 +193,26 @@ async def test_why_the_engine_gave_a_request_up_decides_whose_fault_it_was(
 async def test_stop_string_that_is_spelled_like_a_refusal_is_none() -> None:
     (output,) = await outputs_of(last_output("stop", GRAMMAR_TOO_SLOW))
     assert output.finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("end_token", "include", "skip_special", "texts"),
+    [
+        (7, False, True, ["w5"]),
+        (7, True, True, ["w5", "w7"]),
+        (8, True, True, ["w5"]),
+        (8, True, False, ["w5", "<|end|>"]),
+    ],
+)
+async def test_end_token_has_a_log_probability_where_the_text_shows_it(
+    end_token: int, include: bool, skip_special: bool, texts: list[str]
+) -> None:
+    engine = FakeEngine()
+    params = SamplingParams(logprobs=0, include_stop_str_in_output=include, skip_special_tokens=skip_special)
+    stream = await client_of(engine).open("a", (1, 2), params)
+    output = last_output("stop", end_token)
+    output.outputs[0].token_ids = [5, end_token]
+    output.outputs[0].logprobs = [{5: Logprob(-1.0)}, {end_token: Logprob(-2.0)}]
+    engine.queue.put(output)
+    (got,) = [one async for one in stream.outputs()]
+    assert [token.sampled.text for token in got.logprobs] == texts
