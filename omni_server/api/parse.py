@@ -78,6 +78,12 @@ async def parse_chat_request(
             "'ignore_eos' cannot be combined with structured outputs or 'tools', which say where the answer ends.",
             param="ignore_eos",
         )
+    if body.allowed_token_ids is not None and (structure is not None or tools is not None):
+        raise InvalidRequestError(
+            "'allowed_token_ids' cannot be combined with structured outputs or 'tools': no token might be left that "
+            "both allow.",
+            param="allowed_token_ids",
+        )
     if tools is not None and tools.is_required:
         output = None  # calls are not spoken
     speech, audio_format = output if output is not None else (None, None)

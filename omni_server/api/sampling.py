@@ -1,6 +1,6 @@
 """The sampling fields of a request as one `SamplingConfig` per stage."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from omni_server.api.schemas import ChatCompletionRequest, StageSampling, StageSamplings
 from omni_server.errors import InvalidRequestError
@@ -31,11 +31,11 @@ def stage_sampling(body: ChatCompletionRequest, *, with_speech: bool) -> Mapping
         min_tokens=body.min_tokens,
         ignore_eos=body.ignore_eos,
         stop=tuple(body.stop) if body.stop is not None else None,
-        stop_token_ids=tuple(body.stop_token_ids) if body.stop_token_ids is not None else None,
+        stop_token_ids=_distinct(body.stop_token_ids),
         include_stop_str_in_output=body.include_stop_str_in_output,
         skip_special_tokens=body.skip_special_tokens,
         logit_bias=_logit_bias(body.logit_bias),
-        allowed_token_ids=tuple(body.allowed_token_ids) if body.allowed_token_ids is not None else None,
+        allowed_token_ids=_distinct(body.allowed_token_ids),
         bad_words=tuple(body.bad_words) if body.bad_words is not None else None,
         logprobs=_logprobs(body),
     )
@@ -69,6 +69,10 @@ def talker_sampling(given: StageSamplings | None, seed: int | None) -> SamplingC
         min_tokens=talker.min_tokens,
         ignore_eos=talker.ignore_eos,
     )
+
+
+def _distinct(token_ids: Sequence[int] | None) -> tuple[int, ...] | None:
+    return None if token_ids is None else tuple(dict.fromkeys(token_ids))
 
 
 def _top_k(top_k: int | None) -> int | None:

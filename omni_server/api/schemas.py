@@ -219,7 +219,8 @@ class ChatCompletionRequest(BaseModel):
         ]
         | None
     ) = None
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=127)] | None = None
+    """vLLM has room for 128, among them the model's own end token."""
     ignore_eos: bool | None = None
     stage_sampling: StageSamplings | None = None
     """Extension: sampling of the talker, which the fields above do not change."""
@@ -228,9 +229,9 @@ class ChatCompletionRequest(BaseModel):
 
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    logit_bias: dict[str, Bias] | None = None
+    logit_bias: Annotated[dict[str, Bias], Field(max_length=1024)] | None = None
     """By token id."""
-    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=1024)] | None = None
     bad_words: list[NonEmpty] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None

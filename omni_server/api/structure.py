@@ -2,6 +2,7 @@
 
 import json
 
+from omni_server.api.grammar_size import check_grammar_size
 from omni_server.api.schemas import ChatCompletionRequest
 from omni_server.api.structure_schemas import JsonObjectFormat, JsonSchemaFormat, StructuredOutputs
 from omni_server.errors import InvalidRequestError
@@ -25,6 +26,8 @@ def structured_output(body: ChatCompletionRequest, *, with_speech: bool, with_to
                 code="unsupported_value",
             )
         output = _structured_outputs(body.structured_outputs)
+    if output is not None:
+        check_grammar_size(output.value, param=output.param)
     if output is not None and with_speech:
         param = output.param.partition(".")[0]
         raise InvalidRequestError(

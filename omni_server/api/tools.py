@@ -3,12 +3,12 @@
 import json
 from collections.abc import Sequence
 
+from omni_server.api.grammar_size import check_grammar_size
 from omni_server.api.schemas import ChatCompletionRequest
+from omni_server.api.tool_parameters import schema_of_object
 from omni_server.api.tool_schemas import AllowedToolsChoice, NamedTool, Tool
 from omni_server.errors import InvalidRequestError
 from omni_server.types import FunctionTool, ToolUse
-
-_NO_PARAMETERS: dict[str, object] = {"type": "object", "properties": {}}
 
 
 def tool_use(body: ChatCompletionRequest) -> ToolUse | None:
@@ -19,7 +19,8 @@ def tool_use(body: ChatCompletionRequest) -> ToolUse | None:
             raise InvalidRequestError("'tool_choice' is allowed only where 'tools' are given.", param="tool_choice")
         return None
     _check_names(body.tools)
-    tools = tuple(_function_tool(tool) for tool in body.tools)
+    tools = tuple(_function_tool(tool, f"tools[{index}].function") for index, tool in enumerate(body.tools))
+    check_grammar_size(*(tool.definition for tool in tools), param="tools")
     names = frozenset(tool.name for tool in tools)
     is_required = False
     match choice:
@@ -63,7 +64,7 @@ def _known(wanted: Sequence[NamedTool], names: frozenset[str], param: str) -> fr
     return frozenset(tool.function.name for tool in wanted)
 
 
-def _function_tool(tool: Tool) -> FunctionTool:
+def _function_tool(tool: Tool, param: str) -> FunctionTool:
     function = tool.function
     shown = {
         name: value
@@ -74,11 +75,10 @@ def _function_tool(tool: Tool) -> FunctionTool:
         )
         if value is not None
     }
-    parameters = function.parameters if function.parameters is not None else _NO_PARAMETERS
     return FunctionTool(
         name=function.name,
         # As transformers' `tojson` writes it in a chat template.
         definition=json.dumps({"type": "function", "function": shown}, ensure_ascii=False),
-        parameters=json.dumps(parameters),
+        parameters=json.dumps(schema_of_object(function, f"{param}.parameters")),
         strict=function.strict is True,
     )

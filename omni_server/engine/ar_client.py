@@ -17,14 +17,19 @@ from vllm.v1.engine.output_processor import RequestOutputCollector
 from omni_server.engine.async_engine import RowSink, StageAsyncLLM
 from omni_server.engine.logprobs import TokenTable
 from omni_server.engine.stage_client import StageClient, abort, stage_errors
-from omni_server.errors import InvalidRequestError, StageError
+from omni_server.errors import InvalidRequestError, OverloadedError, StageError
 from omni_server.family import ThinkerPrompt
 from omni_server.metrics.stage_metrics import RequestMeter
 from omni_server.protocol.feeds import AddressedFeed
+from omni_server.protocol.grammar_refusal import GRAMMAR_TOO_SLOW, GRAMMARS_BUSY
 from omni_server.protocol.token_blocks import TOKENS_PER_OUTPUT_KEY
 from omni_server.types import FinishReason, SampledToken
 
 _MAX_CAUSE = 300
+_TOO_SLOW = (
+    "The grammar of the structured output or of the tools takes too long to follow. It can be read in too many ways: "
+    "avoid repetitions inside repetitions."
+)
 _SOURCE_PLACE = re.compile(r"\[\d\d:\d\d:\d\d\] \S+: ")
 
 
@@ -54,7 +59,7 @@ class ArOutput:
     finish_reason: FinishReason | None
     num_cached_tokens: int
     logprobs: tuple[SampledToken, ...] = ()
-    """Of `token_ids`, where they were asked for; without the end token, which is no part of the text."""
+    """Of `token_ids`, where they were asked for; without the end token, unless it is part of the text."""
     is_cut: bool = False
     """A stop string has ended the text; the last tokens are not part of it, or not as a whole."""
 
@@ -70,7 +75,7 @@ class ArStream:
         queue: RequestOutputCollector,
         meter: RequestMeter,
         tokens: TokenTable | None,
-        num_top_logprobs: int,
+        params: SamplingParams,
     ) -> None:
         """`tokens` is given where log-probabilities were asked for."""
         self._stage = stage
@@ -79,7 +84,7 @@ class ArStream:
         self._queue = queue
         self._meter = meter
         self._tokens = tokens
-        self._num_top_logprobs = num_top_logprobs
+        self._params = params
         self._is_finished = False
 
     @property
@@ -88,7 +93,8 @@ class ArStream:
         return self._queue.request_id
 
     async def outputs(self) -> AsyncGenerator[ArOutput, None]:
-        """Until the request has finished. Raises `StageError` or `StageDeadError`."""
+        """Until the request has finished. Raises `StageError` or `StageDeadError`; `InvalidRequestError` or
+        `OverloadedError` where the stage has given up the request's grammar."""
         while not self._is_finished:
             with stage_errors(self._stage):
                 output = self._queue.get_nowait() or await self._queue.get()
@@ -101,7 +107,7 @@ class ArStream:
             yield ArOutput(
                 token_ids=tuple(completion.token_ids),
                 text=completion.text,
-                finish_reason=self._finish_reason(completion.finish_reason),
+                finish_reason=self._finish_reason(completion),
                 num_cached_tokens=output.num_cached_tokens or 0,
                 logprobs=self._logprobs(completion),
                 is_cut=isinstance(completion.stop_reason, str),
@@ -112,17 +118,27 @@ class ArStream:
             return ()
         assert completion.logprobs is not None
         token_ids = list(completion.token_ids)
-        if completion.finish_reason == "stop" and not isinstance(completion.stop_reason, str):
+        is_end = completion.finish_reason == "stop" and not isinstance(completion.stop_reason, str)
+        if is_end and not self._is_shown(self._tokens, token_ids[-1]):
             token_ids.pop()
         candidates = list(completion.logprobs)[: len(token_ids)]
-        return self._tokens.all_sampled(token_ids, candidates, self._num_top_logprobs)
+        return self._tokens.all_sampled(token_ids, candidates, self._params.logprobs or 0)
 
-    def _finish_reason(self, reason: str | None) -> FinishReason | None:
-        match reason:
+    def _is_shown(self, tokens: TokenTable, end_token: int) -> bool:
+        """The text has the token that ended it."""
+        is_skipped = self._params.skip_special_tokens and tokens.is_special(end_token)
+        return self._params.include_stop_str_in_output and not is_skipped
+
+    def _finish_reason(self, completion: CompletionOutput) -> FinishReason | None:
+        match reason := completion.finish_reason:
             case None | "stop" | "length":
                 return reason
             case "abort":
                 raise StageError(self._stage, "the request was aborted inside the engine")
+            case "error" if completion.stop_reason == GRAMMAR_TOO_SLOW:
+                raise InvalidRequestError(_TOO_SLOW, code="unsupported_value")
+            case "error" if completion.stop_reason == GRAMMARS_BUSY:
+                raise OverloadedError("Structured outputs of other requests take all the time there is for them.")
             case _:
                 raise StageError(self._stage, f"the engine ended the request: {reason}")
 
@@ -265,7 +281,8 @@ class ArStageClient(StageClient[StageAsyncLLM]):
             engine.row_sinks[request_id] = row_sink
         try:
             with stage_errors(self.name):
-                queue = await engine.add_request(request_id, engine_input, params)
+                add = engine.add_request if params.structured_outputs is None else engine.add_structured_request
+                queue = await add(request_id, engine_input, params)
         except BaseException as exc:
             engine.row_sinks.pop(request_id, None)
             # Cancelled while it was sent, the engine may have it already.
@@ -274,7 +291,7 @@ class ArStageClient(StageClient[StageAsyncLLM]):
                 raise InvalidRequestError(str(exc)) from exc
             raise
         tokens = None if params.logprobs is None else self._token_table()
-        return ArStream(self.name, engine, request_id, queue, meter, tokens, params.logprobs or 0)
+        return ArStream(self.name, engine, request_id, queue, meter, tokens, params)
 
     def _token_table(self) -> TokenTable:
         if self._tokens is None:

@@ -1,13 +1,15 @@
 """vLLM's `AsyncLLM` for our stages: rows that come beside tokens are taken off before vLLM sees the output."""
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from vllm import SamplingParams
+from vllm.inputs import EngineInput
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
-from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput
+from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput, RequestOutputCollector
 from vllm.v1.metrics.stats import SchedulerStats
 
 from omni_server.metrics.stage_metrics import ArStageMetrics
@@ -93,6 +95,17 @@ class StageAsyncLLM(AsyncLLM):
         self._run_output_handler()
         assert isinstance(self.output_processor, RowOutputProcessor)
         return self.output_processor.row_sinks
+
+    async def add_structured_request(
+        self, request_id: str, engine_input: EngineInput, params: SamplingParams
+    ) -> RequestOutputCollector:
+        """`add_request` for `params` with a grammar. vLLM compiles it for a check, which can take seconds, and of a
+        rendered prompt does so on the event loop; here it happens in a thread."""
+        tasks = await self.get_supported_tasks()
+        request = await asyncio.to_thread(
+            self.input_processor.process_inputs, request_id, engine_input, params, supported_tasks=tasks
+        )
+        return await self.add_request(request_id, request, params)
 
     async def send_feeds(self, feeds: Sequence[AddressedFeed]) -> None:
         """Send rows to running requests.

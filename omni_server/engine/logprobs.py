@@ -23,6 +23,9 @@ class TokenTable:
         self._added: dict[int, str] = {token_id: text for text, token_id in self._tokenizer.get_added_vocab().items()}
         self._texts = lru_cache(maxsize=65536)(self._text)
 
+    def is_special(self, token_id: int) -> bool:
+        return token_id in self._special
+
     def logprob(self, token_id: int, value: float) -> TokenLogprob:
         text, utf8 = self._texts(token_id)
         return TokenLogprob(text, utf8, value)

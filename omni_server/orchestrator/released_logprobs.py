@@ -5,6 +5,9 @@ from collections.abc import Sequence
 
 from omni_server.types import SampledToken
 
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_MAX_CHARACTER_BYTES = 4
+
 
 class ReleasedLogprobs:
     """Follows tokens and released text: text lags behind its tokens while a character is incomplete, or while it may
@@ -14,11 +17,17 @@ class ReleasedLogprobs:
         self._waiting: deque[SampledToken] = deque()
         self._position = 0  # bytes of text before those that wait
         self._released = 0
+        self._unread = bytearray()
+        """Bytes of tokens whose text has not come."""
 
     def push(self, tokens: Sequence[SampledToken], text: str) -> tuple[SampledToken, ...]:
         """New tokens, and the text that was released with them; returns those whose text is out."""
         self._waiting.extend(tokens)
-        self._released += len(text.encode())
+        for token in tokens:
+            self._unread += token.sampled.utf8
+        num_read = self._num_bytes(text)
+        del self._unread[:num_read]
+        self._released += num_read
         out: list[SampledToken] = []
         while self._waiting and self._position + len(self._waiting[0].sampled.utf8) <= self._released:
             token = self._waiting.popleft()
@@ -26,8 +35,28 @@ class ReleasedLogprobs:
             out.append(token)
         return tuple(out)
 
+    def _num_bytes(self, text: str) -> int:
+        """Bytes that `text` was decoded from. What is no UTF-8 has become a replacement character, as has the
+        character itself: one for as many bytes as could be the beginning of a character (Unicode 15, table 3-8)."""
+        first, *others = text.split(_REPLACEMENT)
+        position = len(first.encode())
+        for piece in others:
+            position += _num_invalid(bytes(self._unread[position : position + _MAX_CHARACTER_BYTES]))
+            position += len(piece.encode())
+        return position
+
     def rest(self) -> tuple[SampledToken, ...]:
         """Those that wait; for an answer that no stop string has cut."""
         rest = tuple(self._waiting)
         self._waiting.clear()
         return rest
+
+
+def _num_invalid(data: bytes) -> int:
+    """Length of what a decoder replaces at the beginning of `data`; of the replacement character, where it is that."""
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        if error.start == 0:
+            return error.end
+    return len(_REPLACEMENT.encode())

@@ -45,7 +45,8 @@ def _calls(tools: list[FunctionTool], use: ToolUse, *, is_strict: bool) -> Forma
 
 
 def _call(tool: FunctionTool, *, is_strict: bool) -> Format:
-    schema = json.loads(tool.parameters) if is_strict else _ANY_OBJECT
+    # An object in any case: `ToolParser` knows no call with other arguments.
+    schema = _ANY_OBJECT | json.loads(tool.parameters) if is_strict else _ANY_OBJECT
     content = {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": 1}
     return {"type": "tag", "begin": call_head(tool.name), "content": content, "end": CALL_TAIL}
 

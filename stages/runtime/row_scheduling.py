@@ -12,7 +12,8 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
 from omni_server.protocol.feeds import FEEDS_KEY, AddressedFeed, decode_feeds
 from omni_server.protocol.rows import (
@@ -28,6 +29,7 @@ from omni_server.protocol.runtime_config import StageRuntimeConfig
 from omni_server.protocol.token_blocks import TOKENS_PER_OUTPUT_KEY
 from omni_server.transport.slab_queue import SlabQueue
 from stages.runtime.batch import StageStep, TakenSlot, attach_step
+from stages.runtime.grammar_watch import GrammarWatch, WatchedGrammar
 from stages.runtime.load_report import LoadReport
 from stages.runtime.parent_watch import end_with_parent
 from stages.runtime.queue_end import open_queue
@@ -66,6 +68,7 @@ class StageSchedulerMixin:
         self._feeds: list[AddressedFeed] = []  # for the workers, with the next step
         self._is_output_full = False
         self._load_report = LoadReport()
+        self._grammar_watch = GrammarWatch()
 
     # -- requests and feeds come in (both as vLLM's ADD)
 
@@ -106,6 +109,8 @@ class StageSchedulerMixin:
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         """The one place every end of a request passes: finished, aborted, failed."""
         request_id = request.request_id
+        if request.status == RequestStatus.FINISHED_ERROR:
+            self._explain(request)
         self._sending.discard(request_id)
         self._token_blocks.pop(request_id, None)
         if self._fed.pop(request_id, None) is not None:
@@ -124,7 +129,10 @@ class StageSchedulerMixin:
         return fed is None or fed.has_row(request.num_tokens + request.num_output_placeholders - 1)
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
-        return super()._handle_blocked_waiting_request(request) and self._may_run(request)  # type: ignore[misc]
+        if not super()._handle_blocked_waiting_request(request):  # type: ignore[misc]
+            return False
+        self._watch_grammar(request)
+        return self._may_run(request)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         self._is_output_full = bool(
@@ -162,6 +170,23 @@ class StageSchedulerMixin:
             return True
         queues = (self.running, self.waiting, self.kv_holding_waiting)  # type: ignore[attr-defined]
         return any(self._may_run(request) for queue in queues for request in queue)
+
+    # -- grammars
+
+    def _watch_grammar(self, request: Request) -> None:
+        """Called when the grammar has been compiled and no token of it has been asked for."""
+        structured = request.structured_output_request
+        if structured is None:
+            return
+        grammar = structured.grammar
+        if isinstance(grammar, StructuredOutputGrammar) and not isinstance(grammar, WatchedGrammar):
+            structured.grammar = self._grammar_watch.watched(grammar, request.request_id)
+
+    def _explain(self, request: Request) -> None:
+        """vLLM sends `stop_reason` with the last output of the request."""
+        structured = request.structured_output_request
+        if structured is not None and isinstance(structured.grammar, WatchedGrammar):
+            request.stop_reason = structured.grammar.refusal
 
     # -- outputs
 

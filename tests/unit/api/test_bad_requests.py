@@ -25,6 +25,9 @@ async def refusal_of(body: Any, status: int = 400) -> dict[str, Any]:
     return error
 
 
+LARGE = "x" * (256 * 1024 + 1)
+
+
 def speech(**audio: Any) -> dict[str, Any]:
     return {"modalities": ["text", "audio"], "audio": audio}
 
@@ -275,6 +278,74 @@ REFUSED: list[tuple[str, Any, str | None, str]] = [
     ("logit_bias of a negative id", chat(logit_bias={"-1": 1}), "logit_bias", "invalid_value"),
     ("logit_bias too high", chat(logit_bias={"5": 101}), "logit_bias.5", "integer_above_max_value"),
     ("logit_bias too low", chat(logit_bias={"5": -100.5}), "logit_bias.5", "decimal_below_min_value"),
+    ("too many stop tokens", chat(stop_token_ids=list(range(128))), "stop_token_ids", "array_above_max_length"),
+    (
+        "too many biases",
+        chat(logit_bias={str(i): 1 for i in range(1025)}),
+        "logit_bias",
+        "object_above_max_properties",
+    ),
+    (
+        "too many allowed tokens",
+        chat(allowed_token_ids=list(range(1025))),
+        "allowed_token_ids",
+        "array_above_max_length",
+    ),
+    (
+        "allowed tokens in a structure",
+        chat(allowed_token_ids=[1], response_format={"type": "json_object"}),
+        "allowed_token_ids",
+        "invalid_value",
+    ),
+    ("allowed tokens in calls", chat(allowed_token_ids=[1], tools=[tool()]), "allowed_token_ids", "invalid_value"),
+    (
+        "schema too large",
+        chat(response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": {"title": LARGE}}}),
+        "response_format",
+        "value_above_max_size",
+    ),
+    *(
+        (
+            f"{field} too large",
+            chat(structured_outputs={field: value}),
+            f"structured_outputs.{field}",
+            "value_above_max_size",
+        )
+        for field, value in (
+            ("json", {"title": LARGE}),
+            ("regex", LARGE),
+            ("choice", [LARGE[: len(LARGE) // 2]] * 2),
+            ("grammar", LARGE),
+            ("structural_tag", LARGE),
+        )
+    ),
+    (
+        "tools too large together",
+        chat(tools=[tool(name=name, description=LARGE[: len(LARGE) // 2]) for name in ("f", "g")]),
+        "tools",
+        "value_above_max_size",
+    ),
+    *(
+        (
+            f"arguments that are no object: {parameters}",
+            chat(tools=[tool(), tool(name="g", parameters=parameters)]),
+            "tools[1].function.parameters",
+            "invalid_function_parameters",
+        )
+        for parameters in (
+            {"type": "string"},
+            {"type": ["object", "null"]},
+            {"type": None},
+            {"enum": [{}, 5]},
+            {"const": 5},
+            {"anyOf": [{"type": "object"}, {"type": "string"}]},
+            {"oneOf": [{"const": 5}]},
+            {"allOf": [{"anyOf": [{"type": "array"}]}]},
+            {"$ref": "#/$defs/a", "$defs": {"a": {}}},
+            {"$ref": "#/$defs/a", "$defs": {"a": {"type": "object", "anyOf": [{}]}}},
+            {"$ref": "https://example.org/a"},
+        )
+    ),
     ("no allowed token", chat(allowed_token_ids=[]), "allowed_token_ids", "empty_array"),
     ("empty bad word", chat(bad_words=[""]), "bad_words[0]", "empty_string"),
     (

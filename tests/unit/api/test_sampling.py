@@ -104,6 +104,12 @@ async def test_fields_that_steer_single_tokens_act_on_the_thinker() -> None:
     }
 
 
+async def test_token_ids_that_are_there_twice_count_once() -> None:
+    request = await request_for(stop_token_ids=[6, 5, 6], allowed_token_ids=[5, 6, 5])
+    thinker = request.sampling["thinker"]
+    assert (thinker.stop_token_ids, thinker.allowed_token_ids) == ((6, 5), (5, 6))
+
+
 async def test_no_bias_is_none() -> None:
     assert (await request_for(logit_bias={})).sampling == {"thinker": SamplingConfig()}
 

@@ -105,6 +105,29 @@ async def test_definitions_reach_the_model_as_they_were_given() -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "arguments"),
+    [
+        ({}, {"type": "object"}),
+        ({"properties": {"a": {}}}, {"properties": {"a": {}}, "type": "object"}),
+        (
+            {"anyOf": [{"required": ["a"]}, {"type": "object"}]},
+            {"anyOf": [{"required": ["a"], "type": "object"}, {"type": "object"}], "type": "object"},
+        ),
+        (
+            {"$ref": "#/$defs/a", "$defs": {"a": {"type": "object"}}},
+            {"$ref": "#/$defs/a", "$defs": {"a": {"type": "object"}}, "type": "object"},
+        ),
+        ({"enum": [{"a": 1}]}, {"enum": [{"a": 1}], "type": "object"}),
+    ],
+)
+async def test_arguments_are_an_object_also_where_the_schema_does_not_say_so(given: Any, arguments: Any) -> None:
+    use = await tools_of(tools=[tool(parameters=given)])
+    assert use is not None
+    assert json.loads(use.tools[0].parameters) == arguments
+    assert json.loads(use.tools[0].definition)["function"]["parameters"] == given
+
+
+@pytest.mark.parametrize(
     ("fields", "names", "is_required", "is_parallel"),
     [
         ({}, {"weather", "time"}, False, True),

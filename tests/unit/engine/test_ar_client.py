@@ -7,17 +7,34 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from vllm import SamplingParams
+from vllm.logprobs import Logprob
+from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.renderers.params import TokenizeParams
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.output_processor import RequestOutputCollector
 
-from omni_server.engine.ar_client import ArStageClient
+from omni_server.engine.ar_client import ArOutput, ArStageClient
 from omni_server.engine.async_engine import RowSink, StageAsyncLLM
-from omni_server.errors import InvalidRequestError, StageDeadError
+from omni_server.errors import InvalidRequestError, OmniError, OverloadedError, StageDeadError, StageError
 from omni_server.family import ThinkerPrompt
 from omni_server.metrics.stage_metrics import ArStageMetrics
 from omni_server.protocol.feeds import AddressedFeed
+from omni_server.protocol.grammar_refusal import GRAMMAR_TOO_SLOW, GRAMMARS_BUSY
 from omni_server.protocol.rows import RowsFeed
 from omni_server.protocol.token_blocks import TOKENS_PER_OUTPUT_KEY
+
+
+class FakeTokenizer:
+    """Token 7 is a word, token 8 is special."""
+
+    all_special_ids = (8,)
+
+    def get_added_vocab(self) -> dict[str, int]:
+        return {"<|end|>": 8}
+
+    def convert_ids_to_tokens(self, token_id: int) -> str:
+        return f"w{token_id}"
 
 
 class FakeEngine:
@@ -32,22 +49,35 @@ class FakeEngine:
         self.gate = asyncio.Event()
         self.gate.set()
         self.requests: dict[str, SamplingParams] = {}
+        self.structured: list[str] = []
         self.fed: list[AddressedFeed] = []
         self.stage_metrics = ArStageMetrics()
         self.renderer: FakeRenderer | None = None
 
-    async def add_request(self, request_id: str, engine_input: object, params: SamplingParams) -> SimpleNamespace:
+    async def add_request(
+        self, request_id: str, engine_input: object, params: SamplingParams
+    ) -> RequestOutputCollector:
         if self.error is not None:
             raise self.error
         self.requests[request_id] = params
         await self.gate.wait()
-        return SimpleNamespace(request_id=f"{request_id}-internal")
+        self.queue = RequestOutputCollector(RequestOutputKind.DELTA, f"{request_id}-internal")
+        return self.queue
+
+    async def add_structured_request(
+        self, request_id: str, engine_input: object, params: SamplingParams
+    ) -> RequestOutputCollector:
+        self.structured.append(request_id)
+        return await self.add_request(request_id, engine_input, params)
 
     def get_tokenizer(self) -> None:
         """`Refused` needs none."""
 
     async def abort(self, request_id: str, *, internal: bool) -> None:
         self.requests.pop(request_id.removesuffix("-internal") if internal else request_id, None)
+
+    def get_tokenizer(self) -> "FakeTokenizer":
+        return FakeTokenizer()
 
     async def send_feeds(self, feeds: list[AddressedFeed]) -> None:
         if self.error is not None:
@@ -131,6 +161,15 @@ async def test_what_the_stage_did_is_counted_once_for_each_request() -> None:
     assert client.metrics.ended == {"abort": 1}
 
 
+async def test_only_grammars_take_the_longer_way() -> None:
+    engine = FakeEngine()
+    client = client_of(engine)
+    await client.open("free", (1, 2), SamplingParams())
+    await client.open("bound", (1, 2), SamplingParams(structured_outputs=StructuredOutputsParams(regex="a")))
+    assert engine.requests.keys() == {"free", "bound"}
+    assert engine.structured == ["bound"]
+
+
 async def test_blocks_of_tokens_are_asked_for_only_where_they_are_wanted() -> None:
     engine = FakeEngine()
     await client_of(engine).open("text", (1,), SamplingParams(extra_args={"other": b""}))
@@ -175,3 +214,65 @@ async def test_a_dead_engine_takes_no_feeds() -> None:
     engine.error = EngineDeadError()
     with pytest.raises(StageDeadError):
         await client.send_feeds([("a", RowsFeed(final_length=3))])
+
+
+# -- outputs
+
+
+def last_output(finish_reason: str, stop_reason: int | str | None) -> RequestOutput:
+    completion = CompletionOutput(
+        index=0,
+        text="",
+        token_ids=[7],
+        cumulative_logprob=None,
+        logprobs=None,
+        finish_reason=finish_reason,
+        stop_reason=stop_reason,
+    )
+    return RequestOutput("a", None, [1, 2], None, [completion], finished=True)
+
+
+async def outputs_of(output: RequestOutput) -> list[ArOutput]:
+    engine = FakeEngine()
+    stream = await client_of(engine).open("a", (1, 2), SamplingParams())
+    engine.queue.put(output)
+    return [one async for one in stream.outputs()]
+
+
+@pytest.mark.parametrize(
+    ("stop_reason", "error"),
+    [(GRAMMAR_TOO_SLOW, InvalidRequestError), (GRAMMARS_BUSY, OverloadedError), (None, StageError)],
+)
+async def test_why_the_engine_gave_a_request_up_decides_whose_fault_it_was(
+    stop_reason: str | None, error: type[OmniError]
+) -> None:
+    with pytest.raises(error):
+        await outputs_of(last_output("error", stop_reason))
+
+
+async def test_stop_string_that_is_spelled_like_a_refusal_is_none() -> None:
+    (output,) = await outputs_of(last_output("stop", GRAMMAR_TOO_SLOW))
+    assert output.finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("end_token", "include", "skip_special", "texts"),
+    [
+        (7, False, True, ["w5"]),
+        (7, True, True, ["w5", "w7"]),
+        (8, True, True, ["w5"]),
+        (8, True, False, ["w5", "<|end|>"]),
+    ],
+)
+async def test_end_token_has_a_log_probability_where_the_text_shows_it(
+    end_token: int, include: bool, skip_special: bool, texts: list[str]
+) -> None:
+    engine = FakeEngine()
+    params = SamplingParams(logprobs=0, include_stop_str_in_output=include, skip_special_tokens=skip_special)
+    stream = await client_of(engine).open("a", (1, 2), params)
+    output = last_output("stop", end_token)
+    output.outputs[0].token_ids = [5, end_token]
+    output.outputs[0].logprobs = [{5: Logprob(-1.0)}, {end_token: Logprob(-2.0)}]
+    engine.queue.put(output)
+    (got,) = [one async for one in stream.outputs()]
+    assert [token.sampled.text for token in got.logprobs] == texts

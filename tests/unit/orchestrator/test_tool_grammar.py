@@ -98,3 +98,9 @@ def test_what_is_no_call_follows_the_schema_of_the_response() -> None:
     assert grammar is not None
     assert grammar.param == "response_format"
     assert json.loads(grammar.value)["type"] == "structural_tag"
+
+
+def test_arguments_are_an_object_where_the_schema_does_not_say_so() -> None:
+    required = ToolUse((FunctionTool("f", "{}", "{}"),), frozenset({"f"}), is_required=True)
+    assert allows(required, call("f", '{"a": 1}'))
+    assert not allows(required, call("f", "5"))
