@@ -13,6 +13,13 @@ _LENIENT = ConfigDict(strict=True, extra="ignore")
 _PARSE_INLINE_CHARS = 64 * 1024
 """Frames up to this size are parsed in well under a millisecond; a thread would cost more."""
 
+_MAX_PARTS = 256
+"""Of a message; each takes a few hundred bytes of memory whatever it holds."""
+_MAX_INPUT_ITEMS = 2000
+"""As many as a conversation has."""
+# One error is told, so none after the first is looked for: a frame has room for millions.
+_PARTS = Field(min_length=1, max_length=_MAX_PARTS, fail_fast=True)
+
 ItemId = Annotated[str, Field(min_length=1, max_length=128)]
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
@@ -58,7 +65,7 @@ class SystemMessage(BaseModel):
     type: Literal["message"]
     role: Literal["system"]
     id: ItemId | None = None
-    content: Annotated[list[InputText], Field(min_length=1)]
+    content: Annotated[list[InputText], _PARTS]
 
 
 class UserMessage(BaseModel):
@@ -66,9 +73,7 @@ class UserMessage(BaseModel):
     type: Literal["message"]
     role: Literal["user"]
     id: ItemId | None = None
-    content: Annotated[
-        list[Annotated[InputText | InputAudio | InputImage, Field(discriminator="type")]], Field(min_length=1)
-    ]
+    content: Annotated[list[Annotated[InputText | InputAudio | InputImage, Field(discriminator="type")]], _PARTS]
 
 
 class AssistantMessage(BaseModel):
@@ -76,7 +81,7 @@ class AssistantMessage(BaseModel):
     type: Literal["message"]
     role: Literal["assistant"]
     id: ItemId | None = None
-    content: Annotated[list[Annotated[OutputText | OutputAudio, Field(discriminator="type")]], Field(min_length=1)]
+    content: Annotated[list[Annotated[OutputText | OutputAudio, Field(discriminator="type")]], _PARTS]
 
 
 class FunctionCall(BaseModel):
@@ -118,7 +123,10 @@ class ResponseParams(BaseModel):
     conversation: Literal["auto", "none"] | None = None
     metadata: Metadata | None = None
     input: (
-        list[Annotated[_Message | FunctionCall | FunctionCallOutput | ItemReference, Field(discriminator="type")]]
+        Annotated[
+            list[Annotated[_Message | FunctionCall | FunctionCallOutput | ItemReference, Field(discriminator="type")]],
+            Field(max_length=_MAX_INPUT_ITEMS, fail_fast=True),
+        ]
         | None
     ) = None
     """Instead of the conversation; may be empty."""

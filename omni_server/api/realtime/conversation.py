@@ -8,7 +8,7 @@ from omni_server.errors import InvalidRequestError
 
 logger = logging.getLogger(__name__)
 
-_MAX_BYTES = 64 * 1024 * 1024
+MAX_BYTES = 64 * 1024 * 1024
 """23 minutes of 24 kHz sound, more than the longest prompt of the models: older items could not be read anyway."""
 _MAX_ITEMS = 2000
 _ROUNDING_MS = 100
@@ -16,7 +16,7 @@ _ROUNDING_MS = 100
 
 
 class Conversation:
-    """At most `_MAX_ITEMS` items of `_MAX_BYTES` together; beyond that the oldest are forgotten."""
+    """At most `_MAX_ITEMS` items of `MAX_BYTES` together; beyond that the oldest are forgotten."""
 
     def __init__(self) -> None:
         self.id = new_id("conv")
@@ -38,7 +38,7 @@ class Conversation:
 
         Raises `InvalidRequestError`.
         """
-        if num_bytes(item) > _MAX_BYTES:
+        if num_bytes(item) > MAX_BYTES:
             raise InvalidRequestError("The item is larger than a conversation may be.", param="item")
         if self.find(item.id) is not None:
             raise InvalidRequestError(f"Item with item_id '{item.id}' already exists.", param="item.id")
@@ -87,7 +87,7 @@ class Conversation:
 
     def _forget_oldest(self, newest: Item) -> None:
         total = sum(num_bytes(item) for item in self._items)
-        while total > _MAX_BYTES or len(self._items) > _MAX_ITEMS:
+        while total > MAX_BYTES or len(self._items) > _MAX_ITEMS:
             oldest = next(item for item in self._items if item is not newest and item.status != "in_progress")
             logger.debug("conversation %s is full; forgetting item %s", self.id, oldest.id)
             self._items.remove(oldest)

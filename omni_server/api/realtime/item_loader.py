@@ -1,10 +1,12 @@
 """Items that clients write themselves, with their sound and pictures decoded."""
 
 import asyncio
+from collections.abc import Callable, Sequence
 
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.realtime import client_events as client
 from omni_server.api.realtime.audio_format import decode_audio, rate_of
+from omni_server.api.realtime.conversation import MAX_BYTES
 from omni_server.api.realtime.items import (
     AssistantItem,
     CallItem,
@@ -16,13 +18,14 @@ from omni_server.api.realtime.items import (
     SystemItem,
     UserItem,
     WrittenText,
+    content_bytes,
 )
 from omni_server.api.realtime.server_events import new_id
 from omni_server.api.realtime.session import WireFormat
 from omni_server.api.schemas import ImageUrlContent, MediaUrl
 from omni_server.errors import InvalidRequestError
 from omni_server.media.limits import MediaLimits
-from omni_server.types import ImagePart, ModelInfo
+from omni_server.types import ImagePart, MediaKind, ModelInfo
 
 
 class ItemLoader:
@@ -34,8 +37,61 @@ class ItemLoader:
     async def load(self, given: client.GivenItem, format: WireFormat, param: str) -> Item:
         """`format` is the session's for input audio; `param` names `given` in errors.
 
-        Raises `InvalidRequestError`, and `OverloadedError` if no thread became free to decode a picture.
+        Raises `InvalidRequestError`, and `OverloadedError` if no thread became free to decode a picture. Nothing is
+        decoded of an item with more media than a prompt holds, and nothing more of one that is too large.
         """
+        self._check_media([(given, param)], param)
+        return await self._load(given, format, param, _Room("item", param))
+
+    async def load_input(
+        self,
+        given: Sequence[client.GivenItem | client.ItemReference],
+        format: WireFormat,
+        param: str,
+        find: Callable[[str], Item | None],
+    ) -> tuple[Item, ...]:
+        """What a response is to read instead of the conversation, in which `find` looks up an item by its id.
+
+        Raises as `load` does; what holds for an item there holds for all that is `given` here.
+        """
+        named = [(item, f"{param}[{index}]") for index, item in enumerate(given)]
+        self._check_media([(item, name) for item, name in named if not isinstance(item, client.ItemReference)], param)
+        room = _Room("input", param)
+        items: list[Item] = []
+        for item, name in named:
+            if not isinstance(item, client.ItemReference):
+                items.append(await self._load(item, format, name, room))
+                continue
+            found = find(item.id)
+            if found is None:
+                raise InvalidRequestError(f"The item '{item.id}' does not exist.", param=f"{name}.id")
+            items.append(found)
+        return tuple(items)
+
+    def _check_media(self, given: Sequence[tuple[client.GivenItem, str]], param: str) -> None:
+        numbers: dict[MediaKind, int] = {}
+        for item, name in given:
+            if not isinstance(item, client.UserMessage):
+                continue
+            for index, part in enumerate(item.content):
+                if isinstance(part, client.InputText):
+                    continue
+                kind: MediaKind = "audio" if isinstance(part, client.InputAudio) else "image"
+                if kind not in self._model.input_modalities:
+                    raise InvalidRequestError(
+                        f"This model does not take {kind} input.",
+                        param=f"{name}.content[{index}].type",
+                        code="unsupported_value",
+                    )
+                numbers[kind] = numbers.get(kind, 0) + 1
+        for kind, number in numbers.items():
+            limit = self._model.max_media_per_prompt.get(kind)
+            if limit is not None and number > limit:
+                raise InvalidRequestError(
+                    f"At most {limit} {kind}(s) may be provided in one prompt.", param=param, code="too_many_media"
+                )
+
+    async def _load(self, given: client.GivenItem, format: WireFormat, param: str, room: "_Room") -> Item:
         item_id = given.id if given.id is not None else new_id("item")
         match given:
             case client.SystemMessage():
@@ -49,10 +105,10 @@ class ItemLoader:
                     ],
                 )
             case client.UserMessage():
-                content = [
-                    await self._user_part(part, format, f"{param}.content[{index}]")
-                    for index, part in enumerate(given.content)
-                ]
+                content: list[WrittenText | HeardAudio | SeenImage] = []
+                for index, part in enumerate(given.content):
+                    content.append(await self._user_part(part, format, f"{param}.content[{index}]"))
+                    room.take(content[-1])
                 return UserItem(item_id, content)
             case client.FunctionCall(name=name, arguments=arguments):
                 call_id = given.call_id if given.call_id is not None else new_id("call")
@@ -69,13 +125,11 @@ class ItemLoader:
             case client.InputAudio():
                 return await self._audio(part, format, param)
             case client.InputImage(image_url=url):
-                self._check_kind("image" in self._model.input_modalities, "image", param)
                 image = await self._media.load(ImageUrlContent(type="image_url", image_url=MediaUrl(url=url)), param)
                 assert isinstance(image, ImagePart)
                 return SeenImage(image)
 
     async def _audio(self, part: client.InputAudio, format: WireFormat, param: str) -> HeardAudio:
-        self._check_kind("audio" in self._model.input_modalities, "audio", param)
         samples = await asyncio.to_thread(decode_audio, part.audio, format, f"{param}.audio")
         rate = rate_of(format)
         limits = self._limits
@@ -87,8 +141,17 @@ class ItemLoader:
             )
         return HeardAudio(samples, rate, part.transcript)
 
-    def _check_kind(self, is_taken: bool, kind: str, param: str) -> None:
-        if not is_taken:
-            raise InvalidRequestError(
-                f"This model does not take {kind} input.", param=f"{param}.type", code="unsupported_value"
-            )
+
+class _Room:
+    """What may still be decoded of one item or one input, which `param` names."""
+
+    def __init__(self, what: str, param: str) -> None:
+        self._what = what
+        self._param = param
+        self._bytes = MAX_BYTES
+
+    def take(self, part: WrittenText | HeardAudio | SeenImage) -> None:
+        """Raises `InvalidRequestError` where `part` is more than there is room for."""
+        self._bytes -= content_bytes(part)
+        if self._bytes < 0:
+            raise InvalidRequestError(f"The {self._what} is larger than a conversation may be.", param=self._param)

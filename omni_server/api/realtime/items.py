@@ -137,7 +137,7 @@ def num_bytes(item: Item) -> int:
         case CallOutputItem():
             return 200 + len(item.output)
         case _:
-            return 200 + sum(_content_bytes(part) for part in item.content)
+            return 200 + sum(content_bytes(part) for part in item.content)
 
 
 def _user_content(part: WrittenText | HeardAudio | SeenImage) -> WireContent:
@@ -158,12 +158,17 @@ def _assistant_content(part: WrittenText | SpokenAudio) -> WireContent:
             return WireContent(type="output_audio", transcript=part.transcript)
 
 
-def _content_bytes(part: Content) -> int:
+def content_bytes(part: Content) -> int:
+    """As `num_bytes` counts."""
+    return 200 + _data_bytes(part)
+
+
+def _data_bytes(part: Content) -> int:
     match part:
         case WrittenText(text):
             return len(text)
         case HeardAudio():
-            return part.samples.nbytes
+            return part.samples.nbytes + len(part.transcript or "")
         case SeenImage(image):
             return image.pixels.nbytes
         case SpokenAudio():

@@ -227,16 +227,10 @@ class LiveSession:
             )
         items = self._conversation.items
         if params.input is not None:
-            items = tuple([await self._given(item, f"response.input[{i}]") for i, item in enumerate(params.input)])
+            items = await self._loader.load_input(
+                params.input, self._config.audio.input.format, "response.input", self._conversation.find
+            )
         self._start(self._plan(params, items))
-
-    async def _given(self, item: client.GivenItem | client.ItemReference, param: str) -> Item:
-        if not isinstance(item, client.ItemReference):
-            return await self._loader.load(item, self._config.audio.input.format, param)
-        found = self._conversation.find(item.id)
-        if found is None:
-            raise InvalidRequestError(f"The item '{item.id}' does not exist.", param=f"{param}.id")
-        return found
 
     def _plan(self, params: client.ResponseParams, items: tuple[Item, ...]) -> ResponsePlan:
         config = self._config
