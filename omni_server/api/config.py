@@ -55,7 +55,9 @@ class ApiConfig:
     max_upload_bytes: int = 25_000_000
     """Larger sound files are refused with 413 by the transcription routes; OpenAI's limit."""
     max_upload_seconds: float = 1800.0
-    """Longest sound that is transcribed. It is decoded as a whole: half an hour at 48 kHz takes 350 MB."""
+    """Longest sound that is transcribed. It is decoded as a whole and at its own rate: half an hour at 48 kHz takes
+    350 MB. So much is the most, sound of a higher rate may be as much shorter; of all that is being transcribed at
+    the same time four times as much is kept, and more waits for `media_queue_timeout_s`."""
 
     sse_keep_alive_s: float = 15.0
     """A comment is sent to a streaming client after this silence."""

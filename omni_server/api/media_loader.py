@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import TypeVar
 
 from omni_server.api.config import ApiConfig
 from omni_server.api.schemas import AudioUrlContent, ImageUrlContent, InputAudioContent, MediaContent, VideoUrlContent
 from omni_server.errors import InvalidRequestError, OverloadedError
-from omni_server.media.decode import decode_audio, decode_image, decode_video
+from omni_server.media.decode import count_samples, decode_audio, decode_image, decode_video
 from omni_server.media.limits import MediaLimits
 from omni_server.media.source import MediaSource, decode_base64
 from omni_server.types import AudioPart, ImagePart, VideoPart
@@ -14,6 +15,7 @@ from omni_server.types import AudioPart, ImagePart, VideoPart
 _URL_PREFIXES = ("data:", "http://", "https://")
 
 MediaPart = AudioPart | ImagePart | VideoPart
+Result = TypeVar("Result")
 
 
 class MediaLoader:
@@ -73,13 +75,15 @@ class MediaLoader:
             )
             raise
 
+    async def count_samples(self, data: bytes) -> int:
+        """Of the waveform that `load_sound_file` makes, at most. Raises as that does."""
+        return await self._in_thread(lambda: count_samples(data, self._limits))
+
     async def load_sound_file(self, data: bytes) -> AudioPart:
         """The waveform of an uploaded file. Raises as `load` does, without naming a field."""
-        part = await self._in_thread(lambda: decode_audio(data, self._limits))
-        assert isinstance(part, AudioPart)
-        return part
+        return await self._in_thread(lambda: decode_audio(data, self._limits))
 
-    async def _in_thread(self, decode: Callable[[], MediaPart]) -> MediaPart:
+    async def _in_thread(self, decode: Callable[[], Result]) -> Result:
         """A thread cannot be stopped: one that takes too long keeps its slot until it ends, so that slow media of
         many requests never fill the process with threads."""
         try:
@@ -95,7 +99,7 @@ class MediaLoader:
             )
         return decoding.result()
 
-    def _release(self, decoding: "asyncio.Future[MediaPart]") -> None:
+    def _release(self, decoding: "asyncio.Future[Result]") -> None:
         self._slots.release()
         if not decoding.cancelled():
             decoding.exception()  # seen, in case that nobody waits any more

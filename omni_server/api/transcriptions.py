@@ -3,7 +3,7 @@
 import logging
 import uuid
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from dataclasses import replace
 
 from fastapi import APIRouter, Request, Response
@@ -15,6 +15,7 @@ from omni_server.api.form import Form, read_form
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.openapi import TRANSCRIPTION_RESPONSES, TRANSLATION_RESPONSES, form_body
 from omni_server.api.parse_transcription import TranscriptionJob, parse_transcription_form
+from omni_server.api.recording_room import RecordingRoom
 from omni_server.api.sampling import THINKER
 from omni_server.api.sse import KEEP_ALIVE, EventStreamResponse, FrameTemplate, frame
 from omni_server.api.state import ServerState
@@ -39,6 +40,11 @@ logger = logging.getLogger(__name__)
 _PIECE_SECONDS = 30.0
 """Longer recordings are heard in pieces. Speech recognition is trained on utterances of at most this length."""
 
+_FULL_RATE_HZ = 48_000
+"""Up to this rate a recording may last for `max_upload_seconds`."""
+_LONGEST_KEPT = 4
+"""Recordings of the greatest size that may be in memory; of smaller ones as many more."""
+
 _DELTAS = FrameTemplate(lambda text: TranscriptDelta(type="transcript.text.delta", delta=text))
 
 
@@ -47,9 +53,14 @@ class TranscriptionService:
         self._state = state
         self._max_upload_bytes = config.max_upload_bytes
         self._keep_alive_s = config.sse_keep_alive_s
+        max_samples = int(config.max_upload_seconds * _FULL_RATE_HZ)
         limits = replace(
-            config.media_limits, max_bytes=config.max_upload_bytes, max_audio_seconds=config.max_upload_seconds
+            config.media_limits,
+            max_bytes=config.max_upload_bytes,
+            max_audio_seconds=config.max_upload_seconds,
+            max_audio_samples=max_samples,
         )
+        self._room = RecordingRoom(_LONGEST_KEPT * max_samples, config.media_queue_timeout_s)
         self._media = MediaLoader(
             MediaSource((), limits),
             limits,
@@ -67,21 +78,24 @@ class TranscriptionService:
     async def _answer(self, form: Form, *, to_english: bool) -> Response:
         generator = self._state.require_generator()
         job = parse_transcription_form(form, generator.model_info, to_english=to_english)
-        audio = await self._load(job.file)
-        name = f"transcription-{uuid.uuid4().hex}"
-        run = TranscribeRun(generator, self._state, _requests(generator, job, audio, name))
-        if job.stream:
-            events = _events(run, name, self._keep_alive_s)
-            first = await anext(events)
-            return EventStreamResponse(ending_in_error(joined(first, events), name), events.aclose)
-        async with aclosing(run.deltas()) as deltas:
-            async for _ in deltas:
-                continue
-        _log_end(run, name)
-        return _whole(run, job, len(audio.samples) / audio.sample_rate_hz)
+        with ExitStack() as held:
+            audio = await self._load(job.file, held)
+            name = f"transcription-{uuid.uuid4().hex}"
+            run = TranscribeRun(generator, self._state, _requests(generator, job, audio, name))
+            if job.stream:
+                events = _events(run, name, self._keep_alive_s, held.pop_all())
+                first = await anext(events)
+                return EventStreamResponse(ending_in_error(joined(first, events), name), events.aclose)
+            async with aclosing(run.deltas()) as deltas:
+                async for _ in deltas:
+                    continue
+            _log_end(run, name)
+            return _whole(run, job, len(audio.samples) / audio.sample_rate_hz)
 
-    async def _load(self, file: bytes) -> AudioPart:
+    async def _load(self, file: bytes, held: ExitStack) -> AudioPart:
+        """`held` gets what gives its room in memory back."""
         try:
+            held.callback(await self._room.take(await self._media.count_samples(file)))
             return await self._media.load_sound_file(file)
         except InvalidRequestError as error:
             raise InvalidRequestError(
@@ -101,16 +115,17 @@ def _requests(generator: Generator, job: TranscriptionJob, audio: AudioPart, nam
     ]
 
 
-async def _events(run: TranscribeRun, name: str, keep_alive_s: float) -> AsyncGenerator[bytes, None]:
-    """Frames, the first when there is text."""
-    async with aclosing(run.deltas(keep_alive_s)) as deltas:
-        async for delta in deltas:
-            if delta is not None:
-                yield _DELTAS.frame(delta)
-            elif run.text:
-                yield KEEP_ALIVE
-    yield frame(TranscriptDone(type="transcript.text.done", text=run.text, usage=run.usage))
-    _log_end(run, name)
+async def _events(run: TranscribeRun, name: str, keep_alive_s: float, held: ExitStack) -> AsyncGenerator[bytes, None]:
+    """Frames, the first when there is text. `held` is let go at the end."""
+    with held:
+        async with aclosing(run.deltas(keep_alive_s)) as deltas:
+            async for delta in deltas:
+                if delta is not None:
+                    yield _DELTAS.frame(delta)
+                elif run.text:
+                    yield KEEP_ALIVE
+        yield frame(TranscriptDone(type="transcript.text.done", text=run.text, usage=run.usage))
+        _log_end(run, name)
 
 
 def _whole(run: TranscribeRun, job: TranscriptionJob, seconds: float) -> Response:

@@ -1,6 +1,8 @@
 """Sound files to mono waveforms, with libsndfile."""
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
@@ -26,19 +28,32 @@ def decode_audio(data: bytes, limits: MediaLimits, declared_format: str | None =
 
     Raises `InvalidRequestError` with code `invalid_audio`.
     """
-    if len(data) > limits.max_bytes:
-        raise _invalid(f"is larger than the {limits.max_bytes} bytes allowed")
+    _check_bytes(data, limits)
     is_raw = declared_format in ("pcm16", "pcm") and not _has_file_header(data)
     if is_raw:
         samples, rate = _decode_pcm16(data), SAMPLE_RATE_HZ
         _check_length(samples.size, rate, limits)
-    elif _has_file_header(data) or _has_mpeg_sync(data):
-        samples, rate = _decode_file(data, limits)
     else:
-        raise _invalid("is not in a known format (wav, mp3, flac, ogg; headerless pcm16 must be declared as such)")
+        with _open(data, limits) as file:
+            samples, rate = _read_mono(file), file.samplerate
     if samples.size < limits.min_audio_seconds * rate:
         raise _invalid(f"is shorter than {limits.min_audio_seconds:g} s")
     return AudioPart(samples, rate)
+
+
+def count_samples(data: bytes, limits: MediaLimits) -> int:
+    """How many samples `decode_audio` gives of a file, by its header alone: a damaged one may give fewer.
+
+    Raises `InvalidRequestError` as `decode_audio` does, for what it can tell by the header.
+    """
+    _check_bytes(data, limits)
+    with _open(data, limits) as file:
+        return int(file.frames)
+
+
+def _check_bytes(data: bytes, limits: MediaLimits) -> None:
+    if len(data) > limits.max_bytes:
+        raise _invalid(f"is larger than the {limits.max_bytes} bytes allowed")
 
 
 def _has_file_header(data: bytes) -> bool:
@@ -57,12 +72,15 @@ def _decode_pcm16(data: bytes) -> npt.NDArray[np.float32]:
     return np.frombuffer(data, dtype="<i2").astype(np.float32) / np.float32(32768.0)
 
 
-def _decode_file(data: bytes, limits: MediaLimits) -> tuple[npt.NDArray[np.float32], int]:
-    """Samples [num_samples] and their rate in Hz."""
+@contextmanager
+def _open(data: bytes, limits: MediaLimits) -> Iterator[soundfile.SoundFile]:
+    """Raises `InvalidRequestError` for what is no sound file within the limits, also out of the block."""
+    if not _has_file_header(data) and not _has_mpeg_sync(data):
+        raise _invalid("is not in a known format (wav, mp3, flac, ogg; headerless pcm16 must be declared as such)")
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
             _check_stream(file, limits)
-            return _read_mono(file), file.samplerate
+            yield file
     except soundfile.LibsndfileError as error:
         raise _invalid("is damaged or in a format that this server cannot read") from error
 
@@ -81,16 +99,21 @@ def _check_stream(file: soundfile.SoundFile, limits: MediaLimits) -> None:
 def _check_length(num_samples: int, rate: int, limits: MediaLimits) -> None:
     if num_samples > limits.max_audio_seconds * rate:
         raise _invalid(f"is longer than {limits.max_audio_seconds:g} s")
+    if num_samples > limits.max_audio_samples:
+        raise _invalid(f"has more than {limits.max_audio_samples} samples at its rate of {rate} Hz")
 
 
 def _read_mono(file: soundfile.SoundFile) -> npt.NDArray[np.float32]:
     """All samples [num_samples], at most as many as declared; in blocks, so that only one channel is ever whole."""
-    blocks: list[npt.NDArray[np.float32]] = []
+    # Memory is taken as it is written to, not for what a header only claims.
+    samples = np.empty(file.frames, dtype=np.float32)
+    end = 0
     for block in file.blocks(_BLOCK_FRAMES, dtype="float32", always_2d=True):
         if not np.isfinite(block).all():
             raise _invalid("has samples that are not finite numbers")
-        blocks.append(np.clip(block, -1.0, 1.0).mean(axis=1, dtype=np.float32))
-    return np.concatenate(blocks) if blocks else np.zeros(0, dtype=np.float32)
+        begin, end = end, end + len(block)
+        np.clip(block, -1.0, 1.0).mean(axis=1, dtype=np.float32, out=samples[begin:end])
+    return samples if end == len(samples) else samples[:end].copy()
 
 
 def _invalid(what: str) -> InvalidRequestError:

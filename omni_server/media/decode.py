@@ -4,8 +4,8 @@ Every function raises `InvalidRequestError`, without `param`, for whatever the b
 message never holds a path, a traceback or the words of a decoding library.
 """
 
-from omni_server.media.audio import decode_audio
+from omni_server.media.audio import count_samples, decode_audio
 from omni_server.media.image import decode_image
 from omni_server.media.video import decode_video
 
-__all__ = ["decode_audio", "decode_image", "decode_video"]
+__all__ = ["count_samples", "decode_audio", "decode_image", "decode_video"]

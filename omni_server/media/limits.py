@@ -14,6 +14,8 @@ class MediaLimits:
     """The audio encoders make no token of much less."""
     max_audio_seconds: float = 300.0
     """Qwen2.5-Omni's feature extractor drops what follows 300 s."""
+    max_audio_samples: int = 57_600_000
+    """Of one channel at the file's own rate: 300 s at 192 kHz, 230 MB decoded."""
 
     max_image_pixels: int = 50_000_000
     """Width x height of a picture, as its header declares it: 150 MB decoded."""

@@ -14,11 +14,14 @@ tests/integration/test_server_audio.py, with the real model.
 """
 
 import asyncio
+import io
 import json
 from typing import Any
 
 import httpx2
+import numpy as np
 import pytest
+import soundfile
 from fastapi import FastAPI
 
 from omni_server.api.config import ApiConfig
@@ -228,6 +231,43 @@ async def test_a_file_that_cannot_be_read_is_refused(file: bytes) -> None:
 async def test_a_recording_that_is_too_long_is_refused() -> None:
     app = app_of(FakeGenerator(), ApiConfig(max_upload_seconds=1.0))
     assert error_of(await post_form(app, {}, tone(num_samples=24_001)))["code"] == "invalid_audio"
+
+
+async def test_a_recording_of_a_high_rate_is_refused_where_it_would_take_more_memory_than_the_longest() -> None:
+    app = app_of(FakeGenerator(), ApiConfig(max_upload_seconds=1.0))
+    file = io.BytesIO()
+    soundfile.write(file, np.zeros(96_000 * 3 // 4, dtype=np.float32), 96_000, format="WAV")
+    assert error_of(await post_form(app, {}, file.getvalue()))["code"] == "invalid_audio"
+
+
+@pytest.mark.parametrize("stream", ["false", "true"])
+async def test_recordings_are_kept_up_to_a_limit_of_memory(stream: str) -> None:
+    """Of four times 1 s at 48 kHz, which is eight times 1 s at 24 kHz."""
+    generator = FakeGenerator(script=[TextDelta("Hello", (1,)), Hang()])
+    app = app_of(generator, ApiConfig(max_upload_seconds=1.0, media_queue_timeout_s=0.01))
+    second, fields = tone(num_samples=24_000), {"stream": stream}
+    running: list[asyncio.Task[Any]] = []
+    for _ in range(8):
+        generator.submitted.clear()
+        running.append(asyncio.create_task(post_form(app, fields, second)))
+        await asyncio.wait_for(generator.submitted.wait(), 10)
+    generator.script = None
+    assert error_of(await post_form(app, fields, tone(num_samples=5_000)), 503)["code"] == "server_overloaded"
+    running[0].cancel()
+    await asyncio.wait(running[:1])
+    for _ in range(2):
+        assert (await post_form(app, fields, second)).status_code == 200
+    for task in running:
+        task.cancel()
+    await asyncio.wait(running)
+
+
+async def test_a_recording_that_fails_leaves_its_room_to_others() -> None:
+    app = app_of(FakeGenerator(), ApiConfig(max_upload_seconds=1.0, media_queue_timeout_s=0.5))
+    bad = tone("FLAC", num_samples=24_000)
+    for _ in range(9):
+        assert error_of(await post_form(app, {}, bad[: len(bad) // 2]))["code"] == "invalid_audio"
+    assert (await post_form(app, {}, tone(num_samples=24_000))).status_code == 200
 
 
 async def test_a_file_of_26_mb_is_too_large() -> None:

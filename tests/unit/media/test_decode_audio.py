@@ -1,6 +1,7 @@
 import io
 import random
 import struct
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import soundfile
 
 from omni_server.errors import InvalidRequestError
-from omni_server.media.decode import decode_audio
+from omni_server.media.decode import count_samples, decode_audio
 from omni_server.media.limits import MediaLimits
 
 LIMITS = MediaLimits()
@@ -162,6 +163,40 @@ def test_too_long_audio_is_refused(container: str) -> None:
     subtype = "MPEG_LAYER_III" if container == "MP3" else "PCM_16"
     data = _file(np.zeros(2 * RATE_HZ, dtype=np.float32), container, subtype)
     assert "longer than 1.5 s" in _refusal(data, MediaLimits(max_audio_seconds=1.5))
+
+
+@pytest.mark.parametrize("container", ["WAV", "FLAC", "MP3"])
+def test_what_would_take_too_much_memory_is_refused_though_it_is_short(container: str) -> None:
+    subtype = "MPEG_LAYER_III" if container == "MP3" else "PCM_16"
+    limits = MediaLimits(max_audio_samples=40_000)
+    data = _file(np.zeros(44_100, dtype=np.float32), container, subtype, rate=44_100)
+    assert "more than 40000 samples" in _refusal(data, limits)
+    data = _file(np.zeros(16_000, dtype=np.float32), container, subtype, rate=16_000)
+    assert decode_audio(data, limits).samples.size == 16_000
+
+
+def test_a_waveform_is_in_memory_once_while_it_is_decoded() -> None:
+    data = _file(np.zeros(4_000_000, dtype=np.float32), rate=96_000)
+    tracemalloc.start()
+    decode_audio(data, LIMITS)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1.5 * 4 * 4_000_000
+
+
+@pytest.mark.parametrize(("container", "subtype"), CONTAINERS)
+def test_samples_are_counted_without_being_decoded(container: str, subtype: str) -> None:
+    data = _file(_tone(), container, subtype)
+    assert count_samples(data, LIMITS) == 8_000
+    with pytest.raises(InvalidRequestError, match="is longer than"):
+        count_samples(data, MediaLimits(max_audio_seconds=0.25))
+
+
+@pytest.mark.parametrize("data", [b"", b"nothing", b"RIFF\0\0\0\0WAVE", bytes(101)])
+def test_samples_of_what_is_no_sound_cannot_be_counted(data: bytes) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        count_samples(data, MediaLimits(max_bytes=100))
+    assert caught.value.code == "invalid_audio"
 
 
 def test_too_long_pcm16_is_refused() -> None:
