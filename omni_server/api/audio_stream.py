@@ -9,6 +9,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from omni_server.api.disconnect import until_disconnect
+from omni_server.api.errors import logged
 from omni_server.errors import OmniError
 
 logger = logging.getLogger(__name__)
@@ -51,6 +52,6 @@ class AudioStreamResponse(Response):
             async for data in self._pieces:
                 await send({"type": "http.response.body", "body": data, "more_body": True})
         except OmniError as error:
-            logger.warning("%s failed while it was sent, its connection is closed: %s", self._name, error)
+            logger.warning("%s failed while it was sent, its connection is closed: %s", self._name, logged(error))
             return
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -17,7 +17,7 @@ from omni_server.api.choices import follow_choices
 from omni_server.api.collected import CollectedChoice, api_finish_reason, total_usage
 from omni_server.api.config import ApiConfig
 from omni_server.api.disconnect import until_disconnect
-from omni_server.api.errors import envelope, unexpected_error
+from omni_server.api.errors import envelope, logged, unexpected_error
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.openapi import CHAT_RESPONSES, request_body
 from omni_server.api.parse import ChatTurn, parse_chat_request
@@ -110,7 +110,7 @@ class ChatService:
                     if data:
                         yield data
         except OmniError as error:
-            logger.info("%s failed while it was streamed: %s", answer.id, error)
+            logger.info("%s failed while it was streamed: %s", answer.id, logged(error))
             yield frame(envelope(error))
         except Exception:
             logger.exception("%s failed while it was streamed", answer.id)

@@ -24,6 +24,13 @@ def envelope(error: OmniError) -> ErrorEnvelope:
     return ErrorEnvelope(error=ErrorBody(message=message, type=error.type, param=error.param, code=error.code))
 
 
+def logged(error: OmniError) -> str:
+    """For a log line: the code, and of the server's own failures the message, escaped. That of a refused request is
+    left out: it may hold what the client sent."""
+    code = error.code or error.type
+    return code if error.status < 500 else f"{code} {error.message!a}"
+
+
 def error_response(error: OmniError, headers: Mapping[str, str] | None = None) -> Response:
     """The answer to a failed request, with the headers that tell OpenAI's clients whether and when to try again."""
     all_headers = dict(headers) if headers is not None else {}

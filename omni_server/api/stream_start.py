@@ -4,7 +4,7 @@ import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from omni_server.api.errors import envelope, unexpected_error
+from omni_server.api.errors import envelope, logged, unexpected_error
 from omni_server.api.sse import frame
 from omni_server.errors import OmniError
 
@@ -26,7 +26,7 @@ async def ending_in_error(frames: AsyncGenerator[bytes, None], name: str) -> Asy
             async for data in frames:
                 yield data
     except OmniError as error:
-        logger.info("%s failed while it was streamed: %s", name, error)
+        logger.info("%s failed while it was streamed: %s", name, logged(error))
         yield frame(envelope(error))
     except Exception:
         logger.exception("%s failed while it was streamed", name)

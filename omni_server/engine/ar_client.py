@@ -298,12 +298,14 @@ def context_length_exceeded(limit: int, num_tokens: int, param: str) -> InvalidR
 
 
 def _refusal(exc: Exception) -> str:
-    """Without the value that vLLM appends; with what its grammar compiler says, but not where in its source."""
+    """Without the value that vLLM appends; with what its grammar compiler says, but not where in its source. On one
+    line: both may hold words of the request."""
     message = str(exc.args[0] if exc.args else exc)
     cause = str(exc.__cause__ or "")[:_MAX_CAUSE]
     if cause and cause not in message:
         message = f"{message} {cause}"
-    return _SOURCE_PLACE.sub("", message).strip()
+    message = _SOURCE_PLACE.sub("", message)
+    return "".join(character if character.isprintable() else " " for character in message).strip()
 
 
 def _invalid_prompt(exc: Exception, limit: int) -> InvalidRequestError:

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable
 from contextlib import aclosing
 
-from omni_server.api.errors import unexpected_error
+from omni_server.api.errors import logged, unexpected_error
 from omni_server.api.event_feed import follow
 from omni_server.api.realtime.prompt import without_oldest
 from omni_server.api.realtime.response_plan import ResponsePlan
@@ -64,7 +64,7 @@ class ResponseRun:
             try:
                 await self._answer()
             except OmniError as error:
-                logger.info("%s failed: %s", self.id, error)
+                logger.info("%s failed: %s", self.id, logged(error))
                 self._fail(error)
             except Exception:
                 logger.exception("%s failed", self.id)

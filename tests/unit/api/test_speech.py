@@ -400,7 +400,7 @@ async def test_failure_after_the_first_sound_cuts_the_connection(
             with pytest.raises(httpx2.RemoteProtocolError, match="incomplete"):
                 await response.aread()
         assert (await client.get("/health")).status_code == 200
-    assert "its connection is closed: stage 'talker': gone" in caplog.text
+    assert "its connection is closed: engine_dead \"stage 'talker': gone\"" in caplog.text
     assert "Traceback" not in caplog.text
 
 

@@ -22,6 +22,7 @@ class FakeEngine:
 
     def __init__(self) -> None:
         self.model_config = SimpleNamespace(max_model_len=64)
+        self.vllm_config = SimpleNamespace(model_config=None, speculative_config=None, structured_outputs_config=None)
         self.row_sinks: dict[str, RowSink] = {}
         self.errored = False
         self.error: Exception | None = None
@@ -38,6 +39,9 @@ class FakeEngine:
         await self.gate.wait()
         return SimpleNamespace(request_id=f"{request_id}-internal")
 
+    def get_tokenizer(self) -> None:
+        """`Refused` needs none."""
+
     async def abort(self, request_id: str, *, internal: bool) -> None:
         self.requests.pop(request_id.removesuffix("-internal") if internal else request_id, None)
 
@@ -45,6 +49,14 @@ class FakeEngine:
         if self.error is not None:
             raise self.error
         self.fed += feeds
+
+
+class Refused(SamplingParams):
+    """What vLLM refuses in words of the request."""
+
+    def verify(self, *_: object) -> None:
+        cause = ValueError("[12:34:56] /src/grammar.cc:1: rule\x1b[31m\u2028is cyclic\n")
+        raise ValueError("no grammar:\r\n1970-01-01 INFO forged") from cause
 
 
 def client_of(engine: FakeEngine) -> ArStageClient:
@@ -105,6 +117,13 @@ async def test_a_refused_request_is_the_callers_mistake_and_leaves_nothing() -> 
     with pytest.raises(InvalidRequestError, match="top_k"):
         await client_of(engine).open("a", (1,), SamplingParams(), drop)
     assert engine.row_sinks == {}
+
+
+async def test_a_refusal_is_one_line_without_control_characters() -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        await client_of(FakeEngine()).check(Refused(), "tools")
+    assert caught.value.message == "no grammar:  1970-01-01 INFO forged rule [31m is cyclic"
+    assert caught.value.param == "tools"
 
 
 async def test_a_dead_engine_takes_no_feeds() -> None:
