@@ -27,12 +27,7 @@ class AnswerRecord:
         self._began = clock()
         self.answer_id = request.request_id
         self.is_spoken = request.speech is not None
-        self.audio_input_s = sum(
-            len(part.samples) / part.sample_rate_hz
-            for message in request.messages
-            for part in message.content
-            if isinstance(part, AudioPart)
-        )
+        self.audio_input_s = _audio_s(request)
         self.prompt: PromptTokens | None = None
         """None until the request has been admitted."""
         self.first_text_s: float | None = None
@@ -52,6 +47,10 @@ class AnswerRecord:
     def audio_s(self) -> float:
         """Seconds of sound that were made."""
         return self.num_samples / SAMPLE_RATE_HZ
+
+    def shortened(self, request: OmniRequest) -> None:
+        """The prompt was too long; `request` is tried instead."""
+        self.audio_input_s = _audio_s(request)
 
     def take(self, event: OmniEvent) -> None:
         """Called for each event, so it does little."""
@@ -88,3 +87,13 @@ class AnswerRecord:
 
     def _now(self) -> float:
         return self._clock() - self._began
+
+
+def _audio_s(request: OmniRequest) -> float:
+    """Of the sound in a request."""
+    return sum(
+        len(part.samples) / part.sample_rate_hz
+        for message in request.messages
+        for part in message.content
+        if isinstance(part, AudioPart)
+    )

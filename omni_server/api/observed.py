@@ -5,12 +5,13 @@ from collections.abc import AsyncIterator, Callable
 from omni_server.api.access_log import log_session_answer
 from omni_server.api.answer_record import AnswerRecord
 from omni_server.api.request_record import RequestRecord, current_request
-from omni_server.errors import OmniError
+from omni_server.errors import InvalidRequestError, OmniError
 from omni_server.generation import Generation, Generator
 from omni_server.metrics.server_metrics import ServerMetrics
 from omni_server.types import ChatMessage, ModelInfo, OmniEvent, OmniRequest, Task
 
 AbortError = Callable[[], OmniError | None]
+Shorter = Callable[[OmniRequest], OmniRequest | None]
 
 
 class ObservedGenerator:
@@ -24,13 +25,27 @@ class ObservedGenerator:
         self.model_info: ModelInfo = generator.model_info
 
     async def submit(self, request: OmniRequest) -> Generation:
+        return await self.submit_fitting(request, lambda _: None)
+
+    async def submit_fitting(self, request: OmniRequest, shorter: Shorter) -> Generation:
+        """As `submit`, but where the prompt is too long `shorter` gives what to try instead, until it gives None.
+        All of it is one answer for log and metrics."""
         record = current_request()
         answer = AnswerRecord(request)
         if record is not None and not record.is_websocket:
             record.answers.append(answer)
         observation = _Observation(answer, record, self._metrics)
         try:
-            generation = await self._generator.submit(request)
+            while True:
+                try:
+                    generation = await self._generator.submit(request)
+                    break
+                except InvalidRequestError as error:
+                    next_request = shorter(request) if error.code == "context_length_exceeded" else None
+                    if next_request is None:
+                        raise
+                    request = next_request
+                    answer.shortened(request)
         except Exception as error:
             observation.failed(error)
             raise

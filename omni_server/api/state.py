@@ -50,7 +50,7 @@ class ServerState:
             return OverloadedError("The model is still warming up.", code="model_not_ready")
         return None
 
-    def require_generator(self) -> Generator:
+    def require_generator(self) -> ObservedGenerator:
         """The generator, to be used at once; what it generates is counted and logged.
 
         Raises `OverloadedError` where `unavailability` has a reason.

@@ -12,9 +12,9 @@ from omni_server.api.realtime.response_plan import ResponsePlan
 from omni_server.api.realtime.response_writer import ResponseWriter
 from omni_server.api.realtime.wire import CancelReason, StatusDetails, WireUsage
 from omni_server.api.state import ServerState
-from omni_server.errors import InvalidRequestError, OmniError
+from omni_server.errors import OmniError
 from omni_server.generation import Generation
-from omni_server.types import AudioDelta, Finished, TextDelta, ToolCallDelta
+from omni_server.types import AudioDelta, Finished, OmniRequest, TextDelta, ToolCallDelta
 
 logger = logging.getLogger(__name__)
 
@@ -92,16 +92,13 @@ class ResponseRun:
     async def _submit(self) -> Generation:
         """Raises what `Generator.submit` raises. A conversation that has become too long loses its oldest turns,
         unless the session's `truncation` is "disabled"."""
-        messages = self._plan.messages
-        while True:
-            try:
-                return await self._state.require_generator().submit(self._plan.request(messages))
-            except InvalidRequestError as error:
-                shorter = without_oldest(messages)
-                is_too_long = error.code == "context_length_exceeded"
-                if not is_too_long or shorter is None or self._plan.config.truncation == "disabled":
-                    raise
-                messages = shorter
+        return await self._state.require_generator().submit_fitting(
+            self._plan.request(self._plan.messages), self._shorter
+        )
+
+    def _shorter(self, request: OmniRequest) -> OmniRequest | None:
+        messages = without_oldest(request.messages) if self._plan.config.truncation != "disabled" else None
+        return self._plan.request(messages) if messages is not None else None
 
     def _finish(self, finished: Finished) -> None:
         usage = WireUsage.of(finished.usage)

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from omni_server.errors import InvalidRequestError
 from omni_server.types import AudioDelta, AudioPart, ImagePart, TextDelta, TextDone, TextPart
@@ -153,14 +154,17 @@ async def test_truncating_what_cannot_be_truncated() -> None:
         assert error["code"] == "item_already_truncated"
 
 
-async def test_a_conversation_that_is_too_long_loses_its_oldest_turns() -> None:
-    class Small(FakeGenerator):
-        async def submit(self, request: Any) -> Any:
-            if len(request.messages) > 4:
-                self.requests.append(request)
-                raise InvalidRequestError("too long", code="context_length_exceeded")
-            return await super().submit(request)
+class Small(FakeGenerator):
+    """Takes conversations of up to four messages."""
 
+    async def submit(self, request: Any) -> Any:
+        if len(request.messages) > 4:
+            self.requests.append(request)
+            raise InvalidRequestError("too long", code="context_length_exceeded")
+        return await super().submit(request)
+
+
+async def test_a_conversation_that_is_too_long_loses_its_oldest_turns() -> None:
     async with RealtimeClient(Small()) as client:
         await client.opened(instructions="Be brief.")
         for number in range(8):
@@ -174,3 +178,31 @@ async def test_a_conversation_that_is_too_long_loses_its_oldest_turns() -> None:
         await client.send("response.create")
         details = (await client.until("response.done"))["response"]["status_details"]
         assert details["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("truncation", "outcome", "reason", "heard_s"),
+    [("auto", "ok", "stop", 0.5), ("disabled", "error", "context_length_exceeded", 1.0)],
+)
+async def test_an_answer_to_a_conversation_that_is_too_long_is_counted_once(
+    truncation: str, outcome: str, reason: str, heard_s: float
+) -> None:
+    """With the sound of the last prompt that was tried."""
+    async with RealtimeClient(Small()) as client:
+        await client.opened(audio=MANUAL, truncation=truncation)
+        for number in range(8):
+            if number in (0, 6):
+                await client.append(voice(0.5))
+                await client.send("input_audio_buffer.commit")
+                await client.until("conversation.item.done")
+            else:
+                await client.say(str(number))
+        await client.send("response.create")
+        await client.until("response.done")
+    families = text_string_to_metric_families(client.state.metrics.text().decode())
+    samples = [sample for family in families for sample in family.samples]
+    ended = [(sample.labels, sample.value) for sample in samples if sample.name == "omni_requests_total"]
+    assert ended == [({"outcome": outcome, "reason": reason}, 1)]
+    (heard,) = [sample.value for sample in samples if sample.name == "omni_audio_input_seconds_total"]
+    assert heard == pytest.approx(heard_s)
+    assert [sample.value for sample in samples if sample.name == "omni_requests_running"] == [0]
