@@ -20,6 +20,12 @@ def rate_of(format: WireFormat) -> int:
     return SAMPLE_RATE_HZ if isinstance(format, PcmFormat) else G711_RATE_HZ
 
 
+def seconds_of(text: str, format: WireFormat) -> float:
+    """About how long the sound in base64 lasts, without decoding it."""
+    bytes_per_sample = 2 if isinstance(format, PcmFormat) else 1
+    return len(text) * 3 / 4 / bytes_per_sample / rate_of(format)
+
+
 def decode_audio(text: str, format: WireFormat, param: str) -> npt.NDArray[np.int16]:
     """Base64 as samples [num_samples] at `rate_of(format)`. Raises `InvalidRequestError`."""
     if not text:

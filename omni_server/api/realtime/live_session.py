@@ -8,7 +8,7 @@ from pydantic import JsonValue
 
 from omni_server.api.realtime import client_events as client
 from omni_server.api.realtime import server_events as events
-from omni_server.api.realtime.audio_format import decode_audio, rate_of
+from omni_server.api.realtime.audio_format import decode_audio, rate_of, seconds_of
 from omni_server.api.realtime.conversation import Conversation, unknown_item
 from omni_server.api.realtime.input_buffer import InputBuffer, Started, Stopped
 from omni_server.api.realtime.item_loader import ItemLoader
@@ -28,10 +28,13 @@ from omni_server.types import ModelInfo
 
 logger = logging.getLogger(__name__)
 
+# A session holds one place among the server's requests, however many generations it runs.
 _MAX_BESIDE = 4
-"""Responses outside of the conversation that may run at the same time."""
-_INLINE_SAMPLES = 12_000
-"""Half a second: sound up to this length is searched for speech in 3 ms; a longer piece goes to a thread."""
+"""Responses outside of the conversation and transcriptions that may run at the same time, together."""
+_MAX_OF_CONVERSATION = 3
+"""Responses of the conversation: one, and cancelled ones that the stages have not let go of yet."""
+_INLINE_S = 0.5
+"""Sound up to this length is searched for speech in 3 ms; a longer piece goes to a thread."""
 _RELEASE_TIMEOUT_S = 10.0
 
 
@@ -162,7 +165,7 @@ class LiveSession:
         if "audio" not in self._model.input_modalities:
             raise InvalidRequestError("This model does not take audio input.", param="audio", code="unsupported_value")
         format = self._config.audio.input.format
-        if len(event.audio) <= 4 * _INLINE_SAMPLES:
+        if seconds_of(event.audio, format) <= _INLINE_S:
             for turn in self._buffer.append(decode_audio(event.audio, format, "audio")):
                 self._take_turn(turn)
             return
@@ -196,13 +199,18 @@ class LiveSession:
         item = UserItem(item_id, [audio])
         self._outbox.put(events.BufferCommitted(previous_item_id=self._conversation.last_id, item_id=item_id))
         self._add(item)
-        if config.transcription is not None:
+        if config.transcription is None:
+            return
+        if self._num_beside < _MAX_BESIDE:
             self._transcriber.start(item, audio, config.transcription)
+        else:
+            self._transcriber.refuse(item)
 
     def _answer_turn(self) -> None:
-        if self._is_answering:
+        if self._is_answering or self._num_of_conversation >= _MAX_OF_CONVERSATION:
             self._answer_is_due = True
             return
+        self._answer_is_due = False
         try:
             self._start(self._plan(client.ResponseParams(), self._conversation.items))
         except OmniError as error:
@@ -216,8 +224,16 @@ class LiveSession:
 
     async def _create_response(self, params: client.ResponseParams) -> None:
         is_beside = params.conversation == "none"
-        if is_beside and len(self._runs) > _MAX_BESIDE:
-            raise InvalidRequestError("Too many responses are in progress.", code="too_many_responses")
+        self._check_room(is_beside)
+        items = self._conversation.items
+        if params.input is not None:
+            items = await self._loader.load_input(
+                params.input, self._config.audio.input.format, "response.input", self._conversation.find
+            )
+            self._check_room(is_beside)  # a turn that was due may be answered by now
+        self._start(self._plan(params, items))
+
+    def _check_room(self, is_beside: bool) -> None:
         if not is_beside and self._is_answering:
             assert self._active is not None
             raise InvalidRequestError(
@@ -225,12 +241,16 @@ class LiveSession:
                 "Wait until the response is finished before creating a new one.",
                 code="conversation_already_has_active_response",
             )
-        items = self._conversation.items
-        if params.input is not None:
-            items = await self._loader.load_input(
-                params.input, self._config.audio.input.format, "response.input", self._conversation.find
-            )
-        self._start(self._plan(params, items))
+        if self._num_beside >= _MAX_BESIDE if is_beside else self._num_of_conversation >= _MAX_OF_CONVERSATION:
+            raise InvalidRequestError("Too many responses are in progress.", code="too_many_responses")
+
+    @property
+    def _num_beside(self) -> int:
+        return sum(run.is_beside for run in self._runs) + self._transcriber.num_running
+
+    @property
+    def _num_of_conversation(self) -> int:
+        return sum(not run.is_beside for run in self._runs)
 
     def _plan(self, params: client.ResponseParams, items: tuple[Item, ...]) -> ResponsePlan:
         config = self._config
@@ -246,11 +266,10 @@ class LiveSession:
 
     def _start(self, plan: ResponsePlan) -> None:
         self._state.require_generator()
-        is_beside = plan.conversation_id is None
-        writer = ResponseWriter(plan, None if is_beside else self._conversation, self._outbox)
-        run = ResponseRun(plan, writer, self._state, self._ended)
+        conversation = self._conversation if plan.conversation_id is not None else None
+        run = ResponseRun(plan, ResponseWriter(plan, conversation, self._outbox), self._state, self._ended)
         self._runs.add(run)
-        if not is_beside:
+        if not run.is_beside:
             self._active = run
             self._answer_is_due = False
         run.start()
@@ -259,8 +278,8 @@ class LiveSession:
         self._runs.discard(run)
         if run is self._active:
             self._active = None
-            if self._answer_is_due:
-                self._answer_turn()
+        if self._answer_is_due and not self._is_answering:
+            self._answer_turn()
 
     def _cancel_response(self, event: client.ResponseCancel) -> None:
         runs = [run for run in self._runs if not run.is_over]

@@ -36,6 +36,11 @@ class ResponseRun:
         """Its `response.done` has been written."""
         return self._writer.is_closed
 
+    @property
+    def is_beside(self) -> bool:
+        """It is outside of the conversation."""
+        return self._plan.conversation_id is None
+
     def start(self) -> None:
         self._writer.created()
         self._task = asyncio.create_task(self._run(), name=f"realtime response {self.id}")

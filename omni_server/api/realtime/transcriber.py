@@ -19,23 +19,25 @@ from omni_server.types import Finished, OmniRequest, SamplingConfig, TextDelta, 
 
 logger = logging.getLogger(__name__)
 
-_MAX_RUNNING = 4
 _MAX_TOKENS = 1024
 
 
 class Transcriber:
-    """At most `_MAX_RUNNING` at a time; more are told failed rather than piled up."""
-
     def __init__(self, outbox: Outbox, state: ServerState) -> None:
         self._outbox = outbox
         self._state = state
         self._tasks: set[asyncio.Task[None]] = set()
 
+    @property
+    def num_running(self) -> int:
+        return len(self._tasks)
+
+    def refuse(self, item: UserItem) -> None:
+        """Where too many run already: they are told failed rather than piled up."""
+        self._fail(item, OverloadedError("Too many transcriptions and responses are running in this session."))
+
     def start(self, item: UserItem, audio: HeardAudio, config: Transcription) -> None:
         """The events come while other things go on; `audio.transcript` is set at the end."""
-        if len(self._tasks) >= _MAX_RUNNING:
-            self._fail(item, OverloadedError("Too many transcriptions are running in this session."))
-            return
         task = asyncio.create_task(self._run(item, audio, config), name=f"realtime transcription of {item.id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

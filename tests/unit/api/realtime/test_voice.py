@@ -1,10 +1,13 @@
 """The user's voice: committed by hand or by the detector of turns, interruptions, transcription."""
 
 import asyncio
+import threading
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
+from omni_server.api.state import ServerState
 from omni_server.errors import OverloadedError
 from omni_server.types import AudioDelta, AudioPart, TextDelta, TextDone, TextPart, Transcribe
 from tests.unit.api.fake_generator import (
@@ -19,7 +22,9 @@ from tests.unit.api.fake_generator import (
 from tests.unit.api.realtime.answers import ENDLESS, MANUAL
 from tests.unit.api.realtime.realtime_client import (
     RealtimeClient,
+    ScriptedModel,
     base64_of,
+    realtime_app,
     silence,
     sound_of,
     voice,
@@ -204,6 +209,29 @@ async def test_what_the_user_says_is_written_down_if_asked() -> None:
         assert request.messages == client.generator.task_messages(task)
         await client.send("conversation.item.retrieve", item_id=event["item_id"])
         assert (await client.next())["item"]["content"][0]["transcript"] == TEXT
+
+
+@pytest.mark.parametrize(("kind", "bytes_per_s"), [("audio/pcm", 48_000), ("audio/pcmu", 8_000)])
+async def test_long_pieces_of_sound_do_not_keep_other_requests_waiting(kind: str, bytes_per_s: int) -> None:
+    """Half a second is searched at once, in any format; more in a thread. All ones are silence in both formats."""
+    threads: list[int] = []
+
+    class Noting(ScriptedModel):
+        def probability(self, frame: npt.NDArray[np.float32]) -> float:
+            threads.append(threading.get_ident())
+            return super().probability(frame)
+
+    state = ServerState(FakeGenerator())
+    async with RealtimeClient(state=state, app=realtime_app(state, model=Noting)) as client:
+        await client.opened(audio={"input": {"format": {"type": kind}}})
+        await client.send("input_audio_buffer.append", audio=base64_of(b"\xff" * (bytes_per_s * 4 // 10)))
+        await client.nothing_comes()
+        assert set(threads) == {threading.get_ident()}
+        threads.clear()
+        await client.send("input_audio_buffer.append", audio=base64_of(b"\xff" * (bytes_per_s * 6 // 10)))
+        await client.nothing_comes()
+        assert threads
+        assert threading.get_ident() not in threads
 
 
 async def test_a_transcription_that_fails_harms_nothing() -> None:
