@@ -25,19 +25,23 @@ class LocalFiles:
         so that a client learns nothing of other files; `media_too_large` or `invalid_url`."""
         path = _path_of(url)
         try:
-            # Without waiting for the other end of a pipe. What was opened is what is checked: a link that is
-            # exchanged in between gains nothing.
-            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            # Only the place: neither a pipe nor a device notices. What was found is what is checked and then read: a
+            # link that is exchanged in between gains nothing.
+            found = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except (OSError, ValueError):
             raise _not_allowed() from None
         try:
-            opened = Path(f"/proc/self/fd/{descriptor}").readlink()
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode) or not opened.is_relative_to(self._folder):
+            place = Path(f"/proc/self/fd/{found}")
+            if not stat.S_ISREG(os.fstat(found).st_mode) or not place.readlink().is_relative_to(self._folder):
                 raise _not_allowed()
-            with open(descriptor, "rb", closefd=False) as file:
+            try:
+                file = place.open("rb")
+            except OSError:
+                raise _not_allowed() from None
+            with file:
                 data = file.read(self._max_bytes + 1)
         finally:
-            os.close(descriptor)
+            os.close(found)
         if len(data) > self._max_bytes:
             raise InvalidRequestError(
                 f"The media item is larger than the {self._max_bytes} bytes allowed.", code="media_too_large"

@@ -1,6 +1,9 @@
 """`file:` URLs: of one folder only, whatever the path looks like."""
 
+import asyncio
 import os
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -70,6 +73,27 @@ async def test_nothing_else_is_read_and_nothing_is_told_of_it(path: str, folder:
         await read(folder, "file://" + path.format(folder=folder))
     assert caught.value.code == "media_not_allowed"
     assert "secret" not in caught.value.message
+
+
+def test_what_is_not_allowed_is_not_even_opened(folder: Path) -> None:
+    """A writer of a pipe waits until somebody opens it for reading; opening a device may do anything."""
+    pipe = folder.parent / "pipe"
+    os.mkfifo(pipe)
+    (folder / "link").symlink_to(pipe)
+    writer = threading.Thread(target=lambda: os.close(os.open(pipe, os.O_WRONLY)))
+    writer.start()
+    try:
+        status = Path(f"/proc/self/task/{writer.native_id}/stat")
+        while status.read_text().rpartition(")")[2].split()[0] != "S":  # asleep, in `open`
+            time.sleep(0.001)
+        for path in (pipe, folder / "link"):
+            with pytest.raises(InvalidRequestError):
+                asyncio.run(read(folder, f"file://{path}"))
+        writer.join(0.05)
+        assert writer.is_alive()
+    finally:
+        os.close(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK))
+        writer.join()
 
 
 @pytest.mark.parametrize("url", ["file:relative.wav", "file://other.host{folder}/a%20b.wav", "file:", "file://["])
