@@ -1,7 +1,9 @@
 """Media of a request: fetched, and decoded in a bounded number of threads beside the event loop."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from omni_server.api.config import ApiConfig
@@ -12,6 +14,9 @@ from omni_server.media.limits import MediaLimits
 from omni_server.media.source import MediaSource, decode_base64
 from omni_server.types import AudioPart, ImagePart, VideoPart
 
+_MAX_READ = 8
+"""Bodies of http(s) and `file:` URLs that are fetched, wait for a thread or are decoded at the same time. Each may be
+as large as `MediaLimits.max_bytes`, which a short request has not paid for."""
 _URL_PREFIXES = ("data:", "http://", "https://")
 
 MediaPart = AudioPart | ImagePart | VideoPart
@@ -46,6 +51,9 @@ class MediaLoader:
         self._decode_timeout_s = decode_timeout_s
         self._queue_timeout_s = queue_timeout_s
         self._slots = asyncio.Semaphore(num_threads)
+        # Its own: whoever uses the event loop's threads does not wait for media, nor do media for them.
+        self._threads = ThreadPoolExecutor(num_threads, "media")
+        self._reads = asyncio.Semaphore(_MAX_READ)
 
     async def load(self, content: MediaContent, param: str) -> MediaPart:
         """The decoded medium of one content part, which `param` names as in `messages[0].content[1]`.
@@ -57,18 +65,18 @@ class MediaLoader:
             match content:
                 case InputAudioContent(input_audio=audio):
                     if audio.data.startswith(_URL_PREFIXES):
-                        data = await self._source.read(audio.data)
-                        return await self._in_thread(lambda: decode_audio(data, limits, audio.format))
+                        async with self._read(audio.data) as data:
+                            return await self._in_thread(lambda: decode_audio(data, limits, audio.format))
                     return await self._in_thread(lambda: decode_audio(decode_base64(audio.data), limits, audio.format))
                 case AudioUrlContent(audio_url=url):
-                    data = await self._source.read(url.url)
-                    return await self._in_thread(lambda: decode_audio(data, limits))
+                    async with self._read(url.url) as data:
+                        return await self._in_thread(lambda: decode_audio(data, limits))
                 case ImageUrlContent(image_url=url):
-                    data = await self._source.read(url.url)
-                    return await self._in_thread(lambda: decode_image(data, limits))
+                    async with self._read(url.url) as data:
+                        return await self._in_thread(lambda: decode_image(data, limits))
                 case VideoUrlContent(video_url=url):
-                    data = await self._source.read(url.url)
-                    return await self._in_thread(lambda: decode_video(data, limits))
+                    async with self._read(url.url) as data:
+                        return await self._in_thread(lambda: decode_video(data, limits))
         except InvalidRequestError as error:
             error.param = (
                 f"{param}.input_audio.data" if content.type == "input_audio" else f"{param}.{content.type}.url"
@@ -83,14 +91,31 @@ class MediaLoader:
         """The waveform of an uploaded file. Raises as `load` does, without naming a field."""
         return await self._in_thread(lambda: decode_audio(data, self._limits))
 
+    @asynccontextmanager
+    async def _read(self, url: str) -> AsyncIterator[bytes]:
+        """The bytes behind `url`, to be used up inside of the block."""
+        if url[:5].lower() == "data:":  # in memory already, with the request
+            yield await self._source.read(url)
+            return
+        try:
+            async with asyncio.timeout(self._queue_timeout_s):
+                await self._reads.acquire()
+        except TimeoutError:
+            raise OverloadedError("The server is busy fetching the media of other requests.") from None
+        try:
+            yield await self._source.read(url)
+        finally:
+            self._reads.release()
+
     async def _in_thread(self, decode: Callable[[], Result]) -> Result:
         """A thread cannot be stopped: one that takes too long keeps its slot until it ends, so that slow media of
         many requests never fill the process with threads."""
         try:
-            await asyncio.wait_for(self._slots.acquire(), self._queue_timeout_s)
+            async with asyncio.timeout(self._queue_timeout_s):
+                await self._slots.acquire()
         except TimeoutError:
             raise OverloadedError("The server is busy decoding the media of other requests.") from None
-        decoding = asyncio.get_running_loop().run_in_executor(None, decode)
+        decoding = asyncio.get_running_loop().run_in_executor(self._threads, decode)
         decoding.add_done_callback(self._release)
         done, _ = await asyncio.wait({decoding}, timeout=self._decode_timeout_s)
         if not done:

@@ -5,6 +5,8 @@ import ipaddress
 import re
 import socket
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -17,6 +19,7 @@ IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _CHUNK_BYTES = 64 * 1024
+_LOOKUP_THREADS = 4
 _HOST_NAME = re.compile(r"[\w-]+(\.[\w-]+)*")
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 """RFC 6052: the last 32 bits are an IPv4 address that a gateway connects to."""
@@ -37,6 +40,8 @@ class HttpFetcher:
         self._allowed_addresses = frozenset(
             address for address in map(_parse_address, self._allowed_hosts) if address is not None
         )
+        # A lookup that nobody answers holds its thread for long: none that anything else waits for.
+        self._lookup_threads = ThreadPoolExecutor(_LOOKUP_THREADS, "media-lookup")
 
     async def fetch(self, url: str) -> bytes:
         """The body behind an http(s) `url`. Raises `InvalidRequestError` as `MediaSource.read` says."""
@@ -50,7 +55,9 @@ class HttpFetcher:
 
     async def _follow(self, url: str) -> bytes:
         connector = aiohttp.TCPConnector(
-            resolver=_CheckingResolver(self._allowed_addresses), use_dns_cache=False, force_close=True
+            resolver=_CheckingResolver(self._allowed_addresses, self._lookup_threads),
+            use_dns_cache=False,
+            force_close=True,
         )
         # The time limit is the caller's, one over all of it. Bodies stay as they were sent: their size is what was
         # transferred, not what a compression bomb would become.
@@ -108,14 +115,16 @@ class _CheckingResolver(AbstractResolver):
     are allowed literally or not at all.
     """
 
-    def __init__(self, allowed_addresses: frozenset[IPAddress]) -> None:
+    def __init__(self, allowed_addresses: frozenset[IPAddress], threads: ThreadPoolExecutor) -> None:
         self._allowed_addresses = allowed_addresses
+        self._threads = threads
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
         """Addresses of `host`. Raises `OSError` if it has none and `InvalidRequestError` if none is allowed."""
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, family=family, type=socket.SOCK_STREAM)
+        look_up = partial(socket.getaddrinfo, host, port, family=family, type=socket.SOCK_STREAM)
+        found = await asyncio.get_running_loop().run_in_executor(self._threads, look_up)
         results: list[ResolveResult] = []
         for address_family, _, protocol, _, sockaddr in found:
             literal = str(sockaddr[0])

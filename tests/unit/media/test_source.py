@@ -2,7 +2,9 @@ import asyncio
 import base64
 import gzip
 import socket
+import threading
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from ipaddress import ip_address
 from urllib.parse import quote, quote_from_bytes
 
@@ -230,6 +232,21 @@ class TestWhoMayBeAsked:
     ) -> None:
         lookups(LOOPBACK)
         assert await _read(server.url("/all-bytes", host), allowed, LOOPBACK) == ALL_BYTES
+
+    async def test_names_are_looked_up_in_threads_of_their_own(
+        self, server: Server, lookups: Callable[..., list[str]]
+    ) -> None:
+        lookups(LOOPBACK)
+        release, executor = threading.Event(), ThreadPoolExecutor(1)
+        asyncio.get_running_loop().set_default_executor(executor)
+        blocked = asyncio.ensure_future(asyncio.to_thread(release.wait, 30))
+        await asyncio.sleep(0)
+        try:
+            reading = _read(server.url("/all-bytes", "media.example"), "media.example", LOOPBACK)
+            assert await asyncio.wait_for(reading, 10) == ALL_BYTES
+        finally:
+            release.set()
+            await blocked
 
     async def test_international_names_are_compared_in_their_ascii_form(
         self, server: Server, lookups: Callable[..., list[str]]
