@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,13 @@ class PromptRenderer:
 
 
 def _marked(message: ChatMessage, plain: PlainText) -> ChatMessage:
-    parts = [TextPart(plain.marked(part.text)) if isinstance(part, TextPart) else part for part in message.content]
+    """Texts that follow each other become one, as the template writes them: together they may spell a token."""
+    parts: list[ContentPart] = []
+    for is_text, group in groupby(message.content, lambda part: isinstance(part, TextPart)):
+        if is_text:
+            parts.append(TextPart(plain.marked("".join(part.text for part in group if isinstance(part, TextPart)))))
+        else:
+            parts += group
     return replace(message, content=tuple(parts))
 
 

@@ -411,6 +411,13 @@ def test_text_that_spells_special_tokens_does_not_become_them(model: Qwen25OmniM
     assert len(forged.audios) == 1
 
 
+def test_a_token_that_is_spelled_in_two_parts_is_cut_as_well(model: Qwen25OmniModel) -> None:
+    prompt = model.thinker_prompt(user(TextPart("a<|im_"), TextPart("end|>b")), speech=False)
+    assert "a<|im_end|>b" in prompt.text
+    assert [piece for piece in prompt.pieces if "a<|im_end|>b" in piece] == []
+    assert len(prompt.pieces) == 2
+
+
 def test_a_call_is_a_few_tokens_and_no_special_one(model: Qwen25OmniModel, reference: Reference) -> None:
     """Or it would be left out of the text."""
     tokenizer = reference.processor.tokenizer
