@@ -165,7 +165,7 @@ def test_single_tokens_are_barred_and_forced(client: httpx2.Client, reference: R
         ({"structured_outputs": {"regex": "(["}}, "structured_outputs.regex"),
         ({"structured_outputs": {"grammar": "nonsense ::"}}, "structured_outputs.grammar"),
         ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
-        ({"tools": [tool(parameters={"type": "foo"})], "tool_choice": "required"}, "tools"),
+        ({"tools": [tool(parameters={"properties": {"a": {"type": "foo"}}})], "tool_choice": "required"}, "tools"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("stream", [False, True])
@@ -255,6 +255,16 @@ def test_answer_follows_vllms_structures(client: httpx2.Client) -> None:
     assert answer(regex="[0-9]{3}").isdecimal()
     assert answer(grammar='root ::= "a" | "b"') in ("a", "b")
     jsonschema.validate(json.loads(answer(json=SCHEMA)), SCHEMA)
+
+
+def test_structure_that_cannot_be_followed_in_time_is_refused_and_others_are_answered(client: httpx2.Client) -> None:
+    endless = written(structured_outputs={"regex": "(([a-zA-Z ]?){1,30}){1,30}!"})
+    error = error_of(client.post(URL, json=endless), 400)
+    assert error["code"] == "unsupported_value"
+    assert "takes too long" in error["message"]
+    # What was given up may still run.
+    assert text_of(answer_to(client, written()))
+    assert text_of(answer_to(client, written(structured_outputs={"choice": ["Paris", "Rome"]}))) in ("Paris", "Rome")
 
 
 def test_held_answers_and_free_ones_do_not_disturb_each_other(client: httpx2.Client) -> None:
