@@ -70,9 +70,6 @@ class FakeEngine:
         self.structured.append(request_id)
         return await self.add_request(request_id, engine_input, params)
 
-    def get_tokenizer(self) -> None:
-        """`Refused` needs none."""
-
     async def abort(self, request_id: str, *, internal: bool) -> None:
         self.requests.pop(request_id.removesuffix("-internal") if internal else request_id, None)
 
