@@ -41,7 +41,7 @@ def test_compiled_it_gives_vllms_tokens(size: int, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(sampling_kernel, "sample", counting)
     num_tokens, different = 0, []
-    for seed in range(20):
+    for seed in range(max(20, 400 // size)):  # one in a thousand does not show in a few hundred tokens
         params = [random_params(random, VOCABULARY) for _ in range(size)]
         batch = Batch(VOCABULARY, params, device="cuda", seed=seed)
         for kind, logits in random_logits(random, (size, VOCABULARY)):
@@ -55,7 +55,7 @@ def test_compiled_it_gives_vllms_tokens(size: int, monkeypatch: pytest.MonkeyPat
             ]
     tell(f"{size} requests: {len(different)} of {num_tokens} tokens differ", *different)
     assert len(calls) == num_tokens // size
-    assert len(different) <= max(1, num_tokens // 1000)
+    assert len(different) <= num_tokens // 1000
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

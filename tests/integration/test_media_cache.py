@@ -25,14 +25,16 @@ def test_a_refused_request_does_not_spoil_the_next_with_the_same_picture(whole: 
     assert whole.answer(written(messages)).token_ids
 
 
-@pytest.mark.parametrize("num_turns", range(12))
-def test_a_client_that_leaves_at_any_moment_does_not_spoil_a_request_beside_it(whole: LiveOmni, num_turns: int) -> None:
-    messages = noisy_picture(num_turns)
+@pytest.mark.parametrize("after_ms", range(12))
+def test_a_client_that_leaves_at_any_moment_spoils_no_request_beside_or_behind_it(
+    whole: LiveOmni, after_ms: int
+) -> None:
+    messages = noisy_picture(after_ms)
 
     async def one_leaves() -> OmniOutput:
         leaving = asyncio.create_task(whole.omni.submit(written(messages)))
         staying = asyncio.create_task(collect(whole.omni, written(messages)))
-        for _ in range(num_turns):
+        for _ in range(after_ms):
             await asyncio.sleep(0.001)
         leaving.cancel()
         await asyncio.wait([leaving])
@@ -41,6 +43,7 @@ def test_a_client_that_leaves_at_any_moment_does_not_spoil_a_request_beside_it(w
         return await staying
 
     assert whole.run(one_leaves()).token_ids
+    assert whole.answer(written(messages)).token_ids
 
 
 def test_a_client_that_leaves_right_after_admission_does_not_spoil_the_next_request(whole: LiveOmni) -> None:

@@ -264,6 +264,7 @@ class Stages:
             all(stream.num_closed == 1 for stream in streams)
             and passed_on == self.blocks
             and self.code2wav.running == 0
+            and len(self.thinker.prompts) <= 1
             and self.ended == ["request"]
         )
 
