@@ -10,20 +10,24 @@ from typing import Any
 
 import httpx2
 import jsonschema
+import numpy as np
 import openai
 import pytest
 import torch
 
 from omni_server.types import ChatMessage, TextPart
-from stages.qwen2_5_omni.prompt import SPEECH_SYSTEM_PROMPT
+from tests.integration.parity import NOISE_SEED, expected, signal_to_noise_db
 from tests.integration.server_process import ServerProcess
 from tests.integration.test_server import (
+    GREEDY,
+    GREEDY_TALKER,
     HELLO,
     SAMPLES_PER_CODE,
     answer_to,
     message_of,
     num_tokens,
     outcome,
+    samples_of,
     sound_of,
     spoken,
     stream_of,
@@ -31,6 +35,8 @@ from tests.integration.test_server import (
     usage_of,
     written,
 )
+from tests.integration.test_streaming import CHUNKED_SNR_DB
+from tests.reference.cases import SPEECH_SYSTEM_PROMPT, Case, say
 from tests.reference.reference import Reference
 from tests.unit.api.clients import URL, error_of
 from tests.unit.api.sse_validator import StreamedAnswer, parse_frames
@@ -317,8 +323,8 @@ def test_call_that_was_asked_for_by_voice_is_silent(client: httpx2.Client) -> No
     assert num_tokens(whole)[1] == 0
 
 
-def test_prose_in_a_turn_with_tools_is_spoken_as_ever(client: httpx2.Client) -> None:
-    """The same prompt without tools: as a system message that reads as they do."""
+def test_prose_in_a_turn_with_tools_is_spoken_as_ever(client: httpx2.Client, reference: Reference) -> None:
+    """The reference knows no tools: it reads a system message that spells them, its tags as tokens."""
     definition = json.dumps({"type": "function", "function": STOP["function"]})
     tools_text = (
         "\n\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
@@ -327,15 +333,19 @@ def test_prose_in_a_turn_with_tools_is_spoken_as_ever(client: httpx2.Client) -> 
         "For each function call, return a json object with function name and arguments within <tool_call></tool_call> "
         'XML tags:\n<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
     )
-    plain = spoken()
-    plain["messages"].insert(0, {"role": "system", "content": SPEECH_SYSTEM_PROMPT + tools_text})
-    expected = answer_to(client, plain)
-    with_tools = answer_to(client, spoken(tools=[STOP]))
-    assert with_tools["usage"]["prompt_tokens"] == expected["usage"]["prompt_tokens"]
-    assert outcome(with_tools) == outcome(expected)
-    assert len(sound_of(with_tools)) > 0
-    streamed = stream_of(client, spoken(tools=[STOP]))
-    assert (streamed.transcript, streamed.data) == outcome(expected)
+    messages = (say("system", SPEECH_SYSTEM_PROMPT + tools_text), say("user", HELLO))
+    limits = GREEDY["max_tokens"], GREEDY_TALKER["max_tokens"]
+    want = expected(reference, Case("tools", messages, "Chelsie", *limits)).result
+    with_tools = answer_to(client, spoken(tools=[STOP], seed=NOISE_SEED))
+    assert with_tools["usage"]["prompt_tokens"] == len(want.prompt_ids)
+    assert num_tokens(with_tools) == (len(want.text_ids), len(want.codes))
+    transcript = message_of(with_tools)["audio"]["transcript"]
+    assert transcript == reference.processor.tokenizer.decode(want.text_ids, skip_special_tokens=True)
+    sound = samples_of(with_tools) / np.float32(32768)
+    assert len(sound) > 0
+    assert signal_to_noise_db(want.waveform, sound) > CHUNKED_SNR_DB
+    streamed = stream_of(client, spoken(tools=[STOP], seed=NOISE_SEED))
+    assert (streamed.transcript, streamed.data) == outcome(with_tools)
 
 
 def test_call_that_a_free_model_makes_is_silent_and_what_it_says_before_is_not(
