@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+from vllm import envs as vllm_envs
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from omni_server.config.stage_config import ArStage, DiffusionStage, Edge, StageConfig
@@ -219,6 +220,8 @@ def _runtime_config(
         row_producer=None if outgoing is None else outgoing.function,
         output_queue=None if outgoing is None else _queue_spec(config, outgoing, engines),
         input_queue=None if incoming is None else _queue_spec(config, incoming, engines),
+        # An operator who wants sums that do not depend on the batch has them from vLLM's kernels.
+        decoding_kernels=not vllm_envs.VLLM_BATCH_INVARIANT,
         gives_way=gives_way,
     )
 

@@ -33,9 +33,11 @@ class StageRuntimeConfig(msgspec.Struct, frozen=True):
     """Where the worker reports while it starts."""
     has_low_gpu_priority: bool = False
     """Under NVIDIA's Multi-Process Service: kernels of other stages go first."""
+    decoding_kernels: bool = True
+    """On a GPU, the talker's attention in a decoding step runs our kernel, not vLLM's."""
     gives_way: GiveWaySpec | None = None
     """Where the stage hears of urgent batches on its GPU, for which it pauses; None if it pauses for none."""
 
     def compute_hash(self) -> str:
         """Called by `vllm.config.VllmConfig.compute_hash`."""
-        return hashlib.sha256(repr(self.row_producer).encode()).hexdigest()
+        return hashlib.sha256(repr((self.row_producer, self.decoding_kernels)).encode()).hexdigest()

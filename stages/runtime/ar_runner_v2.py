@@ -1,8 +1,6 @@
-"""The autoregressive runner on vLLM's V2 model runner, which would be vLLM's own choice on a GPU.
+"""The autoregressive runner on vLLM's V2 model runner: on GPUs the server's choice, as it is vLLM's own.
 
-Not the default: on an H200, with 23 requests at once, codec tokens of some of them were not the reference's. One by one
-they were, and on a CPU, where Triton's interpreter runs it, also with several at once. A likely reason, the talker's
-projection outside of its compiled part, is gone since; nobody has measured that again.
+On a CPU it needs a Triton that compiles for CPUs; in tests Triton's interpreter runs it there.
 
 Everything vLLM does stays: each override calls `super()`. What is specific to this generation is here and in
 `row_model_state`. Imported only by workers that run it: it loads vLLM's V2 runner, whose kernels are Triton's.

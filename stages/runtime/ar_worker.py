@@ -12,7 +12,7 @@ _Base: type = platform_worker_class()
 class ARWorker(GiveWayMixin, StageWorkerMixin, _Base):
     """vLLM's worker of the platform, with our rows on the generation of model runner that the environment asks for.
 
-    `VLLM_USE_V2_MODEL_RUNNER` is that; the server sets it to V1 where no operator has.
+    `VLLM_USE_V2_MODEL_RUNNER` is that; where no operator has set it, the server does: V2 on GPUs, V1 on CPUs.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

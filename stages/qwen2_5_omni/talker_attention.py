@@ -1,0 +1,149 @@
+"""The talker's attention: with the config's own head dimension, and in a decoding step on a GPU by one kernel.
+
+vLLM's hook for attention in another way is an attention backend, which comes after the rotary embedding and the write
+into the cache. To put these into the same kernel takes an operator of the model's own, as some of vLLM's models have
+for the same end (`vllm.model_executor.layers.hpc.rope_norm`).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from vllm.config import get_current_vllm_config
+from vllm.forward_context import get_forward_context
+from vllm.model_executor.layers.attention.attention import get_attention_context
+from vllm.model_executor.layers.linear import QKVParallelLinear, RowParallelLinear
+from vllm.model_executor.layers.rotary_embedding.mrope import MRotaryEmbedding
+from vllm.model_executor.models.qwen2 import Qwen2Attention
+from vllm.utils.torch_utils import direct_register_custom_op
+
+from stages.runtime.gpu_fit import fits_decoding_kernels
+
+_OPERATOR = "omni_attention_with_rope"
+
+
+class TalkerAttention(Qwen2Attention):
+    """`Qwen2Attention` derives head_dim from the hidden size; here the config gives it."""
+
+    def __init__(self, hidden_size: int, num_heads: int, head_dim: int, num_kv_heads: int, **kwargs: Any) -> None:
+        super().__init__(hidden_size=num_heads * head_dim, num_heads=num_heads, num_kv_heads=num_kv_heads, **kwargs)
+        if hidden_size != num_heads * head_dim:
+            self.hidden_size = hidden_size
+            prefix, quant_config = kwargs["prefix"], kwargs["quant_config"]
+            self.qkv_proj = QKVParallelLinear(
+                hidden_size,
+                head_dim,
+                num_heads,
+                num_kv_heads,
+                bias=True,
+                quant_config=quant_config,
+                prefix=f"{prefix}.qkv_proj",
+            )
+            self.o_proj = RowParallelLinear(
+                num_heads * head_dim, hidden_size, bias=False, quant_config=quant_config, prefix=f"{prefix}.o_proj"
+            )
+        self._kernel: Callable[..., None] | None = None
+        self._name = f"{self.attn.layer_name}.{_OPERATOR}"
+        config = get_current_vllm_config().compilation_config
+        # The operator finds it by name, as vLLM's operators find theirs.
+        config.static_forward_context[self._name] = self
+        # Where vLLM splits a model at its attention to compile it in pieces, it is to split it here.
+        if config.splitting_ops and f"vllm::{_OPERATOR}" not in config.splitting_ops:
+            config.splitting_ops.append(f"vllm::{_OPERATOR}")
+
+    def forward(self, positions: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
+        qkv, _ = self.qkv_proj(hidden_states)
+        attended = qkv.new_empty(qkv.shape[0], self.q_size)
+        torch.ops.vllm.omni_attention_with_rope(qkv, positions, attended, self._name)
+        output, _ = self.o_proj(attended)
+        return output  # type: ignore[no-any-return]
+
+    def attend(self, qkv: torch.Tensor, positions: torch.Tensor, attended: torch.Tensor) -> None:
+        """What the operator does: `attended` `[num_tokens, q_size]` from `qkv` `[num_tokens, q_size + 2 * kv_size]` and
+        `positions` `[3, num_tokens]`, and the keys and values into the cache."""
+        if self._kernel is not None and self._attend_by_kernel(self._kernel, qkv, positions, attended):
+            return
+        q, k, v = qkv.split([self.q_size, self.kv_size, self.kv_size], dim=-1)
+        # Not compiled here: on a GPU vLLM's own kernel is the better choice.
+        rotate = self.rotary_emb.forward_cuda if qkv.is_cuda else self.rotary_emb
+        q, k = rotate(positions, q, k)
+        attended.copy_(self.attn(q, k, v))
+
+    def use_kernel(self, kernel: Callable[..., None]) -> None:
+        """`kernel`: `stages.runtime.decode_attention_kernel.DecodeAttention` of this layer's sizes."""
+        self._kernel = kernel
+
+    def _attend_by_kernel(
+        self, kernel: Callable[..., None], qkv: torch.Tensor, positions: torch.Tensor, attended: torch.Tensor
+    ) -> bool:
+        """False where it cannot: more than one new token of a request, too many requests, another cache than plain."""
+        metadata, _, cache, slots = get_attention_context(self.attn.layer_name)
+        if not _is_decoding(metadata) or slots is None or cache.dtype != qkv.dtype:
+            return False
+        # Rows and requests may be padded, and not to the same number.
+        num_rows = min(qkv.shape[0], metadata.seq_lens.shape[0], metadata.block_table.shape[0], slots.shape[0])
+        kernel(
+            qkv[:num_rows],
+            positions[:, :num_rows],
+            self.rotary_emb.cos_sin_cache,
+            cache,
+            metadata.block_table,
+            metadata.seq_lens,
+            slots,
+            attended[:num_rows],
+        )
+        return True
+
+
+def _is_decoding(metadata: Any) -> bool:
+    """One new token of each of a step's requests, under a backend whose cache the kernel knows."""
+    from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadata
+    from vllm.v1.attention.backends.triton_attn import TritonAttentionMetadata
+
+    from stages.runtime.decode_attention_kernel import MAX_REQUESTS
+
+    return (
+        isinstance(metadata, FlashAttentionMetadata | TritonAttentionMetadata)
+        and metadata.max_query_len == 1
+        and metadata.num_actual_tokens <= MAX_REQUESTS
+    )
+
+
+def use_decode_kernel(layers: list[TalkerAttention]) -> bool:
+    """Let the layers of one model attend by one kernel, with common scratch memory; returns whether they can.
+
+    They cannot on a GPU that the kernel is not made for, and with another rotary embedding than the checkpoint's.
+    """
+    if not layers or not fits_decoding_kernels(device := layers[0].qkv_proj.weight.device):
+        return False
+    from stages.runtime.decode_attention_kernel import DecodeAttention
+
+    first, rope = layers[0], layers[0].rotary_emb
+    if not (
+        isinstance(rope, MRotaryEmbedding)
+        and rope.mrope_section is not None
+        and len(rope.mrope_section) == 3
+        and not rope.mrope_interleaved
+        and rope.is_neox_style
+        and rope.rotary_dim == first.head_dim
+    ):
+        return False
+    time, height, width = rope.mrope_section
+    kernel = DecodeAttention(first.num_heads, first.num_kv_heads, first.head_dim, (time, height, width), device)
+    for layer in layers:
+        layer.use_kernel(kernel)
+    return True
+
+
+def omni_attention_with_rope(
+    qkv: torch.Tensor, positions: torch.Tensor, attended: torch.Tensor, layer_name: str
+) -> None:
+    layer: TalkerAttention = get_forward_context().no_compile_layers[layer_name]
+    layer.attend(qkv, positions, attended)
+
+
+def _nothing(qkv: torch.Tensor, positions: torch.Tensor, attended: torch.Tensor, layer_name: str) -> None:
+    """For the compiler: there is nothing to return."""
+
+
+direct_register_custom_op(_OPERATOR, omni_attention_with_rope, mutates_args=["attended"], fake_impl=_nothing)

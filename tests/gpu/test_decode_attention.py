@@ -1,0 +1,82 @@
+"""Compiled, the kernel for a decoding step's attention is exact, and takes less time than what it replaces.
+`pytest -m gpu -s tests/gpu/test_decode_attention.py` prints how much."""
+
+import statistics
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tests.unit.stages.attention_step import Sizes, Step
+
+pytestmark = pytest.mark.gpu
+
+TALKER = Sizes(12, 4, 128, (16, 24, 24))
+"""Qwen2.5-Omni-7B's"""
+
+MAX_ERROR = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+"""Of values around 1; the last digit of bfloat16 is 8e-3."""
+
+
+@pytest.mark.parametrize("dtype", list(MAX_ERROR))
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        [1],
+        [350],
+        [129, 128, 17, 2],
+        [5000, 40],
+        [0, 20, 0],
+        [5 + 31 * k for k in range(16)],
+        [3 + 9 * k for k in range(64)],
+    ],
+    ids=lambda lengths: f"{len(lengths)} requests up to {max(lengths)}",
+)
+def test_out_and_cache_are_exact_and_repeat(lengths: list[int], dtype: torch.dtype) -> None:
+    """Against float64 on the same bits; bit for bit the same each time, whichever part ends last."""
+    step = Step(TALKER, lengths, device="cuda", dtype=dtype)
+    attention = TALKER.kernel("cuda")
+    out, cache = step.expected()
+    step.run(attention)
+    first = step.out.clone()
+    assert (step.out.double() - out).abs().max().item() <= MAX_ERROR[dtype]
+    assert (step.cache.double() - cache).abs().max().item() <= MAX_ERROR[dtype]
+    for _ in range(20):
+        step.run(attention)
+        assert torch.equal(step.out, first)
+
+
+@pytest.mark.parametrize("num_requests", [1, 4, 16, 64])
+def test_times_are_printed(num_requests: int) -> None:
+    attention, layers = TALKER.kernel("cuda"), 24
+    for length in (100, 350, 1500):
+        step = Step(TALKER, [length] * num_requests, device="cuda", dtype=torch.bfloat16)
+        caches = [step.cache.clone() for _ in range(layers)]
+
+        def work(step: Step = step, caches: list[torch.Tensor] = caches) -> None:
+            for cache in caches:
+                step.cache = cache
+                step.run(attention)
+
+        took = microseconds(work) / layers
+        sys.stdout.write(f"\n{num_requests} requests of {length} tokens: {took:.1f} us a layer")
+        assert took > 0
+
+
+def microseconds(work: Callable[[], object]) -> float:
+    """Median of ten replays of a CUDA graph."""
+    work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    times = []
+    for _ in range(10):
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(1e3 * begin.elapsed_time(end))
+    return statistics.median(times)

@@ -1,0 +1,57 @@
+"""Run by test_decode_attention.py in Triton's interpreter."""
+
+import pytest
+import torch
+
+from stages.runtime.decode_attention_kernel import MAX_REQUESTS, DecodeAttention
+from tests.unit.stages.attention_step import Sizes, Step
+
+SIZES = Sizes(6, 2, 32, (4, 6, 6))
+
+
+@pytest.fixture
+def attention() -> DecodeAttention:
+    return SIZES.kernel("cpu")
+
+
+def check(step: Step, attention: DecodeAttention) -> None:
+    out, cache = step.expected()
+    step.run(attention)
+    torch.testing.assert_close(step.out.double(), out, atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(step.cache.double(), cache, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("heads_first", [False, True])
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        [1],  # nothing before it
+        [2, 16, 17, 128, 129, 130],  # ends of blocks and tiles
+        [3000, 40],  # several tiles for each of the programs, beside one that is short
+        [0, 20, 0],  # padding
+        [5 + 9 * k for k in range(20)],  # many requests share out fewer programs
+    ],
+    ids=str,
+)
+def test_out_and_cache_are_those_of_attention_after_the_rotary_embedding(
+    attention: DecodeAttention, lengths: list[int], heads_first: bool
+) -> None:
+    """Twice: the scratch memory is left as it was found."""
+    for _ in range(2):
+        check(Step(SIZES, lengths, heads_first=heads_first), attention)
+
+
+def test_a_token_without_a_slot_leaves_the_cache_alone(attention: DecodeAttention) -> None:
+    step = Step(SIZES, [30, 30])
+    step.slots[1] = -1
+    check(step, attention)
+
+
+def test_scratch_memory_is_enough_for_every_number_of_requests(attention: DecodeAttention) -> None:
+    assert attention._sums.shape[0] >= SIZES.kv_heads * max(16 * 16, 4 * MAX_REQUESTS)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(5, 2, 32), (4, 2, 48), (4, 2, 16)])
+def test_shapes_that_it_cannot_do_are_refused(heads: int, kv_heads: int, dim: int) -> None:
+    with pytest.raises(ValueError, match="no kernel"):
+        Sizes(heads, kv_heads, dim, (dim // 2, 0, 0)).kernel("cpu")
