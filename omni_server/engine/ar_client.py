@@ -170,6 +170,14 @@ class ArStageClient(StageClient[StageAsyncLLM]):
         text: str = self.engine.get_tokenizer().decode(list(token_ids), skip_special_tokens=True)
         return text
 
+    def check_text(self, num_chars: int) -> None:
+        """Refuses more text than `max_model_len` tokens can spell, which vLLM would do after it has been rendered.
+
+        Raises `InvalidRequestError`.
+        """
+        if num_chars > self.max_model_len * self.engine.get_tokenizer().max_chars_per_token:
+            raise _prompt_too_long(self.max_model_len)
+
     async def render(self, prompt: ThinkerPrompt, reply: str | None = None) -> RenderedPrompt:
         """Tokenise and preprocess media, off the event loop; behind them the tokens of `reply`.
 

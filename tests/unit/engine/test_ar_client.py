@@ -29,6 +29,7 @@ class FakeTokenizer:
     """Token 7 is a word, token 8 is special."""
 
     all_special_ids = (8,)
+    max_chars_per_token = 7
 
     def get_added_vocab(self) -> dict[str, int]:
         return {"<|end|>": 8}
@@ -149,6 +150,14 @@ async def test_pieces_of_one_prompt_do_not_all_stand_before_the_next_prompt() ->
     renderer = FakeRenderer()
     await client_that_renders(renderer).render(ThinkerPrompt("ab" * 20, pieces=("ab",) * 20))
     assert renderer.most_waiting == 1
+
+
+def test_more_text_than_all_tokens_of_a_context_can_spell_is_refused() -> None:
+    client = client_of(FakeEngine())
+    client.check_text(64 * 7)
+    with pytest.raises(InvalidRequestError) as error:
+        client.check_text(64 * 7 + 1)
+    assert (error.value.param, error.value.code) == ("messages", "context_length_exceeded")
 
 
 def drop(payload: object) -> None:
