@@ -3,22 +3,22 @@
 import json
 from collections.abc import Mapping
 
-from omni_server.api.tool_schemas import FunctionDefinition
 from omni_server.errors import InvalidRequestError
 
 _NO_PARAMETERS: Mapping[str, object] = {"type": "object", "properties": {}}
 _COMBINED = ("anyOf", "oneOf", "allOf")
 
 
-def schema_of_object(function: FunctionDefinition, param: str) -> Mapping[str, object]:
-    """The function's parameters with `"type": "object"` where it was left out; an empty schema means any object.
+def schema_of_object(name: str, parameters: Mapping[str, object] | None, param: str) -> Mapping[str, object]:
+    """The parameters of the function `name` with `"type": "object"` where it was left out.
 
-    xgrammar takes other keywords before `type`, so the type is put into their branches too. Raises
-    `InvalidRequestError` for a schema that allows anything but objects.
+    Without parameters the function takes none; an empty schema means any object. xgrammar takes other keywords before
+    `type`, so the type is put into their branches too. Raises `InvalidRequestError` for a schema that allows anything
+    but objects.
     """
-    if function.parameters is None:
+    if parameters is None:
         return _NO_PARAMETERS
-    return _Root(function.parameters, function.name, param).typed(function.parameters)
+    return _Root(parameters, name, param).typed(parameters)
 
 
 class _Root:

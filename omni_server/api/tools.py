@@ -79,6 +79,6 @@ def _function_tool(tool: Tool, param: str) -> FunctionTool:
         name=function.name,
         # As transformers' `tojson` writes it in a chat template.
         definition=json.dumps({"type": "function", "function": shown}, ensure_ascii=False),
-        parameters=json.dumps(schema_of_object(function, f"{param}.parameters")),
+        parameters=json.dumps(schema_of_object(function.name, function.parameters, f"{param}.parameters")),
         strict=function.strict is True,
     )

@@ -170,6 +170,14 @@ class ArStageClient(StageClient[StageAsyncLLM]):
         text: str = self.engine.get_tokenizer().decode(list(token_ids), skip_special_tokens=True)
         return text
 
+    def check_text(self, num_chars: int) -> None:
+        """Refuses more text than `max_model_len` tokens can spell, which vLLM would do after it has been rendered.
+
+        Raises `InvalidRequestError`.
+        """
+        if num_chars > self.max_model_len * self.engine.get_tokenizer().max_chars_per_token:
+            raise _prompt_too_long(self.max_model_len)
+
     async def render(self, prompt: ThinkerPrompt, reply: str | None = None) -> RenderedPrompt:
         """Tokenise and preprocess media, off the event loop; behind them the tokens of `reply`.
 
@@ -211,17 +219,22 @@ class ArStageClient(StageClient[StageAsyncLLM]):
         return RenderedPrompt(token_ids, engine_input, reply, len(reply_ids))
 
     async def _ids_of(self, pieces: Sequence[str]) -> list[int]:
-        """Tokens of a prompt none of which reaches over the border of two pieces."""
+        """Tokens of a prompt none of which reaches over the border of two pieces.
+
+        vLLM's limits hold for each piece alone. So the pieces are tokenised one after the other, for other prompts to
+        come between them, and not beyond what fits. Raises `InvalidRequestError`.
+        """
         renderer = self.engine.renderer
-        first = renderer.default_cmpl_tok_params
-        inner = replace(first, add_special_tokens=False)
-        tokenized = await asyncio.gather(
-            *(
-                renderer.tokenize_prompt_async(TextPrompt(prompt=piece), inner if position else first)
-                for position, piece in enumerate(pieces)
-            )
-        )
-        return [token_id for prompt in tokenized for token_id in prompt["prompt_token_ids"]]
+        params = renderer.default_cmpl_tok_params
+        inner = replace(params, add_special_tokens=False)
+        token_ids: list[int] = []
+        for piece in pieces:
+            prompt = await renderer.tokenize_prompt_async(TextPrompt(prompt=piece), params)
+            token_ids += prompt["prompt_token_ids"]
+            if len(token_ids) > self.max_model_len:
+                raise _prompt_too_long(self.max_model_len)
+            params = inner
+        return token_ids
 
     def _plain_ids(self, text: str) -> tuple[int, ...]:
         """Tokens of `text` as the model would write it: without special ones, even where it spells one."""
@@ -331,6 +344,15 @@ def context_length_exceeded(limit: int, num_tokens: int, param: str) -> InvalidR
     )
 
 
+def _prompt_too_long(limit: int) -> InvalidRequestError:
+    """Where nobody has counted its tokens."""
+    return InvalidRequestError(
+        f"This model's maximum context length is {limit} tokens; the request is longer.",
+        param="messages",
+        code="context_length_exceeded",
+    )
+
+
 def _refusal(exc: Exception) -> str:
     """Without the value that vLLM appends; with what its grammar compiler says, but not where in its source. On one
     line: both may hold words of the request."""
@@ -345,11 +367,7 @@ def _refusal(exc: Exception) -> str:
 def _invalid_prompt(exc: Exception, limit: int) -> InvalidRequestError:
     text = str(exc)
     if "maximum model length" in text or "maximum context length" in text or "context length" in text:
-        return InvalidRequestError(
-            f"This model's maximum context length is {limit} tokens; the request is longer.",
-            param="messages",
-            code="context_length_exceeded",
-        )
+        return _prompt_too_long(limit)
     return InvalidRequestError(f"the prompt cannot be processed: {text}", param="messages")
 
 

@@ -29,6 +29,7 @@ from omni_server.types import (
     SpeechOutput,
     StructuredOutput,
     Task,
+    TextPart,
 )
 
 _READ_ONLY = SamplingConfig(temperature=0.0, max_tokens=1)
@@ -105,6 +106,8 @@ class Orchestrator:
         if reply is not None:
             sampling = _READ_ONLY
         tools = () if request.tools is None else request.tools.tools
+        # Rendering holds up the event loop: for half a second with 32 MB of text, of which nothing would be read.
+        thinker.client.check_text(sum(map(_num_chars, request.messages)))
         rendered = self._family.thinker_prompt(request.messages, speech=request.speech is not None, tools=tools)
         structured = request.structured_output
         if request.tools is not None:
@@ -248,6 +251,11 @@ class Orchestrator:
         ids, placeholders = prompt.token_ids[: prompt.length], self._family.placeholder_ids
         audio, image, video = (ids.count(p) for p in (placeholders.audio, placeholders.image, placeholders.video))
         return PromptTokens(len(ids), len(ids) - audio - image - video, audio, image, video)
+
+
+def _num_chars(message: ChatMessage) -> int:
+    texts = sum(len(part.text) for part in message.content if isinstance(part, TextPart))
+    return texts + sum(len(call.arguments) for call in message.tool_calls)
 
 
 def _check_length(client: ArStageClient, prompt_length: int, max_tokens: int | None) -> None:

@@ -89,7 +89,7 @@ class Conversation:
         total = sum(num_bytes(item) for item in self._items)
         while total > MAX_BYTES or len(self._items) > _MAX_ITEMS:
             oldest = next(item for item in self._items if item is not newest and item.status != "in_progress")
-            logger.debug("conversation %s is full; forgetting item %s", self.id, oldest.id)
+            logger.debug("conversation %s is full; forgetting item %a", self.id, oldest.id)
             self._items.remove(oldest)
             total -= num_bytes(oldest)
 

@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, JsonValue, Tag
 
+from omni_server.api.grammar_size import check_grammar_size
+from omni_server.api.tool_parameters import schema_of_object
 from omni_server.api.validation import validate
 from omni_server.api.voices import resolve_voice
 from omni_server.errors import InvalidRequestError
@@ -255,6 +257,10 @@ def _check_supported(config: SessionConfig, model: ModelInfo, param: str) -> Non
     names = [tool.name for tool in config.tools]
     if len(names) > len(set(names)):
         raise InvalidRequestError(f"Invalid '{param}.tools': a name is there twice.", param=f"{param}.tools")
+    shown = {"name", "description", "parameters"}
+    check_grammar_size(*(tool.model_dump_json(include=shown) for tool in config.tools), param=f"{param}.tools")
+    for index, tool in enumerate(config.tools):
+        schema_of_object(tool.name, tool.parameters, f"{param}.tools[{index}].parameters")
     if config.tool_choice in ("auto", "none"):
         return
     if not names:

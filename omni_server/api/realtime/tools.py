@@ -3,6 +3,7 @@
 import json
 
 from omni_server.api.realtime.session import FunctionDefinition, NamedFunction, SessionConfig
+from omni_server.api.tool_parameters import schema_of_object
 from omni_server.types import FunctionTool, ToolUse
 
 
@@ -19,10 +20,9 @@ def tool_use(config: SessionConfig) -> ToolUse | None:
 
 def _function_tool(tool: FunctionDefinition) -> FunctionTool:
     shown = tool.model_dump(include={"name", "description", "parameters"}, exclude_none=True)
-    parameters = tool.parameters if tool.parameters is not None else {"type": "object", "properties": {}}
     return FunctionTool(
         name=tool.name,
         # Nested, as chat templates know it.
         definition=json.dumps({"type": "function", "function": shown}, ensure_ascii=False),
-        parameters=json.dumps(parameters),
+        parameters=json.dumps(schema_of_object(tool.name, tool.parameters, "tools")),
     )

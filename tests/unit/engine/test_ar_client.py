@@ -29,6 +29,7 @@ class FakeTokenizer:
     """Token 7 is a word, token 8 is special."""
 
     all_special_ids = (8,)
+    max_chars_per_token = 7
 
     def get_added_vocab(self) -> dict[str, int]:
         return {"<|end|>": 8}
@@ -99,7 +100,17 @@ class FakeRenderer:
 
     default_cmpl_tok_params = TokenizeParams(max_total_tokens=64)
 
+    def __init__(self) -> None:
+        self.num_waiting = 0
+        self.most_waiting = 0
+        self.tokenised: list[str] = []
+
     async def tokenize_prompt_async(self, prompt: dict[str, str], params: TokenizeParams) -> dict[str, list[int]]:
+        self.num_waiting += 1
+        self.most_waiting = max(self.most_waiting, self.num_waiting)
+        await asyncio.sleep(0)
+        self.num_waiting -= 1
+        self.tokenised.append(prompt["prompt"])
         start = [0] if params.add_special_tokens else []
         return {"prompt_token_ids": start + [ord(character) for character in prompt["prompt"]]}
 
@@ -109,10 +120,10 @@ class FakeRenderer:
         return [{"prompt_token_ids": [1]} | prompt for prompt in prompts]
 
 
-def client_that_renders() -> ArStageClient:
+def client_that_renders(renderer: FakeRenderer | None = None) -> ArStageClient:
     engine = FakeEngine()
     engine.model_config.is_encoder_decoder = False
-    engine.renderer = FakeRenderer()
+    engine.renderer = FakeRenderer() if renderer is None else renderer
     return client_of(engine)
 
 
@@ -125,10 +136,28 @@ async def test_pieces_of_a_prompt_are_tokenised_by_themselves() -> None:
     assert prompt.engine_input["multi_modal_data"] == {"audio": [(sound, 16_000)]}
 
 
-async def test_more_pieces_than_tokens_fit_are_not_tokenised() -> None:
+@pytest.mark.parametrize(("num_pieces", "num_tokenised"), [(65, 0), (64, 32), (33, 32)])
+async def test_pieces_that_do_not_fit_are_not_tokenised(num_pieces: int, num_tokenised: int) -> None:
+    """Of two tokens each, and one before them, where 64 fit."""
+    renderer = FakeRenderer()
     with pytest.raises(InvalidRequestError, match="maximum context length") as error:
-        await client_that_renders().render(ThinkerPrompt("ab" * 65, pieces=("ab",) * 65))
+        await client_that_renders(renderer).render(ThinkerPrompt("ab" * num_pieces, pieces=("ab",) * num_pieces))
     assert error.value.code == "context_length_exceeded"
+    assert len(renderer.tokenised) == num_tokenised
+
+
+async def test_pieces_of_one_prompt_do_not_all_stand_before_the_next_prompt() -> None:
+    renderer = FakeRenderer()
+    await client_that_renders(renderer).render(ThinkerPrompt("ab" * 20, pieces=("ab",) * 20))
+    assert renderer.most_waiting == 1
+
+
+def test_more_text_than_all_tokens_of_a_context_can_spell_is_refused() -> None:
+    client = client_of(FakeEngine())
+    client.check_text(64 * 7)
+    with pytest.raises(InvalidRequestError) as error:
+        client.check_text(64 * 7 + 1)
+    assert (error.value.param, error.value.code) == ("messages", "context_length_exceeded")
 
 
 def drop(payload: object) -> None:

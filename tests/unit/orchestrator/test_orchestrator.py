@@ -5,7 +5,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from vllm import SamplingParams
@@ -27,6 +27,7 @@ from omni_server.types import (
     StructuredOutput,
     Task,
     TextPart,
+    ToolCall,
     ToolUse,
 )
 from tests.unit.orchestrator.fake_stages import FakeArStage, FakeCode2Wav, FakeCodecEdge, collected, settle
@@ -74,6 +75,11 @@ class Stage(FakeArStage):
         self.refusal: InvalidRequestError | None = None
         self.checked: list[tuple[SamplingParams, str | None]] = []
         self.rendered: list[ThinkerPrompt] = []
+        self.max_chars = 1000
+
+    def check_text(self, num_chars: int) -> None:
+        if num_chars > self.max_chars:
+            raise InvalidRequestError("too long", code="context_length_exceeded")
 
     async def check(self, params: SamplingParams, structured_param: str | None = None) -> None:
         self.checked.append((params, structured_param))
@@ -153,6 +159,32 @@ async def test_a_given_text_is_no_part_of_the_prompt_and_is_not_sampled() -> Non
     assert params.max_tokens == 1
     assert decode_request(params.extra_args[REQUEST_KEY]) == RowsOutput(voice="Ada", num_reply=3)
     await run.aclose()
+
+
+async def test_text_that_cannot_fit_is_refused_before_it_is_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All texts of all messages, calls included."""
+    rendered: list[tuple[ChatMessage, ...]] = []
+    thinker_prompt = FakeFamily.thinker_prompt
+
+    def noted(self: FakeFamily, messages: tuple[ChatMessage, ...], **options: Any) -> ThinkerPrompt:
+        rendered.append(messages)
+        return thinker_prompt(self, messages, **options)
+
+    monkeypatch.setattr(FakeFamily, "thinker_prompt", noted)
+    pipeline = Pipeline()
+    messages = (
+        ChatMessage("user", (TextPart("abc"), TextPart("de"))),
+        ChatMessage("assistant", (TextPart("f"),), (ToolCall("go", "{}"),)),
+    )
+    wanted = replace(request(), messages=messages)
+    pipeline.thinker.max_chars = 7
+    with pytest.raises(InvalidRequestError) as error:
+        await pipeline.orchestrator.submit(wanted)
+    assert error.value.code == "context_length_exceeded"
+    assert rendered == []
+    pipeline.thinker.max_chars = 8
+    await (await pipeline.orchestrator.submit(wanted)).aclose()
+    assert rendered == [messages]
 
 
 async def test_a_given_text_that_does_not_fit_the_thinkers_context_is_refused() -> None:

@@ -1,5 +1,7 @@
 """Items in order, what is kept of them, and truncation."""
 
+import logging
+
 import numpy as np
 import pytest
 
@@ -49,6 +51,15 @@ def test_the_oldest_items_are_forgotten_when_there_are_too_many() -> None:
     assert len(conversation.items) == 2000
     assert conversation.find("4") is None
     assert conversation.find("5") is not None
+
+
+def test_ids_that_clients_choose_write_no_lines_into_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    conversation = Conversation()
+    for number in range(2001):
+        conversation.add(UserItem(f"{number}\r\nINFO forged\u2028line", [WrittenText("a")]))
+    (line,) = [record.getMessage() for record in caplog.records if "forgetting" in record.getMessage()]
+    assert len(line.splitlines()) == 1
 
 
 def test_the_oldest_sound_is_forgotten_when_it_is_too_much() -> None:

@@ -167,6 +167,8 @@ async def test_without_a_choice_the_model_sees_no_tools() -> None:
         ({"tools": [{"type": "function", "function": {"name": "nested"}}]}, "session.tools[0].name"),
         ({"tools": [{"type": "mcp", "name": "a"}]}, "session.tools[0].type"),
         ({"tools": [WEATHER, WEATHER]}, "session.tools"),
+        ({"tools": [WEATHER, TIME | {"parameters": {"type": "string"}}]}, "session.tools[1].parameters"),
+        ({"tools": [{**tool, "description": "x" * 2**17} for tool in (WEATHER, TIME)]}, "session.tools"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "other"}}, "session.tool_choice"),
         ({"tool_choice": "required"}, "session.tool_choice"),
         ({"tool_choice": "sometimes"}, "session.tool_choice"),
@@ -176,6 +178,34 @@ async def test_bad_tools_are_refused(fields: dict[str, Any], param: str) -> None
     async with RealtimeClient() as client:
         await client.opened()
         assert (await client.refused("session.update", session={"type": "realtime", **fields}))["param"] == param
+
+
+async def test_tools_of_one_response_are_looked_at_as_well() -> None:
+    async with RealtimeClient() as client:
+        await client.opened(tools=[WEATHER])
+        tools = [TIME | {"parameters": {"anyOf": [{"type": "object"}, {"type": "array"}]}}]
+        error = await client.refused("response.create", response={"tools": tools})
+        assert (error["param"], error["code"]) == ("response.tools[0].parameters", "invalid_function_parameters")
+        tools = [TIME | {"description": "x" * 2**18}]
+        error = await client.refused("response.create", response={"tools": tools})
+        assert (error["param"], error["code"]) == ("response.tools", "value_above_max_size")
+
+
+@pytest.mark.parametrize(
+    ("given", "arguments"),
+    [
+        ({}, {"type": "object", "properties": {}}),
+        ({"parameters": {"required": ["a"]}}, {"type": "object", "required": ["a"]}),
+    ],
+)
+async def test_arguments_are_an_object_also_where_the_schema_does_not_say_so(given: Any, arguments: Any) -> None:
+    async with RealtimeClient() as client:
+        await client.opened(tools=[TIME | given])
+        await client.send("response.create")
+        await client.until("response.done")
+        use = client.generator.last_request.tools
+        assert use is not None
+        assert json.loads(use.tools[0].parameters) == arguments
 
 
 async def test_calls_written_by_the_client_are_part_of_the_conversation() -> None:
