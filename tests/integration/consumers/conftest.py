@@ -50,7 +50,7 @@ def agent(environments: Path, tmp_path_factory: pytest.TempPathFactory) -> Agent
         assert cascade.count("tokens=500") == 1
         services = tmp_path_factory.mktemp(consumer) / "services.py"
         services.write_text(
-            realtime if mode == "realtime" else cascade.replace("tokens=500", f"tokens={FEW_TOKENS[consumer]}")
+            realtime if mode.startswith("realtime") else cascade.replace("tokens=500", f"tokens={FEW_TOKENS[consumer]}")
         )
         command = [environments / "agents" / "bin" / "python", PROGRAMS / f"{consumer}_agent.py", mode, services, WAV]
         finished = subprocess.run(

@@ -31,9 +31,10 @@ def test_its_realtime_model_talks_with_the_demo_server(server: ServerProcess, ag
 
 
 def test_the_model_calls_its_functions(scripted_server: str, agent: Agent) -> None:
-    report = agent(NAME, "tool", scripted_server, "omni")
+    call = ["weather", '{"place": "Oslo"}']
 
-    assert report == {"calls": [["weather", '{"place": "Oslo"}']], "text": ANSWER}
+    assert agent(NAME, "tool", scripted_server, "omni") == {"calls": [call], "text": ANSWER}
+    assert agent(NAME, "realtime-tool", scripted_server, "omni") == {"calls": [call], "text": ANSWER, "errors": []}
 
 
 def test_all_that_is_said_arrives(scripted_server: str, agent: Agent) -> None:

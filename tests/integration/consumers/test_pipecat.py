@@ -1,6 +1,8 @@
 """Pipecat's OpenAI services (`pipecat-ai[openai]`), run in pipelines of Pipecat's own, as docs/recipes/pipecat.md sets
 them up."""
 
+import pytest
+
 from tests.integration.consumers.conftest import Agent
 from tests.integration.consumers.scripted_server import ANSWER
 from tests.integration.server_process import MODEL, ServerProcess
@@ -29,8 +31,9 @@ def test_its_realtime_service_talks_with_the_demo_server(server: ServerProcess, 
     assert report["sample_rates"] == [24_000]
 
 
-def test_the_model_calls_its_functions(scripted_server: str, agent: Agent) -> None:
-    report = agent(NAME, "tool", scripted_server, "omni")
+@pytest.mark.parametrize("mode", ["tool", "realtime-tool"])
+def test_the_model_calls_its_functions(scripted_server: str, agent: Agent, mode: str) -> None:
+    report = agent(NAME, mode, scripted_server, "omni")
 
     assert report["errors"] == []
     assert report["function_results"] == [{"weather": "sunny in Oslo"}]

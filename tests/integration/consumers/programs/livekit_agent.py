@@ -1,9 +1,9 @@
 """LiveKit Agents' OpenAI plugin, called as its agent session calls it. Runs in LiveKit's own environment.
 
-    livekit_agent.py cascade|tool|realtime SERVICES WAV
+    livekit_agent.py cascade|tool|realtime|realtime-tool SERVICES WAV
 
-SERVICES is a program that makes the services `stt`, `llm` and `tts`, or for `realtime` only `llm`; WAV is mono, 16 bit,
-16 kHz. Prints what came out as one JSON object.
+SERVICES is a program that makes the services `stt`, `llm` and `tts`, or for the realtime modes only `llm`; WAV is mono,
+16 bit, 16 kHz. Prints what came out as one JSON object.
 """
 
 import asyncio
@@ -132,10 +132,38 @@ async def realtime(services: dict[str, Any], wav: str) -> dict[str, object]:
     return {"asked": asked, "spoken": spoken, "speech": speech, "errors": errors}
 
 
+async def realtime_tool(services: dict[str, Any], wav: str) -> dict[str, object]:
+    """As `tool`, in a realtime session; the answer is spoken."""
+    session = services["llm"].session()
+    errors: list[str] = []
+    session.on("error", lambda event: errors.append(repr(event.error)))
+    await session.update_tools([weather])
+    chat = llm.ChatContext.empty()
+    chat.add_message(role="user", content="How is the weather in Oslo?")
+    await session.update_chat_ctx(chat)
+
+    first = await session.generate_reply()
+    calls = [call async for call in first.function_stream]
+    chat = session.chat_ctx.copy()
+    for call in calls:
+        output = await weather(**json.loads(call.arguments))
+        chat.items.append(llm.FunctionCallOutput(call_id=call.call_id, name=call.name, output=output, is_error=False))
+    await session.update_chat_ctx(chat)
+    second = await session.generate_reply()
+    text = ""
+    async for message in second.message_stream:
+        async for piece in message.text_stream:
+            text += piece
+    await session.aclose()
+    await services["llm"].aclose()
+    return {"calls": [[call.name, call.arguments] for call in calls], "text": text, "errors": errors}
+
+
 async def main() -> None:
     mode, program, wav = sys.argv[1:]
+    modes = {"cascade": cascade, "tool": tool, "realtime": realtime, "realtime-tool": realtime_tool}
     async with asyncio.timeout(TIMEOUT_S), utils.http_context.open():
-        report = await {"cascade": cascade, "tool": tool, "realtime": realtime}[mode](runpy.run_path(program), wav)
+        report = await modes[mode](runpy.run_path(program), wav)
     sys.stdout.write(json.dumps(report))
 
 

@@ -1,9 +1,9 @@
 """Pipecat's OpenAI services in pipelines as its users build them. Runs in Pipecat's own environment.
 
-    pipecat_agent.py cascade|tool|realtime SERVICES WAV
+    pipecat_agent.py cascade|tool|realtime|realtime-tool SERVICES WAV
 
-SERVICES is a program that makes the services `stt`, `llm` and `tts`, or for `realtime` only `llm`; WAV is mono, 16 bit,
-16 kHz. Prints what came out of the pipeline as one JSON object.
+SERVICES is a program that makes the services `stt`, `llm` and `tts`, or for the realtime modes only `llm`; WAV is mono,
+16 bit, 16 kHz. Prints what came out of the pipeline as one JSON object.
 """
 
 import asyncio
@@ -144,7 +144,7 @@ async def cascade(services: dict[str, Any], wav: str, heard: Heard) -> None:
 
 
 async def tool(services: dict[str, Any], wav: str, heard: Heard) -> None:
-    """The model calls a function of the agent, and answers with what it returned."""
+    """The model calls a function of the agent, and answers with what it returned. For either kind of service."""
 
     async def look_up(parameters: FunctionCallParams) -> None:
         await parameters.result_callback({"weather": f"sunny in {parameters.arguments['place']}"})
@@ -157,7 +157,7 @@ async def tool(services: dict[str, Any], wav: str, heard: Heard) -> None:
 
     async def ask(task: PipelineTask) -> None:
         await task.queue_frame(LLMRunFrame())
-        await heard.until(lambda: bool(heard.function_results and heard.text))
+        await heard.until(lambda: bool(heard.function_results and heard.text) and heard.num_answers >= 2)
 
     await drive([pair.user(), llm, Listener(heard), pair.assistant()], 16_000, ask)
 
@@ -182,7 +182,9 @@ async def main() -> None:
     services = runpy.run_path(program)
     heard = Heard()
     try:
-        await {"cascade": cascade, "tool": tool, "realtime": realtime}[mode](services, wav, heard)
+        await {"cascade": cascade, "tool": tool, "realtime": realtime, "realtime-tool": tool}[mode](
+            services, wav, heard
+        )
     except TimeoutError:
         heard.errors.append("timed out")
     report = {name: value for name, value in vars(heard).items() if name != "changed"}
