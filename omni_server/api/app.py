@@ -67,6 +67,6 @@ def create_app(state: ServerState, config: ApiConfig) -> FastAPI:
     app.add_middleware(UnexpectedErrorMiddleware)
     if config.cors.allowed_origins:
         app.add_middleware(CorsHeaders, rules=config.cors)
-    app.add_middleware(RequestIdMiddleware, metrics=state.metrics, is_logged=config.access_log)
+    app.add_middleware(RequestIdMiddleware, metrics=state.metrics, is_logged=config.access_log, tracer=state.tracer)
     install_openapi(app, needs_key=open_paths.exclude if keys else None, checks_host=is_local_only(config))
     return app

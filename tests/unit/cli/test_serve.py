@@ -61,7 +61,8 @@ def test_every_flag_reaches_its_place(parsed: list[ServeOptions]) -> None:
         "--max-queue 9 --max-concurrency-per-key 3 --body-timeout 7 --max-total-body-size 2G --send-timeout 8 "
         "--allowed-local-media-path /srv/media "
         "--max-media-size 1M --max-audio-duration 30 --max-video-duration 20 --max-image-pixels 1000 "
-        "--max-video-frame-pixels 500 --media-fetch-timeout 4 --media-decode-timeout 6"
+        "--max-video-frame-pixels 500 --media-fetch-timeout 4 --media-decode-timeout 6 "
+        "--otlp-traces-endpoint http://collector:4318/v1/traces"
     )
 
     assert main(["serve", "some/model", *flags.split()]) == 0
@@ -112,6 +113,7 @@ def test_every_flag_reaches_its_place(parsed: list[ServeOptions]) -> None:
                 access_log=False,
                 docs=False,
                 chat_text_in_content=True,
+                otlp_traces_endpoint="http://collector:4318/v1/traces",
             ),
         )
     ]
