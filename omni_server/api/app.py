@@ -34,7 +34,7 @@ def create_app(state: ServerState, config: ApiConfig) -> FastAPI:
     admission = Admission(state.metrics, max_queue=config.max_queue, max_per_caller=config.max_concurrency_per_key)
     app = FastAPI(
         title="omni-server",
-        description="OpenAPI knows no WebSockets: `/v1/realtime`, OpenAI's realtime API, is served beside what is here.",
+        description="OpenAPI knows no WebSockets: `/v1/realtime`, OpenAI's realtime API, is served as well.",
         version=__version__,
         openapi_url="/openapi.json" if config.docs else None,
         redirect_slashes=False,

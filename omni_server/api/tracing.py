@@ -1,5 +1,8 @@
 """Traces are optional: without `--otlp-traces-endpoint` nothing of OpenTelemetry is imported."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 from yarl import URL
 
 from omni_server.api.request_span import RequestTracer
@@ -24,6 +27,17 @@ def open_tracer(endpoint: str | None) -> RequestTracer | None:
             "pip install 'omni-server[otel]'"
         ) from None
     return OtelTracer(url)
+
+
+@asynccontextmanager
+async def tracing(endpoint: str | None) -> AsyncIterator[RequestTracer | None]:
+    """As `open_tracer`; what has not been sent at the end of the block is sent then, as far as it can be."""
+    tracer = open_tracer(endpoint)
+    try:
+        yield tracer
+    finally:
+        if tracer is not None:
+            await tracer.close()
 
 
 def _traces_url(endpoint: str) -> str:
