@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from omni_server.api.access_log import log_request, shown_path
 from omni_server.api.errors import CLIENT_CLOSED_REQUEST, error_response, unexpected_error
 from omni_server.api.request_record import RequestRecord, begin_request, current_request, path_of
+from omni_server.api.request_span import RequestTracer
 from omni_server.api.state import ServerState
 from omni_server.metrics.server_metrics import ServerMetrics
 
@@ -30,19 +31,23 @@ class RequestIdMiddleware:
     tell how long they took, in `openai-processing-ms`.
 
     It is outermost, so that it sees every response: it begins the request's `RequestRecord`, and when the request is
-    over it is counted and, with `is_logged`, gets its line.
+    over it is counted and, with `is_logged`, gets its line. A span that traces it begins and ends with it.
     """
 
-    def __init__(self, app: ASGIApp, metrics: ServerMetrics, *, is_logged: bool) -> None:
+    def __init__(self, app: ASGIApp, metrics: ServerMetrics, *, is_logged: bool, tracer: RequestTracer | None) -> None:
+        """What is under `/v1/` is traced, with a `tracer`."""
         self.app = app
         self._metrics = metrics
         self._is_logged = is_logged
+        self._tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
             await self.app(scope, receive, send)
             return
         record = _record(scope, is_logged=self._is_logged)
+        if self._tracer is not None and path_of(scope).startswith("/v1/"):
+            record.span = self._tracer.began(scope, record.request_id)
         begin_request(record)
         status: int | None = None
 
@@ -75,6 +80,11 @@ class RequestIdMiddleware:
         known_method = method if record.is_websocket or method in _METHODS else "other"
         self._metrics.http_ended(route, known_method, status, seconds, is_retry=record.num_retries > 0)
         shown = shown_path(path_of(scope)) if template is None else template
+        if record.span is not None:
+            error_code = None if record.error is None else record.error.code or record.error.type
+            record.span.ended(
+                method=known_method, route=template, status=status, error_code=error_code, caller=record.caller
+            )
         client = scope["client"][0] if scope.get("client") else None
         log_request(f"{shown_path(method)} {shown}", route, record, status=status, client=client)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from starlette.types import Scope
 
 from omni_server.api.answer_record import AnswerRecord
+from omni_server.api.request_span import RequestSpan
 from omni_server.errors import OmniError
 
 ANONYMOUS = "anonymous"
@@ -29,6 +30,8 @@ class RequestRecord:
     """What was answered, if the answer is an error."""
     answers: list[AnswerRecord] = field(default_factory=list)
     """Generations that were started for it; for a session, which may go on for hours, none are kept."""
+    span: RequestSpan | None = None
+    """None where it is not traced."""
     began: float = field(default_factory=time.perf_counter)
 
 

@@ -120,7 +120,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     http.add_argument("--disable-fastapi-docs", action="store_true", help="no /docs, /redoc and /openapi.json")
     add_access_flags(parser)
     add_limit_flags(parser)
-    logs = parser.add_argument_group("logs")
+    logs = parser.add_argument_group("logs and traces")
     logs.add_argument(
         "--log-format",
         choices=LOG_FORMATS,
@@ -135,6 +135,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="of the HTTP server (default: %(default)s)",
     )
     logs.add_argument("--disable-uvicorn-access-log", action="store_true", help="no line per request")
+    logs.add_argument(
+        "--otlp-traces-endpoint",
+        metavar="URL",
+        help="send OpenTelemetry traces to this collector, over HTTP, as in http://localhost:4318/v1/traces; needs the "
+        "extra otel (default: no traces)",
+    )
     parser.set_defaults(run=lambda options: serve(_options(parser, options)))
 
 
@@ -223,6 +229,7 @@ def _options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Se
             shutdown_timeout_s=options.shutdown_timeout,
             log_level=options.uvicorn_log_level,
             access_log=not options.disable_uvicorn_access_log,
+            otlp_traces_endpoint=options.otlp_traces_endpoint,
             docs=not options.disable_fastapi_docs,
         ),
     )

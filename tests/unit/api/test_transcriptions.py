@@ -146,6 +146,14 @@ async def test_a_translation_is_to_english() -> None:
     assert (task.to_english, task.hint) == (True, "names")
 
 
+async def test_empty_optional_fields_count_as_absent() -> None:
+    names = ("language", "prompt", "response_format", "temperature", "stream", "include[]", "timestamp_granularities[]")
+    generator = FakeGenerator()
+    response = await heard_by(generator, **dict.fromkeys(names, ""))
+    assert response.json()["text"] == TEXT
+    assert (only_task(generator).language, only_task(generator).hint) == (None, None)
+
+
 @pytest.mark.parametrize(("given", "language"), [("de", "de"), ("EN", "en"), ("pt-BR", "pt"), ("", None)])
 async def test_language_prompt_and_temperature_reach_the_model(given: str, language: str | None) -> None:
     generator = FakeGenerator()

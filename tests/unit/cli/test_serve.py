@@ -63,7 +63,7 @@ def test_every_flag_reaches_its_place(parsed: list[ServeOptions]) -> None:
         "--max-media-size 1M --max-audio-duration 30 --max-video-duration 20 --max-image-pixels 1000 "
         "--max-video-frame-pixels 500 --media-fetch-timeout 4 --media-decode-timeout 6 "
         "--max-upload-size 2M --max-upload-duration 40 --realtime-max-sessions 3 --realtime-session-timeout 50 "
-        "--realtime-idle-timeout 12"
+        "--realtime-idle-timeout 12 --otlp-traces-endpoint http://collector:4318/v1/traces"
     )
 
     assert main(["serve", "some/model", *flags.split()]) == 0
@@ -119,6 +119,7 @@ def test_every_flag_reaches_its_place(parsed: list[ServeOptions]) -> None:
                 access_log=False,
                 docs=False,
                 chat_text_in_content=True,
+                otlp_traces_endpoint="http://collector:4318/v1/traces",
             ),
         )
     ]
