@@ -6,6 +6,7 @@ Names of attributes are those of OpenTelemetry's semantic conventions for HTTP a
 
 import asyncio
 import logging
+import re
 import threading
 import time
 from collections.abc import Mapping
@@ -32,9 +33,11 @@ _EXPORT_TIMEOUT_S = 5.0
 _CLOSE_TIMEOUT_S = 5.0
 _MAX_WAITING_SPANS = 4096
 """Beyond them the oldest are dropped: a collector that does not answer costs a few megabytes."""
+_BATCH_SPANS = 512
 _SEND_EVERY_S = 2.0
 
 _PROPAGATOR = TraceContextTextMapPropagator()
+_TRACEPARENT = re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _OPERATIONS = {"/v1/chat/completions": "chat", "/v1/realtime": "chat"}
 _OTHER_OPERATION = "generate_content"
 _PROVIDER = "omni-server"
@@ -52,14 +55,17 @@ class OtelTracer:
             BatchSpanProcessor(
                 OTLPSpanExporter(endpoint=url, timeout=_EXPORT_TIMEOUT_S),
                 max_queue_size=_MAX_WAITING_SPANS,
+                max_export_batch_size=_BATCH_SPANS,
                 schedule_delay_millis=1000 * _SEND_EVERY_S,
             )
         )
         self._tracer = self._provider.get_tracer("omni_server", __version__)
 
     def began(self, scope: Scope, request_id: str) -> "OtelSpan":
-        headers = Headers(scope=scope)
-        carrier = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
+        # Of anybody's headers: keys are looked at later. So only what is well-formed is passed on, and no `tracestate`,
+        # whose parser has been slow with long ones and logs those that are malformed.
+        parent = Headers(scope=scope).get("traceparent", "")
+        carrier = {"traceparent": parent} if _TRACEPARENT.fullmatch(parent) else {}
         span = self._tracer.start_span(
             scope["method"] if scope["type"] == "http" else "WEBSOCKET",
             context=_PROPAGATOR.extract(carrier, context=Context()),
@@ -110,8 +116,8 @@ class OtelSpan:
     def ended(self, *, method: str, route: str | None, status: int, error_code: str | None, caller: str) -> None:
         span = self._span
         if span.is_recording():
+            span.update_name(method if route is None else f"{method} {route}")
             if route is not None:
-                span.update_name(f"{method} {route}")
                 span.set_attribute("http.route", route)
             span.set_attributes({"http.response.status_code": status, "omni.caller": caller})
             if method != "WEBSOCKET":

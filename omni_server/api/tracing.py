@@ -1,4 +1,4 @@
-"""Traces are optional: without `--otlp-traces-endpoint` nothing of OpenTelemetry is imported."""
+"""Traces are optional: without `--otlp-traces-endpoint` this server imports nothing of OpenTelemetry (vLLM does)."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -50,4 +50,4 @@ def _traces_url(endpoint: str) -> str:
         raise ConfigError(
             f"--otlp-traces-endpoint {endpoint!r} is no http(s) URL, as in http://localhost:4318/v1/traces"
         )
-    return str(url.with_path("/v1/traces") if url.path in ("", "/") else url)
+    return str(url.with_path("/v1/traces", keep_query=True) if url.path in ("", "/") else url)

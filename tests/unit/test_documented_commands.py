@@ -80,6 +80,10 @@ def test_each_command_is_accounted_for_once(page: str) -> None:
         assert len(owners) == 1, block
 
 
+def test_the_realtime_page_has_the_one_program_that_its_test_runs() -> None:
+    assert len(blocks("docs/realtime.md")) == 1
+
+
 def test_no_account_is_of_a_command_that_is_gone() -> None:
     assert all(blocks(page) for page in RUN_BY)
     for page, start in SINGLE | NOT_RUN:

@@ -208,6 +208,21 @@ async def test_malformed_trace_header_begins_a_trace_of_its_own(header: str, col
     assert len(server.trace_id) == 16
 
 
+@pytest.mark.parametrize(
+    "state", ["what\x85the user said", "a" + 20_000 * " " + "b", ",".join("k=v" for _ in range(100))]
+)
+async def test_tracestate_is_neither_read_nor_logged(
+    state: str, collector: Collector, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with traced(collector, FakeGenerator()) as app:
+        headers = {"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-01", "tracestate": state}
+        assert (await post(app, chat(), headers)).status_code == 200
+    (server,) = collector.spans
+    assert server.parent_span_id.hex() == PARENT_ID
+    assert server.trace_state == ""
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
 async def test_trace_that_the_caller_does_not_record_is_not_recorded(collector: Collector) -> None:
     async with traced(collector, FakeGenerator(script=timed(text_script()))) as app:
         await post(app, chat(), {"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-00"})

@@ -14,7 +14,7 @@ import wave
 from typing import Any
 
 from livekit import rtc
-from livekit.agents import llm, stt, utils
+from livekit.agents import APIConnectOptions, llm, stt, utils
 
 TIMEOUT_S = 240
 RATE = 24_000  # of realtime sessions
@@ -39,7 +39,8 @@ async def weather(place: str) -> str:
 async def cascade(services: dict[str, Any], wav: str) -> dict[str, object]:
     """Speech to text, the model's answer, the answer read aloud."""
     async with services["stt"] as recogniser:
-        event = await recogniser.recognize(recording(wav))
+        # Its own 5 s are short for a demo server on a busy machine.
+        event = await recogniser.recognize(recording(wav), conn_options=APIConnectOptions(timeout=60.0))
     transcript = event.alternatives[0].text
 
     answerer = services["llm"]
