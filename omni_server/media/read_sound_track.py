@@ -32,6 +32,8 @@ _CODECS = (
 )
 _WRITE_BYTES = 1 << 16
 """As much as a pipe holds."""
+_BOXES = (b"ftyp", b"styp", b"moov", b"mdat", b"moof", b"mfra", b"sidx", b"free", b"skip", b"wide", b"uuid")
+"""The outermost of MP4 files."""
 _OPTIONS = {
     "codec_whitelist": _CODECS,  # also while FFmpeg finds out what the streams are: no picture is decoded for that
     "enable_drefs": "0",  # MP4: samples in other files
@@ -113,6 +115,8 @@ def _end_of_box(file: BinaryIO) -> int | None:
     """Of MP4's, which begins where `file` is; None where it does not say."""
     start = file.tell()
     header = file.read(16)
+    if header[4:8] not in _BOXES:
+        return None  # a recorder's own, or nothing of MP4's
     size = int.from_bytes(header[:4])
     if size == 1:
         size = int.from_bytes(header[8:])
@@ -120,8 +124,9 @@ def _end_of_box(file: BinaryIO) -> int | None:
 
 
 def _end_of_element(file: BinaryIO) -> int | None:
-    """Of Matroska's, with an identifier of four bytes as the two outermost have; None where it does not say."""
-    file.seek(4, io.SEEK_CUR)
+    """Of Matroska's, if it is one of the two outermost; None where it does not say."""
+    if file.read(4) not in (b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"):
+        return None
     first = file.read(1)
     num_more = 8 - first[0].bit_length() if first and first[0] else 0
     size = int.from_bytes(first + file.read(num_more))

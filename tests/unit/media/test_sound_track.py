@@ -282,6 +282,13 @@ def test_a_file_cut_behind_its_index_is_refused(tmp_path: Path, kept: float) -> 
     assert _refusal(data[: start + int(kept * (len(data) - start))]) == DAMAGED
 
 
+@pytest.mark.parametrize("name", ["webm", "m4a"])
+def test_what_follows_a_whole_file_does_no_harm(name: str) -> None:
+    data = RECORDINGS[name]()
+    for more in (bytes(64), b"a remark of whoever made it"):
+        assert decode_audio(data + more, LIMITS).samples.size == decode_audio(data, LIMITS).samples.size
+
+
 def test_a_live_recording_without_its_end_gives_what_is_there() -> None:
     data = record("webm", "libopus", _tone(2, 48_000), 48_000, options=LIVE_WEBM)
     assert 40_000 < decode_audio(data[: len(data) // 2], LIMITS).samples.size < 56_000
