@@ -44,7 +44,7 @@ class InputAudio(BaseModel):
     model_config = _EXACT
     data: str
     """Base64 of a sound file; a `data:` or http(s) URL is taken as well."""
-    format: Literal["wav", "mp3", "flac", "ogg", "opus", "pcm16", "pcm"] | None = None
+    format: Literal["wav", "mp3", "flac", "ogg", "opus", "webm", "m4a", "mp4", "pcm16", "pcm"] | None = None
     """Needed for headerless `pcm16` (24 kHz, mono, little-endian); other formats are told by their bytes."""
 
 

@@ -8,10 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
+import numpy as np
 import pytest
+import soundfile
 
 from tests.integration.consumers.conftest import WAV, free_port, outside_environment, recipe, wait_until_it_answers
 from tests.integration.server_process import MODEL, ROOT, ServerProcess
+from tests.unit.media.containers import FRAGMENTED_MP4, LIVE_WEBM, record
 
 VOICES = {"Chelsie", "Ethan", "alloy"}
 
@@ -106,9 +109,12 @@ def test_a_recording_is_written_down(open_webui: httpx2.Client) -> None:
     assert response.json()["text"].strip()
 
 
-def test_webm_is_refused_with_the_reason(open_webui: httpx2.Client) -> None:
-    """What browsers record. Only the full variant of Open WebUI turns it into MP3."""
-    files = {"file": ("recording.webm", b"\x1a\x45\xdf\xa3" + bytes(100), "audio/webm")}
-    response = open_webui.post("/api/v1/audio/transcriptions", files=files)
-
-    assert "The audio is not in a known format" in response.json()["detail"]
+def test_dictation_of_browsers_is_written_down(open_webui: httpx2.Client) -> None:
+    """As they record it. Only the full variant of Open WebUI would turn it into MP3."""
+    samples, rate = soundfile.read(WAV, dtype="float32")
+    webm = record("webm", "libopus", np.repeat(samples[None], 3, axis=1), 3 * rate, options=LIVE_WEBM)
+    mp4 = record("mp4", "aac", samples[None], rate, options=FRAGMENTED_MP4)
+    for name, data, media_type in [("a.webm", webm, "audio/webm;codecs=opus"), ("a.mp4", mp4, "audio/mp4")]:
+        response = open_webui.post("/api/v1/audio/transcriptions", files={"file": (name, data, media_type)})
+        assert response.status_code == 200, response.text
+        assert response.json()["text"].strip()
