@@ -54,6 +54,7 @@ class RequestIdMiddleware:
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] in _STARTS:
+                record.response_begins()
                 status = message.get("status", _SWITCHING_PROTOCOLS)
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = record.request_id
@@ -103,21 +104,15 @@ class UnexpectedErrorMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        response_started = False
-
-        async def watched_send(message: Message) -> None:
-            nonlocal response_started
-            response_started |= message["type"] == "http.response.start"
-            await send(message)
-
         try:
-            await self.app(scope, receive, watched_send)
+            await self.app(scope, receive, send)
         except Exception:
-            if response_started:
-                raise  # the web server logs it and cuts the connection
             record = current_request()
-            logger.exception("request %s failed", None if record is None else record.request_id)
-            await error_response(unexpected_error())(scope, receive, watched_send)
+            assert record is not None
+            if record.has_response_begun:
+                raise  # the web server logs it and cuts the connection
+            logger.exception("request %s failed", record.request_id)
+            await error_response(unexpected_error())(scope, receive, send)
 
 
 class InFlightMiddleware:
