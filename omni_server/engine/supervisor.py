@@ -52,6 +52,7 @@ class Supervisor:
         self._building = asyncio.Lock()
         """One engine at a time: another one that is being built could not be told from one to be given up."""
         self._tasks: list[asyncio.Task[None]] = []
+        self._is_stopping = False
         self.failed_stage: str | None = None
         """The stage that will not be started again; then the server must end."""
 
@@ -71,16 +72,18 @@ class Supervisor:
     async def stop(self) -> None:
         """Nothing is watched any more; an engine that is being built is given up. Takes no longer than clearing up
         after a dead engine does. Harmless when not started."""
-        while pending := [task for task in self._tasks if not task.done()]:
-            for task in pending:
-                task.cancel()
-            # Again: asyncio.wait_for (Python 3.11) takes no notice if it was just about to return.
-            await asyncio.wait(pending, timeout=1.0)
+        self._is_stopping = True
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
     async def _supervise(self, client: AnyStageClient, processes: EngineProcesses) -> None:
         name = client.name
         try:
-            while True:
+            # Being cancelled is not enough: asyncio.wait_for (Python 3.11), in which an engine is built, takes no
+            # notice of it if it was just about to return.
+            while not self._is_stopping:
                 reason = await until_down(client, processes, self._policy.hang_timeout_s)
                 began = time.monotonic()
                 await self._clear_up(client, processes, reason)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
@@ -35,6 +36,7 @@ class World:
         self.may_build = asyncio.Event()
         self.may_build.set()
         self.do_end = True
+        self.end_s = 0.0
 
     @staticmethod
     def engine() -> AsyncLLM:
@@ -93,6 +95,7 @@ class Processes:
         self._world.events.append("killed")
 
     def wait(self, timeout_s: float) -> bool:
+        time.sleep(self._world.end_s)
         return self._world.do_end
 
     def remove_leftovers(self) -> None:
@@ -208,6 +211,15 @@ async def test_stopping_gives_up_an_engine_that_is_being_built(world: World) -> 
     await asyncio.wait_for(one.stop(), 10)
     assert world.events[-1] == "given up"
     assert world.client.is_dead
+
+
+async def test_stopping_waits_until_what_died_is_cleared_away(world: World) -> None:
+    one = supervised(world)
+    world.end_s = 0.1
+    world.die()
+    await until(lambda: "killed" in world.events)
+    await asyncio.wait_for(one.stop(), 10)
+    assert world.events == CLEARED
 
 
 async def test_stopping_leaves_engines_that_run_alone(world: World) -> None:
