@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
-from omni_server.errors import OmniError
+from omni_server.errors import OmniError, StageError
 from omni_server.types import (
     SAMPLE_RATE_HZ,
     AudioDelta,
@@ -24,12 +24,17 @@ class AnswerRecord:
 
     def __init__(self, request: OmniRequest, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self._began = clock()
+        self.began = clock()
+        """By the clock; all other times count from here."""
         self.answer_id = request.request_id
         self.is_spoken = request.speech is not None
         self.audio_input_s = 0.0 if request.is_another_choice else _audio_s(request)
+        self.is_another_choice = request.is_another_choice
+        self.sampling = request.sampling
         self.prompt: PromptTokens | None = None
         """None until the request has been admitted."""
+        self.admitted_s: float | None = None
+        """The stages were given the request."""
         self.first_text_s: float | None = None
         self.first_audio_s: float | None = None
         self.last_audio_s: float | None = None
@@ -41,6 +46,7 @@ class AnswerRecord:
         self.outcome: Outcome = "running"
         self.reason = ""
         """Why it ended: the finish reason, or the code of the error."""
+        self.failed_stage: str | None = None
         self.duration_s = 0.0
 
     @property
@@ -51,6 +57,10 @@ class AnswerRecord:
     def shortened(self, request: OmniRequest) -> None:
         """The prompt was too long; `request` is tried instead."""
         self.audio_input_s = _audio_s(request)
+
+    def admitted(self, prompt: PromptTokens) -> None:
+        self.prompt = prompt
+        self.admitted_s = self._now()
 
     def take(self, event: OmniEvent) -> None:
         """Called for each event, so it does little."""
@@ -65,6 +75,8 @@ class AnswerRecord:
                 self._end("ok", event.finish_reason)
 
     def failed(self, error: Exception) -> None:
+        if isinstance(error, StageError):
+            self.failed_stage = error.stage
         self._end("error", (error.code or "") if isinstance(error, OmniError) else "internal_error")
 
     def closed(self) -> None:
@@ -86,7 +98,7 @@ class AnswerRecord:
             self.outcome, self.reason, self.duration_s = outcome, reason, self._now()
 
     def _now(self) -> float:
-        return self._clock() - self._began
+        return self._clock() - self.began
 
 
 def _audio_s(request: OmniRequest) -> float:

@@ -4,7 +4,7 @@ from fastapi import FastAPI
 
 from omni_server import __version__
 from omni_server.api.audio_lists import audio_lists_router
-from omni_server.api.auth import WEB_PAGE_FOLDERS, ApiKeys, AuthMiddleware, open_paths
+from omni_server.api.auth import ApiKeys, AuthMiddleware, OpenPaths
 from omni_server.api.body_limits import BodyBudget, BodyLimitMiddleware
 from omni_server.api.chat import chat_router
 from omni_server.api.config import ApiConfig
@@ -34,6 +34,7 @@ def create_app(state: ServerState, config: ApiConfig) -> FastAPI:
     admission = Admission(state.metrics, max_queue=config.max_queue, max_per_caller=config.max_concurrency_per_key)
     app = FastAPI(
         title="omni-server",
+        description="OpenAPI knows no WebSockets: `/v1/realtime`, OpenAI's realtime API, is served as well.",
         version=__version__,
         openapi_url="/openapi.json" if config.docs else None,
         redirect_slashes=False,
@@ -58,12 +59,8 @@ def create_app(state: ServerState, config: ApiConfig) -> FastAPI:
     )
     app.add_middleware(InFlightMiddleware, state=state)
     app.add_middleware(AdmissionMiddleware, admission=admission)
-    app.add_middleware(
-        AuthMiddleware,
-        keys=keys,
-        open_paths=open_paths(metrics_need_key=config.metrics_need_key, public_voice_lists=config.public_voice_lists),
-        open_folders=WEB_PAGE_FOLDERS,
-    )
+    open_paths = OpenPaths(metrics_need_key=config.metrics_need_key, public_voice_lists=config.public_voice_lists)
+    app.add_middleware(AuthMiddleware, keys=keys, open_paths=open_paths)
     if not keys:
         app.add_middleware(WebSocketOriginMiddleware, allowed_origins=config.cors.allowed_origins)
     if is_local_only(config):
@@ -71,6 +68,6 @@ def create_app(state: ServerState, config: ApiConfig) -> FastAPI:
     app.add_middleware(UnexpectedErrorMiddleware)
     if config.cors.allowed_origins:
         app.add_middleware(CorsHeaders, rules=config.cors)
-    app.add_middleware(RequestIdMiddleware, metrics=state.metrics, is_logged=config.access_log)
-    install_openapi(app)
+    app.add_middleware(RequestIdMiddleware, metrics=state.metrics, is_logged=config.access_log, tracer=state.tracer)
+    install_openapi(app, needs_key=open_paths.exclude if keys else None, checks_host=is_local_only(config))
     return app

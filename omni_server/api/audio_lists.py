@@ -29,7 +29,7 @@ class AudioModelList(BaseModel):
 
 def audio_lists_router(state: ServerState) -> APIRouter:
     router = APIRouter(prefix="/v1/audio", tags=["audio"])
-    responses = error_responses(405, 500, 503)
+    responses = error_responses(503)
 
     @router.get(
         "/voices",

@@ -53,16 +53,15 @@ class ApiKeys:
 
 
 class AuthMiddleware:
-    """401 for whatever is not in `open_paths` and has no key, WebSockets included.
+    """401 for whatever is not open to everybody and has no key, WebSockets included.
 
     The caller's name goes into the request's `RequestRecord`. CORS preflights must be answered outside of this.
     """
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys, open_paths: frozenset[str], open_folders: tuple[str, ...]) -> None:
+    def __init__(self, app: ASGIApp, keys: ApiKeys, open_paths: "OpenPaths") -> None:
         self.app = app
         self._keys = keys
         self._open_paths = open_paths
-        self._open_folders = open_folders
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in ("http", "websocket") and self._keys:
@@ -71,29 +70,29 @@ class AuthMiddleware:
             record = current_request()
             if name is not None and record is not None:
                 record.caller = name
-            if name is None and not self._is_open(scope):
+            is_open = scope["type"] == "http" and not self._open_paths.exclude(path_of(scope), scope["method"])
+            if name is None and not is_open:
                 await error_response(_refusal(is_missing=given is None), _HEADERS)(scope, receive, send)
                 return
         await self.app(scope, receive, send)
 
-    def _is_open(self, scope: Scope) -> bool:
-        if scope["type"] != "http":
-            return False
-        path, method = path_of(scope), scope["method"]
+
+class OpenPaths:
+    """What is served to everybody, also where the server has keys."""
+
+    def __init__(self, *, metrics_need_key: bool, public_voice_lists: bool) -> None:
+        self._paths = PROBES | WEB_PAGE
+        if not metrics_need_key:
+            self._paths |= METRICS
+        if public_voice_lists:
+            self._paths |= VOICE_LISTS
+
+    def exclude(self, path: str, method: str) -> bool:
+        """Whether a request needs a key. Browsers send none with OPTIONS, and no route does anything for it."""
         if method == "OPTIONS":
-            return True  # browsers send no key with it, and no route does anything for it
-        is_open = path in self._open_paths or path.startswith(self._open_folders)
-        return is_open and (method in ("GET", "HEAD") or path in PROBES)
-
-
-def open_paths(*, metrics_need_key: bool, public_voice_lists: bool) -> frozenset[str]:
-    """What is served to everybody."""
-    paths = PROBES | WEB_PAGE
-    if not metrics_need_key:
-        paths |= METRICS
-    if public_voice_lists:
-        paths |= VOICE_LISTS
-    return paths
+            return False
+        is_open = path in self._paths or path.startswith(WEB_PAGE_FOLDERS)
+        return not (is_open and (method in ("GET", "HEAD") or path in PROBES))
 
 
 def read_key_file(path: Path) -> tuple[str, ...]:

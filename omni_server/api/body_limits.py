@@ -6,6 +6,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from omni_server.api.errors import error_response
+from omni_server.api.request_record import current_request
 from omni_server.errors import OverloadedError, RequestTooLargeError, UploadTimeoutError
 from omni_server.metrics.server_metrics import ServerMetrics
 
@@ -55,14 +56,11 @@ class BodyLimitMiddleware:
             await error_response(_too_large(self._max_bytes))(scope, receive, send)
             return
         body = _BoundedBody(receive, self._max_bytes, self._timeout_s, self._budget)
-
-        async def watched_send(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                body.release()
-            await send(message)
-
+        record = current_request()
+        assert record is not None
+        record.on_response.append(body.release)
         try:
-            await self.app(scope, body, watched_send)
+            await self.app(scope, body, send)
         finally:
             body.release()
 

@@ -1,7 +1,6 @@
 """`POST /v1/chat/completions`."""
 
 import asyncio
-import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
@@ -17,7 +16,6 @@ from omni_server.api.choices import follow_choices
 from omni_server.api.collected import CollectedChoice, api_finish_reason, total_usage
 from omni_server.api.config import ApiConfig
 from omni_server.api.disconnect import until_disconnect
-from omni_server.api.errors import envelope, logged, unexpected_error
 from omni_server.api.limits import take_places_of_choices
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.openapi import CHAT_RESPONSES, request_body
@@ -25,15 +23,12 @@ from omni_server.api.parse import ChatTurn, parse_chat_request
 from omni_server.api.render import Answer, ChoiceRenderer, ChunkRenderer, message_audio, render_completion
 from omni_server.api.request_record import ANONYMOUS, current_request
 from omni_server.api.schemas import ChatCompletionRequest
-from omni_server.api.sse import KEEP_ALIVE, EventStreamResponse, frame
+from omni_server.api.sse import KEEP_ALIVE, EventStreamResponse
 from omni_server.api.state import ServerState
 from omni_server.api.validation import validate
 from omni_server.audio.encode import StreamEncoder, encode
-from omni_server.errors import OmniError
 from omni_server.generation import Generation, Generator
 from omni_server.types import SAMPLE_RATE_HZ, AudioDelta, Finished, TextDelta, ToolCallDelta, Usage
-
-logger = logging.getLogger(__name__)
 
 _INLINE_SAMPLES = 10 * SAMPLE_RATE_HZ
 """Sound up to this length is encoded in less than a millisecond; a thread would cost more, and delay it."""
@@ -74,7 +69,8 @@ class ChatService:
         take_places_of_choices(len(turn.requests))
         generations = await _submit_all(generator, turn)
         if turn.stream:
-            return EventStreamResponse(self._frames(generations, turn, answer), lambda: _close_all(generations))
+            frames = self._frames(generations, turn, answer)
+            return EventStreamResponse(request_id, frames, lambda: _close_all(generations))
         try:
             return await self._complete(generations, turn, answer)
         finally:
@@ -105,22 +101,7 @@ class ChatService:
     async def _frames(
         self, generations: Sequence[Generation], turn: ChatTurn, answer: Answer
     ) -> AsyncGenerator[bytes, None]:
-        """A failure ends the stream with one frame that holds the error, without a finish reason and `[DONE]`."""
-        try:
-            async with aclosing(self._answer_frames(generations, turn, answer)) as frames:
-                async for data in frames:
-                    if data:
-                        yield data
-        except OmniError as error:
-            logger.info("%s failed while it was streamed: %s", answer.id, logged(error))
-            yield frame(envelope(error))
-        except Exception:
-            logger.exception("%s failed while it was streamed", answer.id)
-            yield frame(envelope(unexpected_error()))
-
-    async def _answer_frames(
-        self, generations: Sequence[Generation], turn: ChatTurn, answer: Answer
-    ) -> AsyncGenerator[bytes, None]:
+        """Empty ones among them are not to be sent. A failure leaves out finish reason and `[DONE]`."""
         chunks = ChunkRenderer(answer, include_usage=turn.include_usage)
         renderers = [ChoiceRenderer(chunks, index, may_call=turn.may_call) for index in range(len(generations))]
         encoder = StreamEncoder(turn.audio_format) if turn.audio_format is not None else None

@@ -89,5 +89,7 @@ class ApiConfig:
     """Of uvicorn."""
     access_log: bool = True
     """One line for each HTTP request when it ends."""
+    otlp_traces_endpoint: str | None = None
+    """URL of a collector that takes OpenTelemetry's traces over HTTP; None traces nothing."""
     docs: bool = True
     """Serve `/docs`, `/redoc` and `/openapi.json`."""

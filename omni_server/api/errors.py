@@ -6,6 +6,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match, Route
 
 from omni_server.api.request_record import current_request
 from omni_server.api.responses import ErrorBody, ErrorEnvelope
@@ -76,7 +77,17 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
         case _:
             failure = InvalidRequestError(str(error.detail))
     failure.status = error.status_code
-    return error_response(failure, error.headers)
+    headers = dict(error.headers or {})
+    if error.status_code == 405:
+        headers["Allow"] = ", ".join(sorted(_methods_of(request)))
+    return error_response(failure, headers)
+
+
+def _methods_of(request: Request) -> set[str]:
+    """What the URL takes; the router tells what the first of its routes does."""
+    routes = [route for route in request.app.routes if isinstance(route, Route)]
+    matching = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    return {method for route in matching for method in route.methods or ()}
 
 
 async def _on_request_validation_error(request: Request, error: Exception) -> Response:

@@ -14,11 +14,14 @@ def health_router(state: ServerState, admission: Admission) -> APIRouter:
 
     @router.head("/health", include_in_schema=False)
     @router.head("/healthz", include_in_schema=False)
-    @router.get("/healthz", include_in_schema=False)
-    @router.get("/ping", include_in_schema=False)
-    @router.post("/ping", include_in_schema=False)
+    @router.get("/healthz", summary="The same as /health", response_class=Response, responses=failing)
+    @router.get("/ping", summary="The same as /health", response_class=Response, responses=failing)
+    @router.post("/ping", summary="The same as /health", response_class=Response, responses=failing)
     @router.get(
-        "/health", summary="200 from readiness on, also while draining; 503 if an engine died", responses=failing
+        "/health",
+        summary="200 from readiness on, also while draining; 503 if an engine died",
+        response_class=Response,
+        responses=failing,
     )
     async def health() -> Response:
         reason = state.unavailability()
@@ -28,7 +31,7 @@ def health_router(state: ServerState, admission: Admission) -> APIRouter:
 
     @router.head("/ready", include_in_schema=False)
     @router.head("/readyz", include_in_schema=False)
-    @router.get("/readyz", include_in_schema=False)
+    @router.get("/readyz", summary="The same as /ready", responses=failing)
     @router.get("/ready", summary="200 if requests are taken, else 503 with the reason", responses=failing)
     async def ready() -> dict[str, str]:
         state.require_generator()
@@ -37,8 +40,8 @@ def health_router(state: ServerState, admission: Admission) -> APIRouter:
 
     @router.head("/live", include_in_schema=False)
     @router.head("/livez", include_in_schema=False)
-    @router.get("/livez", include_in_schema=False)
-    @router.get("/live", summary="200 as long as the process answers")
+    @router.get("/livez", summary="The same as /live", response_class=Response)
+    @router.get("/live", summary="200 as long as the process answers", response_class=Response)
     async def live() -> Response:
         return Response()
 

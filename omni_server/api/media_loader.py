@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TypeVar
 
 from omni_server.api.config import ApiConfig
@@ -47,7 +48,7 @@ class MediaLoader:
         queue_timeout_s: float,
     ) -> None:
         self._source = source
-        self._limits = limits
+        self._limits = replace(limits, decode_timeout_s=decode_timeout_s)
         self._decode_timeout_s = decode_timeout_s
         self._queue_timeout_s = queue_timeout_s
         self._slots = asyncio.Semaphore(num_threads)

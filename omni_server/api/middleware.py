@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from omni_server.api.access_log import log_request, shown_path
 from omni_server.api.errors import CLIENT_CLOSED_REQUEST, error_response, unexpected_error
 from omni_server.api.request_record import RequestRecord, begin_request, current_request, path_of
+from omni_server.api.request_span import RequestTracer
 from omni_server.api.state import ServerState
 from omni_server.metrics.server_metrics import ServerMetrics
 
@@ -30,25 +31,30 @@ class RequestIdMiddleware:
     tell how long they took, in `openai-processing-ms`.
 
     It is outermost, so that it sees every response: it begins the request's `RequestRecord`, and when the request is
-    over it is counted and, with `is_logged`, gets its line.
+    over it is counted and, with `is_logged`, gets its line. A span that traces it begins and ends with it.
     """
 
-    def __init__(self, app: ASGIApp, metrics: ServerMetrics, *, is_logged: bool) -> None:
+    def __init__(self, app: ASGIApp, metrics: ServerMetrics, *, is_logged: bool, tracer: RequestTracer | None) -> None:
+        """What is under `/v1/` is traced, with a `tracer`."""
         self.app = app
         self._metrics = metrics
         self._is_logged = is_logged
+        self._tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
             await self.app(scope, receive, send)
             return
         record = _record(scope, is_logged=self._is_logged)
+        if self._tracer is not None and path_of(scope).startswith("/v1/"):
+            record.span = self._tracer.began(scope, record.request_id)
         begin_request(record)
         status: int | None = None
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] in _STARTS:
+                record.response_begins()
                 status = message.get("status", _SWITCHING_PROTOCOLS)
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = record.request_id
@@ -75,6 +81,11 @@ class RequestIdMiddleware:
         known_method = method if record.is_websocket or method in _METHODS else "other"
         self._metrics.http_ended(route, known_method, status, seconds, is_retry=record.num_retries > 0)
         shown = shown_path(path_of(scope)) if template is None else template
+        if record.span is not None:
+            error_code = None if record.error is None else record.error.code or record.error.type
+            record.span.ended(
+                method=known_method, route=template, status=status, error_code=error_code, caller=record.caller
+            )
         client = scope["client"][0] if scope.get("client") else None
         log_request(f"{shown_path(method)} {shown}", route, record, status=status, client=client)
 
@@ -93,21 +104,15 @@ class UnexpectedErrorMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        response_started = False
-
-        async def watched_send(message: Message) -> None:
-            nonlocal response_started
-            response_started |= message["type"] == "http.response.start"
-            await send(message)
-
         try:
-            await self.app(scope, receive, watched_send)
+            await self.app(scope, receive, send)
         except Exception:
-            if response_started:
-                raise  # the web server logs it and cuts the connection
             record = current_request()
-            logger.exception("request %s failed", None if record is None else record.request_id)
-            await error_response(unexpected_error())(scope, receive, watched_send)
+            assert record is not None
+            if record.has_response_begun:
+                raise  # the web server logs it and cuts the connection
+            logger.exception("request %s failed", record.request_id)
+            await error_response(unexpected_error())(scope, receive, send)
 
 
 class InFlightMiddleware:

@@ -12,13 +12,13 @@ from omni_server.types import ModelInfo
 def models_router(state: ServerState) -> APIRouter:
     router = APIRouter(prefix="/v1/models", tags=["models"])
 
-    @router.get("", summary="List the served names of the model", responses=error_responses(405, 500, 503))
+    @router.get("", summary="List the served names of the model", responses=error_responses(503))
     async def list_models() -> ModelList:
         info = state.require_generator().model_info
         return ModelList(data=[_card(name, info) for name in (info.name, *info.aliases)])
 
     # Hub ids hold a slash, which clients send as %2F and the server hands on decoded.
-    @router.get("/{model_id:path}", summary="Describe the model", responses=error_responses(404, 405, 500, 503))
+    @router.get("/{model_id:path}", summary="Describe the model", responses=error_responses(404, 503))
     async def retrieve_model(model_id: str) -> Model:
         info = state.require_generator().model_info
         check_model(model_id, info)

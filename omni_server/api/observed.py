@@ -34,7 +34,7 @@ class ObservedGenerator:
         answer = AnswerRecord(request)
         if record is not None and not record.is_websocket:
             record.answers.append(answer)
-        observation = _Observation(answer, record, self._metrics)
+        observation = _Observation(answer, record, self._metrics, self.model_info.name)
         try:
             while True:
                 try:
@@ -52,7 +52,7 @@ class ObservedGenerator:
         except BaseException:  # cancelled: the client has left
             observation.closed(self._abort_error())
             raise
-        answer.prompt = generation.prompt
+        answer.admitted(generation.prompt)
         return _ObservedGeneration(generation, observation, self._abort_error)
 
     def is_ready(self) -> bool:
@@ -71,10 +71,11 @@ class ObservedGenerator:
 class _Observation:
     """One answer from its beginning to its end, which is counted once."""
 
-    def __init__(self, answer: AnswerRecord, record: RequestRecord | None, metrics: ServerMetrics) -> None:
+    def __init__(self, answer: AnswerRecord, record: RequestRecord | None, metrics: ServerMetrics, model: str) -> None:
         self._answer = answer
         self._record = record
         self._metrics = metrics
+        self._model = model
         self._is_over = False
         metrics.answer_began()
 
@@ -100,8 +101,12 @@ class _Observation:
         self._is_over = True
         answer = self._answer
         self._metrics.answer_ended(answer)
+        if self._record is None:
+            return
+        if self._record.span is not None:
+            self._record.span.answer_ended(answer, self._model)
         # An HTTP request has one line for all of it.
-        if self._record is not None and self._record.is_websocket:
+        if self._record.is_websocket:
             log_session_answer(self._record, answer)
 
 

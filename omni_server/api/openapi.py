@@ -1,14 +1,17 @@
 """What `/openapi.json` says beyond what FastAPI finds out by itself."""
 
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import FastAPI
 from pydantic import BaseModel
 
+from omni_server.api.openapi_examples import EXAMPLES
 from omni_server.api.responses import ChatCompletion, ChatCompletionChunk, ErrorEnvelope
 from omni_server.api.schemas import ChatCompletionRequest
 from omni_server.api.speech_schemas import SpeechAudioDelta, SpeechAudioDone, SpeechRequest
 from omni_server.api.transcription_schemas import (
+    LIST_FIELDS,
     TranscriptDelta,
     TranscriptDone,
     Transcription,
@@ -27,99 +30,190 @@ _BODIES: tuple[type[BaseModel], ...] = (
     VerboseTranscription,
     TranscriptDelta,
     TranscriptDone,
+    ErrorEnvelope,
 )
 
 OpenApi = dict[int | str, dict[str, Any]]
 
 _ERRORS = {
     400: "The request is wrong; `param` names the field.",
+    401: "The request has no API key, or one that the server does not know.",
+    403: "The server is for its own machine only, and was asked by another name.",
     404: "No such model, or no such URL.",
     405: "The URL does not take this method.",
+    408: "The body took too long to arrive.",
     413: "The request is too large.",
+    429: "The API key is at its limit of requests at a time.",
     500: "The request failed inside the server.",
     503: "Still starting, overloaded or shutting down; `Retry-After` says when to try again.",
     504: "The request took longer than the server allows.",
 }
+_OF_EVERY_OPERATION = (405, 413, 500)
+_OF_GENERATION = (400, 404, 408, 429, 503, 504)
+
+_HEADERS: dict[str, dict[str, Any]] = {
+    "X-Request-Id": {
+        "description": "The request's own `X-Request-Id` if it was well-formed, else a new one.",
+        "required": True,
+        "schema": {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,128}$"},
+    },
+    "Allow": {"description": "The methods that the URL takes.", "required": True, "schema": {"type": "string"}},
+    "Retry-After": {"description": "Seconds.", "required": True, "schema": {"type": "integer", "minimum": 1}},
+    "WWW-Authenticate": {"required": True, "schema": {"type": "string"}},
+    "X-Should-Retry": {
+        "description": "OpenAI's clients would send the request again by themselves.",
+        "required": True,
+        "schema": {"const": "false"},
+    },
+    "X-Audio-Sample-Rate": {"description": "Hz, of the sound in the file.", "schema": {"type": "integer"}},
+    "X-Audio-Channels": {"schema": {"type": "integer"}},
+}
+_HEADERS_OF_STATUS: dict[str, tuple[str, ...]] = {
+    "401": ("WWW-Authenticate",),
+    "405": ("Allow",),
+    "429": ("Retry-After",),
+    "500": ("X-Should-Retry",),
+    "503": ("Retry-After",),
+    "504": ("X-Should-Retry",),
+}
+
+_API_KEY = "ApiKey"
 
 
 def error_responses(*statuses: int) -> OpenApi:
-    """The given statuses, and any other failure, with the error envelope as their body."""
-    declared: OpenApi = {status: {"model": ErrorEnvelope, "description": _ERRORS[status]} for status in statuses}
-    return declared | {"default": {"model": ErrorEnvelope, "description": "Any other failure."}}
+    """The given statuses with the error envelope as their body; `install_openapi` adds those that every URL has."""
+    return {status: {"model": ErrorEnvelope, "description": _ERRORS[status]} for status in statuses}
+
+
+def _ref(schema: type[BaseModel]) -> dict[str, Any]:
+    return {"$ref": _REF.format(model=schema.__name__)}
+
+
+def _any_of(*schemas: type[BaseModel]) -> dict[str, Any]:
+    return {"anyOf": [_ref(schema) for schema in schemas]}
+
+
+def _events(*schemas: type[BaseModel], last: str | None = None) -> dict[str, Any]:
+    """Server-sent events; the schema is of each of them. An answer that fails while it is sent ends with the error."""
+    data: dict[str, Any] = {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": _any_of(*schemas, ErrorEnvelope),
+    }
+    if last is not None:
+        data = {"anyOf": [{"const": last}, data]}
+    return {"schema": {"type": "object", "properties": {"data": data}, "required": ["data"]}}
 
 
 CHAT_RESPONSES: OpenApi = {
     200: {
         "model": ChatCompletion,
         "description": "The answer; with `stream: true` as server-sent events, the last of which is `[DONE]`.",
-        "content": {"text/event-stream": {"schema": {"$ref": _REF.format(model=ChatCompletionChunk.__name__)}}},
+        "content": {"text/event-stream": _events(ChatCompletionChunk, last="[DONE]")},
     },
-    **error_responses(400, 404, 405, 413, 500, 503, 504),
+    **error_responses(*_OF_GENERATION),
 }
-
-
-def _any_of(*schemas: type[BaseModel]) -> dict[str, Any]:
-    return {"anyOf": [{"$ref": _REF.format(model=schema.__name__)} for schema in schemas]}
-
 
 SPEECH_RESPONSES: OpenApi = {
     200: {
         "description": "The file, sent while it is made where its format allows; or, with `stream_format: sse`, its "
         "bytes as server-sent events, the last of which is `speech.audio.done`.",
+        "headers": {name: {"$ref": f"#/components/headers/{name}"} for name in _HEADERS if name.startswith("X-Audio")},
         "content": {
             media_type: {"schema": {"type": "string", "format": "binary"}} for media_type in MEDIA_TYPES.values()
         }
-        | {"text/event-stream": {"schema": _any_of(SpeechAudioDelta, SpeechAudioDone)}},
+        | {"text/event-stream": _events(SpeechAudioDelta, SpeechAudioDone)},
     },
-    **error_responses(400, 404, 405, 413, 500, 503, 504),
+    **error_responses(*_OF_GENERATION),
 }
 
 _TRANSCRIPTION_BODIES: dict[str, dict[str, Any]] = {
     "application/json": {"schema": _any_of(Transcription, VerboseTranscription)},
     "text/plain": {"schema": {"type": "string"}},
 }
-_TRANSCRIPTION_ERRORS = error_responses(400, 404, 405, 413, 500, 503, 504)
 
 TRANSLATION_RESPONSES: OpenApi = {
     200: {"description": "The text.", "content": _TRANSCRIPTION_BODIES},
-    **_TRANSCRIPTION_ERRORS,
+    **error_responses(*_OF_GENERATION),
 }
 TRANSCRIPTION_RESPONSES: OpenApi = {
     200: {
         "description": "The text; with `stream=true` as server-sent events, the last of which is "
         "`transcript.text.done`.",
-        "content": _TRANSCRIPTION_BODIES | {"text/event-stream": {"schema": _any_of(TranscriptDelta, TranscriptDone)}},
+        "content": _TRANSCRIPTION_BODIES | {"text/event-stream": _events(TranscriptDelta, TranscriptDone)},
     },
-    **_TRANSCRIPTION_ERRORS,
+    **error_responses(*_OF_GENERATION),
 }
 
 
 def form_body(fields: type[BaseModel]) -> dict[str, Any]:
     """`openapi_extra` of a route that reads a form with a file itself."""
     schema = fields.model_json_schema()
-    schema["properties"]["file"] = {"type": "string", "format": "binary"}
+    properties = {
+        name + "[]" if name in LIST_FIELDS else name: _form_field(field) for name, field in schema["properties"].items()
+    }
+    schema["properties"] = properties | {"file": {"type": "string", "format": "binary"}}
     schema["required"] = [*schema["required"], "file"]
     return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
 
 
+def _form_field(field: dict[str, Any]) -> dict[str, Any]:
+    """A form has no null: what is not set is empty, or not there."""
+    described = {key: value for key, value in field.items() if key != "default"}
+    if "anyOf" in field:
+        described["anyOf"] = [{"const": ""} if branch == {"type": "null"} else branch for branch in field["anyOf"]]
+    return described
+
+
 def request_body(schema: type[BaseModel]) -> dict[str, Any]:
     """`openapi_extra` of a route that reads its body itself. `schema` must be one of `_BODIES`."""
-    content = {"application/json": {"schema": {"$ref": _REF.format(model=schema.__name__)}}}
-    return {"requestBody": {"required": True, "content": content}}
+    content = {"schema": _ref(schema)} | ({"examples": EXAMPLES[schema]} if schema in EXAMPLES else {})
+    return {"requestBody": {"required": True, "content": {"application/json": content}}}
 
 
-def install_openapi(app: FastAPI) -> None:
-    """Adds the schemas that only `$ref`s mention to the document that FastAPI makes."""
+def install_openapi(app: FastAPI, *, needs_key: Callable[[str, str], bool] | None, checks_host: bool) -> None:
+    """Adds to the document that FastAPI makes: the schemas that only `$ref`s mention, and what the middlewares do for
+    all routes. `needs_key` tells it for a path and a method; None where the server has no keys. `checks_host`: requests
+    by another name than the machine's own are refused."""
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            schemas = generate().setdefault("components", {}).setdefault("schemas", {})
-            for body in _BODIES:
-                schema = body.model_json_schema(ref_template=_REF)
-                schemas.update(schema.pop("$defs", {}))
-                schemas[body.__name__] = schema
+            document = generate()
+            components = document.setdefault("components", {})
+            _add_schemas(components.setdefault("schemas", {}))
+            components["headers"] = _HEADERS
+            if needs_key is not None:
+                components["securitySchemes"] = {_API_KEY: {"type": "http", "scheme": "bearer"}}
+            for path, methods in document["paths"].items():
+                for method, operation in methods.items():
+                    statuses = [*_OF_EVERY_OPERATION, *([403] if checks_host else [])]
+                    if needs_key is not None and needs_key(path, method.upper()):
+                        operation["security"] = [{_API_KEY: []}]
+                        statuses.append(401)
+                    _complete(operation["responses"], statuses)
         assert app.openapi_schema is not None
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _add_schemas(schemas: dict[str, Any]) -> None:
+    for of_422 in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(of_422, None)
+    for body in _BODIES:
+        schema = body.model_json_schema(ref_template=_REF)
+        schemas.update(schema.pop("$defs", {}))
+        schemas[body.__name__] = schema
+
+
+def _complete(responses: dict[str, Any], statuses: list[int]) -> None:
+    """Adds the error `statuses`, and to every response its headers."""
+    responses.pop("422", None)  # FastAPI's own; `omni_server.api.errors` makes it 400
+    envelope = {"application/json": {"schema": _ref(ErrorEnvelope)}}
+    for status in statuses:
+        responses.setdefault(str(status), {"description": _ERRORS[status], "content": envelope})
+    for status_text, response in responses.items():
+        headers = response.setdefault("headers", {})
+        for name in ("X-Request-Id", *_HEADERS_OF_STATUS.get(status_text, ())):
+            headers[name] = {"$ref": f"#/components/headers/{name}"}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from omni_server.api.parse import check_model
 from omni_server.api.passages import passages
 from omni_server.api.sampling import TALKER, talker_sampling
-from omni_server.api.speech_schemas import SpeechRequest
+from omni_server.api.speech_schemas import MAX_CHARACTERS, SPEECH_FORMATS, SpeechRequest
 from omni_server.api.voices import resolve_voice
 from omni_server.audio.formats import AudioFormat, parse_format
 from omni_server.errors import InvalidRequestError
@@ -14,11 +14,6 @@ from omni_server.generation import Generator
 from omni_server.types import ModelInfo, OmniRequest, ReadAloud, SpeechOutput
 
 logger = logging.getLogger(__name__)
-
-MAX_CHARACTERS = 4096
-"""Of `input` and of `instructions`; OpenAI's limits."""
-
-_FORMATS = ("mp3", "opus", "flac", "wav", "pcm")
 
 
 @dataclass(frozen=True)
@@ -70,7 +65,7 @@ def _audio_format(name: str | None) -> AudioFormat:
     audio_format = parse_format(name) if name is not None else "mp3"
     if audio_format is None:
         assert name is not None
-        values = ", ".join(f"'{value}'" for value in _FORMATS)
+        values = ", ".join(f"'{value}'" for value in SPEECH_FORMATS)
         raise InvalidRequestError(
             f"Unsupported value: 'response_format' does not support '{name[:64]}'. Supported values are: {values}.",
             param="response_format",

@@ -2,25 +2,26 @@
 
 import re
 from dataclasses import dataclass
-from typing import Literal
 
 from omni_server.api.form import Form
 from omni_server.api.parse import check_model
-from omni_server.api.transcription_schemas import TranscriptionForm
+from omni_server.api.transcription_schemas import (
+    LANGUAGE_PATTERN,
+    LIST_FIELDS,
+    TEXT_FORMATS,
+    TextFormat,
+    TranscriptionForm,
+)
 from omni_server.api.validation import validate
 from omni_server.errors import InvalidRequestError
 from omni_server.types import ModelInfo
 
-TextFormat = Literal["json", "text", "verbose_json"]
-
-_FORMATS: tuple[TextFormat, ...] = ("json", "text", "verbose_json")
 _WHY_NOT = {
     "srt": "the model gives no timestamps",
     "vtt": "the model gives no timestamps",
     "diarized_json": "the model does not tell speakers apart",
 }
-_LISTS = ("timestamp_granularities", "include")
-_LANGUAGE = re.compile(r"([A-Za-z]{2,3})(-[A-Za-z0-9]{2,8})*")
+_LANGUAGE = re.compile(LANGUAGE_PATTERN)
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,8 @@ def _body(form: Form) -> dict[str, str | list[str]]:
     body: dict[str, str | list[str]] = {}
     for given, values in form.fields.items():
         name = given.removesuffix("[]")
-        if name in _LISTS:
-            body[name] = values
+        if name in LIST_FIELDS:
+            body[name] = [value for value in values if value]
         elif values[-1] or name == "model":
             body[name] = values[-1]
     return body
@@ -89,11 +90,11 @@ def _file(form: Form) -> bytes:
 def _text_format(name: str | None) -> TextFormat:
     if name is None:
         return "json"
-    for text_format in _FORMATS:
+    for text_format in TEXT_FORMATS:
         if text_format == name:
             return text_format
     reason = f" ({_WHY_NOT[name]})" if name in _WHY_NOT else ""
-    values = ", ".join(f"'{value}'" for value in _FORMATS)
+    values = ", ".join(f"'{value}'" for value in TEXT_FORMATS)
     raise InvalidRequestError(
         f"Unsupported value: 'response_format' does not support '{name[:64]}'{reason}. Supported values are: {values}.",
         param="response_format",
@@ -117,10 +118,9 @@ def _check_timestamps(granularities: list[str] | None, text_format: TextFormat) 
 
 
 def _language(code: str) -> str:
-    match = _LANGUAGE.fullmatch(code)
-    if match is None:
+    if _LANGUAGE.fullmatch(code) is None:
         raise InvalidRequestError(
             f"Invalid language '{code[:64]}'. Language parameter must be specified in ISO-639-1 format.",
             param="language",
         )
-    return match[1].lower()
+    return code.partition("-")[0].lower()

@@ -1,12 +1,14 @@
 """What is known about the HTTP request that is being served, for its log line and for limits."""
 
 import time
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from starlette.types import Scope
 
 from omni_server.api.answer_record import AnswerRecord
+from omni_server.api.request_span import RequestSpan
 from omni_server.errors import OmniError
 
 ANONYMOUS = "anonymous"
@@ -29,7 +31,18 @@ class RequestRecord:
     """What was answered, if the answer is an error."""
     answers: list[AnswerRecord] = field(default_factory=list)
     """Generations that were started for it; for a session, which may go on for hours, none are kept."""
+    span: RequestSpan | None = None
+    """None where it is not traced."""
     began: float = field(default_factory=time.perf_counter)
+    has_response_begun: bool = False
+    on_response: list[Callable[[], object]] = field(default_factory=list)
+    """Called when the response begins. For middleware that waits for that only: a `send` of its own around each piece
+    of a stream would cost more."""
+
+    def response_begins(self) -> None:
+        self.has_response_begun = True
+        for call in self.on_response:
+            call()
 
 
 _current: ContextVar[RequestRecord | None] = ContextVar("request_record", default=None)

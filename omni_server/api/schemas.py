@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fiel
 
 from omni_server.api.structure_schemas import ResponseFormat, StructuredOutputs
 from omni_server.api.tool_schemas import PastToolCall, Tool, ToolChoice
+from omni_server.audio.formats import AUDIO_FORMATS
 
 _INT32_MAX = 2**31 - 1
 _INT64_MAX = 2**63 - 1
@@ -43,7 +44,7 @@ class InputAudio(BaseModel):
     model_config = _EXACT
     data: str
     """Base64 of a sound file; a `data:` or http(s) URL is taken as well."""
-    format: Literal["wav", "mp3", "flac", "ogg", "opus", "pcm16", "pcm"] | None = None
+    format: Literal["wav", "mp3", "flac", "ogg", "opus", "webm", "m4a", "mp4", "pcm16", "pcm"] | None = None
     """Needed for headerless `pcm16` (24 kHz, mono, little-endian); other formats are told by their bytes."""
 
 
@@ -103,10 +104,43 @@ def _canonical_part(part: object) -> object:
     return canonical
 
 
+class GivenText(BaseModel):
+    type: Literal["text", "input_text", "output_text"] = "text"
+    text: str
+
+
+class GivenRefusal(BaseModel):
+    type: Literal["refusal"]
+    refusal: str
+
+
+class GivenAudio(BaseModel):
+    type: Literal["input_audio"] = "input_audio"
+    input_audio: InputAudio
+
+
+class GivenImageUrl(BaseModel):
+    type: Literal["image_url", "input_image"] = "image_url"
+    image_url: MediaUrl | str
+
+
+class GivenAudioUrl(BaseModel):
+    type: Literal["audio_url"] = "audio_url"
+    audio_url: MediaUrl | str
+
+
+class GivenVideoUrl(BaseModel):
+    type: Literal["video_url"] = "video_url"
+    video_url: MediaUrl | str
+
+
+# What `_canonical_part` takes, for the API's description.
+_GivenPart = GivenText | GivenRefusal | GivenAudio | GivenImageUrl | GivenAudioUrl | GivenVideoUrl
+
 ContentPart = Annotated[
     TextContent | InputAudioContent | ImageUrlContent | AudioUrlContent | VideoUrlContent,
     Field(discriminator="type"),
-    BeforeValidator(_canonical_part),
+    BeforeValidator(_canonical_part, json_schema_input_type=_GivenPart),
 ]
 
 
@@ -140,17 +174,22 @@ class Message(BaseModel):
     tool_call_id: str | None = None
 
 
+class VoiceId(BaseModel):
+    model_config = _EXACT
+    id: str
+
+
 def _voice_name(voice: object) -> object:
     return voice["id"] if isinstance(voice, dict) and set(voice) == {"id"} else voice
 
 
-Voice = Annotated[str, BeforeValidator(_voice_name, json_schema_input_type=str | dict[Literal["id"], str])]
+Voice = Annotated[str, BeforeValidator(_voice_name, json_schema_input_type=str | VoiceId)]
 
 
 class AudioOutput(BaseModel):
     model_config = _EXACT
     voice: Voice | None = None
-    format: str | None = None
+    format: Annotated[str | None, Field(examples=[*AUDIO_FORMATS, "pcm"])] = None
 
 
 class StreamOptions(BaseModel):
@@ -184,6 +223,9 @@ def _listed(stop: object) -> object:
     return [stop] if isinstance(stop, str) else stop
 
 
+StopStrings = Annotated[list[NonEmpty], Field(max_length=4)]
+
+
 class ChatCompletionRequest(BaseModel):
     """Fields that are not listed are accepted and ignored, as clients send many."""
 
@@ -212,13 +254,7 @@ class ChatCompletionRequest(BaseModel):
     repetition_penalty: RepetitionPenalty | None = None
     seed: Seed | None = None
     """Of the text, and of the speech unless `stage_sampling.talker.seed` is given."""
-    stop: (
-        Annotated[
-            Annotated[list[NonEmpty], Field(max_length=4)],
-            BeforeValidator(_listed, json_schema_input_type=str | list[str]),
-        ]
-        | None
-    ) = None
+    stop: Annotated[StopStrings, BeforeValidator(_listed, json_schema_input_type=NonEmpty | StopStrings)] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=127)] | None = None
     """vLLM has room for 128, among them the model's own end token."""
     ignore_eos: bool | None = None

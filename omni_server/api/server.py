@@ -16,6 +16,7 @@ from omni_server.api.listener import address_of, listen, remove_unix_path
 from omni_server.api.stalled_clients import watched_http_protocol
 from omni_server.api.state import ServerState
 from omni_server.api.tls import TlsFiles
+from omni_server.api.tracing import tracing
 from omni_server.api.web_server_log import keys_kept_out
 from omni_server.errors import ConfigError, OverloadedError, StageDeadError
 from omni_server.generation import Generator
@@ -44,17 +45,18 @@ async def run_server(
     server's address. SIGTERM and SIGINT let running requests finish for `shutdown_timeout_s`, a second SIGINT
     aborts them at once. Must run in the main thread, where signals can be handled.
 
-    Raises `ConfigError` if the address or a TLS file cannot be used, and what `start` raises; `start` is cancelled if
-    the server is stopped while it runs.
+    Raises `ConfigError` if the address, a TLS file or the endpoint for traces cannot be used, and what `start` raises;
+    `start` is cancelled if the server is stopped while it runs.
     """
     listener = listen(config)
     try:
-        state = ServerState()
-        web = _WebServer(state, config, listener)
-        address = address_of(listener, is_tls=config.tls is not None)
-        with keys_kept_out(), _stop_signals() as signals:
-            async with web:
-                return await _serve(start, stop, state, config, signals, web, lambda: on_ready(address))
+        async with tracing(config.otlp_traces_endpoint) as tracer:
+            state = ServerState(tracer=tracer)
+            web = _WebServer(state, config, listener)
+            address = address_of(listener, is_tls=config.tls is not None)
+            with keys_kept_out(), _stop_signals() as signals:
+                async with web:
+                    return await _serve(start, stop, state, config, signals, web, lambda: on_ready(address))
     finally:
         listener.close()
         remove_unix_path(config)

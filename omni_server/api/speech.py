@@ -20,7 +20,7 @@ from omni_server.api.read_aloud import ReadAloudRun
 from omni_server.api.speech_schemas import SpeechAudioDelta, SpeechAudioDone, SpeechRequest, SpeechUsage
 from omni_server.api.sse import KEEP_ALIVE, EventStreamResponse, FrameTemplate, frame
 from omni_server.api.state import ServerState
-from omni_server.api.stream_start import ending_in_error, joined
+from omni_server.api.stream_start import joined
 from omni_server.api.validation import validate
 from omni_server.audio.base64_stream import Base64Stream
 from omni_server.audio.encode import StreamEncoder, encode
@@ -64,7 +64,7 @@ class SpeechService:
         if job.as_events:
             events = _events(run, job, self._keep_alive_s)
             first = await anext(events)
-            return EventStreamResponse(ending_in_error(joined(first, events), name), events.aclose)
+            return EventStreamResponse(name, joined(first, events), events.aclose)
         media_type = MEDIA_TYPES[job.audio_format]
         if job.audio_format not in STREAMABLE_FORMATS:
             data = await _whole_file(run, job.audio_format)

@@ -6,6 +6,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from omni_server.api.schemas import Seed, StageSamplings, Voice
 
+MAX_CHARACTERS = 4096
+"""Of `input` and of `instructions`; OpenAI's limits. These, and the formats, are checked in
+`omni_server.api.parse_speech`."""
+SPEECH_FORMATS = ("mp3", "opus", "flac", "wav", "pcm")
+
 
 class SpeechRequest(BaseModel):
     """Fields that are not listed are accepted and ignored, as clients send many."""
@@ -13,15 +18,15 @@ class SpeechRequest(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", use_attribute_docstrings=True)
 
     model: str
-    input: str
-    """The text to read, at most 4096 characters."""
+    input: Annotated[str, Field(json_schema_extra={"maxLength": MAX_CHARACTERS, "pattern": r"\S"})]
+    """The text to read; not only white space."""
     voice: Voice | None = None
     """A voice of the model or one of OpenAI's names; without one, the model's default voice."""
-    instructions: str | None = None
+    instructions: Annotated[str, Field(json_schema_extra={"maxLength": MAX_CHARACTERS})] | None = None
     """How to read it. "None" and the empty string count as absent: Home Assistant sends the former."""
-    response_format: str | None = None
-    """`mp3` (default), `opus`, `flac`, `wav` or `pcm` (24 kHz, mono, 16 bit, little-endian)."""
-    speed: Annotated[float, Field(ge=0.25, le=4.0)] | None = None
+    response_format: Annotated[str, Field(json_schema_extra={"enum": [*SPEECH_FORMATS, "pcm16"]})] | None = None
+    """`mp3` is the default; `pcm`, also called `pcm16`, is 24 kHz, mono, 16 bit, little-endian."""
+    speed: Annotated[float, Field(ge=0.25, le=4.0, json_schema_extra={"enum": [1]})] | None = None
     """Only 1 is served."""
     stream_format: Literal["audio", "sse"] | None = None
     seed: Seed | None = None

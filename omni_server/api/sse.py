@@ -1,5 +1,6 @@
 """Server-sent events over ASGI."""
 
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 
@@ -10,6 +11,10 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from omni_server.api.disconnect import until_disconnect
+from omni_server.api.errors import envelope, logged, unexpected_error
+from omni_server.errors import OmniError
+
+logger = logging.getLogger(__name__)
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -46,14 +51,19 @@ def _on_one_line(json: str) -> bytes:
 
 
 class EventStreamResponse(Response):
-    """Sends `frames`, and calls `release` in every case: sent to the end, failed, cancelled, or client gone."""
+    """Sends `frames`, and calls `release` in every case: sent to the end, failed, cancelled, or client gone.
+
+    Where `frames` fail, the last one holds the error.
+    """
 
     media_type = "text/event-stream"
 
-    def __init__(self, frames: AsyncGenerator[bytes, None], release: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, name: str, frames: AsyncGenerator[bytes, None], release: Callable[[], Awaitable[None]]) -> None:
+        """`name` is what the log calls it. Frames that are empty are not sent."""
         # The second header keeps nginx from collecting the stream.
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
+        self._name = name
         self._frames = frames
         self._release = release
 
@@ -67,6 +77,17 @@ class EventStreamResponse(Response):
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async for data in self._frames:
-            await send({"type": "http.response.body", "body": data, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        last = b""
+        try:
+            async for data in self._frames:
+                if data:
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+        except ClientDisconnect:
+            raise
+        except OmniError as error:
+            logger.info("%s failed while it was streamed: %s", self._name, logged(error))
+            last = frame(envelope(error))
+        except Exception:
+            logger.exception("%s failed while it was streamed", self._name)
+            last = frame(envelope(unexpected_error()))
+        await send({"type": "http.response.body", "body": last, "more_body": False})

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 from omni_server import __version__
 from omni_server.api.observed import ObservedGenerator
+from omni_server.api.request_span import RequestTracer
 from omni_server.errors import OmniError, OverloadedError
 from omni_server.generation import Generator
 from omni_server.metrics.server_metrics import ServerMetrics
@@ -14,9 +15,11 @@ from omni_server.metrics.server_metrics import ServerMetrics
 class ServerState:
     """Belongs to one event loop. `run_server` writes it, the routes read it."""
 
-    def __init__(self, generator: Generator | None = None) -> None:
+    def __init__(self, generator: Generator | None = None, tracer: RequestTracer | None = None) -> None:
         self.generator = generator
         """None while the model is loading."""
+        self.tracer = tracer
+        """None where requests are not traced."""
         self.metrics = ServerMetrics(__version__)
         self.draining_begun = asyncio.Event()
         """Set from the moment that the server was asked to stop."""

@@ -2,7 +2,16 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+
+TextFormat = Literal["json", "text", "verbose_json"]
+TEXT_FORMATS: tuple[TextFormat, ...] = ("json", "text", "verbose_json")
+LANGUAGE_PATTERN = "^[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8})*$"
+BOOLEAN_PATTERN = "^([Tt]([Rr][Uu][Ee])?|[Ff]([Aa][Ll][Ss][Ee])?|[Yy]([Ee][Ss])?|[Nn][Oo]?|[Oo]([Nn]|[Ff][Ff])|[01])$"
+"""What pydantic takes for a boolean: true, t, yes, y, on and 1, or false, f, no, n, off and 0, in any case."""
+LIST_FIELDS = ("timestamp_granularities", "include")
+"""Forms have `[]` behind these names, or not. They and the formats are checked in
+`omni_server.api.parse_transcription`."""
 
 NonEmpty = Annotated[str, Field(min_length=1)]
 
@@ -14,19 +23,19 @@ class TranscriptionForm(BaseModel):
     model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
 
     model: NonEmpty
-    language: str | None = None
+    language: Annotated[str, Field(json_schema_extra={"pattern": LANGUAGE_PATTERN})] | None = None
     """ISO 639-1 code of the language that is spoken, if it is known. Transcriptions only."""
     prompt: Annotated[str, Field(max_length=4096)] | None = None
     """Words that may occur, or the text before."""
-    response_format: str | None = None
-    """`json` (default), `text` or `verbose_json`."""
+    response_format: Annotated[str, Field(json_schema_extra={"enum": [*TEXT_FORMATS]})] | None = None
+    """`json` is the default."""
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     """0 (default) takes the likeliest words."""
-    stream: bool | None = None
+    stream: Annotated[bool, WithJsonSchema({"type": "string", "pattern": BOOLEAN_PATTERN})] | None = None
     """Transcriptions only."""
-    timestamp_granularities: list[str] | None = None
+    timestamp_granularities: Annotated[list[str], Field(json_schema_extra={"maxItems": 0})] | None = None
     """Not served: the model gives no timestamps."""
-    include: list[str] | None = None
+    include: Annotated[list[str], Field(json_schema_extra={"maxItems": 0})] | None = None
     """Not served."""
 
 

@@ -19,7 +19,7 @@ from omni_server.api.recording_room import RecordingRoom
 from omni_server.api.sampling import THINKER
 from omni_server.api.sse import KEEP_ALIVE, EventStreamResponse, FrameTemplate, frame
 from omni_server.api.state import ServerState
-from omni_server.api.stream_start import ending_in_error, joined
+from omni_server.api.stream_start import joined
 from omni_server.api.transcribe import TranscribeRun
 from omni_server.api.transcription_schemas import (
     DurationUsage,
@@ -85,7 +85,7 @@ class TranscriptionService:
             if job.stream:
                 events = _events(run, name, self._keep_alive_s, held.pop_all())
                 first = await anext(events)
-                return EventStreamResponse(ending_in_error(joined(first, events), name), events.aclose)
+                return EventStreamResponse(name, joined(first, events), events.aclose)
             async with aclosing(run.deltas()) as deltas:
                 async for _ in deltas:
                     continue

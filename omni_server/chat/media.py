@@ -11,7 +11,7 @@ from omni_server.errors import ConfigError
 
 MediaKind = Literal["audio", "image", "video"]
 
-_INPUT_AUDIO_FORMATS = ("wav", "mp3", "flac", "ogg", "opus")
+_INPUT_AUDIO_FORMATS = ("wav", "mp3", "flac", "ogg", "opus", "webm", "m4a", "mp4")
 """What `input_audio.format` may say; the server tells formats by their bytes in any case."""
 
 

@@ -118,6 +118,42 @@ def add_limit_flags(parser: argparse.ArgumentParser) -> None:
         default=_DEFAULTS.media_decode_timeout_s,
         help="time to decode one item (default: %(default)g)",
     )
+    media.add_argument(
+        "--max-upload-size",
+        metavar="SIZE",
+        type=size,
+        default=_DEFAULTS.max_upload_bytes,
+        help="largest sound file for transcriptions and translations (default: %(default)s bytes, as OpenAI's)",
+    )
+    media.add_argument(
+        "--max-upload-duration",
+        metavar="SECONDS",
+        type=seconds,
+        default=_DEFAULTS.max_upload_seconds,
+        help="longest sound for transcriptions and translations (default: %(default)g)",
+    )
+    realtime = parser.add_argument_group("sessions of /v1/realtime")
+    realtime.add_argument(
+        "--realtime-max-sessions",
+        metavar="N",
+        type=positive_count,
+        default=_DEFAULTS.realtime_max_sessions,
+        help="sessions at a time; one more gets 503 (default: %(default)s)",
+    )
+    realtime.add_argument(
+        "--realtime-session-timeout",
+        metavar="SECONDS",
+        type=seconds,
+        default=_DEFAULTS.realtime_session_timeout_s,
+        help="after this time a session is closed (default: %(default)g)",
+    )
+    realtime.add_argument(
+        "--realtime-idle-timeout",
+        metavar="SECONDS",
+        type=seconds,
+        default=_DEFAULTS.realtime_idle_timeout_s,
+        help="as is one whose client has sent nothing for this time (default: %(default)g)",
+    )
 
 
 def limit_settings(config: ApiConfig, options: argparse.Namespace) -> ApiConfig:
@@ -147,4 +183,9 @@ def limit_settings(config: ApiConfig, options: argparse.Namespace) -> ApiConfig:
             fetch_timeout_s=options.media_fetch_timeout,
         ),
         media_decode_timeout_s=options.media_decode_timeout,
+        max_upload_bytes=options.max_upload_size,
+        max_upload_seconds=options.max_upload_duration,
+        realtime_max_sessions=options.realtime_max_sessions,
+        realtime_session_timeout_s=options.realtime_session_timeout,
+        realtime_idle_timeout_s=options.realtime_idle_timeout,
     )

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import gc
 import logging
 import time
 from collections.abc import Callable
@@ -120,7 +121,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     http.add_argument("--disable-fastapi-docs", action="store_true", help="no /docs, /redoc and /openapi.json")
     add_access_flags(parser)
     add_limit_flags(parser)
-    logs = parser.add_argument_group("logs")
+    logs = parser.add_argument_group("logs and traces")
     logs.add_argument(
         "--log-format",
         choices=LOG_FORMATS,
@@ -135,6 +136,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="of the HTTP server (default: %(default)s)",
     )
     logs.add_argument("--disable-uvicorn-access-log", action="store_true", help="no line per request")
+    logs.add_argument(
+        "--otlp-traces-endpoint",
+        metavar="URL",
+        help="send OpenTelemetry traces to this collector, over HTTP, as in http://localhost:4318/v1/traces; needs the "
+        "extra otel (default: no traces)",
+    )
     parser.set_defaults(run=lambda options: serve(_options(parser, options)))
 
 
@@ -177,6 +184,7 @@ def _run(options: ServeOptions, model_dir: Path, config: StageConfig, on_progres
             await omni.stop()
 
     def on_ready(address: str) -> None:
+        _freeze_heap()
         print(ready_message(address, started[0].model_info), flush=True)
         if options.api.api_keys:
             print("This server needs a key: add -H 'Authorization: Bearer YOUR_KEY' to the command.\n", flush=True)
@@ -223,9 +231,17 @@ def _options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Se
             shutdown_timeout_s=options.shutdown_timeout,
             log_level=options.uvicorn_log_level,
             access_log=not options.disable_uvicorn_access_log,
+            otlp_traces_endpoint=options.otlp_traces_endpoint,
             docs=not options.disable_fastapi_docs,
         ),
     )
+
+
+def _freeze_heap() -> None:
+    """What the start has made, torch and vLLM above all, lives as long as the process: the garbage collector need not
+    look at it again, which halts every stream for a third of a second."""
+    gc.collect()
+    gc.freeze()
 
 
 def _root_path(text: str) -> str:

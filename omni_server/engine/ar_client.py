@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 from vllm import SamplingParams
 from vllm.exceptions import VLLMClientError, VLLMValidationError
 from vllm.inputs import TextPrompt
@@ -50,8 +51,7 @@ class RenderedPrompt:
         return len(self.token_ids) - self.num_reply
 
 
-@dataclass(frozen=True)
-class ArOutput:
+class ArOutput(msgspec.Struct, frozen=True):
     """What came since the last output; several steps may be merged."""
 
     token_ids: tuple[int, ...]
@@ -95,23 +95,24 @@ class ArStream:
     async def outputs(self) -> AsyncGenerator[ArOutput, None]:
         """Until the request has finished. Raises `StageError` or `StageDeadError`; `InvalidRequestError` or
         `OverloadedError` where the stage has given up the request's grammar."""
-        while not self._is_finished:
-            with stage_errors(self._stage):
+        with stage_errors(self._stage):
+            while not self._is_finished:
                 output = self._queue.get_nowait() or await self._queue.get()
-            assert isinstance(output, RequestOutput)
-            completion = output.outputs[0]
-            self._is_finished = output.finished
-            self._meter.tokens(len(completion.token_ids), num_cached=output.num_cached_tokens or 0)
-            if completion.finish_reason is not None:
-                self._meter.ended(completion.finish_reason)
-            yield ArOutput(
-                token_ids=tuple(completion.token_ids),
-                text=completion.text,
-                finish_reason=self._finish_reason(completion),
-                num_cached_tokens=output.num_cached_tokens or 0,
-                logprobs=self._logprobs(completion),
-                is_cut=isinstance(completion.stop_reason, str),
-            )
+                assert isinstance(output, RequestOutput)
+                completion = output.outputs[0]
+                self._is_finished = output.finished
+                num_cached = output.num_cached_tokens or 0
+                self._meter.tokens(len(completion.token_ids), num_cached=num_cached)
+                if completion.finish_reason is not None:
+                    self._meter.ended(completion.finish_reason)
+                yield ArOutput(
+                    token_ids=tuple(completion.token_ids),
+                    text=completion.text,
+                    finish_reason=self._finish_reason(completion),
+                    num_cached_tokens=num_cached,
+                    logprobs=self._logprobs(completion),
+                    is_cut=isinstance(completion.stop_reason, str),
+                )
 
     def _logprobs(self, completion: CompletionOutput) -> tuple[SampledToken, ...]:
         if self._tokens is None:
@@ -249,17 +250,16 @@ class ArStageClient(StageClient[StageAsyncLLM]):
         return tuple(ids)
 
     async def check(self, params: SamplingParams, structured_param: str | None = None) -> None:
-        """What `open` would refuse, refused before anything has been promised to the caller.
+        """What `open` would refuse, refused before anything has been promised to the caller; `params` take notes.
 
         `structured_param` is the request's field that made `params.structured_outputs`. Raises `InvalidRequestError`.
         """
         config = self.engine.vllm_config
         tokenizer = self.engine.get_tokenizer()
-        trial = params.clone()  # they take notes
 
         def verify() -> None:
-            trial.verify(config.model_config, config.speculative_config, config.structured_outputs_config, tokenizer)
-            trial.update_from_tokenizer(tokenizer)
+            params.verify(config.model_config, config.speculative_config, config.structured_outputs_config, tokenizer)
+            params.update_from_tokenizer(tokenizer)
 
         try:
             if params.structured_outputs is None:

@@ -19,8 +19,8 @@ def set_engine_environment(config: StageConfig) -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")
-    # On a GPU V2, vLLM's own choice: the talker's steps are shorter by what its sampler takes in one kernel. V2 needs a
-    # Triton that compiles for CPUs on a CPU, which the one on PyPI does not.
+    # On a GPU V2, which vLLM would take for these models: the talker's sampler is one kernel there. On a CPU V2 needs a
+    # Triton that compiles for CPUs, which the one on PyPI does not.
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "1" if config.platform == "cuda" else "0")
     if config.platform == "cpu":
         # The worker lives in the engine's own process: half the memory, a third of the start-up time, and no

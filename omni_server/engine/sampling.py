@@ -83,6 +83,7 @@ def sampling_params(
             detokenize=is_text,
             output_kind=RequestOutputKind.DELTA,
             extra_args={},
+            skip_clone=True,  # made for one request: vLLM would copy all of it in depth
         )
     except (VLLMClientError, ValueError) as exc:
         raise InvalidRequestError(f"{stage}: {exc}") from exc
@@ -90,8 +91,13 @@ def sampling_params(
         rows = msgspec.structs.replace(rows, repetition_penalty=params.repetition_penalty)
         params.repetition_penalty = 1.0
     if rows is not None:
-        params.extra_args = {REQUEST_KEY: encode(rows)}
+        add_rows(params, rows)
     return params
+
+
+def add_rows(params: SamplingParams, rows: RowsOutput | RowsInput) -> None:
+    """What the request sends or is fed."""
+    params.extra_args = {REQUEST_KEY: encode(rows)}
 
 
 def _structured(output: StructuredOutput) -> StructuredOutputsParams:

@@ -1,4 +1,4 @@
-"""Sound files to mono waveforms, with libsndfile."""
+"""Sound files to mono waveforms: with libsndfile, and what that does not know by `sound_track`."""
 
 import io
 from collections.abc import Iterator
@@ -8,13 +8,11 @@ import numpy as np
 import numpy.typing as npt
 import soundfile
 
-from omni_server.errors import InvalidRequestError
+from omni_server.media.audio_checks import check_length, check_stream, damaged_audio, invalid_audio, mix_to_mono
 from omni_server.media.limits import MediaLimits
+from omni_server.media.sound_track import container_of, count_sound_track, read_sound_track
 from omni_server.types import SAMPLE_RATE_HZ, AudioPart
 
-_MIN_RATE_HZ = 4_000
-_MAX_RATE_HZ = 192_000
-_MAX_CHANNELS = 8
 _BLOCK_FRAMES = 1 << 16
 _UNKNOWN_FRAMES = (1 << 63) - 1
 """libsndfile's `SF_COUNT_MAX`: what it says of a FLAC stream written to a pipe. It cannot read one either."""
@@ -23,37 +21,45 @@ _UNKNOWN_FRAMES = (1 << 63) - 1
 def decode_audio(data: bytes, limits: MediaLimits, declared_format: str | None = None) -> AudioPart:
     """The waveform at the file's own rate, what lies outside [-1, 1] clipped, its channels averaged.
 
-    Takes WAV, FLAC, Ogg (Opus, Vorbis, FLAC) and MP3, told apart by their bytes. `declared_format` counts only
-    where it is "pcm16" or "pcm" and the bytes have no file header: then they are int16, little-endian, mono, 24 kHz.
+    Takes WAV, FLAC, Ogg (Opus, Vorbis, FLAC), MP3, WebM and Matroska, MP4 (M4A, QuickTime), told apart by their
+    bytes; of several sound tracks the first. `declared_format` counts only where it is "pcm16" or "pcm" and the bytes
+    have no file header: then they are int16, little-endian, mono, 24 kHz.
 
     Raises `InvalidRequestError` with code `invalid_audio`.
     """
     _check_bytes(data, limits)
-    is_raw = declared_format in ("pcm16", "pcm") and not _has_file_header(data)
+    container = container_of(data)
+    is_raw = declared_format in ("pcm16", "pcm") and container is None and not _has_file_header(data)
     if is_raw:
         samples, rate = _decode_pcm16(data), SAMPLE_RATE_HZ
-        _check_length(samples.size, rate, limits)
+        check_length(samples.size, rate, limits)
+    elif container is not None:
+        samples, rate = read_sound_track(data, container, limits)
     else:
         with _open(data, limits) as file:
             samples, rate = _read_mono(file), file.samplerate
     if samples.size < limits.min_audio_seconds * rate:
-        raise _invalid(f"is shorter than {limits.min_audio_seconds:g} s")
+        raise invalid_audio(f"is shorter than {limits.min_audio_seconds:g} s")
     return AudioPart(samples, rate)
 
 
 def count_samples(data: bytes, limits: MediaLimits) -> int:
-    """How many samples `decode_audio` gives of a file, by its header alone: a damaged one may give fewer.
+    """How many samples `decode_audio` gives of a file, without keeping them. By its header alone, where that tells: a
+    damaged file may give fewer.
 
-    Raises `InvalidRequestError` as `decode_audio` does, for what it can tell by the header.
+    Raises `InvalidRequestError` as `decode_audio` does, for what it can tell.
     """
     _check_bytes(data, limits)
+    container = container_of(data)
+    if container is not None:
+        return count_sound_track(data, container, limits)
     with _open(data, limits) as file:
         return int(file.frames)
 
 
 def _check_bytes(data: bytes, limits: MediaLimits) -> None:
     if len(data) > limits.max_bytes:
-        raise _invalid(f"is larger than the {limits.max_bytes} bytes allowed")
+        raise invalid_audio(f"is larger than the {limits.max_bytes} bytes allowed")
 
 
 def _has_file_header(data: bytes) -> bool:
@@ -68,7 +74,7 @@ def _has_mpeg_sync(data: bytes) -> bool:
 
 def _decode_pcm16(data: bytes) -> npt.NDArray[np.float32]:
     if len(data) % 2:
-        raise _invalid("is declared as pcm16 and has an odd number of bytes")
+        raise invalid_audio("is declared as pcm16 and has an odd number of bytes")
     return np.frombuffer(data, dtype="<i2").astype(np.float32) / np.float32(32768.0)
 
 
@@ -76,31 +82,23 @@ def _decode_pcm16(data: bytes) -> npt.NDArray[np.float32]:
 def _open(data: bytes, limits: MediaLimits) -> Iterator[soundfile.SoundFile]:
     """Raises `InvalidRequestError` for what is no sound file within the limits, also out of the block."""
     if not _has_file_header(data) and not _has_mpeg_sync(data):
-        raise _invalid("is not in a known format (wav, mp3, flac, ogg; headerless pcm16 must be declared as such)")
+        raise invalid_audio(
+            "is not in a known format (wav, mp3, flac, ogg, webm, mp4; headerless pcm16 must be declared as such)"
+        )
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
             _check_stream(file, limits)
             yield file
     except soundfile.LibsndfileError as error:
-        raise _invalid("is damaged or in a format that this server cannot read") from error
+        raise damaged_audio() from error
 
 
 def _check_stream(file: soundfile.SoundFile, limits: MediaLimits) -> None:
     """Refuse by the header alone what would take too much memory."""
-    if not _MIN_RATE_HZ <= file.samplerate <= _MAX_RATE_HZ:
-        raise _invalid(f"has a sample rate outside {_MIN_RATE_HZ} to {_MAX_RATE_HZ} Hz")
-    if file.channels > _MAX_CHANNELS:
-        raise _invalid(f"has more than {_MAX_CHANNELS} channels")
+    check_stream(file.samplerate, file.channels)
     if file.frames == _UNKNOWN_FRAMES:
-        raise _invalid("does not declare its length")
-    _check_length(file.frames, file.samplerate, limits)
-
-
-def _check_length(num_samples: int, rate: int, limits: MediaLimits) -> None:
-    if num_samples > limits.max_audio_seconds * rate:
-        raise _invalid(f"is longer than {limits.max_audio_seconds:g} s")
-    if num_samples > limits.max_audio_samples:
-        raise _invalid(f"has more than {limits.max_audio_samples} samples at its rate of {rate} Hz")
+        raise invalid_audio("does not declare its length")
+    check_length(file.frames, file.samplerate, limits)
 
 
 def _read_mono(file: soundfile.SoundFile) -> npt.NDArray[np.float32]:
@@ -109,12 +107,6 @@ def _read_mono(file: soundfile.SoundFile) -> npt.NDArray[np.float32]:
     samples = np.empty(file.frames, dtype=np.float32)
     end = 0
     for block in file.blocks(_BLOCK_FRAMES, dtype="float32", always_2d=True):
-        if not np.isfinite(block).all():
-            raise _invalid("has samples that are not finite numbers")
         begin, end = end, end + len(block)
-        np.clip(block, -1.0, 1.0).mean(axis=1, dtype=np.float32, out=samples[begin:end])
+        mix_to_mono(block, samples[begin:end])
     return samples if end == len(samples) else samples[:end].copy()
-
-
-def _invalid(what: str) -> InvalidRequestError:
-    return InvalidRequestError(f"The audio {what}.", code="invalid_audio")

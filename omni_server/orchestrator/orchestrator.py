@@ -10,7 +10,7 @@ from omni_server.config.stage_config import ArStage, ChunkPlan
 from omni_server.edge import CodecEdgeFactory
 from omni_server.engine.ar_client import ArStageClient, RenderedPrompt, context_length_exceeded
 from omni_server.engine.diffusion_client import DiffusionStageClient
-from omni_server.engine.sampling import merged, sampling_params
+from omni_server.engine.sampling import StageSampling, add_rows, merged, sampling_params
 from omni_server.errors import DeadlineExceededError, InvalidRequestError, OverloadedError, StageDeadError
 from omni_server.family import CodecLayout, FamilyModel
 from omni_server.orchestrator.feed_outbox import FeedOutbox
@@ -27,7 +27,6 @@ from omni_server.types import (
     PromptTokens,
     SamplingConfig,
     SpeechOutput,
-    StructuredOutput,
     Task,
     TextPart,
 )
@@ -112,15 +111,23 @@ class Orchestrator:
         structured = request.structured_output
         if request.tools is not None:
             structured = turn_grammar(request.tools, structured)
+        params = sampling_params(
+            thinker.client.name,
+            sampling,
+            end_ids=self._family.thinker_stop_ids,
+            is_text=True,
+            rows=None,
+            structured_output=structured,
+        )
         deadline_s = self._request_timeout_s if request.deadline_s is None else request.deadline_s
         began = time.monotonic() if request.began_at is None else request.began_at
         try:
             async with asyncio.timeout(began + deadline_s - time.monotonic()):
-                await self._check_thinker(sampling, structured)
+                await thinker.client.check(params, None if structured is None else structured.param)
                 prompt = await thinker.client.render(rendered, reply)
         except TimeoutError:
             raise DeadlineExceededError(f"reading the prompt took longer than {deadline_s:g} s") from None
-        run = self._admitted(request, prompt, sampling, structured, voice, deadline_s - (time.monotonic() - began))
+        run = self._admitted(request, prompt, sampling, params, voice, deadline_s - (time.monotonic() - began))
         self._running[request.request_id] = run
         run.start()
         return run
@@ -130,22 +137,16 @@ class Orchestrator:
         request: OmniRequest,
         prompt: RenderedPrompt,
         sampling: SamplingConfig,
-        structured: StructuredOutput | None,
+        params: StageSampling,
         voice: str | None,
         remaining_s: float,
     ) -> RequestRun:
-        """`sampling` and `structured` are the thinker's."""
+        """`sampling` and `params` are the thinker's."""
         thinker = self._thinker
         self._check_open(request.request_id)  # again: rendering takes time
         _check_length(thinker.client, len(prompt.token_ids), sampling.max_tokens)
-        params = sampling_params(
-            thinker.client.name,
-            sampling,
-            end_ids=self._family.thinker_stop_ids,
-            is_text=True,
-            rows=None if voice is None else RowsOutput(voice=voice, num_reply=prompt.num_reply),
-            structured_output=structured,
-        )
+        if voice is not None:
+            add_rows(params, RowsOutput(voice=voice, num_reply=prompt.num_reply))
         speech = None
         if request.speech is not None and voice is not None:
             speech = self._speech_plan(request, request.speech, voice, prompt.length)
@@ -180,19 +181,6 @@ class Orchestrator:
             raise StageDeadError(dead, "its engine process has died")
         if request_id in self._running:
             raise InvalidRequestError(f"a request with id '{request_id}' is running already")
-
-    async def _check_thinker(self, sampling: SamplingConfig, structured: StructuredOutput | None) -> None:
-        """Refuses what the engine would, before the prompt is read."""
-        client = self._thinker.client
-        params = sampling_params(
-            client.name,
-            sampling,
-            end_ids=self._family.thinker_stop_ids,
-            is_text=True,
-            rows=None,
-            structured_output=structured,
-        )
-        await client.check(params, None if structured is None else structured.param)
 
     def _check_stages(self, sampling: Mapping[str, SamplingConfig]) -> None:
         known = [self._thinker.client.name]

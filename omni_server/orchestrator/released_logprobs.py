@@ -14,6 +14,7 @@ class ReleasedLogprobs:
     be the beginning of a stop string, whose tokens are no part of the answer."""
 
     def __init__(self) -> None:
+        self._has_begun = False
         self._waiting: deque[SampledToken] = deque()
         self._position = 0  # bytes of text before those that wait
         self._released = 0
@@ -22,6 +23,9 @@ class ReleasedLogprobs:
 
     def push(self, tokens: Sequence[SampledToken], text: str) -> tuple[SampledToken, ...]:
         """New tokens, and the text that was released with them; returns those whose text is out."""
+        if not (tokens or self._has_begun):  # as in every output of a request that asks for none
+            return ()
+        self._has_begun = True
         self._waiting.extend(tokens)
         for token in tokens:
             self._unread += token.sampled.utf8

@@ -110,7 +110,8 @@ class TalkerModel(Qwen2Model):
         )
         match vllm_config.additional_config:
             case StageRuntimeConfig(decoding_kernels=True):
-                use_decode_kernel([layer.self_attn for layer in self.layers if isinstance(layer, TalkerDecoderLayer)])
+                layers = [layer.self_attn for layer in self.layers if isinstance(layer, TalkerDecoderLayer)]
+                use_decode_kernel(layers, vllm_config)
 
     def forward(
         self,

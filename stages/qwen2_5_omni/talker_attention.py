@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from vllm.config import get_current_vllm_config
+from vllm.compilation.breakable_cudagraph import eager_break_during_capture
+from vllm.config import VllmConfig, get_current_vllm_config
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.attention.attention import get_attention_context
 from vllm.model_executor.layers.linear import QKVParallelLinear, RowParallelLinear
@@ -109,25 +110,32 @@ def _is_decoding(metadata: Any) -> bool:
     )
 
 
-def use_decode_kernel(layers: list[TalkerAttention]) -> bool:
+def use_decode_kernel(layers: list[TalkerAttention], config: VllmConfig) -> bool:
     """Let the layers of one model attend by one kernel, with common scratch memory; returns whether they can.
 
-    They cannot on a GPU that the kernel is not made for, and with another rotary embedding than the checkpoint's.
+    They cannot on a GPU or with sizes that the kernel is not made for, with another rotary embedding than the
+    checkpoint's, a sliding window, a context that is spread over ranks, or a cache that is handed on layer by layer.
     """
-    if not layers or not fits_decoding_kernels(device := layers[0].qkv_proj.weight.device):
+    if not layers:
+        return False
+    first = layers[0]
+    rope = first.rotary_emb
+    if (
+        not isinstance(rope, MRotaryEmbedding)
+        or rope.mrope_section is None
+        or len(rope.mrope_section) != 3
+        or rope.mrope_interleaved
+        or not rope.is_neox_style
+        or rope.rotary_dim != first.head_dim
+        or first.head_dim not in (32, 64, 128)
+        or first.attn.sliding_window is not None
+        or config.parallel_config.decode_context_parallel_size > 1
+        or config.kv_transfer_config is not None
+        or not fits_decoding_kernels(device := rope.cos_sin_cache.device)
+    ):
         return False
     from stages.runtime.decode_attention_kernel import DecodeAttention
 
-    first, rope = layers[0], layers[0].rotary_emb
-    if not (
-        isinstance(rope, MRotaryEmbedding)
-        and rope.mrope_section is not None
-        and len(rope.mrope_section) == 3
-        and not rope.mrope_interleaved
-        and rope.is_neox_style
-        and rope.rotary_dim == first.head_dim
-    ):
-        return False
     time, height, width = rope.mrope_section
     kernel = DecodeAttention(first.num_heads, first.num_kv_heads, first.head_dim, (time, height, width), device)
     for layer in layers:
@@ -135,6 +143,7 @@ def use_decode_kernel(layers: list[TalkerAttention]) -> bool:
     return True
 
 
+@eager_break_during_capture  # where vLLM captures graphs of uncompiled models, breaking them at attention
 def omni_attention_with_rope(
     qkv: torch.Tensor, positions: torch.Tensor, attended: torch.Tensor, layer_name: str
 ) -> None:
@@ -146,4 +155,5 @@ def _nothing(qkv: torch.Tensor, positions: torch.Tensor, attended: torch.Tensor,
     """For the compiler: there is nothing to return."""
 
 
+# vLLM's own rotary embedding also turns queries and keys where they lie in `qkv`, which nothing reads afterwards.
 direct_register_custom_op(_OPERATOR, omni_attention_with_rope, mutates_args=["attended"], fake_impl=_nothing)

@@ -1,4 +1,4 @@
-"""The autoregressive runner on vLLM's V1 model runner, the default.
+"""The autoregressive runner on vLLM's V1 model runner, the default on CPUs.
 
 Everything vLLM does stays: each override calls `super()`. What is specific to this generation is in this module.
 """

@@ -9,6 +9,7 @@ from stages.qwen2_5_omni.demo_checkpoint import make_demo_checkpoint
 from tests.integration.live import LiveOmni, demo_config
 from tests.integration.server_process import ServerProcess
 from tests.reference.reference import Reference
+from tests.unit.api.collector import Collector
 
 
 @pytest.fixture(scope="session")
@@ -41,9 +42,17 @@ def whole(checkpoint: Path) -> Iterator[LiveOmni]:
 
 
 @pytest.fixture(scope="session")
-def server(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def collector() -> Iterator[Collector]:
+    """Gets the traces of `server`."""
+    with Collector() as collector:
+        yield collector
+
+
+@pytest.fixture(scope="session")
+def server(checkpoint: Path, collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """The real server; after the last test that needs it, SIGTERM must end it cleanly."""
-    process = ServerProcess(checkpoint, tmp_path_factory.mktemp("server") / "log.txt")
+    log = tmp_path_factory.mktemp("server") / "log.txt"
+    process = ServerProcess(checkpoint, log, "--otlp-traces-endpoint", collector.url)
     try:
         yield process
     finally:

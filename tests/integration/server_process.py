@@ -25,7 +25,7 @@ _SET_BY_TEST_RUNS = ("OMP_NUM_THREADS", "HF_HUB_OFFLINE")
 class ServerProcess:
     """Started by the constructor, which returns when `/ready` is 200."""
 
-    def __init__(self, checkpoint: Path, log: Path) -> None:
+    def __init__(self, checkpoint: Path, log: Path, *flags: str) -> None:
         self._log = log
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}"
@@ -33,7 +33,7 @@ class ServerProcess:
         """Status and error code of every answer of `/ready` before the first 200."""
         command = [sys.executable, "-m", "omni_server.cli.main", "serve", str(checkpoint)]
         command += ["--stage-config", "configs/qwen2_5_omni.demo-cpu.yaml", "--port", str(port)]
-        command += ["--served-model-name", MODEL]
+        command += ["--served-model-name", MODEL, *flags]
         environment = {name: value for name, value in os.environ.items() if name not in _SET_BY_TEST_RUNS}
         with log.open("wb") as output:
             self.process = subprocess.Popen(

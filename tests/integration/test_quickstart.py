@@ -70,3 +70,19 @@ def test_it_works_as_it_stands(server: ServerProcess, checkout: Path, language: 
         if Path(name).name in text or ("--save answers" in text and "answers" in name):
             with wave.open(str(checkout / name)) as file:
                 assert (file.getnchannels(), file.getsampwidth(), file.getframerate()) == (1, 2, 24_000)
+
+
+def test_the_python_api_works_as_the_readme_says(checkpoint: Path, tmp_path: Path) -> None:
+    (program,) = [text for _, text in blocks("README.md") if text.startswith("from omni_server import Omni")]
+    (tmp_path / ".cache").mkdir()
+    (tmp_path / ".cache" / "qwen2_5_omni-demo").symlink_to(checkpoint)
+    finished = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert re.search(r"\d+\.\d+ seconds$", finished.stdout.strip())

@@ -21,6 +21,7 @@ from omni_server.types import SAMPLE_RATE_HZ
 from tests.integration.server_process import MODEL, ROOT, ServerProcess
 from tests.unit.api.clients import media
 from tests.unit.api.sse_validator import parse_frames
+from tests.unit.media.containers import LIVE_WEBM, record
 
 NUM_CODES = 120
 SAMPLES_PER_CODE = 480
@@ -187,6 +188,20 @@ def test_official_client_transcribes(official: openai.OpenAI) -> None:
     assert "".join(event.delta for event in deltas if event.type == "transcript.text.delta") == hello.text
     other = create(model=MODEL, file=("weather.wav", media("speech_weather.wav")), language="en")
     assert other.text != hello.text
+
+
+def test_a_recording_in_webm_or_m4a_is_heard_as_in_wav(official: openai.OpenAI) -> None:
+    """The lossless M4A has the same samples, and so the same words; Opus has nearly the same, and as many tokens."""
+    samples, rate = soundfile.read(io.BytesIO(WAV), dtype="float32")
+    m4a = record("ipod", "alac", samples[None], rate)
+    webm = record("webm", "libopus", np.repeat(samples[None], 3, axis=1), 3 * rate, options=LIVE_WEBM)
+    create = official.audio.transcriptions.create
+    hello, same, similar = (create(model=MODEL, file=("a.bin", file), language="en") for file in (WAV, m4a, webm))
+    assert same.text == hello.text
+    assert similar.text
+    usages = [answer.usage for answer in (hello, same, similar)]
+    assert all(usage is not None and usage.type == "tokens" for usage in usages)
+    assert len({usage.input_tokens for usage in usages if usage is not None and usage.type == "tokens"}) == 1
 
 
 def test_a_recording_longer_than_the_context_is_transcribed(client: httpx2.Client) -> None:

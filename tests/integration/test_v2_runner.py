@@ -1,6 +1,6 @@
 """vLLM's V2 model runner gives the reference's tokens, as V1 does, where Triton's interpreter runs its kernels.
 
-On a GPU it does not always (benchmarks/README.md), so it is not the default: what is at fault there is not seen here.
+On GPUs it is the default, and tests/gpu shows the same there.
 """
 
 import json

@@ -22,7 +22,17 @@ async def test_unknown_url(method: str, path: str) -> None:
     assert error["message"] == f"Invalid URL ({method} {path})."
 
 
-@pytest.mark.parametrize(("method", "path", "allow"), [("GET", URL, "POST"), ("DELETE", "/v1/models", "GET")])
+@pytest.mark.parametrize(
+    ("method", "path", "allow"),
+    [
+        ("GET", URL, "POST"),
+        ("DELETE", "/v1/models", "GET"),
+        # Each method is a route of its own.
+        ("DELETE", "/health", "GET, HEAD"),
+        ("DELETE", "/ping", "GET, POST"),
+        ("OPTIONS", "/", "GET, HEAD"),
+    ],
+)
 async def test_wrong_method_says_what_is_allowed(method: str, path: str, allow: str) -> None:
     async with http_client(app_of(FakeGenerator())) as client:
         response = await client.request(method, path)

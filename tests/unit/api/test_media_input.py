@@ -3,6 +3,7 @@
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 
 from omni_server.api import media_loader
@@ -11,8 +12,13 @@ from omni_server.media.limits import MediaLimits
 from omni_server.types import AudioPart, ImagePart, TextPart, VideoPart
 from tests.unit.api.clients import SPEECH, app_of, base64_of, chat, data_url, error_of, media, post, tone
 from tests.unit.api.fake_generator import FakeGenerator
+from tests.unit.media.containers import LIVE_WEBM, record
 
 WAV = media("speech_hello.wav")
+SECOND = np.zeros((1, 48_000), dtype=np.float32)
+WEBM = record("webm", "libopus", SECOND, 48_000, options=LIVE_WEBM)
+M4A = record("ipod", "aac", SECOND, 48_000)
+FILM = record("mp4", "aac", SECOND, 48_000, has_video=True)
 PNG = media("gradient.png")
 MP4 = media("ball.mp4")
 
@@ -61,6 +67,13 @@ async def test_all_kinds_in_one_message_keep_their_order_beside_speech_out() -> 
         input_audio(base64_of(tone("FLAC")), "flac"),
         input_audio(base64_of(tone("OGG", "OPUS")), "ogg"),
         input_audio(base64_of(tone("MP3")), "mp3"),
+        input_audio(base64_of(WEBM), "webm"),
+        input_audio(base64_of(M4A), "m4a"),
+        input_audio(base64_of(FILM), "mp4"),
+        input_audio(base64_of(WEBM), None),
+        input_audio(data_url(WEBM, "audio/webm;codecs=opus")),
+        {"type": "audio_url", "audio_url": {"url": data_url(M4A, "audio/mp4")}},
+        {"type": "audio_url", "audio_url": {"url": data_url(WEBM, "audio/webm;codecs=opus")}},
         input_audio(base64_of(tone()), None),
         input_audio(data_url(tone(), "audio/wav")),
         input_audio(data_url(tone())),
@@ -166,6 +179,18 @@ async def test_item_above_the_size_limit_is_refused() -> None:
     config = ApiConfig(media_limits=MediaLimits(max_bytes=1000))
     error = await media_error(input_audio(base64_of(tone())), config=config)
     assert error["param"] == "messages[0].content[0].input_audio.data"
+
+
+async def test_a_webm_cut_short_is_refused_as_other_sound_is() -> None:
+    webm = record("webm", "libopus", SECOND, 48_000)
+    cut = [await media_error(input_audio(base64_of(data[: len(data) // 2]))) for data in (webm, tone("FLAC"))]
+    assert cut[0] == cut[1]
+    assert cut[0]["code"] == "invalid_audio"
+
+
+async def test_the_time_for_decoding_ends_the_reading_of_a_webm() -> None:
+    error = await media_error(input_audio(base64_of(WEBM)), config=ApiConfig(media_decode_timeout_s=0.001))
+    assert "could not be decoded within 0.001 s" in error["message"]
 
 
 async def test_decoding_that_takes_too_long_is_refused_and_a_full_pool_is_overload(

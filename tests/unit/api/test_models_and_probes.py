@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,10 @@ from openai import NotFoundError
 import omni_server
 from omni_server.api.app import create_app
 from omni_server.api.config import ApiConfig
+from omni_server.api.openapi_examples import EXAMPLE_MODEL
 from omni_server.api.state import ServerState
 from tests.unit.api.clients import app_of, chat, error_of, http_client, openai_client, post
-from tests.unit.api.fake_generator import TEXT_ONLY_MODEL, FakeGenerator
+from tests.unit.api.fake_generator import MODEL, TEXT_ONLY_MODEL, FakeGenerator
 from tests.unit.api.schema import check_model
 
 
@@ -126,6 +128,45 @@ async def test_description_declares_the_envelope_on_every_operation() -> None:
                     assert schema == {"$ref": "#/components/schemas/ErrorEnvelope"}
     references = str(document).split("#/components/schemas/")[1:]
     assert {reference.split("'")[0] for reference in references} <= set(schemas)
+
+
+async def test_description_says_what_needs_a_key() -> None:
+    config = ApiConfig(api_keys=("sk-correct-horse",), public_voice_lists=False)
+    async with http_client(app_of(FakeGenerator(), config), headers={"Authorization": "Bearer sk-correct-horse"}) as c:
+        document = (await c.get("/openapi.json")).json()
+    assert document["components"]["securitySchemes"] == {"ApiKey": {"type": "http", "scheme": "bearer"}}
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            async with http_client(app_of(FakeGenerator(), config)) as client:
+                status = (await client.request(method, path)).status_code
+            assert operation.get("security", []) == ([{"ApiKey": []}] if status == 401 else [])
+            assert ("401" in operation["responses"]) == (status == 401)
+    assert "security" in document["paths"]["/v1/audio/voices"]["get"]
+    assert "security" not in document["paths"]["/metrics"]["get"]
+
+
+async def test_description_without_keys_has_no_security_but_tells_of_the_host() -> None:
+    for config, has_403 in ((ApiConfig(), True), (ApiConfig(host="0.0.0.0"), False)):
+        document = app_of(FakeGenerator(), config).openapi()
+        assert "securitySchemes" not in document["components"]
+        for methods in document["paths"].values():
+            for operation in methods.values():
+                assert ("403" in operation["responses"]) == has_403
+                assert "security" not in operation
+
+
+async def test_examples_of_the_description_are_answered() -> None:
+    app = app_of(FakeGenerator(replace(MODEL, name=EXAMPLE_MODEL)))
+    num_examples = 0
+    async with http_client(app) as client:
+        for path, methods in app.openapi()["paths"].items():
+            for method, operation in methods.items():
+                content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+                for example in content.get("examples", {}).values():
+                    response = await client.request(method, path, json=example["value"])
+                    assert response.status_code == 200, response.text
+                    num_examples += 1
+    assert num_examples == 8
 
 
 async def test_description_can_be_switched_off() -> None:

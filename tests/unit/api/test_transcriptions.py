@@ -31,6 +31,7 @@ from tests.unit.api.asgi_call import AsgiCall
 from tests.unit.api.clients import app_of, error_of, http_client, media, openai_client, tone
 from tests.unit.api.fake_generator import PROMPT, TEXT, WORDS, FakeGenerator, Hang, finished
 from tests.unit.api.sse_validator import parse_frames
+from tests.unit.media.containers import FRAGMENTED_MP4, LIVE_WEBM, record
 
 TRANSCRIBE = "/v1/audio/transcriptions"
 TRANSLATE = "/v1/audio/translations"
@@ -146,6 +147,14 @@ async def test_a_translation_is_to_english() -> None:
     assert (task.to_english, task.hint) == (True, "names")
 
 
+async def test_empty_optional_fields_count_as_absent() -> None:
+    names = ("language", "prompt", "response_format", "temperature", "stream", "include[]", "timestamp_granularities[]")
+    generator = FakeGenerator()
+    response = await heard_by(generator, **dict.fromkeys(names, ""))
+    assert response.json()["text"] == TEXT
+    assert (only_task(generator).language, only_task(generator).hint) == (None, None)
+
+
 @pytest.mark.parametrize(("given", "language"), [("de", "de"), ("EN", "en"), ("pt-BR", "pt"), ("", None)])
 async def test_language_prompt_and_temperature_reach_the_model(given: str, language: str | None) -> None:
     generator = FakeGenerator()
@@ -226,6 +235,36 @@ async def test_a_file_that_cannot_be_read_is_refused(file: bytes) -> None:
     error = error_of(await post_form(app_of(FakeGenerator()), {}, file))
     assert (error["param"], error["code"]) == ("file", "invalid_audio")
     assert error["message"].startswith("Audio file might be corrupted or unsupported.")
+
+
+RECORDERS = {
+    "Chromium and Firefox": ("webm", "libopus", 48_000, LIVE_WEBM),
+    "Safari": ("mp4", "aac", 44_100, FRAGMENTED_MP4),
+    "a telephone": ("ipod", "aac", 44_100, None),
+}
+
+
+@pytest.mark.parametrize("url", [TRANSCRIBE, TRANSLATE])
+@pytest.mark.parametrize("recorder", RECORDERS)
+async def test_what_browsers_and_telephones_record_is_heard(url: str, recorder: str) -> None:
+    """By its content: the name says WAV."""
+    container, codec, rate, options = RECORDERS[recorder]
+    sound = (0.5 * np.sin(np.arange(2 * rate) / 20))[None].astype(np.float32)
+    generator = FakeGenerator()
+    response = await heard_by(
+        generator, url, record(container, codec, sound, rate, options=options), response_format="verbose_json"
+    )
+    assert response.json()["duration"] == pytest.approx(2, abs=0.05)
+    audio = only_task(generator).audio
+    assert (audio.sample_rate_hz, np.abs(audio.samples).max() > 0.4) == (rate, True)
+
+
+async def test_a_webm_that_is_too_long_is_refused() -> None:
+    """It does not say how long it is."""
+    app = app_of(FakeGenerator(), ApiConfig(max_upload_seconds=1.0))
+    webm = record("webm", "libopus", np.zeros((1, 48_001 + 960), dtype=np.float32), 48_000, options=LIVE_WEBM)
+    error = error_of(await post_form(app, {}, webm))
+    assert error["message"] == "Audio file might be corrupted or unsupported. The audio is longer than 1 s."
 
 
 async def test_a_recording_that_is_too_long_is_refused() -> None:

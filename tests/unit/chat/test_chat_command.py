@@ -177,10 +177,10 @@ def test_a_model_without_voices_is_asked_for_text(start: Start, capsys: pytest.C
 
 def test_files_go_with_the_first_question_only(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = start(lambda body, number: Reply(spoken_answer("I see.")))
-    for name in ("question.wav", "picture.png", "film.mp4", "memo.m4a"):
+    for name in ("question.wav", "picture.png", "film.mp4", "memo.aiff"):
         (tmp_path / name).write_bytes(name.encode())
     pipe_in(monkeypatch, "What is this?\nAnd now?\n")
-    words = ["--audio", str(tmp_path / "question.wav"), "--audio", str(tmp_path / "memo.m4a")]
+    words = ["--audio", str(tmp_path / "question.wav"), "--audio", str(tmp_path / "memo.aiff")]
     words += ["--image", str(tmp_path / "picture.png"), "--video", str(tmp_path / "film.mp4")]
 
     assert main(["chat", "--url", server.url, *words]) == 0

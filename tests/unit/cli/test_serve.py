@@ -61,7 +61,9 @@ def test_every_flag_reaches_its_place(parsed: list[ServeOptions]) -> None:
         "--max-queue 9 --max-concurrency-per-key 3 --body-timeout 7 --max-total-body-size 2G --send-timeout 8 "
         "--allowed-local-media-path /srv/media "
         "--max-media-size 1M --max-audio-duration 30 --max-video-duration 20 --max-image-pixels 1000 "
-        "--max-video-frame-pixels 500 --media-fetch-timeout 4 --media-decode-timeout 6"
+        "--max-video-frame-pixels 500 --media-fetch-timeout 4 --media-decode-timeout 6 "
+        "--max-upload-size 2M --max-upload-duration 40 --realtime-max-sessions 3 --realtime-session-timeout 50 "
+        "--realtime-idle-timeout 12 --otlp-traces-endpoint http://collector:4318/v1/traces"
     )
 
     assert main(["serve", "some/model", *flags.split()]) == 0
@@ -107,11 +109,17 @@ def test_every_flag_reaches_its_place(parsed: list[ServeOptions]) -> None:
                     fetch_timeout_s=4.0,
                 ),
                 media_decode_timeout_s=6.0,
+                max_upload_bytes=2 * 1024**2,
+                max_upload_seconds=40.0,
+                realtime_max_sessions=3,
+                realtime_session_timeout_s=50.0,
+                realtime_idle_timeout_s=12.0,
                 shutdown_timeout_s=0.0,
                 log_level="warning",
                 access_log=False,
                 docs=False,
                 chat_text_in_content=True,
+                otlp_traces_endpoint="http://collector:4318/v1/traces",
             ),
         )
     ]

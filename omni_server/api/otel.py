@@ -1,0 +1,186 @@
+"""Requests as OpenTelemetry's spans: one for the request, one below it for each stage of each answer.
+
+Names of attributes are those of OpenTelemetry's semantic conventions for HTTP and generative AI, then those of vLLM's
+`vllm.tracing`, then ones that begin with `omni.`. None holds anything that was said, in either direction.
+"""
+
+import asyncio
+import logging
+import re
+import threading
+import time
+from collections.abc import Mapping
+
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.util.types import AttributeValue
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from omni_server import __version__
+from omni_server.api.answer_record import AnswerRecord
+from omni_server.api.stage_spans import StageSpan, stage_spans
+
+logger = logging.getLogger(__name__)
+
+_EXPORT_TIMEOUT_S = 5.0
+"""Of one batch, repetitions included."""
+_CLOSE_TIMEOUT_S = 5.0
+_MAX_WAITING_SPANS = 4096
+"""Beyond them the oldest are dropped: a collector that does not answer costs a few megabytes."""
+_BATCH_SPANS = 512
+_SEND_EVERY_S = 2.0
+
+_PROPAGATOR = TraceContextTextMapPropagator()
+_TRACEPARENT = re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_OPERATIONS = {"/v1/chat/completions": "chat", "/v1/realtime": "chat"}
+_OTHER_OPERATION = "generate_content"
+_PROVIDER = "omni-server"
+
+
+class OtelTracer:
+    """Implements `RequestTracer`. A thread of the SDK's sends the spans. OpenTelemetry's environment variables for the
+    resource, the headers and certificates of the exporter, and sampling are honoured."""
+
+    def __init__(self, url: str) -> None:
+        """`url` is where spans go, as protobuf over HTTP."""
+        # Not by the SDK at exit: a collector that hangs would hold the process up.
+        self._provider = TracerProvider(resource=_resource(), shutdown_on_exit=False)
+        self._provider.add_span_processor(
+            BatchSpanProcessor(
+                OTLPSpanExporter(endpoint=url, timeout=_EXPORT_TIMEOUT_S),
+                max_queue_size=_MAX_WAITING_SPANS,
+                max_export_batch_size=_BATCH_SPANS,
+                schedule_delay_millis=1000 * _SEND_EVERY_S,
+            )
+        )
+        self._tracer = self._provider.get_tracer("omni_server", __version__)
+
+    def began(self, scope: Scope, request_id: str) -> "OtelSpan":
+        # Of anybody's headers: keys are looked at later. So only what is well-formed is passed on, and no `tracestate`,
+        # whose parser has been slow with long ones and logs those that are malformed.
+        parent = Headers(scope=scope).get("traceparent", "")
+        carrier = {"traceparent": parent} if _TRACEPARENT.fullmatch(parent) else {}
+        span = self._tracer.start_span(
+            scope["method"] if scope["type"] == "http" else "WEBSOCKET",
+            context=_PROPAGATOR.extract(carrier, context=Context()),
+            kind=SpanKind.SERVER,
+            attributes={"url.scheme": scope["scheme"], "omni.request_id": request_id},
+        )
+        if scope.get("client"):
+            span.set_attribute("client.address", scope["client"][0])
+        return OtelSpan(self._tracer, span)
+
+    async def close(self) -> None:
+        closing = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
+        closing.start()
+        await asyncio.to_thread(closing.join, _CLOSE_TIMEOUT_S)
+        if closing.is_alive():
+            logger.warning("the last spans were not taken by the collector within %g s", _CLOSE_TIMEOUT_S)
+
+
+class OtelSpan:
+    """Implements `RequestSpan`."""
+
+    def __init__(self, tracer: Tracer, span: Span) -> None:
+        self._tracer = tracer
+        self._span = span
+        self._began_s = time.perf_counter()
+        self._began_ns = time.time_ns()
+        self._model = ""
+        self._first: AnswerRecord | None = None
+        self._failed: AnswerRecord | None = None
+        self._num_input_tokens = 0
+        self._num_output_tokens = 0
+
+    def answer_ended(self, answer: AnswerRecord, model: str) -> None:
+        self._model = model
+        if not self._span.is_recording():
+            return
+        self._first = self._first or answer
+        if answer.outcome == "error":
+            self._failed = self._failed or answer
+        if answer.finished is not None:
+            usage = answer.finished.usage
+            self._num_input_tokens += 0 if answer.is_another_choice else usage.prompt.total
+            self._num_output_tokens += usage.text_tokens + usage.codec_tokens
+        context = set_span_in_context(self._span, Context())
+        for stage in stage_spans(answer):
+            self._add(stage, answer, context)
+
+    def ended(self, *, method: str, route: str | None, status: int, error_code: str | None, caller: str) -> None:
+        span = self._span
+        if span.is_recording():
+            span.update_name(method if route is None else f"{method} {route}")
+            if route is not None:
+                span.set_attribute("http.route", route)
+            span.set_attributes({"http.response.status_code": status, "omni.caller": caller})
+            if method != "WEBSOCKET":
+                span.set_attribute("http.request.method", method)
+            if self._first is not None:
+                span.set_attributes(self._of_answer(self._first, route))
+            code = error_code or (None if self._failed is None else self._failed.reason)
+            if status >= 500 or (status < 400 and self._failed is not None):
+                span.set_status(Status(StatusCode.ERROR))
+                span.set_attribute("error.type", code or str(status))
+            elif code is not None:
+                span.set_attribute("omni.error_code", code)
+        span.end()
+
+    def _of_answer(self, answer: AnswerRecord, route: str | None) -> Mapping[str, AttributeValue]:
+        """Of the first of them, where there are several, but for the tokens."""
+        attributes: dict[str, AttributeValue] = {
+            "gen_ai.operation.name": _OPERATIONS.get(route or "", _OTHER_OPERATION),
+            "gen_ai.provider.name": _PROVIDER,
+            "gen_ai.request.model": self._model,
+            "gen_ai.response.model": self._model,
+            "gen_ai.response.id": answer.answer_id,
+            "gen_ai.output.type": "speech" if answer.is_spoken else "text",
+            "omni.outcome": answer.outcome,
+        }
+        if answer.finished is not None:
+            attributes["gen_ai.usage.input_tokens"] = self._num_input_tokens
+            attributes["gen_ai.usage.output_tokens"] = self._num_output_tokens
+            attributes["gen_ai.response.finish_reasons"] = (answer.finished.finish_reason,)
+        if answer.first_audio_s is not None:
+            attributes["omni.time_to_first_audio"] = answer.first_audio_s
+        return attributes
+
+    def _add(self, stage: StageSpan, answer: AnswerRecord, context: Context) -> None:
+        attributes: dict[str, AttributeValue] = {
+            "omni.stage": stage.name,
+            "gen_ai.request.id": answer.answer_id,
+            "gen_ai.request.model": self._model,
+            **stage.attributes,
+        }
+        span = self._tracer.start_span(
+            stage.name,
+            context=context,
+            kind=SpanKind.INTERNAL,
+            attributes=attributes,
+            start_time=self._ns(answer.began + stage.begin_s),
+        )
+        if stage.first_output_s is not None:
+            span.add_event("first output", timestamp=self._ns(answer.began + stage.first_output_s))
+        if stage.error_code is not None:
+            span.set_attribute("error.type", stage.error_code)
+            span.set_status(Status(StatusCode.ERROR))
+        span.end(self._ns(answer.began + stage.end_s))
+
+    def _ns(self, perf_counter_s: float) -> int:
+        """Since the epoch."""
+        return self._began_ns + round(1e9 * (perf_counter_s - self._began_s))
+
+
+def _resource() -> Resource:
+    """OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win over what this says."""
+    named = Resource.create()
+    own = {SERVICE_NAME: "omni-server", SERVICE_VERSION: __version__}
+    if not str(named.attributes[SERVICE_NAME]).startswith("unknown_service"):
+        del own[SERVICE_NAME]
+    return named.merge(Resource(own))

@@ -1,0 +1,53 @@
+"""Traces are optional: without `--otlp-traces-endpoint` this server imports nothing of OpenTelemetry (vLLM does)."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from yarl import URL
+
+from omni_server.api.request_span import RequestTracer
+from omni_server.errors import ConfigError
+
+
+def open_tracer(endpoint: str | None) -> RequestTracer | None:
+    """Sends spans to `endpoint`, a collector's OTLP over HTTP; None without one.
+
+    Raises `ConfigError` for what is no such URL, and where OpenTelemetry is not installed.
+    """
+    if endpoint is None:
+        return None
+    url = _traces_url(endpoint)
+    try:
+        from omni_server.api.otel import OtelTracer
+    except ModuleNotFoundError as error:
+        if error.name is None or not error.name.startswith("opentelemetry"):
+            raise
+        raise ConfigError(
+            f"--otlp-traces-endpoint needs OpenTelemetry, of which {error.name} is missing: "
+            "pip install 'omni-server[otel]'"
+        ) from None
+    return OtelTracer(url)
+
+
+@asynccontextmanager
+async def tracing(endpoint: str | None) -> AsyncIterator[RequestTracer | None]:
+    """As `open_tracer`; what has not been sent at the end of the block is sent then, as far as it can be."""
+    tracer = open_tracer(endpoint)
+    try:
+        yield tracer
+    finally:
+        if tracer is not None:
+            await tracer.close()
+
+
+def _traces_url(endpoint: str) -> str:
+    """With the path that OTLP gives traces, if the URL has none."""
+    try:
+        url = URL(endpoint)
+    except ValueError:
+        url = URL()
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ConfigError(
+            f"--otlp-traces-endpoint {endpoint!r} is no http(s) URL, as in http://localhost:4318/v1/traces"
+        )
+    return str(url.with_path("/v1/traces", keep_query=True) if url.path in ("", "/") else url)

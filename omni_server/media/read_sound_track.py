@@ -1,0 +1,147 @@
+"""A program of its own, run by `sound_track`: the first sound track of the file on standard input, decoded by FFmpeg.
+
+Arguments: the demuxer's name, the most memory in bytes and the most processor time in seconds. To standard output it
+writes the sample rate and the number of channels (`HEADER`), then the samples as float32 in the machine's byte order,
+channels interleaved. The exit status is 0 or one of those below; any other is a failure of the program itself.
+
+FFmpeg reads what strangers send. Here it opens nothing: formats and codecs are those listed, references out of a file
+are not followed, and the operating system refuses this process every further file and socket.
+"""
+
+import io
+import resource
+import struct
+import sys
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import BinaryIO, NoReturn
+
+import av
+import av.subtitles.stream  # PyAV does when it needs it, and then no file can be opened any more
+from av.audio.frame import AudioFrame
+from av.audio.stream import AudioStream
+from av.container import InputContainer
+from av.stream import Discard
+
+HEADER = struct.Struct("=II")
+DAMAGED, NO_SOUND = 3, 4
+
+_CODECS = (
+    "aac,alac,flac,mp3,mp3float,opus,vorbis,"
+    "pcm_alaw,pcm_mulaw,pcm_f32le,pcm_s16be,pcm_s16le,pcm_s24be,pcm_s24le,pcm_s32be,pcm_s32le,pcm_u8"
+)
+_WRITE_BYTES = 1 << 16
+"""As much as a pipe holds."""
+_BOXES = (b"ftyp", b"styp", b"moov", b"mdat", b"moof", b"mfra", b"sidx", b"free", b"skip", b"wide", b"uuid")
+"""The outermost of MP4 files."""
+_OPTIONS = {
+    "codec_whitelist": _CODECS,  # also while FFmpeg finds out what the streams are: no picture is decoded for that
+    "enable_drefs": "0",  # MP4: samples in other files
+    "max_streams": "64",
+    "protocol_whitelist": "none",
+}
+
+
+def _limit(max_bytes: int, max_seconds: int) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
+    resource.setrlimit(resource.RLIMIT_CPU, (max_seconds, max_seconds))
+    # Standard input and output are open and stay it.
+    for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_CORE):
+        resource.setrlimit(kind, (0, 0))
+
+
+def _refuse(url: str, flags: int, options: dict[str, str]) -> NoReturn:
+    raise PermissionError("a file refers to another one")
+
+
+def _decode(file: BinaryIO, container: str, output: BinaryIO) -> int:
+    with av.open(file, "r", format=container, options=_OPTIONS, metadata_errors="replace", io_open=_refuse) as opened:
+        if not opened.streams.audio:
+            return NO_SOUND
+        chosen = opened.streams.audio[0]
+        if chosen.codec_context is None or chosen.codec_context.name not in _CODECS.split(","):
+            return DAMAGED
+        for stream in opened.streams:
+            if stream.index != chosen.index:
+                stream.discard = Discard.all
+        chosen.codec_context.thread_count = 1
+        to_float = av.AudioResampler(format="flt")
+        is_begun = False
+        for frame, num_samples in _frames(opened, chosen):
+            (converted,) = to_float.resample(frame)
+            num_channels = converted.layout.nb_channels
+            if not is_begun:
+                output.write(HEADER.pack(converted.sample_rate, num_channels))
+                is_begun = True
+            output.write(memoryview(converted.planes[0])[: 4 * num_channels * num_samples])
+        return 0 if is_begun else DAMAGED
+
+
+def _frames(opened: InputContainer, stream: AudioStream) -> Iterator[tuple[AudioFrame, int]]:
+    """Each with the number of its samples that count. Raises `ValueError` for a packet that is not whole.
+
+    AAC has frames of one length: how much of the last one is sound, MP4 says by its duration. Times that are not
+    counted in samples, as WebM's milliseconds, say it too roughly; there FFmpeg has cut the frame itself.
+    """
+    last: AudioFrame | None = None
+    for packet in opened.demux(stream):
+        if packet.is_corrupt:
+            raise ValueError("a packet is cut short")
+        for frame in packet.decode():
+            if last is not None:
+                yield last, last.samples
+            last = frame
+    if last is not None:
+        is_exact = stream.time_base == Fraction(1, last.sample_rate)
+        declared = last.duration if is_exact else 0
+        yield last, min(declared or last.samples, last.samples)
+
+
+def _is_cut_short(file: BinaryIO, container: str) -> bool:
+    """Whether the file ends before it says: FFmpeg would give what is there. A live recording says nothing."""
+    file_size = file.seek(0, io.SEEK_END)
+    file.seek(0)
+    end_of = _end_of_element if container == "matroska" else _end_of_box
+    position = 0
+    while position < file_size:
+        end = end_of(file)
+        if end is None:
+            return False
+        position = file.seek(end)
+    return position > file_size
+
+
+def _end_of_box(file: BinaryIO) -> int | None:
+    """Of MP4's, which begins where `file` is; None where it does not say."""
+    start = file.tell()
+    header = file.read(16)
+    if header[4:8] not in _BOXES:
+        return None  # a recorder's own, or nothing of MP4's
+    size = int.from_bytes(header[:4])
+    if size == 1:
+        size = int.from_bytes(header[8:])
+    return start + size if size >= 8 else None
+
+
+def _end_of_element(file: BinaryIO) -> int | None:
+    """Of Matroska's, if it is one of the two outermost; None where it does not say."""
+    if file.read(4) not in (b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"):
+        return None
+    first = file.read(1)
+    num_more = 8 - first[0].bit_length() if first and first[0] else 0
+    size = int.from_bytes(first + file.read(num_more))
+    unknown = (1 << 7 * (num_more + 1)) - 1
+    return file.tell() + (size & unknown) if size & unknown != unknown else None
+
+
+if __name__ == "__main__":
+    _limit(int(sys.argv[2]), int(sys.argv[3]))
+    try:
+        if _is_cut_short(sys.stdin.buffer, sys.argv[1]):
+            sys.exit(DAMAGED)
+        sys.stdin.buffer.seek(0)
+        with open(sys.stdout.fileno(), "wb", buffering=_WRITE_BYTES, closefd=False) as output:
+            status = _decode(sys.stdin.buffer, sys.argv[1], output)
+    except (av.FFmpegError, MemoryError, ValueError):
+        status = DAMAGED
+    sys.exit(status)

@@ -1,0 +1,118 @@
+"""The environments of the consumers, and a server whose model calls functions."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.integration.server_process import ROOT, wait_until
+
+PROGRAMS = Path(__file__).parent / "programs"
+WAV = ROOT / "tests" / "data" / "media" / "speech_hello.wav"
+PROGRAM_TIMEOUT_S = 300
+
+DEMO_ADDRESS, DEMO_NAME = "127.0.0.1:8091", "qwen2_5_omni-demo"  # those of the recipes
+FEW_TOKENS = {"pipecat": "24, seed=7", "livekit": '24, extra_body={"seed": 7}'}
+"""The demo model's answers: short, and the same each time."""
+
+Agent = Callable[[str, str, str, str], dict[str, Any]]
+"""Consumer, mode, address and model of the server to what the program reports."""
+
+
+@pytest.fixture(scope="session")
+def environments() -> Path:
+    """The folder of the consumers' virtual environments, made the first time."""
+    made = subprocess.run(
+        [ROOT / "scripts" / "setup-consumers", sys.executable],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert made.returncode == 0, made.stderr
+    return ROOT / made.stdout.strip()
+
+
+@pytest.fixture(scope="session")
+def agent(environments: Path, tmp_path_factory: pytest.TempPathFactory) -> Agent:
+    """Runs a program of `programs/` with the services that the consumer's recipe makes."""
+
+    def run(consumer: str, mode: str, url: str, model: str) -> dict[str, Any]:
+        cascade, realtime = recipe(consumer, "python", url, model)
+        assert cascade.count("tokens=500") == 1
+        services = tmp_path_factory.mktemp(consumer) / "services.py"
+        services.write_text(
+            realtime if mode.startswith("realtime") else cascade.replace("tokens=500", f"tokens={FEW_TOKENS[consumer]}")
+        )
+        command = [environments / "agents" / "bin" / "python", PROGRAMS / f"{consumer}_agent.py", mode, services, WAV]
+        finished = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PROGRAM_TIMEOUT_S,
+            env=outside_environment(),
+            check=False,
+        )
+        assert finished.returncode == 0, finished.stderr[-5000:]
+        report: dict[str, Any] = json.loads(finished.stdout)
+        return report
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def scripted_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of the real API with a scripted model."""
+    port = free_port()
+    log = tmp_path_factory.mktemp("scripted") / "log.txt"
+    command = [sys.executable, "-m", "tests.integration.consumers.scripted_server", str(port)]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        wait_until_it_answers(f"{url}/ready", process, log)
+        yield url
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def recipe(consumer: str, language: str, url: str, model: str) -> list[str]:
+    """The programs of a page of docs/recipes, for this server."""
+    page = (ROOT / "docs" / "recipes" / f"{consumer}.md").read_text()
+    texts = re.findall(rf"^```{language}\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    return [text.replace(DEMO_ADDRESS, url.removeprefix("http://")).replace(DEMO_NAME, model) for text in texts]
+
+
+def wait_until_it_answers(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    def answers() -> bool:
+        assert process.poll() is None, log.read_text()
+        try:
+            return httpx2.get(url).status_code == 200
+        except httpx2.TransportError:
+            return False
+
+    wait_until(answers, 120, log.read_text)
+
+
+def outside_environment(**variables: str) -> dict[str, str]:
+    """Without what makes Python and the consumers look at this checkout or at the caller's own accounts."""
+    hidden = ("PYTHON", "VIRTUAL_ENV", "OPENAI_", "LIVEKIT_", "PYTEST_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
+    return kept | variables
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
