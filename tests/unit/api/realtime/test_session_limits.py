@@ -44,6 +44,15 @@ async def start(client: RealtimeClient, count: int) -> None:
         await client.until("response.output_audio.delta")
 
 
+async def start_and_cancel(client: RealtimeClient, count: int) -> None:
+    """So many responses of the conversation, one after the other, each cancelled while it speaks."""
+    for _ in range(count):
+        await client.send("response.create")
+        await client.until("response.output_audio.delta")
+        await client.send("response.cancel")
+        await client.until("response.done")
+
+
 async def test_four_responses_run_beside_one_of_the_conversation_and_no_more() -> None:
     async with RealtimeClient(FakeGenerator(script=ENDLESS)) as client:
         await client.opened()
@@ -86,11 +95,7 @@ async def test_cancelled_responses_count_until_the_model_has_let_go_of_them() ->
     generator = SlowGenerator()
     async with RealtimeClient(generator) as client:
         await client.opened()
-        for _ in range(3):
-            await client.send("response.create")
-            await client.until("response.output_audio.delta")
-            await client.send("response.cancel")
-            await client.until("response.done")
+        await start_and_cancel(client, 3)
         assert (await client.refused("response.create"))["code"] == "too_many_responses"
         generator.released.set()
         await asyncio.wait_for(generator.generations[-1].closed.wait(), 10)
@@ -102,11 +107,7 @@ async def test_a_turn_that_finds_too_many_cancelled_responses_is_answered_after_
     generator = SlowGenerator()
     async with RealtimeClient(generator) as client:
         await client.opened()
-        for _ in range(3):
-            await client.send("response.create")
-            await client.until("response.output_audio.delta")
-            await client.send("response.cancel")
-            await client.until("response.done")
+        await start_and_cancel(client, 3)
         await client.append(np.concatenate([voice(1), silence(1)]))
         await client.until("conversation.item.done")
         assert len(generator.requests) == 3
