@@ -88,6 +88,11 @@ class RowRunnerMixin:
         if self.row_emitter is not None:
             self.row_emitter.remove(request_id)
 
+    @property
+    def num_steady_steps(self) -> int:
+        """Decoding steps that one kernel prepared, where a generation has that."""
+        return 0
+
     def num_row_requests(self) -> int:
         """Requests that rows are held for or sent for; 0 when the stage is idle."""
         return len(self.row_overlay) + (len(self.row_emitter) if self.row_emitter is not None else 0)
