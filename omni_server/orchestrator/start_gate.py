@@ -27,9 +27,9 @@ STEP_SHARE = 0.5
 """A step that runs cannot be interrupted: what comes meanwhile waits for half of one, on average."""
 TALKER_SLACK = 1.1
 """The talker may turn out slower than it was by this factor."""
-JITTER_S = 0.06
-"""A window may come so much later than expected where many streams share the device: what one in a hundred of 16 streams
-on an H200 was late by, with less for fewer. A later start is noticed less than a stall."""
+JITTER_S = 0.025
+"""A window may come so much later than expected where many streams share the device, less where they are few. A later
+start is noticed less than a stall."""
 
 
 class Playback:

@@ -20,6 +20,8 @@ _scratches: dict[torch.device, Scratch] = {}
 def few_rows_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """`torch.nn.functional.linear`. For the compiler it is one operator, so that the number of rows decides when a
     graph is captured, not when the model is compiled."""
+    if x.numel() > MAX_ROWS * x.shape[-1]:
+        return nn.functional.linear(x, weight, bias)
     rows = x.reshape(-1, x.shape[-1]).contiguous()
     chosen = plan(rows.shape[0], *weight.shape)
     if chosen is None:
@@ -52,6 +54,11 @@ def use_few_rows_kernels(model: nn.Module) -> int:
     alike = {}
     for layer in layers:
         layer.quant_method = FewRowsLinearMethod()
+        # vLLM's kinds of parameters, which know how they are loaded, make each use of theirs in Python a slow one:
+        # with many rows, where no graph has been captured, that is half of what the operator takes.
+        layer.weight = nn.Parameter(layer.weight.data, requires_grad=False)
+        if layer.bias is not None:
+            layer.bias = nn.Parameter(layer.bias.data, requires_grad=False)
         alike[layer.weight.shape, layer.bias is None] = layer
     for layer in alike.values():
         for num_rows in (1, MAX_ROWS):
