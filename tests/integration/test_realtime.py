@@ -140,9 +140,11 @@ def test_speaking_interrupts_the_answer_in_all_stages(server: ServerProcess) -> 
         talk.connection.conversation.item.truncate(item_id=done["output"][0]["id"], content_index=0, audio_end_ms=100)
         talk.until("conversation.item.truncated")
         assert done["status"] == "cancelled"
+        last = len(talk.events)
         talk.configure(max_output_tokens=8)
         talk.play(SILENCE)
         assert talk.until("response.done")["response"]["status"] in ("completed", "incomplete")
+        assert not [event for event in talk.events[last:] if event.get("response_id") == response_id]
 
 
 def test_a_function_is_called_and_its_result_spoken_about(server: ServerProcess) -> None:
