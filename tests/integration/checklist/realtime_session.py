@@ -10,9 +10,11 @@ import numpy.typing as npt
 from websockets.sync.client import ClientConnection, connect
 
 from tests.integration.server_process import MODEL
+from tests.integration.test_realtime import ATTEMPTS, check_ended_at_once
 from tests.unit.api.realtime.realtime_client import Event, base64_of, check_event
 
 TIMEOUT_S = 120
+SAID = ("response.output_text.delta", "response.output_audio.delta")
 MANUAL = {"input": {"turn_detection": None}}
 
 
@@ -31,13 +33,13 @@ class Session:
         self.events.append(event)
         return event
 
-    def until(self, kind: str) -> Event:
-        """Reads up to the next event of that type; an error on the way is a failure."""
+    def until(self, *kinds: str) -> Event:
+        """Reads up to the next event of one of the types; another error on the way is a failure."""
         while True:
             event = self.next()
-            assert event["type"] != "error" or kind == "error", event
-            if event["type"] == kind:
+            if event["type"] in kinds:
                 return event
+            assert event["type"] != "error", event
 
     def configure(self, **session: Any) -> Event:
         self.send("session.update", session={"type": "realtime", **session})
@@ -61,6 +63,26 @@ class Session:
         self.send("response.create", response=overrides)
         self.until("response.done")
         return self.events[first:]
+
+    def answer(self, **overrides: Any) -> list[Event]:
+        """A response that says something, of several attempts."""
+        for _ in range(ATTEMPTS):
+            events = self.response(**overrides)
+            if any(event["type"] in SAID for event in events):
+                return events
+            check_ended_at_once(events[-1]["response"])
+        raise AssertionError(f"{ATTEMPTS} responses say nothing")
+
+    def begin(self) -> str:
+        """The id of a response of which the first sound has come."""
+        for _ in range(ATTEMPTS):
+            self.send("response.create")
+            event = self.until("response.output_audio.delta", "response.done")
+            if event["type"] == "response.output_audio.delta":
+                response_id: str = event["response_id"]
+                return response_id
+            check_ended_at_once(event["response"])
+        raise AssertionError(f"{ATTEMPTS} responses have no sound")
 
     def refused(self, kind: str, **fields: Any) -> Event:
         """The error that an event gets; it names the event."""

@@ -170,11 +170,11 @@ def test_c58_audio_id_of_another_key(guarded: ServerProcess) -> None:
     assert completion_of(first.post(URL, body))
 
 
-def test_c61_leaving_before_the_whole_answer_is_counted(server: ServerProcess, client: httpx2.Client) -> None:
+def test_c61_leaving_before_the_whole_answer_is_counted(curl: Curl, client: httpx2.Client) -> None:
     wait_until_idle(client)
     aborted = ("omni_requests_total", frozenset({("outcome", "aborted"), ("reason", "")}))
     before = scraped(client).get(aborted, 0.0)
     body = spoken(**ENDLESS) | {"stage_sampling": {"talker": ENDLESS}}
-    assert Curl(server.url).exit_code(URL, body, "--max-time", "1") == 28
+    assert curl.exit_code(URL, body, "--max-time", "1") == 28
     wait_until(lambda: scraped(client).get(aborted, 0.0) == before + 1, 30)
     wait_until(lambda: set(levels(scraped(client)).values()) == {0.0}, 30)

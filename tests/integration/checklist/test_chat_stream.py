@@ -74,7 +74,7 @@ def test_s09_flac_is_refused_before_the_stream(curl: Curl) -> None:
 
 
 def test_s10_first_frame_comes_while_the_request_waits_for_others(server: ServerProcess) -> None:
-    """Eight are computed at a time, each for minutes. That the last ones begin shows that nobody waits for them."""
+    """Eight are computed at a time, and each has 3500 tokens before it. The last ones begin nevertheless."""
     body = written(**ENDLESS, stream=True)
     with server.client() as client, ExitStack() as streams:
         for _ in range(12):

@@ -1,7 +1,6 @@
 """Rows E01 to E14: errors, headers, keys, limits."""
 
 import re
-import socket
 from contextlib import ExitStack
 from typing import Any
 
@@ -193,19 +192,6 @@ def test_e10_full_server_says_when_to_come_back(guarded: ServerProcess) -> None:
         assert curl.get("/health").status_code == 200
 
 
-def test_e14_slow_uploads_do_not_block_others(server: ServerProcess, curl: Curl) -> None:
-    head = (
-        f"POST {URL} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n".encode()
-    )
-    with ExitStack() as sockets:
-        slow: list[socket.socket] = []
-        for begun in (head, head + b"\r\n", head + b'\r\n{"model":') * 20:
-            slow.append(sockets.enter_context(connect(server.url)))
-            slow[-1].sendall(begun)
-        assert curl.get("/health").status_code == 200
-        assert curl.post(URL, written(**SHORT)).status_code == 200
-
-
 def test_e13_numbers_that_no_field_takes(curl: Curl) -> None:
     """Nesting, NaN and surrogates: `test_server.py::test_body_that_is_not_json_is_refused`."""
     bodies: list[Any] = [chat(max_tokens=10**30), chat(seed=10**30), chat(temperature=10**400)]
@@ -213,3 +199,13 @@ def test_e13_numbers_that_no_field_takes(curl: Curl) -> None:
         error_of(curl.post(URL, body))
     tail = b'{"model":"' + MODEL.encode() + b'","messages":[{"role":"user","content":"hi"}],"temperature":1e999}'
     assert error_of(curl.post(URL, tail))["param"] == "temperature"
+
+
+def test_e14_slow_uploads_do_not_block_others(server: ServerProcess, curl: Curl) -> None:
+    fields = "Host: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n"
+    head = f"POST {URL} HTTP/1.1\r\n{fields}".encode()
+    with ExitStack() as sockets:
+        for begun in (head, head + b"\r\n", head + b'\r\n{"model":') * 20:
+            sockets.enter_context(connect(server.url)).sendall(begun)
+        assert curl.get("/health").status_code == 200
+        assert curl.post(URL, written(**SHORT)).status_code == 200

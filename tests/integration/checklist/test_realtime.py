@@ -1,7 +1,7 @@
 """Rows R01 to R25: `/v1/realtime`. Every event that is read is of a known type (R20) and has an id of its own (R21)."""
 
 import json
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
@@ -120,7 +120,7 @@ def check_done(events: list[Event]) -> Event:
 
 def test_r07_text_response_comes_in_order(talk: Session) -> None:
     talk.say("Hello, who are you?")
-    events = talk.response(output_modalities=["text"])
+    events = talk.answer(output_modalities=["text"])
     deltas = [event["delta"] for event in events if event["type"] == "response.output_text.delta"]
     wanted = [*OPENING, *["response.output_text.delta"] * len(deltas), "response.output_text.done", *CLOSING]
     assert types_of(events) == wanted
@@ -131,7 +131,7 @@ def test_r07_text_response_comes_in_order(talk: Session) -> None:
 
 def test_r08_spoken_response_comes_in_order(talk: Session) -> None:
     talk.say("Hello, who are you?")
-    events = talk.response()
+    events = talk.answer()
     types = types_of(events)
     assert types[:4] == OPENING
     assert types[-6:] == SPOKEN_CLOSING
@@ -176,8 +176,7 @@ def test_r11_spoken_turn_is_found_and_answered(server: ServerProcess) -> None:
 def test_r13_cancelled_response_ends_and_nothing_of_it_comes_later(server: ServerProcess) -> None:
     with opened(server.url) as talk:
         talk.say("Tell me a long story.")
-        talk.send("response.create")
-        response_id = talk.until("response.output_audio.delta")["response_id"]
+        response_id = talk.begin()
         talk.send("response.cancel")
         done = talk.until("response.done")["response"]
         assert (done["id"], done["status"]) == (response_id, "cancelled")
@@ -212,7 +211,7 @@ def prompt_tokens(talk: Session) -> int:
 def test_r16_text_that_was_cut_is_not_read_later(talk: Session) -> None:
     talk.say("Hello, who are you?")
     before = prompt_tokens(talk)
-    (item,) = check_done(talk.response())["output"]
+    (item,) = check_done(talk.answer())["output"]
     whole = prompt_tokens(talk)
     talk.send("conversation.item.truncate", item_id=item["id"], content_index=0, audio_end_ms=0)
     assert talk.until("conversation.item.truncated")["item_id"] == item["id"]
@@ -221,7 +220,7 @@ def test_r16_text_that_was_cut_is_not_read_later(talk: Session) -> None:
 
 def test_r17_what_cannot_be_truncated(talk: Session) -> None:
     user_id = talk.say("Hello, who are you?")
-    (item,) = check_done(talk.response())["output"]
+    (item,) = check_done(talk.answer())["output"]
     fields = {"content_index": 0, "audio_end_ms": 100_000}
     error = talk.refused("conversation.item.truncate", item_id="nothing", **fields)
     assert error["code"] == "item_truncate_invalid_item_id"
@@ -267,8 +266,7 @@ def test_r23_fifteen_mebibytes_in_one_event(talk: Session) -> None:
 def test_r24_connection_that_is_cut_frees_the_session(server: ServerProcess) -> None:
     with opened(server.url) as talk:
         talk.say("Tell me a long story.")
-        talk.send("response.create")
-        talk.until("response.output_audio.delta")
+        talk.begin()
         talk.socket.close_socket()  # without a close frame
     server.wait_until_idle()
 
@@ -280,11 +278,8 @@ def test_r25_sessions_know_nothing_of_each_other(server: ServerProcess) -> None:
         assert talks[1].configure()["instructions"] == ""
         for talk in talks:
             talk.say("Hello, who are you?")
-        threads = [threading.Thread(target=talk.response) for talk in talks]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(Session.response, talks))
         responses = [check_done(talk.events) for talk in talks]
         ids = [{event["response_id"] for event in talk.events if "response_id" in event} for talk in talks]
         assert ids == [{response["id"]} for response in responses]

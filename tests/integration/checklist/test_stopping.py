@@ -10,7 +10,7 @@ from tests.unit.api.sse_validator import read_stream
 
 
 def test_o02_o03_sigterm_lets_a_stream_finish(guarded: ServerProcess) -> None:
-    talker = {"temperature": 0, "min_tokens": 1000, "max_tokens": 1000}
+    talker = {"temperature": 0, "min_tokens": 600, "max_tokens": 600}
     body = spoken(stage_sampling={"talker": talker}, stream=True)
     headers = {"Authorization": f"Bearer {KEY}"}
     with guarded.client() as client, client.stream("POST", URL, json=body, headers=headers) as response:
@@ -27,5 +27,5 @@ def test_o02_o03_sigterm_lets_a_stream_finish(guarded: ServerProcess) -> None:
             assert error_of(other.post(URL, json=written()), 503)["code"] == "server_shutting_down"
         received += lines
     answer = read_stream("\n".join(received) + "\n")
-    assert len(answer.data) == 1000 * 480 * 2
+    assert len(answer.data) == 600 * 480 * 2
     assert guarded.process.wait(60) == 0
