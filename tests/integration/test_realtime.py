@@ -18,8 +18,8 @@ from tests.unit.api.realtime.realtime_client import Event, base64_of, check_even
 
 pytestmark = pytest.mark.filterwarnings("ignore:connect\\(\\) must be used as a context manager:DeprecationWarning")
 
-ATTEMPTS = 3
-"""The demo model ends one answer in a hundred with its first token, and is asked again then."""
+ATTEMPTS = 4
+"""The demo model ends one answer in a hundred with its first token and others soon, and is asked again then."""
 
 
 def check_ended_at_once(response: Event) -> None:
@@ -156,23 +156,33 @@ def test_a_telephone_call_is_answered_in_its_own_format(server: ServerProcess, k
         assert len(talk.sound(done["id"])) == 160 * codes > 0
 
 
+def is_interrupted(talk: Talk) -> bool:
+    """Whether a response is cancelled by speech, after all that must hold then; False if it ended before."""
+    talk.say("Tell me a long story.")
+    response_id = talk.begin()
+    talk.play(speech("speech_count.wav"))
+    done = talk.until("response.done")["response"]
+    assert done["id"] == response_id
+    if done["status"] != "cancelled":
+        return False
+    assert done["status_details"]["reason"] == "turn_detected"
+    talk.connection.conversation.item.truncate(item_id=done["output"][0]["id"], content_index=0, audio_end_ms=100)
+    talk.until("conversation.item.truncated")
+    last = len(talk.events)
+    talk.configure(max_output_tokens=8)
+    talk.play(SILENCE)
+    assert talk.until("response.done")["response"]["status"] in ("completed", "incomplete")
+    assert not [event for event in talk.events[last:] if event.get("response_id") == response_id]
+    return True
+
+
 def test_speaking_interrupts_the_answer_in_all_stages(server: ServerProcess) -> None:
-    with talking(server) as talk:
-        talk.say("Tell me a long story.")
-        response_id = talk.begin()
-        talk.play(speech("speech_count.wav"))
-        done = talk.until("response.done")["response"]
-        assert done["id"] == response_id
-        if done["status"] == "cancelled":
-            assert done["status_details"]["reason"] == "turn_detected"
-        talk.connection.conversation.item.truncate(item_id=done["output"][0]["id"], content_index=0, audio_end_ms=100)
-        talk.until("conversation.item.truncated")
-        assert done["status"] == "cancelled"
-        last = len(talk.events)
-        talk.configure(max_output_tokens=8)
-        talk.play(SILENCE)
-        assert talk.until("response.done")["response"]["status"] in ("completed", "incomplete")
-        assert not [event for event in talk.events[last:] if event.get("response_id") == response_id]
+    """Some stories of the demo model are short: a session for each attempt."""
+    for _ in range(ATTEMPTS):
+        with talking(server) as talk:
+            if is_interrupted(talk):
+                return
+    raise AssertionError(f"{ATTEMPTS} responses came to their own end")
 
 
 def test_a_function_is_called_and_its_result_spoken_about(server: ServerProcess) -> None:
