@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,7 @@ import pytest
 import soundfile
 
 from omni_server.types import SAMPLE_RATE_HZ
-from tests.integration.server_process import MODEL, ServerProcess
+from tests.integration.server_process import MODEL, ServerProcess, wait_until
 from tests.unit.api.clients import URL, base64_of, chat, data_url, error_of, media
 from tests.unit.api.schema import check_completion, check_error, check_model
 from tests.unit.api.sse_validator import StreamedAnswer, parse_frames, read_stream
@@ -216,7 +217,7 @@ def test_streamed_speech_equals_that_in_one_piece(
 
 
 def test_sound_leaves_while_the_text_is_still_written(client: httpx2.Client) -> None:
-    body = spoken(max_tokens=200, min_tokens=200, ignore_eos=True)
+    body = spoken(max_tokens=400, min_tokens=400, ignore_eos=True)  # a busy machine takes a while to begin speaking
     streamed = stream_of(client, body | {"stage_sampling": {"talker": {"max_tokens": 300}}})
     deltas = [chunk["choices"][0]["delta"].get("audio", {}) for chunk in streamed.chunks if chunk["choices"]]
     first_sound = next(index for index, audio in enumerate(deltas) if audio.get("data"))
@@ -522,14 +523,29 @@ def test_server_with_its_engines_stays_below_four_gigabytes(server: ServerProces
 # -- a failing engine
 
 
-def test_killed_engine_ends_the_stream_with_an_error_and_then_the_server(checkpoint: Path, tmp_path: Path) -> None:
+def failure_of_official_client(server: ServerProcess, body: Any) -> openai.APIError:
+    """What the official client raises in the middle of a stream."""
+    with (
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="EMPTY", max_retries=0) as official,
+        pytest.raises(openai.APIError) as failure,
+    ):
+        for _ in official.chat.completions.create(**arguments(body), stream=True):
+            pass
+    return failure.value
+
+
+def test_killed_engine_fails_all_that_runs_and_ends_the_server(checkpoint: Path, tmp_path: Path) -> None:
     doomed = ServerProcess(checkpoint, tmp_path / "log.txt")
-    body = spoken(**ENDLESS, **STREAM) | {"stage_sampling": {"talker": ENDLESS}}
+    body = spoken(**ENDLESS) | {"stage_sampling": {"talker": ENDLESS}}
     try:
         with (
             doomed.client() as client,
-            client.stream("POST", URL, json=body) as response,
+            ThreadPoolExecutor(2) as threads,
+            client.stream("POST", URL, json=body | STREAM) as response,
         ):
+            raised = threads.submit(failure_of_official_client, doomed, body)
+            whole = threads.submit(client.post, URL, json=body)
+            wait_until(lambda: client.get("/load").json() == {"server_load": 3}, 30)
             lines = response.iter_lines()
             received = []
             for line in lines:
@@ -537,10 +553,14 @@ def test_killed_engine_ends_the_stream_with_an_error_and_then_the_server(checkpo
                 if '"data":' in line:
                     break
             os.kill(doomed.engine_pids()[-1], signal.SIGKILL)
+            wait_until(lambda: client.get("/health").status_code == 503, 30)
             received += lines
-        last = json.loads(parse_frames("\n".join(received) + "\n")[-1])
-        check_error(last)
-        assert last["error"]["code"] == "engine_dead"
+            last = json.loads(parse_frames("\n".join(received) + "\n")[-1])
+            check_error(last)
+            assert last["error"]["code"] == raised.result().code == "engine_dead"
+            error = error_of(whole.result(), 503)
+            assert error["code"] == "engine_dead"
+            assert not re.search(r"Traceback|\.py\b|/", error["message"])
         assert doomed.process.wait(120) == 1
     finally:
         doomed.process.kill()
