@@ -124,6 +124,10 @@ class AsyncOmni:
         """Per autoregressive stage, how often a preempted request was taken up again."""
         return {name: await client.num_resumed() for name, client in self._engines.ar.items()}
 
+    async def num_steady_steps(self) -> dict[str, int]:
+        """Per autoregressive stage, the decoding steps that one kernel prepared."""
+        return {name: await client.num_steady_steps() for name, client in self._engines.ar.items()}
+
     async def runner_generations(self) -> dict[str, int]:
         """Per autoregressive stage, the generation of vLLM's model runner, 1 or 2."""
         return {name: await client.runner_generation() for name, client in self._engines.ar.items()}

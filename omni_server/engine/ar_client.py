@@ -353,6 +353,10 @@ class ArStageClient(StageClient[StageAsyncLLM]):
         """How often the stage took a request up again after a preemption."""
         return max(await self.engine.collective_rpc("num_resumed"))
 
+    async def num_steady_steps(self) -> int:
+        """Decoding steps that the stage prepared by one kernel (`stages.runtime.steady_step`)."""
+        return max(await self.engine.collective_rpc("num_steady_steps"))
+
     async def runner_generation(self) -> int:
         """1 or 2: the generation of vLLM's model runner that the stage's workers run."""
         return max(await self.engine.collective_rpc("runner_generation"))

@@ -13,6 +13,8 @@ from omni_server.protocol.give_way import GiveWaySpec
 
 DIFFUSION_WORKER = "stages.runtime.diffusion_worker.DiffusionWorker"
 
+DIFFUSION_SCHEDULER = "stages.runtime.joint_batches.JointBatchScheduler"
+
 NO_KV_CACHE_BYTES = 1 << 20
 """There is no KV cache, but on a CPU vLLM sizes one from the machine's memory unless it is told a size."""
 
@@ -43,6 +45,7 @@ def diffusion_engine_args(
         "hf_overrides": hf_overrides,
         "runner": "pooling",
         "worker_cls": DIFFUSION_WORKER,
+        "scheduler_cls": DIFFUSION_SCHEDULER,
         "additional_config": _runtime_config(stage, platform, carries_state=carries_state, announces_to=announces_to),
         "distributed_executor_backend": "uni",
         "skip_tokenizer_init": True,

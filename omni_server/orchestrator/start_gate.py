@@ -27,6 +27,9 @@ STEP_SHARE = 0.5
 """A step that runs cannot be interrupted: what comes meanwhile waits for half of one, on average."""
 TALKER_SLACK = 1.1
 """The talker may turn out slower than it was by this factor."""
+JITTER_S = 0.025
+"""A window may come so much later than expected where many streams share the device, less where they are few. A later
+start is noticed less than a stall."""
 
 
 class Playback:
@@ -136,6 +139,7 @@ class StartGate:
         # The more others there are, the surer a step is running when one of this stream's windows is ready.
         chance = min(1.0, (len(self._streams) - 1) / MANY_STREAMS)
         running_s = max(steps.predict(self._codes_inside(playback)), chance * steps.usual_step_s)
+        jitter_s = chance * JITTER_S
         for _ in range(MAX_ROUNDS):
             earliest, own_codes, in_turn_s = start, 0, -playback.waiting_s
             for number in range(playback.next_window, playback.next_window + NUM_AHEAD):
@@ -151,7 +155,7 @@ class StartGate:
                 codes_in_s = playback.expected_codes_at(schedule.needed_codes(number)) - now
                 if codes_in_s > 0:  # at worst its last code comes when a step has just begun
                     wait_s = max(wait_s, codes_in_s + running_s + steps.predict(num_codes))
-                earliest = max(earliest, now + wait_s - offset)
+                earliest = max(earliest, now + wait_s + jitter_s - offset)
             if earliest - start < 1e-3:
                 break
             start = earliest

@@ -7,6 +7,10 @@ import msgspec
 from omni_server.protocol.give_way import GiveWaySpec
 from omni_server.protocol.progress import ProgressSpec
 
+_COMPILED = "linear layers by omni_few_rows_linear, with plain parameters"
+"""What the stages change in a model after it is made and before it is compiled. vLLM finds a compiled model again by
+its configuration and its sources, and would find one from before such a change."""
+
 
 class QueueSpec(msgspec.Struct, frozen=True):
     """One end of an edge. `path` is None for the inline transport."""
@@ -34,10 +38,10 @@ class StageRuntimeConfig(msgspec.Struct, frozen=True):
     has_low_gpu_priority: bool = False
     """Under NVIDIA's Multi-Process Service: kernels of other stages go first."""
     decoding_kernels: bool = True
-    """On a GPU, the talker's attention in a decoding step runs our kernel, not vLLM's."""
+    """On a GPU, a decoding step's linear layers and the talker's attention run our kernels, not vLLM's."""
     gives_way: GiveWaySpec | None = None
     """Where the stage hears of urgent batches on its GPU, for which it pauses; None if it pauses for none."""
 
     def compute_hash(self) -> str:
         """Called by `vllm.config.VllmConfig.compute_hash`."""
-        return hashlib.sha256(repr((self.row_producer, self.decoding_kernels)).encode()).hexdigest()
+        return hashlib.sha256(repr((self.row_producer, self.decoding_kernels, _COMPILED)).encode()).hexdigest()

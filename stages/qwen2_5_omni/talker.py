@@ -108,10 +108,11 @@ class TalkerModel(Qwen2Model):
             quant_config=vllm_config.quant_config,
             prefix=maybe_prefix(prefix, "thinker_to_talker_proj"),
         )
+        self.attends_by_kernel = False
         match vllm_config.additional_config:
             case StageRuntimeConfig(decoding_kernels=True):
                 layers = [layer.self_attn for layer in self.layers if isinstance(layer, TalkerDecoderLayer)]
-                use_decode_kernel(layers, vllm_config)
+                self.attends_by_kernel = use_decode_kernel(layers, vllm_config)
 
     def forward(
         self,
@@ -147,12 +148,17 @@ class Qwen2_5OmniTalker(Qwen2ForCausalLM, SupportsMRoPE):
         )
         self.logits_processor = LogitsProcessor(config.vocab_size)
         self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
+        self.attends_by_kernel = self.model.attends_by_kernel
         # Ids that may be sampled: what code2wav has an embedding for, and the two that end the utterance.
         # The reference suppresses only the start id; ids beyond the table would make its DiT fail.
         banned = torch.arange(config.vocab_size) >= config.codec_table_size
         banned[[config.tts_codec_pad_token_id, config.tts_codec_end_token_id]] = False
         banned[config.tts_codec_start_token_id] = True
         self.register_buffer("banned_ids", banned, persistent=False)
+
+    @property
+    def token_embedding(self) -> VocabParallelEmbedding:
+        return self.model.embed_tokens
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         logits = super().compute_logits(hidden_states)

@@ -14,6 +14,9 @@ from vllm.config import VllmConfig
 from vllm.sequence import IntermediateTensors
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
+from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
+from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.model_runner import BatchReqState
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 
 from omni_server.protocol.rows import RowsInput
@@ -21,6 +24,7 @@ from stages.runtime.fused_sampler import FusedSampler
 from stages.runtime.row_emitter import PendingRows
 from stages.runtime.row_model_state import RowModelStateMixin, row_model_state, step_batch
 from stages.runtime.row_runner import OutputWithRows, RowRunnerMixin, rows_request
+from stages.runtime.steady_step import BlocksAndSlots, SteadySteps
 
 
 class ARModelRunnerV2Mixin(RowRunnerMixin):
@@ -61,6 +65,11 @@ class ARModelRunnerV2Mixin(RowRunnerMixin):
         ):
             self.sampler = FusedSampler.in_place_of(self.sampler, self.vllm_config)  # type: ignore[attr-defined]
 
+    def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
+        super().initialize_kv_cache(*args, **kwargs)  # type: ignore[misc]
+        if self.stage_config.input_queue is not None and self.stage_config.decoding_kernels:
+            self.model_state.steady = SteadySteps.of(self, self.row_overlay)  # type: ignore[arg-type]
+
     # -- requests come and go
 
     def finish_requests(self, scheduler_output: SchedulerOutput) -> None:
@@ -84,7 +93,47 @@ class ARModelRunnerV2Mixin(RowRunnerMixin):
                     request.sampling_params.repetition_penalty = penalty
         super().add_requests(scheduler_output)  # type: ignore[misc]
 
+    @property
+    def num_steady_steps(self) -> int:
+        return self.model_state.steady.num_steps if self.model_state.steady is not None else 0
+
     # -- one step
+
+    def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
+        steady = self.model_state.steady
+        if steady is not None and kwargs.get("dummy_run", False):  # always by keyword, in `_dummy_run`
+            steady.forget()
+        return super().execute_model(scheduler_output, *args, **kwargs)  # type: ignore[misc]
+
+    def prepare_inputs(
+        self,
+        scheduler_output: SchedulerOutput,
+        batch_req_state: BatchReqState,
+        batch_desc: BatchExecutionDescriptor,
+        num_active_loras: int,
+    ) -> InputBatch:
+        steady = self.model_state.steady
+        has_grammars = scheduler_output.has_structured_output_requests
+        if (
+            steady is not None
+            and (next_batch := steady.next_batch(batch_req_state, batch_desc, has_grammars)) is not None
+        ):
+            return next_batch
+        batch: InputBatch = super().prepare_inputs(  # type: ignore[misc]
+            scheduler_output, batch_req_state, batch_desc, num_active_loras
+        )
+        if steady is not None:
+            steady.prepared(batch, batch_desc)
+        return batch
+
+    def prepare_attn(self, input_batch: InputBatch) -> BlocksAndSlots:
+        steady = self.model_state.steady
+        if steady is not None and (ready := steady.blocks_and_slots()) is not None:
+            return ready
+        made: BlocksAndSlots = super().prepare_attn(input_batch)  # type: ignore[misc]
+        if steady is not None:
+            steady.have_blocks_and_slots(made)
+        return made
 
     def sample_tokens(
         self, grammar_output: GrammarOutput | None

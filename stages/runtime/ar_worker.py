@@ -35,6 +35,10 @@ class ARWorker(GiveWayMixin, StageWorkerMixin, _Base):
         """For `collective_rpc`: how often a request was taken up again after a preemption."""
         return self.model_runner.num_resumed  # type: ignore[no-any-return]
 
+    def num_steady_steps(self) -> int:
+        """For `collective_rpc`: decoding steps that one kernel prepared."""
+        return self.model_runner.num_steady_steps  # type: ignore[no-any-return]
+
     def runner_generation(self) -> int:
         """For `collective_rpc`: 1 or 2, the generation of vLLM's model runner that this stage runs on."""
         return 2 if self.use_v2_model_runner else 1

@@ -11,8 +11,10 @@ import torch
 from vllm.config import VllmConfig
 from vllm.config.model import PROCESSED_LOGPROBS_MODES
 from vllm.sampling_params import SamplingParams
+from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.sample.bad_words import BadWordsState
 from vllm.v1.worker.gpu.sample.logit_bias import LogitBiasState
+from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.penalties import PenaltiesState
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 
@@ -48,6 +50,8 @@ class FusedSampler(Sampler):
             and not self.return_sampling_mask
             and not self.use_fp64_gumbel
         )
+        self._ones = torch.ones(max_num_reqs, dtype=torch.int32, device=device)
+        self._zeros = torch.zeros_like(self._ones)
         self._fits: npt.NDArray[np.bool_] = np.ones(max_num_reqs, bool)  # by row of the state tensors
         self._has_news = True
         scratch = (max_num_reqs, sampling_kernel.COLUMNS)
@@ -104,6 +108,36 @@ class FusedSampler(Sampler):
         if self._has_news:
             super().apply_staged_writes()
             self._has_news = False
+
+    def __call__(self, logits: torch.Tensor, input_batch: InputBatch) -> SamplerOutput:
+        """Where each request has one token, decodes, and wants that token only, there is nothing to pick out of the
+        batch or to count."""
+        num_requests = input_batch.num_reqs
+        if (
+            not self._is_possible
+            or self.compute_nans
+            or input_batch.has_prefill
+            or input_batch.num_tokens != num_requests
+            or self.get_logprobs_dims(input_batch.idx_mapping_np) is not None
+        ):
+            return super().__call__(logits, input_batch)
+        tokens, _ = self.sample(
+            logits,
+            input_batch.expanded_idx_mapping,
+            input_batch.idx_mapping,
+            input_batch.idx_mapping_np,
+            input_batch.positions[:num_requests],
+            input_batch.input_ids[:num_requests],
+            input_batch.expanded_local_pos,
+            input_batch.seq_lens_cpu_upper_bound.numpy(),
+        )
+        return SamplerOutput(
+            sampled_token_ids=tokens.view(-1, 1),
+            logprobs_tensors=None,
+            num_nans=None,
+            num_sampled=self._ones[:num_requests],
+            num_rejected=self._zeros[:num_requests],
+        )
 
     def sample(
         self,

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 from vllm.config import VllmConfig
+from vllm.config.compilation import CUDAGraphMode
 from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.core.sched.output import NewRequestData
 from vllm.v1.worker.gpu.input_batch import InputBatch
@@ -19,6 +20,7 @@ from vllm.v1.worker.gpu.states import RequestState
 
 from stages.runtime.batch import StepBatch
 from stages.runtime.row_overlay import RowOverlay
+from stages.runtime.steady_step import SteadySteps
 
 Positions = tuple[torch.Tensor, int]
 """M-RoPE positions of a prompt `[3, num_tokens]` and what is added to an index behind it."""
@@ -49,6 +51,8 @@ class RowModelStateMixin:
         self._emits = emits
         self._input_rows: torch.Tensor | None = None
         self._sent_positions: dict[str, Positions] = {}
+        self.steady: SteadySteps | None = None
+        """Steps that the runner need not prepare; made with its caches."""
         self._given_positions: list[tuple[int, Positions]] = []  # to be written with the other staged writes
 
     # -- requests come and go
@@ -95,6 +99,10 @@ class RowModelStateMixin:
         self, scheduled_encoder_inputs: dict[str, list[int]], input_batch: InputBatch, req_states: RequestState
     ) -> torch.Tensor:
         """A view of the buffer that CUDA graphs read, so rows are laid over it in place."""
+        if self.steady is not None:
+            ready = self.steady.inputs_embeds(input_batch.num_tokens_after_padding)
+            if ready is not None:
+                return ready
         inputs_embeds: torch.Tensor = super().prepare_inputs_embeds(  # type: ignore[misc]
             scheduled_encoder_inputs, input_batch, req_states
         )
@@ -105,6 +113,24 @@ class RowModelStateMixin:
             # first layer's output into this very buffer.
             self._input_rows = inputs_embeds[: input_batch.num_tokens].clone()
         return inputs_embeds
+
+    def prepare_inputs(self, input_batch: InputBatch, req_states: RequestState) -> dict[str, torch.Tensor | None]:
+        if self.steady is not None:
+            positions = self.steady.rope_positions(input_batch.num_tokens_after_padding)
+            if positions is not None:
+                return {"positions": positions}
+        return super().prepare_inputs(input_batch, req_states)  # type: ignore[misc,no-any-return]
+
+    def prepare_attn(
+        self, input_batch: InputBatch, cudagraph_mode: CUDAGraphMode, *args: Any, **kwargs: Any
+    ) -> dict[str, Any]:
+        steady = self.steady if cudagraph_mode == CUDAGraphMode.FULL else None
+        if steady is not None and (ready := steady.metadata()) is not None:
+            return ready
+        made: dict[str, Any] = super().prepare_attn(input_batch, cudagraph_mode, *args, **kwargs)  # type: ignore[misc]
+        if steady is not None:
+            steady.have_metadata(made)
+        return made
 
     def take_input_rows(self) -> torch.Tensor | None:
         """The model's input in this step, `[num_tokens, width]`, if the step has rows to send."""

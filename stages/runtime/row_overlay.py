@@ -1,5 +1,7 @@
 """Rows in: puts the rows that another stage sent onto the input embeddings, by absolute position."""
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -36,6 +38,7 @@ class RowOverlay:
 
     def remove(self, request_id: str) -> None:
         self._store.remove(request_id)
+        self._upload.rows_changed()  # another request may get its places
 
     def prompt_positions(self, request_id: str, prompt_length: int) -> tuple[torch.Tensor, int] | None:
         """M-RoPE positions `[3, prompt_length]` and delta that came with the rows, or None."""
@@ -68,6 +71,21 @@ class RowOverlay:
             picked = embeds[where]
             _lay_over(picked, rows, is_added)
             embeds[where] = picked
+
+    def added_rows(
+        self, request_ids: list[str], positions: npt.NDArray[np.signedinteger[Any]], embeds: torch.Tensor
+    ) -> torch.Tensor | None:
+        """Rows of these positions, one of each request, for whoever adds them: `[num_requests, width]`, of `embeds`'
+        type and on its device. None if a request is not fed, or a row replaces the embedding.
+
+        Raises `IndexError` if a row has not come.
+        """
+        slots = self._store.slots.of_batch(request_ids)
+        if slots.min() < 0 or (positions < self._store.num_replaced[slots]).any():
+            return None
+        index = self._store.locate(slots, positions.astype(np.int64))
+        rows = self._upload.upload(self._store.rows, index, embeds.device)
+        return rows.view(self._store.dtype).to(embeds.dtype)
 
 
 def _lay_over(embeds: torch.Tensor, rows: torch.Tensor, is_added: npt.NDArray[np.bool_]) -> None:

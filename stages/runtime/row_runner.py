@@ -40,6 +40,10 @@ class RowRunnerMixin:
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)  # type: ignore[misc]
+        if self.stage_config.decoding_kernels and self.device.type == "cuda":  # else there may be no Triton
+            from stages.runtime.few_rows_linear import use_few_rows_kernels
+
+            use_few_rows_kernels(self.get_model())  # type: ignore[attr-defined]
         config = self.stage_config
         if config.row_producer is not None:
             assert config.output_queue is not None
@@ -83,6 +87,11 @@ class RowRunnerMixin:
         self.row_overlay.remove(request_id)
         if self.row_emitter is not None:
             self.row_emitter.remove(request_id)
+
+    @property
+    def num_steady_steps(self) -> int:
+        """Decoding steps that one kernel prepared, where a generation has that."""
+        return 0
 
     def num_row_requests(self) -> int:
         """Requests that rows are held for or sent for; 0 when the stage is idle."""

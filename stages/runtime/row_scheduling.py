@@ -30,10 +30,14 @@ from omni_server.protocol.token_blocks import TOKENS_PER_OUTPUT_KEY
 from omni_server.transport.slab_queue import SlabQueue
 from stages.runtime.batch import StageStep, TakenSlot, attach_step
 from stages.runtime.grammar_watch import GrammarWatch, WatchedGrammar
+from stages.runtime.joint_batches import Arrivals
 from stages.runtime.load_report import LoadReport
 from stages.runtime.parent_watch import end_with_parent
 from stages.runtime.queue_end import open_queue
 from stages.runtime.token_blocks import TokenBlock, keep_back
+
+PROMPT_PAUSE_S, LONGEST_PROMPT_PAUSE_S = 0.002, 0.008
+"""A stage that is not fed gets prompts from the server, which prepares one after the other."""
 
 
 @dataclass
@@ -69,6 +73,9 @@ class StageSchedulerMixin:
         self._is_output_full = False
         self._load_report = LoadReport()
         self._grammar_watch = GrammarWatch()
+        self.arrivals: Arrivals | None = None
+        if config.input_queue is None:
+            self.arrivals = Arrivals(PROMPT_PAUSE_S, LONGEST_PROMPT_PAUSE_S)
 
     # -- requests and feeds come in (both as vLLM's ADD)
 
@@ -87,6 +94,8 @@ class StageSchedulerMixin:
                 self._sending.add(request.request_id)
                 # A token found in the prefix cache is not computed, so it would have no row.
                 request.skip_reading_prefix_cache = True
+        if self.arrivals is not None:
+            self.arrivals.arrived(is_idle=not self.has_unfinished_requests())  # type: ignore[attr-defined]
         super().add_request(request)  # type: ignore[misc]
 
     def _take_feed(self, request_id: str, feed: RowsFeed) -> None:
@@ -135,6 +144,8 @@ class StageSchedulerMixin:
         return self._may_run(request)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        if self.arrivals is not None and self.arrivals.is_pausing:
+            return SchedulerOutput.make_empty()
         self._is_output_full = bool(
             self._sending and self._output_queue is not None and self._output_queue.num_free() == 0
         )
@@ -216,6 +227,8 @@ class StageSchedulerMixin:
                     self._output_queue.finish_all(block)
         if blocks:
             keep_back(outputs, blocks)
+        if self.arrivals is not None and scheduler_output.total_num_scheduled_tokens:
+            self.arrivals.step_ended()
         self._load_report.attach(self, outputs)  # type: ignore[arg-type]
         return outputs
 

@@ -20,12 +20,25 @@ class RowUpload:
 
     def __init__(self) -> None:
         self._buffers: list[_Buffer | None] = [None, None]
+        self._last: tuple[npt.NDArray[np.int64], torch.Tensor] | None = None
+
+    def rows_changed(self) -> None:
+        """What was uploaded may have been replaced."""
+        self._last = None
 
     def upload(self, rows: npt.NDArray[np.uint8], index: npt.NDArray[np.int64], device: torch.device) -> torch.Tensor:
         """`rows[index]` on the device, `[len(index), row_bytes]` uint8.
 
-        On a GPU the result may be read by the current stream until the next but one call.
+        On a GPU the result may be read by the current stream until the next but one call. What the call before has
+        uploaded is not uploaded again: behind the last row of a text, each step has the same.
         """
+        if self._last is None or not np.array_equal(index, self._last[0]):
+            self._last = index, self._uploaded(rows, index, device)
+        return self._last[1]
+
+    def _uploaded(
+        self, rows: npt.NDArray[np.uint8], index: npt.NDArray[np.int64], device: torch.device
+    ) -> torch.Tensor:
         if device.type != "cuda":
             return torch.from_numpy(rows.take(index, 0)).to(device)
         buffer = self._next_buffer(len(index), rows.shape[1], device)

@@ -1,5 +1,7 @@
 """Recordings and files on their way to the model."""
 
+from pathlib import Path
+
 import numpy as np
 import soundfile
 from selenium.webdriver.common.keys import Keys
@@ -67,6 +69,18 @@ def test_chosen_mp3_and_video_are_sent(page: WebPage, server: ScriptedServer) ->
     assert isinstance(sound, AudioPart)
     assert 1.5 * 16_000 < len(sound.samples) < 3 * 16_000
     assert isinstance(video, VideoPart)
+
+
+def test_picture_and_video_that_the_browser_cannot_show_are_named(page: WebPage, tmp_path: Path) -> None:
+    kinds = {"clip.mov": "video/quicktime", "photo.heic": "image/heic"}
+    for name in kinds:
+        (tmp_path / name).write_bytes(bytes(999))
+    page.drop(*((tmp_path / name, kind) for name, kind in kinds.items()))
+    page.wait("document.querySelectorAll('#attachments .file').length === 2")
+    assert page.texts("#attachments .file") == list(kinds)
+    page.click("#send")
+    page.wait("document.querySelectorAll('.question .file').length === 2")
+    page.wait_complete()
 
 
 def test_attachment_can_be_taken_back(page: WebPage, server: ScriptedServer) -> None:

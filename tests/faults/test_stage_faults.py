@@ -4,6 +4,7 @@ After each fault: what the clients get, what goes on meanwhile, that the stage c
 request has the same answer as before, and that nothing is left behind.
 """
 
+import re
 import signal
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import openai
 import pytest
 
 from tests.faults.conftest import Before
 from tests.faults.orders import tell_to_fail
 from tests.faults.supervised_server import STAGES, Listening, SupervisedServer, samples
-from tests.integration.test_server import ENDLESS, STREAM, answer_to, outcome, spoken, written
+from tests.integration.server_process import wait_until
+from tests.integration.test_server import ENDLESS, STREAM, answer_to, arguments, outcome, spoken, written
 from tests.unit.api.clients import URL, error_of
 from tests.unit.api.schema import check_error
 
@@ -65,6 +68,17 @@ def check_failed(stage: str, last: dict[str, Any]) -> None:
     assert f"stage '{stage}'" in last["error"]["message"]
 
 
+def failure_of_official_client(server: SupervisedServer) -> openai.APIError:
+    """What the official client raises in the middle of a stream."""
+    with (
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="EMPTY", max_retries=0) as official,
+        pytest.raises(openai.APIError) as failure,
+    ):
+        for _ in official.chat.completions.create(**arguments(ENDLESS_SPEECH)):
+            pass
+    return failure.value
+
+
 @contextmanager
 def posted(server: SupervisedServer, body: Any) -> Iterator[Future[httpx2.Response]]:
     """A request that is on its way in a thread."""
@@ -76,6 +90,7 @@ def check_answered_with_failure(stage: str, response: httpx2.Response) -> None:
     error = error_of(response, 503)
     assert error["code"] == "engine_dead"
     assert f"stage '{stage}'" in error["message"]
+    assert not re.search(r"Traceback|\.py\b|/", error["message"])
     assert 1 <= int(response.headers["retry-after"]) <= 60
 
 
@@ -83,11 +98,21 @@ def check_answered_with_failure(stage: str, response: httpx2.Response) -> None:
 def test_killed_in_the_middle_of_a_stream(
     stage: str, server: SupervisedServer, client: httpx2.Client, before: Before
 ) -> None:
-    with one_restart_of(stage, server, client, before):
+    """All that runs there is told: a stream, an answer in one piece, and a stream of the official client."""
+    with (
+        one_restart_of(stage, server, client, before),
+        posted(server, spoken(**ENDLESS) | {"stage_sampling": {"talker": ENDLESS}}) as whole,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        raised = thread.submit(failure_of_official_client, server)
         speech = Listening(client, ENDLESS_SPEECH)
+        wait_until(lambda: client.get("/load").json() == {"server_load": 3}, 30)
         speech.until('"data":')
         server.signal(stage, signal.SIGKILL)
         check_failed(stage, speech.rest())
+        check_answered_with_failure(stage, whole.result())
+        assert raised.result().code == "engine_dead"
+        assert f"stage '{stage}'" in raised.result().message
         server.wait_until_down(client, stage)
         check_while_down(stage, server, client, before)
 

@@ -53,6 +53,7 @@ def answers(model_dir: Path, names: list[str]) -> dict[str, Any]:
             "text_ids": [answer.token_ids for answer in together],
             "codes": [answer.codes for answer in together],
             "resumed": live.num_resumed(),
+            "steady_steps": live.num_steady_steps(),
             "held_rows": live.held_rows(),
             "slots_in_use": live.row_slots().in_use,
         }

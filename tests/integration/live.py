@@ -79,6 +79,9 @@ class LiveOmni:
     def num_resumed(self) -> dict[str, int]:
         return self.run(self.omni.num_resumed())
 
+    def num_steady_steps(self) -> dict[str, int]:
+        return self.run(self.omni.num_steady_steps())
+
     def runner_generations(self) -> dict[str, int]:
         return self.run(self.omni.runner_generations())
 

@@ -31,6 +31,8 @@ class ServerProcess:
         self.url = f"http://127.0.0.1:{port}"
         self.unready_statuses: set[tuple[int, str]] = set()
         """Status and error code of every answer of `/ready` before the first 200."""
+        self.health_while_loading: set[tuple[int, str]] = set()
+        """The same of `/health`, asked just before."""
         command = [sys.executable, "-m", "omni_server.cli.main", "serve", str(checkpoint)]
         command += ["--stage-config", "configs/qwen2_5_omni.demo-cpu.yaml", "--port", str(port)]
         command += ["--served-model-name", MODEL, *flags]
@@ -121,11 +123,12 @@ class ServerProcess:
             def is_ready() -> bool:
                 assert self.process.poll() is None, f"the server ended by itself:\n{self.log}"
                 try:
-                    response = client.get("/ready")
+                    health, response = client.get("/health"), client.get("/ready")
                 except httpx2.TransportError:  # not listening yet, or busy with its imports
                     return False
                 if response.status_code != 200:
                     self.unready_statuses.add((response.status_code, response.json()["error"]["code"]))
+                    self.health_while_loading.add((health.status_code, health.json()["error"]["code"]))
                 return response.status_code == 200
 
             wait_until(is_ready, READY_TIMEOUT_S, lambda: self.log)

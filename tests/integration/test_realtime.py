@@ -18,6 +18,14 @@ from tests.unit.api.realtime.realtime_client import Event, base64_of, check_even
 
 pytestmark = pytest.mark.filterwarnings("ignore:connect\\(\\) must be used as a context manager:DeprecationWarning")
 
+ATTEMPTS = 4
+"""The demo model ends one answer in a hundred with its first token and others soon, and is asked again then."""
+
+
+def check_ended_at_once(response: Event) -> None:
+    """A response without sound is one of these."""
+    assert response["usage"]["output_token_details"]["text_tokens"] <= 1, response
+
 
 class Talk:
     """The official client's connection; every event is checked and kept."""
@@ -27,14 +35,35 @@ class Talk:
         self.events: list[Event] = []
         self._ids: set[str] = set()
 
-    def until(self, kind: str) -> Event:
+    def until(self, *kinds: str) -> Event:
         while True:
             event: Event = json.loads(self.connection.recv_bytes())
             check_event(event, self._ids)
             self.events.append(event)
-            assert event["type"] != "error" or kind == "error", event
-            if event["type"] == kind:
+            if event["type"] in kinds:
                 return event
+            assert event["type"] != "error", event
+
+    def heard(self) -> Event:
+        """The end of the response that runs, if it is heard; of the next one otherwise."""
+        for _ in range(ATTEMPTS):
+            done: Event = self.until("response.done")["response"]
+            if self.sound(done["id"]):
+                return done
+            check_ended_at_once(done)
+            self.connection.response.create()
+        raise AssertionError(f"{ATTEMPTS} responses have no sound")
+
+    def begin(self) -> str:
+        """The id of a response of which the first sound has come."""
+        for _ in range(ATTEMPTS):
+            self.connection.response.create()
+            event = self.until("response.output_audio.delta", "response.done")
+            if event["type"] == "response.output_audio.delta":
+                response_id: str = event["response_id"]
+                return response_id
+            check_ended_at_once(event["response"])
+        raise AssertionError(f"{ATTEMPTS} responses have no sound")
 
     def configure(self, **session: Any) -> None:
         self.connection.session.update(session={"type": "realtime", **session})  # type: ignore[arg-type]
@@ -84,7 +113,7 @@ def test_a_written_question_is_answered_by_voice_and_remembered(server: ServerPr
         talk.configure(instructions="Answer in one short sentence.", max_output_tokens=24)
         talk.say("Hello, who are you?")
         talk.connection.response.create()
-        first = talk.until("response.done")["response"]
+        first = talk.heard()
         assert first["status"] in ("completed", "incomplete")
         usage = first["usage"]
         transcript = first["output"][0]["content"][0]["transcript"]
@@ -107,7 +136,7 @@ def test_speech_is_found_heard_and_answered(server: ServerProcess) -> None:
     with talking(server) as talk:
         talk.configure(max_output_tokens=12)
         talk.play(np.concatenate([SILENCE, speech("speech_weather.wav"), SILENCE]))
-        done = talk.until("response.done")["response"]
+        done = talk.heard()
         kinds = [event["type"] for event in talk.events]
         assert kinds.index("input_audio_buffer.speech_started") < kinds.index("input_audio_buffer.speech_stopped")
         assert done["usage"]["input_token_details"]["audio_tokens"] > 25  # 25 in a second of sound
@@ -122,27 +151,38 @@ def test_a_telephone_call_is_answered_in_its_own_format(server: ServerProcess, k
         talk.connection.input_audio_buffer.append(audio=base64_of(bytes(range(256)) * 40))
         talk.connection.input_audio_buffer.commit()
         talk.connection.response.create()
-        done = talk.until("response.done")["response"]
+        done = talk.heard()
         codes = done["usage"]["output_token_details"]["audio_tokens"]
         assert len(talk.sound(done["id"])) == 160 * codes > 0
 
 
+def is_interrupted(talk: Talk) -> bool:
+    """Whether a response is cancelled by speech, after all that must hold then; False if it ended before."""
+    talk.say("Tell me a long story.")
+    response_id = talk.begin()
+    talk.play(speech("speech_count.wav"))
+    done = talk.until("response.done")["response"]
+    assert done["id"] == response_id
+    if done["status"] != "cancelled":
+        return False
+    assert done["status_details"]["reason"] == "turn_detected"
+    talk.connection.conversation.item.truncate(item_id=done["output"][0]["id"], content_index=0, audio_end_ms=100)
+    talk.until("conversation.item.truncated")
+    last = len(talk.events)
+    talk.configure(max_output_tokens=8)
+    talk.play(SILENCE)
+    assert talk.until("response.done")["response"]["status"] in ("completed", "incomplete")
+    assert not [event for event in talk.events[last:] if event.get("response_id") == response_id]
+    return True
+
+
 def test_speaking_interrupts_the_answer_in_all_stages(server: ServerProcess) -> None:
-    with talking(server) as talk:
-        talk.say("Tell me a long story.")
-        talk.connection.response.create()
-        response_id = talk.until("response.output_audio.delta")["response_id"]
-        talk.play(speech("speech_count.wav"))
-        done = talk.until("response.done")["response"]
-        assert done["id"] == response_id
-        if done["status"] == "cancelled":
-            assert done["status_details"]["reason"] == "turn_detected"
-        talk.connection.conversation.item.truncate(item_id=done["output"][0]["id"], content_index=0, audio_end_ms=100)
-        talk.until("conversation.item.truncated")
-        assert done["status"] == "cancelled"
-        talk.configure(max_output_tokens=8)
-        talk.play(SILENCE)
-        assert talk.until("response.done")["response"]["status"] in ("completed", "incomplete")
+    """Some stories of the demo model are short: a session for each attempt."""
+    for _ in range(ATTEMPTS):
+        with talking(server) as talk:
+            if is_interrupted(talk):
+                return
+    raise AssertionError(f"{ATTEMPTS} responses came to their own end")
 
 
 def test_a_function_is_called_and_its_result_spoken_about(server: ServerProcess) -> None:
@@ -160,16 +200,15 @@ def test_a_function_is_called_and_its_result_spoken_about(server: ServerProcess)
         result = {"type": "function_call_output", "call_id": call["call_id"], "output": "It is."}
         talk.connection.conversation.item.create(item=result)  # type: ignore[arg-type]
         talk.until("conversation.item.done")
-        talk.connection.response.create(response={"tool_choice": "none", "max_output_tokens": 12})
-        answer = talk.until("response.done")["response"]
-        assert talk.sound(answer["id"])
+        talk.configure(tool_choice="none", max_output_tokens=12)
+        talk.connection.response.create()
+        assert talk.heard()["status"] in ("completed", "incomplete")
 
 
 def test_a_dropped_connection_frees_all_stages(server: ServerProcess) -> None:
     with talking(server) as talk:
         talk.say("Tell me a long story.")
-        talk.connection.response.create()
-        talk.until("response.output_audio.delta")
+        talk.begin()
     server.wait_until_idle()
 
 

@@ -212,7 +212,7 @@ def test_streamed_speech_equals_that_in_one_piece(
 
 
 def test_sound_leaves_while_the_text_is_still_written(client: httpx2.Client) -> None:
-    body = spoken(max_tokens=200, min_tokens=200, ignore_eos=True)
+    body = spoken(max_tokens=400, min_tokens=400, ignore_eos=True)  # a busy machine takes a while to begin speaking
     streamed = stream_of(client, body | {"stage_sampling": {"talker": {"max_tokens": 300}}})
     deltas = [chunk["choices"][0]["delta"].get("audio", {}) for chunk in streamed.chunks if chunk["choices"]]
     first_sound = next(index for index, audio in enumerate(deltas) if audio.get("data"))

@@ -51,7 +51,7 @@ SCHEMA: dict[str, Any] = {
 AS_SCHEMA = {"type": "json_schema", "json_schema": {"name": "trip", "schema": SCHEMA, "strict": True}}
 TRIP = tool(name="plan_trip", description="Plans a trip.", parameters=SCHEMA)
 STOP = tool(name="stop", parameters={"type": "object", "properties": {}, "additionalProperties": False})
-LONG = {"max_tokens": 400, "temperature": 1}
+LONG: dict[str, Any] = {"max_tokens": 400, "temperature": 1}
 
 
 @pytest.fixture(scope="module")

@@ -40,6 +40,12 @@ def test_five_requests_at_once_give_the_tokens_of_the_reference(answers: dict[st
     assert answers["codes"] == [list(result.codes) for result in wanted]
 
 
+def test_most_steps_of_the_talker_are_prepared_by_one_kernel(answers: dict[str, Any]) -> None:
+    """Whenever a step has the requests of the one before."""
+    assert answers["steady_steps"]["talker"] > max(map(len, answers["codes"])) / 2
+    assert answers["steady_steps"]["thinker"] == 0
+
+
 def test_preempted_requests_were_taken_up_again_and_nothing_is_held(answers: dict[str, Any]) -> None:
     assert min(answers["resumed"].values()) > 0
     assert answers["held_rows"] == 0

@@ -1,31 +1,4 @@
-"""`POST /v1/audio/speech` and the lists of voices and models beside it.
-
-Rows of the conformance checklist (sections "Speech" and "Models"), and where each is shown. I: in
-tests/integration/test_server_audio.py or test_given_text.py, with the real model.
-
-    T01  default format is mp3      test_mp3_is_the_default
-    T02  every response_format      test_every_format_is_a_file_of_its_media_type; I
-    T03  bytes before the end       test_first_bytes_leave_before_the_last_are_made; I
-    T04  wav                        test_every_format_is_a_file_of_its_media_type. A wav is always streamed, so its
-                                    sizes are the greatest that readers take; there is no other way to check
-    T05  stream_format sse          test_events_hold_the_bytes_of_the_file
-    T06  bad values                 test_bad_field_is_refused
-    T07  speed 2.0                  test_bad_field_is_refused: 400, the model sets its own pace
-    T08  no text, too much text     test_bad_field_is_refused
-    T09  voice missing              test_a_missing_voice_is_the_default_voice
-    T10  voice unknown              test_an_unknown_voice_is_refused_with_the_known_ones
-    T11  instructions               test_instructions_reach_the_model, test_instructions_that_say_nothing_are_dropped
-    T12  model unknown              test_an_unknown_model_is_not_found
-    T13  Accept                     test_any_accept_header_is_served
-    T14  emoji, digits, languages   test_any_text_is_read_as_it_is; I
-    T15  lists without a key        test_voices_are_listed_with_openais_names_as_aliases, test_models_are_listed.
-                                    Which routes need a key is decided, and tested, with the keys
-    T16  disconnect                 test_leaving_closes_the_generation, test_leaving_before_the_first_sound...; I
-    T17  two mp3 in one file        tests/unit/audio/test_encode.py. With libsndfile instead of ffmpeg, which is the
-                                    stricter reader
-    M01 M02 M03                     test_models_and_probes.py; I
-    M04 to M09                      test_transcriptions.py
-"""
+"""`POST /v1/audio/speech` and the lists of voices and models beside it."""
 
 import asyncio
 import base64

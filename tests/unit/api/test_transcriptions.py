@@ -1,17 +1,4 @@
-"""`POST /v1/audio/transcriptions` and `/v1/audio/translations`.
-
-Rows of the conformance checklist (section "Models, transcription"), and where each is shown. I: in
-tests/integration/test_server_audio.py, with the real model.
-
-    M01 M02 M03  models                  test_models_and_probes.py; I
-    M04  json                            test_json_holds_the_text_and_the_tokens; I
-    M05  text                            test_text_is_plain
-    M06  stream                          test_deltas_add_up_to_the_text; I
-    M07  bad files                       test_bad_form_is_refused, test_a_file_that_cannot_be_read_is_refused,
-                                         test_a_file_of_26_mb_is_too_large
-    M08  granularities                   test_bad_form_is_refused
-    M09  Open WebUI's form               test_the_form_of_open_webui_is_served
-"""
+"""`POST /v1/audio/transcriptions` and `/v1/audio/translations`."""
 
 import asyncio
 import io

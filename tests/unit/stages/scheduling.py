@@ -32,11 +32,15 @@ from omni_server.protocol.runtime_config import QueueSpec, StageRuntimeConfig
 from omni_server.protocol.token_blocks import TOKENS_PER_OUTPUT_KEY
 from omni_server.transport.slab_queue import SlabQueue
 from stages.runtime.batch import StageStep, attached_step
+from stages.runtime.joint_batches import Arrivals
 from stages.runtime.row_scheduling import AsyncStageScheduler, StageScheduler
 
 AnyScheduler = StageScheduler | AsyncStageScheduler
 
 BLOCK_SIZE = 32
+
+OWN_PAUSES = Arrivals(0, 0)
+"""Leaves a stage the pauses that it has."""
 
 init_none_hash(sha256)
 _block_hasher = get_request_block_hasher(BLOCK_SIZE, sha256)
@@ -63,7 +67,9 @@ def make_scheduler(
     max_num_batched_tokens: int = 256,
     num_blocks: int = 200,
     scheduler_class: type[StageScheduler] | type[AsyncStageScheduler] = StageScheduler,
+    arrivals: Arrivals | None = None,
 ) -> AnyScheduler:
+    """`arrivals`: in place of the stage's own pauses, which depend on the clock; None for no pauses at all."""
     (folder / "config.json").write_text(json.dumps(TEXT_MODEL))
     model = ModelConfig(
         model=str(folder), skip_tokenizer_init=True, dtype="float32", max_model_len=512, seed=0, trust_remote_code=False
@@ -90,12 +96,15 @@ def make_scheduler(
         kv_cache_tensors=[],  # memory, which nobody asks for here
         kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
     )
-    return scheduler_class(
+    scheduler = scheduler_class(
         vllm_config=config,
         kv_cache_config=kv,
         structured_output_manager=StructuredOutputManager(config),
         block_size=BLOCK_SIZE,
     )
+    if arrivals is not OWN_PAUSES:
+        scheduler.arrivals = arrivals
+    return scheduler
 
 
 def request(

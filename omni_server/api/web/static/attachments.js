@@ -35,9 +35,10 @@ export async function recordingOf(samples, name = "Recording") {
   return { kind: "audio", name, samples, part: { type: "input_audio", input_audio: { data, format: "wav" } } };
 }
 
-/** To be called when an attachment is shown no more. */
+/** To be called when the picture or video of an attachment is shown no more. */
 export function discard(attachment) {
   if (attachment.url) URL.revokeObjectURL(attachment.url);
+  delete attachment.url;
 }
 
 /** Decoded here, so that whatever the browser can read may be sent, and its waveform be shown. */

@@ -1,5 +1,6 @@
 // Turns of the conversation on the page.
 
+import { discard } from "./attachments.js";
 import { Clip } from "./clip.js";
 import { ANSWER_RATE_HZ } from "./playback.js";
 import { drawTimeline } from "./timeline.js";
@@ -21,8 +22,9 @@ export function copyOf(name) {
   return document.getElementById(`${name}-template`).content.firstElementChild.cloneNode(true);
 }
 
-/** What shows an attachment: a waveform, a picture, a video, or its name. */
-export function attachmentView({ kind, name, url, samples }) {
+/** What shows an attachment: a waveform, a picture, a video, or its name where the browser cannot read it. */
+export function attachmentView(attachment) {
+  const { kind, name, url, samples } = attachment;
   if (kind === "audio" && samples) {
     const element = copyOf("clip");
     element.querySelector(".save").remove();
@@ -32,11 +34,18 @@ export function attachmentView({ kind, name, url, samples }) {
     element.title = name;
     return element;
   }
-  if (kind === "image") return Object.assign(document.createElement("img"), { src: url, alt: name });
-  if (kind === "video") {
-    return Object.assign(document.createElement("video"), { src: url, controls: true, muted: true, title: name });
-  }
-  return Object.assign(document.createElement("span"), { className: "file", textContent: name });
+  const label = Object.assign(document.createElement("span"), { className: "file", textContent: name });
+  if (!url) return label;
+  const shown =
+    kind === "image"
+      ? Object.assign(document.createElement("img"), { src: url, alt: name })
+      : Object.assign(document.createElement("video"), { src: url, controls: true, muted: true, title: name });
+  // The server may know the format nevertheless.
+  shown.addEventListener("error", () => {
+    shown.replaceWith(label);
+    discard(attachment);
+  });
+  return shown;
 }
 
 /** One question and its answer. */

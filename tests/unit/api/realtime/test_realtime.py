@@ -1,41 +1,9 @@
-"""`/v1/realtime` with a scripted generator: the rows of the conformance checklist, and where
-in this folder each is shown; here, connecting and the session object.
+"""`/v1/realtime` with a scripted generator: connecting and the session object.
 
-Every event that any of these tests reads is checked against the client's types, the list of known types (R20) and
-for a fresh id (R21) by `RealtimeClient`.
-
-| row | shown by |
-|---|---|
-| R01 | test_a_session_begins_with_its_full_object |
-| R02 | test_a_browser_gets_its_subprotocol, test_socket.py::test_a_key_opens_the_session_in_a_header_or_a_subprotocol |
-| R03 | test_socket.py::test_without_a_key_the_upgrade_is_a_401 |
-| R04 | test_an_unknown_model_is_refused_at_the_upgrade |
-| R05 | test_an_update_changes_only_what_it_names |
-| R06 | test_a_bad_update_changes_nothing |
-| R07 | test_a_text_response_comes_in_order |
-| R08 | test_a_spoken_response_comes_in_order |
-| R09 | test_audio_is_committed_by_hand_and_answered |
-| R10 | test_committing_too_little_audio_is_refused |
-| R11 | test_a_spoken_turn_is_found_committed_and_answered |
-| R12 | test_speech_interrupts_the_response |
-| R13 | test_a_response_is_cancelled_at_once |
-| R14 | test_cancelling_nothing_is_a_harmless_error |
-| R15 | test_only_one_response_of_the_conversation_at_a_time |
-| R16 | test_truncating_cuts_what_the_model_reads_later |
-| R17 | test_truncating_what_cannot_be_truncated |
-| R18 | test_tools.py |
-| R19 | test_metadata_is_echoed |
-| R20, R21 | `check_event` for every event; test_errors_name_the_event_that_caused_them |
-| R22 | test_a_malformed_frame_is_an_error_and_the_session_goes_on |
-| R23 | test_socket.py::test_fifteen_mebibytes_in_one_event_are_taken_or_refused_with_an_error |
-| R24 | test_a_client_that_leaves_frees_everything, test_socket.py::test_dropping_the_connection_frees_the_session |
-| R25 | test_two_sessions_know_nothing_of_each_other |
-| R26 | test_socket.py and tests/integration/test_realtime.py with the official client. Pipecat and LiveKit are |
-|     | no dependencies of the tests: docs/realtime.md names the versions that were run against the server |
+Every event that any test of this folder reads is checked against the client's types, the list of known types and for a
+fresh id by `RealtimeClient`.
 """
 
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,13 +22,6 @@ from tests.unit.api.realtime.realtime_client import (
     Refused,
     realtime_app,
 )
-
-TESTS = Path(__file__).parent
-
-
-@pytest.mark.parametrize("name", sorted(set(re.findall(r"test_\w+(?!\.py)\b(?!\.py)", __doc__ or ""))))
-def test_every_test_in_the_table_exists(name: str) -> None:
-    assert any(f"def {name}(" in file.read_text() for file in TESTS.glob("test_*.py"))
 
 
 async def test_a_session_begins_with_its_full_object() -> None:

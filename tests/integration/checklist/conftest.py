@@ -1,0 +1,50 @@
+"""The servers of the checklist: the shared one, and a second one for the rows that need flags."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import openai
+import pytest
+
+from tests.integration.checklist.curl import Curl
+from tests.integration.checklist.guarded import GuardedServers, MediaHost
+from tests.integration.server_process import ServerProcess, wait_until
+
+
+@pytest.fixture(scope="module")
+def client(server: ServerProcess) -> Iterator[httpx2.Client]:
+    with server.client() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def official(server: ServerProcess) -> Iterator[openai.OpenAI]:
+    """Retries would hide failures."""
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="EMPTY", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def curl(server: ServerProcess) -> Curl:
+    return Curl(server.url)
+
+
+@pytest.fixture(scope="session")
+def guarded_servers(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedServers]:
+    with GuardedServers(checkpoint, tmp_path_factory.mktemp("guarded")) as servers:
+        yield servers
+
+
+@pytest.fixture
+def guarded(guarded_servers: GuardedServers) -> ServerProcess:
+    """With keys, limits, an allowed site and an allowed host (`GuardedServers.FLAGS`), and nothing to do."""
+    server = guarded_servers.running()
+    wait_until(lambda: httpx2.get(f"{server.url}/load").json() == {"server_load": 0}, 60)
+    return server
+
+
+@pytest.fixture(scope="session")
+def media_host() -> Iterator[MediaHost]:
+    with MediaHost() as host:
+        yield host

@@ -1,0 +1,128 @@
+"""Rows T01 to T17: `POST /v1/audio/speech` and the lists beside it."""
+
+import io
+from typing import Any
+
+import av
+import httpx2
+import numpy as np
+import pytest
+import soundfile
+
+from tests.integration.checklist.curl import Curl
+from tests.integration.checklist.guarded import NAME_WITH_SLASH
+from tests.integration.server_process import MODEL, ServerProcess
+from tests.integration.test_server_audio import SPEECH_URL, TEXT
+from tests.unit.api.clients import error_of
+
+NUM_CODES = 40
+SECONDS = NUM_CODES / 50
+MEDIA_TYPES = {
+    "mp3": "audio/mpeg",
+    "opus": "audio/ogg",
+    "flac": "audio/flac",
+    "wav": "audio/wav",
+    "pcm": "audio/pcm",
+}
+
+
+def speech(**fields: Any) -> dict[str, Any]:
+    talker = {"temperature": 0, "min_tokens": NUM_CODES, "max_tokens": NUM_CODES}
+    body = {"model": MODEL, "voice": "Ethan", "input": TEXT, "seed": 7, "stage_sampling": {"talker": talker}} | fields
+    return {name: value for name, value in body.items() if value is not ...}
+
+
+def pcm_of(curl: Curl, **fields: Any) -> bytes:
+    response = curl.post(SPEECH_URL, speech(response_format="pcm", **fields))
+    assert response.status_code == 200, response.text
+    assert len(response.content) == 2 * NUM_CODES * 480
+    return response.content
+
+
+@pytest.fixture(scope="module")
+def mp3(curl: Curl) -> bytes:
+    """Of a request with the required fields and the voice, apart from how long and how it is sampled."""
+    response = curl.post(SPEECH_URL, speech())
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"] == "audio/mpeg"
+    return response.content
+
+
+def decoded(file: bytes) -> float:
+    """Seconds of sound, by FFmpeg's decoders."""
+    with av.open(io.BytesIO(file), "r") as container:
+        frames = list(container.decode(audio=0))
+    return sum(frame.samples / frame.sample_rate for frame in frames)
+
+
+def test_t01_mp3_is_the_default(mp3: bytes) -> None:
+    assert mp3[:3] == b"ID3" or (mp3[0] == 0xFF and mp3[1] >= 0xE0)
+    assert decoded(mp3) == pytest.approx(SECONDS, abs=0.15)
+
+
+@pytest.mark.parametrize("audio_format", MEDIA_TYPES, ids=[f"T02 {name}" for name in MEDIA_TYPES])
+def test_format_has_its_media_type_and_can_be_read(curl: Curl, audio_format: str) -> None:
+    response = curl.post(SPEECH_URL, speech(response_format=audio_format))
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].partition(";")[0] == MEDIA_TYPES[audio_format]
+    if audio_format == "pcm":
+        assert len(response.content) == 2 * NUM_CODES * 480
+        return
+    samples, rate = soundfile.read(io.BytesIO(response.content))
+    assert rate == 24_000
+    assert len(samples) / rate == pytest.approx(SECONDS, abs=0.15)
+    assert np.abs(samples).max() > 0.01
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "T06 stream_format": ({"stream_format": "x"}, "stream_format"),
+    "T06 response_format": ({"response_format": "ogg"}, "response_format"),
+    "T06 speed too low": ({"speed": 0.1}, "speed"),
+    "T06 speed too high": ({"speed": 5}, "speed"),
+    "T07 speed of 2": ({"speed": 2.0}, "speed"),
+    "T08 empty": ({"input": ""}, "input"),
+    "T08 whitespace": ({"input": " \n\t"}, "input"),
+    "T08 too long": ({"input": "a" * 4097}, "input"),
+}
+
+
+@pytest.mark.parametrize("row", REFUSED)
+def test_bad_field_is_refused_with_its_name(curl: Curl, row: str) -> None:
+    fields, param = REFUSED[row]
+    assert error_of(curl.post(SPEECH_URL, speech(**fields)))["param"] == param
+
+
+def test_t09_voice_may_be_left_out(curl: Curl) -> None:
+    assert pcm_of(curl, voice=...) == pcm_of(curl, voice="Chelsie")
+
+
+def test_t10_unknown_voice_is_refused_with_the_known_ones(curl: Curl) -> None:
+    error = error_of(curl.post(SPEECH_URL, speech(voice="nobody")))
+    assert error["param"] == "voice"
+    assert "Chelsie, Ethan" in error["message"]
+
+
+def test_t11_instructions_are_heard_and_none_are_none(curl: Curl) -> None:
+    plain, none, whisper = (pcm_of(curl, instructions=text) for text in (..., "None", "Whisper."))
+    assert plain == none != whisper
+
+
+def test_t12_unknown_model(curl: Curl) -> None:
+    assert error_of(curl.post(SPEECH_URL, speech(model="tts-1")), 404)["code"] == "model_not_found"
+
+
+def test_t13_any_accept_header(curl: Curl, mp3: bytes) -> None:
+    response = curl.post(SPEECH_URL, speech(), "--header", "Accept: application/octet-stream")
+    assert (response.status_code, response.content) == (200, mp3)
+
+
+def test_t15_lists_need_no_key(guarded: ServerProcess) -> None:
+    voices, models = (Curl(guarded.url).get(f"/v1/audio/{name}") for name in ("voices", "models"))
+    assert (voices.status_code, models.status_code) == (200, 200)
+    assert all(voice.keys() >= {"id", "name"} for voice in voices.json()["voices"])
+    assert models.json() == {"models": [{"id": MODEL}, {"id": NAME_WITH_SLASH}]}
+    error_of(httpx2.get(f"{guarded.url}/v1/models"), 401)
+
+
+def test_t17_two_mp3_in_one_file_are_both_played(mp3: bytes) -> None:
+    assert decoded(mp3 + mp3) == pytest.approx(2 * decoded(mp3), abs=0.1)

@@ -1,0 +1,106 @@
+"""Requests that come at the same moment go into the same step."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import RequestStatus
+
+from omni_server.protocol.runtime_config import QueueSpec
+from stages.runtime.joint_batches import BUSY_S, Arrivals, JointBatchScheduler
+from stages.runtime.row_scheduling import StageScheduler
+from tests.unit.stages.scheduling import OWN_PAUSES, make_scheduler, request
+
+PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.006
+
+
+class Stage:
+    """The scheduler, and the time that it sees."""
+
+    def __init__(self, folder: Path, scheduler_class: type[Any]) -> None:
+        self.now = 100.0
+        arrivals = Arrivals(PAUSE_S, LONGEST_PAUSE_S, lambda: self.now)
+        self.scheduler: Scheduler = make_scheduler(folder, scheduler_class=scheduler_class, arrivals=arrivals)
+
+    def arrive(self, *names: str) -> None:
+        for name in names:
+            self.scheduler.add_request(request(name, 10, None, max_tokens=1))
+
+    def step(self) -> list[str]:
+        """Names of the requests that were computed; each ends with it."""
+        output = self.scheduler.schedule()
+        names = list(output.num_scheduled_tokens)
+        result = ModelRunnerOutput(
+            req_ids=names,
+            req_id_to_index={name: index for index, name in enumerate(names)},
+            sampled_token_ids=[[7] for _ in names],
+        )
+        self.scheduler.update_from_output(output, result)
+        return names
+
+
+@pytest.fixture(params=[JointBatchScheduler, StageScheduler])
+def stage(tmp_path: Path, request: pytest.FixtureRequest) -> Stage:
+    return Stage(tmp_path, request.param)
+
+
+def test_those_that_come_shortly_after_the_first_are_computed_with_it(stage: Stage) -> None:
+    stage.arrive("a")
+    assert stage.step() == []
+    stage.now += 0.6 * PAUSE_S
+    stage.arrive("b", "c")
+    stage.now += 0.6 * PAUSE_S
+    assert stage.step() == []
+    stage.now += 0.6 * PAUSE_S
+    assert stage.step() == ["a", "b", "c"]
+    assert not stage.scheduler.has_unfinished_requests()
+
+
+def test_a_single_one_waits_for_the_pause_only(stage: Stage) -> None:
+    stage.arrive("a")
+    stage.now += PAUSE_S
+    assert stage.step() == ["a"]
+
+
+def test_an_endless_row_of_arrivals_does_not_hold_up_the_first(stage: Stage) -> None:
+    first_at = stage.now
+    for number in range(100):
+        stage.arrive(f"r{number}")
+        if stage.step():
+            break
+        stage.now += PAUSE_S / 2
+    assert stage.now - first_at == pytest.approx(LONGEST_PAUSE_S)
+
+
+def test_what_came_during_a_step_is_computed_at_once_behind_it(stage: Stage) -> None:
+    stage.arrive("a")
+    stage.now += PAUSE_S
+    stage.step()
+    stage.now += 0.5 * BUSY_S
+    stage.arrive("b")
+    assert stage.step() == ["b"]
+
+
+def test_an_abort_during_the_pause_leaves_nothing_behind(stage: Stage) -> None:
+    stage.arrive("a")
+    assert stage.step() == []
+    stage.scheduler.finish_requests("a", RequestStatus.FINISHED_ABORTED)
+    stage.now += PAUSE_S
+    assert stage.step() == []
+    assert not stage.scheduler.has_requests()
+
+
+def test_stages_that_get_prompts_and_windows_pause_and_one_that_is_fed_does_not(tmp_path: Path) -> None:
+    """What a fed stage gets comes together already."""
+
+    def pauses(scheduler_class: type[Any], **kwargs: Any) -> bool:
+        scheduler = make_scheduler(tmp_path, scheduler_class=scheduler_class, **kwargs)
+        return isinstance(scheduler.arrivals, Arrivals)
+
+    own = {"arrivals": OWN_PAUSES}
+    assert pauses(JointBatchScheduler, **own)
+    assert pauses(StageScheduler, **own)
+    fed = QueueSpec(capacity=2, path=None, slot_bytes=64, max_portions=1, num_consumers=1)
+    assert not pauses(StageScheduler, input_queue=fed, **own)
