@@ -69,6 +69,11 @@ class EngineProcesses:
         """What they had in shared memory for themselves. All must have ended."""
         remove(self._shared_files)
 
+    def close(self) -> None:
+        """Lets go of the file descriptors by which the core was watched. All must have ended, and nobody may ask for
+        the core again, not even vLLM, whose own watch takes up to a second to end."""
+        self._core.close()
+
     def _running_workers(self) -> Iterator[int]:
         for pid, started in self._workers.items():
             if _start_time(pid) == started:  # the number may be another process's by now

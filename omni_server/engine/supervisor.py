@@ -34,8 +34,8 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 def _settle_heap() -> None:
-    """What is left of the dead engine holds file descriptors until the garbage collector finds it; and what the new
-    one has made need not be looked at again where the program has said so of its own start (`gc.freeze`)."""
+    """What the new engine has made in this process need not be looked at by the garbage collector again, where the
+    program has said so of its own start (`gc.freeze`); what the dead one has left must be gone before."""
     gc.collect()
     if gc.get_freeze_count():
         gc.freeze()
@@ -87,7 +87,8 @@ class Supervisor:
                 reason = await until_down(client, processes, self._policy.hang_timeout_s)
                 began = time.monotonic()
                 await self._clear_up(client, processes, reason)
-                processes = await self._restart(name)
+                gone, processes = processes, await self._restart(name)
+                gone.close()
                 _settle_heap()
                 took_s = time.monotonic() - began
                 logger.info("stage '%s' runs again, after %.1f s, in process %d", name, took_s, processes.core_pid)

@@ -1,5 +1,7 @@
 """Ending an engine's processes, on children that are no engines."""
 
+import contextlib
+import gc
 import multiprocessing
 import os
 import signal
@@ -33,8 +35,9 @@ def start() -> Iterator[Start]:
 
     yield start_child
     for child in children:
-        child.kill()
-        child.join(TIMEOUT_S)
+        with contextlib.suppress(ValueError):  # closed by the test
+            child.kill()
+            child.join(TIMEOUT_S)
 
 
 def is_running(pid: int) -> bool:
@@ -56,6 +59,18 @@ def test_core_and_its_workers_end_also_when_stopped_or_half_dead(start: Start, f
     assert not is_running(core.pid)
     assert not is_running(worker)
     processes.kill()  # harmless
+
+
+def test_closing_gives_the_file_descriptors_back(start: Start) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    core, _ = start(fake_children.sleep_with_a_worker)
+    processes = EngineProcesses(core)
+    processes.kill()
+    assert processes.wait(TIMEOUT_S)
+    gc.collect()  # the pipe by which the child told of its worker
+    assert len(list(Path("/proc/self/fd").iterdir())) > before
+    processes.close()
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before
 
 
 def test_waiting_for_processes_that_live_ends_in_time(start: Start) -> None:

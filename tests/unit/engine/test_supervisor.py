@@ -98,6 +98,9 @@ class Processes:
         time.sleep(self._world.end_s)
         return self._world.do_end
 
+    def close(self) -> None:
+        self._world.events.append("closed")
+
     def remove_leftovers(self) -> None:
         self._world.events.append("leftovers removed")
 
@@ -148,7 +151,8 @@ async def test_an_engine_that_died_is_cleared_away_before_the_next_is_built(
             await needing
         world.may_build.set()
         await until(lambda: not world.client.is_dead)
-    assert world.events == [*CLEARED, "build", "attached"]
+    await until(lambda: "closed" in world.events)
+    assert world.events == [*CLEARED, "build", "attached", "closed"]
     assert world.client.life.reason is None
     assert one.num_restarts == {"talker": 1}
     assert one.failed_stage is None
@@ -171,8 +175,8 @@ async def test_a_start_that_fails_is_tried_again(world: World) -> None:
     one = supervised(world)
     world.build_errors = [ConfigError("the model folder is gone")] * 2
     world.die()
-    await until(lambda: "attached" in world.events)
-    assert world.events == [*CLEARED, "build", "build", "build", "attached"]
+    await until(lambda: "closed" in world.events)
+    assert world.events == [*CLEARED, "build", "build", "build", "attached", "closed"]
     assert one.num_restarts == {"talker": 3}
     await one.stop()
 
