@@ -101,11 +101,22 @@ class StageError(OmniError):
 
 
 class StageDeadError(StageError):
-    """The engine process of a stage is gone; nothing more can be served until it is started again."""
+    """The engine process of a stage died or hung while this request needed it."""
 
     status = 503
     type = "service_unavailable_error"
     code = "engine_dead"
+
+
+class StageDownError(StageError):
+    """Not begun: a stage that the request needs is being started again. The code is the stage's name and `_down`."""
+
+    status = 503
+    type = "service_unavailable_error"
+
+    def __init__(self, stage: str) -> None:
+        super().__init__(stage, "it is being restarted; try again later")
+        self.code = f"{stage}_down"
 
 
 class ConfigError(Exception):

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from typing import Protocol
 
+from omni_server.errors import StageDownError
 from omni_server.types import ChatMessage, ModelInfo, OmniEvent, OmniRequest, PromptTokens, Task
 
 
@@ -30,8 +31,9 @@ class Generator(Protocol):
     async def submit(self, request: OmniRequest) -> Generation:
         """Validate against the model, tokenise and admit.
 
-        Raises `InvalidRequestError` (unknown voice, prompt too long, ...), `OverloadedError` or
-        `StageDeadError`; after it returns, only generation itself can fail.
+        Raises `InvalidRequestError` (unknown voice, prompt too long, ...), `OverloadedError`, `StageDownError` if a
+        stage that the request needs is being restarted, or `StageDeadError` if one died meanwhile; after it returns,
+        only generation itself can fail.
         """
         ...
 
@@ -40,11 +42,15 @@ class Generator(Protocol):
         ...
 
     def is_ready(self) -> bool:
-        """True once a real request has passed all stages and while none of them is dead."""
+        """True once a real request has passed all stages, and as long as `is_alive`."""
         ...
 
     def is_alive(self) -> bool:
-        """False once an engine process has died."""
+        """False once a stage has died and will not be started again."""
+        ...
+
+    def stage_down(self) -> StageDownError | None:
+        """Which stage is being restarted, as an error for requests that need it; None if all are up."""
         ...
 
     def metrics_text(self) -> bytes:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, cast
 from omni_server.config.stage_config import ArStage, StageConfig
 from omni_server.edge import CodecEdgeFactory, check_longest_window, load_edge_function
 from omni_server.engine.environment import set_engine_environment
-from omni_server.errors import ConfigError, OmniError
+from omni_server.errors import ConfigError, OmniError, StageDownError
 from omni_server.family import FamilyModel, load_family
 from omni_server.generation import Generation
-from omni_server.metrics.pipeline import QueueLevel, pipeline_text
+from omni_server.metrics.pipeline import QueueLevel, StageLevel, pipeline_text
 from omni_server.types import (
     ChatMessage,
     MediaKind,
@@ -27,6 +27,7 @@ from omni_server.types import (
 
 if TYPE_CHECKING:  # importing them imports vLLM, whose environment `start` sets first
     from omni_server.engine.launcher import Engines
+    from omni_server.engine.supervisor import Supervisor
     from omni_server.orchestrator.orchestrator import Orchestrator
 
 INPUT_MODALITIES: tuple[MediaKind, ...] = ("audio", "image", "video")
@@ -37,9 +38,12 @@ Progress = Callable[[str], None]
 class AsyncOmni:
     """Implements `omni_server.generation.Generator`. Made by `start`, ended by `stop`."""
 
-    def __init__(self, model_info: ModelInfo, engines: "Engines", orchestrator: "Orchestrator") -> None:
+    def __init__(
+        self, model_info: ModelInfo, engines: "Engines", supervisor: "Supervisor", orchestrator: "Orchestrator"
+    ) -> None:
         self.model_info = model_info
         self._engines = engines
+        self._supervisor = supervisor
         self._orchestrator = orchestrator
         self._is_warm = False
 
@@ -61,20 +65,23 @@ class AsyncOmni:
         set_engine_environment(config)
         # vLLM reads its environment when it is first imported, so everything that imports it comes after.
         from omni_server.engine.launcher import start_engines
+        from omni_server.engine.supervisor import Supervisor
 
         family = load_family(config.model_family)
         model = family.open(model_dir)
         for edge in config.edges:
             if edge.chunks is not None:
                 check_longest_window(edge.chunks, model.codec, config.stages[edge.target].max_model_len)
-        engines = await start_engines(
+        engines, launcher = await start_engines(
             model_dir, config, family, model, load_format=load_format, on_progress=on_progress
         )
         try:
+            supervisor = Supervisor(engines, launcher, config.supervision)
             orchestrator = _orchestrator(config, model, engines)
             info = _model_info(model_dir, config, model, engines, served_model_names)
-            omni = cls(info, engines, orchestrator)
+            omni = cls(info, engines, supervisor, orchestrator)
             await omni._warm_up(on_progress, _crowds(config))
+            supervisor.start()
         except BaseException:
             await engines.stop()
             raise
@@ -89,10 +96,16 @@ class AsyncOmni:
         return self._orchestrator.task_messages(task)
 
     def is_ready(self) -> bool:
+        """See `Generator.is_ready`."""
         return self._is_warm and self.is_alive()
 
     def is_alive(self) -> bool:
-        return self._orchestrator.dead_stage() is None
+        """See `Generator.is_alive`."""
+        return self._supervisor.failed_stage is None
+
+    def stage_down(self) -> StageDownError | None:
+        """See `Generator.stage_down`."""
+        return self._orchestrator.stage_down()
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
         """Text of the thinker's `token_ids`, without special tokens."""
@@ -133,15 +146,24 @@ class AsyncOmni:
             {name: client.metrics for name, client in self._engines.ar.items()},
             self._engines.num_active(),
             self.row_slots(),
+            self._stage_levels(),
         )
 
+    def _stage_levels(self) -> dict[str, StageLevel]:
+        restarts = self._supervisor.num_restarts
+        return {
+            client.name: StageLevel(is_up=not client.is_dead, num_restarts=restarts[client.name])
+            for client in self._engines.clients()
+        }
+
     def engine_pids(self) -> dict[str, int]:
-        """Process ids of the engines, by stage."""
+        """Process ids of the engines of the stages that are up."""
         return self._engines.pids()
 
     async def stop(self) -> None:
         """Release running requests, end the engines, remove the queues."""
         await self._orchestrator.close()
+        await self._supervisor.stop()
         await self._engines.stop()
 
     async def _warm_up(self, on_progress: Progress, crowds: Sequence[int]) -> None:

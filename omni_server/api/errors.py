@@ -10,12 +10,13 @@ from starlette.routing import Match, Route
 
 from omni_server.api.request_record import current_request
 from omni_server.api.responses import ErrorBody, ErrorEnvelope
-from omni_server.errors import InvalidRequestError, OmniError
+from omni_server.errors import InvalidRequestError, OmniError, StageDownError
 
 CLIENT_CLOSED_REQUEST = 499
 """nginx's status for the log; the client is gone and sees nothing."""
 
 _RETRY_AFTER_S = {"model_not_ready": 5, "engine_dead": 5, "server_shutting_down": 5}
+_STAGE_RETRY_AFTER_S = 5
 _MAX_MESSAGE = 1000
 
 
@@ -39,7 +40,8 @@ def error_response(error: OmniError, headers: Mapping[str, str] | None = None) -
     if record is not None:
         record.error = error
     if error.status in (429, 503):
-        all_headers.setdefault("retry-after", str(_RETRY_AFTER_S.get(error.code or "", 1)))
+        seconds = _STAGE_RETRY_AFTER_S if isinstance(error, StageDownError) else _RETRY_AFTER_S.get(error.code or "", 1)
+        all_headers.setdefault("retry-after", str(seconds))
     elif error.status >= 500:
         # By themselves the clients would repeat it twice: a request that failed or ran for too long once will again.
         all_headers["x-should-retry"] = "false"

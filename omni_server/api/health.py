@@ -19,7 +19,7 @@ def health_router(state: ServerState, admission: Admission) -> APIRouter:
     @router.post("/ping", summary="The same as /health", response_class=Response, responses=failing)
     @router.get(
         "/health",
-        summary="200 from readiness on, also while draining; 503 if an engine died",
+        summary="200 from readiness on, also while draining or restarting a stage",
         response_class=Response,
         responses=failing,
     )
@@ -34,7 +34,7 @@ def health_router(state: ServerState, admission: Admission) -> APIRouter:
     @router.get("/readyz", summary="The same as /ready", responses=failing)
     @router.get("/ready", summary="200 if requests are taken, else 503 with the reason", responses=failing)
     async def ready() -> dict[str, str]:
-        state.require_generator()
+        state.require_all_stages()
         admission.check_room()
         return {"status": "ready"}
 

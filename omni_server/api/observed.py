@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from omni_server.api.access_log import log_session_answer
 from omni_server.api.answer_record import AnswerRecord
 from omni_server.api.request_record import RequestRecord, current_request
-from omni_server.errors import InvalidRequestError, OmniError
+from omni_server.errors import InvalidRequestError, OmniError, StageDownError
 from omni_server.generation import Generation, Generator
 from omni_server.metrics.server_metrics import ServerMetrics
 from omni_server.types import ChatMessage, ModelInfo, OmniEvent, OmniRequest, Task
@@ -60,6 +60,9 @@ class ObservedGenerator:
 
     def is_alive(self) -> bool:
         return self._generator.is_alive()
+
+    def stage_down(self) -> StageDownError | None:
+        return self._generator.stage_down()
 
     def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
         return self._generator.task_messages(task)

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 _ALIVE_POLL_S = 0.25
 _DEATH_GRACE_S = 2.0
-"""After an engine died, its requests get this long to end with the error that the generator gives them."""
+"""After a stage died, its requests get this long to end with the error that the generator gives them."""
 _FLUSH_S = 2.0
 """Aborted requests get this long to send their last frame."""
 
@@ -39,7 +39,7 @@ StopGenerator = Callable[[Generator], Awaitable[None]]
 async def run_server(
     start: StartGenerator, stop: StopGenerator, config: ApiConfig, on_ready: Callable[[str], None]
 ) -> int:
-    """Serves until a signal or the death of an engine; returns the process's exit code.
+    """Serves until a signal or until a stage has died for good; returns the process's exit code.
 
     The port is taken first: probes are answered with 503 while `start` loads the model. `on_ready` gets the
     server's address. SIGTERM and SIGINT let running requests finish for `shutdown_timeout_s`, a second SIGINT
@@ -85,8 +85,10 @@ async def _serve(
                 logger.error("the web server has ended by itself")
                 return 1
             if died.done():
-                logger.error("an engine process has died; the server stops")
-                await _abort_rest(state, StageDeadError("engine", "its process has died"), _DEATH_GRACE_S)
+                down = generator.stage_down()
+                stage = "engine" if down is None else down.stage
+                logger.error("stage '%s' has died for good; the server stops", stage)
+                await _abort_rest(state, StageDeadError(stage, "it has died for good"), _DEATH_GRACE_S)
                 return 1
             state.draining = True
             logger.info("shutting down: waiting up to %g s for running requests", config.shutdown_timeout_s)

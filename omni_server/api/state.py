@@ -48,7 +48,7 @@ class ServerState:
         if self.generator is None:
             return OverloadedError("The model is still loading.", code="model_not_ready")
         if not self.generator.is_alive():
-            return OverloadedError("An engine process of the server has died.", code="engine_dead")
+            return OverloadedError("A stage of the server has died for good.", code="engine_dead")
         if not self.generator.is_ready():
             return OverloadedError("The model is still warming up.", code="model_not_ready")
         return None
@@ -63,6 +63,13 @@ class ServerState:
             raise reason
         assert self.generator is not None
         return ObservedGenerator(self.generator, self.metrics, lambda: self.abort_error)
+
+    def require_all_stages(self) -> None:
+        """Raises `OverloadedError` as `require_generator` does, and `StageDownError` while a stage is down: requests
+        that do not need it are still served."""
+        down = self.require_generator().stage_down()
+        if down is not None:
+            raise down
 
     @contextmanager
     def request_in_flight(self) -> Iterator[None]:

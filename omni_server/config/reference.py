@@ -25,6 +25,7 @@ from omni_server.config.stage_config import (
     SamplingDefaults,
     SolverConfig,
     StageConfig,
+    SupervisionConfig,
 )
 from omni_server.errors import ConfigError
 
@@ -32,7 +33,7 @@ MODELS: dict[str, type[BaseModel]] = {
     model.__name__: model
     for model in (
         StageConfig, CommonStage, ArStage, SamplingDefaults, DiffusionStage, SolverConfig, Edge, QueueConfig, ChunkPlan,
-        PacingConfig,
+        PacingConfig, SupervisionConfig,
     )
 }  # fmt: skip
 """Every kind of mapping in a stage config, by name."""

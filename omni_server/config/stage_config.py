@@ -271,6 +271,21 @@ class Edge(_Model):
 Stage = Annotated[ArStage | DiffusionStage, Field(discriminator="engine")]
 
 
+class SupervisionConfig(_Model):
+    """What happens when an engine dies or hangs."""
+
+    hang_timeout_s: Annotated[float, Field(ge=1)] | None = 30.0
+    """An engine that does not answer for this long is killed and started again. It answers between two steps, so this
+    must be longer than any step; `null`: it may take any time."""
+    max_restarts: Annotated[int, Field(ge=0)] = 5
+    """A stage that dies once more often than this within `restart_window_s` ends the server with exit code 1; 0: the
+    first death does."""
+    restart_window_s: Annotated[float, Field(gt=0)] = 600.0
+    """Restarts are forgotten after this time."""
+    max_backoff_s: Annotated[float, Field(ge=0)] = 30.0
+    """The first restart begins at once, the second after 0.5 s, each further one after twice as long, up to this."""
+
+
 class StageConfig(_Model):
     """A whole deployment: the file that `--stage-config` names."""
 
@@ -289,6 +304,8 @@ class StageConfig(_Model):
     """Longest wait for one engine to be ready."""
     request_timeout_s: Annotated[float, Field(gt=0)] = 600.0
     """Deadline of a request; `--request-timeout` overrides it."""
+    supervision: SupervisionConfig = SupervisionConfig()
+    """What happens when an engine dies or hangs."""
 
     @model_validator(mode="after")
     def _check_graph(self) -> "StageConfig":

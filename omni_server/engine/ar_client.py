@@ -23,7 +23,9 @@ from omni_server.family import ThinkerPrompt
 from omni_server.metrics.stage_metrics import RequestMeter
 from omni_server.protocol.feeds import AddressedFeed
 from omni_server.protocol.grammar_refusal import GRAMMAR_TOO_SLOW, GRAMMARS_BUSY
+from omni_server.protocol.rows import SharedBlock
 from omni_server.protocol.token_blocks import TOKENS_PER_OUTPUT_KEY
+from omni_server.transport.block_ledger import BlockLedger
 from omni_server.types import FinishReason, SampledToken
 
 _MAX_CAUSE = 300
@@ -155,11 +157,30 @@ class ArStream:
 class ArStageClient(StageClient[StageAsyncLLM]):
     """The stage's `StageAsyncLLM`."""
 
-    def __init__(self, name: str, engine: StageAsyncLLM) -> None:
-        super().__init__(name, engine)
-        self.max_model_len: int = engine.model_config.max_model_len
+    def __init__(
+        self,
+        name: str,
+        engine: StageAsyncLLM,
+        *,
+        output_ledger: BlockLedger | None = None,
+        input_ledger: BlockLedger | None = None,
+    ) -> None:
+        """The ledgers are those of the queues that the stage writes rows to and reads rows from."""
         self.metrics = engine.stage_metrics
+        self._output_ledger = output_ledger
+        self._input_ledger = input_ledger
         self._tokens: TokenTable | None = None
+        super().__init__(name, engine)
+
+    def attach(self, engine: StageAsyncLLM) -> None:
+        engine.stage_metrics = self.metrics  # counters go on
+        engine.row_ledger = self._output_ledger
+        self.max_model_len: int = engine.model_config.max_model_len
+        super().attach(engine)
+
+    def detach(self, reason: str) -> StageAsyncLLM | None:
+        self.metrics.reported(num_running=0, num_waiting=0, kv_cache_usage=0.0)
+        return super().detach(reason)
 
     def max_media(self, modality: str) -> int:
         """Items of a modality that one prompt may hold (vLLM's `limit_mm_per_prompt`)."""
@@ -317,7 +338,12 @@ class ArStageClient(StageClient[StageAsyncLLM]):
         Raises `StageDeadError`; then nobody has taken them.
         """
         with stage_errors(self.name):
-            await self.engine.send_feeds(feeds)
+            engine = self.engine
+            if self._input_ledger is not None:
+                for _, feed in feeds:
+                    if feed.payload is not None and isinstance(feed.payload.block, SharedBlock):
+                        self._input_ledger.sent(feed.payload.block)
+            await engine.send_feeds(feeds)
 
     async def num_row_requests(self) -> int:
         """Requests the stage's workers still hold rows for, summed over ranks."""

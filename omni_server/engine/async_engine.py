@@ -15,6 +15,7 @@ from vllm.v1.metrics.stats import SchedulerStats
 from omni_server.metrics.stage_metrics import ArStageMetrics
 from omni_server.protocol.feeds import FEEDS_KEY, FEEDS_REQUEST_ID, AddressedFeed, encode_feeds
 from omni_server.protocol.rows import RowsPayload, SharedBlock, decode_payload
+from omni_server.transport.block_ledger import BlockLedger
 from omni_server.transport.slab_queue import SlabQueue
 
 RowSink = Callable[[RowsPayload], None]
@@ -28,6 +29,7 @@ class RowOutputProcessor(OutputProcessor):
 
     row_sinks: dict[str, RowSink]
     row_queue: SlabQueue | None
+    row_ledger: BlockLedger | None
     stage_metrics: ArStageMetrics
 
     def update_scheduler_stats(self, scheduler_stats: SchedulerStats | None) -> None:
@@ -61,6 +63,8 @@ class RowOutputProcessor(OutputProcessor):
         return super().process_outputs(kept, *args, **kwargs)
 
     def _deliver(self, request_id: str | None, payload: RowsPayload) -> None:
+        if self.row_ledger is not None and isinstance(payload.block, SharedBlock):
+            self.row_ledger.received(payload.block)
         sink = None if request_id is None else self.row_sinks.get(request_id)
         if sink is not None:
             sink(payload)
@@ -73,6 +77,7 @@ class StageAsyncLLM(AsyncLLM):
     """`row_sinks` maps the id given to `add_request` to whoever takes the rows; set it before that call."""
 
     row_queue: SlabQueue | None = None
+    row_ledger: BlockLedger | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.stage_metrics = ArStageMetrics()
@@ -87,6 +92,7 @@ class StageAsyncLLM(AsyncLLM):
             processor.__class__ = RowOutputProcessor
             processor.row_sinks = {}
             processor.row_queue = self.row_queue
+            processor.row_ledger = self.row_ledger
             processor.stage_metrics = self.stage_metrics
         super()._run_output_handler()
 

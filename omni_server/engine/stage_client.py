@@ -3,12 +3,14 @@
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing.process import BaseProcess
 from typing import Generic, TypeVar
 
 import zmq
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
+from omni_server.engine.stage_life import StageLife
 from omni_server.errors import StageDeadError, StageError
 
 EngineT = TypeVar("EngineT", bound=AsyncLLM)
@@ -20,35 +22,57 @@ WAKE_INTERVAL_S = 0.5
 
 
 class StageClient(Generic[EngineT]):
-    """Owns the stage's engine."""
+    """Owns the stage's engine, and outlives it: where one dies, another takes its place."""
 
     def __init__(self, name: str, engine: EngineT) -> None:
         self.name = name
-        self._engine: EngineT | None = engine
+        self.life = StageLife(name)
+        self._engine: EngineT | None = None
+        self.attach(engine)
+
+    def attach(self, engine: EngineT) -> None:
+        """The stage is up, with this engine."""
+        self._engine = engine
+        self.life.came_up()
+
+    def detach(self, reason: str) -> EngineT | None:
+        """The stage is down: every request that needs it fails at once with a `StageDeadError` that says `reason`.
+        Returns the engine, which the caller has to end; None where there is none."""
+        engine, self._engine = self._engine, None
+        self.life.went_down(reason)
+        return engine
 
     @property
     def engine(self) -> EngineT:
-        """Raises `StageDeadError` after `shutdown`."""
+        """Raises `StageDeadError` while the stage is down, and after `shutdown`."""
         if self._engine is None:
+            self.life.check()
             raise StageDeadError(self.name, "it has been shut down")
         return self._engine
 
     @property
     def is_dead(self) -> bool:
-        """True after `shutdown` and when the engine process has died by itself."""
+        """True while the stage is down, after `shutdown`, and when the engine process has died by itself."""
         return self._engine is None or self._engine.errored
 
     @property
     def num_active(self) -> int:
-        """Requests that the stage has not finished; 0 after `shutdown`."""
+        """Requests that the stage has not finished; 0 while it is down."""
         return 0 if self._engine is None else self._engine.output_processor.get_num_unfinished_requests()
 
     @property
-    def pid(self) -> int:
-        """Process id of the engine's core, for supervision and for tests that kill it."""
-        resources = self.engine.engine_core.resources  # type: ignore[attr-defined]
-        pid: int = resources.engine_manager.processes[0].pid
-        return pid
+    def pid(self) -> int | None:
+        """Process id of the engine's core; None while the stage is down."""
+        return None if self._engine is None else core_process(self._engine).pid
+
+    async def check_health(self) -> None:
+        """Returns when the engine's main loop, between two steps, and all of its workers have answered.
+
+        Raises `StageDeadError`, or whatever a worker finds wrong with itself. May wait for ever: a dead or hanging
+        engine does not answer.
+        """
+        with stage_errors(self.name):
+            await self.engine.collective_rpc("check_health")
 
     async def shutdown(self) -> None:
         """End the engine process. Harmless when it has ended already."""
@@ -64,6 +88,29 @@ class StageClient(Generic[EngineT]):
             await asyncio.wait([ending], timeout=WAKE_INTERVAL_S)
             await _wake(engine)
         await ending
+
+
+def core_process(engine: AsyncLLM) -> BaseProcess:
+    """The process of vLLM's engine core, a child of this one."""
+    resources = engine.engine_core.resources  # type: ignore[attr-defined]
+    process: BaseProcess = resources.engine_manager.processes[0]
+    return process
+
+
+async def close_frontend(engine: AsyncLLM) -> None:
+    """Let go of what vLLM holds in this process for an engine whose processes are gone: tasks, threads, sockets.
+
+    Waits for threads that preprocess prompts, and may so take as long as they do.
+    """
+    if engine.output_handler is not None:  # after it, no message of the engine is read any more
+        engine.output_handler.cancel()
+        await asyncio.wait([engine.output_handler])
+    await asyncio.to_thread(engine.shutdown)
+    # The sockets are closed in a callback, which has been scheduled. Their context would only be ended with the last
+    # reference to it, and the garbage collector comes when it likes.
+    await asyncio.sleep(0)
+    context: zmq.Context[zmq.Socket[bytes]] = engine.engine_core.resources.ctx  # type: ignore[attr-defined]
+    await asyncio.to_thread(context.destroy, 0)
 
 
 async def _wake(engine: AsyncLLM) -> None:

@@ -76,15 +76,26 @@ class QueueLevel:
     """Steps that went through it since the start."""
 
 
+@dataclass(frozen=True)
+class StageLevel:
+    """How a stage is."""
+
+    is_up: bool
+    num_restarts: int
+    """Begun since the server's start."""
+
+
 def pipeline_text(
     model_name: str,
     ar_stages: Mapping[str, ArStageMetrics],
     active: Mapping[str, int],
     queues: Mapping[tuple[str, str], QueueLevel],
+    stages: Mapping[str, StageLevel],
 ) -> bytes:
-    """`active` holds the unfinished requests of all stages by name; `queues` is keyed by the stages that it joins."""
+    """`active` holds the unfinished requests of all stages by name, `stages` how they are; `queues` is keyed by the
+    stages that it joins."""
     registry = CollectorRegistry()
-    registry.register(_Pipeline(model_name, ar_stages, active, queues))
+    registry.register(_Pipeline(model_name, ar_stages, active, queues, stages))
     return generate_latest(registry)
 
 
@@ -95,11 +106,13 @@ class _Pipeline(Collector):
         ar_stages: Mapping[str, ArStageMetrics],
         active: Mapping[str, int],
         queues: Mapping[tuple[str, str], QueueLevel],
+        stages: Mapping[str, StageLevel],
     ) -> None:
         self._labels = {name: (model_name, _ENGINE, name) for name in ar_stages}
         self._ar_stages = ar_stages
         self._active = active
         self._queues = queues
+        self._stages = stages
 
     def collect(self) -> Iterator[Metric]:
         yield from self._stage_families()
@@ -107,6 +120,14 @@ class _Pipeline(Collector):
         for name, count in self._active.items():
             active.add_metric([name], count)
         yield active
+        is_up = GaugeMetricFamily("omni_stage_up", "1 while the stage's engine runs, else 0.", labels=["stage"])
+        restarts = CounterMetricFamily(
+            "omni_stage_restarts", "Restarts of a stage that were begun, successful or not.", labels=["stage"]
+        )
+        for name, level in self._stages.items():
+            is_up.add_metric([name], float(level.is_up))
+            restarts.add_metric([name], level.num_restarts)
+        yield from (is_up, restarts)
         yield from self._queue_families()
 
     def _stage_families(self) -> Iterator[Metric]:

@@ -11,7 +11,7 @@ from omni_server.edge import CodecEdgeFactory
 from omni_server.engine.ar_client import ArStageClient, RenderedPrompt, context_length_exceeded
 from omni_server.engine.diffusion_client import DiffusionStageClient
 from omni_server.engine.sampling import StageSampling, add_rows, merged, sampling_params
-from omni_server.errors import DeadlineExceededError, InvalidRequestError, OverloadedError, StageDeadError
+from omni_server.errors import DeadlineExceededError, InvalidRequestError, OverloadedError, StageDownError
 from omni_server.family import CodecLayout, FamilyModel
 from omni_server.orchestrator.feed_outbox import FeedOutbox
 from omni_server.orchestrator.pacing import Pacer
@@ -87,16 +87,16 @@ class Orchestrator:
         """The family's chat for the task."""
         return self._family.task_messages(task)
 
-    def dead_stage(self) -> str | None:
-        """Name of a stage whose engine process has died, or None."""
+    def stage_down(self, *, speech: bool = True) -> StageDownError | None:
+        """Which stage is down, of all or, not `speech`, of those that answer in text; None if they are up."""
         clients: list[ArStageClient | DiffusionStageClient] = [self._thinker.client]
-        if self._speech is not None:
+        if speech and self._speech is not None:
             clients += [self._speech.talker, self._speech.code2wav]
-        return next((client.name for client in clients if client.is_dead), None)
+        return next((StageDownError(client.name) for client in clients if client.is_dead), None)
 
     async def submit(self, request: OmniRequest) -> RequestRun:
         """Validate, tokenise, start. Raises as `Generator.submit` says."""
-        self._check_open(request.request_id)
+        self._check_open(request)
         self._check_stages(request.sampling)
         thinker = self._thinker
         sampling = merged(thinker.config.default_sampling, request.sampling.get(thinker.client.name))
@@ -122,7 +122,7 @@ class Orchestrator:
         deadline_s = self._request_timeout_s if request.deadline_s is None else request.deadline_s
         began = time.monotonic() if request.began_at is None else request.began_at
         try:
-            async with asyncio.timeout(began + deadline_s - time.monotonic()):
+            async with asyncio.timeout(began + deadline_s - time.monotonic()), thinker.client.life.needed():
                 await thinker.client.check(params, None if structured is None else structured.param)
                 prompt = await thinker.client.render(rendered, reply)
         except TimeoutError:
@@ -143,7 +143,7 @@ class Orchestrator:
     ) -> RequestRun:
         """`sampling` and `params` are the thinker's."""
         thinker = self._thinker
-        self._check_open(request.request_id)  # again: rendering takes time
+        self._check_open(request)  # again: rendering takes time
         _check_length(thinker.client, len(prompt.token_ids), sampling.max_tokens)
         if voice is not None:
             add_rows(params, RowsOutput(voice=voice, num_reply=prompt.num_reply))
@@ -173,14 +173,14 @@ class Orchestrator:
         for run in list(self._running.values()):
             await run.aclose()
 
-    def _check_open(self, request_id: str) -> None:
+    def _check_open(self, request: OmniRequest) -> None:
         if self._is_closed:
             raise OverloadedError("the server is shutting down", code="server_shutting_down")
-        dead = self.dead_stage()
-        if dead is not None:
-            raise StageDeadError(dead, "its engine process has died")
-        if request_id in self._running:
-            raise InvalidRequestError(f"a request with id '{request_id}' is running already")
+        down = self.stage_down(speech=request.speech is not None)
+        if down is not None:
+            raise down
+        if request.request_id in self._running:
+            raise InvalidRequestError(f"a request with id '{request.request_id}' is running already")
 
     def _check_stages(self, sampling: Mapping[str, SamplingConfig]) -> None:
         known = [self._thinker.client.name]

@@ -142,6 +142,10 @@ class RequestRun:
             group.create_task(self._think())
 
     async def _think(self) -> None:
+        async with self._thinker.life.needed():
+            await self._write()
+
+    async def _write(self) -> None:
         sink = None if self._talk is None else self._talk.rows.take
         stream = await self._thinker.open(self.request_id, self._rendered, self._thinker_params, sink)
         try:

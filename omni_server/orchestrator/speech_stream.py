@@ -71,7 +71,7 @@ class SpeechStream:
         """Raises a group of `StageError` or `StageDeadError` if code2wav fails. Cancelling it, or a failure, aborts
         the windows that are in code2wav."""
         with self._pacer.start_gate.stream(self._playback):
-            async with asyncio.TaskGroup() as group:
+            async with self._code2wav.life.needed(), asyncio.TaskGroup() as group:
                 group.create_task(self._send(group))
                 group.create_task(self._collect())
 

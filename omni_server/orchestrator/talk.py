@@ -99,6 +99,11 @@ class Talk:
         self.rows.close()
 
     async def _listen(self) -> None:
+        async with self._plan.talker.life.needed():
+            await self._speak()
+        self._speech.finish()
+
+    async def _speak(self) -> None:
         plan = self._plan
         await self.rows.has_rows.wait()
         stream = await plan.talker.open(
@@ -116,7 +121,6 @@ class Talk:
         finally:
             self.rows.close()
             await stream.close()
-        self._speech.finish()
 
     def _take(self, output: ArOutput) -> None:
         codes = output.token_ids

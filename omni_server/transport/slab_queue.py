@@ -7,7 +7,7 @@ One slot holds what one step of the producer sends to all its requests; the part
 * the producer's worker fills a slot and says how many portions it has (`publish`);
 * the owner of a message that refers to a portion ends it exactly once: the consumer's workers after copying
   (`finish` for their rank), or whoever drops the message (`finish_all`). A slot whose portions have all
-  ended is free again.
+  ended is free again. What a process owned that died is ended by the server (`BlockLedger`).
 
 Every flag has one writer at a time, because ownership moves with the message; no lock is needed.
 
@@ -64,8 +64,9 @@ class SlabQueue:
         self._num_portions: npt.NDArray[np.uint32] = words[capacity : 2 * capacity]
         # Generation that a consumer's rank has ended, per portion.
         self._ended: npt.NDArray[np.uint32] = words[2 * capacity :].reshape(capacity, max_portions, num_consumers)
-        # Generation that the scheduler has handed out; only its own process reads and writes it.
-        self._taken: npt.NDArray[np.uint32] = np.zeros(capacity, np.uint32)
+        # Generation that the scheduler has handed out; only its own process reads and writes it. One that takes over
+        # from a scheduler that died goes on where that one ended: what was published may still be in use.
+        self._taken: npt.NDArray[np.uint32] = self._published.copy()
 
     # -- the producer's scheduler
 
@@ -118,6 +119,23 @@ class SlabQueue:
     def finish_all(self, block: SharedBlock) -> None:
         """Nobody will read the portion any more."""
         self._ended[block.slot, block.portion, :] = block.generation
+
+    # -- the heir of a process that died
+
+    def published_blocks(self) -> list[SharedBlock]:
+        """Every portion of the present use of every slot that has been used."""
+        return [
+            SharedBlock(slot, generation, portion)
+            for slot in range(self.capacity)
+            if (generation := int(self._published[slot]))
+            for portion in range(min(int(self._num_portions[slot]), self.max_portions))
+        ]
+
+    def is_open(self, block: SharedBlock) -> bool:
+        """The slot is still in this use, and somebody has not ended the portion."""
+        if self._published[block.slot] != block.generation:
+            return False
+        return bool((self._ended[block.slot, block.portion] != block.generation).any())
 
     # -- anybody
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_server.errors import DeadlineExceededError, StageDeadError
+from omni_server.errors import DeadlineExceededError, StageDeadError, StageDownError
 from omni_server.offline import collect
 from omni_server.transport.slab_queue import sweep_dead_queues
 from omni_server.types import CodecDelta, SamplingConfig, TextDelta
@@ -117,22 +117,29 @@ def test_rows_inside_the_messages_give_the_same_answers(checkpoint: Path, wanted
 
 @pytest.mark.parametrize("stage", ["thinker", "talker", "code2wav"])
 def test_a_killed_engine_fails_requests_and_leaves_nothing_behind(stage: str, checkpoint: Path) -> None:
+    """Where stages are not started again."""
     files = queue_files()
-    live = LiveOmni(checkpoint, demo_config())
+    live = LiveOmni(checkpoint, demo_config(supervision={"max_restarts": 0}))
     try:
         assert queue_files() - files
 
-        async def kill_while_speaking() -> None:
+        async def speak_and_be_killed() -> None:
             request = spoken(CASES["tell"].messages, thinker=LONG_TEXT, talker=LONG_SPEECH)
+            pid = live.omni.engine_pids()[stage]
+            is_killed = False
             async for event in await live.omni.submit(request):
-                if isinstance(event, CodecDelta):
-                    os.kill(live.omni.engine_pids()[stage], signal.SIGKILL)
-                    break
+                if isinstance(event, CodecDelta) and not is_killed:
+                    os.kill(pid, signal.SIGKILL)
+                    is_killed = True
+
+        async def kill_while_speaking() -> None:
             with pytest.raises(StageDeadError, match=stage):
+                await speak_and_be_killed()
+            with pytest.raises(StageDownError, match=stage):
                 await asyncio.wait_for(collect(live.omni, spoken(CASES["count"].messages)), 60)
 
         live.run(kill_while_speaking())
-        assert not live.omni.is_alive()
+        _wait_until(lambda: not live.omni.is_alive(), 60)
         assert not live.omni.is_ready()
     finally:
         live.close()

@@ -2,13 +2,8 @@
 
 import base64
 import io
-import json
-import os
-import re
-import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -19,10 +14,10 @@ import pytest
 import soundfile
 
 from omni_server.types import SAMPLE_RATE_HZ
-from tests.integration.server_process import MODEL, ServerProcess, wait_until
+from tests.integration.server_process import MODEL, ServerProcess
 from tests.unit.api.clients import URL, base64_of, chat, data_url, error_of, media
-from tests.unit.api.schema import check_completion, check_error, check_model
-from tests.unit.api.sse_validator import StreamedAnswer, parse_frames, read_stream
+from tests.unit.api.schema import check_completion, check_model
+from tests.unit.api.sse_validator import StreamedAnswer, read_stream
 from tests.unit.api.test_bad_requests import NOT_JSON, REFUSED
 
 SAMPLES_PER_CODE = 480
@@ -518,51 +513,3 @@ def test_client_that_leaves_before_a_whole_answer_frees_everything(
 def test_server_with_its_engines_stays_below_four_gigabytes(server: ServerProcess, one_by_one: object) -> None:
     assert len(server.engine_pids()) == 3
     assert server.memory_bytes() < 4e9
-
-
-# -- a failing engine
-
-
-def failure_of_official_client(server: ServerProcess, body: Any) -> openai.APIError:
-    """What the official client raises in the middle of a stream."""
-    with (
-        openai.OpenAI(base_url=f"{server.url}/v1", api_key="EMPTY", max_retries=0) as official,
-        pytest.raises(openai.APIError) as failure,
-    ):
-        for _ in official.chat.completions.create(**arguments(body), stream=True):
-            pass
-    return failure.value
-
-
-def test_killed_engine_fails_all_that_runs_and_ends_the_server(checkpoint: Path, tmp_path: Path) -> None:
-    doomed = ServerProcess(checkpoint, tmp_path / "log.txt")
-    body = spoken(**ENDLESS) | {"stage_sampling": {"talker": ENDLESS}}
-    try:
-        with (
-            doomed.client() as client,
-            ThreadPoolExecutor(2) as threads,
-            client.stream("POST", URL, json=body | STREAM) as response,
-        ):
-            raised = threads.submit(failure_of_official_client, doomed, body)
-            whole = threads.submit(client.post, URL, json=body)
-            wait_until(lambda: client.get("/load").json() == {"server_load": 3}, 30)
-            lines = response.iter_lines()
-            received = []
-            for line in lines:
-                received.append(line)
-                if '"data":' in line:
-                    break
-            os.kill(doomed.engine_pids()[-1], signal.SIGKILL)
-            wait_until(lambda: client.get("/health").status_code == 503, 30)
-            received += lines
-            last = json.loads(parse_frames("\n".join(received) + "\n")[-1])
-            check_error(last)
-            assert last["error"]["code"] == raised.result().code == "engine_dead"
-            error = error_of(whole.result(), 503)
-            assert error["code"] == "engine_dead"
-            assert not re.search(r"Traceback|\.py\b|/", error["message"])
-        assert doomed.process.wait(120) == 1
-    finally:
-        doomed.process.kill()
-        doomed.process.wait()
-    doomed.wait_until_nothing_is_left()

@@ -60,6 +60,7 @@ NOT_RUN = {
         "docker build",
     ): "needs Docker and an image of some gigabytes; tests/unit/test_packaging.py reads the file",
     ("docs/operating.md", "docker run"): "needs Docker and a GPU",
+    ("docs/reliability.md", "scripts/make_demo_checkpoint demo"): "measures for minutes what tests/faults asserts",
 }
 
 

@@ -11,7 +11,7 @@ from omni_server.api.app import create_app
 from omni_server.api.config import ApiConfig
 from omni_server.api.state import ServerState
 from omni_server.cli.main import main
-from omni_server.metrics.pipeline import QueueLevel, pipeline_text
+from omni_server.metrics.pipeline import QueueLevel, StageLevel, pipeline_text
 from omni_server.metrics.stage_metrics import ArStageMetrics
 from tests.unit.api.clients import http_client
 from tests.unit.api.fake_generator import FakeGenerator
@@ -23,7 +23,11 @@ METRICS = GUIDE[GUIDE.index("## Metrics") : GUIDE.index("What it costs")]
 async def test_guide_lists_every_metric_and_no_other() -> None:
     generator = FakeGenerator()
     generator.metrics = pipeline_text(
-        "omni", {"thinker": ArStageMetrics()}, {"thinker": 0}, {("thinker", "talker"): QueueLevel(1, 0, 0)}
+        "omni",
+        {"thinker": ArStageMetrics()},
+        {"thinker": 0},
+        {("thinker", "talker"): QueueLevel(1, 0, 0)},
+        {"thinker": StageLevel(is_up=True, num_restarts=0)},
     )
     async with http_client(create_app(ServerState(generator), ApiConfig())) as client:
         text = (await client.get("/metrics")).text

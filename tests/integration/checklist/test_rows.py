@@ -43,7 +43,7 @@ def test_row_is_shown_by_tests_that_exist(cells: list[str]) -> None:
     on_demo, others = shown_by(demo), shown_by("".join(scripted))
     for file, name in on_demo + others:
         assert name in cases if not file else f"def {name}(" in (TESTS / file).read_text(), name
-    assert all(file.startswith("integration/") for file, _ in on_demo if file)
+    assert all(file.startswith(("integration/", "faults/")) for file, _ in on_demo if file)
     assert all(file.startswith("unit/") for file, _ in others)
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from omni_server.errors import OmniError
+from omni_server.errors import OmniError, StageDownError
 from omni_server.types import (
     AudioDelta,
     ChatMessage,
@@ -119,6 +119,7 @@ class FakeGenerator:
         self.submitted = asyncio.Event()
         self.ready = True
         self.alive = True
+        self.down: StageDownError | None = None
         self.metrics = b""
         self.requests: list[OmniRequest] = []
         self.tasks: list[Task] = []
@@ -155,6 +156,9 @@ class FakeGenerator:
 
     def is_alive(self) -> bool:
         return self.alive
+
+    def stage_down(self) -> StageDownError | None:
+        return self.down
 
     def metrics_text(self) -> bytes:
         return self.metrics

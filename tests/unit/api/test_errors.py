@@ -8,7 +8,14 @@ import pytest
 from openai import BadRequestError, InternalServerError, NotFoundError
 
 from omni_server.api.config import ApiConfig
-from omni_server.errors import DeadlineExceededError, OmniError, OverloadedError, StageDeadError, StageError
+from omni_server.errors import (
+    DeadlineExceededError,
+    OmniError,
+    OverloadedError,
+    StageDeadError,
+    StageDownError,
+    StageError,
+)
 from tests.unit.api.asgi_call import AsgiCall
 from tests.unit.api.clients import URL, app_of, chat, error_of, http_client, openai_client, post
 from tests.unit.api.fake_generator import FakeGenerator, text_script
@@ -66,6 +73,7 @@ FAILURES: list[tuple[Exception, int, str]] = [
     (OverloadedError("full"), 503, "server_overloaded"),
     (OverloadedError("later", code="model_not_ready"), 503, "model_not_ready"),
     (StageDeadError("talker", "gone"), 503, "engine_dead"),
+    (StageDownError("talker"), 503, "talker_down"),
     (DeadlineExceededError("late"), 504, "request_timeout"),
     (StageError("talker", "failed"), 500, "internal_error"),
     (OmniError("odd"), 500, "internal_error"),

@@ -13,6 +13,7 @@ from omni_server.api.app import create_app
 from omni_server.api.config import ApiConfig
 from omni_server.api.openapi_examples import EXAMPLE_MODEL
 from omni_server.api.state import ServerState
+from omni_server.errors import StageDownError
 from tests.unit.api.clients import app_of, chat, error_of, http_client, openai_client, post
 from tests.unit.api.fake_generator import MODEL, TEXT_ONLY_MODEL, FakeGenerator
 from tests.unit.api.schema import check_model
@@ -79,6 +80,22 @@ async def test_probes_follow_the_life_of_the_server(method: str) -> None:
     state.draining = False
     generator.alive = False
     assert await statuses() == [503, 503, 200]
+
+
+async def test_ready_names_the_stage_that_is_down_and_other_requests_are_served() -> None:
+    generator = FakeGenerator()
+    async with http_client(app_of(generator)) as client:
+        generator.down = StageDownError("talker")
+        ready = await client.get("/ready")
+        error = error_of(ready, 503)
+        assert error["code"] == "talker_down"
+        assert "'talker'" in error["message"]
+        assert ready.headers["retry-after"] == "5"
+        assert (await client.get("/health")).status_code == 200
+        assert (await client.get("/v1/models")).status_code == 200
+        assert (await client.post("/v1/chat/completions", json=chat())).status_code == 200
+        generator.down = None
+        assert (await client.get("/ready")).status_code == 200
 
 
 async def test_health_has_no_body() -> None:

@@ -2,7 +2,7 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from omni_server.metrics.pipeline import QueueLevel, pipeline_text
+from omni_server.metrics.pipeline import QueueLevel, StageLevel, pipeline_text
 from omni_server.metrics.stage_metrics import ArStageMetrics
 
 
@@ -16,7 +16,7 @@ class Clock:
 
 def samples(stages: dict[str, ArStageMetrics]) -> dict[tuple[str, str], float]:
     """By name and stage, without buckets."""
-    families = text_string_to_metric_families(pipeline_text("omni", stages, {}, {}).decode())
+    families = text_string_to_metric_families(pipeline_text("omni", stages, {}, {}, {}).decode())
     return {
         (sample.name, sample.labels["stage"]): sample.value
         for family in families
@@ -26,7 +26,7 @@ def samples(stages: dict[str, ArStageMetrics]) -> dict[tuple[str, str], float]:
 
 
 def ended(stage: ArStageMetrics) -> dict[str, float]:
-    families = text_string_to_metric_families(pipeline_text("omni", {"thinker": stage}, {}, {}).decode())
+    families = text_string_to_metric_families(pipeline_text("omni", {"thinker": stage}, {}, {}, {}).decode())
     return {
         sample.labels["finished_reason"]: sample.value
         for family in families
@@ -107,12 +107,13 @@ def test_levels_of_stages_and_queues_are_told() -> None:
         {"thinker": thinker, "talker": talker},
         {"thinker": 3, "talker": 2, "code2wav": 1},
         {("thinker", "talker"): QueueLevel(capacity=8, in_use=5, published=70)},
+        {"thinker": StageLevel(is_up=True, num_restarts=0), "talker": StageLevel(is_up=False, num_restarts=3)},
     ).decode()
     values = {
         (sample.name, *sample.labels.values()): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
-        if family.type == "gauge" or "shared_memory" in family.name
+        if family.type == "gauge" or family.name.startswith(("omni_shared_memory", "omni_stage"))
     }
     assert values == {
         ("vllm:num_requests_running", "0", "org/omni", "thinker"): 2,
@@ -124,6 +125,10 @@ def test_levels_of_stages_and_queues_are_told() -> None:
         ("omni_active_requests", "thinker"): 3,
         ("omni_active_requests", "talker"): 2,
         ("omni_active_requests", "code2wav"): 1,
+        ("omni_stage_up", "thinker"): 1,
+        ("omni_stage_up", "talker"): 0,
+        ("omni_stage_restarts_total", "thinker"): 0,
+        ("omni_stage_restarts_total", "talker"): 3,
         ("omni_shared_memory_slots", "thinker", "talker"): 8,
         ("omni_shared_memory_slots_in_use", "thinker", "talker"): 5,
         ("omni_shared_memory_steps_total", "thinker", "talker"): 70,

@@ -14,6 +14,7 @@ from omni_server.edge import Code2WavRequest
 from omni_server.engine.ar_client import ArOutput, ArStageClient, RenderedPrompt
 from omni_server.engine.async_engine import RowSink
 from omni_server.engine.diffusion_client import DiffusionStageClient
+from omni_server.engine.stage_life import StageLife
 from omni_server.family import CodecLayout, TalkerPrompt
 from omni_server.orchestrator.feed_outbox import FeedOutbox
 from omni_server.orchestrator.pacing import Pacer
@@ -87,7 +88,11 @@ class FakeArStage:
         self.feed_error: Exception | None = None
         self.prompts: list[RenderedPrompt | tuple[int, ...]] = []
         self.params: list[SamplingParams] = []
-        self.is_dead = False
+        self.life = StageLife(name)
+
+    @property
+    def is_dead(self) -> bool:
+        return self.life.reason is not None
 
     @property
     def stream(self) -> FakeStream:
@@ -125,12 +130,17 @@ class FakeCode2Wav:
 
     def __init__(self) -> None:
         self.name = "code2wav"
+        self.life = StageLife(self.name)
         self.request_ids: list[str] = []
         self.running = 0
         self.gate = asyncio.Event()
         self.gate.set()
         self.error: Exception | None = None
         self.num_missing = 0
+
+    @property
+    def is_dead(self) -> bool:
+        return self.life.reason is not None
 
     async def run(
         self, request_id: str, token_ids: tuple[int, ...], payload: bytes, *, priority: int = 0

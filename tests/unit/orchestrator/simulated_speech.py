@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from omni_server.config.stage_config import ChunkPlan, PacingConfig
 from omni_server.engine.diffusion_client import DiffusionStageClient
+from omni_server.engine.stage_life import StageLife
 from omni_server.family import CodecLayout
 from omni_server.orchestrator.pacing import Pacer
 from omni_server.orchestrator.speech_stream import SpeechStream
@@ -40,6 +41,7 @@ class SimulatedCode2Wav:
 
     def __init__(self, *, step_s: float = 0.0, code_s: float = 0.0, max_codes: int = 2048) -> None:
         self.name = "code2wav"
+        self.life = StageLife(self.name)
         self.calls: list[Call] = []
         self.computed: list[str] = []
         self.num_running = 0

@@ -13,7 +13,14 @@ from vllm import SamplingParams
 from omni_server.config.stage_config import ArStage, ChunkPlan, SamplingDefaults
 from omni_server.engine.ar_client import ArStageClient, RenderedPrompt
 from omni_server.engine.diffusion_client import DiffusionStageClient
-from omni_server.errors import DeadlineExceededError, InvalidRequestError, OmniError, OverloadedError, StageDeadError
+from omni_server.errors import (
+    DeadlineExceededError,
+    InvalidRequestError,
+    OmniError,
+    OverloadedError,
+    StageDeadError,
+    StageDownError,
+)
 from omni_server.family import CodecLayout, FamilyModel, PlaceholderIds, TalkerPrompt, ThinkerPrompt
 from omni_server.orchestrator.orchestrator import Orchestrator, SpeechStages, ThinkerStage
 from omni_server.protocol.rows import REQUEST_KEY, RowsOutput, decode_request
@@ -94,13 +101,9 @@ class Stage(FakeArStage):
         return RenderedPrompt((*self.prompt, *map(ord, reply)), None, reply, len(reply))
 
 
-class Code2Wav(FakeCode2Wav):
-    is_dead = False
-
-
 class Pipeline:
     def __init__(self, *, speech: bool = True) -> None:
-        self.thinker, self.talker, self.code2wav = Stage("thinker"), Stage("talker"), Code2Wav()
+        self.thinker, self.talker, self.code2wav = Stage("thinker"), Stage("talker"), FakeCode2Wav()
         stage = ArStage(
             engine="ar", model_stage="thinker", max_model_len=MAX_MODEL_LEN,
             default_sampling=SamplingDefaults(temperature=0.5, max_tokens=9),
@@ -238,14 +241,47 @@ async def test_a_deadline_counts_from_when_the_request_began() -> None:
     assert pipeline.orchestrator.num_running == 0
 
 
+def go_down(pipeline: Pipeline, stage: str) -> None:
+    stages: list[Stage | FakeCode2Wav] = [pipeline.thinker, pipeline.talker, pipeline.code2wav]
+    next(one for one in stages if one.name == stage).life.went_down("its engine process was killed (SIGKILL)")
+
+
 @pytest.mark.parametrize("stage", ["thinker", "talker", "code2wav"])
-async def test_nothing_is_admitted_once_a_stage_is_dead(stage: str) -> None:
+async def test_no_speech_is_admitted_while_a_stage_is_down(stage: str) -> None:
     pipeline = Pipeline()
-    stages: list[Stage | Code2Wav] = [pipeline.thinker, pipeline.talker, pipeline.code2wav]
-    next(one for one in stages if one.name == stage).is_dead = True
-    assert pipeline.orchestrator.dead_stage() == stage
-    with pytest.raises(StageDeadError, match=stage):
+    go_down(pipeline, stage)
+    down = pipeline.orchestrator.stage_down()
+    assert down is not None
+    assert (down.stage, down.code) == (stage, f"{stage}_down")
+    with pytest.raises(StageDownError, match=stage):
         await pipeline.orchestrator.submit(request())
+    assert pipeline.thinker.rendered == []
+
+
+@pytest.mark.parametrize("stage", ["talker", "code2wav"])
+async def test_text_is_admitted_while_a_stage_behind_the_thinker_is_down(stage: str) -> None:
+    pipeline = Pipeline()
+    go_down(pipeline, stage)
+    run = await pipeline.orchestrator.submit(replace(request(), speech=None))
+    await run.aclose()
+
+
+async def test_no_text_is_admitted_while_the_thinker_is_down() -> None:
+    pipeline = Pipeline()
+    go_down(pipeline, "thinker")
+    with pytest.raises(StageDownError, match="thinker"):
+        await pipeline.orchestrator.submit(replace(request(), speech=None))
+
+
+async def test_request_whose_prompt_is_being_read_fails_at_once_when_the_thinker_dies() -> None:
+    pipeline = Pipeline()
+    pipeline.thinker.gate.clear()
+    submitting = asyncio.create_task(pipeline.orchestrator.submit(request()))
+    await settle()
+    go_down(pipeline, "thinker")
+    with pytest.raises(StageDeadError, match="SIGKILL"):
+        await asyncio.wait_for(submitting, 5)
+    assert pipeline.orchestrator.num_running == 0
 
 
 async def test_closing_ends_running_requests_and_refuses_new_ones() -> None:

@@ -143,6 +143,64 @@ async def test_rows_that_cannot_be_sent_are_dropped() -> None:
     assert stages.is_released()
 
 
+# -- a stage that goes down
+
+
+@pytest.mark.parametrize("stage", ["thinker", "talker", "code2wav"])
+@pytest.mark.parametrize("tokens", [0, 2])
+async def test_a_stage_that_goes_down_ends_a_spoken_request_at_once_whatever_it_waits_for(
+    stage: str, tokens: int
+) -> None:
+    """Nothing comes from the stage itself: it may be stopped and not dead."""
+    stages = Stages()
+    events = asyncio.create_task(collected(stages.run()))
+    await settle()
+    for number in range(tokens):
+        stages.token(number)
+        await settle()
+    if tokens:
+        stages.code2wav.gate.clear()
+        stages.talker.stream.send(1, 2)
+        await settle()
+    life = {"thinker": stages.thinker, "talker": stages.talker, "code2wav": stages.code2wav}[stage].life
+    life.went_down("its engine has not answered for 9 s")
+    await fails_with(events, StageDeadError, f"stage '{stage}': its engine has not answered for 9 s")
+    assert stages.is_released()
+
+
+@pytest.mark.parametrize("stage", ["talker", "code2wav"])
+async def test_text_goes_on_where_a_stage_goes_down_that_it_does_not_need(stage: str) -> None:
+    stages = Stages()
+    events = asyncio.create_task(collected(stages.run(speech=False)))
+    await settle()
+    stages.thinker.stream.send(100, text="a")
+    await settle()
+    {"talker": stages.talker, "code2wav": stages.code2wav}[stage].life.went_down("its engine process was killed")
+    stages.thinker.stream.send(101, text="b", finish="stop")
+    assert kinds(await asyncio.wait_for(events, 5)) == ["TextDelta", "TextDelta", "TextDone", "Finished"]
+
+
+async def test_speech_goes_on_when_the_thinker_goes_down_behind_its_text() -> None:
+    stages = Stages()
+    events = asyncio.create_task(collected(stages.run()))
+    await write(stages, 3)
+    await settle()
+    stages.thinker.life.went_down("its engine process was killed")
+    stages.talker.stream.send(1, 2, 3, 4, STOP_CODE, finish="stop")
+    got = kinds(await asyncio.wait_for(events, 5))
+    assert got[-1] == "Finished"
+    assert got.count("AudioDelta") == 2
+    assert stages.is_released()
+
+
+async def test_a_request_that_comes_to_its_talker_while_that_is_down_fails() -> None:
+    stages = Stages()
+    stages.talker.life.went_down("its engine process was killed")
+    events = asyncio.create_task(collected(stages.run()))
+    await fails_with(events, StageDeadError, "stage 'talker': its engine process was killed")
+    assert stages.is_released()
+
+
 # -- deadline and abort
 
 

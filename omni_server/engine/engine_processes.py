@@ -1,0 +1,111 @@
+"""The processes of one engine, to be ended without their help."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from omni_server.engine.shared_leftovers import mapped_by, remove
+
+_RESOURCE_TRACKER = "multiprocessing.resource_tracker"
+"""Python's cleaner of semaphores and shared memory: it ends by itself, after its work."""
+
+_POLL_S = 0.02
+
+
+class EngineProcesses:
+    """vLLM's engine core, a child of this process, and what the core has started: the workers of several ranks.
+
+    Linux only: it reads /proc.
+    """
+
+    def __init__(self, core: BaseProcess) -> None:
+        """To be made while the engine runs: the children of a dead process are nobody's."""
+        self._core = core
+        assert core.pid is not None
+        self.core_pid = core.pid
+        self._workers = {
+            pid: started for pid in _descendants(core.pid) if (started := _start_time(pid)) and not _is_tracker(pid)
+        }
+        self._shared_files = mapped_by([core.pid, *self._workers]) - mapped_by([os.getpid()])
+
+    @property
+    def has_ended(self) -> bool:
+        """The engine core has; its workers may still be about to."""
+        return not self._core.is_alive()
+
+    def why_ended(self) -> str:
+        """Of a core that has ended, in words."""
+        code = self._core.exitcode
+        if code is None:
+            return "its engine has failed"
+        if code >= 0:
+            return f"its engine process has ended (exit code {code})"
+        with suppress(ValueError):
+            return f"its engine process was killed ({signal.Signals(-code).name})"
+        return f"its engine process was killed (signal {-code})"
+
+    def kill(self) -> None:
+        """SIGKILL to all that are still there, which ends stopped ones, too."""
+        self._core.kill()
+        for pid in self._running_workers():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Blocks until all have ended; False if they have not in time."""
+        deadline = time.monotonic() + timeout_s
+        self._core.join(timeout_s)
+        while self._core.exitcode is None or any(self._running_workers()):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_POLL_S)
+        return True
+
+    def remove_leftovers(self) -> None:
+        """What they had in shared memory for themselves. All must have ended."""
+        remove(self._shared_files)
+
+    def close(self) -> None:
+        """Lets go of the file descriptors by which the core was watched. All must have ended, and nobody may ask for
+        the core again, not even vLLM, whose own watch takes up to a second to end."""
+        self._core.close()
+
+    def _running_workers(self) -> Iterator[int]:
+        for pid, started in self._workers.items():
+            if _start_time(pid) == started:  # the number may be another process's by now
+                yield pid
+
+
+def _descendants(pid: int) -> list[int]:
+    """Without `pid` itself."""
+    found = [pid]
+    for parent in found:
+        for task in _task_folders(parent):
+            with suppress(OSError):
+                found += map(int, (task / "children").read_text().split())
+    return found[1:]
+
+
+def _task_folders(pid: int) -> list[Path]:
+    with suppress(OSError):
+        return list(Path(f"/proc/{pid}/task").iterdir())
+    return []
+
+
+def _start_time(pid: int) -> str | None:
+    """In ticks since the boot; None of one that has ended, zombies included."""
+    with suppress(OSError):
+        # Behind the name, which may hold anything: proc(5), fields 3 and 22.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return None if fields[0] in "ZX" else fields[19]
+    return None
+
+
+def _is_tracker(pid: int) -> bool:
+    with suppress(OSError):
+        return _RESOURCE_TRACKER in Path(f"/proc/{pid}/cmdline").read_text()
+    return True

@@ -1,0 +1,54 @@
+"""Who holds which block of a queue, for the case that its holder dies.
+
+A block (a portion of a slot) is ended exactly once, by whoever holds the message that refers to it. A process that is
+killed ends nothing, and its slots would stay in use for ever. All messages pass through the server: so it knows, for
+each slot in use, whether its blocks are still with the producer, or with the server, or with the consumer, and ends
+those of a process that is gone.
+
+Ended too early, a slot would be used again while somebody reads it; ended twice, the second time could undo the end of
+its next use. So both methods that end something are to be called only when the process is really gone, all of its
+workers included, and no message of it can come any more.
+"""
+
+from collections.abc import Iterable
+
+from omni_server.protocol.rows import SharedBlock
+from omni_server.transport.slab_queue import SlabQueue
+
+_Place = tuple[int, int]
+"""Slot and portion."""
+
+
+class BlockLedger:
+    """One for a queue, in the server. It remembers one generation for each place, so it does not grow."""
+
+    def __init__(self, queue: SlabQueue) -> None:
+        self._queue = queue
+        self._received: dict[_Place, int] = {}
+        self._sent: dict[_Place, int] = {}
+
+    def received(self, block: SharedBlock) -> None:
+        """The producer has handed the block over."""
+        self._received[block.slot, block.portion] = block.generation
+
+    def sent(self, block: SharedBlock) -> None:
+        """The block is handed to the consumer."""
+        self._sent[block.slot, block.portion] = block.generation
+
+    def producer_died(self) -> int:
+        """End what it had published and not handed over; returns how many blocks that were."""
+        return self._end(
+            block
+            for block in self._queue.published_blocks()
+            if self._received.get((block.slot, block.portion)) != block.generation
+        )
+
+    def consumer_died(self) -> int:
+        """End what it had been given and had not ended; returns how many blocks that were."""
+        return self._end(SharedBlock(slot, generation, portion) for (slot, portion), generation in self._sent.items())
+
+    def _end(self, blocks: Iterable[SharedBlock]) -> int:
+        still_open = [block for block in blocks if self._queue.is_open(block)]
+        for block in still_open:
+            self._queue.finish_all(block)
+        return len(still_open)

@@ -1,0 +1,71 @@
+"""One server for all faults that it survives."""
+
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from stages.qwen2_5_omni.demo_checkpoint import make_demo_checkpoint
+from tests.faults.orders import FOLDER_VARIABLE
+from tests.faults.supervised_server import ANSWER_TIMEOUT_S, HANG_TIMEOUT_S, SupervisedServer, write_config
+from tests.integration.test_server import answer_to, outcome, spoken, written
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_demo_checkpoint(tmp_path_factory.mktemp("faults") / "checkpoint")
+
+
+@pytest.fixture(scope="session")
+def orders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder in which stages look for orders to fail."""
+    folder = tmp_path_factory.mktemp("orders")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(FOLDER_VARIABLE, str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def server(checkpoint: Path, orders: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SupervisedServer]:
+    """After the last test, SIGTERM must end it as cleanly as if nothing had happened, with a stage that is being
+    restarted as well."""
+    folder = tmp_path_factory.mktemp("server")
+    config = write_config(
+        folder / "stages.yaml", failing=True, hang_timeout_s=HANG_TIMEOUT_S, max_restarts=100, max_backoff_s=0
+    )
+    process = SupervisedServer(checkpoint, folder / "log.txt", "--stage-config", str(config))
+    try:
+        yield process
+    finally:
+        process.signal("talker", signal.SIGKILL)
+        with process.client() as client:
+            process.wait_until_down(client, "talker")
+        exit_code = process.terminate()
+    assert exit_code == 0, process.log
+    process.wait_until_nothing_is_left()
+    assert "resource_tracker" not in process.log, "semaphores or shared memory of a dead engine were left"
+
+
+@dataclass(frozen=True)
+class Before:
+    """The server as it was before the first fault."""
+
+    speech: tuple[str, bytes]
+    text: tuple[str, bytes]
+    baseline: dict[str, float]
+
+
+@pytest.fixture(scope="session")
+def client(server: SupervisedServer) -> Iterator[httpx2.Client]:
+    with httpx2.Client(base_url=server.url, timeout=ANSWER_TIMEOUT_S) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def before(server: SupervisedServer, client: httpx2.Client) -> Before:
+    speech, text = outcome(answer_to(client, spoken())), outcome(answer_to(client, written()))
+    server.wait_until_idle()
+    return Before(speech, text, server.baseline(client))

@@ -1,0 +1,47 @@
+"""Qwen2.5-Omni with stages that fail when they are told to. Named by the stage config of these tests alone."""
+
+from typing import Any
+
+from omni_server.config.stage_config import ModelStage
+from omni_server.family import HfOverrides
+from stages.qwen2_5_omni.code2wav.config import code2wav_config
+from stages.qwen2_5_omni.family import Qwen25OmniFamily
+from stages.qwen2_5_omni.talker_config import talker_config
+
+CLASSES = {"thinker": "FailingThinker", "talker": "FailingTalker", "code2wav": "FailingCode2Wav"}
+
+
+class FailingFamily(Qwen25OmniFamily):
+    def hf_overrides(self, model_stage: ModelStage) -> HfOverrides | None:
+        return {"thinker": failing_thinker, "talker": failing_talker, "code2wav": failing_code2wav}[model_stage]
+
+    def register(self) -> None:
+        super().register()
+        register_failing_models()
+
+
+def register_failing_models() -> None:
+    from vllm import ModelRegistry
+
+    for name in CLASSES.values():
+        ModelRegistry.register_model(name, f"tests.faults.failing_models:{name}")
+
+
+def failing_thinker(config: Any) -> Any:
+    return _with_class(config, "thinker")
+
+
+def failing_talker(config: Any) -> Any:
+    return _with_class(talker_config(config), "talker")
+
+
+def failing_code2wav(config: Any) -> Any:
+    return _with_class(code2wav_config(config), "code2wav")
+
+
+def _with_class(config: Any, model_stage: ModelStage) -> Any:
+    config.architectures = [CLASSES[model_stage]]
+    return config
+
+
+FAMILY = FailingFamily()

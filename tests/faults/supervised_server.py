@@ -1,0 +1,139 @@
+"""The server process with a look at its stages from outside: who runs where, and what is left when one is gone."""
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.integration.server_process import ROOT, ServerProcess, wait_until
+from tests.unit.api.clients import URL
+
+STAGES = ("thinker", "talker", "code2wav")
+RECOVERY_TIMEOUT_S = 180.0
+ANSWER_TIMEOUT_S = 60.0
+HANG_TIMEOUT_S = 5.0
+
+_RUNS = re.compile(r"stage '(\w+)' runs (?:again, after [\d.]+ s, )?in process (\d+)$", re.MULTILINE)
+
+
+def write_config(path: Path, *, failing: bool, **supervision: Any) -> Path:
+    """The demo config with this supervision, and with the failing models where they are wanted."""
+    config = yaml.safe_load((ROOT / "configs" / "qwen2_5_omni.demo-cpu.yaml").read_text())
+    if failing:
+        config["model_family"] = "tests.faults.failing_family:FAMILY"
+        for stage in config["stages"].values():
+            stage["engine_args"]["worker_extension_cls"] = "tests.faults.engine_side.WorkerExtension"
+    config["supervision"] = supervision
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+class SupervisedServer(ServerProcess):
+    """Beside what the parent class offers."""
+
+    def pid_of(self, stage: str) -> int:
+        """As the log tells it; the last one counts."""
+        return int(dict(_RUNS.findall(self.log))[stage])
+
+    def signal(self, stage: str, number: signal.Signals) -> None:
+        os.kill(self.pid_of(stage), number)
+
+    def ready_code(self, client: httpx2.Client) -> str | None:
+        """The error code of `/ready`, None if it is 200."""
+        response = client.get("/ready")
+        return None if response.status_code == 200 else str(response.json()["error"]["code"])
+
+    def wait_until_down(self, client: httpx2.Client, stage: str) -> None:
+        wait_until(lambda: self.ready_code(client) == f"{stage}_down", ANSWER_TIMEOUT_S, lambda: self.log[-5000:])
+
+    def wait_until_up(self, client: httpx2.Client) -> None:
+        wait_until(lambda: self.ready_code(client) is None, RECOVERY_TIMEOUT_S, lambda: self.log[-5000:])
+
+    def baseline(self, client: httpx2.Client) -> dict[str, float]:
+        """What must be the same whenever the server is idle, whatever happened before."""
+        process = Path(f"/proc/{self.process.pid}")
+        threads = [(task / "comm").read_text() for task in (process / "task").iterdir()]
+        return levels(client) | {
+            "file descriptors": len(list((process / "fd").iterdir())),
+            "threads of sockets": sum(name.startswith("ZMQ") for name in threads),
+            "processes": len(self.process_tree()),
+            "files in shared memory": self._num_shared_files(),
+        }
+
+    def num_threads(self) -> int:
+        """Of the server process. asyncio's pool starts some when they are first needed, and keeps them."""
+        return len(list(Path(f"/proc/{self.process.pid}/task").iterdir()))
+
+    def wait_for_baseline(self, client: httpx2.Client, wanted: dict[str, float]) -> None:
+        def difference() -> dict[str, tuple[float, float]]:
+            now = self.baseline(client)
+            return {name: (wanted[name], now[name]) for name in wanted if now[name] != wanted[name]}
+
+        wait_until(lambda: not difference(), 30, lambda: f"wanted and found: {difference()}")
+
+    def _num_shared_files(self) -> int:
+        """Those of this server and its engines; other programs come and go. A mapped semaphore has another name in
+        /proc than in the folder: the inode is what they share."""
+        inodes: set[int] = set()
+        for pid in self.process_tree():
+            maps = Path(f"/proc/{pid}/maps").read_text()
+            inodes.update(int(inode) for inode in re.findall(r" (\d+) +/dev/shm/", maps))
+        return len(inodes)
+
+
+def samples(client: httpx2.Client) -> dict[str, float]:
+    """All of `/metrics` by name and labels."""
+    families = text_string_to_metric_families(client.get("/metrics").text)
+    return {
+        " ".join([sample.name, *sample.labels.values()]): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def levels(client: httpx2.Client) -> dict[str, float]:
+    """What requests take, and give back."""
+    taken = (
+        "vllm:num_requests",
+        "vllm:kv_cache",
+        "omni_active",
+        "omni_shared_memory_slots",
+        "omni_queue",
+        "omni_stage_up",
+    )
+    return {name: v for name, v in samples(client).items() if name.startswith((*taken, "omni_requests_running"))}
+
+
+class Listening:
+    """A streamed answer that a test follows."""
+
+    def __init__(self, client: httpx2.Client, body: Any) -> None:
+        self._context = client.stream("POST", URL, json=body, timeout=ANSWER_TIMEOUT_S)
+        self._response = self._context.__enter__()
+        assert self._response.status_code == 200
+        self._lines = (line for line in self._response.iter_lines() if line.startswith("data: "))
+        self.received: list[str] = []
+
+    def until(self, part: str) -> None:
+        """Returns with the first event that holds `part`."""
+        for line in self._lines:
+            self.received.append(line)
+            if part in line:
+                return
+        raise AssertionError(f"no {part} in {self.received[-2:]}")
+
+    def rest(self) -> dict[str, Any]:
+        """The last event before `[DONE]` or the end."""
+        try:
+            self.received += self._lines
+        finally:
+            self._context.__exit__(None, None, None)
+        payloads = [line.removeprefix("data: ") for line in self.received]
+        last: dict[str, Any] = json.loads(payloads[-2] if payloads[-1] == "[DONE]" else payloads[-1])
+        return last

@@ -1,0 +1,37 @@
+"""A stage that dies again and again: the server ends, says so, and leaves nothing behind."""
+
+import signal
+from pathlib import Path
+
+from tests.faults.supervised_server import Listening, SupervisedServer, write_config
+from tests.integration.server_process import wait_until
+from tests.integration.test_server import ENDLESS, STREAM, spoken
+from tests.unit.api.schema import check_error
+
+END_TIMEOUT_S = 120.0
+
+
+def test_stage_that_dies_too_often_ends_the_server_with_a_message(checkpoint: Path, tmp_path: Path) -> None:
+    config = write_config(tmp_path / "stages.yaml", failing=False, max_restarts=1, restart_window_s=3600)
+    doomed = SupervisedServer(checkpoint, tmp_path / "log.txt", "--stage-config", str(config))
+    try:
+        with doomed.client() as client:
+            doomed.signal("code2wav", signal.SIGKILL)
+            doomed.wait_until_down(client, "code2wav")
+            doomed.wait_until_up(client)
+            body = spoken(**ENDLESS, **STREAM) | {"stage_sampling": {"talker": ENDLESS}}
+            speech = Listening(client, body)
+            speech.until('"data":')
+            doomed.signal("code2wav", signal.SIGKILL)
+            last = speech.rest()
+        check_error(last)
+        assert last["error"]["code"] == "engine_dead"
+        assert "stage 'code2wav'" in last["error"]["message"]
+        wait_until(lambda: doomed.process.poll() is not None, END_TIMEOUT_S, lambda: doomed.log[-3000:])
+        assert doomed.process.returncode == 1
+    finally:
+        doomed.process.kill()
+        doomed.process.wait()
+    assert "stage 'code2wav' has died 2 times within 3600 s, and supervision.max_restarts is 1" in doomed.log
+    assert "stage 'code2wav' has died for good; the server stops" in doomed.log
+    doomed.wait_until_nothing_is_left()

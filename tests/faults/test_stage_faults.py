@@ -1,0 +1,213 @@
+"""Each engine process killed, stopped and made to raise: idle, while a prompt is processed, and mid-stream.
+
+After each fault: what the clients get, what goes on meanwhile, that the stage comes back by itself, that the same
+request has the same answer as before, and that nothing is left behind.
+"""
+
+import re
+import signal
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from tests.faults.conftest import Before
+from tests.faults.orders import tell_to_fail
+from tests.faults.supervised_server import STAGES, Listening, SupervisedServer, samples
+from tests.integration.server_process import wait_until
+from tests.integration.test_server import ENDLESS, STREAM, answer_to, arguments, outcome, spoken, written
+from tests.unit.api.clients import URL, error_of
+from tests.unit.api.schema import check_error
+
+ENDLESS_SPEECH = spoken(**ENDLESS, **STREAM) | {"stage_sampling": {"talker": ENDLESS}}
+ENDLESS_TEXT = written(**ENDLESS)
+
+
+@contextmanager
+def one_restart_of(stage: str, server: SupervisedServer, client: httpx2.Client, before: Before) -> Iterator[None]:
+    """The block makes the stage go down. Behind it everything is as it was, but for the stage's process."""
+    pids = {name: server.pid_of(name) for name in STAGES}
+    restarts = samples(client)
+    yield
+    server.wait_until_up(client)
+    assert outcome(answer_to(client, spoken())) == before.speech
+    assert outcome(answer_to(client, written())) == before.text
+    server.wait_for_baseline(client, before.baseline)
+    assert {name for name in STAGES if server.pid_of(name) != pids[name]} == {stage}
+    now = samples(client)
+    for name in STAGES:
+        counter = f"omni_stage_restarts_total {name}"
+        assert now[counter] - restarts[counter] == (name == stage)
+
+
+def check_while_down(stage: str, server: SupervisedServer, client: httpx2.Client, before: Before) -> None:
+    """The stage is down and will be for seconds."""
+    ready = client.get("/ready")
+    assert error_of(ready, 503)["code"] == f"{stage}_down"
+    assert stage in error_of(ready, 503)["message"]
+    assert client.get("/health").status_code == 200
+    refused = client.post(URL, json=spoken())
+    assert error_of(refused, 503)["code"] == f"{stage}_down"
+    assert 1 <= int(refused.headers["retry-after"]) <= 60
+    assert samples(client)[f"omni_stage_up {stage}"] == 0
+    if stage != "thinker":
+        assert outcome(answer_to(client, written())) == before.text
+    else:
+        assert error_of(client.post(URL, json=written()), 503)["code"] == f"{stage}_down"
+
+
+def check_failed(stage: str, last: dict[str, Any]) -> None:
+    """The last event of a stream whose stage has died."""
+    check_error(last)
+    assert last["error"]["code"] == "engine_dead"
+    assert f"stage '{stage}'" in last["error"]["message"]
+
+
+def failure_of_official_client(server: SupervisedServer) -> openai.APIError:
+    """What the official client raises in the middle of a stream."""
+    with (
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="EMPTY", max_retries=0) as official,
+        pytest.raises(openai.APIError) as failure,
+    ):
+        for _ in official.chat.completions.create(**arguments(ENDLESS_SPEECH)):
+            pass
+    return failure.value
+
+
+@contextmanager
+def posted(server: SupervisedServer, body: Any) -> Iterator[Future[httpx2.Response]]:
+    """A request that is on its way in a thread."""
+    with server.client() as other, ThreadPoolExecutor(1) as thread:
+        yield thread.submit(other.post, URL, json=body)
+
+
+def check_answered_with_failure(stage: str, response: httpx2.Response) -> None:
+    error = error_of(response, 503)
+    assert error["code"] == "engine_dead"
+    assert f"stage '{stage}'" in error["message"]
+    assert not re.search(r"Traceback|\.py\b|/", error["message"])
+    assert 1 <= int(response.headers["retry-after"]) <= 60
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_killed_in_the_middle_of_a_stream(
+    stage: str, server: SupervisedServer, client: httpx2.Client, before: Before
+) -> None:
+    """All that runs there is told: a stream, an answer in one piece, and a stream of the official client."""
+    with (
+        one_restart_of(stage, server, client, before),
+        posted(server, spoken(**ENDLESS) | {"stage_sampling": {"talker": ENDLESS}}) as whole,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        raised = thread.submit(failure_of_official_client, server)
+        speech = Listening(client, ENDLESS_SPEECH)
+        wait_until(lambda: client.get("/load").json() == {"server_load": 3}, 30)
+        speech.until('"data":')
+        server.signal(stage, signal.SIGKILL)
+        check_failed(stage, speech.rest())
+        check_answered_with_failure(stage, whole.result())
+        assert raised.result().code == "engine_dead"
+        assert f"stage '{stage}'" in raised.result().message
+        server.wait_until_down(client, stage)
+        check_while_down(stage, server, client, before)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_raises_in_the_middle_of_a_stream(
+    stage: str, server: SupervisedServer, client: httpx2.Client, before: Before, orders: Path
+) -> None:
+    with one_restart_of(stage, server, client, before):
+        speech = Listening(client, ENDLESS_SPEECH)
+        speech.until('"data":')
+        tell_to_fail(orders, stage)
+        check_failed(stage, speech.rest())
+        server.wait_until_down(client, stage)
+
+
+def test_talker_stopped_in_the_middle_of_a_stream_while_text_goes_on(
+    server: SupervisedServer, client: httpx2.Client, before: Before
+) -> None:
+    """The thinker fills the queue, whose reader is not there any more, and is held back."""
+    with one_restart_of("talker", server, client, before):
+        speech = Listening(client, ENDLESS_SPEECH)
+        speech.until('"data":')
+        server.signal("talker", signal.SIGSTOP)
+        assert outcome(answer_to(client, written())) == before.text
+        check_failed("talker", speech.rest())
+        server.wait_until_down(client, "talker")
+
+
+def test_talker_killed_with_rows_that_it_has_not_read(
+    server: SupervisedServer, client: httpx2.Client, before: Before
+) -> None:
+    """Its part of the prompt is under way: nothing of it is in the stream."""
+    with one_restart_of("talker", server, client, before):
+        server.signal("talker", signal.SIGSTOP)
+        speech = Listening(client, ENDLESS_SPEECH)
+        for _ in range(10):
+            speech.until("transcript")
+        assert samples(client)["omni_shared_memory_slots_in_use thinker talker"] > 0
+        server.signal("talker", signal.SIGKILL)
+        check_failed("talker", speech.rest())
+
+
+def test_thinker_stopped_while_it_processes_a_prompt(
+    server: SupervisedServer, client: httpx2.Client, before: Before
+) -> None:
+    with one_restart_of("thinker", server, client, before):
+        server.signal("thinker", signal.SIGSTOP)
+        with posted(server, ENDLESS_TEXT) as text, posted(server, spoken()) as speech:
+            check_answered_with_failure("thinker", text.result())
+            check_answered_with_failure("thinker", speech.result())
+
+
+def test_thinker_raises_while_it_processes_a_prompt(
+    server: SupervisedServer, client: httpx2.Client, before: Before, orders: Path
+) -> None:
+    with one_restart_of("thinker", server, client, before):
+        tell_to_fail(orders, "thinker")
+        check_answered_with_failure("thinker", client.post(URL, json=ENDLESS_TEXT))
+
+
+def test_code2wav_stopped_while_nobody_needs_it(
+    server: SupervisedServer, client: httpx2.Client, before: Before
+) -> None:
+    with one_restart_of("code2wav", server, client, before):
+        server.signal("code2wav", signal.SIGSTOP)
+        server.wait_until_down(client, "code2wav")
+        check_while_down("code2wav", server, client, before)
+
+
+def test_thinker_killed_while_its_last_text_is_being_spoken(
+    server: SupervisedServer, client: httpx2.Client, before: Before
+) -> None:
+    """The answer needs it no more, and is complete."""
+    with one_restart_of("thinker", server, client, before):
+        body = spoken(**STREAM) | {
+            "stage_sampling": {"talker": {"temperature": 0, "max_tokens": 1400, "ignore_eos": True}}
+        }
+        speech = Listening(client, body)
+        speech.until('"data":')
+        speech.until('"data":')
+        server.signal("thinker", signal.SIGKILL)
+        server.wait_until_down(client, "thinker")
+        last = speech.rest()
+        assert "error" not in last
+        assert last["usage"]["completion_tokens_details"]["audio_tokens"] == 1400
+
+
+def test_two_stages_killed_at_once(server: SupervisedServer, client: httpx2.Client, before: Before) -> None:
+    pids = [server.pid_of(stage) for stage in ("talker", "code2wav")]
+    for stage in ("talker", "code2wav"):
+        server.signal(stage, signal.SIGKILL)
+    server.wait_until_down(client, "talker")
+    assert outcome(answer_to(client, written())) == before.text
+    server.wait_until_up(client)
+    assert outcome(answer_to(client, spoken())) == before.speech
+    server.wait_for_baseline(client, before.baseline)
+    assert not {server.pid_of(stage) for stage in ("talker", "code2wav")} & set(pids)

@@ -1,0 +1,111 @@
+"""Ending an engine's processes, on children that are no engines."""
+
+import contextlib
+import gc
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omni_server.engine.engine_processes import EngineProcesses
+from tests.unit.engine import fake_children
+
+Start = Callable[..., tuple[BaseProcess, Any]]
+TIMEOUT_S = 30.0
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts a child and waits for what it tells."""
+    context = multiprocessing.get_context("spawn")
+    children: list[BaseProcess] = []
+
+    def start_child(run: Callable[..., None], *args: Any) -> tuple[BaseProcess, Any]:
+        receiver, sender = context.Pipe(duplex=False)
+        child = context.Process(target=run, args=(sender, *args))
+        child.start()
+        children.append(child)
+        assert receiver.poll(TIMEOUT_S)
+        return child, receiver.recv()
+
+    yield start_child
+    for child in children:
+        with contextlib.suppress(ValueError):  # closed by the test
+            child.kill()
+            child.join(TIMEOUT_S)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("first", [signal.SIGCONT, signal.SIGSTOP, signal.SIGKILL])
+def test_core_and_its_workers_end_also_when_stopped_or_half_dead(start: Start, first: signal.Signals) -> None:
+    core, worker = start(fake_children.sleep_with_a_worker)
+    processes = EngineProcesses(core)
+    assert core.pid is not None
+    os.kill(core.pid, first)
+    processes.kill()
+    assert processes.wait(TIMEOUT_S)
+    assert processes.has_ended
+    assert not is_running(core.pid)
+    assert not is_running(worker)
+    processes.kill()  # harmless
+
+
+def test_closing_gives_the_file_descriptors_back(start: Start) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    core, _ = start(fake_children.sleep_with_a_worker)
+    processes = EngineProcesses(core)
+    processes.kill()
+    assert processes.wait(TIMEOUT_S)
+    gc.collect()  # the pipe by which the child told of its worker
+    assert len(list(Path("/proc/self/fd").iterdir())) > before
+    processes.close()
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before
+
+
+def test_waiting_for_processes_that_live_ends_in_time(start: Start) -> None:
+    core, _ = start(fake_children.sleep_with_a_worker)
+    processes = EngineProcesses(core)
+    assert not processes.wait(0.05)
+    assert not processes.has_ended
+    processes.kill()
+    assert processes.wait(TIMEOUT_S)
+
+
+def test_why_a_core_has_ended_is_told(start: Start) -> None:
+    core, _ = start(fake_children.sleep_with_a_worker)
+    processes = EngineProcesses(core)
+    assert processes.why_ended() == "its engine has failed"  # it says so itself, and still runs
+    processes.kill()
+    assert processes.wait(TIMEOUT_S)
+    assert processes.why_ended() == "its engine process was killed (SIGKILL)"
+    core, _ = start(fake_children.end, 3)
+    processes = EngineProcesses(core)
+    assert processes.wait(TIMEOUT_S)
+    assert processes.why_ended() == "its engine process has ended (exit code 3)"
+
+
+def test_semaphores_of_a_killed_core_are_removed(start: Start) -> None:
+    core, name = start(fake_children.hold_a_semaphore)
+    own = multiprocessing.get_context("spawn").Lock()
+    file = Path("/dev/shm") / f"sem.{name.removeprefix('/')}"
+    assert file.exists()
+    processes = EngineProcesses(core)
+    processes.kill()
+    assert processes.wait(TIMEOUT_S)
+    assert file.exists(), "nobody else removes it before this process ends"
+    processes.remove_leftovers()
+    assert not file.exists()
+    processes.remove_leftovers()  # harmless
+    with own:  # what this process has is not touched
+        assert (Path("/dev/shm") / f"sem.{vars(own)['_semlock'].name.removeprefix('/')}").exists()

@@ -1,0 +1,111 @@
+"""Who needs a stage is interrupted when it goes down, and nobody else."""
+
+import asyncio
+
+import pytest
+
+from omni_server.engine.stage_life import StageLife
+from omni_server.errors import StageDeadError
+
+REASON = "its engine process was killed (SIGKILL)"
+
+
+async def waiting(life: StageLife, then: asyncio.Event | None = None) -> None:
+    async with life.needed():
+        await asyncio.Event().wait() if then is None else await then.wait()
+
+
+async def started(life: StageLife, then: asyncio.Event | None = None) -> asyncio.Task[None]:
+    task = asyncio.create_task(waiting(life, then))
+    await asyncio.sleep(0)
+    return task
+
+
+async def test_everybody_inside_is_interrupted_with_an_error_of_his_own() -> None:
+    life = StageLife("talker")
+    tasks = [await started(life) for _ in range(3)]
+    life.went_down(REASON)
+    errors = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 5)
+    assert {str(error) for error in errors} == {f"stage 'talker': {REASON}"}
+    assert all(isinstance(error, StageDeadError) for error in errors)
+    assert len(set(map(id, errors))) == 3
+
+
+async def test_who_has_left_is_not_interrupted() -> None:
+    life = StageLife("talker")
+    done, later = asyncio.Event(), asyncio.Event()
+
+    async def passes() -> str:
+        async with life.needed():
+            await done.wait()
+        await later.wait()
+        return "through"
+
+    task = asyncio.create_task(passes())
+    await asyncio.sleep(0)
+    done.set()
+    await asyncio.sleep(0)
+    life.went_down(REASON)
+    later.set()
+    assert await asyncio.wait_for(task, 5) == "through"
+
+
+async def test_nobody_enters_while_the_stage_is_down_and_everybody_when_it_is_up_again() -> None:
+    life = StageLife("talker")
+    life.went_down(REASON)
+    assert life.reason == REASON
+    with pytest.raises(StageDeadError, match="SIGKILL"):
+        await waiting(life)
+    with pytest.raises(StageDeadError, match="SIGKILL"):
+        life.check()
+    life.came_up()
+    life.check()
+    go = asyncio.Event()
+    task = await started(life, go)
+    go.set()
+    await asyncio.wait_for(task, 5)
+
+
+async def test_a_task_that_is_cancelled_as_well_stays_cancelled() -> None:
+    life = StageLife("talker")
+    task = await started(life)
+    task.cancel()
+    life.went_down(REASON)
+    await asyncio.wait([task], timeout=5)
+    assert task.cancelled()
+
+
+async def test_a_task_goes_on_unharmed_behind_the_error() -> None:
+    life = StageLife("talker")
+
+    async def survives() -> str:
+        try:
+            await waiting(life)
+        except StageDeadError:
+            await asyncio.sleep(0)
+            return "still here"
+        return "never"
+
+    task = asyncio.create_task(survives())
+    await asyncio.sleep(0)
+    life.went_down(REASON)
+    assert await asyncio.wait_for(task, 5) == "still here"
+    assert task.cancelling() == 0
+
+
+async def test_the_first_of_two_needed_stages_that_goes_down_is_named() -> None:
+    outer, inner = StageLife("talker"), StageLife("code2wav")
+
+    async def needs_both() -> None:
+        async with outer.needed(), inner.needed():
+            await asyncio.Event().wait()
+
+    for life in (outer, inner):
+        outer.came_up()
+        inner.came_up()
+        task = asyncio.create_task(needs_both())
+        await asyncio.sleep(0)
+        life.went_down(REASON)
+        with pytest.raises(StageDeadError) as caught:
+            await asyncio.wait_for(task, 5)
+        assert caught.value.stage == ("talker" if life is outer else "code2wav")

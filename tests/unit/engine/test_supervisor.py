@@ -1,0 +1,233 @@
+"""What happens from the death of an engine to the next one, in order; without engines."""
+
+import asyncio
+import contextlib
+import gc
+import logging
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from omni_server.config.stage_config import SupervisionConfig
+from omni_server.engine import health_watch, supervisor
+from omni_server.engine.launcher import Engines
+from omni_server.engine.stage_client import StageClient
+from omni_server.engine.stage_launcher import StageLauncher
+from omni_server.engine.supervisor import Supervisor
+from omni_server.errors import ConfigError, StageDeadError
+
+
+class Client(StageClient[AsyncLLM]):
+    async def check_health(self) -> None:
+        return
+
+
+class World:
+    """Stands for `Engines`, `StageLauncher` and the processes; notes what is asked of it."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.client = Client("talker", self.engine())
+        self.build_errors: list[Exception] = []
+        self.may_build = asyncio.Event()
+        self.may_build.set()
+        self.do_end = True
+        self.end_s = 0.0
+
+    @staticmethod
+    def engine() -> AsyncLLM:
+        return cast(AsyncLLM, SimpleNamespace(errored=False))
+
+    def die(self) -> None:
+        cast(Any, self.client.engine).errored = True
+
+    # Engines
+
+    def clients(self) -> list[Client]:
+        return [self.client]
+
+    def attach(self, name: str, engine: AsyncLLM) -> None:
+        self.events.append("attached")
+        self.client.attach(engine)
+
+    def end_blocks_of(self, stage: str) -> int:
+        self.events.append("blocks ended")
+        return 0
+
+    def pids(self) -> dict[str, int]:
+        return {}
+
+    # StageLauncher
+
+    @contextlib.contextmanager
+    def environment(self) -> Iterator[None]:
+        yield
+
+    async def build(self, name: str, progress: object, keep: Callable[[], set[int]]) -> AsyncLLM:
+        self.events.append("build")
+        try:
+            await self.may_build.wait()
+        except asyncio.CancelledError:
+            self.events.append("given up")
+            raise
+        if self.build_errors:
+            raise self.build_errors.pop(0)
+        return self.engine()
+
+
+class Processes:
+    """Stands for `EngineProcesses`."""
+
+    core_pid = 4711
+    has_ended = False
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def why_ended(self) -> str:
+        return "its engine process was killed (SIGKILL)"
+
+    def kill(self) -> None:
+        self._world.events.append("killed")
+
+    def wait(self, timeout_s: float) -> bool:
+        time.sleep(self._world.end_s)
+        return self._world.do_end
+
+    def close(self) -> None:
+        self._world.events.append("closed")
+
+    def remove_leftovers(self) -> None:
+        self._world.events.append("leftovers removed")
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    async def close_frontend(engine: AsyncLLM) -> None:
+        world.events.append("frontend closed")
+
+    world = World()
+    monkeypatch.setattr(health_watch, "POLL_S", 0.001)
+    monkeypatch.setattr(supervisor, "EngineProcesses", lambda core: Processes(world))
+    monkeypatch.setattr(supervisor, "core_process", lambda engine: engine)
+    monkeypatch.setattr(supervisor, "close_frontend", close_frontend)
+    monkeypatch.setattr(gc, "collect", lambda: 0)  # of all that a test run has imported: seconds
+    return world
+
+
+def supervised(world: World, **policy: Any) -> Supervisor:
+    one = Supervisor(
+        cast(Engines, world), cast(StageLauncher, world), SupervisionConfig(**({"max_backoff_s": 0} | policy))
+    )
+    one.start()
+    return one
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+CLEARED = ["killed", "frontend closed", "leftovers removed", "blocks ended"]
+
+
+async def test_an_engine_that_died_is_cleared_away_before_the_next_is_built(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = supervised(world)
+    world.may_build.clear()
+    needing = asyncio.create_task(_needs(world))
+    await asyncio.sleep(0)
+    with caplog.at_level(logging.INFO):
+        world.die()
+        await until(lambda: "build" in world.events)
+        assert world.client.is_dead
+        with pytest.raises(StageDeadError, match="stage 'talker': its engine process was killed"):
+            await needing
+        world.may_build.set()
+        await until(lambda: not world.client.is_dead)
+    await until(lambda: "closed" in world.events)
+    assert world.events == [*CLEARED, "build", "attached", "closed"]
+    assert world.client.life.reason is None
+    assert one.num_restarts == {"talker": 1}
+    assert one.failed_stage is None
+    told = [record.getMessage() for record in caplog.records if record.name == supervisor.__name__]
+    assert told[:2] == [
+        "stage 'talker' runs in process 4711",
+        "stage 'talker' is down: its engine process was killed (SIGKILL)",
+    ]
+    assert told[2].startswith("stage 'talker' runs again, after ")
+    assert len(told) == 3
+    await one.stop()
+
+
+async def _needs(world: World) -> None:
+    async with world.client.life.needed():
+        await asyncio.Event().wait()
+
+
+async def test_a_start_that_fails_is_tried_again(world: World) -> None:
+    one = supervised(world)
+    world.build_errors = [ConfigError("the model folder is gone")] * 2
+    world.die()
+    await until(lambda: "closed" in world.events)
+    assert world.events == [*CLEARED, "build", "build", "build", "attached", "closed"]
+    assert one.num_restarts == {"talker": 3}
+    await one.stop()
+
+
+async def test_a_crash_loop_ends(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    one = supervised(world, max_restarts=2)
+    for number in (1, 2):
+        world.die()
+        await until(lambda: world.events.count("attached") == number)  # noqa: B023
+    assert one.failed_stage is None
+    world.die()
+    await until(lambda: one.failed_stage == "talker")
+    assert world.client.is_dead
+    assert world.events[-len(CLEARED) :] == CLEARED, "it is cleared away all the same"
+    assert "stage 'talker' has died 3 times within 600 s, and supervision.max_restarts is 2" in caplog.text
+    await one.stop()
+
+
+async def test_processes_that_do_not_end_are_the_end(world: World) -> None:
+    """Its memory and its part of the queue are still in use."""
+    one = supervised(world)
+    world.do_end = False
+    world.die()
+    await until(lambda: one.failed_stage == "talker")
+    assert world.client.is_dead
+    assert "blocks ended" not in world.events
+    assert "build" not in world.events
+    await one.stop()
+
+
+async def test_stopping_gives_up_an_engine_that_is_being_built(world: World) -> None:
+    one = supervised(world)
+    world.may_build.clear()
+    world.die()
+    await until(lambda: "build" in world.events)
+    await asyncio.wait_for(one.stop(), 10)
+    assert world.events[-1] == "given up"
+    assert world.client.is_dead
+
+
+async def test_stopping_waits_until_what_died_is_cleared_away(world: World) -> None:
+    one = supervised(world)
+    world.end_s = 0.1
+    world.die()
+    await until(lambda: "killed" in world.events)
+    await asyncio.wait_for(one.stop(), 10)
+    assert world.events == CLEARED
+
+
+async def test_stopping_leaves_engines_that_run_alone(world: World) -> None:
+    one = supervised(world)
+    await asyncio.wait_for(one.stop(), 10)
+    assert world.events == []
+    assert not world.client.is_dead
