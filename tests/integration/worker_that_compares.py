@@ -15,6 +15,11 @@ from stages.runtime.row_model_state import RowModelStateMixin, step_batch
 
 
 class ComparingRunnerMixin(ARModelRunnerV2Mixin):
+    # Of vLLM's runner:
+    req_states: Any
+    input_buffers: Any
+    block_tables: Any
+
     def prepare_attn(self, input_batch: Any) -> Any:
         """The last of what a steady step skips before the model's state has its turn."""
         steady = self.model_state.steady
@@ -23,8 +28,9 @@ class ComparingRunnerMixin(ARModelRunnerV2Mixin):
             return made
         ours = self._inputs(input_batch, made)
         # By the very state and buffers; what was prepared is overwritten.
-        batch = super(ARModelRunnerV2Mixin, self).prepare_inputs(*self._asked)
-        blocks_and_slots = super(ARModelRunnerV2Mixin, self).prepare_attn(batch)
+        runner: Any = super(ARModelRunnerV2Mixin, self)
+        batch = runner.prepare_inputs(*self._asked)
+        blocks_and_slots = runner.prepare_attn(batch)
         state: Any = super(RowModelStateMixin, self.model_state)
         embeds = state.prepare_inputs_embeds({}, batch, self.req_states)
         self.row_overlay._upload.rows_changed()  # not what was uploaded for a step before
@@ -43,7 +49,8 @@ class ComparingRunnerMixin(ARModelRunnerV2Mixin):
     def _inputs(self, batch: Any, blocks_and_slots: Any) -> dict[str, Any]:
         """All that the step's model and sampler are given, copied."""
         (blocks,), slots = blocks_and_slots
-        rope, buffers = self.model_state.rope_state, self.input_buffers
+        state: Any = self.model_state
+        buffers = self.input_buffers
         num_blocks = -(-int(batch.seq_lens.max()) // self.block_tables.block_sizes[0])
         values = {field.name: getattr(batch, field.name) for field in fields(batch)} | {
             "all query_start_loc": buffers.query_start_loc,
@@ -51,8 +58,8 @@ class ComparingRunnerMixin(ARModelRunnerV2Mixin):
             "blocks": blocks[:, :num_blocks],
             "slots": slots,
             "all slots": self.block_tables.slot_mappings,
-            "rope": rope.positions[:, : batch.num_tokens],
-            "embeds": self.model_state.inputs_embeds[: batch.num_tokens],
+            "rope": state.rope_state.positions[:, : batch.num_tokens],
+            "embeds": state.inputs_embeds[: batch.num_tokens],
         }
         return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in values.items()}
 
