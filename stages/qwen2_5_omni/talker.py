@@ -108,11 +108,10 @@ class TalkerModel(Qwen2Model):
             quant_config=vllm_config.quant_config,
             prefix=maybe_prefix(prefix, "thinker_to_talker_proj"),
         )
-        self.attends_by_kernel = False
+        self.attentions = [layer.self_attn for layer in self.layers if isinstance(layer, TalkerDecoderLayer)]
         match vllm_config.additional_config:
             case StageRuntimeConfig(decoding_kernels=True):
-                layers = [layer.self_attn for layer in self.layers if isinstance(layer, TalkerDecoderLayer)]
-                self.attends_by_kernel = use_decode_kernel(layers, vllm_config)
+                use_decode_kernel(self.attentions, vllm_config)
 
     def forward(
         self,
@@ -148,7 +147,6 @@ class Qwen2_5OmniTalker(Qwen2ForCausalLM, SupportsMRoPE):
         )
         self.logits_processor = LogitsProcessor(config.vocab_size)
         self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
-        self.attends_by_kernel = self.model.attends_by_kernel
         # Ids that may be sampled: what code2wav has an embedding for, and the two that end the utterance.
         # The reference suppresses only the start id; ids beyond the table would make its DiT fail.
         banned = torch.arange(config.vocab_size) >= config.codec_table_size
@@ -159,6 +157,11 @@ class Qwen2_5OmniTalker(Qwen2ForCausalLM, SupportsMRoPE):
     @property
     def token_embedding(self) -> VocabParallelEmbedding:
         return self.model.embed_tokens
+
+    def attends_by_kernel(self, metadata: dict[str, Any]) -> bool:
+        """Whether our kernel is the attention of every layer in a step with this metadata of vLLM's, by layer."""
+        layers = self.model.attentions
+        return all(layer.attends_by_kernel(metadata[layer.attn.layer_name]) for layer in layers)
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         logits = super().compute_logits(hidden_states)

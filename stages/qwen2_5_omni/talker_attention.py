@@ -74,6 +74,14 @@ class TalkerAttention(Qwen2Attention):
         """`kernel`: `stages.runtime.decode_attention_kernel.DecodeAttention` of this layer's sizes."""
         self._kernel = kernel
 
+    def attends_by_kernel(self, metadata: Any) -> bool:
+        """Whether the kernel computes a step of which vLLM gives this layer that `metadata`."""
+        return (
+            self._kernel is not None
+            and _is_decoding(metadata)
+            and self.attn.kv_cache.dtype == self.qkv_proj.params_dtype
+        )
+
     def _attend_by_kernel(
         self, kernel: Callable[..., None], qkv: torch.Tensor, positions: torch.Tensor, attended: torch.Tensor
     ) -> bool:

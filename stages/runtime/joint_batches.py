@@ -6,7 +6,8 @@ through the thinker together stay together: their texts, their speech and their 
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -21,8 +22,8 @@ WINDOW_PAUSE_S, LONGEST_WINDOW_PAUSE_S = 0.001, 0.006
 class Arrivals:
     """When the first step after a time without work may begin.
 
-    While it may not, a scheduler returns an empty step: vLLM's engine then sleeps for a millisecond and looks for what
-    has arrived."""
+    While it may not, a scheduler makes a step `without_tokens`: vLLM's engine then sleeps for a millisecond and looks
+    for what has arrived."""
 
     def __init__(self, pause_s: float, longest_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         """`pause_s` after each arrival, `longest_s` after the first."""
@@ -47,6 +48,17 @@ class Arrivals:
         return self._clock() < self._starts_at
 
 
+@contextmanager
+def without_tokens(scheduler: Scheduler) -> Iterator[None]:
+    """What vLLM's `scheduler` makes meanwhile has no tokens of any request, but all else that workers and connectors
+    of the KV cache are told in each step."""
+    limit, scheduler.max_num_scheduled_tokens = scheduler.max_num_scheduled_tokens, 0
+    try:
+        yield
+    finally:
+        scheduler.max_num_scheduled_tokens = limit
+
+
 class JointBatchScheduler(Scheduler):
     """vLLM's, for stages whose requests are computed in one step."""
 
@@ -60,7 +72,8 @@ class JointBatchScheduler(Scheduler):
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         if self.arrivals.is_pausing:
-            return SchedulerOutput.make_empty()
+            with without_tokens(self):
+                return super().schedule(*args, **kwargs)
         return super().schedule(*args, **kwargs)
 
     def update_from_output(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:

@@ -30,7 +30,7 @@ from omni_server.protocol.token_blocks import TOKENS_PER_OUTPUT_KEY
 from omni_server.transport.slab_queue import SlabQueue
 from stages.runtime.batch import StageStep, TakenSlot, attach_step
 from stages.runtime.grammar_watch import GrammarWatch, WatchedGrammar
-from stages.runtime.joint_batches import Arrivals
+from stages.runtime.joint_batches import Arrivals, without_tokens
 from stages.runtime.load_report import LoadReport
 from stages.runtime.parent_watch import end_with_parent
 from stages.runtime.queue_end import open_queue
@@ -145,7 +145,8 @@ class StageSchedulerMixin:
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         if self.arrivals is not None and self.arrivals.is_pausing:
-            return SchedulerOutput.make_empty()
+            with without_tokens(self):  # type: ignore[arg-type]
+                return super().schedule(throttle_prefills)  # type: ignore[misc,no-any-return]
         self._is_output_full = bool(
             self._sending and self._output_queue is not None and self._output_queue.num_free() == 0
         )

@@ -6,6 +6,7 @@ one before it, with one token each, nearly all of that still lies where it is, a
 up to date. Any other step is prepared by vLLM, and what it leaves is what the next one starts from.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -27,8 +28,9 @@ BlocksAndSlots = tuple[tuple[torch.Tensor, ...], torch.Tensor]
 class AddsRows(Protocol):
     """A model whose inputs are token embeddings and rows."""
 
-    attends_by_kernel: bool
-    """A captured decoding step reads block tables, lengths and slots where vLLM keeps them, and no other metadata."""
+    def attends_by_kernel(self, metadata: dict[str, Any]) -> bool:
+        """A decoding step with this metadata of vLLM's, by layer, reads block tables, lengths and slots where vLLM
+        keeps them, and nothing else of it."""
 
     @property
     def token_embedding(self) -> VocabParallelEmbedding: ...
@@ -47,7 +49,15 @@ class _Last:
 class SteadySteps:
     """One for a runner, made when its caches are."""
 
-    def __init__(self, runner: GPUModelRunner, overlay: RowOverlay, tensors: StepTensors, attends_by_kernel: bool):
+    def __init__(
+        self,
+        runner: GPUModelRunner,
+        overlay: RowOverlay,
+        tensors: StepTensors,
+        attends_by_kernel: Callable[[dict[str, Any]], bool] | None,
+    ) -> None:
+        """`attends_by_kernel`: `AddsRows`' own; None where a decoding step may run a graph that was captured with
+        another step's metadata."""
         self._requests = runner.req_states
         self._rope = runner.model_state.rope_state
         self._overlay = overlay
@@ -100,7 +110,7 @@ class SteadySteps:
             embeds=state.inputs_embeds,
         )
         captured = runner.compilation_config.cudagraph_mode
-        return cls(runner, overlay, tensors, model.attends_by_kernel and captured.separate_routine())
+        return cls(runner, overlay, tensors, model.attends_by_kernel if captured.separate_routine() else None)
 
     def forget(self) -> None:
         """The runner's inputs are no longer those of the last step."""
@@ -161,10 +171,12 @@ class SteadySteps:
 
     def metadata(self) -> dict[str, Any] | None:
         """The last step's attention metadata, where a steady step's captured graph reads nothing of it."""
-        return self._last.metadata if self._last is not None and self._is_steady and self._attends_by_kernel else None
+        return self._last.metadata if self._last is not None and self._is_steady else None
 
     def have_metadata(self, made: dict[str, Any]) -> None:
-        if self._last is not None:
+        """Of a step whose graph is captured. vLLM's own attention may have put into it what depends on the lengths (a
+        plan, a schedule), and then is to make it anew in each step."""
+        if self._last is not None and self._attends_by_kernel is not None and self._attends_by_kernel(made):
             self._last.metadata = made
 
     def inputs_embeds(self, num_tokens: int) -> torch.Tensor | None:

@@ -24,6 +24,8 @@ CRAMPED = {"max_model_len": 288, "max_num_batched_tokens": 64}
 """Steps too small for a prompt with media."""
 FEW_BLOCKS = {"num_gpu_blocks_override": 10, "mm_processor_cache_gb": 0}
 """Too few for all requests at once: some are preempted."""
+COMPARING_WORKER = "tests.integration.worker_that_compares.ComparingWorker"
+"""Each step that one kernel prepares is prepared by vLLM, too; the engine ends with the first difference."""
 
 
 def schedule_asynchronously(patch: pytest.MonkeyPatch) -> None:
@@ -37,6 +39,7 @@ def schedule_asynchronously(patch: pytest.MonkeyPatch) -> None:
     def engine_args(*args: Any, **kwargs: Any) -> AsyncEngineArgs:
         arguments = ar_engine_args(*args, **kwargs)
         arguments.scheduler_cls = ASYNC_SCHEDULER
+        arguments.worker_cls = COMPARING_WORKER
         return arguments
 
     patch.setattr(CpuPlatform, "check_and_update_config", staticmethod(asynchronous))

@@ -3,6 +3,7 @@ tests/integration/v2_on_cpu on PYTHONPATH."""
 
 import json
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,9 @@ import pytest
 import torch
 import vllm.v1.worker.cpu.shm  # noqa: F401  vLLM's stand-ins for what V2 asks of a GPU, as its CPU worker loads them
 from vllm import SamplingParams
+from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.sample.output import SamplerOutput
+from vllm.v1.worker.gpu.sample.sampler import Sampler
 
 from stages.runtime import sampling_kernel
 from tests.integration.sampling_states import TALKER, Batch, random_logits, random_params
@@ -44,6 +48,23 @@ class Comparison:
         ours = batch.ours(step)
         fused = len(self.calls) > before
         self.made.append({"what": what, "ours": ours, "vllms": batch.vllms(step), "fused": fused})
+
+    def add_whole(self, what: str, batch: Batch, logits: torch.Tensor, step: InputBatch) -> None:
+        before = len(self.calls)
+        ours = told(batch.sampler(logits.clone(), step))
+        fused = len(self.calls) > before
+        vllms = told(Sampler.__call__(batch.sampler, logits.clone(), step))
+        self.made.append({"what": what, "ours": ours, "vllms": vllms, "fused": fused})
+
+
+def told(output: SamplerOutput) -> dict[str, Any]:
+    """In a form for JSON."""
+    return {
+        "tokens": output.sampled_token_ids.tolist(),
+        "numbers": [(str(x.dtype), x.tolist()) for x in (output.num_sampled, output.num_rejected)],
+        "logprobs": None if output.logprobs_tensors is None else output.logprobs_tensors.logprob_token_ids.tolist(),
+        "has_mask": output.sampling_mask_tensors is not None,
+    }
 
 
 def mixed(comparison: Comparison) -> None:
@@ -84,6 +105,21 @@ def out_of_the_ordinary(comparison: Comparison) -> None:
     comparison.add("vocabulary", batch, batch.step(torch.randn(1, sampling_kernel.MAX_VOCABULARY + 1)))
 
 
+def whole_steps(comparison: Comparison) -> None:
+    """What the runner is given of a step, not the tokens only."""
+    logits = torch.from_numpy(np.random.default_rng(0).normal(size=(3, 500)).astype(np.float32))
+    usual = SamplingParams(**TALKER, max_tokens=2000)
+    batch = Batch(500, [usual] * 3)
+    decoding = batch.decoding()
+    comparison.add_whole("decoding", batch, logits, decoding)
+    # Of the first one's prompt there is more to come.
+    chunk = replace(decoding, seq_lens=decoding.seq_lens - torch.tensor([2, 0, 0], dtype=torch.int32), has_prefill=True)
+    comparison.add_whole("a chunk of a prompt", batch, logits, chunk)
+    for what, options in OPTIONS.items():
+        batch = Batch(500, [usual, usual, SamplingParams(temperature=0, logprobs=2)], **options)
+        comparison.add_whole(f"logprobs, {what}", batch, logits, batch.decoding())
+
+
 if __name__ == "__main__":
     calls: list[int] = []
     sample = sampling_kernel.sample
@@ -95,7 +131,7 @@ if __name__ == "__main__":
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sampling_kernel, "sample", counting)
         groups = {}
-        for group in (mixed, many_equal, out_of_the_ordinary):
+        for group in (mixed, many_equal, out_of_the_ordinary, whole_steps):
             comparison = Comparison(calls)
             group(comparison)
             groups[group.__name__] = comparison.made

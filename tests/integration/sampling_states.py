@@ -1,12 +1,14 @@
 """Batches of requests in the state of vLLM's V2 sampler, for comparisons of `FusedSampler` with vLLM's `Sampler`."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from vllm import SamplingParams
 from vllm.config import VllmConfig
+from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.states import RequestState
 
@@ -47,6 +49,25 @@ class Batch:
         ids = torch.zeros(len(self.index), dtype=torch.int32, device=self.device)
         lengths = np.full(len(self.index), 3000, np.int32)
         return logits, mapping, mapping, self.index, pos, ids, torch.zeros_like(ids), lengths
+
+    def decoding(self) -> InputBatch:
+        """A step with the next token of each request, padded by two tokens."""
+        num = len(self.index)
+        states = self.sampler.req_states
+        made = InputBatch.make_dummy(num, num, InputBuffers(states.max_num_reqs, num + 2, self.device))
+        mapping = torch.from_numpy(self.index).to(self.device)
+        lengths = torch.from_numpy(states.prefill_len.np[self.index] + 1).to(self.device)
+        return replace(
+            made,
+            idx_mapping=mapping,
+            idx_mapping_np=self.index,
+            expanded_idx_mapping=mapping,
+            seq_lens=lengths,
+            seq_lens_cpu_upper_bound=lengths.cpu(),
+            positions=torch.nn.functional.pad(lengths.long() - 1, (0, 2)),
+            input_ids=torch.zeros(num + 2, dtype=torch.int32, device=self.device),
+            num_tokens_after_padding=num + 2,
+        )
 
     def ours(self, step: tuple[Any, ...]) -> list[int]:
         return self.sampler.sample(*step)[0].tolist()  # type: ignore[no-any-return]

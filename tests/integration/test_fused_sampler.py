@@ -43,3 +43,13 @@ def test_what_the_kernel_cannot_do_is_vllms(compared: dict[str, list[dict[str, A
     made = compared["out_of_the_ordinary"]
     assert {one["what"] for one in made if one["fused"]} == {"nothing", "raw logprobs"}
     assert [one for one in made if one["ours"] != one["vllms"]] == []
+
+
+def test_a_whole_step_is_answered_as_vllm_answers_it(compared: dict[str, list[dict[str, Any]]]) -> None:
+    made = {one["what"]: one for one in compared["whole_steps"]}
+    assert [one for one in made.values() if one["ours"] != one["vllms"]] == []
+    assert made["decoding"]["fused"]
+    assert made["decoding"]["ours"]["numbers"] == [["torch.int32", [1, 1, 1]], ["torch.int32", [0, 0, 0]]]
+    assert made["a chunk of a prompt"]["ours"]["numbers"][0][1] == [0, 1, 1]
+    assert made["logprobs, raw logprobs"]["ours"]["logprobs"] is not None
+    assert made["logprobs, sampling masks"]["ours"]["has_mask"]

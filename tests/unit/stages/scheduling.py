@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 from vllm import SamplingParams
-from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.config import CacheConfig, DeviceConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -68,6 +68,7 @@ def make_scheduler(
     num_blocks: int = 200,
     scheduler_class: type[StageScheduler] | type[AsyncStageScheduler] = StageScheduler,
     arrivals: Arrivals | None = None,
+    kv_transfer_config: KVTransferConfig | None = None,
 ) -> AnyScheduler:
     """`arrivals`: in place of the stage's own pauses, which depend on the clock; None for no pauses at all."""
     (folder / "config.json").write_text(json.dumps(TEXT_MODEL))
@@ -88,6 +89,7 @@ def make_scheduler(
         ),
         cache_config=cache,
         device_config=DeviceConfig("cpu"),
+        kv_transfer_config=kv_transfer_config,
         additional_config=StageRuntimeConfig(model_dir=str(folder), input_queue=input_queue, output_queue=output_queue),
     )
     spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_size=1, dtype=torch.float32)

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm.config import KVTransferConfig
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import RequestStatus
@@ -19,17 +20,17 @@ PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.006
 class Stage:
     """The scheduler, and the time that it sees."""
 
-    def __init__(self, folder: Path, scheduler_class: type[Any]) -> None:
+    def __init__(self, folder: Path, scheduler_class: type[Any], **kwargs: Any) -> None:
         self.now = 100.0
         arrivals = Arrivals(PAUSE_S, LONGEST_PAUSE_S, lambda: self.now)
-        self.scheduler: Scheduler = make_scheduler(folder, scheduler_class=scheduler_class, arrivals=arrivals)
+        self.scheduler: Scheduler = make_scheduler(folder, scheduler_class=scheduler_class, arrivals=arrivals, **kwargs)
 
-    def arrive(self, *names: str) -> None:
+    def arrive(self, *names: str, max_tokens: int = 1) -> None:
         for name in names:
-            self.scheduler.add_request(request(name, 10, None, max_tokens=1))
+            self.scheduler.add_request(request(name, 10, None, max_tokens=max_tokens))
 
     def step(self) -> list[str]:
-        """Names of the requests that were computed; each ends with it."""
+        """Names of the requests that were computed; one of a single token ends with it."""
         output = self.scheduler.schedule()
         names = list(output.num_scheduled_tokens)
         result = ModelRunnerOutput(
@@ -90,6 +91,46 @@ def test_an_abort_during_the_pause_leaves_nothing_behind(stage: Stage) -> None:
     stage.now += PAUSE_S
     assert stage.step() == []
     assert not stage.scheduler.has_requests()
+
+
+def test_workers_are_told_of_requests_that_have_ended_in_a_pause_too(stage: Stage) -> None:
+    stage.arrive("a")
+    stage.now += PAUSE_S
+    stage.step()
+    stage.now += 2 * BUSY_S
+    stage.arrive("b")
+    output = stage.scheduler.schedule()
+    assert output.total_num_scheduled_tokens == 0
+    assert output.finished_req_ids == {"a"}
+
+
+def test_a_request_that_a_pause_has_interrupted_comes_back_with_its_tokens(stage: Stage) -> None:
+    """A V1 worker forgets requests that are not in a step, and asks for these tokens with async scheduling."""
+    stage.arrive("a", max_tokens=3)
+    stage.now += PAUSE_S
+    assert stage.step() == ["a"]
+    stage.now += 2 * BUSY_S
+    stage.arrive("b")
+    assert stage.step() == []
+    stage.now += PAUSE_S
+    cached = stage.scheduler.schedule().scheduled_cached_reqs
+    assert cached.req_ids == ["a"]
+    assert cached.all_token_ids == {"a": [*range(10), 7]}
+
+
+@pytest.mark.parametrize("scheduler_class", [JointBatchScheduler, StageScheduler])
+def test_a_connector_of_the_kv_cache_has_its_part_in_a_pause_too(tmp_path: Path, scheduler_class: type[Any]) -> None:
+    """vLLM's workers require it in each step, also in one without tokens."""
+    connector = KVTransferConfig(
+        kv_connector="ExampleConnector",
+        kv_role="kv_both",
+        kv_connector_extra_config={"shared_storage_path": str(tmp_path)},
+    )
+    stage = Stage(tmp_path, scheduler_class, kv_transfer_config=connector)
+    stage.arrive("a")
+    output = stage.scheduler.schedule()
+    assert output.total_num_scheduled_tokens == 0
+    assert output.kv_connector_metadata is not None
 
 
 def test_stages_that_get_prompts_and_windows_pause_and_one_that_is_fed_does_not(tmp_path: Path) -> None:

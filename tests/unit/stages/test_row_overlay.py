@@ -159,3 +159,50 @@ def test_each_rank_ends_its_own_reference() -> None:
         assert queue.num_in_use() == 0
     finally:
         queue.close()
+
+
+def test_added_rows_are_those_that_apply_adds() -> None:
+    made = overlay("a", "b", num_rows=10)
+    zeros = torch.zeros(2, 2)
+    rows = made.added_rows(["b", "a"], np.array([5, 11], np.int32), zeros)
+    made.apply(zeros, batch(("b", 5, 1), ("a", 11, 1)))
+    assert rows is not None
+    assert torch.equal(rows, torch.cat([numbered(5, 1), TAIL[1:]]))
+    assert torch.equal(rows, zeros)
+
+
+@pytest.mark.parametrize(("request_ids", "positions"), [(["a", "other"], [6, 6]), (["a", "b"], [6, NUM_REPLACED - 1])])
+def test_there_are_no_added_rows_where_one_replaces_or_a_request_is_not_fed(
+    request_ids: list[str], positions: list[int]
+) -> None:
+    made = overlay("a", "b")
+    assert made.added_rows(request_ids, np.array(positions, np.int32), embeddings(2)) is None
+
+
+def test_added_rows_that_have_not_come_are_an_error() -> None:
+    with pytest.raises(IndexError, match="position 10 has not come"):
+        overlay("a", is_final=False).added_rows(["a"], np.array([10], np.int32), embeddings(1))
+
+
+def test_a_request_in_the_place_of_one_that_has_ended_gets_its_own_rows() -> None:
+    """They lie where those lay that were used last."""
+    made = RowOverlay(None, 0)
+    for start in (0, 500):
+        made.feed("a", RowsFeed(payload(0, numbered(start, 10))))
+        made.announce("a", RowsInput(num_replaced=NUM_REPLACED))
+        for _ in range(2):
+            rows = made.added_rows(["a"], np.array([6], np.int32), embeddings(1))
+            assert rows is not None
+            assert torch.equal(rows, numbered(start + 6, 1))
+        made.remove("a")
+
+
+def test_rows_that_come_late_are_used_from_where_they_begin() -> None:
+    made = overlay("a", is_final=False)
+    first = made.added_rows(["a"], np.array([9], np.int32), embeddings(1))
+    made.feed("a", RowsFeed(payload(10, numbered(10, 200))))
+    assert first is not None
+    for position in (10, 209, 9):
+        rows = made.added_rows(["a"], np.array([position], np.int32), embeddings(1))
+        assert rows is not None
+        assert torch.equal(rows, numbered(position, 1))

@@ -126,3 +126,33 @@ def test_all_else_is_left_to_vllm(attend: Any, change: dict[str, Any]) -> None:
     calls, out, _ = attend(replace(Step(5), **change))
     assert calls == []
     assert (out == 2).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "is_ours"),
+    [
+        ({}, True),
+        ({"max_query_len": 2}, False),
+        ({"num_requests": 65}, False),
+        ({"cache_dtype": torch.uint8}, False),
+    ],
+    ids=str,
+)
+def test_it_says_of_a_step_whether_the_kernel_will_compute_it(change: dict[str, Any], is_ours: bool) -> None:
+    step = replace(Step(5), **change)
+    layer = layer_with(cache_dtype=step.cache_dtype)
+    assert TalkerAttention.attends_by_kernel(layer, metadata_of(step)) == is_ours
+
+
+def test_steps_of_another_backend_are_not_the_kernels() -> None:
+    """vLLM takes FlashInfer on some GPUs, whose metadata hold a plan for the step's lengths."""
+    metadata = SimpleNamespace(**vars(metadata_of(Step(5))))
+    assert not TalkerAttention.attends_by_kernel(layer_with(), metadata)
+
+
+def layer_with(cache_dtype: torch.dtype = torch.float32) -> Any:
+    return SimpleNamespace(
+        _kernel=print,
+        attn=SimpleNamespace(kv_cache=torch.zeros(1, dtype=cache_dtype)),
+        qkv_proj=SimpleNamespace(params_dtype=torch.float32),
+    )
