@@ -189,7 +189,10 @@ def _run(options: ServeOptions, model_dir: Path, config: StageConfig, on_progres
         if options.api.api_keys:
             print("This server needs a key: add -H 'Authorization: Bearer YOUR_KEY' to the command.\n", flush=True)
 
-    return asyncio.run(run_server(start, stop, options.api, on_ready))
+    try:
+        return asyncio.run(run_server(start, stop, options.api, on_ready))
+    finally:
+        gc.unfreeze()  # or what libraries check at the end of Python would look to them like leaks
 
 
 def _stage_config(options: ServeOptions, on_progress: Callable[[str], None]) -> StageConfig:

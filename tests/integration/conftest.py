@@ -60,3 +60,4 @@ def server(checkpoint: Path, collector: Collector, tmp_path_factory: pytest.Temp
     assert exit_code == 0, process.log
     process.wait_until_nothing_is_left()
     assert "Traceback" not in process.log
+    assert "leaked" not in process.log  # what libraries say when they are not cleaned up
