@@ -3,6 +3,7 @@
 import asyncio
 import os
 import threading
+import time
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +18,7 @@ from omni_server.types import ChatMessage, OmniEvent, OmniRequest, SamplingConfi
 T = TypeVar("T")
 
 START_TIMEOUT_S = 900.0
+RELEASE_TIMEOUT_S = 10.0
 DEMO_CONFIG = Path(__file__).resolve().parents[2] / "configs" / "qwen2_5_omni.demo-cpu.yaml"
 
 GREEDY_TALKER = SamplingConfig(temperature=0.0, repetition_penalty=1.05, max_tokens=60)
@@ -74,7 +76,11 @@ class LiveOmni:
         return self.run(all_events())
 
     def held_rows(self) -> int:
-        return self.run(self.omni.num_held_rows())
+        """What is not released within `RELEASE_TIMEOUT_S`: a worker hears of an end with its stage's next step."""
+        deadline = time.monotonic() + RELEASE_TIMEOUT_S
+        while (held := self.run(self.omni.num_held_rows())) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return held
 
     def num_resumed(self) -> dict[str, int]:
         return self.run(self.omni.num_resumed())
