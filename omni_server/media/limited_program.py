@@ -26,23 +26,23 @@ _PR_SET_PDEATHSIG = 1
 _WRITE_BYTES = 1 << 16
 """As much as a pipe holds."""
 
-Reader = Callable[[BinaryIO, BinaryIO, Sequence[str]], int]
+Read = Callable[[BinaryIO, BinaryIO, Sequence[str]], int]
 
 
 def _end_with(parent: int) -> None:
     """Killed as soon as the thread ends that started this process, which waits for it, or the parent as a whole."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)
+        sys.exit("the server is gone")
 
 
-def _load(path: Path) -> Reader:
+def _load(path: Path) -> Read:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    read: Reader = module.read
+    read: Read = module.read
     return read
 
 

@@ -19,6 +19,7 @@ from cv2.typing import MatLike
 
 HEADER = struct.Struct("=IIId")
 UNREADABLE, DAMAGED, NO_SIZE, TOO_LARGE, EXTREME_RATIO, NO_FRAME, TOO_LONG, INCOMPLETE = range(3, 11)
+"""The first is `limited_program`'s, also for memory that did not suffice."""
 
 _SAMPLE_FPS = 2.0
 """Frames taken per second, the default of the Qwen-Omni processors."""
