@@ -7,6 +7,7 @@ import sys
 import zlib
 from pathlib import Path
 
+import av
 import numpy as np
 import pytest
 
@@ -77,6 +78,28 @@ def test_a_block_that_unpacks_to_gigabytes_is_refused() -> None:
     assert outcome == "invalid_video"
     assert own < 200
     assert process < 1_400
+
+
+def test_a_video_that_crashes_ffmpeg_leaves_the_server_alone() -> None:
+    """Found by changing files at random: OpenCV 5.0.0 ends with SIGSEGV over an AVI file whose index is wrong."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="avi") as output:
+        video = output.add_stream("mjpeg", rate=8)
+        video.width = video.height = 16
+        video.pix_fmt = "yuvj420p"
+        blocks = (
+            np.random.default_rng(0).integers(0, 256, (3, 3, 3), dtype=np.uint8).repeat(8, 0).repeat(8, 1)[:16, :16]
+        )
+        for index in range(4):
+            picture = np.ascontiguousarray(np.roll(blocks, 7 * index, axis=1))
+            output.mux(video.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        output.mux(video.encode())
+    avi = file.getvalue()
+    assert _measure(avi)[0] == "(4, 16, 16, 3)"
+    first_frame = avi.index(b"00dc", avi.index(b"movi"))
+    outcome, own, _, _ = _measure(avi[: first_frame + 30] + bytes(14) + avi[first_frame + 30 :])
+    assert outcome == "invalid_video"
+    assert own < 200
 
 
 def test_the_process_makes_no_other_pixels(ball: bytes) -> None:
