@@ -11,6 +11,7 @@ from omni_server.api.config import ApiConfig
 from omni_server.api.schemas import AudioUrlContent, ImageUrlContent, InputAudioContent, MediaContent, VideoUrlContent
 from omni_server.errors import InvalidRequestError, OverloadedError
 from omni_server.media.decode import count_samples, decode_audio, decode_image, decode_video
+from omni_server.media.limited_process import Cancellation
 from omni_server.media.limits import MediaLimits
 from omni_server.media.source import MediaSource, decode_base64
 from omni_server.types import AudioPart, ImagePart, VideoPart
@@ -67,17 +68,23 @@ class MediaLoader:
                 case InputAudioContent(input_audio=audio):
                     if audio.data.startswith(_URL_PREFIXES):
                         async with self._read(audio.data) as data:
-                            return await self._in_thread(lambda: decode_audio(data, limits, audio.format))
-                    return await self._in_thread(lambda: decode_audio(decode_base64(audio.data), limits, audio.format))
+                            return await self._in_thread(
+                                lambda cancellation: decode_audio(data, limits, audio.format, cancellation)
+                            )
+                    return await self._in_thread(
+                        lambda cancellation: decode_audio(decode_base64(audio.data), limits, audio.format, cancellation)
+                    )
                 case AudioUrlContent(audio_url=url):
                     async with self._read(url.url) as data:
-                        return await self._in_thread(lambda: decode_audio(data, limits))
+                        return await self._in_thread(
+                            lambda cancellation: decode_audio(data, limits, None, cancellation)
+                        )
                 case ImageUrlContent(image_url=url):
                     async with self._read(url.url) as data:
-                        return await self._in_thread(lambda: decode_image(data, limits))
+                        return await self._in_thread(lambda _: decode_image(data, limits))
                 case VideoUrlContent(video_url=url):
                     async with self._read(url.url) as data:
-                        return await self._in_thread(lambda: decode_video(data, limits))
+                        return await self._in_thread(lambda cancellation: decode_video(data, limits, cancellation))
         except InvalidRequestError as error:
             error.param = (
                 f"{param}.input_audio.data" if content.type == "input_audio" else f"{param}.{content.type}.url"
@@ -86,11 +93,11 @@ class MediaLoader:
 
     async def count_samples(self, data: bytes) -> int:
         """Of the waveform that `load_sound_file` makes, at most. Raises as that does."""
-        return await self._in_thread(lambda: count_samples(data, self._limits))
+        return await self._in_thread(lambda cancellation: count_samples(data, self._limits, cancellation))
 
     async def load_sound_file(self, data: bytes) -> AudioPart:
         """The waveform of an uploaded file. Raises as `load` does, without naming a field."""
-        return await self._in_thread(lambda: decode_audio(data, self._limits))
+        return await self._in_thread(lambda cancellation: decode_audio(data, self._limits, None, cancellation))
 
     @asynccontextmanager
     async def _read(self, url: str) -> AsyncIterator[bytes]:
@@ -108,17 +115,22 @@ class MediaLoader:
         finally:
             self._reads.release()
 
-    async def _in_thread(self, decode: Callable[[], Result]) -> Result:
-        """A thread cannot be stopped: one that takes too long keeps its slot until it ends, so that slow media of
-        many requests never fill the process with threads."""
+    async def _in_thread(self, decode: Callable[[Cancellation], Result]) -> Result:
+        """Whoever waits no more has the process ended that decodes for them, if there is one. A thread that decodes
+        itself cannot be stopped: one that takes too long keeps its slot until it ends, so that slow media of many
+        requests never fill the process with threads."""
         try:
             async with asyncio.timeout(self._queue_timeout_s):
                 await self._slots.acquire()
         except TimeoutError:
             raise OverloadedError("The server is busy decoding the media of other requests.") from None
-        decoding = asyncio.get_running_loop().run_in_executor(self._threads, decode)
+        cancellation = Cancellation()
+        decoding = asyncio.get_running_loop().run_in_executor(self._threads, decode, cancellation)
         decoding.add_done_callback(self._release)
-        done, _ = await asyncio.wait({decoding}, timeout=self._decode_timeout_s)
+        try:
+            done, _ = await asyncio.wait({decoding}, timeout=self._decode_timeout_s)
+        finally:
+            cancellation.cancel()
         if not done:
             raise InvalidRequestError(
                 f"The media item could not be decoded within {self._decode_timeout_s:g} s.", code="media_too_large"

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import soundfile
 
 from omni_server.media.audio_checks import check_length, check_stream, damaged_audio, invalid_audio, mix_to_mono
+from omni_server.media.limited_process import Cancellation
 from omni_server.media.limits import MediaLimits
 from omni_server.media.sound_track import container_of, count_sound_track, read_sound_track
 from omni_server.types import SAMPLE_RATE_HZ, AudioPart
@@ -18,14 +19,20 @@ _UNKNOWN_FRAMES = (1 << 63) - 1
 """libsndfile's `SF_COUNT_MAX`: what it says of a FLAC stream written to a pipe. It cannot read one either."""
 
 
-def decode_audio(data: bytes, limits: MediaLimits, declared_format: str | None = None) -> AudioPart:
+def decode_audio(
+    data: bytes,
+    limits: MediaLimits,
+    declared_format: str | None = None,
+    cancellation: Cancellation | None = None,
+) -> AudioPart:
     """The waveform at the file's own rate, what lies outside [-1, 1] clipped, its channels averaged.
 
     Takes WAV, FLAC, Ogg (Opus, Vorbis, FLAC), MP3, WebM and Matroska, MP4 (M4A, QuickTime), told apart by their
     bytes; of several sound tracks the first. `declared_format` counts only where it is "pcm16" or "pcm" and the bytes
     have no file header: then they are int16, little-endian, mono, 24 kHz.
 
-    Raises `InvalidRequestError` with code `invalid_audio`.
+    Raises `InvalidRequestError` with code `invalid_audio`. `cancellation` ends a process that decodes, not this one's
+    own work.
     """
     _check_bytes(data, limits)
     container = container_of(data)
@@ -34,7 +41,7 @@ def decode_audio(data: bytes, limits: MediaLimits, declared_format: str | None =
         samples, rate = _decode_pcm16(data), SAMPLE_RATE_HZ
         check_length(samples.size, rate, limits)
     elif container is not None:
-        samples, rate = read_sound_track(data, container, limits)
+        samples, rate = read_sound_track(data, container, limits, cancellation or Cancellation())
     else:
         with _open(data, limits) as file:
             samples, rate = _read_mono(file), file.samplerate
@@ -43,7 +50,7 @@ def decode_audio(data: bytes, limits: MediaLimits, declared_format: str | None =
     return AudioPart(samples, rate)
 
 
-def count_samples(data: bytes, limits: MediaLimits) -> int:
+def count_samples(data: bytes, limits: MediaLimits, cancellation: Cancellation | None = None) -> int:
     """How many samples `decode_audio` gives of a file, without keeping them. By its header alone, where that tells: a
     damaged file may give fewer.
 
@@ -52,7 +59,7 @@ def count_samples(data: bytes, limits: MediaLimits) -> int:
     _check_bytes(data, limits)
     container = container_of(data)
     if container is not None:
-        return count_sound_track(data, container, limits)
+        return count_sound_track(data, container, limits, cancellation or Cancellation())
     with _open(data, limits) as file:
         return int(file.frames)
 

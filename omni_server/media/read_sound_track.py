@@ -1,18 +1,15 @@
-"""A program of its own, run by `sound_track`: the first sound track of the file on standard input, decoded by FFmpeg.
+"""Loaded by `limited_program`: the first sound track of a file, decoded by FFmpeg.
 
-Arguments: the demuxer's name, the most memory in bytes and the most processor time in seconds. To standard output it
-writes the sample rate and the number of channels (`HEADER`), then the samples as float32 in the machine's byte order,
-channels interleaved. The exit status is 0 or one of those below; any other is a failure of the program itself.
+The argument is the demuxer's name. To the output go the sample rate and the number of channels (`HEADER`), then the
+samples as float32 in the machine's byte order, channels interleaved. The exit status is 0 or one of those below.
 
 FFmpeg reads what strangers send. Here it opens nothing: formats and codecs are those listed, references out of a file
 are not followed, and the operating system refuses this process every further file and socket.
 """
 
 import io
-import resource
 import struct
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import BinaryIO, NoReturn
 
@@ -30,8 +27,6 @@ _CODECS = (
     "aac,alac,flac,mp3,mp3float,opus,vorbis,"
     "pcm_alaw,pcm_mulaw,pcm_f32le,pcm_s16be,pcm_s16le,pcm_s24be,pcm_s24le,pcm_s32be,pcm_s32le,pcm_u8"
 )
-_WRITE_BYTES = 1 << 16
-"""As much as a pipe holds."""
 _BOXES = (b"ftyp", b"styp", b"moov", b"mdat", b"moof", b"mfra", b"sidx", b"free", b"skip", b"wide", b"uuid")
 """The outermost of MP4 files."""
 _OPTIONS = {
@@ -42,12 +37,15 @@ _OPTIONS = {
 }
 
 
-def _limit(max_bytes: int, max_seconds: int) -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
-    resource.setrlimit(resource.RLIMIT_CPU, (max_seconds, max_seconds))
-    # Standard input and output are open and stay it.
-    for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_CORE):
-        resource.setrlimit(kind, (0, 0))
+def read(file: BinaryIO, output: BinaryIO, arguments: Sequence[str]) -> int:
+    (container,) = arguments
+    try:
+        if _is_cut_short(file, container):
+            return DAMAGED
+        file.seek(0)
+        return _decode(file, container, output)
+    except (av.FFmpegError, ValueError):
+        return DAMAGED
 
 
 def _refuse(url: str, flags: int, options: dict[str, str]) -> NoReturn:
@@ -132,16 +130,3 @@ def _end_of_element(file: BinaryIO) -> int | None:
     size = int.from_bytes(first + file.read(num_more))
     unknown = (1 << 7 * (num_more + 1)) - 1
     return file.tell() + (size & unknown) if size & unknown != unknown else None
-
-
-if __name__ == "__main__":
-    _limit(int(sys.argv[2]), int(sys.argv[3]))
-    try:
-        if _is_cut_short(sys.stdin.buffer, sys.argv[1]):
-            sys.exit(DAMAGED)
-        sys.stdin.buffer.seek(0)
-        with open(sys.stdout.fileno(), "wb", buffering=_WRITE_BYTES, closefd=False) as output:
-            status = _decode(sys.stdin.buffer, sys.argv[1], output)
-    except (av.FFmpegError, MemoryError, ValueError):
-        status = DAMAGED
-    sys.exit(status)

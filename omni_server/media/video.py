@@ -1,58 +1,50 @@
-"""Videos to sampled RGB frames, with OpenCV's FFmpeg backend. A sound track is not read."""
+"""Videos to sampled RGB frames, with OpenCV's FFmpeg in a process of its own. A sound track is not read."""
 
-import io
-import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import cast
+import struct
+from pathlib import Path
 
-import cv2
 import numpy as np
-import numpy.typing as npt
-from cv2.typing import MatLike
 
 from omni_server.errors import InvalidRequestError
+from omni_server.media.limited_process import Cancellation, Output, Reader, read_in_process
 from omni_server.media.limits import MediaLimits
 from omni_server.types import VideoPart
 
-_SAMPLE_FPS = 2.0
-"""Frames taken per second, the default of the Qwen-Omni processors."""
-_MIN_FRAMES = 4
-"""Taken of a short video, if it has them; the processors' `min_frames`."""
-_FRAME_FACTOR = 2
-"""The vision encoders merge two frames to one: their `temporal_patch_size`."""
-_MAX_FPS = 240.0
-"""A header that claims more is not believed: streams without a rate declare their clock, 1000 Hz, instead."""
-_MIN_DECODED = 0.9
-"""Headers may count a few frames too many, since their number is often an estimate; a file cut short lacks more."""
+_MODULE = Path(__file__).with_name("read_video.py")
+_HEADER = struct.Struct("=IIId")
+_UNREADABLE, _DAMAGED, _NO_SIZE, _TOO_LARGE, _EXTREME_RATIO, _NO_FRAME, _TOO_LONG, _INCOMPLETE = range(3, 11)
+"""As in the module: to import it would load OpenCV."""
 _DECODER_THREADS = 2
+"""As there: so many seconds of processor time may pass in one."""
+_ENVIRONMENT = {
+    "MALLOC_ARENA_MAX": "1",  # an arena for each thread would take 64 MiB of addresses each
+    "OPENBLAS_NUM_THREADS": "1",  # numpy's: each would take addresses, on a machine of many cores all there are
+    "OPENCV_FFMPEG_LOGLEVEL": "-8",
+    "OPENCV_LOG_LEVEL": "SILENT",
+}
+
+_BASE_MEMORY_BYTES = 512 * 1024 * 1024
+"""Of the process's addresses. Python, numpy and OpenCV take 291 MiB of them, a small video decoded."""
+_MEMORY_BYTES_PER_PIXEL = 96
+"""Of `max_video_frame_pixels`: pictures that the decoder keeps to predict others. Measured at 4096 x 2304, above what a
+small video takes: H.264 with 16 of them in 4:2:0, 51 bytes; HEVC of 10 bits 45; FFV1 37; VP8, VP9, MPEG-4 and MJPEG 14
+to 22."""
 
 
-@dataclass(frozen=True)
-class _Timeline:
-    num_frames: int
-    fps: float
-
-
-def decode_video(data: bytes, limits: MediaLimits) -> VideoPart:
+def decode_video(data: bytes, limits: MediaLimits, cancellation: Cancellation | None = None) -> VideoPart:
     """Frames spread evenly over the video, about two per second, as `smart_nframes` of qwen-vl-utils chooses them.
 
     The number of frames is even and at least four where the video has so many, and at most
     `limits.max_video_frames`. `fps` of the result is the rate at which the frames were taken. Takes MP4, QuickTime,
-    WebM, Matroska and AVI, as far as OpenCV has the codec. Raises `InvalidRequestError` with code `invalid_video`.
+    WebM, Matroska and AVI, as far as OpenCV has the codec. Raises `InvalidRequestError` with code `invalid_video`,
+    with `media_too_large` for what takes too long, and `OmniError` where the decoder cannot be run.
     """
     if len(data) > limits.max_bytes:
         raise _invalid(f"is larger than the {limits.max_bytes} bytes allowed")
     if not _has_known_container(data):
         raise _invalid("is not in a known format (mp4, mov, webm, mkv, avi)")
-    try:
-        timeline = _read_timeline(data, limits)
-        indices = _sample_indices(timeline, limits)
-        frames = _read_frames(data, indices, timeline, limits)
-    except cv2.error as error:
-        raise _invalid("is damaged") from error
-    return VideoPart(frames, fps=len(indices) / timeline.num_frames * timeline.fps)
+    with read_in_process(_reader(limits), data, cancellation or Cancellation()) as output:
+        return _read_frames(output, limits)
 
 
 def _has_known_container(data: bytes) -> bool:
@@ -61,102 +53,50 @@ def _has_known_container(data: bytes) -> bool:
     return data[4:8] == b"ftyp" or data[:4] == b"\x1a\x45\xdf\xa3" or is_avi
 
 
-@contextmanager
-def _open(data: bytes) -> Iterator[cv2.VideoCapture]:
-    # This frame keeps the stream alive until after `release`: OpenCV (5.0) does not, and crashes without it.
-    stream = io.BytesIO(data)
-    # The type stubs ask for an IStreamReader; any object with its `read` and `seek` serves.
-    capture = cv2.VideoCapture(
-        cast(cv2.IStreamReader, stream), cv2.CAP_FFMPEG, [cv2.CAP_PROP_N_THREADS, _DECODER_THREADS]
+def _reader(limits: MediaLimits) -> Reader:
+    arguments = (
+        limits.max_video_frame_pixels,
+        limits.max_aspect_ratio,
+        limits.max_video_seconds,
+        limits.max_video_frames,
+        limits.max_video_pixels,
     )
-    try:
-        if not capture.isOpened():
-            raise _invalid("is damaged, incomplete or in a codec that this server cannot read")
-        yield capture
-    finally:
-        capture.release()
+    return Reader(
+        module=_MODULE,
+        arguments=[repr(argument) for argument in arguments],
+        reads="the video",
+        environment=_ENVIRONMENT,
+        max_memory_bytes=_BASE_MEMORY_BYTES + _MEMORY_BYTES_PER_PIXEL * limits.max_video_frame_pixels,
+        max_cpu_s=int(_DECODER_THREADS * limits.decode_timeout_s) + 1,
+        timeout_s=limits.decode_timeout_s,
+        refusals={
+            _UNREADABLE: _invalid("is damaged, incomplete or in a codec that this server cannot read"),
+            _DAMAGED: _invalid("is damaged"),
+            _NO_SIZE: _invalid("declares no size"),
+            _TOO_LARGE: _invalid(f"has more than the {limits.max_video_frame_pixels} pixels allowed"),
+            _EXTREME_RATIO: _invalid(f"has an aspect ratio above {limits.max_aspect_ratio:g}"),
+            _NO_FRAME: _invalid("has no frame that can be decoded"),
+            _TOO_LONG: _invalid(f"is longer than {limits.max_video_seconds:g} s"),
+            _INCOMPLETE: _invalid("is incomplete: it has fewer frames than it declares"),
+        },
+        # As for media that are decoded in the server itself.
+        too_slow=InvalidRequestError(
+            f"The media item could not be decoded within {limits.decode_timeout_s:g} s.", code="media_too_large"
+        ),
+    )
 
 
-def _read_timeline(data: bytes, limits: MediaLimits) -> _Timeline:
-    """Length and rate as declared, or counted where the header does not say; refuses what is over the limits."""
-    with _open(data) as capture:
-        width = capture.get(cv2.CAP_PROP_FRAME_WIDTH)
-        height = capture.get(cv2.CAP_PROP_FRAME_HEIGHT)
-        if min(width, height) < 1:
-            raise _invalid("declares no size")
-        if width * height > limits.max_video_frame_pixels:
-            raise _invalid(f"has more than the {limits.max_video_frame_pixels} pixels allowed")
-        if max(width, height) > limits.max_aspect_ratio * min(width, height):
-            raise _invalid(f"has an aspect ratio above {limits.max_aspect_ratio:g}")
-        num_frames = capture.get(cv2.CAP_PROP_FRAME_COUNT)
-        fps = capture.get(cv2.CAP_PROP_FPS)
-        if num_frames >= 1 and 0 < fps <= _MAX_FPS:
-            timeline = _Timeline(int(num_frames), fps)
-        else:
-            timeline = _count_frames(capture, limits)
-    if timeline.num_frames > limits.max_video_seconds * timeline.fps:
-        raise _invalid(f"is longer than {limits.max_video_seconds:g} s")
-    return timeline
-
-
-def _count_frames(capture: cv2.VideoCapture, limits: MediaLimits) -> _Timeline:
-    """Decode all frames for their number and times, as live recordings of browsers (WebM) need it."""
-    num_frames, last_s = 0, 0.0
-    while last_s <= limits.max_video_seconds and num_frames <= limits.max_video_seconds * _MAX_FPS and capture.grab():
-        num_frames += 1
-        last_s = capture.get(cv2.CAP_PROP_POS_MSEC) / 1000
-    if num_frames == 0:
-        raise _invalid("has no frame that can be decoded")
-    # n frames span n - 1 intervals; a single one may last as long as it likes.
-    fps = (num_frames - 1) / last_s if num_frames > 1 and last_s > 0 else _SAMPLE_FPS
-    return _Timeline(num_frames, fps)
-
-
-def _sample_indices(timeline: _Timeline, limits: MediaLimits) -> npt.NDArray[np.int64]:
-    """Which frames to take, ascending."""
-    wanted = timeline.num_frames / timeline.fps * _SAMPLE_FPS
-    count = int(min(max(wanted, _MIN_FRAMES), limits.max_video_frames, timeline.num_frames))
-    count = max(count - count % _FRAME_FACTOR, 1)
-    return np.linspace(0, timeline.num_frames - 1, count).round().astype(np.int64)
-
-
-def _read_frames(
-    data: bytes, indices: npt.NDArray[np.int64], timeline: _Timeline, limits: MediaLimits
-) -> npt.NDArray[np.uint8]:
-    """The frames `indices`, RGB, [num_frames, height, width, 3], all of the first one's size or shrunk alike.
-
-    Where the last of them are missing within the tolerance, the last one taken stands in for them.
-    """
-    frames: npt.NDArray[np.uint8] | None = None
-    taken = position = 0
-    with _open(data) as capture:
-        while taken < len(indices) and capture.grab():
-            if position == indices[taken]:
-                decoded, frame = capture.retrieve()
-                if not decoded:
-                    raise _invalid("is damaged")
-                if frames is None:
-                    height, width = _target_size(frame.shape[0], frame.shape[1], len(indices), limits)
-                    frames = np.empty((len(indices), height, width, 3), dtype=np.uint8)
-                frames[taken] = _to_rgb(frame, frames.shape[1], frames.shape[2])
-                taken += 1
-            position += 1
-    if frames is None or position < _MIN_DECODED * timeline.num_frames:
-        raise _invalid("is incomplete: it has fewer frames than it declares")
-    frames[taken:] = frames[taken - 1]
-    return frames
-
-
-def _target_size(height: int, width: int, num_frames: int, limits: MediaLimits) -> tuple[int, int]:
-    """Height and width with which `num_frames` frames stay within `limits.max_video_pixels`."""
-    scale = min(1.0, math.sqrt(limits.max_video_pixels / (height * width * num_frames)))
-    return max(1, int(height * scale)), max(1, int(width * scale))
-
-
-def _to_rgb(frame: MatLike, height: int, width: int) -> MatLike:
-    if frame.shape[:2] != (height, width):
-        frame = cv2.resize(frame, (width, height), interpolation=cv2.INTER_AREA)
-    return cv2.cvtColor(frame, cv2.COLOR_BGR2RGB)
+def _read_frames(output: Output, limits: MediaLimits) -> VideoPart:
+    num_frames, height, width, fps = _HEADER.unpack(output.read(_HEADER.size))
+    # Believed only within the limits. A side of a single pixel cannot be shrunk any more.
+    max_pixels = max(limits.max_video_pixels, num_frames * limits.max_aspect_ratio)
+    if not 1 <= num_frames <= max(limits.max_video_frames, 1) or not 1 <= height * width * num_frames <= max_pixels:
+        raise output.damaged(f"{num_frames} frames of {width} x {height} pixels")
+    # Memory is taken as it is written to.
+    frames = np.empty((num_frames, height, width, 3), dtype=np.uint8)
+    output.read_into(frames.data.cast("B"))
+    output.check_nothing_left()
+    return VideoPart(frames, fps)
 
 
 def _invalid(what: str) -> InvalidRequestError:

@@ -1,21 +1,24 @@
 """Media of many requests at once: whose threads and memory they take."""
 
 import asyncio
+import sys
 import threading
+import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from omni_server.api.media_loader import MediaLoader
-from omni_server.api.schemas import ImageUrlContent, InputAudio, InputAudioContent, MediaUrl
+from omni_server.api.schemas import ImageUrlContent, InputAudio, InputAudioContent, MediaUrl, VideoUrlContent
 from omni_server.errors import InvalidRequestError, OverloadedError
 from omni_server.media.limits import MediaLimits
 from omni_server.media.source import MediaSource
-from omni_server.types import AudioPart, ImagePart
+from omni_server.types import AudioPart, ImagePart, VideoPart
 from tests.unit.api.clients import base64_of, data_url, media, tone
 
-PNG = media("gradient.png")
+PNG, MP4 = media("gradient.png"), media("ball.mp4")
 
 
 class GatedSource(MediaSource):
@@ -105,3 +108,62 @@ async def test_fetches_that_fail_or_are_left_make_room_for_others() -> None:
             await loader.load(image("https://host/broken"), "messages[0].content[0]")
         assert caught.value.param == "messages[0].content[0].image_url.url"
     assert isinstance(await asyncio.wait_for(loader.load(image("https://host/a"), "x"), 10), ImagePart)
+
+
+def hanging_program(folder: Path) -> Path:
+    """In place of Python: a process that never ends, its number in the file `pid` beside it."""
+    program = folder / "python"
+    program.write_text("#!/bin/sh\necho $$ > $0.new && mv $0.new ${0%/*}/pid\nexec sleep 600\n")
+    program.chmod(0o755)
+    return program
+
+
+def wait_until(is_there: bool, path: Path) -> None:
+    for _ in range(3_000):
+        if path.exists() == is_there:
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"{path} did not become what it should")
+
+
+def process_of(folder: Path) -> Path:
+    """Of the program, as soon as it runs."""
+    wait_until(True, folder / "pid")
+    return Path("/proc", (folder / "pid").read_text().strip())
+
+
+@pytest.mark.parametrize("kind", ["video", "audio"])
+async def test_who_leaves_while_a_process_decodes_leaves_neither_it_nor_a_busy_thread(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
+) -> None:
+    loader = MediaLoader(
+        MediaSource((), MediaLimits()), MediaLimits(), num_threads=1, decode_timeout_s=60.0, queue_timeout_s=30.0
+    )
+    video = VideoUrlContent(type="video_url", video_url=MediaUrl(url=data_url(MP4)))
+    sound = InputAudioContent(type="input_audio", input_audio=InputAudio(data=base64_of(MP4), format="wav"))
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", str(hanging_program(tmp_path)))
+        load = asyncio.create_task(loader.load(video if kind == "video" else sound, "x"))
+        process = await asyncio.to_thread(process_of, tmp_path)
+    load.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await load
+    await asyncio.to_thread(wait_until, False, process)
+    assert isinstance(await asyncio.wait_for(loader.load(video, "x"), 30), VideoPart)
+
+
+async def test_a_process_that_decodes_for_too_long_is_ended_and_its_thread_free(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    loader = MediaLoader(
+        MediaSource((), MediaLimits()), MediaLimits(), num_threads=1, decode_timeout_s=5.0, queue_timeout_s=30.0
+    )
+    video = VideoUrlContent(type="video_url", video_url=MediaUrl(url=data_url(MP4)))
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", str(hanging_program(tmp_path)))
+        with pytest.raises(InvalidRequestError) as caught:
+            await loader.load(video, "x")
+    assert caught.value.message == "The media item could not be decoded within 5 s."
+    assert (caught.value.code, caught.value.param) == ("media_too_large", "x.video_url.url")
+    await asyncio.to_thread(wait_until, False, process_of(tmp_path))
+    assert isinstance(await asyncio.wait_for(loader.load(video, "x"), 30), VideoPart)

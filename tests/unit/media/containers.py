@@ -112,8 +112,20 @@ def matroska(
 ) -> bytes:
     """One block of PCM, of 16 bits or what `track_extra` makes of it."""
     sound = _element(0xB5, struct.pack(">d", rate)) + _element(0x9F, bytes([num_channels])) + _element(0x6264, b"\x10")
-    track = _element(0xD7, b"\1") + _element(0x73C5, b"\1") + _element(0x83, b"\2")
-    track += _element(0x86, b"A_PCM/INT/LIT") + _element(0xE1, sound) + track_extra
+    return _matroska(2, b"A_PCM/INT/LIT", _element(0xE1, sound) + track_extra, frames, flags)
+
+
+def matroska_video(
+    frames: bytes, *, width: int, height: int, codec: bytes = b"V_MJPEG", track_extra: bytes = b"", flags: int = 0x80
+) -> bytes:
+    """One block, which does not declare how long it lasts."""
+    size = _element(0xB0, width.to_bytes(4)) + _element(0xBA, height.to_bytes(4))
+    return _matroska(1, codec, _element(0xE0, size) + track_extra, frames, flags)
+
+
+def _matroska(kind: int, codec: bytes, track_extra: bytes, frames: bytes, flags: int) -> bytes:
+    track = _element(0xD7, b"\1") + _element(0x73C5, b"\1") + _element(0x83, bytes([kind]))
+    track += _element(0x86, codec) + track_extra
     block = _element(0xA3, b"\x81\0\0" + bytes([flags]) + frames)
     segment = _element(0x1654AE6B, _element(0xAE, track)) + _element(0x1F43B675, _element(0xE7, b"\0") + block)
     return _element(0x1A45DFA3, _element(0x4282, b"matroska")) + _element(0x18538067, segment)

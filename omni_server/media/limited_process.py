@@ -1,0 +1,219 @@
+"""Files of strangers, read by FFmpeg in a process of its own.
+
+A small video or sound file can unpack to gigabytes before FFmpeg hands over its first packet, keep it busy for minutes,
+or meet a fault of FFmpeg's. A process has limits of memory and processor time that the system enforces, can be ended at
+any moment, and takes nothing with it (`limited_program`). It starts in a tenth of a second; FFmpeg is not loaded into
+the server for this.
+"""
+
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from omni_server.errors import InvalidRequestError, OmniError
+from omni_server.media.limited_program import DAMAGED
+
+logger = logging.getLogger(__name__)
+
+_PROGRAM = Path(__file__).with_name("limited_program.py")
+_ENVIRONMENT = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONHOME", "PYTHONPATH")
+"""What Python may need to find FFmpeg. The keys of this server are in other variables."""
+_MAX_LOG_BYTES = 1 << 14
+"""Kept of what the process says on its standard error."""
+_READ_BYTES = 1 << 16
+"""As much as a pipe holds."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """What `limited_program` is to load, its limits, and what its end means to the client."""
+
+    module: Path
+    arguments: Sequence[str]
+    reads: str
+    """In the log and in the answer where the program itself fails: "a video"."""
+    environment: Mapping[str, str]
+    max_memory_bytes: int
+    """Of addresses. The file is not counted."""
+    max_cpu_s: int
+    timeout_s: float
+    refusals: Mapping[int, InvalidRequestError]
+    """By exit status. That of `DAMAGED` is also for who meets a limit of memory or a fault of the library."""
+    too_slow: InvalidRequestError
+
+
+class Cancellation:
+    """Ends the process that reads for a caller who has left. `cancel` is for any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_cancelled = False
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self._is_cancelled
+
+    def cancel(self) -> None:
+        """Of what is being read, and of what would be from now on."""
+        with self._lock:
+            self._is_cancelled = True
+            if self._process is not None:
+                self._process.kill()
+
+    @contextmanager
+    def ends(self, process: subprocess.Popen[bytes]) -> Iterator[None]:
+        """It ends `process` inside of the block, and so does the end of the block."""
+        with self._lock:
+            self._process = process
+            if self._is_cancelled:
+                process.kill()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._process = None
+                process.kill()
+
+
+@contextmanager
+def read_in_process(reader: Reader, data: bytes, cancellation: Cancellation) -> Iterator["Output"]:
+    """What the reader makes of `data`, its standard input; the process has ended behind the block.
+
+    Raises, as the methods of `Output` do, one of the errors of `reader`, and `OmniError` where the program itself
+    failed (the log says how) or the caller cancelled, who hears of nothing any more.
+    """
+    deadline = time.monotonic() + reader.timeout_s
+    if cancellation.is_cancelled:
+        raise _left()
+    limits = (os.getpid(), reader.max_memory_bytes, reader.max_cpu_s)
+    program = [sys.executable, "-P", str(_PROGRAM), str(reader.module), *map(str, limits), *reader.arguments]
+    environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+    file = os.memfd_create("media")
+    try:
+        with open(file, "wb", closefd=False) as writer:
+            writer.write(data)
+        os.lseek(file, 0, os.SEEK_SET)
+        process = subprocess.Popen(
+            program,
+            stdin=file,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**environment, **reader.environment},
+        )
+    finally:
+        os.close(file)
+    with process, cancellation.ends(process):
+        yield Output(process, deadline, reader, cancellation)
+
+
+class Output:
+    """What the process writes, up to the deadline."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], deadline: float, reader: Reader, cancellation: Cancellation
+    ) -> None:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self._process = process
+        self._pipe = process.stdout.fileno()
+        self._errors = process.stderr.fileno()
+        self._poll = select.poll()
+        self._poll.register(self._pipe, select.POLLIN)
+        self._poll.register(self._errors, select.POLLIN)
+        self._log = b""
+        self._deadline = deadline
+        self._reader = reader
+        self._cancellation = cancellation
+
+    def read(self, num_bytes: int) -> bytes:
+        """All of them. Raises for less."""
+        data = bytearray(num_bytes)
+        self.read_into(memoryview(data))
+        return bytes(data)
+
+    def read_into(self, buffer: memoryview) -> None:
+        """Fills `buffer`, of bytes. Raises if there is less."""
+        begin = 0
+        while begin < len(buffer):
+            self._wait_for_bytes()
+            num_bytes = os.readv(self._pipe, [buffer[begin:]])
+            if not num_bytes:
+                self._check_end()
+                raise self.damaged("it wrote less than it has to")
+            begin += num_bytes
+
+    def chunks(self) -> Iterator[bytes]:
+        """All that is left, as it comes."""
+        while True:
+            self._wait_for_bytes()
+            chunk = os.read(self._pipe, _READ_BYTES)
+            if not chunk:
+                self._check_end()
+                return
+            yield chunk
+
+    def check_nothing_left(self) -> None:
+        """And that the process has ended well."""
+        for _ in self.chunks():
+            raise self.damaged("it wrote more than it has to")
+
+    def damaged(self, what: str) -> InvalidRequestError:
+        """For a process that does not keep to what was agreed; `what` is for the log."""
+        logger.warning("The process that read %s went wrong: %s", self._reader.reads, what)
+        return self._reader.refusals[DAMAGED]
+
+    def _wait_for_bytes(self) -> None:
+        """Or for the end. What it says on standard error meanwhile is taken: it would wait for that forever."""
+        while True:
+            left_s = self._deadline - time.monotonic()
+            ready = self._poll.poll(left_s * 1000) if left_s > 0 else []
+            if not ready:
+                raise self._reader.too_slow
+            pipes = [pipe for pipe, _ in ready]
+            if self._errors in pipes and not self._read_log():
+                self._poll.unregister(self._errors)
+            if self._pipe in pipes:
+                return
+
+    def _read_log(self) -> bool:
+        """Whether there was anything left."""
+        said = os.read(self._errors, _READ_BYTES)
+        self._log = (self._log + said)[-_MAX_LOG_BYTES:]
+        return bool(said)
+
+    def _check_end(self) -> None:
+        """After the last byte. Raises what the end of the process means."""
+        try:
+            status = self._process.wait(max(self._deadline - time.monotonic(), 0))
+        except subprocess.TimeoutExpired:
+            raise self._reader.too_slow from None
+        if status == 0:
+            return
+        if self._cancellation.is_cancelled:
+            raise _left()
+        if status in self._reader.refusals:
+            raise self._reader.refusals[status]
+        if status == -signal.SIGXCPU:
+            raise self._reader.too_slow
+        if status < 0:
+            raise self.damaged(f"it was ended by signal {-status}")
+        self._poll.unregister(self._pipe)
+        while self._poll.poll(0) and self._read_log():
+            pass
+        said = self._log.decode(errors="replace")
+        logger.error("The reader of %s failed with status %d: %s", self._reader.reads, status, said)
+        raise OmniError(f"The server could not read {self._reader.reads}.")
+
+
+def _left() -> OmniError:
+    return OmniError("The request was cancelled.")

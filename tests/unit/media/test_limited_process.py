@@ -1,0 +1,230 @@
+"""What a process that reads a stranger's file may do, and what becomes of it."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from omni_server.errors import InvalidRequestError, OmniError
+from omni_server.media.limited_process import Cancellation, Reader, read_in_process
+from omni_server.media.limited_program import DAMAGED
+
+MEBIBYTE = 1 << 20
+REFUSED = 7
+
+
+def _reader(folder: Path, body: str, *, memory: int = 256, cpu_s: int = 60, timeout_s: float = 60.0) -> Reader:
+    """Whose `read` is `body`."""
+    module = folder / "reader.py"
+    lines = "".join(f"    {line}\n" for line in body.splitlines())
+    imports = "import os, socket, subprocess, sys, threading, time\n"
+    module.write_text(f"{imports}def read(file, output, arguments):\n{lines}    return 0\n")
+    return Reader(
+        module=module,
+        arguments=["an argument"],
+        reads="the medium",
+        environment={"GIVEN": "yes"},
+        max_memory_bytes=memory * MEBIBYTE,
+        max_cpu_s=cpu_s,
+        timeout_s=timeout_s,
+        refusals={DAMAGED: InvalidRequestError("damaged"), REFUSED: InvalidRequestError("refused")},
+        too_slow=InvalidRequestError("too slow"),
+    )
+
+
+def _read(reader: Reader, data: bytes = b"") -> bytes:
+    with read_in_process(reader, data, Cancellation()) as output:
+        return b"".join(output.chunks())
+
+
+def _refusal(reader: Reader) -> str:
+    with pytest.raises(InvalidRequestError) as caught:
+        _read(reader)
+    return caught.value.message
+
+
+def _wait_until_gone(pid: int) -> None:
+    for _ in range(3_000):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"process {pid} is still there")
+
+
+def _children() -> Iterator[int]:
+    for task in Path("/proc/self/task").iterdir():
+        yield from map(int, (task / "children").read_text().split())
+
+
+def test_the_reader_has_the_file_and_its_arguments(tmp_path: Path) -> None:
+    body = "output.write(file.read()[::-1]); file.seek(0); output.write(file.read(2) + arguments[0].encode())"
+    assert _read(_reader(tmp_path, body), b"abc") == b"cbaab" + b"an argument"
+
+
+def test_megabytes_come_back_whole(tmp_path: Path) -> None:
+    reader = _reader(tmp_path, "for _ in range(5): output.write(file.read(1_000_000))")
+    data = os.urandom(5_000_000)
+    buffer = bytearray(len(data))
+    with read_in_process(reader, data, Cancellation()) as output:
+        output.read_into(memoryview(buffer))
+        output.check_nothing_left()
+    assert buffer == data
+
+
+@pytest.mark.parametrize("num_bytes", [99, 101])
+def test_another_number_of_bytes_than_agreed_is_a_fault(tmp_path: Path, num_bytes: int) -> None:
+    reader = _reader(tmp_path, f"output.write(bytes({num_bytes}))")
+
+    def read() -> None:
+        with read_in_process(reader, b"", Cancellation()) as output:
+            output.read(100)
+            output.check_nothing_left()
+
+    with pytest.raises(InvalidRequestError, match="damaged"):
+        read()
+
+
+@pytest.mark.parametrize(
+    "deed",
+    [
+        "open('/etc/hostname')",
+        "open('/proc/self/mem', 'rb')",
+        "socket.socket()",
+        "os.pipe()",
+        "os.memfd_create('more')",
+        "subprocess.run(['/bin/true'])",
+    ],
+)
+def test_nothing_can_be_opened(tmp_path: Path, deed: str) -> None:
+    body = f"try: {deed}\nexcept OSError as error: output.write(str(error.errno).encode())"
+    assert _read(_reader(tmp_path, body)) == b"24"  # EMFILE
+
+
+def test_the_file_cannot_grow(tmp_path: Path) -> None:
+    body = "try: os.ftruncate(0, 1 << 30)\nexcept OSError as error: output.write(str(error.errno).encode())"
+    assert _read(_reader(tmp_path, body), b"abc") == b"27"  # EFBIG
+
+
+def test_memory_has_a_limit(tmp_path: Path) -> None:
+    assert _read(_reader(tmp_path, "bytes(50 << 20)")) == b""
+    assert _refusal(_reader(tmp_path, "bytes(500 << 20)")) == "damaged"
+
+
+def test_processor_time_has_a_limit_of_its_own(tmp_path: Path) -> None:
+    """Two threads of a decoder may use up in one second what was meant for two."""
+    assert _refusal(_reader(tmp_path, "while True: pass", cpu_s=1)) == "too slow"
+
+
+def test_a_reader_that_hangs_is_ended_at_the_deadline(tmp_path: Path) -> None:
+    reader = _reader(
+        tmp_path, "output.write(str(os.getpid()).encode()); output.flush(); time.sleep(600)", timeout_s=1.0
+    )
+    with read_in_process(reader, b"", Cancellation()) as output:
+        chunks = output.chunks()
+        pid = int(next(chunks))
+        with pytest.raises(InvalidRequestError, match="too slow"):
+            next(chunks)
+    _wait_until_gone(pid)
+    assert not list(_children())
+
+
+def test_a_reader_that_closes_its_output_and_goes_on_is_ended_too(tmp_path: Path) -> None:
+    assert _refusal(_reader(tmp_path, "os.close(1); time.sleep(600)", timeout_s=0.5)) == "too slow"
+    assert not list(_children())
+
+
+def test_a_reader_is_ended_when_the_caller_has_enough(tmp_path: Path) -> None:
+    with read_in_process(_reader(tmp_path, "while True: output.write(bytes(100))"), b"", Cancellation()) as output:
+        assert output.read(10) == bytes(10)
+    assert not list(_children())
+
+
+def test_a_reader_is_ended_when_the_caller_leaves(tmp_path: Path) -> None:
+    reader = _reader(tmp_path, "output.write(b'x'); output.flush(); time.sleep(600)")
+    cancellation = Cancellation()
+    with read_in_process(reader, b"", cancellation) as output:
+        output.read(1)
+        threading.Timer(0.05, cancellation.cancel).start()
+        with pytest.raises(OmniError, match="cancelled"):
+            output.read(1)
+    assert not list(_children())
+
+
+def test_nothing_is_started_for_a_caller_who_has_left(tmp_path: Path) -> None:
+    cancellation = Cancellation()
+    cancellation.cancel()
+    reader = _reader(tmp_path, f"os.kill({os.getpid()}, 9)")
+    with pytest.raises(OmniError, match="cancelled"), read_in_process(reader, b"", cancellation):
+        raise AssertionError("nothing to read")
+
+
+def test_a_caller_who_leaves_afterwards_does_no_harm(tmp_path: Path) -> None:
+    cancellation = Cancellation()
+    with read_in_process(_reader(tmp_path, "output.write(b'x')"), b"", cancellation) as output:
+        assert b"".join(output.chunks()) == b"x"
+    cancellation.cancel()
+
+
+def test_a_reader_does_not_outlive_the_server(tmp_path: Path) -> None:
+    reader = _reader(tmp_path, "output.write(str(os.getpid()).encode()); output.flush(); time.sleep(600)")
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from omni_server.media.limited_process import Cancellation, Reader, read_in_process\n"
+        "from omni_server.errors import InvalidRequestError\n"
+        "reader = Reader(Path(sys.argv[1]), [], '', {}, 1 << 28, 60, 60.0, {}, InvalidRequestError('too slow'))\n"
+        "with read_in_process(reader, b'', Cancellation()) as output:\n"
+        "    for chunk in output.chunks(): print(chunk.decode(), flush=True)\n"
+    )
+    server = subprocess.Popen([sys.executable, "-c", program, str(reader.module)], stdout=subprocess.PIPE)
+    with server:
+        assert server.stdout is not None
+        pid = int(server.stdout.readline())
+        os.kill(pid, 0)
+        server.kill()
+    _wait_until_gone(pid)
+
+
+@pytest.mark.parametrize(("status", "message"), [(DAMAGED, "damaged"), (REFUSED, "refused")])
+def test_exit_statuses_mean_refusals(tmp_path: Path, status: int, message: str) -> None:
+    assert _refusal(_reader(tmp_path, f"return {status}")) == message
+    assert _refusal(_reader(tmp_path, f"output.write(bytes(100_000))\nreturn {status}")) == message
+
+
+@pytest.mark.parametrize("signal", ["SEGV", "ABRT", "KILL"])
+def test_a_reader_that_crashes_was_given_a_bad_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, signal: str
+) -> None:
+    assert _refusal(_reader(tmp_path, f"import signal; os.kill(os.getpid(), signal.SIG{signal})")) == "damaged"
+    assert "was ended by signal" in caplog.text
+
+
+def test_a_reader_with_a_fault_is_the_servers_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(OmniError) as caught:
+        _read(_reader(tmp_path, "raise KeyError('what went wrong')"))
+    assert (caught.value.status, caught.value.message) == (500, "The server could not read the medium.")
+    assert "what went wrong" in caplog.text
+
+
+def test_a_talkative_reader_is_not_held_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """By a full pipe, that of its complaints; of which the last are kept."""
+    talk = "for _ in range(5000): sys.stderr.write('a line of complaints that nobody wants to read\\n')\n"
+    assert _read(_reader(tmp_path, talk + "output.write(b'done')")) == b"done"
+    with pytest.raises(OmniError):
+        _read(_reader(tmp_path, talk + "raise KeyError('what went wrong')"))
+    assert "what went wrong" in caplog.text
+    assert len(caplog.text) < 20_000
+
+
+def test_keys_are_kept_from_the_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    environment = _read(_reader(tmp_path, "output.write(repr(dict(os.environ)).encode())")).decode()
+    assert "'GIVEN': 'yes'" in environment
+    assert "secret" not in environment
