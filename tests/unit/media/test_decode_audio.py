@@ -252,9 +252,13 @@ def test_damaged_files_are_decoded_or_refused_but_nothing_else(seed: int) -> Non
     data = bytearray(_file(_tone(), *rng.choice(CONTAINERS)))
     for _ in range(rng.choice([1, 10, 100])):
         data[rng.randrange(len(data))] = rng.randrange(256)
+    # Once: one and the same damaged MP3 is sometimes refused and sometimes decoded.
+    refusal: InvalidRequestError | None = None
     try:
         part = decode_audio(bytes(data), LIMITS)
-    except InvalidRequestError as error:  # not asked for again: one and the same damaged MP3 is sometimes decoded
-        assert (error.code, error.param) == ("invalid_audio", None)
+    except InvalidRequestError as error:
+        refusal = error
+    if refusal is not None:
+        assert (refusal.code, refusal.param) == ("invalid_audio", None)
     else:
         assert np.abs(part.samples).max() <= 1.0
