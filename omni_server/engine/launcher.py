@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import multiprocessing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,11 +11,13 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from omni_server.config.stage_config import Edge, StageConfig
 from omni_server.engine.ar_client import ArStageClient
 from omni_server.engine.async_engine import StageAsyncLLM
+from omni_server.engine.construction import end_engine_cores, pids_of_engine_cores
 from omni_server.engine.diffusion_client import DiffusionStageClient
 from omni_server.engine.mps import MpsDaemon, start_mps
 from omni_server.engine.progress import StartProgress
 from omni_server.engine.queue_layout import queue_layout
-from omni_server.engine.stage_launcher import GIVE_UP_TIMEOUT_S, StageLauncher
+from omni_server.engine.stage_launcher import StageLauncher
+from omni_server.engine.uninterrupted import uninterrupted
 from omni_server.family import FamilyModel, ModelFamily
 from omni_server.protocol.rows import SharedBlock
 from omni_server.transport.block_ledger import BlockLedger
@@ -113,7 +114,7 @@ async def start_engines(
         logger.warning("removed %s, left by a server that was killed", path)
     family.register()
     engines = Engines()
-    others = set(multiprocessing.active_children())
+    others = pids_of_engine_cores()  # of a pipeline beside this one
     try:
         for edge in config.edges:
             if edge.queue.transport == "shared_memory":
@@ -126,20 +127,24 @@ async def start_engines(
         with StartProgress(on_progress) as progress, launcher.environment():
             async with asyncio.TaskGroup() as group:
                 for name in config.stages:
-                    group.create_task(_start_stage(launcher, name, progress, engines))
+                    group.create_task(_start_stage(launcher, name, progress, engines, others))
     except BaseException as exc:
-        await engines.stop()
-        for child in set(multiprocessing.active_children()) - others:  # a constructor that failed may leave its own
-            child.kill()
-            await asyncio.to_thread(child.join, GIVE_UP_TIMEOUT_S)
+        await uninterrupted(_end(engines, others))
         if isinstance(exc, BaseExceptionGroup):
             raise exc.exceptions[0] from None
         raise
     return engines, launcher
 
 
-async def _start_stage(launcher: StageLauncher, name: str, progress: StartProgress, engines: Engines) -> None:
-    engines.attach(name, await launcher.build(name, progress, lambda: set(engines.pids().values())))
+async def _start_stage(
+    launcher: StageLauncher, name: str, progress: StartProgress, engines: Engines, others: set[int]
+) -> None:
+    engines.attach(name, await launcher.build(name, progress, lambda: others | set(engines.pids().values())))
+
+
+async def _end(engines: Engines, others: set[int]) -> None:
+    await engines.stop()
+    await end_engine_cores(others)
 
 
 def _make_queue(config: StageConfig, edge: Edge, model: FamilyModel) -> SlabQueue:

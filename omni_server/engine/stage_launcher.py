@@ -1,12 +1,8 @@
 """Builds the engine of one stage, at the start and again where it has died."""
 
-import asyncio
 import contextlib
 import functools
-import multiprocessing
-import time
 from collections.abc import Callable, Iterator, Mapping
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import msgspec
@@ -16,21 +12,15 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from omni_server.config.stage_config import ArStage, DiffusionStage, Edge, StageConfig
 from omni_server.engine.ar_args import ar_engine_args
 from omni_server.engine.async_engine import StageAsyncLLM
+from omni_server.engine.construction import construct
 from omni_server.engine.diffusion_args import diffusion_engine_args
 from omni_server.engine.give_way import give_way_specs
 from omni_server.engine.mps import MpsDaemon
 from omni_server.engine.progress import StartProgress
 from omni_server.engine.startup_threads import shared_startup_threads
-from omni_server.errors import ConfigError
 from omni_server.family import ModelFamily
 from omni_server.protocol.runtime_config import QueueSpec, StageRuntimeConfig
 from omni_server.transport.slab_queue import SlabQueue
-
-GIVE_UP_TIMEOUT_S = 30.0
-"""Longest wait for a constructor to notice that its engine process is gone."""
-
-_CORE_NAME = "EngineCore"
-"""vLLM's name for the process of an engine core; that of a data-parallel rank has a number behind it."""
 
 
 class StageLauncher:
@@ -64,10 +54,8 @@ class StageLauncher:
             yield
 
     async def build(self, name: str, progress: StartProgress, keep: Callable[[], set[int]]) -> AsyncLLM:
-        """The stage's engine, ready; a `StageAsyncLLM` for an autoregressive stage.
-
-        `keep` tells the process ids of all engine cores that run: when this one is given up, the others are killed,
-        for which reason no two may be built at once unless both are given up. Raises `ConfigError`.
+        """The stage's engine, ready; a `StageAsyncLLM` for an autoregressive stage. For `keep` see `construct`. Raises
+        `ConfigError`.
         """
         config, stage = self._config, self._config.stages[name]
         overrides = self._family.hf_overrides(stage.model_stage)
@@ -99,7 +87,7 @@ class StageLauncher:
             arguments.additional_config, progress=watched, has_low_gpu_priority=stage.gpu_priority == "low"
         )
         build = functools.partial(engine_class.from_engine_args, arguments)
-        engine = await _built(name, build, config.start_timeout_s, keep, progress)
+        engine = await construct(name, build, config.start_timeout_s, keep, progress)
         if isinstance(engine, StageAsyncLLM):
             edge = next((e for e in config.edges if e.source == name), None)
             if edge is not None:
@@ -131,45 +119,3 @@ class StageLauncher:
             max_portions=producer.max_num_seqs,
             num_consumers=consumer.tensor_parallel_size if isinstance(consumer, ArStage) else 1,
         )
-
-
-async def _built(
-    name: str, build: Callable[[], AsyncLLM], timeout_s: float, keep: Callable[[], set[int]], progress: StartProgress
-) -> AsyncLLM:
-    """The constructor blocks until the engine is up, so it runs in a thread.
-
-    A thread cannot be stopped; where the engine is no longer wanted its process is killed, which lets the
-    constructor fail.
-    """
-    task = asyncio.create_task(asyncio.to_thread(build))
-    try:
-        return await asyncio.wait_for(asyncio.shield(task), timeout_s)
-    except TimeoutError:
-        await _give_up(task, keep)
-        reached = progress.last_phase(name) or "starting its process"
-        raise ConfigError(
-            f"stage '{name}' was not ready after {timeout_s:g} s (start_timeout_s); it had come to: {reached}"
-        ) from None
-    except asyncio.CancelledError:  # the server is being stopped, or another stage failed
-        await _give_up(task, keep)
-        raise
-    except Exception as exc:
-        raise ConfigError(f"stage '{name}' did not start: {exc}") from exc
-
-
-async def _give_up(building: asyncio.Task[AsyncLLM], keep: Callable[[], set[int]]) -> None:
-    """End engines that are still being built."""
-    wanted = keep()
-    deadline = time.monotonic() + GIVE_UP_TIMEOUT_S
-    while not building.done() and time.monotonic() < deadline:
-        for child in engine_cores():
-            if child.pid not in wanted:
-                child.kill()
-        await asyncio.wait([building], timeout=0.2)  # it may just be about to spawn the process
-    if building.done() and not building.cancelled() and building.exception() is None:
-        await asyncio.to_thread(building.result().shutdown)  # it came up at the last moment
-
-
-def engine_cores() -> list[BaseProcess]:
-    """Of this process, those that are still being built included."""
-    return [child for child in multiprocessing.active_children() if child.name.startswith(_CORE_NAME)]

@@ -11,6 +11,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from omni_server.config.stage_config import SupervisionConfig
+from omni_server.engine.construction import end_engine_cores, pids_of_engine_cores
 from omni_server.engine.engine_processes import EngineProcesses
 from omni_server.engine.health_watch import until_down
 from omni_server.engine.launcher import AnyStageClient, Engines
@@ -18,6 +19,7 @@ from omni_server.engine.progress import StartProgress
 from omni_server.engine.restarts import CrashLoopError, Restarts
 from omni_server.engine.stage_client import close_frontend, core_process
 from omni_server.engine.stage_launcher import StageLauncher
+from omni_server.engine.uninterrupted import uninterrupted
 from omni_server.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -104,12 +106,7 @@ class Supervisor:
         """Afterwards nothing of the engine is left: no request, no process, no block of a queue."""
         engine = client.detach(reason)
         logger.error("stage '%s' is down: %s", client.name, reason)
-        ending = asyncio.create_task(self._end(client.name, engine, processes))
-        try:
-            await asyncio.shield(ending)
-        except asyncio.CancelledError:
-            await asyncio.wait([ending])  # not half of it
-            raise
+        await uninterrupted(self._end(client.name, engine, processes))  # not half of it
 
     async def _end(self, name: str, engine: AsyncLLM | None, processes: EngineProcesses) -> None:
         processes.kill()
@@ -142,5 +139,13 @@ class Supervisor:
             return processes
 
     async def _built(self, name: str) -> AsyncLLM:
-        with StartProgress(functools.partial(logger.debug, "restart: %s")) as progress, self._launcher.environment():
-            return await self._launcher.build(name, progress, lambda: set(self._engines.pids().values()))
+        others = pids_of_engine_cores()
+        try:
+            with (
+                StartProgress(functools.partial(logger.debug, "restart: %s")) as progress,
+                self._launcher.environment(),
+            ):
+                return await self._launcher.build(name, progress, lambda: others)
+        except BaseException:
+            await uninterrupted(end_engine_cores(others))
+            raise

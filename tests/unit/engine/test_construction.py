@@ -1,0 +1,120 @@
+"""Engines that are given up while they are built; stand-ins for vLLM's, with processes of vLLM's name."""
+
+import asyncio
+import contextlib
+import multiprocessing
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import cast
+
+import pytest
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from omni_server.engine.construction import construct, end_engine_cores, pids_of_engine_cores
+from omni_server.engine.progress import StartProgress
+from omni_server.errors import ConfigError
+
+SLOW_S = 1.0
+"""What a constructor does before it starts its process; longer than the time that it is given."""
+
+
+class World:
+    def __init__(self) -> None:
+        self.num_building = 0
+        self.started: list[int] = []
+
+    def core(self) -> multiprocessing.process.BaseProcess:
+        child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,), name="EngineCore")
+        child.start()
+        assert child.pid is not None
+        self.started.append(child.pid)
+        return child
+
+    def build(self) -> AsyncLLM:
+        """As vLLM's constructor does: waits until the process is ready or has ended."""
+        self.num_building += 1
+        try:
+            time.sleep(SLOW_S)
+            self.core().join()
+            raise RuntimeError("Engine core initialization failed")
+        finally:
+            self.num_building -= 1
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    yield World()
+    for child in multiprocessing.active_children():
+        child.kill()
+        child.join()
+
+
+async def build(name: str, constructor: Callable[[], AsyncLLM], timeout_s: float, keep: set[int]) -> AsyncLLM:
+    with StartProgress(lambda line: None) as progress:
+        progress.began(name)
+        return await construct(name, constructor, timeout_s, lambda: keep, progress)
+
+
+async def test_stages_that_run_out_of_time_together_are_all_given_up(world: World) -> None:
+    async def all_stages() -> None:
+        async with asyncio.TaskGroup() as group:
+            for name in ("thinker", "talker", "code2wav"):
+                group.create_task(build(name, world.build, 0.1, set()))
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await all_stages()
+    assert isinstance(caught.value.exceptions[0], ConfigError)
+    assert world.num_building == 0
+    assert not pids_of_engine_cores()
+
+
+async def test_being_cancelled_again_and_again_leaves_no_constructor_at_work(world: World) -> None:
+    task = asyncio.create_task(build("talker", world.build, 60.0, set()))
+    while not task.done():
+        await asyncio.sleep(0.05)
+        task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert world.num_building == 0
+    assert not pids_of_engine_cores()
+
+
+async def test_engines_that_are_to_be_kept_live_on(world: World) -> None:
+    other = world.core()
+    keep = pids_of_engine_cores()
+    with pytest.raises(ConfigError, match=r"stage 'talker' was not ready after 0\.1 s \(start_timeout_s\)"):
+        await build("talker", world.build, 0.1, keep)
+    assert other.is_alive()
+    assert len(world.started) == 2
+    assert pids_of_engine_cores() == keep
+
+
+async def test_process_of_a_failed_constructor_is_ended(world: World) -> None:
+    def leaves_its_process() -> AsyncLLM:
+        world.core()
+        raise ValueError("block_size 7")
+
+    other = world.core()
+    keep = pids_of_engine_cores()
+    with pytest.raises(ConfigError, match="stage 'talker' did not start: block_size 7"):
+        await build("talker", leaves_its_process, 60.0, keep)
+    await end_engine_cores(keep)
+    assert other.is_alive()
+    assert pids_of_engine_cores() == keep
+
+
+async def test_engine_that_is_up_at_the_last_moment_is_shut_down(world: World) -> None:
+    shut_down = threading.Event()
+
+    class Engine:
+        def shutdown(self) -> None:
+            shut_down.set()
+
+    def in_the_end() -> AsyncLLM:
+        time.sleep(SLOW_S)
+        return cast(AsyncLLM, Engine())
+
+    with contextlib.suppress(ConfigError):
+        await build("talker", in_the_end, 0.1, set())
+    assert shut_down.is_set()
