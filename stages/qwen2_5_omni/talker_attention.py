@@ -118,14 +118,14 @@ def _is_decoding(metadata: Any) -> bool:
     )
 
 
-def use_decode_kernel(layers: list[TalkerAttention], config: VllmConfig) -> bool:
-    """Let the layers of one model attend by one kernel, with common scratch memory; returns whether they can.
+def use_decode_kernel(layers: list[TalkerAttention], config: VllmConfig) -> None:
+    """Let the layers of one model attend by one kernel, with common scratch memory, where they can.
 
     They cannot on a GPU or with sizes that the kernel is not made for, with another rotary embedding than the
     checkpoint's, a sliding window, a context that is spread over ranks, or a cache that is handed on layer by layer.
     """
     if not layers:
-        return False
+        return
     first = layers[0]
     rope = first.rotary_emb
     if (
@@ -141,14 +141,13 @@ def use_decode_kernel(layers: list[TalkerAttention], config: VllmConfig) -> bool
         or config.kv_transfer_config is not None
         or not fits_decoding_kernels(device := rope.cos_sin_cache.device)
     ):
-        return False
+        return
     from stages.runtime.decode_attention_kernel import DecodeAttention
 
     time, height, width = rope.mrope_section
     kernel = DecodeAttention(first.num_heads, first.num_kv_heads, first.head_dim, (time, height, width), device)
     for layer in layers:
         layer.use_kernel(kernel)
-    return True
 
 
 @eager_break_during_capture  # where vLLM captures graphs of uncompiled models, breaking them at attention

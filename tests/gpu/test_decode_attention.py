@@ -1,12 +1,11 @@
 """Compiled, the kernel for a decoding step's attention is exact. `pytest -m gpu -s` prints the time that it takes."""
 
-import statistics
 import sys
-from collections.abc import Callable
 
 import pytest
 import torch
 
+from tests.gpu.graph_time import microseconds
 from tests.unit.stages.attention_step import Sizes, Step
 
 pytestmark = pytest.mark.gpu
@@ -64,21 +63,3 @@ def test_a_cuda_graph_of_layers_gives_the_same_and_its_time_is_printed(num_reque
         took = microseconds(work) / layers
         sys.stdout.write(f"\n{num_requests} requests of {length} tokens: {took:.1f} us a layer")
         assert torch.equal(step.out, eager)
-
-
-def microseconds(work: Callable[[], object]) -> float:
-    """Median of ten replays of a CUDA graph."""
-    work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    times = []
-    for _ in range(10):
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(1e3 * begin.elapsed_time(end))
-    return statistics.median(times)

@@ -1,14 +1,13 @@
 """Compiled, the products of few rows are as exact as cuBLAS's, and faster where `plan` takes them.
 `pytest -m gpu -s tests/gpu/test_few_rows.py` prints how much."""
 
-import statistics
 import sys
-from collections.abc import Callable
 
 import pytest
 import torch
 
 from stages.runtime.few_rows_kernels import MAX_ROWS, Scratch, plan
+from tests.gpu.graph_time import microseconds
 
 pytestmark = pytest.mark.gpu
 
@@ -68,24 +67,6 @@ def test_times_are_printed(name: str) -> None:
         ours = microseconds(lambda x=x, chosen=chosen: [scratch.product(chosen, x, weight, None) for weight in weights])
         tell(f"{name:18} {num_rows:2} rows: cuBLAS {cublas:.1f} us, ours {ours / copies:.1f} us ({chosen})")
         assert ours > 0
-
-
-def microseconds(work: Callable[[], object]) -> float:
-    """Median of ten replays of a graph."""
-    work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    times = []
-    for _ in range(10):
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(1e3 * begin.elapsed_time(end))
-    return statistics.median(times)
 
 
 def tell(*lines: str) -> None:

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx2
+import openai
 import pytest
 
 from stages.qwen2_5_omni.demo_checkpoint import make_demo_checkpoint
@@ -61,3 +63,16 @@ def server(checkpoint: Path, collector: Collector, tmp_path_factory: pytest.Temp
     process.wait_until_nothing_is_left()
     assert "Traceback" not in process.log
     assert "leaked" not in process.log  # what libraries say when they are not cleaned up
+
+
+@pytest.fixture(scope="module")
+def client(server: ServerProcess) -> Iterator[httpx2.Client]:
+    with server.client() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def official(server: ServerProcess) -> Iterator[openai.OpenAI]:
+    """Retries would hide failures."""
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="EMPTY", max_retries=0) as client:
+        yield client

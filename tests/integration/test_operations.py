@@ -1,7 +1,7 @@
 """Metrics and log of the real server process, with real engines behind them."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import httpx2
 import pytest
@@ -51,12 +51,6 @@ def levels(values: Values) -> dict[str, float]:
 def wait_until_idle(client: httpx2.Client) -> None:
     assert len(levels(scraped(client))) == 2 * 3 + 3 + 1 + 2
     wait_until(lambda: set(levels(scraped(client)).values()) == {0.0}, 30, lambda: str(levels(scraped(client))))
-
-
-@pytest.fixture
-def client(server: ServerProcess) -> Iterator[httpx2.Client]:
-    with server.client() as client:
-        yield client
 
 
 def test_spoken_answer_is_counted_exactly_in_every_stage(client: httpx2.Client) -> None:

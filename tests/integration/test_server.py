@@ -2,7 +2,6 @@
 
 import base64
 import io
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -49,18 +48,6 @@ def arguments(body: dict[str, Any]) -> Any:
     return {name: value for name, value in body.items() if name not in extensions} | {
         "extra_body": {name: body[name] for name in extensions}
     }
-
-
-@pytest.fixture(scope="module")
-def client(server: ServerProcess) -> Iterator[httpx2.Client]:
-    with server.client() as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def official(server: ServerProcess) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="EMPTY", max_retries=0) as client:
-        yield client
 
 
 @pytest.fixture(scope="module")

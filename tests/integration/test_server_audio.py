@@ -5,7 +5,6 @@ import io
 import json
 import re
 import subprocess
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -33,18 +32,6 @@ ENDLESS: dict[str, Any] = {"stage_sampling": {"talker": {"max_tokens": 3500, "ig
 WAV = media("speech_hello.wav")
 
 Samples = npt.NDArray[np.float64]
-
-
-@pytest.fixture(scope="module")
-def client(server: ServerProcess) -> Iterator[httpx2.Client]:
-    with server.client() as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def official(server: ServerProcess) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="EMPTY", max_retries=0) as client:
-        yield client
 
 
 def speech(text: str = TEXT, **fields: Any) -> dict[str, Any]:

@@ -4,7 +4,6 @@ The demo model babbles, so that what it writes by itself shows nothing; what it 
 """
 
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,7 +16,6 @@ import torch
 
 from omni_server.types import ChatMessage, TextPart
 from tests.integration.parity import NOISE_SEED, expected, signal_to_noise_db
-from tests.integration.server_process import ServerProcess
 from tests.integration.test_server import (
     GREEDY,
     GREEDY_TALKER,
@@ -52,18 +50,6 @@ AS_SCHEMA = {"type": "json_schema", "json_schema": {"name": "trip", "schema": SC
 TRIP = tool(name="plan_trip", description="Plans a trip.", parameters=SCHEMA)
 STOP = tool(name="stop", parameters={"type": "object", "properties": {}, "additionalProperties": False})
 LONG: dict[str, Any] = {"max_tokens": 400, "temperature": 1}
-
-
-@pytest.fixture(scope="module")
-def client(server: ServerProcess) -> Iterator[httpx2.Client]:
-    with server.client() as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def official(server: ServerProcess) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="EMPTY", max_retries=0) as client:
-        yield client
 
 
 def entries_of(completion: dict[str, Any]) -> list[dict[str, Any]]:

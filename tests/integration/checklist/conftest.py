@@ -4,25 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
-import openai
 import pytest
 
 from tests.integration.checklist.curl import Curl
 from tests.integration.checklist.guarded import GuardedServers, MediaHost
 from tests.integration.server_process import ServerProcess, wait_until
-
-
-@pytest.fixture(scope="module")
-def client(server: ServerProcess) -> Iterator[httpx2.Client]:
-    with server.client() as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def official(server: ServerProcess) -> Iterator[openai.OpenAI]:
-    """Retries would hide failures."""
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="EMPTY", max_retries=0) as client:
-        yield client
 
 
 @pytest.fixture(scope="module")

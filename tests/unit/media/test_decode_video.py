@@ -206,7 +206,7 @@ def test_damaged_videos_are_decoded_or_refused_but_nothing_else_in_many_threads(
     rng = random.Random(0)
     original = (media_folder / "ball.mp4").read_bytes()
     damaged = []
-    for _ in range(40):
+    for _ in range(100):
         data = bytearray(original)
         for _ in range(rng.choice([1, 5, 50, 300])):
             data[rng.randrange(12, len(data))] = rng.randrange(256)
