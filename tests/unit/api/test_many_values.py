@@ -84,3 +84,11 @@ async def test_an_event_with_more_values_than_anybody_needs_is_not_parsed() -> N
         assert event["error"]["code"] == "invalid_event"
         assert "values" in event["error"]["message"]
         await client.nothing_comes()
+
+
+async def test_a_word_that_would_take_seconds_to_tokenise_is_refused() -> None:
+    """One of 5 MB kept the event loop for 17 s."""
+    async with http_client(app_of(FakeGenerator())) as client:
+        assert (await client.post(URL, json=chat(bad_words=["a" * 1024]))).status_code == 200
+        error = error_of(await client.post(URL, json=chat(bad_words=["ok", "a" * 1025])))
+    assert (error["param"], error["code"]) == ("bad_words[1]", "string_above_max_length")
