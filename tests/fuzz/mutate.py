@@ -5,12 +5,13 @@ import random
 from typing import Any
 
 WORDS = (
-    "", " ", "a", "\0", "null", "NaN", "-1", "1e999", "\u2028", "\ufeff", "\u202e", "🤖", "é" * 3, "x" * 5_000, "%00", "../..",
-    "{{7*7}}", "${x}", "' OR 1=1", "<script>", "<|im_start|>", "<|im_end|>", "a" * 70_000, "\r\n\r\n", "data:,", "http://[",
-    "file:///etc/passwd", "http://127.0.0.1/", "data:audio/wav;base64,", "true", "omni", "inf",
+    "", " ", "a", "\0", "null", "NaN", "-1", "1e999", "\u2028", "\ufeff", "\u202e", "🤖", "é" * 3, "x" * 5_000, "%00",
+    "../..", "{{7*7}}", "${x}", "' OR 1=1", "<script>", "<|im_start|>", "<|im_end|>", "a" * 70_000, "\r\n\r\n",
+    "data:,", "http://[", "file:///etc/passwd", "http://127.0.0.1/", "data:audio/wav;base64,", "true", "omni", "inf",
 )  # fmt: skip
 NUMBERS = (
-    0, -0.0, 1, -1, 0.5, 2**31 - 1, 2**31, 2**53 + 1, 2**63 - 1, 2**63, -(2**63) - 1, 10**300, 1e308, -1e308, 5e-324, 128,
+    0, -0.0, 1, -1, 0.5, 2**31 - 1, 2**31, 2**53 + 1, 2**63 - 1, 2**63, -(2**63) - 1, 10**300, 1e308, -1e308, 5e-324,
+    128,
 )  # fmt: skip
 REGEXES = ("(", "a{1,99999999}", "(a+)+$", "[", "\\", "(?=a)", "\\p{L}", "(" * 2_000, "a|" * 5_000, "[^\0-\U0010ffff]")
 SCHEMAS: tuple[Any, ...] = (
@@ -26,8 +27,9 @@ SCHEMAS: tuple[Any, ...] = (
     {"allOf": 5, "enum": "x", "const": None},
 )
 RAW = (
-    b"NaN", b"Infinity", b"-Infinity", b"1e999999", b"\"\\ud800\"", b"\"\xff\"", b"\"\\u0000\"", b"1" * 5_000, b"[" * 300, b"{}{}",
-    b"\xef\xbb\xbf", b"/**/", b"'a'", b"\"a\":1,\"a\":2", b"0x10", b"01", b"+1", b".5", b"tru", b"\0", b"\x80" * 20, b"]", b",", b"\"",
+    b"NaN", b"Infinity", b"-Infinity", b"1e999999", b'"\\ud800"', b'"\xff"', b'"\\u0000"', b"1" * 5_000, b"[" * 300,
+    b"{}{}", b"\xef\xbb\xbf", b"/**/", b"'a'", b'"a":1,"a":2', b"0x10", b"01", b"+1", b".5", b"tru", b"\0",
+    b"\x80" * 20, b"]", b",", b'"',
 )  # fmt: skip
 """Put among the bytes of JSON."""
 
@@ -49,7 +51,7 @@ def value(rng: random.Random) -> Any:
         case 2:
             return rng.choice((None, True, False))
         case 3:
-            return rng.choice(([], {}, [[]], [{}], {"": ""}, {"type": ""}, {"id": "Ethan"}))
+            return json.loads(rng.choice(("[]", "{}", "[[]]", "[{}]", '{"": ""}', '{"type": ""}', '{"id": "Ethan"}')))
         case 4:
             return deep(rng)
         case 5:
@@ -59,7 +61,7 @@ def value(rng: random.Random) -> Any:
         case 7:
             return rng.choice(REGEXES)
         case 8:
-            return rng.choice(SCHEMAS)
+            return json.loads(json.dumps(rng.choice(SCHEMAS)))
         case 9:
             return [value(rng) for _ in range(rng.randrange(4))]
         case _:

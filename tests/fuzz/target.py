@@ -1,6 +1,6 @@
 """What a fuzzer is: a corpus, changes that follow from a seed, and what must hold of each changed input.
 
-`scripts/fuzz` runs the targets for as long as it is told; tests/fuzz/test_targets.py runs each a little, from fixed seeds.
+`scripts/fuzz` runs the targets for as long as it is told, tests/fuzz/test_targets.py runs each a little.
 """
 
 import random
@@ -39,7 +39,7 @@ class Report:
 
 
 async def fuzz(target: Target, seed: int, *, rounds: int, seconds: float | None = None, first: int = 0) -> Report:
-    """`rounds` inputs from number `first` on, or as many as begin within `seconds`. Input N depends on `seed` and N only."""
+    """`rounds` inputs from number `first` on, or as many as begin within `seconds`. Input N follows from `seed`."""
     report = Report()
     began = time.monotonic()
     async with target.open() as run:
