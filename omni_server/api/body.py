@@ -5,6 +5,7 @@ import asyncio
 from fastapi import Request
 from pydantic_core import from_json
 
+from omni_server.api.json_size import MAX_JSON_MARKS, has_too_many_values
 from omni_server.errors import InvalidRequestError, RequestTooLargeError
 
 _PARSE_INLINE_BYTES = 64 * 1024
@@ -15,7 +16,8 @@ async def read_json(request: Request, max_bytes: int) -> object:
     """The body, parsed.
 
     Raises `InvalidRequestError` for anything that is not JSON by RFC 8259 (NaN and lone surrogates are not, and
-    nesting is limited to 200 levels), `RequestTooLargeError`, and `ClientDisconnect` if the client leaves.
+    nesting is limited to 200 levels), `RequestTooLargeError`, also for too many values, and `ClientDisconnect` if the
+    client leaves.
     """
     _check_content_type(request)
     data = await _read(request, max_bytes)
@@ -52,6 +54,11 @@ def _too_large(max_bytes: int) -> RequestTooLargeError:
 
 
 def _parse(data: bytes) -> object:
+    if has_too_many_values(data):
+        raise RequestTooLargeError(
+            f"The request body has more values than this server reads: more than {MAX_JSON_MARKS} commas and brackets.",
+            code="too_many_values",
+        )
     try:
         parsed: object = from_json(data, allow_inf_nan=False)
     except ValueError as error:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
+from omni_server.api.bounds import ExactModel, Metadata, at_most
 from omni_server.api.structure_schemas import ResponseFormat, StructuredOutputs
 from omni_server.api.tool_schemas import PastToolCall, Tool, ToolChoice
 from omni_server.audio.formats import AUDIO_FORMATS
@@ -24,6 +25,7 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 Seed = Annotated[int, Field(ge=-_INT64_MAX - 1, le=_INT64_MAX)]
 TokenId = Annotated[int, Field(ge=0, le=_INT32_MAX)]
 NonEmpty = Annotated[str, Field(min_length=1)]
+BadWord = Annotated[str, Field(min_length=1, max_length=1024)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
 Modality = Annotated[str, Field(json_schema_extra={"enum": ["text", "audio"]})]
@@ -31,7 +33,6 @@ Modality = Annotated[str, Field(json_schema_extra={"enum": ["text", "audio"]})]
 
 # JSON has types: "1", true and 1.0 are no integers, "false" is no boolean.
 _TOLERANT = ConfigDict(strict=True, extra="ignore")
-_EXACT = ConfigDict(strict=True, extra="forbid")
 
 
 class TextContent(BaseModel):
@@ -40,8 +41,7 @@ class TextContent(BaseModel):
     text: str
 
 
-class InputAudio(BaseModel):
-    model_config = _EXACT
+class InputAudio(ExactModel):
     data: str
     """Base64 of a sound file; a `data:` or http(s) URL is taken as well."""
     format: Literal["wav", "mp3", "flac", "ogg", "opus", "webm", "m4a", "mp4", "pcm16", "pcm"] | None = None
@@ -151,7 +151,7 @@ def _content_kind(content: object) -> str | None:
 
 
 MessageContent = Annotated[
-    Annotated[str, Tag("string")] | Annotated[list[ContentPart], Field(min_length=1), Tag("parts")],
+    Annotated[str, Tag("string")] | Annotated[list[ContentPart], Field(min_length=1, fail_fast=True), Tag("parts")],
     Discriminator(_content_kind),
 ]
 
@@ -170,12 +170,11 @@ class Message(BaseModel):
     content: MessageContent | None = None
     audio: PastAudio | None = None
     refusal: str | None = None
-    tool_calls: list[PastToolCall] | None = None
+    tool_calls: Annotated[list[PastToolCall], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
 
 
-class VoiceId(BaseModel):
-    model_config = _EXACT
+class VoiceId(ExactModel):
     id: str
 
 
@@ -186,8 +185,7 @@ def _voice_name(voice: object) -> object:
 Voice = Annotated[str, BeforeValidator(_voice_name, json_schema_input_type=str | VoiceId)]
 
 
-class AudioOutput(BaseModel):
-    model_config = _EXACT
+class AudioOutput(ExactModel):
     voice: Voice | None = None
     format: Annotated[str | None, Field(examples=[*AUDIO_FORMATS, "pcm"])] = None
 
@@ -197,10 +195,9 @@ class StreamOptions(BaseModel):
     include_usage: bool | None = None
 
 
-class StageSampling(BaseModel):
+class StageSampling(ExactModel):
     """Sampling of a stage other than the thinker; unset fields keep the stage config's values."""
 
-    model_config = _EXACT
     temperature: Temperature | None = None
     top_p: TopP | None = None
     top_k: TopK | None = None
@@ -214,8 +211,7 @@ class StageSampling(BaseModel):
     ignore_eos: bool | None = None
 
 
-class StageSamplings(BaseModel):
-    model_config = _EXACT
+class StageSamplings(ExactModel):
     talker: StageSampling | None = None
 
 
@@ -232,8 +228,8 @@ class ChatCompletionRequest(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", use_attribute_docstrings=True)
 
     model: str
-    messages: Annotated[list[Message], Field(min_length=1)]
-    modalities: Annotated[list[Modality], Field(min_length=1)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+    modalities: Annotated[list[Modality], Field(min_length=1, fail_fast=True)] | None = None
     """`["text", "audio"]` and `["audio"]` ask for speech and its transcript."""
     audio: AudioOutput | None = None
     """`voice` and `format` of the speech; required where `modalities` contain "audio", ignored elsewhere."""
@@ -265,10 +261,11 @@ class ChatCompletionRequest(BaseModel):
 
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    logit_bias: Annotated[dict[str, Bias], Field(max_length=1024)] | None = None
+    logit_bias: Annotated[dict[str, Bias], Field(max_length=1024), at_most(1024)] | None = None
     """By token id."""
     allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=1024)] | None = None
-    bad_words: list[NonEmpty] | None = None
+    bad_words: Annotated[list[BadWord], Field(max_length=128, fail_fast=True)] | None = None
+    """vLLM takes 128, and makes tokens of each: the longer, the more than proportionally slower."""
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
 
@@ -278,10 +275,5 @@ class ChatCompletionRequest(BaseModel):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
 
-    metadata: (
-        Annotated[
-            dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
-        ]
-        | None
-    ) = None
+    metadata: Metadata | None = None
     """Not kept."""

@@ -18,6 +18,7 @@ from omni_server.api.state import ServerState
 from omni_server.api.tls import TlsFiles
 from omni_server.api.tracing import tracing
 from omni_server.api.web_server_log import keys_kept_out
+from omni_server.api.websocket_protocol import BoundedWebSocketProtocol
 from omni_server.errors import ConfigError, OverloadedError, StageDeadError
 from omni_server.generation import Generator
 
@@ -210,6 +211,7 @@ class _WebServer:
                 log_level=config.log_level,
                 access_log=False,  # `RequestIdMiddleware` writes the line of a request
                 lifespan="off",
+                ws=BoundedWebSocketProtocol,
                 ws_max_size=_MAX_WEBSOCKET_FRAME,
                 ws_per_message_deflate=False,  # base64 of sound: much work on the event loop for little
                 timeout_keep_alive=config.http_keep_alive_s,

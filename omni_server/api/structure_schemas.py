@@ -4,6 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from omni_server.api.bounds import ExactModel
+
 _TOLERANT = ConfigDict(strict=True, extra="ignore")
 
 
@@ -33,14 +35,13 @@ class JsonSchemaFormat(BaseModel):
 ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
 
 
-class StructuredOutputs(BaseModel):
+class StructuredOutputs(ExactModel):
     """vLLM's extension. One of its fields must be given."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
     json_schema: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
     json_object: Literal[True] | None = None
     regex: str | None = None
-    choice: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = None
+    choice: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, fail_fast=True)] | None = None
     grammar: str | None = None
     """EBNF or Lark."""
     structural_tag: str | None = None

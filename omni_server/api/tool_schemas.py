@@ -39,7 +39,7 @@ class NamedTool(BaseModel):
 class AllowedTools(BaseModel):
     model_config = _TOLERANT
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(min_length=1)]
+    tools: Annotated[list[NamedTool], Field(min_length=1, fail_fast=True)]
 
 
 class AllowedToolsChoice(BaseModel):

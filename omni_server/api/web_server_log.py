@@ -16,6 +16,13 @@ _SOURCES = (
     f"{_UVICORN}/middleware/message_logger.py",  # scopes: subprotocols, URLs with their query
 )
 
+_OF_CLIENTS = frozenset(
+    {
+        "Invalid UTF-8 sequence received from client.",  # with a traceback; the client is told by code 1007
+        "ASGI callable returned without completing handshake.",  # of one that left meanwhile
+    }
+)
+
 
 @contextmanager
 def keys_kept_out() -> Iterator[None]:
@@ -23,7 +30,8 @@ def keys_kept_out() -> Iterator[None]:
 
     A key may be in the headers of a handshake, in its subprotocol and in the query of its URL. uvicorn gives its own
     logger to websockets, which writes all that it sends and receives at DEBUG; uvicorn itself writes the URL of every
-    WebSocket at INFO, and everything but headers and bodies at its level TRACE.
+    WebSocket at INFO, and everything but headers and bodies at its level TRACE. What it calls errors but are a client's
+    is dropped too: anybody could fill the log with it.
     """
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     for logger in loggers:
@@ -36,4 +44,6 @@ def keys_kept_out() -> Iterator[None]:
 
 
 def _may_be_written(record: logging.LogRecord) -> bool:
+    if record.msg in _OF_CLIENTS:
+        return False
     return record.levelno >= logging.WARNING or not record.pathname.startswith(_SOURCES)

@@ -12,6 +12,8 @@ from omni_server.config.problems import Location, describe_problems, problem_loc
 from omni_server.config.stage_config import StageConfig
 from omni_server.errors import ConfigError
 
+_MAX_KEYS = 10_000
+
 
 def load_stage_config(path: Path) -> StageConfig:
     """Read and check a stage config.
@@ -28,7 +30,8 @@ def load_stage_config(path: Path) -> StageConfig:
     try:
         return StageConfig.model_validate(document)
     except ValidationError as error:
-        lines = (_line_of(location, text) for location in problem_locations(error))
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        lines = (_line_of(location, root) for location in problem_locations(error))
         problems = zip(lines, describe_problems(error), strict=True)
         raise ConfigError("\n".join(f"{path}: {line}{problem}" for line, problem in problems)) from error
 
@@ -62,8 +65,31 @@ def shipped_configs() -> dict[str, Path]:
     return {file.name.removesuffix(".yaml"): file for file in sorted(folder.glob("*.yaml"))}
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """SafeLoader that refuses a mapping with one key twice; PyYAML itself silently keeps the last value."""
+class _StrictLoader(yaml.SafeLoader):
+    """SafeLoader that refuses a mapping with one key twice, where PyYAML itself silently keeps the last value, and says
+    of every value where it stands that is none of its kind."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
+        try:
+            value: object = super().construct_object(node, deep)
+        except (
+            ValueError,
+            LookupError,
+            AttributeError,
+            TypeError,
+        ) as error:  # of 2026-13-01, `!!int ""`, `!!timestamp x`
+            raise yaml.constructor.ConstructorError(
+                problem=f"a value that is no {node.tag.rpartition(':')[2]}", problem_mark=node.start_mark
+            ) from error
+        return value
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """`<<`. What merges mappings that merge others has keys by the million within a few lines."""
+        super().flatten_mapping(node)
+        if len(node.value) > _MAX_KEYS:
+            raise yaml.constructor.ConstructorError(
+                problem=f"a mapping of more than {_MAX_KEYS} keys", problem_mark=node.start_mark
+            )
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
         first_seen: dict[str, yaml.Mark] = {}
@@ -80,10 +106,10 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         return mapping
 
 
-def _line_of(location: Location, text: str) -> str:
+def _line_of(location: Location, root: yaml.Node | None) -> str:
     """`line 12: ` for the place in the YAML that pydantic's `location` means, or for the nearest one around it; ""
     for the whole file. What pydantic puts between keys is in no mapping and is skipped."""
-    node = yaml.compose(text, Loader=yaml.SafeLoader)
+    node = root
     line: int | None = None
     for item in location:
         if isinstance(node, yaml.MappingNode):
@@ -110,7 +136,7 @@ def _read_text(path: Path) -> str:
 
 def _parsed(path: Path, text: str) -> object:
     try:
-        return yaml.load(text, Loader=_UniqueKeyLoader)
+        return yaml.load(text, Loader=_StrictLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
@@ -118,3 +144,5 @@ def _parsed(path: Path, text: str) -> object:
         raise ConfigError(f"{path}: {where}{problem}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path}: lists and mappings are nested too deeply") from error

@@ -1,6 +1,7 @@
 """Words for what pydantic found wrong with a stage config: field path, problem, hint."""
 
 from difflib import get_close_matches
+from reprlib import Repr
 from types import UnionType
 from typing import Annotated, Literal, Union, get_args, get_origin
 
@@ -10,6 +11,10 @@ from pydantic_core import ErrorDetails
 from omni_server.config.stage_config import StageConfig
 
 Location = tuple[int | str, ...]
+
+_short = Repr()
+_short.maxstring = _short.maxlong = _short.maxother = 100
+_short.maxlevel = 2
 
 
 def describe_problems(error: ValidationError) -> list[str]:
@@ -41,12 +46,19 @@ def _describe(details: ErrorDetails) -> str:
         case "string_pattern_mismatch" if location[-1] == "[key]":
             return f"{path}: a stage's name is lower-case letters, digits and underscores, and begins with a letter"
         case "string_pattern_mismatch":
-            return f"{path}: must look like 'package.module:name', not {details['input']!r}"
+            return f"{path}: must look like 'package.module:name', not {_shown(details['input'])}"
         case "literal_error":
-            return f"{path}: must be {details['ctx']['expected']}, not {details['input']!r}{_choice_hint(details)}"
+            return (
+                f"{path}: must be {details['ctx']['expected']}, not {_shown(details['input'])}{_choice_hint(details)}"
+            )
         case _:
             message = details["msg"].replace("Input should be", "must be", 1)
-            return f"{path}: {message}, not {details['input']!r}"
+            return f"{path}: {message}, not {_shown(details['input'])}"
+
+
+def _shown(value: object) -> str:
+    """Its beginning: aliases of aliases make gigabytes of a page of YAML."""
+    return _short.repr(value)
 
 
 def _path(location: Location) -> str:
@@ -73,7 +85,7 @@ def _key_hint(location: Location) -> str:
 
 def _choice_hint(details: ErrorDetails) -> str:
     choices = details["ctx"]["expected"].replace(" or ", ", ").replace("'", "").split(", ")
-    close = get_close_matches(str(details["input"]), choices, n=1)
+    close = get_close_matches(details["input"], choices, n=1) if isinstance(details["input"], str) else []
     return f"; did you mean '{close[0]}'?" if close else ""
 
 

@@ -23,7 +23,7 @@ RESERVED_ENGINE_ARGS = frozenset(
         "gpu_memory_utilization", "hf_overrides", "load_format", "max_model_len",
         "max_num_batched_tokens", "max_num_seqs", "model", "pipeline_parallel_size", "revision",
         "runner", "scheduler_cls", "scheduling_policy", "skip_tokenizer_init", "tensor_parallel_size", "tokenizer",
-        "worker_cls",
+        "trust_remote_code", "worker_cls",
     }
 )  # fmt: skip
 """Engine arguments that a field of their own sets, or that the server owns."""

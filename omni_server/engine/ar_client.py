@@ -22,7 +22,7 @@ from omni_server.errors import InvalidRequestError, OverloadedError, StageError
 from omni_server.family import ThinkerPrompt
 from omni_server.metrics.stage_metrics import RequestMeter
 from omni_server.protocol.feeds import AddressedFeed
-from omni_server.protocol.grammar_refusal import GRAMMAR_TOO_SLOW, GRAMMARS_BUSY
+from omni_server.protocol.grammar_refusal import GRAMMAR_ALLOWS_NOTHING, GRAMMAR_TOO_SLOW, GRAMMARS_BUSY
 from omni_server.protocol.rows import SharedBlock
 from omni_server.protocol.token_blocks import TOKENS_PER_OUTPUT_KEY
 from omni_server.transport.block_ledger import BlockLedger
@@ -32,6 +32,10 @@ _MAX_CAUSE = 300
 _TOO_SLOW = (
     "The grammar of the structured output or of the tools takes too long to follow. It can be read in too many ways: "
     "avoid repetitions inside repetitions."
+)
+_ALLOWS_NOTHING = (
+    "The grammar of the structured output or of the tools allows nothing to follow what has been written, not even the "
+    "end: look for a rule or a '$ref' that cannot do without itself."
 )
 _SOURCE_PLACE = re.compile(r"\[\d\d:\d\d:\d\d\] \S+: ")
 
@@ -140,6 +144,8 @@ class ArStream:
                 raise StageError(self._stage, "the request was aborted inside the engine")
             case "error" if completion.stop_reason == GRAMMAR_TOO_SLOW:
                 raise InvalidRequestError(_TOO_SLOW, code="unsupported_value")
+            case "error" if completion.stop_reason == GRAMMAR_ALLOWS_NOTHING:
+                raise InvalidRequestError(_ALLOWS_NOTHING, code="unsupported_value")
             case "error" if completion.stop_reason == GRAMMARS_BUSY:
                 raise OverloadedError("Structured outputs of other requests take all the time there is for them.")
             case _:

@@ -7,11 +7,17 @@ import logging
 import os
 
 from omni_server.config.stage_config import StageConfig
+from omni_server.engine.private_folder import private_folder
 
 
 def set_engine_environment(config: StageConfig) -> None:
     """Raises nothing; values that the operator has set win."""
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    if "VLLM_RPC_BASE_PATH" not in os.environ:
+        os.environ["VLLM_RPC_BASE_PATH"] = str(private_folder())
+    # Gloo, with which ranks find each other, listens on the address of the machine's name, be it a public one. All
+    # ranks are on this machine.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     # Each engine process would print dozens of lines that no user can act on. Set any of these to see them.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     # The variable acts where vLLM sets up logging, which is in the engine processes only.

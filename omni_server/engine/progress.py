@@ -2,12 +2,11 @@
 
 import asyncio
 import logging
-import socket
 import time
 from collections.abc import Callable
 from types import TracebackType
 
-from omni_server.protocol.local_socket import new_socket_name, socket_address
+from omni_server.protocol.local_socket import bound_socket, new_socket_name, receive_own
 from omni_server.protocol.progress import Phase, PhaseReport, ProgressSpec, decode_report
 
 logger = logging.getLogger(__name__)
@@ -31,9 +30,8 @@ class StartProgress:
 
     def __enter__(self) -> "StartProgress":
         self._loop = asyncio.get_running_loop()
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket = bound_socket(self._socket_name)
         self._socket.setblocking(False)
-        self._socket.bind(socket_address(self._socket_name))
         self._loop.add_reader(self._socket, self._read)
         return self
 
@@ -67,12 +65,14 @@ class StartProgress:
     def _read(self) -> None:
         while True:
             try:
-                data = self._socket.recv(MAX_REPORT_BYTES)
+                data = receive_own(self._socket, MAX_REPORT_BYTES)
             except BlockingIOError:
                 return
+            if data is None:
+                continue
             try:
                 self._show(decode_report(data))
-            except ValueError:  # the socket takes what any process of this machine sends
+            except ValueError:  # the socket takes what any process of this user sends
                 logger.warning("a datagram that is no progress report was dropped")
 
     def _show(self, report: PhaseReport) -> None:

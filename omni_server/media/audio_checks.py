@@ -15,6 +15,8 @@ def check_stream(rate_hz: int, num_channels: int) -> None:
     """Raises `InvalidRequestError`, as all functions here do."""
     if not _MIN_RATE_HZ <= rate_hz <= _MAX_RATE_HZ:
         raise invalid_audio(f"has a sample rate outside {_MIN_RATE_HZ} to {_MAX_RATE_HZ} Hz")
+    if num_channels < 1:
+        raise invalid_audio("has no channel")
     if num_channels > _MAX_CHANNELS:
         raise invalid_audio(f"has more than {_MAX_CHANNELS} channels")
 

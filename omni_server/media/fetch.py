@@ -20,6 +20,8 @@ IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _CHUNK_BYTES = 64 * 1024
 _LOOKUP_THREADS = 4
+_MAX_URL_CHARS = 8192
+"""As much as most servers take. A host's name of megabytes in another script would keep the event loop for seconds."""
 _HOST_NAME = re.compile(r"[\w-]+(\.[\w-]+)*")
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 """RFC 6052: the last 32 bits are an IPv4 address that a gateway connects to."""
@@ -80,6 +82,8 @@ class HttpFetcher:
         raise _fetch_failed(f"was redirected more than {self._limits.max_redirects} times")
 
     def _checked_url(self, text: str, base: URL | None = None) -> URL:
+        if len(text) > _MAX_URL_CHARS:
+            raise InvalidRequestError(f"The media URL is longer than {_MAX_URL_CHARS} characters.", code="invalid_url")
         try:
             url = URL(text) if base is None else base.join(URL(text))
             host, port = url.raw_host, url.port

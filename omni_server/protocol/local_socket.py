@@ -1,9 +1,17 @@
 """Datagram sockets between processes of one server, in Linux's abstract namespace.
 
-Such a socket is nothing in the file system: it ends with its owner, however that ends.
+Such a socket is nothing in the file system: it ends with its owner, however that ends. Nor has it permissions: any
+process in the network namespace can find it in /proc/net/unix and send to it. So the kernel is asked who has sent a
+datagram, and those of other users do not count.
 """
 
+import os
 import secrets
+import socket
+import struct
+
+_CREDENTIALS = struct.Struct("=iII")
+"""`struct ucred`: pid, uid, gid; see unix(7)."""
 
 
 def new_socket_name() -> str:
@@ -14,3 +22,26 @@ def new_socket_name() -> str:
 def socket_address(name: str) -> str:
     """What `bind` and `sendto` take."""
     return f"\0{name}"
+
+
+def bound_socket(name: str) -> socket.socket:
+    """A new one, which receives under this name."""
+    receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        receiver.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        receiver.bind(socket_address(name))
+    except OSError:
+        receiver.close()
+        raise
+    return receiver
+
+
+def receive_own(receiver: socket.socket, max_bytes: int) -> bytes | None:
+    """The next datagram, cut to `max_bytes`; None for one that another user has sent. Waits, or raises, as `recv`
+    does."""
+    data, ancillary, _, _ = receiver.recvmsg(max_bytes, socket.CMSG_SPACE(_CREDENTIALS.size))
+    for level, kind, content in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
+            _, uid, _ = _CREDENTIALS.unpack(content)
+            return data if uid == os.geteuid() else None
+    return None

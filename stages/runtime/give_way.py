@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 
 from omni_server.protocol.give_way import BatchNotice, GiveWaySpec, decode_notice, encode_notice
-from omni_server.protocol.local_socket import socket_address
+from omni_server.protocol.local_socket import bound_socket, receive_own, socket_address
 
 MAX_PAUSE_S = 0.06
 """Longest pause at once. A first window needs about 35 ms of a GPU that it has for itself, and before that the steps
@@ -92,8 +92,7 @@ class GiveWay:
 
     def __init__(self, spec: GiveWaySpec) -> None:
         """Listens from now on."""
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.bind(socket_address(spec.socket))
+        self._socket = bound_socket(spec.socket)
         self._spec = spec
         self._budget = PauseBudget(time.monotonic())
         self._last: BatchNotice | None = None
@@ -155,7 +154,9 @@ class GiveWay:
 
     def _receive(self) -> BatchNotice | None:
         """One message; None for anything else, which any process of this machine may send."""
-        data = self._socket.recv(MAX_MESSAGE_BYTES)
+        data = receive_own(self._socket, MAX_MESSAGE_BYTES)
+        if data is None:
+            return None
         try:
             return decode_notice(data)
         except ValueError:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
-from omni_server.protocol.grammar_refusal import GRAMMAR_TOO_SLOW, GRAMMARS_BUSY
+from omni_server.protocol.grammar_refusal import GRAMMAR_ALLOWS_NOTHING, GRAMMAR_TOO_SLOW, GRAMMARS_BUSY
 
 logger = logging.getLogger(__name__)
 
@@ -153,6 +153,8 @@ class WatchedGrammar(StructuredOutputGrammar):
         # A call that is left behind goes on writing, so it has a mask of its own.
         mask = self._mask
         self._call(lambda: self._grammar.fill_bitmask(mask, 0), otherwise=None)
+        if self.refusal is None and not mask.any() and not self._grammar.is_terminated():
+            self.refusal = GRAMMAR_ALLOWS_NOTHING  # vLLM would take whichever token, and call its refusal unexpected
         if self.refusal is None:
             bitmask[batch_index].copy_(mask[0])
         else:

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from pydantic_core import from_json
 
+from omni_server.api.bounds import Metadata
+from omni_server.api.json_size import MAX_JSON_MARKS, has_too_many_values
 from omni_server.api.validation import validate
 from omni_server.errors import InvalidRequestError
 
@@ -21,9 +23,6 @@ _MAX_INPUT_ITEMS = 2000
 _PARTS = Field(min_length=1, max_length=_MAX_PARTS, fail_fast=True)
 
 ItemId = Annotated[str, Field(min_length=1, max_length=128)]
-Metadata = Annotated[
-    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
-]
 
 
 class InputText(BaseModel):
@@ -220,6 +219,11 @@ def parse_event(frame: dict[str, JsonValue]) -> ClientEvent:
 
 
 def _read(text: str) -> dict[str, JsonValue]:
+    if has_too_many_values(text):
+        raise InvalidRequestError(
+            f"The event has more values than this server reads: more than {MAX_JSON_MARKS} commas and brackets.",
+            code="invalid_event",
+        )
     try:
         frame: JsonValue = from_json(text, allow_inf_nan=False)
     except ValueError as error:

@@ -257,3 +257,57 @@ def test_a_file_wins_over_a_shipped_config_of_its_name(tmp_path: Path, monkeypat
 
 def test_a_path_that_does_not_exist_stays_a_path(tmp_path: Path) -> None:
     assert find_stage_config(str(tmp_path / "qwen2_5_omni")) == tmp_path / "qwen2_5_omni"
+
+
+# Found by changing the shipped files at random (tests/fuzz).
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        ("2026-13-99", "timestamp"),
+        ("2026-01-01 25:61:61", "timestamp"),
+        ("2026-01-01T00:00:00+99:99", "timestamp"),
+        ("!!timestamp soon", "timestamp"),
+        ("9" * 5_000, "int"),
+        ("!!int ''", "int"),
+        ("!!float much", "float"),
+        ("!!bool perhaps", "bool"),
+    ],
+)
+def test_a_value_that_yaml_takes_for_another_kind_is_told_with_its_place(tmp_path: Path, value: str, kind: str) -> None:
+    path = tmp_path / "stages.yaml"
+    path.write_text(f"platform: cpu\nrequest_timeout_s: {value}\n")
+    with pytest.raises(ConfigError, match=f"line 2, column 20: a value that is no {kind}$"):
+        load_stage_config(path)
+
+
+@pytest.mark.parametrize("text", ["[" * 5_000, "a: " + "[" * 1_000 + "]" * 1_000, "{a: " * 5_000])
+def test_a_file_that_nests_without_end_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "stages.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        load_stage_config(path)
+
+
+def bomb(first: str, of_next: str) -> str:
+    """Thirty lines, each with nine aliases of the one before."""
+    lines = [f"x0: &x0 {first}"]
+    lines += [f"x{n}: &x{n} {of_next.replace('*', ', '.join([f'*x{n - 1}'] * 9))}" for n in range(1, 30)]
+    return "\n".join(lines) + "\n"
+
+
+def test_aliases_of_aliases_are_not_written_out(tmp_path: Path) -> None:
+    path = tmp_path / "stages.yaml"
+    path.write_text(bomb("[x]", "[*]") + "platform: *x29\nmps: *x29\n")
+    with pytest.raises(ConfigError) as caught:
+        load_stage_config(path)
+    assert "platform: must be 'cpu' or 'cuda', not [[" in str(caught.value)
+    assert len(str(caught.value)) < 10_000
+
+
+def test_merged_mappings_of_merged_mappings_are_not_written_out(tmp_path: Path) -> None:
+    path = tmp_path / "stages.yaml"
+    path.write_text(bomb("{a: 1}", "{<<: [*]}"))
+    with pytest.raises(ConfigError, match="a mapping of more than 10000 keys"):
+        load_stage_config(path)

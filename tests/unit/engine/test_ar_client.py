@@ -20,7 +20,7 @@ from omni_server.errors import InvalidRequestError, OmniError, OverloadedError, 
 from omni_server.family import ThinkerPrompt
 from omni_server.metrics.stage_metrics import ArStageMetrics
 from omni_server.protocol.feeds import AddressedFeed
-from omni_server.protocol.grammar_refusal import GRAMMAR_TOO_SLOW, GRAMMARS_BUSY
+from omni_server.protocol.grammar_refusal import GRAMMAR_ALLOWS_NOTHING, GRAMMAR_TOO_SLOW, GRAMMARS_BUSY
 from omni_server.protocol.rows import RowsFeed
 from omni_server.protocol.token_blocks import TOKENS_PER_OUTPUT_KEY
 
@@ -267,7 +267,12 @@ async def outputs_of(output: RequestOutput) -> list[ArOutput]:
 
 @pytest.mark.parametrize(
     ("stop_reason", "error"),
-    [(GRAMMAR_TOO_SLOW, InvalidRequestError), (GRAMMARS_BUSY, OverloadedError), (None, StageError)],
+    [
+        (GRAMMAR_TOO_SLOW, InvalidRequestError),
+        (GRAMMAR_ALLOWS_NOTHING, InvalidRequestError),
+        (GRAMMARS_BUSY, OverloadedError),
+        (None, StageError),
+    ],
 )
 async def test_why_the_engine_gave_a_request_up_decides_whose_fault_it_was(
     stop_reason: str | None, error: type[OmniError]

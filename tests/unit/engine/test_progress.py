@@ -1,8 +1,11 @@
 """Lines that a user reads while engines start."""
 
 import asyncio
+import os
 import re
 import socket
+
+import pytest
 
 from omni_server.engine.progress import StartProgress
 from omni_server.protocol.local_socket import socket_address
@@ -109,3 +112,17 @@ async def test_an_engine_goes_on_when_the_server_does_not_keep_up() -> None:
         for _ in range(5000):  # more than a socket's buffer holds
             reporter.report(Phase.LOADING)
         assert progress.last_phase("talker") == "loading weights"
+
+
+async def test_datagrams_of_another_user_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The socket's name is no secret on its machine, and what it hears is printed."""
+    lines: list[str] = []
+    with StartProgress(lines.append) as progress:
+        spec = progress.began("talker")
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+            ProgressReporter(spec).report(Phase.BUDGETED, "\x1b[2J")
+            assert progress.last_phase("talker") is None
+        ProgressReporter(spec).report(Phase.LOADING)
+        assert progress.last_phase("talker") == "loading weights"
+    assert lines == ["talker: starting", "talker: loading weights"]

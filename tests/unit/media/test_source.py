@@ -425,3 +425,10 @@ class TestBodies:
         source = MediaSource([LOOPBACK], MediaLimits())
         bodies = await asyncio.gather(*(source.read(server.url("/all-bytes")) for _ in range(20)))
         assert bodies == [ALL_BYTES] * 20
+
+
+async def test_an_endless_url_is_refused_before_it_is_looked_into() -> None:
+    """A host of a million letters in another script kept the event loop for seconds; found by enlarging URLs."""
+    url = f"http://{'あ' * 1_500_000}/"
+    assert await _refusal(url) == ("invalid_url", "The media URL is longer than 8192 characters.")
+    assert (await _refusal("http://host.example/" + "a" * 8_000))[0] == "media_not_allowed"

@@ -8,7 +8,7 @@ import torch
 import xgrammar
 from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar
 
-from omni_server.protocol.grammar_refusal import GRAMMAR_TOO_SLOW, GRAMMARS_BUSY
+from omni_server.protocol.grammar_refusal import GRAMMAR_ALLOWS_NOTHING, GRAMMAR_TOO_SLOW, GRAMMARS_BUSY
 from stages.runtime.grammar_watch import GrammarWatch
 from tests.unit.stages.grammars import ScriptedGrammar
 
@@ -123,3 +123,17 @@ def test_a_real_grammar_that_is_read_in_too_many_ways_is_given_up() -> None:
         num_accepted += 1
         assert num_accepted < 50
     assert watched.refusal == GRAMMAR_TOO_SLOW
+
+
+@pytest.mark.parametrize("schema", ['{"$ref": "#"}', '{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}'])
+def test_a_grammar_that_cannot_begin_is_given_up(schema: str) -> None:
+    """Found by changing schemas at random: the engine called it an error of its own."""
+    vocabulary = xgrammar.TokenizerInfo([b"{", b"}", b"<end>"], stop_token_ids=[2])
+    context = xgrammar.GrammarCompiler(vocabulary).compile_json_schema(schema)
+    grammar = XgrammarGrammar(matcher=xgrammar.GrammarMatcher(context), vocab_size=3, ctx=context)
+    watched = GrammarWatch().watched(grammar, "a")
+    bitmask = torch.full((1, 1), 5, dtype=torch.int32)
+    watched.fill_bitmask(bitmask, 0)
+    assert watched.refusal == GRAMMAR_ALLOWS_NOTHING
+    assert bitmask.tolist() == [[-1]]
+    assert not watched.accept_tokens("a", [0])
