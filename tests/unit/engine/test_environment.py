@@ -1,12 +1,14 @@
 """What the launcher tells vLLM through the environment that the engines inherit."""
 
 import os
+import tempfile
 
 import pytest
 
 from omni_server.config.load import find_shipped_config, load_stage_config
 from omni_server.config.stage_config import StageConfig
 from omni_server.engine.environment import set_engine_environment
+from omni_server.errors import ConfigError
 
 CPU = load_stage_config(find_shipped_config("qwen2_5_omni.demo-cpu"))
 CUDA = load_stage_config(find_shipped_config("qwen2_5_omni"))
@@ -35,3 +37,20 @@ def test_the_operators_choice_of_a_model_runner_stands(
     environment[RUNNER] = value
     set_engine_environment(config)
     assert environment[RUNNER] == value
+
+
+def test_a_folder_for_compiled_code_that_cannot_be_made_is_named(environment: dict[str, str]) -> None:
+    """Before torch fails to be imported for it."""
+    environment["TORCHINDUCTOR_CACHE_DIR"] = "/proc/sys/nothing"
+    with pytest.raises(ConfigError, match=r"/proc/sys/nothing cannot be made .*set TORCHINDUCTOR_CACHE_DIR"):
+        set_engine_environment(CPU)
+
+
+def test_no_folder_for_temporary_files_at_all_is_told(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment.pop("TORCHINDUCTOR_CACHE_DIR", None)
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/proc/sys/nothing"])
+    with pytest.raises(ConfigError, match=r"no folder for temporary files can be written .*set TMPDIR"):
+        set_engine_environment(CPU)
