@@ -165,6 +165,16 @@ class ModelFamily(Protocol):
         ...
 
 
+def open_model(family: ModelFamily, folder: Path) -> FamilyModel:
+    """`family.open`, whose every failure is a `ConfigError` that names the folder."""
+    try:
+        return family.open(folder)
+    except ConfigError:
+        raise
+    except Exception as error:  # transformers raises all kinds of them for damaged files
+        raise ConfigError(f"{folder}: the server cannot open it: {type(error).__name__}: {error}") from error
+
+
 def load_family(name: str) -> ModelFamily:
     """`name` is `package.module:object`. Raises `ConfigError` if there is no such thing."""
     module_name, _, attribute = name.partition(":")

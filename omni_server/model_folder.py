@@ -133,7 +133,7 @@ def _check_weights(model: str, folder: Path) -> None:
     weight_map = _read_json_object(index_file).get("weight_map")
     if not isinstance(weight_map, dict):
         raise ConfigError(f"{index_file}: no weight_map")
-    files = sorted(set(weight_map.values()))
+    files = sorted({str(file) for file in weight_map.values()})
     missing = [file for file in files if not (folder / file).is_file()]
     if missing:
         raise ConfigError(

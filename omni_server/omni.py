@@ -11,7 +11,7 @@ from omni_server.config.stage_config import ArStage, StageConfig
 from omni_server.edge import CodecEdgeFactory, check_longest_window, load_edge_function
 from omni_server.engine.environment import set_engine_environment
 from omni_server.errors import ConfigError, OmniError, StageDownError
-from omni_server.family import FamilyModel, load_family
+from omni_server.family import FamilyModel, load_family, open_model
 from omni_server.generation import Generation
 from omni_server.metrics.pipeline import QueueLevel, StageLevel, pipeline_text
 from omni_server.types import (
@@ -68,7 +68,7 @@ class AsyncOmni:
         from omni_server.engine.supervisor import Supervisor
 
         family = load_family(config.model_family)
-        model = family.open(model_dir)
+        model = open_model(family, model_dir)
         for edge in config.edges:
             if edge.chunks is not None:
                 check_longest_window(edge.chunks, model.codec, config.stages[edge.target].max_model_len)

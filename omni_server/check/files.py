@@ -5,10 +5,11 @@ import shutil
 from pathlib import Path
 
 from omni_server.check.report import Report
-from omni_server.check.safetensors_headers import StoredWeights, read_weights
+from omni_server.check.safetensors_headers import WHOLE_NUMBERS, StoredWeights, read_weights
 from omni_server.config.stage_config import StageConfig
 from omni_server.errors import ConfigError
 from omni_server.family import FamilyModel, ModelFamily, StageFootprint
+from omni_server.family import open_model as family_model
 
 
 def check_architecture(folder: Path, config: StageConfig, family: ModelFamily, report: Report) -> bool:
@@ -46,12 +47,7 @@ def check_small_files(folder: Path, family: ModelFamily, report: Report) -> None
 def open_model(folder: Path, family: ModelFamily, report: Report) -> FamilyModel | None:
     """The model as the server opens it, tokenizer and voices included; what goes wrong then is told."""
     try:
-        try:
-            model = family.open(folder)
-        except ConfigError:
-            raise
-        except Exception as error:  # transformers raises all kinds of them for damaged files
-            raise ConfigError(f"{folder}: the server cannot open it: {type(error).__name__}: {error}") from error
+        model = family_model(family, folder)
     except ConfigError as error:
         report.error("files", str(error))
         return None
@@ -68,7 +64,7 @@ def check_weights(
     if not stored.num_files and is_hub_id:
         _tell_download(folder, model, report)
         return stored
-    if not stored.num_files and not stored.missing_files:
+    if not (stored.num_files or stored.missing_files or stored.problems):
         report.error(
             "files",
             f"{folder} has no weights (*.safetensors): download them, or serve random ones with --load-format dummy, "
@@ -78,9 +74,22 @@ def check_weights(
     for problem in stored.problems:
         report.error("files", problem)
     if not stored.problems and not _is_quantized(folder):
+        _check_types(folder, stored, report)
         for name, footprint in footprints.items():
             _compare(name, footprint, stored, report)
     return stored
+
+
+def _check_types(folder: Path, stored: StoredWeights, report: Report) -> None:
+    """Whole numbers would be taken for the weights themselves, and give noise."""
+    for name, tensor in stored.tensors.items():
+        if name.endswith((".weight", ".bias")) and tensor.dtype in WHOLE_NUMBERS:
+            report.error(
+                "files",
+                f"{folder / tensor.file}: the weight {name} is of type {tensor.dtype}, but config.json names no "
+                "quantization: the file is damaged, or of another model",
+            )
+            return
 
 
 def _compare(stage: str, footprint: StageFootprint, stored: StoredWeights, report: Report) -> None:

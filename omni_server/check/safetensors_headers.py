@@ -13,6 +13,8 @@ _BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
     "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64, "F4": 4,
 }  # fmt: skip
+WHOLE_NUMBERS = frozenset(("BOOL", "U8", "I8", "I16", "U16", "I32", "U32", "I64", "U64"))
+"""The format's names of types that are no weights, unless they are quantized."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,13 @@ def read_weights(folder: Path) -> StoredWeights:
     found = StoredWeights()
     index = _read_index(folder, found)
     names = sorted(set(index.values())) if index is not None else sorted(p.name for p in folder.glob("*.safetensors"))
+    outside = [name for name in names if Path(name).name != name]
+    if outside:
+        found.problems.append(
+            f"{folder / 'model.safetensors.index.json'} names files outside of its folder ({_some(outside)}), which "
+            "are not read: download the model again"
+        )
+        return found
     for name in names:
         path = folder / name
         if not path.is_file():

@@ -164,18 +164,25 @@ def serve(options: ServeOptions) -> int:
 def _run(options: ServeOptions, model_dir: Path, config: StageConfig, on_progress: Callable[[str], None]) -> int:
     # Both import what takes seconds: not for --help, nor before a mistake in the flags is found.
     from omni_server.api.server import run_server
+    from omni_server.check.damage import explained, refuse_damaged_files
     from omni_server.omni import AsyncOmni
 
     started: list[AsyncOmni] = []
 
     async def start() -> AsyncOmni:
-        omni = await AsyncOmni.start(
-            model_dir,
-            config,
-            served_model_names=options.served_model_names,
-            load_format=options.load_format,
-            on_progress=on_progress,
-        )
+        refuse_damaged_files(model_dir, config, load_format=options.load_format)
+        try:
+            omni = await AsyncOmni.start(
+                model_dir,
+                config,
+                served_model_names=options.served_model_names,
+                load_format=options.load_format,
+                on_progress=on_progress,
+            )
+        except ConfigError as error:
+            raise await asyncio.to_thread(
+                explained, error, model_dir, config, load_format=options.load_format
+            ) from error
         started.append(omni)
         return omni
 

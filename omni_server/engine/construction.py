@@ -46,7 +46,7 @@ async def construct(
         await uninterrupted(_give_up(task, keep))
         raise
     except Exception as exc:
-        raise ConfigError(f"stage '{name}' did not start: {exc}") from exc
+        raise ConfigError(f"stage '{name}' did not start: {str(exc) or type(exc).__name__}") from exc
 
 
 async def _give_up(building: asyncio.Task[AsyncLLM], keep: Callable[[], set[int]]) -> None:

@@ -5,16 +5,18 @@ They are set here, from the stage config, before vLLM is first imported; nothing
 
 import logging
 import os
+import tempfile
+from pathlib import Path
 
 from omni_server.config.stage_config import StageConfig
-from omni_server.engine.private_folder import private_folder
+from omni_server.errors import ConfigError
 
 
 def set_engine_environment(config: StageConfig) -> None:
-    """Raises nothing; values that the operator has set win."""
+    """Values that the operator has set win. Raises `ConfigError` where torch could not be imported: it makes its folder
+    for compiled code then, and ends with a traceback if it cannot. To be called before."""
+    _check_folder_for_compiled_code()
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    if "VLLM_RPC_BASE_PATH" not in os.environ:
-        os.environ["VLLM_RPC_BASE_PATH"] = str(private_folder())
     # Gloo, with which ranks find each other, listens on the address of the machine's name, be it a public one. All
     # ranks are on this machine.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -38,3 +40,16 @@ def set_engine_environment(config: StageConfig) -> None:
     else:
         # Engines are started from threads of a process that may already use CUDA.
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+
+
+def _check_folder_for_compiled_code() -> None:
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    try:
+        if folder is None:  # it is in this one then
+            tempfile.gettempdir()
+        else:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        what = "no folder for temporary files can be written" if folder is None else f"{folder} cannot be made"
+        name = "TMPDIR" if folder is None else "TORCHINDUCTOR_CACHE_DIR"
+        raise ConfigError(f"{what} ({error.strerror}): set {name} to a folder that can be written") from error

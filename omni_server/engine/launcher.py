@@ -17,6 +17,7 @@ from omni_server.engine.mps import MpsDaemon, start_mps
 from omni_server.engine.progress import StartProgress
 from omni_server.engine.queue_layout import queue_layout
 from omni_server.engine.stage_launcher import StageLauncher
+from omni_server.engine.temp_folder import TempFolder, sweep_dead_folders
 from omni_server.engine.uninterrupted import uninterrupted
 from omni_server.family import FamilyModel, ModelFamily
 from omni_server.protocol.rows import SharedBlock
@@ -39,6 +40,7 @@ class Engines:
     queues: dict[tuple[str, str], SlabQueue] = field(default_factory=dict)
     ledgers: dict[tuple[str, str], BlockLedger] = field(default_factory=dict)
     mps: MpsDaemon | None = None
+    temp: TempFolder | None = None
 
     def clients(self) -> Iterator[AnyStageClient]:
         yield from self.ar.values()
@@ -85,6 +87,8 @@ class Engines:
 
     async def stop(self) -> None:
         """Shut the engine processes down and remove the queues, also where some have died."""
+        if self.temp is not None:
+            self.temp.announce_end()
         try:
             await asyncio.gather(*(client.shutdown() for client in self.clients()))
         finally:
@@ -92,6 +96,8 @@ class Engines:
                 queue.close()
             self.queues.clear()
             self.ledgers.clear()
+            if self.temp is not None:
+                self.temp.remove()
             if self.mps is not None:
                 await asyncio.to_thread(self.mps.stop)
 
@@ -110,7 +116,7 @@ async def start_engines(
 
     Raises `ConfigError` if one does not come up; nothing is left behind then.
     """
-    for path in sweep_dead_queues():
+    for path in sweep_dead_queues() + sweep_dead_folders():
         logger.warning("removed %s, left by a server that was killed", path)
     family.register()
     engines = Engines()
@@ -120,9 +126,16 @@ async def start_engines(
             if edge.queue.transport == "shared_memory":
                 queue = engines.queues[edge.source, edge.target] = _make_queue(config, edge, model)
                 engines.ledgers[edge.source, edge.target] = BlockLedger(queue)
+        engines.temp = TempFolder()
         engines.mps = start_mps(config)
         launcher = StageLauncher(
-            model_dir, config, family, queues=engines.queues, mps=engines.mps, load_format=load_format
+            model_dir,
+            config,
+            family,
+            queues=engines.queues,
+            temp=engines.temp,
+            mps=engines.mps,
+            load_format=load_format,
         )
         with StartProgress(on_progress) as progress, launcher.environment():
             async with asyncio.TaskGroup() as group:

@@ -1,7 +1,8 @@
-"""What a killed engine leaves in shared memory beside our queues: Python's semaphores and its shared blocks.
+"""What a killed engine leaves in shared memory beside our queues: Python's semaphores and its shared blocks, and on a
+CPU the memory in which the ranks of an engine exchange tensors.
 
-They would be gone at the server's end only: their cleaner, Python's resource tracker, is one for all processes of a
-server, and ends with it.
+Python's would be gone at the server's end only: their cleaner, Python's resource tracker, is one for all processes of a
+server, and ends with it. The ranks' nobody would remove.
 """
 
 import os
@@ -13,8 +14,8 @@ from pathlib import Path
 
 from omni_server.transport.slab_queue import SHARED_MEMORY_DIR
 
-_KINDS = (("sem.mp-", "semaphore"), ("psm_", "shared_memory"))
-"""Beginning of the file's name, and what the resource tracker calls the kind."""
+_KINDS = (("sem.mp-", "semaphore"), ("psm_", "shared_memory"), ("vllm_dist_", None))
+"""Beginning of the file's name, and what the resource tracker calls the kind; None where it does not know of it."""
 
 _MAPPED = re.compile(rf" (\d+) +{SHARED_MEMORY_DIR}/", re.MULTILINE)
 """A line of /proc/PID/maps: what stands before the path is the inode. The path itself is that of the file's creation;
@@ -45,5 +46,6 @@ def remove(names: Iterable[str]) -> list[str]:
             continue
         removed.append(name)
         kind = next(kind for beginning, kind in _KINDS if name.startswith(beginning))
-        resource_tracker.unregister(f"/{name.removeprefix('sem.')}", kind)
+        if kind is not None:
+            resource_tracker.unregister(f"/{name.removeprefix('sem.')}", kind)
     return removed

@@ -18,6 +18,7 @@ from omni_server.engine.give_way import give_way_specs
 from omni_server.engine.mps import MpsDaemon
 from omni_server.engine.progress import StartProgress
 from omni_server.engine.startup_threads import shared_startup_threads
+from omni_server.engine.temp_folder import TempFolder
 from omni_server.family import ModelFamily
 from omni_server.protocol.runtime_config import QueueSpec, StageRuntimeConfig
 from omni_server.transport.slab_queue import SlabQueue
@@ -33,6 +34,7 @@ class StageLauncher:
         family: ModelFamily,
         *,
         queues: Mapping[tuple[str, str], SlabQueue],
+        temp: TempFolder,
         mps: MpsDaemon | None,
         load_format: str,
     ) -> None:
@@ -40,14 +42,17 @@ class StageLauncher:
         self._config = config
         self._family = family
         self._queues = queues
+        self._temp = temp
         self._mps = mps
         self._load_format = load_format
         self._ways = give_way_specs(config)
 
     @contextlib.contextmanager
     def environment(self) -> Iterator[None]:
-        """Engines are built inside of it: it says which part of the machine their processes may use."""
+        """Engines are built inside of it: it says which part of the machine their processes may use, and where they
+        put their temporary files."""
         with (
+            self._temp.for_children(),
             shared_startup_threads(len(self._config.stages)),
             self._mps.for_children() if self._mps is not None else contextlib.nullcontext(),
         ):

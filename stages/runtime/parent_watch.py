@@ -1,21 +1,28 @@
 """Engine processes end when the server ends them, or with it where it had no chance to (kill -9).
 
 vLLM's engine core blocks on its input socket and does not notice that nobody will ever write to it again. And a
-Ctrl-C in a terminal goes to every process of the foreground group: the engines must not end before the server has
-drained what runs, so they get a group of their own.
+Ctrl-C in a terminal goes to every process of the foreground group, systemd's SIGTERM to every process of the service:
+the engines must not end before the server has drained what runs, so they get a group of their own, and heed SIGTERM
+only where the server has said that it means it.
 """
 
 import multiprocessing
 import os
 import signal
+import tempfile
 import threading
 import time
 from multiprocessing.connection import wait
+from pathlib import Path
+from types import FrameType
+
+from omni_server.protocol.ending import ending_marker
 
 GRACE_S = 10.0
 """For an orderly end; the process is killed after it."""
 
 _started = threading.Event()
+_is_orphan = threading.Event()
 
 
 def end_with_parent() -> None:
@@ -25,11 +32,30 @@ def end_with_parent() -> None:
         return
     _started.set()
     os.setpgid(0, 0)
+    _heed_sigterm_from_the_server_only()
     threading.Thread(target=_watch, args=(parent.sentinel,), name="parent watch", daemon=True).start()
 
 
 def _watch(sentinel: int) -> None:
     wait([sentinel])
+    _is_orphan.set()
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(GRACE_S)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _heed_sigterm_from_the_server_only() -> None:
+    """In the main thread, when vLLM has set its own handler."""
+    before = signal.getsignal(signal.SIGTERM)
+    marker = ending_marker(Path(tempfile.gettempdir()))
+
+    def on_sigterm(number: int, frame: FrameType | None) -> None:
+        if not _is_orphan.is_set() and not marker.exists():
+            return
+        if callable(before):
+            before(number, frame)
+        else:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    signal.signal(signal.SIGTERM, on_sigterm)

@@ -1,6 +1,7 @@
 """One server for all faults that it survives."""
 
 import signal
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,3 +70,39 @@ def before(server: SupervisedServer, client: httpx2.Client) -> Before:
     speech, text = outcome(answer_to(client, spoken())), outcome(answer_to(client, written()))
     server.wait_until_idle()
     return Before(speech, text, server.baseline(client))
+
+
+UNWRITABLE = "/proc/sys/nothing"
+"""Not even root can make it."""
+CACHES = ("TRITON_CACHE_DIR", "HF_HOME", "VLLM_CONFIG_ROOT")
+"""Not vLLM's own (`VLLM_CACHE_ROOT`, in `HOME`), although the server starts without: it keeps there what classes
+of models can do, and asks each class in a process of its own otherwise, which takes this server's start times two."""
+REQUEST_TIMEOUT_S = 10
+
+
+@pytest.fixture(scope="session")
+def temporary() -> Iterator[Path]:
+    """The folder for temporary files of `patient`; not one of pytest's, whose paths are too long for sockets."""
+    with tempfile.TemporaryDirectory(prefix="t-") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(scope="session")
+def patient(
+    checkpoint: Path, orders: Path, temporary: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SupervisedServer]:
+    """A server that takes no stopped stage for one that hangs, ends each request after `REQUEST_TIMEOUT_S`, and can
+    write its temporary files, but no cache. The last test that uses it ends it."""
+    folder = tmp_path_factory.mktemp("patient")
+    config = write_config(folder / "stages.yaml", failing=True, hang_timeout_s=None)
+    flags = ["--stage-config", str(config), "--request-timeout", str(REQUEST_TIMEOUT_S)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(temporary))
+        for name in CACHES:
+            patch.setenv(name, UNWRITABLE)
+        process = SupervisedServer(checkpoint, folder / "log.txt", *flags)
+    try:
+        yield process
+    finally:
+        process.process.kill()
+        process.process.wait()

@@ -1,17 +1,23 @@
 """Qwen2.5-Omni with stages that fail when they are told to. Named by the stage config of these tests alone."""
 
+from pathlib import Path
 from typing import Any
 
 from omni_server.config.stage_config import ModelStage
 from omni_server.family import HfOverrides
 from stages.qwen2_5_omni.code2wav.config import code2wav_config
-from stages.qwen2_5_omni.family import Qwen25OmniFamily
+from stages.qwen2_5_omni.family import Qwen25OmniFamily, Qwen25OmniModel
 from stages.qwen2_5_omni.talker_config import talker_config
+from tests.faults.task_count import answer_signals
 
 CLASSES = {"thinker": "FailingThinker", "talker": "FailingTalker", "code2wav": "FailingCode2Wav"}
 
 
 class FailingFamily(Qwen25OmniFamily):
+    def open(self, model_dir: Path) -> Qwen25OmniModel:
+        answer_signals()
+        return super().open(model_dir)
+
     def hf_overrides(self, model_stage: ModelStage) -> HfOverrides | None:
         return {"thinker": failing_thinker, "talker": failing_talker, "code2wav": failing_code2wav}[model_stage]
 

@@ -4,6 +4,8 @@ import json
 import os
 import re
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +110,18 @@ def levels(client: httpx2.Client) -> dict[str, float]:
         "omni_stage_up",
     )
     return {name: v for name, v in samples(client).items() if name.startswith((*taken, "omni_requests_running"))}
+
+
+@contextmanager
+def stopped(server: SupervisedServer, *stages: str) -> Iterator[None]:
+    """Their engines, inside of the block."""
+    for stage in stages:
+        server.signal(stage, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for stage in stages:
+            server.signal(stage, signal.SIGCONT)
 
 
 class Listening:

@@ -36,7 +36,9 @@ def load_voices(model_dir: Path) -> dict[str, Voice]:
     try:
         content: object = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise ConfigError(f"{path} cannot be read as tensors: {error}") from error
+        # torch adds advice, which would be wrong here: to trust the file.
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ConfigError(f"{path} cannot be read as tensors: {reason}") from error
     if not isinstance(content, Mapping) or not content:
         raise ConfigError(f"{path} holds no voices")
     return {str(name): _voice(path, str(name), entry) for name, entry in content.items()}

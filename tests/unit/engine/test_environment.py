@@ -1,17 +1,14 @@
 """What the launcher tells vLLM through the environment that the engines inherit."""
 
-import fcntl
 import os
-import stat
 import tempfile
-from pathlib import Path
 
 import pytest
 
 from omni_server.config.load import find_shipped_config, load_stage_config
 from omni_server.config.stage_config import StageConfig
 from omni_server.engine.environment import set_engine_environment
-from omni_server.engine.private_folder import PREFIX, sweep_dead_folders
+from omni_server.errors import ConfigError
 
 LOOPBACK = "lo"
 CPU = load_stage_config(find_shipped_config("qwen2_5_omni.demo-cpu"))
@@ -43,27 +40,23 @@ def test_the_operators_choice_of_a_model_runner_stands(
     assert environment[RUNNER] == value
 
 
-def test_engines_talk_where_no_other_user_and_no_other_machine_hears_them(environment: dict[str, str]) -> None:
+def test_ranks_find_each_other_where_no_other_machine_hears_them(environment: dict[str, str]) -> None:
     set_engine_environment(CPU)
-    folder = Path(environment["VLLM_RPC_BASE_PATH"])
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert folder.stat().st_uid == os.geteuid()
     assert environment["GLOO_SOCKET_IFNAME"] == LOOPBACK
-    set_engine_environment(CUDA)
-    assert environment["VLLM_RPC_BASE_PATH"] == str(folder)
 
 
-def test_what_a_killed_server_has_left_is_swept_and_what_a_living_one_has_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_folder_for_compiled_code_that_cannot_be_made_is_named(environment: dict[str, str]) -> None:
+    """Before torch fails to be imported for it."""
+    environment["TORCHINDUCTOR_CACHE_DIR"] = "/proc/sys/nothing"
+    with pytest.raises(ConfigError, match=r"/proc/sys/nothing cannot be made .*set TORCHINDUCTOR_CACHE_DIR"):
+        set_engine_environment(CPU)
+
+
+def test_no_folder_for_temporary_files_at_all_is_told(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    left, living = (tmp_path / f"{PREFIX}{name}" for name in ("1-left", "2-living"))
-    for folder in (left, living):
-        folder.mkdir()
-        (folder / "socket").touch()
-    lock = os.open(living, os.O_RDONLY | os.O_DIRECTORY)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    sweep_dead_folders()
-    os.close(lock)
-    assert not left.exists()
-    assert (living / "socket").exists()
+    environment.pop("TORCHINDUCTOR_CACHE_DIR", None)
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/proc/sys/nothing"])
+    with pytest.raises(ConfigError, match=r"no folder for temporary files can be written .*set TMPDIR"):
+        set_engine_environment(CPU)

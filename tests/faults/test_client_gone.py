@@ -1,0 +1,281 @@
+"""A client that is gone, at every phase of its request: nothing of it is left, and the others notice nothing.
+
+Engines are stopped (SIGSTOP) to hold a request in its phase. What must be gone, must be gone while they are stopped,
+as far as it is the server's; the engines' part when they go on.
+"""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import httpx2
+import numpy as np
+import pytest
+from websockets.sync.client import ClientConnection, connect
+
+from tests.faults.callers import Caller, Leave, caller, close, form
+from tests.faults.supervised_server import ANSWER_TIMEOUT_S, SupervisedServer, samples, stopped
+from tests.faults.task_count import num_tasks
+from tests.integration.server_process import MODEL, wait_until
+from tests.integration.test_server import (
+    ENDLESS,
+    HELLO,
+    STREAM,
+    VIDEO_PART,
+    answer_to,
+    samples_of,
+    spoken,
+    text_of,
+    usage_of,
+)
+from tests.unit.api.clients import URL, media
+
+SPEECH_URL = "/v1/audio/speech"
+TRANSCRIPTION_URL = "/v1/audio/transcriptions"
+ENDLESS_TALKER: dict[str, Any] = {"stage_sampling": {"talker": ENDLESS}}
+WHOLE = spoken(**ENDLESS) | ENDLESS_TALKER
+STREAMED = WHOLE | STREAM
+READ_ALOUD = {"model": MODEL, "voice": "Ethan", "input": HELLO, "response_format": "pcm"} | ENDLESS_TALKER
+UPLOAD = form({"model": MODEL}, media("speech_hello.wav"))
+WAYS: tuple[Leave, ...] = get_args(Leave)
+
+
+@dataclass(frozen=True)
+class Before:
+    """The idle server, and what it answers."""
+
+    answer: dict[str, Any]
+    baseline: dict[str, float]
+    num_tasks: int
+
+
+@pytest.fixture(scope="module")
+def client(patient: SupervisedServer) -> Iterator[httpx2.Client]:
+    with httpx2.Client(base_url=patient.url, timeout=ANSWER_TIMEOUT_S) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def before(patient: SupervisedServer, client: httpx2.Client, orders: Path) -> Before:
+    """Every kind of request once: some threads and files are made with the first."""
+    answer = answer_to(client, spoken())
+    answer_to(client, spoken([VIDEO_PART]))
+    client.post(SPEECH_URL, json=READ_ALOUD | {"stage_sampling": {"talker": {"max_tokens": 60}}}).raise_for_status()
+    body, content_type = UPLOAD
+    client.post(TRANSCRIPTION_URL, content=body, headers={"Content-Type": content_type}).raise_for_status()
+    with session(patient) as socket:
+        begin_response(socket)
+        until(socket, "response.output_audio.delta", "response.done")
+    patient.wait_until_idle()
+    return Before(answer, patient.baseline(client), num_tasks(orders, patient.process.pid))
+
+
+@contextmanager
+def nobody_is_harmed(server: SupervisedServer, client: httpx2.Client, before: Before, orders: Path) -> Iterator[None]:
+    """Somebody else is answered meanwhile; afterwards the server is as it was, and answers as it did."""
+    with server.client() as other, ThreadPoolExecutor(1) as thread:
+        beside = thread.submit(answer_to, other, spoken())
+        yield
+        check_same(beside.result(), before.answer)
+    server.wait_for_baseline(client, before.baseline)
+    pid = server.process.pid
+    wait_until(lambda: num_tasks(orders, pid) == before.num_tasks, 30, lambda: f"{num_tasks(orders, pid)} tasks")
+    assert answer_to(client, spoken())["choices"][0]["message"]["audio"]["transcript"] == text_of(before.answer)
+
+
+def check_same(answer: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Convolutions over a batch round differently in the last bit of a float, hence of a 16-bit sample now and then."""
+    assert text_of(answer) == text_of(wanted)
+    assert usage_of(answer) == usage_of(wanted)
+    assert np.abs(samples_of(answer).astype(np.int32) - samples_of(wanted)).max() <= 1
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Where a client is to go, and how."""
+
+    server: SupervisedServer
+    client: httpx2.Client
+    how: Leave
+    num_others: int
+    """Requests of others that may run meanwhile."""
+
+    def caller(self) -> AbstractContextManager[Caller]:
+        return caller(self.server.url, self.how)
+
+    def wait_for(self, metric: str, least: float) -> None:
+        wait_until(lambda: samples(self.client)[metric] >= least, 30, lambda: str(samples(self.client)[metric]))
+
+    def wait_until_released(self) -> None:
+        """In the server; engines may be stopped, and learn of it later."""
+
+        def is_released() -> bool:
+            now = samples(self.client)
+            return max(now["omni_queue_depth"], now["omni_requests_running"]) <= self.num_others
+
+        wait_until(is_released, 30, lambda: str(samples(self.client)))
+
+
+Place = Callable[[Scene], None]
+"""Brings a request to its phase and leaves."""
+
+
+def with_half_a_header(scene: Scene) -> None:
+    with scene.caller() as one:
+        one.send_half_a_header(URL)
+
+
+def with_half_a_body(scene: Scene) -> None:
+    with scene.caller() as one:
+        one.send(URL, json.dumps(STREAMED).encode(), part=0.5)
+        scene.wait_for("omni_queue_depth", 1)
+
+
+def with_half_an_upload(scene: Scene) -> None:
+    body, content_type = UPLOAD
+    with scene.caller() as one:
+        one.send(TRANSCRIPTION_URL, body, content_type, part=0.5)
+        scene.wait_for("omni_queue_depth", 1)
+
+
+def while_a_video_is_decoded(scene: Scene) -> None:
+    """In a process of its own, which ends with the request."""
+    others = set(scene.server.process_tree())
+    with scene.caller() as one:
+        one.post(URL, spoken([VIDEO_PART], **ENDLESS))
+        deadline = time.monotonic() + 30
+        while not (decoder := children_of(scene.server.process.pid) - others):
+            assert time.monotonic() < deadline
+        for pid in decoder:
+            os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: not children_of(scene.server.process.pid) & decoder, 30)
+
+
+def children_of(pid: int) -> set[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return {int(child) for task in tasks for child in (task / "children").read_text().split()}
+
+
+def in_the_thinkers_prompt(scene: Scene) -> None:
+    with stopped(scene.server, "thinker"):
+        with scene.caller() as one, scene.caller() as other, scene.caller() as third:
+            one.post(URL, STREAMED)
+            other.post(URL, WHOLE)
+            body, content_type = UPLOAD
+            third.send(TRANSCRIPTION_URL, body, content_type)
+            scene.wait_for("omni_requests_running", 3)
+        scene.wait_until_released()
+
+
+def before_any_sound(scene: Scene) -> None:
+    """The thinker writes, the talker has rows and has not begun."""
+    with stopped(scene.server, "talker"):
+        with scene.caller() as one:
+            one.post(URL, STREAMED)
+            one.until(b"transcript")
+            scene.wait_for("omni_shared_memory_slots_in_use thinker talker", 1)
+        scene.wait_until_released()
+
+
+def with_codes_and_no_sound(scene: Scene) -> None:
+    """A window waits in code2wav; of the answer in one piece as well."""
+    with stopped(scene.server, "code2wav"):
+        with scene.caller() as one, scene.caller() as other:
+            one.post(URL, STREAMED)
+            other.post(URL, WHOLE)
+            scene.wait_for("omni_active_requests code2wav", 2)
+        scene.wait_until_released()
+
+
+def in_the_middle_of_the_sound(scene: Scene) -> None:
+    with scene.caller() as one, scene.caller() as other:
+        one.post(URL, STREAMED)
+        other.post(SPEECH_URL, READ_ALOUD)
+        one.until(b'"data":')
+        other.until(b"\r\n\r\n")  # the header comes with the first sound
+
+
+def after_the_last_event(scene: Scene) -> None:
+    with scene.caller() as one:
+        one.post(URL, spoken(**STREAM))
+        one.until(b"[DONE]")
+
+
+# -- realtime
+
+
+@contextmanager
+def session(server: SupervisedServer) -> Iterator[ClientConnection]:
+    with connect(server.url.replace("http", "ws") + f"/v1/realtime?model={MODEL}", max_size=None) as socket:
+        until(socket, "session.created")
+        yield socket
+
+
+def until(socket: ClientConnection, *kinds: str) -> None:
+    while json.loads(socket.recv(ANSWER_TIMEOUT_S))["type"] not in kinds:
+        pass
+
+
+def begin_response(socket: ClientConnection) -> None:
+    item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": HELLO}]}
+    socket.send(json.dumps({"type": "conversation.item.create", "item": item}))
+    socket.send(json.dumps({"type": "response.create"}))
+
+
+def gone(socket: ClientConnection, how: Leave) -> None:
+    """Without WebSocket's own goodbye."""
+    close(socket.socket, how)
+
+
+def in_sessions_of_all_states(scene: Scene) -> None:
+    """Silent, with half of an utterance, with a response in the thinker, and with one that is spoken."""
+    with (
+        session(scene.server) as silent,
+        session(scene.server) as listening,
+        session(scene.server) as waiting,
+        session(scene.server) as heard,
+    ):
+        sound = "AAAA" * 1000
+        listening.send(json.dumps({"type": "input_audio_buffer.append", "audio": sound}))
+        begin_response(heard)
+        until(heard, "response.output_audio_transcript.delta", "response.output_audio.delta")
+        with stopped(scene.server, "thinker"):
+            begin_response(waiting)
+            until(waiting, "response.created")
+            for socket in (silent, listening, waiting, heard):
+                gone(socket, scene.how)
+            wait_until(lambda: samples(scene.client)["omni_websocket_sessions"] == 0, 30)
+            scene.wait_until_released()
+
+
+PLACES: tuple[Place, ...] = (
+    with_half_a_header,
+    with_half_a_body,
+    with_half_an_upload,
+    while_a_video_is_decoded,
+    in_the_thinkers_prompt,
+    before_any_sound,
+    with_codes_and_no_sound,
+    in_the_middle_of_the_sound,
+    after_the_last_event,
+    in_sessions_of_all_states,
+)
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: str(place.__name__))
+def test_client_that_is_gone_leaves_nothing_behind(
+    place: Place, patient: SupervisedServer, client: httpx2.Client, before: Before, orders: Path
+) -> None:
+    for how in WAYS:
+        place(Scene(patient, client, how, num_others=0))
+        patient.wait_for_baseline(client, before.baseline)
+    with nobody_is_harmed(patient, client, before, orders):
+        for how in WAYS:
+            place(Scene(patient, client, how, num_others=1))

@@ -1,0 +1,176 @@
+"""`omni-server serve` with a damaged checkpoint ends before anything is started, with a line that names the file."""
+
+import json
+import pickle
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omni_server.check.damage import explained, refuse_damaged_files
+from omni_server.cli.main import main
+from omni_server.config.load import find_shipped_config, load_stage_config
+from omni_server.config.stage_config import StageConfig
+from omni_server.errors import ConfigError
+from stages.qwen2_5_omni.demo_checkpoint import make_demo_checkpoint
+
+Damage = Callable[[Path], object]
+Header = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_demo_checkpoint(tmp_path_factory.mktemp("whole") / "demo")
+
+
+@pytest.fixture
+def folder(whole: Path, tmp_path: Path) -> Path:
+    """A copy that may be damaged."""
+    return Path(shutil.copytree(whole, tmp_path / "demo"))
+
+
+@pytest.fixture(scope="module")
+def config() -> StageConfig:
+    return load_stage_config(find_shipped_config("qwen2_5_omni.demo-cpu"))
+
+
+def weights(folder: Path) -> Path:
+    return folder / "model.safetensors"
+
+
+def cut(path: Path, part: float) -> None:
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * part)])
+
+
+def flip(path: Path, position: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 0x40
+    path.write_bytes(content)
+
+
+def with_header(path: Path, change: Callable[[Header], object]) -> None:
+    content = path.read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    header: Header = json.loads(content[8 : 8 + length])
+    change(header)
+    changed = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(changed)) + changed + content[8 + length :])
+
+
+def with_other_type(header: Header) -> None:
+    entry = header["talker.codec_head.weight"]
+    entry["dtype"] = {"F32": "I32", "BF16": "I16"}[entry["dtype"]]
+
+
+def with_index(folder: Path, file: str) -> None:
+    index = {"metadata": {}, "weight_map": {"talker.codec_head.weight": file}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def outside(folder: Path) -> None:
+    shutil.copy(weights(folder), folder.parent / "model.safetensors")
+    with_index(folder, "../model.safetensors")
+
+
+class Attack:
+    """What a pickle may do where it is trusted."""
+
+    def __init__(self, trace: Path) -> None:
+        self._trace = trace
+
+    def __reduce__(self) -> tuple[Callable[[Path], object], tuple[Path]]:
+        return Path.touch, (self._trace,)
+
+
+DAMAGE: dict[str, tuple[Damage, str]] = {
+    "cut off": (lambda folder: cut(weights(folder), 0.6), "model.safetensors: is cut off"),
+    "cut off in its header": (lambda folder: cut(weights(folder), 1e-5), "model.safetensors: has no header"),
+    "empty": (lambda folder: cut(weights(folder), 0), "model.safetensors: has 0 bytes only"),
+    "length of the header": (lambda folder: flip(weights(folder), 5), "model.safetensors: has no header"),
+    "header": (lambda folder: flip(weights(folder), 40), "model.safetensors: has a header that cannot be read"),
+    "type of a weight": (
+        lambda folder: with_header(weights(folder), with_other_type),
+        "the weight talker.codec_head.weight is of type I",
+    ),
+    "missing shard": (lambda folder: with_index(folder, "model-00002.safetensors"), "model-00002.safetensors"),
+    "index that leads outside": (outside, "model.safetensors.index.json names files outside of its folder"),
+    "index": (lambda folder: with_index(folder, 7), "are missing"),  # type: ignore[arg-type]
+    "config.json": (lambda folder: cut(folder / "config.json", 0.5), "config.json: cannot be read as JSON"),
+    "preprocessor": (
+        lambda folder: cut(folder / "preprocessor_config.json", 0.5),
+        "preprocessor_config.json: cannot be read as JSON",
+    ),
+    "tokenizer": (lambda folder: cut(folder / "tokenizer.json", 0.5), "tokenizer.json: cannot be read as JSON"),
+    "another tokenizer": (
+        lambda folder: (folder / "tokenizer.json").write_text('{"version": "1.0"}'),
+        "cannot open it",
+    ),
+    "no preprocessor": (lambda folder: (folder / "preprocessor_config.json").unlink(), "preprocessor_config.json"),
+    "voices": (lambda folder: cut(folder / "spk_dict.pt", 0.1), "spk_dict.pt cannot be read as tensors"),
+    "voices with code in them": (
+        lambda folder: (folder / "spk_dict.pt").write_bytes(pickle.dumps({"Chelsie": Attack(folder / "trace")})),
+        "spk_dict.pt cannot be read as tensors",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damaged_file_ends_the_start_with_its_name(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    damage, message = DAMAGE[name]
+    damage(folder)
+
+    assert main(["serve", *words_for(folder)]) == 2
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last.startswith("omni-server: error: ")
+    assert message in last
+    assert str(folder) in last
+    assert not (folder / "trace").exists(), "code of the checkpoint was run"
+
+
+@pytest.mark.parametrize(
+    "name", ["type of a weight", "index that leads outside", "index", "another tokenizer", "voices with code in them"]
+)
+def test_check_finds_it_as_well(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What test_check_command does not have."""
+    damage, message = DAMAGE[name]
+    damage(folder)
+
+    assert main(["check", *words_for(folder)]) == 2
+    assert message in " ".join(capsys.readouterr().out.split())
+    assert not (folder / "trace").exists(), "code of the checkpoint was run"
+
+
+def words_for(folder: Path) -> list[str]:
+    return [str(folder), "--stage-config", "qwen2_5_omni.demo-cpu", "--port", "0"]
+
+
+def test_whole_files_are_not_refused(folder: Path, config: StageConfig) -> None:
+    refuse_damaged_files(folder, config, load_format="auto")
+    shutil.copytree(folder, folder.parent / "without")
+    weights(folder.parent / "without").unlink()
+    refuse_damaged_files(folder.parent / "without", config, load_format="dummy")
+
+
+def test_start_that_failed_is_explained_by_weights_that_are_missing_or_misshapen(
+    folder: Path, config: StageConfig
+) -> None:
+    """Which no header tells by itself."""
+    failed = ConfigError("stage 'talker' did not start: Engine core initialization failed.")
+    assert explained(failed, folder, config, load_format="auto") is failed
+
+    def renamed(header: Header) -> None:
+        header["talker.other"] = header.pop("talker.codec_head.weight")
+
+    def turned(header: Header) -> None:
+        header["talker.codec_head.weight"]["shape"].reverse()
+
+    for change, message in ((turned, "is ["), (renamed, "in no file, the first is talker.codec_head.weight")):
+        with_header(weights(folder), change)
+        refuse_damaged_files(folder, config, load_format="auto")
+        told = str(explained(failed, folder, config, load_format="auto"))
+        assert message in told
+        assert "talker.codec_head.weight" in told
+        assert told.endswith(f"({failed})")
