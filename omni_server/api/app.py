@@ -21,6 +21,7 @@ from omni_server.api.realtime.router import realtime_router
 from omni_server.api.speech import speech_router
 from omni_server.api.state import ServerState
 from omni_server.api.transcriptions import transcriptions_router
+from omni_server.api.unsent import UnsentBudget
 from omni_server.api.web.page import page_router
 
 
@@ -31,6 +32,7 @@ def create_app(state: ServerState, config: ApiConfig) -> FastAPI:
     malformed API key.
     """
     keys = ApiKeys(config.api_keys)
+    state.unsent = UnsentBudget(config.max_unsent_bytes, config.max_total_unsent_bytes)
     admission = Admission(state.metrics, max_queue=config.max_queue, max_per_caller=config.max_concurrency_per_key)
     app = FastAPI(
         title="omni-server",

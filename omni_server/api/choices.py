@@ -6,6 +6,8 @@ from contextlib import aclosing
 
 from omni_server.api.event_feed import follow
 from omni_server.api.state import ServerState
+from omni_server.api.unsent import Backlog
+from omni_server.errors import InvalidRequestError
 from omni_server.generation import Generation
 from omni_server.types import Finished, OmniEvent
 
@@ -27,12 +29,22 @@ async def follow_choices(
         return
     inbox: asyncio.Queue[ChoiceEvent | BaseException] = asyncio.Queue()
 
+    def drop(error: InvalidRequestError) -> None:
+        while not inbox.empty():
+            inbox.get_nowait()
+        inbox.put_nowait(error)
+
+    backlog = state.unsent.open(drop)
+
     def put_failure(task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             inbox.put_nowait(error)
 
-    tasks = [asyncio.create_task(_pump(i, generation, state, inbox)) for i, generation in enumerate(generations)]
+    tasks = [
+        asyncio.create_task(_pump(number, generation, state, inbox, backlog))
+        for number, generation in enumerate(generations)
+    ]
     for task in tasks:
         task.add_done_callback(put_failure)
     try:
@@ -45,18 +57,29 @@ async def follow_choices(
                 continue
             if isinstance(item, BaseException):
                 raise item
+            backlog.taken(item[1])
             num_running -= isinstance(item[1], Finished)
             yield item
     finally:
+        backlog.close()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _pump(
-    index: int, generation: Generation, state: ServerState, inbox: asyncio.Queue[ChoiceEvent | BaseException]
+    index: int,
+    generation: Generation,
+    state: ServerState,
+    inbox: asyncio.Queue[ChoiceEvent | BaseException],
+    backlog: Backlog,
 ) -> None:
     async with aclosing(follow(generation, state)) as events:
         async for event in events:
-            if event is not None:
-                inbox.put_nowait((index, event))
+            if event is None:
+                continue
+            backlog.put(event)
+            if backlog.error is not None:
+                await generation.aclose()
+                return
+            inbox.put_nowait((index, event))

@@ -41,6 +41,11 @@ class ApiConfig:
     max_total_body_bytes: int = 1024**3
     """Of the bodies of all requests that have not begun to be answered, as far as they have arrived; what is beyond is
     answered with 503. Parsed and decoded they take several times as much memory."""
+    max_unsent_bytes: int = 64 * 1024 * 1024
+    """Of one answer that has been made and not been sent yet: eleven minutes of sound. A client that reads so much more
+    slowly is told, and its answer is dropped."""
+    max_total_unsent_bytes: int = 1024**3
+    """The same of all answers together; the one with the most is dropped."""
     http_send_timeout_s: float = 30.0
     """An HTTP client that takes nothing it is sent for this time is cut off."""
     allowed_local_media_path: Path | None = None

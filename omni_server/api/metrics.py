@@ -1,5 +1,7 @@
 """`GET /metrics` for Prometheus, and `GET /load`."""
 
+import asyncio
+
 from fastapi import APIRouter, Response
 
 from omni_server.api.limits import Admission
@@ -17,6 +19,7 @@ def metrics_router(state: ServerState, admission: Admission) -> APIRouter:
         responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
     )
     async def metrics() -> Response:
+        state.metrics.event_loop_tasks.set(len(asyncio.all_tasks()))
         text = state.metrics.text()
         if state.generator is not None:
             text += state.generator.metrics_text()

@@ -5,8 +5,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from omni_server import __version__
+from omni_server.api.config import ApiConfig
 from omni_server.api.observed import ObservedGenerator
 from omni_server.api.request_span import RequestTracer
+from omni_server.api.unsent import UnsentBudget
 from omni_server.errors import OmniError, OverloadedError
 from omni_server.generation import Generator
 from omni_server.metrics.server_metrics import ServerMetrics
@@ -21,6 +23,8 @@ class ServerState:
         self.tracer = tracer
         """None where requests are not traced."""
         self.metrics = ServerMetrics(__version__)
+        self.unsent = UnsentBudget(ApiConfig.max_unsent_bytes, ApiConfig.max_total_unsent_bytes)
+        """Of the answers that are being sent."""
         self.draining_begun = asyncio.Event()
         """Set from the moment that the server was asked to stop."""
         self.aborted = asyncio.Event()

@@ -50,6 +50,20 @@ def add_limit_flags(parser: argparse.ArgumentParser) -> None:
         help="of all request bodies that are held at a time; what is beyond gets 503 (default: 1G)",
     )
     limits.add_argument(
+        "--max-unsent-size",
+        metavar="SIZE",
+        type=size,
+        default=_DEFAULTS.max_unsent_bytes,
+        help="of an answer that its client has not taken yet; slower clients are told and cut off (default: 64M)",
+    )
+    limits.add_argument(
+        "--max-total-unsent-size",
+        metavar="SIZE",
+        type=size,
+        default=_DEFAULTS.max_total_unsent_bytes,
+        help="of all such answers; what is beyond is the end of the one with the most (default: 1G)",
+    )
+    limits.add_argument(
         "--send-timeout",
         metavar="SECONDS",
         type=seconds,
@@ -170,6 +184,8 @@ def limit_settings(config: ApiConfig, options: argparse.Namespace) -> ApiConfig:
         max_body_bytes=options.max_body_size,
         body_timeout_s=options.body_timeout,
         max_total_body_bytes=options.max_total_body_size,
+        max_unsent_bytes=options.max_unsent_size,
+        max_total_unsent_bytes=options.max_total_unsent_size,
         http_send_timeout_s=options.send_timeout,
         allowed_media_domains=tuple(options.allowed_media_domains),
         allowed_local_media_path=None if folder is None else Path(folder),

@@ -72,6 +72,9 @@ class ServerMetrics:
             registry=registry,
         )
         self._websockets = Gauge("omni_websocket_sessions", "Open WebSocket sessions.", registry=registry)
+        self.event_loop_tasks = Gauge(
+            "omni_event_loop_tasks", "Tasks of the server's event loop that have not ended.", registry=registry
+        )
         self.in_flight = Gauge(
             "omni_queue_depth",
             "Requests and sessions that hold a place of --max-queue, from before their body is read to their end.",

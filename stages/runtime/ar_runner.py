@@ -3,6 +3,7 @@
 Everything vLLM does stays: each override calls `super()`. What is specific to this generation is in this module.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
 from omni_server.protocol.rows import RowsInput
 from stages.runtime.batch import StepBatch
+from stages.runtime.discarded_samples import generators_set_aside
 from stages.runtime.repetition_penalty import RepetitionPenalty
 from stages.runtime.row_emitter import PendingRows
 from stages.runtime.row_runner import OutputWithRows, RowRunnerMixin, rows_request
@@ -100,13 +102,21 @@ class ARModelRunnerMixin(RowRunnerMixin):
     ) -> ModelRunnerOutput | AsyncModelRunnerOutput | IntermediateTensors:
         """Rows are taken before sampling, from the very step whose tokens `super()` returns."""
         pending = self._emit_rows()
-        output = super().sample_tokens(grammar_output)  # type: ignore[misc]
+        with self._discarded_set_aside():
+            output = super().sample_tokens(grammar_output)  # type: ignore[misc]
         if pending is None:
             return output  # type: ignore[no-any-return]
         if isinstance(output, AsyncModelRunnerOutput):
             return OutputWithRows(output, pending)
         output.pooler_output = pending.finish()
         return output  # type: ignore[no-any-return]
+
+    def _discarded_set_aside(self) -> AbstractContextManager[None]:
+        if self.device.type != "cpu":  # type: ignore[attr-defined]
+            return nullcontext()
+        batch = self.input_batch  # type: ignore[attr-defined]
+        discarded = np.flatnonzero(self.discard_request_mask.np[: batch.num_reqs])  # type: ignore[attr-defined]
+        return generators_set_aside(batch.generators, discarded.tolist())
 
     def _emit_rows(self) -> PendingRows | None:
         state = self.execute_model_state  # type: ignore[attr-defined]

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.live import LiveOmni, demo_config, written
+from omni_server.types import OmniRequest, SamplingConfig
+from tests.integration.live import LiveOmni, demo_config, spoken, written
 from tests.integration.parity import Expected, expected, same_tokens
 from tests.reference.cases import CASES
 from tests.reference.reference import Reference
@@ -67,3 +68,24 @@ def test_text_only_requests_never_reach_the_talker(cramped: LiveOmni, wanted: li
     assert answer.codes == ()
     assert not len(answer.audio)
     assert cramped.row_slots().published == before
+
+
+def test_seeds_give_the_same_tokens_however_prompts_are_cut(cramped: LiveOmni, wanted: list[Expected]) -> None:
+    """A piece of a prompt samples a token that is thrown away, and a seed must not move on with it. On CPU, vLLM would
+    end the engine there."""
+
+    def requests() -> list[OmniRequest]:
+        return [
+            spoken(
+                want.case.messages,
+                thinker=SamplingConfig(temperature=1.0, max_tokens=20, seed=number),
+                talker=SamplingConfig(temperature=1.0, max_tokens=60, min_tokens=20, seed=number),
+            )
+            for number, want in enumerate(wanted)
+        ]
+
+    alone = [cramped.answer(request) for request in requests()]
+    together = cramped.answers(requests())
+    assert [(answer.token_ids, answer.codes) for answer in together] == [
+        (answer.token_ids, answer.codes) for answer in alone
+    ]

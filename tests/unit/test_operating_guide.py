@@ -59,6 +59,8 @@ def test_defaults_in_the_guide_are_the_defaults() -> None:
     assert rows["`--body-timeout`"] == f"{config.body_timeout_s:g} s"
     assert rows["`--max-total-body-size`"] == f"{config.max_total_body_bytes // 2**30}G"
     assert rows["`--send-timeout`"] == f"{config.http_send_timeout_s:g} s"
+    assert rows["`--max-unsent-size`"] == f"{config.max_unsent_bytes // 2**20}M"
+    assert rows["`--max-total-unsent-size`"] == f"{config.max_total_unsent_bytes // 2**30}G"
     assert rows["`--max-media-size`"] == f"{media.max_bytes // 2**20}M"
     assert rows["`--max-audio-duration`, `--max-video-duration`"] == (
         f"{media.max_audio_seconds:g} s, {media.max_video_seconds:g} s"

@@ -59,6 +59,7 @@ def test_every_flag_reaches_its_place(parsed: list[ServeOptions]) -> None:
         '--allowed-methods ["GET","POST"] --allowed-headers authorization --allow-credentials '
         "--ssl-certfile cert.pem --ssl-keyfile key.pem --ssl-ca-certs ca.pem --ssl-cert-reqs 2 --ssl-ciphers ECDHE "
         "--max-queue 9 --max-concurrency-per-key 3 --body-timeout 7 --max-total-body-size 2G --send-timeout 8 "
+        "--max-unsent-size 8M --max-total-unsent-size 64M "
         "--allowed-local-media-path /srv/media "
         "--max-media-size 1M --max-audio-duration 30 --max-video-duration 20 --max-image-pixels 1000 "
         "--max-video-frame-pixels 500 --media-fetch-timeout 4 --media-decode-timeout 6 "
@@ -97,6 +98,8 @@ def test_every_flag_reaches_its_place(parsed: list[ServeOptions]) -> None:
                 max_body_bytes=64 * 1024 * 1024,
                 body_timeout_s=7.0,
                 max_total_body_bytes=2 * 1024**3,
+                max_unsent_bytes=8 * 1024 * 1024,
+                max_total_unsent_bytes=64 * 1024 * 1024,
                 http_send_timeout_s=8.0,
                 allowed_media_domains=("a.example", "b.example"),
                 allowed_local_media_path=Path("/srv/media"),

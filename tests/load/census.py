@@ -1,0 +1,37 @@
+"""Everything that requests take and must give back, counted from outside."""
+
+from pathlib import Path
+
+import httpx2
+
+from tests.faults.supervised_server import STAGES, SupervisedServer, samples
+from tests.integration.server_process import wait_until
+
+Census = dict[str, float]
+
+_RELEASE_TIMEOUT_S = 30.0
+
+
+def census(server: SupervisedServer, client: httpx2.Client) -> Census:
+    """Of a server that does nothing: running requests, places of --max-queue, KV blocks, slots and blocks of the queue,
+    tasks of the event loop, processes, file descriptors, threads and shared memory."""
+    counted = server.baseline(client) | {"tasks of the event loop": samples(client)["omni_event_loop_tasks"]}
+    for stage in STAGES:
+        process = Path(f"/proc/{server.pid_of(stage)}")
+        counted[f"file descriptors of {stage}"] = len(list((process / "fd").iterdir()))
+        counted[f"threads of {stage}"] = len(list((process / "task").iterdir()))
+    return counted
+
+
+def leaks(server: SupervisedServer, client: httpx2.Client, wanted: Census) -> dict[str, tuple[float, float]]:
+    """What was and what is, where it is not the same again within half a minute."""
+
+    def found() -> dict[str, tuple[float, float]]:
+        now = census(server, client)
+        return {name: (wanted[name], now[name]) for name in wanted if now[name] != wanted[name]}
+
+    try:
+        wait_until(lambda: not found(), _RELEASE_TIMEOUT_S)
+    except AssertionError:
+        return found()
+    return {}
