@@ -14,7 +14,7 @@ from tests.fuzz.target import Run, Target
 from tests.unit.api.clients import SPEECH, URL, app_of, base64_of, chat, data_url, http_client, media, tone
 from tests.unit.api.fake_generator import FakeGenerator
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 _TOOL = {
     "type": "function",
     "function": {

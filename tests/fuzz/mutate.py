@@ -81,7 +81,7 @@ def changed_json(rng: random.Random, given: Any) -> Any:
             case 2 if isinstance(holder, dict):
                 holder[rng.choice(WORDS)] = value(rng)
             case 3:
-                holder[key] = [holder[key]] * rng.choice((1, 2, 500))
+                holder[key] = [holder[key]] * rng.choice((1, 2, 40))
             case 4 if isinstance(holder[key], str):
                 holder[key] = changed_text(rng, holder[key])
             case 5:

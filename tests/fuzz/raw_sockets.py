@@ -19,7 +19,7 @@ ANSWER_S = 0.5
 """How long an answer is waited for: what is no whole request gets none."""
 REST_S = 0.1
 """How long for more of it."""
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 _CHECK_EVERY = 20
 
 _BODY = json.dumps(chat()).encode()

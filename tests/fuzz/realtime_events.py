@@ -81,6 +81,8 @@ EVENTS: tuple[dict[str, Any], ...] = (
     {"type": "response.cancel", "response_id": "r"},
 )
 _EVENTS_PER_SESSION = 12
+DEADLINE_S = 60.0
+"""For a whole session, on a machine that does other things too."""
 _CHECK = "fuzz-check"
 
 
@@ -106,11 +108,12 @@ async def _open() -> AsyncIterator[Run]:
         async def run(rng: random.Random) -> str:
             """A whole session."""
             told_errors = 0
-            async with asyncio.timeout(30):
+            frames = [_frame(rng) for _ in range(_EVENTS_PER_SESSION)]
+            async with asyncio.timeout(DEADLINE_S):
                 async with RealtimeClient(app=app, state=state) as client:
                     await client.opened()
-                    for _ in range(_EVENTS_PER_SESSION):
-                        await client.send_raw(_frame(rng))
+                    for frame in frames:
+                        await client.send_raw(frame)
                     # An answer to this comes behind all others.
                     await client.send("input_audio_buffer.clear", event_id=_CHECK)
                     try:

@@ -46,7 +46,7 @@ def test_flags_in_the_guide_exist(capsys: pytest.CaptureFixture[str]) -> None:
         main(["serve", "--help"])
     help_text = capsys.readouterr().out
     flags = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", GUIDE))
-    of_others = {"--gpus", "--shm-size"}
+    of_others = {"--cap-drop", "--gpus", "--read-only", "--security-opt", "--shm-size", "--tmpfs"}
     assert {flag for flag in flags if not re.search(rf"{flag}(?![\w-])", help_text)} == of_others
 
 
@@ -81,4 +81,8 @@ def test_deployment_probes_what_is_served() -> None:
     probes = [container[name]["httpGet"] for name in ("startupProbe", "livenessProbe", "readinessProbe")]
     assert [probe["path"] for probe in probes] == ["/health", "/health", "/ready"]
     assert {probe["port"] for probe in probes} == {ApiConfig().port}
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert {"/tmp", "/dev/shm", "/home/omni/.cache"} <= mounted
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
     assert pod["terminationGracePeriodSeconds"] > ApiConfig().shutdown_timeout_s

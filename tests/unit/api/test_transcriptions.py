@@ -408,3 +408,8 @@ async def test_silence_of_the_thinker_is_bridged_by_comments() -> None:
     call.set_content_type(request.headers["content-type"])
     async with call:
         assert (await call.body_until(b": keep-alive")).startswith(b"data: ")
+
+
+async def test_a_form_of_very_many_fields_is_refused() -> None:
+    response = await post_form(app_of(FakeGenerator()), {f"field{number}": "x" for number in range(101)})
+    assert error_of(response)["code"] == "invalid_form"
