@@ -21,6 +21,8 @@ class Code2WavRequest:
     num_samples: int
     num_computed: int
     """Codec tokens that are computed, where code2wav has kept what came before: `token_ids` without those."""
+    is_varied: bool
+    """The codec tokens whose sound is asked for are not all the same."""
 
 
 class CodecEdge(Protocol):

@@ -100,6 +100,17 @@ class StageError(OmniError):
         self.stage = stage
 
 
+class CorruptDataError(StageError):
+    """What a stage made of the request, or was given for it, cannot be right: it is not passed on. Other requests of
+    the same batch are not affected. `kind` is an `omni_server.protocol.corruption.CorruptionKind`."""
+
+    code = "corrupt_data"
+
+    def __init__(self, stage: str, kind: str, detail: str) -> None:
+        super().__init__(stage, f"corrupt data ({kind}): {detail}")
+        self.kind = kind
+
+
 class StageDeadError(StageError):
     """The engine process of a stage died or hung while this request needed it."""
 

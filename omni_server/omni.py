@@ -14,6 +14,7 @@ from omni_server.errors import ConfigError, OmniError, StageDownError
 from omni_server.family import FamilyModel, load_family, open_model
 from omni_server.generation import Generation
 from omni_server.metrics.pipeline import QueueLevel, StageLevel, pipeline_text
+from omni_server.protocol.corruption import CORRUPTION_KINDS
 from omni_server.types import (
     ChatMessage,
     MediaKind,
@@ -151,8 +152,13 @@ class AsyncOmni:
 
     def _stage_levels(self) -> dict[str, StageLevel]:
         restarts = self._supervisor.num_restarts
+        corrupt = self._orchestrator.num_corrupt
         return {
-            client.name: StageLevel(is_up=not client.is_dead, num_restarts=restarts[client.name])
+            client.name: StageLevel(
+                is_up=not client.is_dead,
+                num_restarts=restarts[client.name],
+                num_corrupt={kind: corrupt[client.name, kind] for kind in CORRUPTION_KINDS},
+            )
             for client in self._engines.clients()
         }
 

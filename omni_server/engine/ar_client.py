@@ -18,9 +18,10 @@ from vllm.v1.engine.output_processor import RequestOutputCollector
 from omni_server.engine.async_engine import RowSink, StageAsyncLLM
 from omni_server.engine.logprobs import TokenTable
 from omni_server.engine.stage_client import StageClient, abort, stage_errors
-from omni_server.errors import InvalidRequestError, OverloadedError, StageError
+from omni_server.errors import CorruptDataError, InvalidRequestError, OverloadedError, StageError
 from omni_server.family import ThinkerPrompt
 from omni_server.metrics.stage_metrics import RequestMeter
+from omni_server.protocol.corruption import Corruption, decode_corruption
 from omni_server.protocol.feeds import AddressedFeed
 from omni_server.protocol.grammar_refusal import GRAMMAR_ALLOWS_NOTHING, GRAMMAR_TOO_SLOW, GRAMMARS_BUSY
 from omni_server.protocol.rows import SharedBlock
@@ -99,8 +100,8 @@ class ArStream:
         return self._queue.request_id
 
     async def outputs(self) -> AsyncGenerator[ArOutput, None]:
-        """Until the request has finished. Raises `StageError` or `StageDeadError`; `InvalidRequestError` or
-        `OverloadedError` where the stage has given up the request's grammar."""
+        """Until the request has finished. Raises `StageError` (`CorruptDataError` if it is about the request's data) or
+        `StageDeadError`; `InvalidRequestError` or `OverloadedError` where the stage has given up its grammar."""
         with stage_errors(self._stage):
             while not self._is_finished:
                 output = self._queue.get_nowait() or await self._queue.get()
@@ -140,6 +141,8 @@ class ArStream:
         match reason := completion.finish_reason:
             case None | "stop" | "length":
                 return reason
+            case "error" if corruption := _corruption(completion):
+                raise CorruptDataError(self._stage, corruption.kind, corruption.detail)
             case "abort":
                 raise StageError(self._stage, "the request was aborted inside the engine")
             case "error" if completion.stop_reason == GRAMMAR_TOO_SLOW:
@@ -366,6 +369,11 @@ class ArStageClient(StageClient[StageAsyncLLM]):
     async def runner_generation(self) -> int:
         """1 or 2: the generation of vLLM's model runner that the stage's workers run."""
         return max(await self.engine.collective_rpc("runner_generation"))
+
+
+def _corruption(completion: CompletionOutput) -> Corruption | None:
+    """What the stage found wrong with the request's data, if that was its end."""
+    return decode_corruption(completion.stop_reason) if isinstance(completion.stop_reason, str) else None
 
 
 def _token_ids(prompt: RenderedPrompt | tuple[int, ...]) -> tuple[int, ...]:

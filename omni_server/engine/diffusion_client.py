@@ -8,7 +8,7 @@ from vllm.outputs import PoolingRequestOutput
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from omni_server.engine.stage_client import StageClient, abort, stage_errors
-from omni_server.errors import StageError
+from omni_server.errors import CorruptDataError
 from omni_server.protocol.diffusion import INPUT_KEY
 from omni_server.transport.result import decode_result
 
@@ -22,7 +22,8 @@ class DiffusionStageClient(StageClient[AsyncLLM]):
         """The stage's result for `token_ids` and its encoded input, `[num_samples]` float32.
 
         Of the requests that wait, those with the lowest `priority` are computed first, and of equal ones the earliest.
-        Cancelling the call aborts the request. Raises `StageError` or `StageDeadError`.
+        Cancelling the call aborts the request. Raises `StageError` (`CorruptDataError` if it is about the data) or
+        `StageDeadError`.
         """
         params = PoolingParams(task="plugin", extra_kwargs={INPUT_KEY: payload})
         engine = self.engine
@@ -36,6 +37,6 @@ class DiffusionStageClient(StageClient[AsyncLLM]):
         assert isinstance(output, PoolingRequestOutput)
         result = decode_result(output.outputs.data, self.name)
         if result.ndim != 1:
-            raise StageError(self.name, f"sent a result of {result.ndim} dimensions instead of a waveform")
+            raise CorruptDataError(self.name, "shape", f"a result of {result.ndim} dimensions instead of a waveform")
         samples: npt.NDArray[np.float32] = result.float().numpy()
         return samples

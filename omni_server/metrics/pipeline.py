@@ -4,7 +4,7 @@ Autoregressive stages have vLLM's names and labels, with the label `stage` in ad
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -83,6 +83,8 @@ class StageLevel:
     is_up: bool
     num_restarts: int
     """Begun since the server's start."""
+    num_corrupt: Mapping[str, int] = field(default_factory=dict)
+    """Requests that ended because of corrupt data, by what was wrong."""
 
 
 def pipeline_text(
@@ -124,10 +126,17 @@ class _Pipeline(Collector):
         restarts = CounterMetricFamily(
             "omni_stage_restarts", "Restarts of a stage that were begun, successful or not.", labels=["stage"]
         )
+        corrupt = CounterMetricFamily(
+            "omni_corrupt_data",
+            "Requests that ended because data of a stage could not be right, by what was wrong with it.",
+            labels=["stage", "kind"],
+        )
         for name, level in self._stages.items():
             is_up.add_metric([name], float(level.is_up))
             restarts.add_metric([name], level.num_restarts)
-        yield from (is_up, restarts)
+            for kind, count in level.num_corrupt.items():
+                corrupt.add_metric([name, kind], count)
+        yield from (is_up, restarts, corrupt)
         yield from self._queue_families()
 
     def _stage_families(self) -> Iterator[Metric]:

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -11,7 +12,13 @@ from omni_server.edge import CodecEdgeFactory
 from omni_server.engine.ar_client import ArStageClient, RenderedPrompt, context_length_exceeded
 from omni_server.engine.diffusion_client import DiffusionStageClient
 from omni_server.engine.sampling import StageSampling, add_rows, merged, sampling_params
-from omni_server.errors import DeadlineExceededError, InvalidRequestError, OverloadedError, StageDownError
+from omni_server.errors import (
+    CorruptDataError,
+    DeadlineExceededError,
+    InvalidRequestError,
+    OverloadedError,
+    StageDownError,
+)
 from omni_server.family import CodecLayout, FamilyModel
 from omni_server.orchestrator.feed_outbox import FeedOutbox
 from omni_server.orchestrator.pacing import Pacer
@@ -74,10 +81,15 @@ class Orchestrator:
         self._request_timeout_s = request_timeout_s
         self._running: dict[str, RequestRun] = {}
         self._is_closed = False
+        self.num_corrupt: Counter[tuple[str, str]] = Counter()
+        """Requests that ended with a `CorruptDataError`, by stage and kind."""
 
     @property
     def num_running(self) -> int:
         return len(self._running)
+
+    def _count_corrupt(self, error: CorruptDataError) -> None:
+        self.num_corrupt[error.stage, error.kind] += 1
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
         """Text of the thinker's `token_ids`, without special tokens."""
@@ -164,6 +176,7 @@ class Orchestrator:
             speech=speech,
             deadline_s=remaining_s,
             is_logged=request.is_logged,
+            on_corrupt=self._count_corrupt,
             on_end=lambda request_id: self._running.pop(request_id, None),
         )
 

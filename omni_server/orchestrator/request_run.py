@@ -14,7 +14,7 @@ import msgspec
 
 from omni_server.engine.ar_client import ArOutput, ArStageClient, RenderedPrompt
 from omni_server.engine.sampling import StageSampling
-from omni_server.errors import DeadlineExceededError, OmniError, StageError
+from omni_server.errors import CorruptDataError, DeadlineExceededError, OmniError
 from omni_server.orchestrator.released_logprobs import ReleasedLogprobs
 from omni_server.orchestrator.spoken_text import SpokenText
 from omni_server.orchestrator.stage_clock import StageClock
@@ -51,6 +51,7 @@ class RequestRun:
         speech: SpeechPlan | None,
         deadline_s: float,
         is_logged: bool,
+        on_corrupt: Callable[[CorruptDataError], object],
         on_end: Callable[[str], object],
     ) -> None:
         """`spoken_text` is given where stop strings may cut text that would otherwise be spoken, or where text may
@@ -66,6 +67,7 @@ class RequestRun:
         self._logprobs = ReleasedLogprobs()
         self._deadline_s = deadline_s
         self._is_logged = is_logged
+        self._on_corrupt = on_corrupt
         self._on_end = on_end
         self._events: asyncio.Queue[OmniEvent | OmniError] = asyncio.Queue()
         self._num_text_tokens = 0
@@ -115,7 +117,11 @@ class RequestRun:
         except* TimeoutError:
             self._events.put_nowait(DeadlineExceededError("the request's deadline has passed"))
         except* OmniError as group:
-            self._events.put_nowait(_first(group))
+            error = _first(group)
+            if isinstance(error, CorruptDataError):
+                logger.error("request %s: %s", self.request_id, error.message)
+                self._on_corrupt(error)
+            self._events.put_nowait(error)
         except* Exception as group:
             logger.exception("request %s failed", self.request_id, exc_info=group)
             self._events.put_nowait(OmniError("internal error"))
@@ -214,7 +220,7 @@ class RequestRun:
         num_rows = self._talk.rows.num_generated_rows
         if num_rows < num_spoken:
             # The talker would wait for ever, or speak what the thinker did not say.
-            raise StageError(self._thinker.name, f"sent {num_rows} rows for {num_spoken} tokens")
+            raise CorruptDataError(self._thinker.name, "row_sequence", f"{num_rows} rows for {num_spoken} tokens")
         self._talk.end_text(num_spoken)
 
     def _finished(self) -> Finished:

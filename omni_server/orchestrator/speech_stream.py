@@ -14,9 +14,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from omni_server.audio.waveform_check import waveform_fault
 from omni_server.edge import Code2WavRequest, CodecEdge
 from omni_server.engine.diffusion_client import DiffusionStageClient
-from omni_server.errors import StageError
+from omni_server.errors import CorruptDataError
 from omni_server.orchestrator.pacing import Pacer
 from omni_server.orchestrator.stage_clock import StageClock
 from omni_server.orchestrator.start_gate import Playback
@@ -48,11 +49,13 @@ class SpeechStream:
         self._unsent: asyncio.Queue[Code2WavRequest | None] = asyncio.Queue()
         self._sent: asyncio.Queue[tuple[Code2WavRequest, asyncio.Future[Samples]] | None] = asyncio.Queue()
         self._outstanding = asyncio.Semaphore(pacer.max_outstanding_windows)
+        self._num_samples = 0  # of all windows up to now
         self._held: list[AudioDelta] | None = []  # sound that waits until the first may leave; None after that
         self._playback = Playback(pacer.start_gate, self._release)
 
     def push(self, codes: Sequence[int]) -> None:
-        """New codes of the talker."""
+        """New codes of the talker. Raises `CorruptDataError` if the edge does not cut them into windows that follow
+        each other; so does `finish`."""
         self._playback.push(len(codes))
         self._take(self._edge.push(codes))
 
@@ -65,10 +68,15 @@ class SpeechStream:
     def _take(self, windows: Sequence[Code2WavRequest]) -> None:
         self._clock.windows(len(windows))
         for window in windows:
+            if window.first_sample != self._num_samples:
+                detail = f"a window from sample {window.first_sample} on, where {self._num_samples} is the next one"
+                raise CorruptDataError(self._code2wav.name, "window_sequence", detail)
+            self._num_samples += window.num_samples
             self._unsent.put_nowait(window)
 
     async def run(self) -> None:
-        """Raises a group of `StageError` or `StageDeadError` if code2wav fails. Cancelling it, or a failure, aborts
+        """Raises a group of `StageError` (`CorruptDataError` for sound that cannot be right) or `StageDeadError` if
+        code2wav fails. Cancelling it, or a failure, aborts
         the windows that are in code2wav."""
         with self._pacer.start_gate.stream(self._playback):
             async with self._code2wav.life.needed(), asyncio.TaskGroup() as group:
@@ -105,10 +113,9 @@ class SpeechStream:
         self, window_id: str, window: Code2WavRequest, priority: int, result: asyncio.Future[Samples]
     ) -> None:
         samples = await self._code2wav.run(window_id, window.token_ids, window.payload, priority=priority)
-        if len(samples) != window.num_samples:
-            raise StageError(
-                self._code2wav.name, f"sent {len(samples)} samples where {window.num_samples} were asked for"
-            )
+        fault = waveform_fault(samples, num_samples=window.num_samples, is_varied=window.is_varied)
+        if fault is not None:
+            raise CorruptDataError(self._code2wav.name, fault.kind, fault.detail)
         result.set_result(samples)
 
     async def _collect(self) -> None:

@@ -6,20 +6,27 @@ its message in UTF-8 as a uint8 tensor, so that the two cannot be taken for each
 
 import torch
 
-from omni_server.errors import StageError
+from omni_server.errors import CorruptDataError, StageError
+from omni_server.protocol.corruption import Corruption, decode_corruption, encode_corruption
 
 MAX_MESSAGE_BYTES = 4096
 
 
-def encode_failure(message: str) -> torch.Tensor:
+def encode_failure(failure: str | Corruption) -> torch.Tensor:
     """uint8 tensor [num_bytes] on the CPU; long messages are cut."""
+    message = encode_corruption(failure) if isinstance(failure, Corruption) else failure
     return torch.frombuffer(bytearray(message.encode()[:MAX_MESSAGE_BYTES] or b"failed"), dtype=torch.uint8)
 
 
 def decode_result(result: torch.Tensor, stage: str) -> torch.Tensor:
-    """`result` itself, or `StageError` if it is a failure of the stage named `stage`."""
+    """`result` itself. Raises `StageError` if it is a failure of the stage named `stage`, and `CorruptDataError` if it
+    reports corrupt data, or is no result at all."""
     if result.dtype == torch.uint8:
-        raise StageError(stage, bytes(result.numpy()).decode(errors="replace"))
+        message = bytes(result.numpy()).decode(errors="replace")
+        corruption = decode_corruption(message)
+        if corruption is not None:
+            raise CorruptDataError(stage, corruption.kind, corruption.detail)
+        raise StageError(stage, message)
     if not result.is_floating_point():
-        raise StageError(stage, f"sent a result of type {result.dtype}; results are floating tensors")
+        raise CorruptDataError(stage, "shape", f"a result of type {result.dtype}; results are floating tensors")
     return result

@@ -108,7 +108,9 @@ class SlabQueue:
     # -- the owner of a reference
 
     def check(self, block: SharedBlock) -> None:
-        """Raise `ValueError` for a reference to an earlier use of its slot."""
+        """Raise `ValueError` for a reference to an earlier use of its slot, or to none that there is."""
+        if not (0 <= block.slot < self.capacity and 0 <= block.portion < self.max_portions):
+            raise ValueError(f"there is no portion {block.portion} of slot {block.slot}")
         if self._published[block.slot] != block.generation:
             raise ValueError(f"stale reference to slot {block.slot}, generation {block.generation}")
 

@@ -35,6 +35,7 @@ class TalkerToCode2Wav:
 
     def _request(self, window: Window) -> Code2WavRequest:
         per_code = self._layout.samples_per_code
+        emitted = window.codes[window.emit_start - window.first_code : window.emit_end - window.first_code]
         return Code2WavRequest(
             token_ids=window.codes,
             payload=encode_codec_window(
@@ -43,4 +44,5 @@ class TalkerToCode2Wav:
             first_sample=window.emit_start * per_code,
             num_samples=(window.emit_end - window.emit_start) * per_code,
             num_computed=len(window.codes) - (0 if self._stream is None else window.emit_start - window.first_code),
+            is_varied=len(set(emitted)) > 1,
         )

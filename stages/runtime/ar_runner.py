@@ -11,7 +11,7 @@ import torch
 from vllm.config import VllmConfig
 from vllm.sequence import IntermediateTensors
 from vllm.v1.core.sched.output import GrammarOutput, NewRequestData, SchedulerOutput
-from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput, SamplerOutput
+from vllm.v1.outputs import SamplerOutput
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
@@ -20,7 +20,7 @@ from stages.runtime.batch import StepBatch
 from stages.runtime.discarded_samples import generators_set_aside
 from stages.runtime.repetition_penalty import RepetitionPenalty
 from stages.runtime.row_emitter import PendingRows
-from stages.runtime.row_runner import OutputWithRows, RowRunnerMixin, rows_request
+from stages.runtime.row_runner import RowRunnerMixin, StepOutput, rows_request
 
 
 class ARModelRunnerMixin(RowRunnerMixin):
@@ -92,24 +92,23 @@ class ARModelRunnerMixin(RowRunnerMixin):
         """Ids that this step computes on, `[num_tokens]`, on the device."""
         return self.input_ids.gpu[: self._step_batch().total_tokens]  # type: ignore[attr-defined, no-any-return]
 
+    def _get_nans_in_logits(self, logits: torch.Tensor | None) -> dict[str, int]:
+        """vLLM's count of NaN, with positive infinity counted as well; negative infinity bars a token."""
+        if logits is not None:
+            logits = logits.relu() * 0
+        return super()._get_nans_in_logits(logits)  # type: ignore[misc, no-any-return]
+
     def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: SpecDecodeMetadata | None) -> SamplerOutput:
         if logits is not None and len(self.repetition_penalty):
             logits = self.repetition_penalty.apply(logits, self._step_batch())
         return super()._sample(logits, spec_decode_metadata)  # type: ignore[misc, no-any-return]
 
-    def sample_tokens(
-        self, grammar_output: GrammarOutput | None
-    ) -> ModelRunnerOutput | AsyncModelRunnerOutput | IntermediateTensors:
+    def sample_tokens(self, grammar_output: GrammarOutput | None) -> StepOutput:
         """Rows are taken before sampling, from the very step whose tokens `super()` returns."""
         pending = self._emit_rows()
         with self._discarded_set_aside():
             output = super().sample_tokens(grammar_output)  # type: ignore[misc]
-        if pending is None:
-            return output  # type: ignore[no-any-return]
-        if isinstance(output, AsyncModelRunnerOutput):
-            return OutputWithRows(output, pending)
-        output.pooler_output = pending.finish()
-        return output  # type: ignore[no-any-return]
+        return self._with_rows(output, pending)
 
     def _discarded_set_aside(self) -> AbstractContextManager[None]:
         if self.device.type != "cpu":  # type: ignore[attr-defined]

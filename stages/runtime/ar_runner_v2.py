@@ -11,9 +11,7 @@ from typing import Any
 
 import torch
 from vllm.config import VllmConfig
-from vllm.sequence import IntermediateTensors
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
-from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.model_runner import BatchReqState
@@ -23,7 +21,7 @@ from omni_server.protocol.rows import RowsInput
 from stages.runtime.fused_sampler import FusedSampler
 from stages.runtime.row_emitter import PendingRows
 from stages.runtime.row_model_state import RowModelStateMixin, row_model_state, step_batch
-from stages.runtime.row_runner import OutputWithRows, RowRunnerMixin, rows_request
+from stages.runtime.row_runner import RowRunnerMixin, StepOutput, rows_request
 from stages.runtime.steady_step import BlocksAndSlots, SteadySteps
 
 
@@ -135,16 +133,11 @@ class ARModelRunnerV2Mixin(RowRunnerMixin):
             steady.have_blocks_and_slots(made)
         return made
 
-    def sample_tokens(
-        self, grammar_output: GrammarOutput | None
-    ) -> ModelRunnerOutput | AsyncModelRunnerOutput | IntermediateTensors | None:
+    def sample_tokens(self, grammar_output: GrammarOutput | None) -> StepOutput:
         """Rows are taken before sampling, from the very step whose tokens `super()` returns."""
         pending = self._emit_rows()
         output = super().sample_tokens(grammar_output)  # type: ignore[misc]
-        if pending is None:
-            return output  # type: ignore[no-any-return]
-        assert isinstance(output, AsyncModelRunnerOutput)  # of this generation always, where tokens are sampled
-        return OutputWithRows(output, pending)
+        return self._with_rows(output, pending)
 
     def _emit_rows(self) -> PendingRows | None:
         state = self.execute_model_state  # type: ignore[attr-defined]

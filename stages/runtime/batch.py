@@ -1,12 +1,15 @@
 """What our runner code needs to know about one step, whichever generation of vLLM's runner computes it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import ModelRunnerOutput
 
+from omni_server.protocol.corruption import Corruption
 from omni_server.protocol.rows import RowsFeed
 
 _Ints = npt.NDArray[np.signedinteger[Any]]
@@ -60,3 +63,18 @@ def attached_step(scheduler_output: SchedulerOutput) -> StageStep:
     """What the scheduler attached; nothing for the empty outputs that vLLM makes by itself."""
     step: StageStep = vars(scheduler_output).get(_ATTRIBUTE, _NOTHING)
     return step
+
+
+_NO_FINDINGS: Mapping[str, Corruption] = {}
+_FINDINGS_ATTRIBUTE = "omni_findings"
+
+
+def attach_findings(output: ModelRunnerOutput, findings: Mapping[str, Corruption]) -> None:
+    """What the worker found corrupt, by request. Rides on the dataclass as `StageStep` does, in the other direction."""
+    vars(output)[_FINDINGS_ATTRIBUTE] = dict(findings)
+
+
+def attached_findings(output: ModelRunnerOutput) -> Mapping[str, Corruption]:
+    """What the worker attached; mostly nothing."""
+    findings: Mapping[str, Corruption] = vars(output).get(_FINDINGS_ATTRIBUTE, _NO_FINDINGS)
+    return findings

@@ -6,6 +6,8 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
+from omni_server.protocol.corruption import Corruption
+
 DiffusionOutput = torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
 """[num_requests, ...], or one tensor per request in their order, or one per request id."""
 
@@ -59,13 +61,17 @@ class SupportsUrgency(Protocol):
         ...
 
 
+Failure = str | Corruption
+"""Why a request has no result: a message for the caller, or data that cannot be right."""
+
+
 class RejectedRequestsError(Exception):
     """Raised by a model that finds requests of a batch invalid before it computes anything.
 
-    `reasons` maps their request ids to messages for the caller. The rest of the batch is run again without them.
+    `reasons` maps their request ids to what is wrong with them. The rest of the batch is run again without them.
     """
 
-    def __init__(self, reasons: Mapping[str, str]) -> None:
+    def __init__(self, reasons: Mapping[str, Failure]) -> None:
         super().__init__("; ".join(f"{request_id}: {reason}" for request_id, reason in reasons.items()))
         self.reasons = dict(reasons)
 
@@ -88,43 +94,47 @@ def resolve_generate(model: torch.nn.Module) -> Callable[[DiffusionBatch], Diffu
     )
 
 
-def split_output(output: object, batch: DiffusionBatch) -> list[torch.Tensor | str]:
+def split_output(output: object, batch: DiffusionBatch) -> list[torch.Tensor | Failure]:
     """One entry per request of `batch`, in order: its tensor on the CPU, or why it has no valid one.
 
     A result must be a floating tensor with at least one dimension, not empty and finite. If the output cannot be
     matched with the requests, none of it is trusted.
     """
     num_requests = len(batch.request_ids)
+
+    def no_match(message: str) -> list[torch.Tensor | Failure]:
+        return [Corruption("shape", message)] * num_requests
+
     entries: list[object]
     match output:
         case torch.Tensor():
             if output.ndim == 0 or len(output) != num_requests:
-                return [f"the model answered {num_requests} requests with a tensor {list(output.shape)}"] * num_requests
+                return no_match(f"the model answered {num_requests} requests with a tensor {list(output.shape)}")
             entries = list(output)
         case list() | tuple():
             if len(output) != num_requests:
-                return [f"the model answered {num_requests} requests with {len(output)} tensors"] * num_requests
+                return no_match(f"the model answered {num_requests} requests with {len(output)} tensors")
             entries = list(output)
         case Mapping():
             unknown = sorted(str(key) for key in output.keys() - set(batch.request_ids))
             if unknown:
-                return [f"the model answered unknown requests: {', '.join(unknown)}"] * num_requests
+                return no_match(f"the model answered unknown requests: {', '.join(unknown)}")
             entries = [output.get(request_id) for request_id in batch.request_ids]
         case _:
-            return [f"the model answered with {type(output).__name__}, not with tensors"] * num_requests
+            return no_match(f"the model answered with {type(output).__name__}, not with tensors")
     return [_checked(entry) for entry in entries]
 
 
-def _checked(entry: object) -> torch.Tensor | str:
+def _checked(entry: object) -> torch.Tensor | Failure:
     if entry is None:
-        return "the model gave no result for this request"
+        return Corruption("shape", "the model gave no result for this request")
     if not isinstance(entry, torch.Tensor):
-        return f"the model gave {type(entry).__name__} instead of a tensor"
+        return Corruption("shape", f"the model gave {type(entry).__name__} instead of a tensor")
     if entry.ndim == 0 or entry.numel() == 0:
-        return f"the model gave a tensor of shape {list(entry.shape)}, which holds no samples"
+        return Corruption("shape", f"the model gave a tensor of shape {list(entry.shape)}, which holds no samples")
     if not entry.is_floating_point():
-        return f"the model gave a tensor of type {entry.dtype}; results are floating tensors"
+        return Corruption("shape", f"the model gave a tensor of type {entry.dtype}; results are floating tensors")
     result = entry.detach().cpu()
     if not bool(torch.isfinite(result).all()):
-        return "the model gave values that are not finite"
+        return Corruption("samples", "the model gave values that are not finite")
     return result

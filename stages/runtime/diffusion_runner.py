@@ -23,6 +23,7 @@ from omni_server.transport.result import encode_failure
 from stages.runtime.diffusion_model import (
     DiffusionBatch,
     DiffusionOutput,
+    Failure,
     RejectedRequestsError,
     SupportsPrepare,
     SupportsUrgency,
@@ -93,12 +94,12 @@ class DiffusionModelRunnerMixin:
             req_ids=request_ids,
             req_id_to_index={request_id: index for index, request_id in enumerate(request_ids)},
             sampled_token_ids=[[] for _ in request_ids],
-            pooler_output=[encode_failure(r) if isinstance(r, str) else r for r in results],
+            pooler_output=[r if isinstance(r, torch.Tensor) else encode_failure(r) for r in results],
         )
 
-    def _run(self, request_ids: list[str]) -> list[torch.Tensor | str]:
+    def _run(self, request_ids: list[str]) -> list[torch.Tensor | Failure]:
         """Per request its tensor or why it failed, in the order of `request_ids`."""
-        results: dict[str, torch.Tensor | str] = {}
+        results: dict[str, torch.Tensor | Failure] = {}
         payloads: dict[str, bytes] = {}
         for request_id in request_ids:
             params = self._requests[request_id].pooling_params
@@ -129,7 +130,7 @@ class DiffusionModelRunnerMixin:
     def _token_ids(self, request_id: str) -> torch.Tensor:
         return torch.tensor(self._requests[request_id].prompt_token_ids or [], dtype=torch.int64)
 
-    def _run_batch(self, batch: DiffusionBatch) -> list[torch.Tensor | str]:
+    def _run_batch(self, batch: DiffusionBatch) -> list[torch.Tensor | Failure]:
         if not batch.request_ids:
             return []
         try:
@@ -146,12 +147,12 @@ class DiffusionModelRunnerMixin:
             logger.warning("a batch of %d requests failed (%s); running them singly", len(batch.request_ids), error)
             return [self._run_batch(batch.select([i]))[0] for i in range(len(batch.request_ids))]
 
-    def _run_without(self, batch: DiffusionBatch, reasons: dict[str, str]) -> list[torch.Tensor | str]:
+    def _run_without(self, batch: DiffusionBatch, reasons: dict[str, Failure]) -> list[torch.Tensor | Failure]:
         accepted = [i for i, request_id in enumerate(batch.request_ids) if request_id not in reasons]
         if len(accepted) == len(batch.request_ids):
             return ["the model rejected requests that were not in its batch"] * len(accepted)
         rest = self._run_batch(batch.select(accepted))
-        results: list[torch.Tensor | str] = [reasons.get(request_id, "") for request_id in batch.request_ids]
+        results: list[torch.Tensor | Failure] = [reasons.get(request_id, "") for request_id in batch.request_ids]
         for index, result in zip(accepted, rest, strict=True):
             results[index] = result
         return results

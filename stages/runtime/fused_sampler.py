@@ -12,6 +12,7 @@ from vllm.config import VllmConfig
 from vllm.config.model import PROCESSED_LOGPROBS_MODES
 from vllm.sampling_params import SamplingParams
 from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.metrics.logits import get_num_nans
 from vllm.v1.worker.gpu.sample.bad_words import BadWordsState
 from vllm.v1.worker.gpu.sample.logit_bias import LogitBiasState
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
@@ -54,6 +55,7 @@ class FusedSampler(Sampler):
         self._zeros = torch.zeros_like(self._ones)
         self._fits: npt.NDArray[np.bool_] = np.ones(max_num_reqs, bool)  # by row of the state tensors
         self._has_news = True
+        self._num_bad: torch.Tensor | None = None
         scratch = (max_num_reqs, sampling_kernel.COLUMNS)
         self._scratch = (
             torch.empty(scratch, dtype=torch.int32, device=device),
@@ -115,12 +117,12 @@ class FusedSampler(Sampler):
         num_requests = input_batch.num_reqs
         if (
             not self._is_possible
-            or self.compute_nans
             or input_batch.has_prefill
             or input_batch.num_tokens != num_requests
             or self.get_logprobs_dims(input_batch.idx_mapping_np) is not None
         ):
             return super().__call__(logits, input_batch)
+        self._num_bad = None
         tokens, _ = self.sample(
             logits,
             input_batch.expanded_idx_mapping,
@@ -134,10 +136,14 @@ class FusedSampler(Sampler):
         return SamplerOutput(
             sampled_token_ids=tokens.view(-1, 1),
             logprobs_tensors=None,
-            num_nans=None,
+            num_nans=self._nans(logits) if self.compute_nans else None,
             num_sampled=self._ones[:num_requests],
             num_rejected=self._zeros[:num_requests],
         )
+
+    def _nans(self, logits: torch.Tensor) -> torch.Tensor:
+        """Of the step that has just been sampled, `[num_requests]`; where the kernel has not, vLLM counts."""
+        return get_num_nans(logits) if self._num_bad is None else self._num_bad
 
     def sample(
         self,
@@ -173,7 +179,7 @@ class FusedSampler(Sampler):
                 return_logprobs,
             )
         sampling, biases, penalties = self.sampling_states, self._biases, self.penalties_state
-        tokens = sampling_kernel.sample(
+        tokens, self._num_bad = sampling_kernel.sample(
             logits,
             idx_mapping,
             pos,

@@ -9,10 +9,12 @@ import numpy.typing as npt
 import torch
 from vllm.utils.torch_utils import async_tensor_h2d
 
+from omni_server.protocol.corruption import Corruption
 from omni_server.protocol.rows import InlineBlock, RowsOutput, RowsPayload, SharedBlock, encode
 from omni_server.protocol.runtime_config import QueueSpec
 from omni_server.transport.slab_queue import SlabQueue
 from stages.runtime.batch import StepBatch, TakenSlot
+from stages.runtime.finite_rows import all_finite
 from stages.runtime.queue_end import open_queue
 from stages.runtime.request_slots import RequestSlots, grown
 from stages.runtime.row_layout import NOT_CUT_OUT, SlabLayout, SlabPart, with_own_bytes
@@ -50,14 +52,22 @@ class PendingRows:
 
     def __init__(
         self,
-        num_requests: int,
+        request_ids: list[str],
         messages: list[tuple[int, RowsPayload]],
+        counts: _Ints,
+        target: torch.Tensor,
         copied: torch.cuda.Event | None,
         inline: torch.Tensor | None,
         keep: tuple[torch.Tensor, ...],
     ) -> None:
-        self._num_requests = num_requests
+        """`target` `[num_rows, width]` is where the rows are copied to; each of `messages` is about `counts` of them,
+        one after the other."""
+        self._request_ids = request_ids
         self._messages = messages
+        self._counts = counts
+        self._target = target
+        self.corrupt: dict[str, Corruption] = {}
+        """By request, what is wrong with its rows; known when `finish` has returned."""
         self._copied = copied
         self._inline = inline
         self._keep = keep  # sources of the copy, not to be reused by the allocator before it is done
@@ -67,12 +77,22 @@ class PendingRows:
         if self._copied is not None:
             self._copied.synchronize()
         self._keep = ()
-        outputs: list[torch.Tensor | None] = [None] * self._num_requests
+        if not all_finite(self._target):
+            self._find_corrupt()
+        outputs: list[torch.Tensor | None] = [None] * len(self._request_ids)
         for batch_index, payload in self._messages:
             if self._inline is not None:
                 payload = with_own_bytes(payload, self._inline)
             outputs[batch_index] = torch.frombuffer(bytearray(encode(payload)), dtype=torch.uint8)
         return outputs
+
+    def _find_corrupt(self) -> None:
+        for (batch_index, payload), rows in zip(self._messages, self._target.split(self._counts.tolist()), strict=True):
+            if not all_finite(rows):
+                first = payload.segments[0].first_position
+                self.corrupt[self._request_ids[batch_index]] = Corruption(
+                    "rows", f"NaN or infinity in the rows from position {first} on"
+                )
 
 
 class RowEmitter:
@@ -147,7 +167,7 @@ class RowEmitter:
         target = slab[: rows.nbytes].view(rows.dtype).view(rows.shape)
         copied = self._copy(rows, target)
         messages = list(zip(shares.batch_index.tolist(), layout.payloads, strict=True))
-        return PendingRows(len(batch.request_ids), messages, copied, inline, (rows,))
+        return PendingRows(list(batch.request_ids), messages, shares.count, target, copied, inline, (rows,))
 
     def _shares(self, batch: StepBatch) -> _Shares | None:
         slots = self._slots.of_batch(batch.request_ids)

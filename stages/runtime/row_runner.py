@@ -3,21 +3,27 @@
 The adapters over vLLM's generations, `ar_runner` (V1) and `ar_runner_v2`, say where in a step this happens.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from vllm.config import VllmConfig
 from vllm.distributed import get_tensor_model_parallel_rank
+from vllm.sequence import IntermediateTensors
 from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
-from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, AsyncModelRunnerOutput, ModelRunnerOutput
 
+from omni_server.protocol.corruption import Corruption
 from omni_server.protocol.rows import REQUEST_KEY, RowsInput, RowsOutput, RowsRequest, decode_request
 from omni_server.protocol.runtime_config import StageRuntimeConfig
-from stages.runtime.batch import TakenSlot, attached_step
+from stages.runtime.batch import TakenSlot, attach_findings, attached_step
 from stages.runtime.row_emitter import PendingRows, RowEmitter
 from stages.runtime.row_overlay import RowOverlay
+
+StepOutput: TypeAlias = ModelRunnerOutput | AsyncModelRunnerOutput | IntermediateTensors | None
+"""What `sample_tokens` of vLLM's runners returns; a rank that does not sample has none."""
 
 
 class RowRunnerMixin:
@@ -88,6 +94,17 @@ class RowRunnerMixin:
         if self.row_emitter is not None:
             self.row_emitter.remove(request_id)
 
+    def _with_rows(self, output: StepOutput, pending: PendingRows | None) -> StepOutput:
+        """What `sample_tokens` returns: vLLM's `output` with the rows of the step and what was found corrupt in it."""
+        if pending is None and not self.row_overlay.has_findings:
+            return output
+        if isinstance(output, AsyncModelRunnerOutput):
+            return OutputWithRows(output, pending, self.row_overlay.take_findings())
+        if not isinstance(output, ModelRunnerOutput) or output is EMPTY_MODEL_RUNNER_OUTPUT:
+            assert pending is None
+            return output  # no step of this rank's: findings wait for one
+        return completed(output, pending, self.row_overlay.take_findings())
+
     @property
     def num_steady_steps(self) -> int:
         """Decoding steps that one kernel prepared, where a generation has that."""
@@ -107,13 +124,26 @@ def rows_request(request: NewRequestData) -> RowsRequest | None:
 
 
 class OutputWithRows(AsyncModelRunnerOutput):
-    """The step's rows join its tokens when vLLM asks for the finished output."""
+    """The step's rows, and what was found wrong, join its tokens when vLLM asks for the finished output."""
 
-    def __init__(self, output: AsyncModelRunnerOutput, pending: PendingRows) -> None:
+    def __init__(
+        self, output: AsyncModelRunnerOutput, pending: PendingRows | None, findings: Mapping[str, Corruption]
+    ) -> None:
         self._output = output
         self._pending = pending
+        self._findings = findings
 
     def get_output(self) -> ModelRunnerOutput:
-        output = self._output.get_output()
-        output.pooler_output = self._pending.finish()
-        return output
+        return completed(self._output.get_output(), self._pending, self._findings)
+
+
+def completed(
+    output: ModelRunnerOutput, pending: PendingRows | None, findings: Mapping[str, Corruption]
+) -> ModelRunnerOutput:
+    """`output` itself, with the step's rows when they have come, and with `findings`."""
+    if pending is not None:
+        output.pooler_output = pending.finish()
+        findings = {**findings, **pending.corrupt}
+    if findings:
+        attach_findings(output, findings)
+    return output

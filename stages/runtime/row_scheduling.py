@@ -15,6 +15,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
+from omni_server.protocol.corruption import Corruption
 from omni_server.protocol.feeds import FEEDS_KEY, AddressedFeed, decode_feeds
 from omni_server.protocol.rows import (
     REQUEST_KEY,
@@ -29,6 +30,7 @@ from omni_server.protocol.runtime_config import StageRuntimeConfig
 from omni_server.protocol.token_blocks import TOKENS_PER_OUTPUT_KEY
 from omni_server.transport.slab_queue import SlabQueue
 from stages.runtime.batch import StageStep, TakenSlot, attach_step
+from stages.runtime.corrupt_requests import end_corrupt_requests, step_findings
 from stages.runtime.grammar_watch import GrammarWatch, WatchedGrammar
 from stages.runtime.joint_batches import Arrivals, without_tokens
 from stages.runtime.load_report import LoadReport
@@ -47,6 +49,26 @@ class _Fed:
     num_rows: int = 0
     num_speakable: int | None = None
     is_final: bool = False
+
+    is_broken: bool = False
+    """Its rows cannot be right; it is to be ended."""
+
+    def takes(self, feed: RowsFeed) -> str | None:
+        """What is wrong with the feed, if its rows are not the next ones; else None, and they have been counted."""
+        end = self.num_rows
+        if feed.payload is not None:
+            if not feed.payload.segments:
+                return "a message without rows"
+            for segment in feed.payload.segments:
+                if segment.first_position != end:
+                    return f"rows from position {segment.first_position}, but {end} rows have come"
+                end += segment.num_rows
+        if feed.final_length is not None and feed.final_length > end:
+            return f"{end} rows have come of {feed.final_length}"
+        self.num_rows = end
+        self.num_speakable = feed.num_speakable
+        self.is_final |= feed.final_length is not None
+        return None
 
     def has_row(self, position: int) -> bool:
         if self.is_final:
@@ -70,6 +92,7 @@ class StageSchedulerMixin:
         self._sending: set[str] = set()
         self._token_blocks: dict[str, TokenBlock] = {}
         self._feeds: list[AddressedFeed] = []  # for the workers, with the next step
+        self._findings: dict[str, Corruption] = {}  # requests to be ended with the next output
         self._is_output_full = False
         self._load_report = LoadReport()
         self._grammar_watch = GrammarWatch()
@@ -100,26 +123,29 @@ class StageSchedulerMixin:
 
     def _take_feed(self, request_id: str, feed: RowsFeed) -> None:
         fed = self._fed.get(request_id)
-        if fed is None:  # late: the request has ended. vLLM would start a new one from it
+        if fed is None or fed.is_broken:  # late: the request has ended. vLLM would start a new one from it
             self._drop(feed)
             return
-        if feed.payload is not None:
-            last = feed.payload.segments[-1]
-            fed.num_rows = last.first_position + last.num_rows
-        fed.num_speakable = feed.num_speakable
-        fed.is_final |= feed.final_length is not None
+        problem = fed.takes(feed)
+        if problem is not None:
+            fed.is_broken = True
+            self._findings[request_id] = Corruption("row_sequence", problem)
+            self._drop(feed)
+            return
         self._feeds.append((request_id, feed))
 
     def _drop(self, feed: RowsFeed) -> None:
         if feed.payload is not None and isinstance(feed.payload.block, SharedBlock):
             assert self._input_queue is not None
-            self._input_queue.finish_all(feed.payload.block)
+            if self._input_queue.is_open(feed.payload.block):  # else it may have been used again
+                self._input_queue.finish_all(feed.payload.block)
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         """The one place every end of a request passes: finished, aborted, failed."""
         request_id = request.request_id
         if request.status == RequestStatus.FINISHED_ERROR:
             self._explain(request)
+        self._findings.pop(request_id, None)
         self._sending.discard(request_id)
         self._token_blocks.pop(request_id, None)
         if self._fed.pop(request_id, None) is not None:
@@ -132,6 +158,8 @@ class StageSchedulerMixin:
     # -- holding back
 
     def _may_run(self, request: Request) -> bool:
+        if request.request_id in self._findings:
+            return False
         if self._is_output_full and request.request_id in self._sending:
             return False
         fed = self._fed.get(request.request_id)
@@ -178,7 +206,7 @@ class StageSchedulerMixin:
         """
         if not super().has_requests():  # type: ignore[misc]
             return False
-        if self._feeds or not self._fed or self.has_finished_requests():  # type: ignore[attr-defined]
+        if self._feeds or self._findings or not self._fed or self.has_finished_requests():  # type: ignore[attr-defined]
             return True
         queues = (self.running, self.waiting, self.kv_holding_waiting)  # type: ignore[attr-defined]
         return any(self._may_run(request) for queue in queues for request in queue)
@@ -209,11 +237,16 @@ class StageSchedulerMixin:
 
         vLLM leaves out outputs of requests that ended during the step; the portions of their rows end here.
         """
+        # Before the step's results are looked at: super() passes over those of requests that have ended.
+        findings, self._findings = step_findings(model_runner_output) | self._findings, {}
+        ended = end_corrupt_requests(self, findings) if findings else []  # type: ignore[arg-type]
         # Taken before: a request that finishes is forgotten by super().
         blocks = dict(self._token_blocks)
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(  # type: ignore[misc]
             scheduler_output, model_runner_output
         )
+        for client, output in ended:
+            outputs.setdefault(client, EngineCoreOutputs()).outputs.append(output)
         if self._output_queue is not None and model_runner_output.pooler_output:
             delivered = {
                 output.request_id

@@ -16,6 +16,14 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 _Ints = npt.NDArray[np.int64]
 
 
+class MissingRowError(IndexError):
+    """A row is needed that has not come, by the request at `slot`."""
+
+    def __init__(self, slot: int, position: int, num_rows: int) -> None:
+        super().__init__(f"the row of position {position} has not come ({num_rows} have)")
+        self.slot = slot
+
+
 @dataclass
 class _Request:
     """What is not looked up for a whole step at once."""
@@ -50,6 +58,7 @@ class RowStore:
         self._consumer = consumer
         self._slot_views: dict[int, npt.NDArray[np.uint8]] = {}
         self._requests: dict[str, _Request] = {}
+        self._refused: set[str] = set()
         self._tails: dict[bytes, _Tail] = {}
         self._pool: RowPool | None = None
         self._format: tuple[int, RowDtype] | None = None
@@ -67,31 +76,46 @@ class RowStore:
     # -- requests and rows come and go
 
     def announce(self, request_id: str, num_replaced: int) -> None:
+        if request_id in self._refused:
+            return
         slot = self._request(request_id).slot
         self.num_replaced[slot] = num_replaced
 
     def add(self, request_id: str, feed: RowsFeed) -> None:
         """Copy what the feed refers to and end the reference.
 
-        Raises `ValueError` for a stale reference, a gap in the positions, or rows of another width or type.
+        Raises `ValueError` for a stale reference, a gap in the positions, rows of another width or type, or fewer rows
+        than the sequence is to have.
         """
-        request = self._request(request_id)
         payload = feed.payload
         if payload is not None:
             block = payload.block
             if isinstance(block, InlineBlock):
-                self._copy(request, payload, np.frombuffer(block.data, np.uint8))
+                self._copy(request_id, payload, np.frombuffer(block.data, np.uint8))
             else:
                 if self._queue is None:
                     raise ValueError("rows came through shared memory, but this stage has no input queue")
                 self._queue.check(block)
-                self._copy(request, payload, self._slot_bytes(block.slot))
-                self._queue.finish(block, self._consumer)
+                try:
+                    self._copy(request_id, payload, self._slot_bytes(block.slot))
+                finally:
+                    self._queue.finish(block, self._consumer)
+        if request_id in self._refused:
+            return
+        request = self._request(request_id)
         if feed.final_length is not None:
+            if feed.final_length > request.num_rows:
+                raise ValueError(f"{request.num_rows} rows have come of {feed.final_length}")
             request.final_length = feed.final_length
         self._set_length(request)
 
+    def refuse(self, request_id: str) -> None:
+        """The request is to have no rows any more: what it has is dropped, and what still comes is not copied."""
+        self.remove(request_id)
+        self._refused.add(request_id)
+
     def remove(self, request_id: str) -> None:
+        self._refused.discard(request_id)
         request = self._requests.pop(request_id, None)
         if request is None:
             return
@@ -135,7 +159,10 @@ class RowStore:
                 self._tail_length[slot] = len(request.tail) // self._rows_pool.row_bytes
         self._length[slot] = length
 
-    def _copy(self, request: _Request, payload: RowsPayload, block: npt.NDArray[np.uint8]) -> None:
+    def _copy(self, request_id: str, payload: RowsPayload, block: npt.NDArray[np.uint8]) -> None:
+        if request_id in self._refused:
+            return
+        request = self._request(request_id)
         pool = self._pool_for(payload.width, payload.dtype)
 
         def view(segment: Segment) -> npt.NDArray[np.uint8]:
@@ -146,6 +173,8 @@ class RowStore:
             first = request.num_rows
             if segment.first_position != first:
                 raise ValueError(f"rows from position {segment.first_position}, but {first} rows are there")
+            if not 0 <= segment.offset <= len(block) - segment.num_rows * pool.row_bytes:
+                raise ValueError(f"{segment.num_rows} rows from byte {segment.offset} on of {len(block)}")
             end = first + segment.num_rows
             while len(request.pages) * PAGE_ROWS < end:
                 self._add_page(request)
@@ -201,7 +230,7 @@ class RowStore:
     def locate(self, slots: _Ints, positions: _Ints) -> _Ints:
         """Where the rows of these positions lie in `rows`, `[num_tokens]` each; behind a request's last row, its tail.
 
-        Raises `IndexError` for a position whose row has not come.
+        Raises `MissingRowError` for a position whose row has not come.
         """
         behind = positions - self._length[slots]
         if behind.max() < 0:
@@ -210,8 +239,8 @@ class RowStore:
         last = self._tail_length[slots] - 1
         if (missing := is_behind & (last < 0)).any():
             token = int(missing.argmax())
-            have = self._length[slots[token]]
-            raise IndexError(f"the row of position {positions[token]} has not come ({have} have)")
+            slot = int(slots[token])
+            raise MissingRowError(slot, int(positions[token]), int(self._length[slot]))
         tail = self._tail_row[slots] + np.minimum(behind, last)
         return np.where(is_behind, tail, self._located(slots, np.where(is_behind, 0, positions)))
 

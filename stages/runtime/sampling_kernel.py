@@ -160,6 +160,7 @@ def _is_kept(candidates_ptr, place, value, count, top_k, top_p, COLUMNS: tl.cons
 @triton.jit
 def _sample_kernel(
     token_ptr,
+    num_bad_ptr,
     candidate_ids_ptr,
     candidates_ptr,
     logits_ptr,
@@ -201,6 +202,11 @@ def _sample_kernel(
     grid = tl.arange(0, ROWS)[:, None] * COLUMNS + column[None, :]
     inside = grid < VOCABULARY
     values = tl.load(logits_ptr + request * logits_stride + grid, mask=inside, other=float("-inf")).to(tl.float32)
+    # NaN is not less than infinity either. Such logits are barred, so that what is sampled is an id whatever they are:
+    # the next step may begin with it before anybody has read the count.
+    is_number = values < float("inf")
+    tl.store(num_bad_ptr + request, tl.sum(tl.sum((is_number == 0).to(tl.int32), axis=1)))
+    values = tl.where(is_number, values, float("-inf"))
     values = _processed(
         values,
         grid,
@@ -263,8 +269,9 @@ def sample(
     settings: tuple[torch.Tensor, ...],
     listed: tuple[torch.Tensor, ...],
     penalties: tuple[torch.Tensor, ...],
-) -> torch.Tensor:
-    """Tokens `[num_requests]` (int64) for `logits` `[num_requests, vocabulary]`, which stay as they are.
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens `[num_requests]` (int64) for `logits` `[num_requests, vocabulary]`, which stay as they are; and how many
+    of each request's logits are NaN or infinitely large (int32): its token then means nothing, but is one.
 
     `states` and `positions` `[num_requests]`: the request's row in vLLM's state tensors, and the position of the token
     before the one that is sampled. `scratch`: int32 and float32, `[>= num_requests, COLUMNS]`, free again when the
@@ -272,9 +279,11 @@ def sample(
     """
     num_requests, vocabulary = logits.shape
     tokens = torch.empty(num_requests, dtype=torch.int64, device=logits.device)
+    num_bad = torch.empty(num_requests, dtype=torch.int32, device=logits.device)
     rows = max(2, triton.next_power_of_2(triton.cdiv(vocabulary, COLUMNS)))
     _sample_kernel[(num_requests,)](
         tokens,
+        num_bad,
         *scratch,
         logits,
         logits.stride(0),
@@ -290,4 +299,4 @@ def sample(
         COLUMNS=COLUMNS,
         num_warps=min(16, max(4, rows // 8)),
     )
-    return tokens
+    return tokens, num_bad

@@ -123,9 +123,7 @@ class SteadySteps:
         self, requests: BatchReqState, descriptor: BatchExecutionDescriptor, has_grammars: bool
     ) -> InputBatch | None:
         """The step's batch, with all inputs on their way to where the model reads them; None for a step that the
-        runner has to prepare, and then to hand to `prepared`.
-
-        Raises `IndexError` if a row that is needed has not come."""
+        runner has to prepare, and then to hand to `prepared`."""
         last, self._is_steady = self._last, False
         if (
             last is None

@@ -35,7 +35,7 @@ def test_compiled_it_gives_vllms_tokens(size: int, monkeypatch: pytest.MonkeyPat
     calls: list[int] = []
     sample = sampling_kernel.sample
 
-    def counting(*args: Any) -> torch.Tensor:
+    def counting(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
         calls.append(1)
         return sample(*args)
 

@@ -49,6 +49,11 @@ class Comparison:
         fused = len(self.calls) > before
         self.made.append({"what": what, "ours": ours, "vllms": batch.vllms(step), "fused": fused})
 
+    def add_ours(self, what: str, batch: Batch, logits: torch.Tensor, step: InputBatch) -> None:
+        before = len(self.calls)
+        ours = told(batch.sampler(logits.clone(), step))
+        self.made.append({"what": what, "ours": ours, "fused": len(self.calls) > before})
+
     def add_whole(self, what: str, batch: Batch, logits: torch.Tensor, step: InputBatch) -> None:
         before = len(self.calls)
         ours = told(batch.sampler(logits.clone(), step))
@@ -64,6 +69,7 @@ def told(output: SamplerOutput) -> dict[str, Any]:
         "numbers": [(str(x.dtype), x.tolist()) for x in (output.num_sampled, output.num_rejected)],
         "logprobs": None if output.logprobs_tensors is None else output.logprobs_tensors.logprob_token_ids.tolist(),
         "has_mask": output.sampling_mask_tensors is not None,
+        "not_numbers": None if output.num_nans is None else output.num_nans.tolist(),
     }
 
 
@@ -120,18 +126,39 @@ def whole_steps(comparison: Comparison) -> None:
         comparison.add_whole(f"logprobs, {what}", batch, logits, batch.decoding())
 
 
+def not_numbers(comparison: Comparison) -> None:
+    """Requests whose logits are not all finite numbers among others, greedy and sampled.
+
+    Not compared with vLLM's own kernel, which Triton cannot interpret.
+    """
+    for what, params in (
+        ("greedy", SamplingParams(temperature=0)),
+        ("sampled", SamplingParams(**TALKER, max_tokens=2000, seed=1)),
+    ):
+        logits = torch.from_numpy(np.random.default_rng(0).normal(size=(4, 500)).astype(np.float32))
+        batch = Batch(500, [params] * 4)
+        batch.sampler.compute_nans = True
+        comparison.add_ours(f"{what}, finite", batch, logits, batch.decoding())
+        logits[1, 7:9] = torch.nan
+        logits[3] = torch.nan
+        comparison.add_ours(f"{what}, NaN", batch, logits, batch.decoding())
+        logits[1, 7:9] = torch.inf
+        logits[1, 9] = -torch.inf
+        comparison.add_ours(f"{what}, infinity", batch, logits, batch.decoding())
+
+
 if __name__ == "__main__":
     calls: list[int] = []
     sample = sampling_kernel.sample
 
-    def counting(*args: Any) -> torch.Tensor:
+    def counting(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
         calls.append(1)
         return sample(*args)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sampling_kernel, "sample", counting)
         groups = {}
-        for group in (mixed, many_equal, out_of_the_ordinary, whole_steps):
+        for group in (mixed, many_equal, out_of_the_ordinary, whole_steps, not_numbers):
             comparison = Comparison(calls)
             group(comparison)
             groups[group.__name__] = comparison.made

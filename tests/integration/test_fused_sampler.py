@@ -53,3 +53,18 @@ def test_a_whole_step_is_answered_as_vllm_answers_it(compared: dict[str, list[di
     assert made["a chunk of a prompt"]["ours"]["numbers"][0][1] == [0, 1, 1]
     assert made["logprobs, raw logprobs"]["ours"]["logprobs"] is not None
     assert made["logprobs, sampling masks"]["ours"]["has_mask"]
+
+
+def test_logits_that_are_not_numbers_are_counted_for_their_request_and_change_no_other(
+    compared: dict[str, list[dict[str, Any]]],
+) -> None:
+    made = {one["what"]: one for one in compared["not_numbers"]}
+    for what in ("greedy", "sampled"):
+        finite, nan, infinity = (made[f"{what}, {name}"]["ours"] for name in ("finite", "NaN", "infinity"))
+        assert made[f"{what}, NaN"]["fused"]
+        assert finite["not_numbers"] == [0, 0, 0, 0]
+        assert nan["not_numbers"] == [0, 2, 0, 500]
+        assert infinity["not_numbers"] == [0, 2, 0, 500]
+        for broken in (nan, infinity):
+            assert [broken["tokens"][i] for i in (0, 2)] == [finite["tokens"][i] for i in (0, 2)]
+            assert all(0 <= token < 500 for (token,) in broken["tokens"])

@@ -1,18 +1,14 @@
-"""vLLM's count of NaN logits (VLLM_COMPUTE_NANS_IN_LOGITS) reaches the server from a stage that also sends rows."""
+"""A checkpoint whose logits are not numbers does not come up: the first request through all stages tells."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from omni_server.config.stage_config import StageConfig
-from omni_server.engine.async_engine import RowOutputProcessor
-from omni_server.types import SamplingConfig
+from omni_server.errors import ConfigError
 from stages.qwen2_5_omni.demo_checkpoint import make_demo_checkpoint
-from tests.integration.live import LiveOmni, demo_config, spoken
-from tests.reference.cases import CASES
+from tests.integration.live import LiveOmni, demo_config
 
 NUM_BROKEN_ROWS = 3
 
@@ -28,27 +24,10 @@ def broken_head(tmp_path: Path) -> Path:
     return model_dir
 
 
-def nan_counts(model_dir: Path, config: StageConfig, monkeypatch: pytest.MonkeyPatch) -> set[int]:
-    """The counts that come with rows while a spoken answer is made."""
-    counts: list[int] = []
-    process_outputs = RowOutputProcessor.process_outputs
-
-    def recorded(self: RowOutputProcessor, outputs: list[Any], *args: Any, **kwargs: Any) -> Any:
-        counts.extend(output.num_nans_in_logits for output in outputs if output.pooling_output is not None)
-        return process_outputs(self, outputs, *args, **kwargs)
-
-    monkeypatch.setattr(RowOutputProcessor, "process_outputs", recorded)
-    monkeypatch.setenv("VLLM_COMPUTE_NANS_IN_LOGITS", "1")
-    live = LiveOmni(model_dir, config)
-    try:
-        counts.clear()  # of the warm-up
-        answer = live.answer(spoken(CASES["hello"].messages, thinker=SamplingConfig(temperature=0.0, max_tokens=8)))
-    finally:
-        live.close()
-    assert len(answer.token_ids) == 8
-    assert answer.codes
-    return set(counts)
-
-
-def test_nan_counts_arrive_beside_rows(broken_head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert nan_counts(broken_head, demo_config(), monkeypatch) == {NUM_BROKEN_ROWS}
+def test_a_server_whose_thinker_has_nan_in_its_weights_does_not_come_up(broken_head: Path) -> None:
+    message = (
+        r"the first request through all stages failed: stage 'thinker': corrupt data \(logits\): "
+        f"{NUM_BROKEN_ROWS} of the next token's scores are not finite numbers"
+    )
+    with pytest.raises(ConfigError, match=message):
+        LiveOmni(broken_head, demo_config())

@@ -1,6 +1,6 @@
 """The code2wav stage as vLLM loads it: DiT, vocoder and voices of one Qwen2.5-Omni checkpoint."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +15,12 @@ from vllm.config import VllmConfig
 
 from omni_server.errors import ConfigError
 from omni_server.protocol.codec_window import CodecWindow, decode_codec_window
+from omni_server.protocol.corruption import Corruption
 from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
 from stages.qwen2_5_omni.code2wav.noise import noise_frames
 from stages.qwen2_5_omni.code2wav.pipeline import Code2WavPipeline, WindowJob
 from stages.qwen2_5_omni.code2wav.voices import VOICES_FILE, load_voices
-from stages.runtime.diffusion_model import DiffusionBatch, RejectedRequestsError
+from stages.runtime.diffusion_model import DiffusionBatch, Failure, RejectedRequestsError
 
 WEIGHT_PREFIX = "token2wav."
 
@@ -136,7 +137,7 @@ class Qwen2_5OmniCode2Wav(torch.nn.Module):
 
     def _validated(self, batch: DiffusionBatch) -> list[_Request]:
         requests: list[_Request] = []
-        reasons: dict[str, str] = {}
+        reasons: dict[str, Failure] = {}
         streams: set[str] = set()
         for index, (request_id, codes) in enumerate(zip(batch.request_ids, batch.token_ids, strict=True)):
             try:
@@ -145,14 +146,16 @@ class Qwen2_5OmniCode2Wav(torch.nn.Module):
                     len(codes), codes_per_block=self._codes_per_block, frames_per_code=self._frames_per_code
                 )
                 voice = self._voice_row(window.voice)
-                self._check_in_table(codes)
-                if window.stream is not None:
-                    if window.stream in streams:
-                        raise ValueError("another window of its stream is in the same step: send one after the other")
-                    streams.add(window.stream)
-                requests.append(_Request(index, window, codes, voice))
             except ValueError as error:
                 reasons[request_id] = str(error)
+                continue
+            corruption = self._outside_table(codes) or self._out_of_order(window, streams)
+            if corruption is not None:
+                reasons[request_id] = corruption
+                continue
+            if window.stream is not None:
+                streams.add(window.stream)
+            requests.append(_Request(index, window, codes, voice))
         if reasons:
             raise RejectedRequestsError(reasons)
         return requests
@@ -162,11 +165,26 @@ class Qwen2_5OmniCode2Wav(torch.nn.Module):
             raise ValueError(f"there is no voice '{name}'; voices are {', '.join(self._voices)}")
         return self._voice_rows[name]
 
-    def _check_in_table(self, codes: torch.Tensor) -> None:
+    def _outside_table(self, codes: torch.Tensor) -> Corruption | None:
         lowest, highest = int(codes.min()), int(codes.max())
-        if lowest < 0 or highest >= self._table_size:
-            wrong = lowest if lowest < 0 else highest
-            raise ValueError(f"codec token {wrong} is outside the table of {self._table_size} codes")
+        if lowest >= 0 and highest < self._table_size:
+            return None
+        wrong = lowest if lowest < 0 else highest
+        return Corruption("codes", f"codec token {wrong} is outside the table of {self._table_size} codes")
+
+    def _out_of_order(self, window: CodecWindow, streams: Set[str]) -> Corruption | None:
+        """`streams`: those with a window in this batch already."""
+        if window.stream is None:
+            return None
+        if window.stream in streams:
+            detail = "another window of its stream is in the same step: send one after the other"
+            return Corruption("window_sequence", detail)
+        expected = self._ready().streams.end_of(window.stream)
+        if expected is None or expected == window.emit_start:
+            return None
+        return Corruption(
+            "window_sequence", f"a window from code {window.emit_start} on, where {expected} is the next one"
+        )
 
     def _job(self, request: _Request) -> WindowJob:
         window, frames = request.window, self._frames_per_code

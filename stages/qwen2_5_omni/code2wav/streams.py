@@ -60,6 +60,12 @@ class StreamTable:
     def num_free(self) -> int:
         return len(self._free)
 
+    def end_of(self, stream: str) -> int | None:
+        """The code that the stream's next window emits first; None where nothing is known of it: it has not begun, has
+        ended, or had to make room."""
+        state = self._states.get(stream)
+        return None if state is None else state.end
+
     def enter(self, windows: Sequence[CodecWindow]) -> list[Visit | None]:
         """What each window finds; None for those that are computed by themselves and leave nothing behind.
 

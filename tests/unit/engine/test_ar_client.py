@@ -16,9 +16,17 @@ from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from omni_server.engine.ar_client import ArOutput, ArStageClient
 from omni_server.engine.async_engine import RowSink, StageAsyncLLM
-from omni_server.errors import InvalidRequestError, OmniError, OverloadedError, StageDeadError, StageError
+from omni_server.errors import (
+    CorruptDataError,
+    InvalidRequestError,
+    OmniError,
+    OverloadedError,
+    StageDeadError,
+    StageError,
+)
 from omni_server.family import ThinkerPrompt
 from omni_server.metrics.stage_metrics import ArStageMetrics
+from omni_server.protocol.corruption import Corruption, encode_corruption
 from omni_server.protocol.feeds import AddressedFeed
 from omni_server.protocol.grammar_refusal import GRAMMAR_ALLOWS_NOTHING, GRAMMAR_TOO_SLOW, GRAMMARS_BUSY
 from omni_server.protocol.rows import RowsFeed
@@ -279,6 +287,15 @@ async def test_why_the_engine_gave_a_request_up_decides_whose_fault_it_was(
 ) -> None:
     with pytest.raises(error):
         await outputs_of(last_output("error", stop_reason))
+
+
+async def test_corrupt_data_that_the_stage_found_is_told_with_stage_and_kind() -> None:
+    line = encode_corruption(Corruption("logits", "3 of them"))
+    with pytest.raises(CorruptDataError, match=r"stage '\w+': corrupt data \(logits\): 3 of them") as caught:
+        await outputs_of(last_output("error", line))
+    assert caught.value.kind == "logits"
+    (output,) = await outputs_of(last_output("stop", line))  # a stop string
+    assert output.finish_reason == "stop"
 
 
 async def test_stop_string_that_is_spelled_like_a_refusal_is_none() -> None:

@@ -31,6 +31,17 @@ def test_the_model_runner_is_v2_on_a_gpu(environment: dict[str, str], config: St
 
 
 @pytest.mark.parametrize("config", [CPU, CUDA], ids=["cpu", "cuda"])
+def test_logits_that_are_not_numbers_are_counted_unless_the_operator_says_otherwise(
+    environment: dict[str, str], config: StageConfig
+) -> None:
+    set_engine_environment(config)
+    assert environment["VLLM_COMPUTE_NANS_IN_LOGITS"] == "1"
+    environment["VLLM_COMPUTE_NANS_IN_LOGITS"] = "0"
+    set_engine_environment(config)
+    assert environment["VLLM_COMPUTE_NANS_IN_LOGITS"] == "0"
+
+
+@pytest.mark.parametrize("config", [CPU, CUDA], ids=["cpu", "cuda"])
 @pytest.mark.parametrize("value", ["0", "1"])
 def test_the_operators_choice_of_a_model_runner_stands(
     environment: dict[str, str], config: StageConfig, value: str

@@ -107,13 +107,16 @@ def test_levels_of_stages_and_queues_are_told() -> None:
         {"thinker": thinker, "talker": talker},
         {"thinker": 3, "talker": 2, "code2wav": 1},
         {("thinker", "talker"): QueueLevel(capacity=8, in_use=5, published=70)},
-        {"thinker": StageLevel(is_up=True, num_restarts=0), "talker": StageLevel(is_up=False, num_restarts=3)},
+        {
+            "thinker": StageLevel(is_up=True, num_restarts=0),
+            "talker": StageLevel(is_up=False, num_restarts=3, num_corrupt={"logits": 2, "rows": 0}),
+        },
     ).decode()
     values = {
         (sample.name, *sample.labels.values()): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
-        if family.type == "gauge" or family.name.startswith(("omni_shared_memory", "omni_stage"))
+        if family.type == "gauge" or family.name.startswith(("omni_shared_memory", "omni_stage", "omni_corrupt"))
     }
     assert values == {
         ("vllm:num_requests_running", "0", "org/omni", "thinker"): 2,
@@ -129,6 +132,8 @@ def test_levels_of_stages_and_queues_are_told() -> None:
         ("omni_stage_up", "talker"): 0,
         ("omni_stage_restarts_total", "thinker"): 0,
         ("omni_stage_restarts_total", "talker"): 3,
+        ("omni_corrupt_data_total", "logits", "talker"): 2,
+        ("omni_corrupt_data_total", "rows", "talker"): 0,
         ("omni_shared_memory_slots", "thinker", "talker"): 8,
         ("omni_shared_memory_slots_in_use", "thinker", "talker"): 5,
         ("omni_shared_memory_steps_total", "thinker", "talker"): 70,

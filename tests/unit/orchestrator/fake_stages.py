@@ -15,6 +15,7 @@ from omni_server.engine.ar_client import ArOutput, ArStageClient, RenderedPrompt
 from omni_server.engine.async_engine import RowSink
 from omni_server.engine.diffusion_client import DiffusionStageClient
 from omni_server.engine.stage_life import StageLife
+from omni_server.errors import CorruptDataError
 from omni_server.family import CodecLayout, TalkerPrompt
 from omni_server.orchestrator.feed_outbox import FeedOutbox
 from omni_server.orchestrator.pacing import Pacer
@@ -125,6 +126,11 @@ class FakeArStage:
             stream.feeds.append(feed)
 
 
+def sound_of(*codes: int) -> npt.NDArray[np.float32]:
+    """Of codes below 1000."""
+    return np.repeat(np.array(codes, np.float32) / 1000, SAMPLES_PER_CODE)
+
+
 class FakeCode2Wav:
     """Stands for `DiffusionStageClient`. A window sounds like its codes."""
 
@@ -137,6 +143,8 @@ class FakeCode2Wav:
         self.gate.set()
         self.error: Exception | None = None
         self.num_missing = 0
+        self.sound: npt.NDArray[np.float32] | None = None
+        """Of every window, whatever its codes."""
 
     @property
     def is_dead(self) -> bool:
@@ -151,7 +159,9 @@ class FakeCode2Wav:
             await self.gate.wait()
             if self.error is not None:
                 raise self.error
-            return np.repeat(np.array(token_ids, np.float32), SAMPLES_PER_CODE)[self.num_missing :]
+            if self.sound is not None:
+                return self.sound
+            return sound_of(*token_ids)[self.num_missing :]
         finally:
             self.running -= 1
 
@@ -162,6 +172,8 @@ class FakeCodecEdge:
     def __init__(self) -> None:
         self._codes: list[int] = []
         self._emitted = 0
+        self.misplaced_by = 0
+        """Samples by which every window that is cut from now on begins too late."""
 
     def push(self, codes: Sequence[int]) -> list[Code2WavRequest]:
         self._codes += codes
@@ -177,7 +189,9 @@ class FakeCodecEdge:
             if whole and len(codes) < CODES_PER_WINDOW:
                 break
             first = self._emitted * SAMPLES_PER_CODE
-            windows.append(Code2WavRequest(codes, b"", first, len(codes) * SAMPLES_PER_CODE, len(codes)))
+            first += self.misplaced_by
+            is_varied = len(set(codes)) > 1
+            windows.append(Code2WavRequest(codes, b"", first, len(codes) * SAMPLES_PER_CODE, len(codes), is_varied))
             self._emitted += len(codes)
         return windows
 
@@ -192,6 +206,8 @@ class Stages:
     blocks: list[SharedBlock] = field(default_factory=list)
     dropped: list[SharedBlock] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
+    corrupt: list[CorruptDataError] = field(default_factory=list)
+    edge: FakeCodecEdge = field(default_factory=FakeCodecEdge)
     outbox: FeedOutbox = field(init=False)
 
     def __post_init__(self) -> None:
@@ -217,7 +233,7 @@ class Stages:
             talker_params=SamplingParams(),
             talker_stop_ids=(STOP_CODE,),
             codes_per_output=CODES_PER_OUTPUT,
-            codec_edge=FakeCodecEdge(),
+            codec_edge=self.edge,
             pacer=Pacer(ChunkPlan(), CodecLayout(CODES_PER_WINDOW, 2, SAMPLES_PER_CODE)),
             num_boundary_rows=1,
             outbox=self.outbox,
@@ -234,6 +250,7 @@ class Stages:
             speech=plan if speech else None,
             deadline_s=deadline_s,
             is_logged=True,
+            on_corrupt=self.corrupt.append,
             on_end=self.ended.append,
         )
         run.start()

@@ -21,6 +21,8 @@ from omni_server.types import SAMPLE_RATE_HZ, AudioDelta
 from stages.qwen2_5_omni.talker_to_code2wav import TalkerToCode2Wav
 from tests.unit.orchestrator.virtual_time import clock
 
+FULL_SCALE = 2**24
+"""A float32 counts so far."""
 LAYOUT = CodecLayout(codes_per_block=12, frames_per_code=2, samples_per_code=480)
 
 
@@ -78,7 +80,7 @@ class SimulatedCode2Wav:
             raise self.errors[request_id]
         per_code = LAYOUT.samples_per_code
         samples = np.arange(window.emit_start * per_code, window.emit_end * per_code, dtype=np.float32)
-        return samples[self.num_missing :]
+        return samples[self.num_missing :] / FULL_SCALE
 
     async def _step(self) -> None:
         await asyncio.sleep(0)  # what is asked for in the same moment goes together
@@ -163,4 +165,4 @@ def is_whole(utterance: Utterance, num_codes: int) -> bool:
         if delta.first_sample != position:
             return False
         position += len(delta.samples)
-    return bool(np.array_equal(sound, np.arange(num_codes * LAYOUT.samples_per_code)))
+    return bool(np.array_equal(sound * FULL_SCALE, np.arange(num_codes * LAYOUT.samples_per_code)))

@@ -3,16 +3,26 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
-from omni_server.errors import DeadlineExceededError, InvalidRequestError, OmniError, StageDeadError, StageError
+from omni_server.errors import (
+    CorruptDataError,
+    DeadlineExceededError,
+    InvalidRequestError,
+    OmniError,
+    StageDeadError,
+    StageError,
+)
 from omni_server.orchestrator.request_run import RequestRun
-from omni_server.types import OmniEvent, TextDelta
+from omni_server.types import AudioDelta, OmniEvent, TextDelta
 from tests.unit.orchestrator.fake_stages import (
     STOP_CODE,
     Stages,
     collected,
     kinds,
+    only,
     settle,
     write,
 )
@@ -87,7 +97,64 @@ async def test_a_waveform_of_the_wrong_length_is_an_error() -> None:
     events = asyncio.create_task(collected(stages.run()))
     await write(stages, 3)
     stages.talker.stream.send(1, 2)
-    await fails_with(events, StageError, "sent 19 samples where 20 were asked for")
+    await fails_with(events, CorruptDataError, r"corrupt data \(shape\): 19 samples where 20 were asked for")
+    assert stages.is_released()
+
+
+@pytest.mark.parametrize(
+    ("sound", "kind"),
+    [
+        (np.zeros(20), "flat"),
+        (np.full(20, 0.25), "flat"),
+        (np.linspace(-1.5, 1, 20), "samples"),
+        (np.full(20, np.nan), "samples"),
+        (np.r_[np.linspace(-1, 1, 19), np.nan], "samples"),
+        (np.r_[np.linspace(-1, 1, 19), -np.inf], "samples"),
+        (np.tile([-1.0, 1.0], 10), "clipped"),
+        (np.linspace(-1, 1, 20).reshape(2, 10), "shape"),
+        (np.linspace(-1, 1, 21), "shape"),
+        (np.zeros(0), "shape"),
+    ],
+    ids=["silent", "constant", "too loud", "NaN", "one NaN", "one infinity", "clipped", "2-d", "too long", "empty"],
+)
+async def test_sound_that_cannot_be_right_is_an_error_and_counted(
+    sound: npt.NDArray[np.float64], kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    stages = Stages()
+    stages.code2wav.sound = sound.astype(np.float32)
+    events = asyncio.create_task(collected(stages.run()))
+    await write(stages, 3)
+    stages.talker.stream.send(1, 2)
+    await fails_with(events, CorruptDataError, rf"stage 'code2wav': corrupt data \({kind}\): ")
+    assert stages.is_released()
+    assert [(error.stage, error.kind) for error in stages.corrupt] == [("code2wav", kind)]
+    assert [record.getMessage() for record in caplog.records] == [f"request request: {stages.corrupt[0].message}"]
+
+
+async def test_silence_of_one_code_and_sound_that_peaks_at_full_scale_are_sound() -> None:
+    for codes, sound in (((7, 7), np.zeros(20)), ((7, 8), np.r_[np.ones(10), np.linspace(0, 0.9, 10)])):
+        stages = Stages()
+        stages.code2wav.sound = sound.astype(np.float32)
+        events = asyncio.create_task(collected(stages.run()))
+        await write(stages, 3)
+        stages.talker.stream.send(*codes, STOP_CODE, finish="stop")
+        delta = only(AudioDelta, await events)
+        assert isinstance(delta, AudioDelta)
+        assert np.array_equal(delta.samples, stages.code2wav.sound)
+        assert stages.corrupt == []
+
+
+@pytest.mark.parametrize("misplaced_by", [20, -20], ids=["missing", "twice"])
+async def test_windows_that_do_not_follow_each_other_are_an_error_at_once(misplaced_by: int) -> None:
+    stages = Stages()
+    events = asyncio.create_task(collected(stages.run()))
+    await write(stages, 5)
+    stages.talker.stream.send(1, 2)
+    await settle()
+    stages.edge.misplaced_by = misplaced_by
+    stages.talker.stream.send(3, 4)
+    first = 20 + misplaced_by
+    await fails_with(events, CorruptDataError, rf"\(window_sequence\): a window from sample {first} on, where 20 is")
     assert stages.is_released()
 
 
@@ -97,7 +164,7 @@ async def test_rows_missing_at_the_end_are_an_error_and_not_a_wait_without_end()
     await settle()
     stages.token(0)
     stages.thinker.stream.send(101, 102, finish="stop")  # the row of token 0 and 1 never came
-    await fails_with(events, StageError, "sent 0 rows for 2 tokens")
+    await fails_with(events, CorruptDataError, r"stage 'thinker': corrupt data \(row_sequence\): 0 rows for 2 tokens")
     assert stages.is_released()
 
 

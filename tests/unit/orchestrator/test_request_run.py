@@ -26,6 +26,7 @@ from tests.unit.orchestrator.fake_stages import (
     kinds,
     only,
     settle,
+    sound_of,
     write,
 )
 
@@ -52,7 +53,7 @@ async def test_text_and_speech_come_as_they_are_made() -> None:
     assert [event.codes for event in got if isinstance(event, CodecDelta)] == [(1, 2), (3,)]
     sounds = [event for event in got if isinstance(event, AudioDelta)]
     assert [sound.first_sample for sound in sounds] == [0, 2 * SAMPLES_PER_CODE]
-    assert np.concatenate([sound.samples for sound in sounds]).tolist() == [1.0] * 10 + [2.0] * 10 + [3.0] * 10
+    assert np.concatenate([sound.samples for sound in sounds]).tolist() == sound_of(1, 2, 3).tolist()
     finished = got[-1]
     assert isinstance(finished, Finished)
     assert finished.finish_reason == "stop"

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from omni_server.protocol.corruption import Corruption
 from omni_server.protocol.rows import RowsFeed, RowsOutput, RowsPayload, decode_payload
 from omni_server.protocol.runtime_config import QueueSpec
 from omni_server.transport.slab_queue import SlabQueue, new_queue_path
@@ -92,6 +93,8 @@ class Producer:
         self.emitter = RowEmitter(FakeProducer(num_boundary=num_boundary), spec, torch.device("cpu"))
         self._queue = queue
         self._positions: dict[str, tuple[torch.Tensor, int]] = {}
+        self.corrupt: dict[str, Corruption] = {}
+        """What was wrong with the rows of the last step, by request."""
 
     def add(self, sequence: Spoken) -> None:
         self._positions[sequence.request_id] = sequence.positions, sequence.delta
@@ -121,11 +124,13 @@ class Producer:
             return {}
         hidden.fill_(torch.nan)  # as a CUDA graph does with its buffers
         embeds.fill_(torch.nan)
-        return {
+        payloads = {
             request_id: decode_payload(message.numpy().tobytes())
             for request_id, message in zip(batch.request_ids, pending.finish(), strict=True)
             if message is not None
         }
+        self.corrupt = pending.corrupt
+        return payloads
 
 
 class Received:

@@ -16,6 +16,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
+from omni_server.protocol.corruption import Corruption
 from omni_server.protocol.feeds import FEEDS_KEY, FEEDS_REQUEST_ID, AddressedFeed, encode_feeds
 from omni_server.protocol.rows import (
     REQUEST_KEY,
@@ -31,7 +32,7 @@ from omni_server.protocol.rows import (
 from omni_server.protocol.runtime_config import QueueSpec, StageRuntimeConfig
 from omni_server.protocol.token_blocks import TOKENS_PER_OUTPUT_KEY
 from omni_server.transport.slab_queue import SlabQueue
-from stages.runtime.batch import StageStep, attached_step
+from stages.runtime.batch import StageStep, attach_findings, attached_step
 from stages.runtime.joint_batches import Arrivals
 from stages.runtime.row_scheduling import AsyncStageScheduler, StageScheduler
 
@@ -176,14 +177,27 @@ class Worker:
         return output
 
     def answer(
-        self, output: SchedulerOutput, *, token: int = 7, senders: frozenset[str] = frozenset()
+        self,
+        output: SchedulerOutput,
+        *,
+        token: int = 7,
+        senders: frozenset[str] = frozenset(),
+        num_nans: dict[str, int] | None = None,
+        findings: Mapping[str, Corruption] | None = None,
     ) -> dict[str, EngineCoreOutput]:
-        """One token for each request whose prompt is done, and one portion of rows for each of `senders`."""
-        groups = self.messages(output, token=token, senders=senders)
+        """One token for each request whose prompt is done, and one portion of rows for each of `senders`; vLLM's count
+        of logits that are not numbers, and what our runner found corrupt."""
+        groups = self.messages(output, token=token, senders=senders, num_nans=num_nans, findings=findings)
         return {one.request_id: one for group in groups.values() for one in group.outputs}
 
     def messages(
-        self, output: SchedulerOutput, *, token: int = 7, senders: frozenset[str] = frozenset()
+        self,
+        output: SchedulerOutput,
+        *,
+        token: int = 7,
+        senders: frozenset[str] = frozenset(),
+        num_nans: dict[str, int] | None = None,
+        findings: Mapping[str, Corruption] | None = None,
     ) -> Mapping[int, EngineCoreOutputs]:
         """`answer`, as the engine's core sends it: by client."""
         request_ids = list(output.num_scheduled_tokens)
@@ -208,7 +222,10 @@ class Worker:
             req_id_to_index={request_id: index for index, request_id in enumerate(request_ids)},
             sampled_token_ids=sampled,
             pooler_output=rows if senders else None,
+            num_nans_in_logits=num_nans,
         )
+        if findings is not None:
+            attach_findings(result, findings)
         return self.scheduler.update_from_output(output, result)
 
     def step(self) -> dict[str, int]:

@@ -11,12 +11,22 @@ import pytest
 import torch
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, AsyncModelRunnerOutput, ModelRunnerOutput
 
-from omni_server.protocol.rows import REQUEST_KEY, InlineBlock, RowsOutput, RowsPayload, decode_payload, encode
+from omni_server.protocol.corruption import Corruption
+from omni_server.protocol.rows import (
+    REQUEST_KEY,
+    InlineBlock,
+    RowsFeed,
+    RowsOutput,
+    RowsPayload,
+    decode_payload,
+    encode,
+)
 from omni_server.protocol.runtime_config import QueueSpec, StageRuntimeConfig
 from stages.runtime import row_runner
 from stages.runtime.ar_runner import ARModelRunnerMixin
+from stages.runtime.batch import StageStep, attach_step, attached_findings
 
 WIDTH = 4
 INLINE = QueueSpec(capacity=1, path=None, slot_bytes=0, max_portions=8, num_consumers=1)
@@ -59,6 +69,7 @@ class BaseRunner:
 
     is_async = False
     takes_embeds = True
+    empty = False
 
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
         self.vllm_config, self.device = vllm_config, device
@@ -94,7 +105,14 @@ class BaseRunner:
         self.execute_model_state = SimpleNamespace(scheduler_output=scheduler_output, hidden_states=hidden)
         self.next_token = step
 
+    def _get_nans_in_logits(self, logits: torch.Tensor | None) -> dict[str, int]:
+        if logits is None:
+            return {}
+        return dict(zip(self.requests or "ab", logits.isnan().sum(1).tolist(), strict=True))
+
     def sample_tokens(self, grammar_output: None) -> Any:
+        if self.empty:
+            return EMPTY_MODEL_RUNNER_OUTPUT
         self.execute_model_state = None
         output = ModelRunnerOutput(
             req_ids=["a", "b"],
@@ -151,6 +169,33 @@ def test_rows_use_the_input_as_it_was_before_the_forward_pass(runner: Any, takes
     message = finished_output(runner.sample_tokens(None)).pooler_output[0]
     rows = _rows(decode_payload(bytes(message.numpy())))
     assert torch.equal(rows[:3], torch.tensor([[10.0], [11.0], [12.0]]).expand(-1, WIDTH))
+
+
+def test_rows_that_are_not_finite_are_told_with_their_step(runner: Any) -> None:
+    runner.compute(step(new=True), 1)
+    runner.execute_model_state.hidden_states[1, 2] = torch.nan
+    findings = attached_findings(finished_output(runner.sample_tokens(None)))
+    assert findings == {"a": Corruption("rows", "NaN or infinity in the rows from position 0 on")}
+
+
+def test_rows_that_cannot_be_taken_are_told_with_the_next_step_that_is_computed(runner: Any) -> None:
+    broken = step(new=True)
+    attach_step(broken, StageStep(feeds=(("b", RowsFeed(final_length=5)),)))
+    runner.compute(broken, 1)
+    state, runner.execute_model_state, runner.empty = runner.execute_model_state, None, True
+    assert runner.sample_tokens(None) is EMPTY_MODEL_RUNNER_OUTPUT
+    runner.execute_model_state, runner.empty = state, False
+    findings = attached_findings(finished_output(runner.sample_tokens(None)))
+    assert findings == {"b": Corruption("row_sequence", "0 rows have come of 5")}
+    assert attached_findings(EMPTY_MODEL_RUNNER_OUTPUT) == {}
+    runner.compute(step(), 2)
+    assert attached_findings(finished_output(runner.sample_tokens(None))) == {}
+
+
+def test_infinity_among_logits_is_counted_like_nan_and_barred_tokens_are_not(runner: Any) -> None:
+    logits = torch.tensor([[0.0, -1.0, -torch.inf], [torch.inf, torch.nan, 2.0]])
+    assert runner._get_nans_in_logits(logits) == {"a": 0, "b": 2}
+    assert runner._get_nans_in_logits(None) == {}
 
 
 def test_rows_belong_to_the_step_whose_tokens_they_come_with(runner: Any) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 
+from omni_server.protocol.corruption import Corruption
 from stages.runtime.diffusion_model import DiffusionBatch, RejectedRequestsError
 from tests.unit.stages.diffusion import (
     RIGHT,
@@ -141,8 +142,10 @@ def test_an_output_that_cannot_be_right_fails_its_requests(
 ) -> None:
     found = outcomes(runner_for(Sampler(answer)).execute_model(step(*THREE)))
     assert list(found) == ["a", "b", "c"]
+    kind = "samples" if message == "not finite" else "shape"
     for result in found.values():
         assert isinstance(result, str)
+        assert result.startswith(f"corrupt data ({kind}): ")
         assert re.search(message, result)
 
 
@@ -179,6 +182,16 @@ def test_requests_that_the_model_rejects_leave_the_rest_in_one_batch() -> None:
     found = outcomes(runner_for(model).execute_model(step(*THREE)))
     assert found == RIGHT | {"b": "there is no voice 'Nobody'"}
     assert [batch.request_ids for batch in model.batches] == [("a", "b", "c"), ("a", "c")]
+
+
+def test_corrupt_data_that_the_model_was_given_is_told_as_such() -> None:
+    def rejecting(batch: DiffusionBatch) -> list[torch.Tensor]:
+        if "c" in batch.request_ids:
+            raise RejectedRequestsError({"c": Corruption("codes", "codec token 9000"), "a": "there is no voice"})
+        return sums(batch)
+
+    found = outcomes(runner_for(Sampler(rejecting)).execute_model(step(*THREE)))
+    assert found == {"a": "there is no voice", "b": RIGHT["b"], "c": "corrupt data (codes): codec token 9000"}
 
 
 def test_a_batch_of_rejected_requests_only_ends() -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from omni_server.protocol.corruption import Corruption
 from omni_server.protocol.rows import InlineBlock, RowsFeed, SharedBlock
 from omni_server.transport.slab_queue import SlabQueue
 from stages.runtime.row_emitter import RowEmitter
@@ -197,6 +198,25 @@ def test_tokens_of_the_prefix_cache_are_refused(edge: Edge) -> None:
     edge.producer.add(spoken)
     with pytest.raises(RuntimeError, match="must not read the prefix cache"):
         edge.producer.step([(spoken, 3, 2)])
+
+
+@pytest.mark.parametrize("value", [torch.nan, -torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rows_that_are_not_finite_are_told_of_their_request_and_of_no_other(
+    edge: Edge, dtype: torch.dtype, value: float
+) -> None:
+    """In one place of one row; the largest finite numbers are in order. What is padding is nobody's."""
+    parts = [Spoken(name, TEXT, 3, dtype=dtype, seed=seed) for seed, name in enumerate("abc")]
+    for spoken in parts:
+        edge.producer.add(spoken)
+        spoken.embeds.fill_(0)
+        spoken.hidden[0, :2] = torch.tensor([torch.finfo(dtype).max, torch.finfo(dtype).min])
+    parts[1].hidden[6, WIDTH - 1] = value
+    payloads = edge.producer.step([(spoken, 0, 6) for spoken in parts], padding=2)
+    assert edge.producer.corrupt == {}
+    payloads = edge.producer.step([(spoken, 6, 2) for spoken in parts], padding=2)
+    assert edge.producer.corrupt == {"b": Corruption("rows", "NaN or infinity in the rows from position 7 on")}
+    assert set(payloads) == {"a", "b", "c"}  # its reference has to be ended as well
 
 
 def test_a_step_without_new_rows_gives_its_slot_back() -> None:

@@ -1,10 +1,12 @@
 """Rows laid over the input embeddings by absolute position."""
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
-from omni_server.protocol.rows import RowsFeed, RowsInput
+from omni_server.protocol.corruption import Corruption
+from omni_server.protocol.rows import InlineBlock, RowsFeed, RowsInput
 from stages.runtime.batch import StepBatch
 from stages.runtime.row_overlay import RowOverlay
 from tests.unit.stages.row_stream import shared_queue
@@ -111,9 +113,59 @@ def test_what_stood_at_a_replaced_position_does_not_matter() -> None:
     assert torch.equal(embeds, numbered(0, 4))
 
 
-def test_a_missing_row_is_an_error_and_not_a_made_up_input() -> None:
-    with pytest.raises(IndexError, match="position 10 has not come"):
-        overlay("a", is_final=False).apply(embeddings(1), batch(("a", 10, 1)))
+def test_a_missing_row_is_told_and_leaves_the_others_of_the_step_as_they_are() -> None:
+    made = overlay("a", "b", is_final=False)
+    embeds = embeddings(3)
+    before = embeds.clone()
+    made.apply(embeds, batch(("a", 10, 1), ("b", 8, 2)))
+    assert torch.equal(embeds[1:], before[1:] + numbered(8, 2))
+    assert made.has_findings
+    assert made.take_findings() == {"a": Corruption("row_sequence", "the row of position 10 has not come (10 have)")}
+    assert not made.has_findings
+
+
+@pytest.mark.parametrize(
+    ("feed", "detail"),
+    [
+        (RowsFeed(payload(11, numbered(11, 1))), "rows from position 11, but 10 rows are there"),
+        (RowsFeed(payload(9, numbered(9, 2))), "rows from position 9, but 10 rows are there"),
+        (RowsFeed(payload(10, numbered(10, 1)[:, :1])), "rows of 1 float32 after rows of (2, 'float32')"),
+        (RowsFeed(payload(10, numbered(10, 1).bfloat16(), dtype="bfloat16")), "rows of 2 bfloat16 after rows of"),
+        (RowsFeed(final_length=11), "10 rows have come of 11"),
+        (
+            RowsFeed(msgspec.structs.replace(payload(10, numbered(10, 1)), block=InlineBlock(b"123"))),
+            "1 rows from byte 0 on of 3",
+        ),
+    ],
+    ids=["a gap", "twice", "another width", "another type", "too few", "cut off"],
+)
+def test_rows_that_cannot_be_right_end_their_request_and_no_other(feed: RowsFeed, detail: str) -> None:
+    made = overlay("a", "b", is_final=False)
+    made.feed("a", feed)
+    made.feed("b", RowsFeed(payload(10, numbered(10, 1))))
+    made.feed("a", RowsFeed(payload(10, numbered(10, 1))))  # what was on its way
+    made.announce("a", RowsInput(num_replaced=2))
+    (found,) = made.take_findings().items()
+    assert found[0] == "a"
+    assert found[1].kind == "row_sequence"
+    assert detail in found[1].detail
+    embeds = embeddings(2)
+    before = embeds.clone()
+    made.apply(embeds, batch(("a", 10, 1), ("b", 10, 1)))
+    assert torch.equal(embeds[0], before[0])
+    assert torch.equal(embeds[1:], before[1:] + numbered(10, 1))
+    assert not made.has_findings
+    made.remove("a")
+    made.feed("a", RowsFeed(payload(0, numbered(0, 3))))  # another request
+    assert not made.has_findings
+    assert len(made) == 2
+
+
+def test_what_was_found_of_a_request_goes_with_it() -> None:
+    made = overlay("a", is_final=False)
+    made.feed("a", RowsFeed(final_length=90))
+    made.remove("a")
+    assert made.take_findings() == {}
 
 
 def test_rows_may_come_before_the_announcement() -> None:
@@ -179,9 +231,10 @@ def test_there_are_no_added_rows_where_one_replaces_or_a_request_is_not_fed(
     assert made.added_rows(request_ids, np.array(positions, np.int32), embeddings(2)) is None
 
 
-def test_added_rows_that_have_not_come_are_an_error() -> None:
-    with pytest.raises(IndexError, match="position 10 has not come"):
-        overlay("a", is_final=False).added_rows(["a"], np.array([10], np.int32), embeddings(1))
+def test_added_rows_that_have_not_come_are_told() -> None:
+    made = overlay("a", is_final=False)
+    assert made.added_rows(["a"], np.array([10], np.int32), embeddings(1)) is None
+    assert [found.kind for found in made.take_findings().values()] == ["row_sequence"]
 
 
 def test_a_request_in_the_place_of_one_that_has_ended_gets_its_own_rows() -> None:

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from omni_server.errors import StageError
+from omni_server.errors import CorruptDataError, StageError
+from omni_server.protocol.corruption import CORRUPTION_KINDS, Corruption, CorruptionKind, encode_corruption
 from omni_server.transport.result import MAX_MESSAGE_BYTES, decode_result, encode_failure
 
 
@@ -24,6 +25,22 @@ def test_a_failure_arrives_with_stage_and_message(message: str) -> None:
 def test_a_failure_without_a_message_is_still_one() -> None:
     with pytest.raises(StageError):
         decode_result(encode_failure(""), "code2wav")
+
+
+@pytest.mark.parametrize("kind", CORRUPTION_KINDS)
+def test_corrupt_data_arrives_with_its_kind(kind: CorruptionKind) -> None:
+    with pytest.raises(CorruptDataError) as caught:
+        decode_result(encode_failure(Corruption(kind, "what was found")), "code2wav")
+    assert (caught.value.stage, caught.value.kind) == ("code2wav", kind)
+    assert (caught.value.status, caught.value.code) == (500, "corrupt_data")
+    assert caught.value.message == f"stage 'code2wav': corrupt data ({kind}): what was found"
+
+
+def test_a_kind_that_nobody_knows_is_a_failure_all_the_same() -> None:
+    message = encode_corruption(Corruption("samples", "x")).replace("samples", "unheard-of")
+    with pytest.raises(StageError, match="unheard-of") as caught:
+        decode_result(encode_failure(message), "code2wav")
+    assert not isinstance(caught.value, CorruptDataError)
 
 
 def test_a_long_message_is_cut() -> None:

@@ -13,6 +13,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniTo
 
 from omni_server.errors import ConfigError
 from omni_server.protocol.codec_window import CodecWindow, encode_codec_window
+from omni_server.protocol.corruption import Corruption
 from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig, FlowSolver
 from stages.qwen2_5_omni.code2wav.config import code2wav_config
 from stages.qwen2_5_omni.code2wav.model import Qwen2_5OmniCode2Wav
@@ -158,11 +159,11 @@ def test_every_invalid_request_is_named_before_anything_runs(model: Qwen2_5OmniC
             )
         )
     reasons = caught.value.reasons
-    assert reasons.pop("r6").startswith("not a codec window: ")
+    assert str(reasons.pop("r6")).startswith("not a codec window: ")
     assert reasons == {
         "r1": "there is no voice 'Nobody'; voices are Ethan, Chelsie",
-        "r2": "codec token 200 is outside the table of 200 codes",
-        "r3": "codec token -1 is outside the table of 200 codes",
+        "r2": Corruption("codes", "codec token 200 is outside the table of 200 codes"),
+        "r3": Corruption("codes", "codec token -1 is outside the table of 200 codes"),
         "r4": "the window holds no codec tokens",
         "r5": "emit_start 0 to emit_end 24 is empty or outside the window 0 to 23",
         "r7": "first_code is -12; it must be between 0 and 2147483647",
@@ -177,9 +178,30 @@ def test_of_two_windows_of_one_stream_the_second_is_rejected(model: Qwen2_5OmniC
     other = encode_codec_window(msgspec.structs.replace(WINDOW, emit_end=12, is_last=False, stream="b"))
     with pytest.raises(RejectedRequestsError) as caught:
         model.sample(batch((codes, first), (codes, other), (codes, second)))
-    assert caught.value.reasons == {"r2": "another window of its stream is in the same step: send one after the other"}
+    detail = "another window of its stream is in the same step: send one after the other"
+    assert caught.value.reasons == {"r2": Corruption("window_sequence", detail)}
     assert len(model.sample(batch((codes, first), (codes, other)))) == 2
     model.sample(batch((codes, second)))
+
+
+@pytest.mark.parametrize(("emit_start", "emit_end"), [(0, 12), (24, 36)], ids=["come twice", "behind a missing one"])
+def test_a_window_out_of_order_is_rejected_and_leaves_its_stream_and_the_others_as_they_are(
+    model: Qwen2_5OmniCode2Wav, emit_start: int, emit_end: int
+) -> None:
+    codes = list(range(48))
+    window = msgspec.structs.replace(WINDOW, emit_end=12, is_last=False, stream="a")
+    following = msgspec.structs.replace(window, emit_start=12, emit_end=24)
+    wrong = msgspec.structs.replace(window, emit_start=emit_start, emit_end=emit_end)
+    other = msgspec.structs.replace(window, stream="b")
+    (_, expected) = [model.sample(batch((codes, encode_codec_window(w))))[0] for w in (window, following)]
+    model.sample(batch((codes, encode_codec_window(msgspec.structs.replace(window, stream="c")))))
+    wrong_of_c = msgspec.structs.replace(wrong, stream="c")
+    with pytest.raises(RejectedRequestsError) as caught:
+        model.sample(batch((codes, encode_codec_window(other)), (codes, encode_codec_window(wrong_of_c))))
+    detail = f"a window from code {emit_start} on, where 12 is the next one"
+    assert caught.value.reasons == {"r1": Corruption("window_sequence", detail)}
+    (goes_on,) = model.sample(batch((codes, encode_codec_window(msgspec.structs.replace(following, stream="c")))))
+    assert torch.equal(goes_on, expected)
 
 
 def test_a_window_of_a_stream_continues_what_an_earlier_batch_left(model: Qwen2_5OmniCode2Wav) -> None:

@@ -1,0 +1,45 @@
+"""What a stage reports of a request whose data it found corrupt: such a request ends with an error, and it alone.
+
+Language models report it as vLLM's `stop_reason` of an output that ends with an error, the others in place of their
+result (`omni_server.transport.result`). In both cases it is one line of text.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+CorruptionKind = Literal[
+    "logits",  # NaN, or infinitely large, among a language model's scores
+    "rows",  # NaN or infinite, in the rows that one stage sends to another
+    "row_sequence",  # rows missing, come twice or out of order, of another shape, or no longer where they were
+    "codes",  # codec tokens that code2wav has no embedding for
+    "window_sequence",  # windows of codec tokens missing, come twice or out of order
+    "shape",  # a result that is no waveform, or has another number of samples than were asked for
+    "samples",  # NaN, infinite, or beyond full scale
+    "clipped",  # most samples at full scale
+    "flat",  # all samples the same, where the codec tokens are not
+]
+CORRUPTION_KINDS: tuple[CorruptionKind, ...] = get_args(CorruptionKind)
+
+_PREFIX = "omni_corrupt_data "
+
+
+@dataclass(frozen=True)
+class Corruption:
+    """One finding, about one request."""
+
+    kind: CorruptionKind
+    detail: str
+    """For the caller and the log."""
+
+
+def encode_corruption(corruption: Corruption) -> str:
+    return f"{_PREFIX}{corruption.kind} {corruption.detail}"
+
+
+def decode_corruption(line: str) -> Corruption | None:
+    """The inverse of `encode_corruption`; None for any other text."""
+    if not line.startswith(_PREFIX):
+        return None
+    name, _, detail = line.removeprefix(_PREFIX).partition(" ")
+    kind = next((kind for kind in CORRUPTION_KINDS if kind == name), None)
+    return None if kind is None else Corruption(kind, detail)
