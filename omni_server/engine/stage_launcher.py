@@ -20,6 +20,7 @@ from omni_server.engine.progress import StartProgress
 from omni_server.engine.startup_threads import shared_startup_threads
 from omni_server.engine.temp_folder import TempFolder
 from omni_server.family import ModelFamily
+from omni_server.protocol.engine_life import EngineLife
 from omni_server.protocol.runtime_config import QueueSpec, StageRuntimeConfig
 from omni_server.transport.slab_queue import SlabQueue
 
@@ -89,7 +90,10 @@ class StageLauncher:
                     announces_to=tuple(self._ways.values()),
                 )
         arguments.additional_config = msgspec.structs.replace(
-            arguments.additional_config, progress=watched, has_low_gpu_priority=stage.gpu_priority == "low"
+            arguments.additional_config,
+            life=EngineLife(),
+            progress=watched,
+            has_low_gpu_priority=stage.gpu_priority == "low",
         )
         build = functools.partial(engine_class.from_engine_args, arguments)
         engine = await construct(name, build, config.start_timeout_s, keep, progress)

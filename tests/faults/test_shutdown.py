@@ -20,7 +20,7 @@ from tests.unit.api.clients import URL, error_of
 from tests.unit.api.schema import check_error
 
 ENDLESS_SPEECH = spoken(**ENDLESS, **STREAM) | {"stage_sampling": {"talker": ENDLESS}}
-END_TIMEOUT_S = 60.0
+END_TIMEOUT_S = 120.0
 
 
 def engine_folders(temporary: Path) -> list[Path]:
