@@ -1,9 +1,9 @@
 """What has been generated and not been taken by its clients yet: bounded for each answer, and for all together.
 
 Generation does not wait for a client that reads slowly, or it would hold its place in every stage for as long as that
-pleases. Clients that play what they get read at the speed of speech, many times slower than it is made; so what
-waits for one may be as much as a whole answer. A client that falls further behind loses its answer, and nobody else
-notices.
+pleases. Clients that play what they get read at the speed of speech, which is many times slower than it is made; so
+what waits for one may be as much as a whole answer. A client that falls further behind loses its answer, and nobody
+else notices.
 """
 
 import logging

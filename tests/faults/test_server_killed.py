@@ -13,9 +13,8 @@ from omni_server.engine.temp_folder import sweep_dead_folders
 from omni_server.transport.slab_queue import sweep_dead_queues
 from tests.faults.supervised_server import Listening, SupervisedServer
 from tests.faults.test_shutdown import END_TIMEOUT_S, engine_folders
-from tests.integration.server_process import wait_until
+from tests.integration.server_process import is_running, wait_until
 from tests.integration.test_server import ENDLESS, STREAM, written
-from tests.integration.test_start import is_running
 
 
 @pytest.fixture

@@ -141,6 +141,12 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, explain: Callabl
         time.sleep(0.1)
 
 
+def is_running(pid: int) -> bool:
+    """False for a zombie."""
+    stat = _stat(pid)
+    return stat is not None and stat[0] not in "ZX"
+
+
 def _stat(pid: int) -> list[str] | None:
     """Fields of `/proc/PID/stat` from the third on (state); None if the process has ended."""
     try:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from omni_server.config.stage_config import StageConfig
 from omni_server.errors import ConfigError
 from stages.qwen2_5_omni.demo_checkpoint import make_demo_checkpoint
 from tests.integration.live import LiveOmni, demo_config
@@ -24,10 +25,14 @@ def broken_head(tmp_path: Path) -> Path:
     return model_dir
 
 
-def test_a_server_whose_thinker_has_nan_in_its_weights_does_not_come_up(broken_head: Path) -> None:
+def check_that_it_does_not_come_up(model_dir: Path, config: StageConfig) -> None:
     message = (
         r"the first request through all stages failed: stage 'thinker': corrupt data \(logits\): "
         f"{NUM_BROKEN_ROWS} of the next token's scores are not finite numbers"
     )
     with pytest.raises(ConfigError, match=message):
-        LiveOmni(broken_head, demo_config())
+        LiveOmni(model_dir, config)
+
+
+def test_a_server_whose_thinker_has_nan_in_its_weights_does_not_come_up(broken_head: Path) -> None:
+    check_that_it_does_not_come_up(broken_head, demo_config())

@@ -17,6 +17,7 @@ from omni_server.transport.slab_queue import sweep_dead_queues
 from omni_server.types import CodecDelta, SamplingConfig, TextDelta
 from tests.integration.live import LiveOmni, demo_config, queue_files, spoken
 from tests.integration.parity import Expected, expected, same_tokens
+from tests.integration.server_process import is_running
 from tests.reference.cases import CASES
 from tests.reference.reference import Reference
 
@@ -165,16 +166,9 @@ def test_engines_end_with_a_killed_server_and_its_queue_is_swept(checkpoint: Pat
         server.kill()
         server.wait()
         server.stdout.close()
-    _wait_until(lambda: not any(_is_running(pid) for pid in engines), 60)
+    _wait_until(lambda: not any(map(is_running, engines)), 60)
     sweep_dead_queues()  # what the next start does first
     assert not queue_files(server.pid)
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def _wait_until(condition: Callable[[], bool], timeout_s: float) -> None:

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from tests.integration.server_process import MODEL
-from tests.integration.test_server import IMAGE_PART, SPEECH_PART, STREAM, VIDEO_PART, spoken, written
+from tests.integration.test_server import ENDLESS, IMAGE_PART, SPEECH_PART, STREAM, VIDEO_PART, spoken, written
 from tests.load.wire import Ask
 from tests.unit.api.clients import URL, chat, data_url, media
 
@@ -86,6 +86,11 @@ def mixed_asks() -> list[Ask]:
 def spoken_asks() -> list[Ask]:
     """Streamed speech only, which shows when its sound begins."""
     return [ask for ask in mixed_asks() if ask.sound_mark is not None and ask.kind == "speech, streamed"]
+
+
+def endless_ask() -> Ask:
+    """Speech that goes on for as long as the stages let it."""
+    return _chat("endless speech", spoken(**ENDLESS, **STREAM) | {"stage_sampling": {"talker": ENDLESS}})
 
 
 def bad_asks() -> list[tuple[Ask, int]]:

@@ -55,8 +55,8 @@ async def exchange(port: int, ask: Ask, request_id: str, timeout_s: float, cut: 
     incoming = _Incoming(ask.sound_mark)
     async with asyncio.timeout(timeout_s):
         reader, writer = await asyncio.open_connection(HOST, port)
+        talking = asyncio.create_task(_talk(reader, writer, _message(ask, request_id), cut, incoming))
         try:
-            talking = asyncio.create_task(_talk(reader, writer, _message(ask, request_id), cut, incoming))
             done, _ = await asyncio.wait({talking}, timeout=None if cut is None else cut.after_s)
             was_cut = not done
             talking.cancel()
@@ -64,6 +64,7 @@ async def exchange(port: int, ask: Ask, request_id: str, timeout_s: float, cut: 
                 await talking
             return incoming.reply(was_cut=was_cut)
         finally:
+            talking.cancel()
             _close(writer, is_reset=cut is not None and cut.is_reset)
 
 

@@ -61,6 +61,10 @@ NOT_RUN = {
     ): "needs Docker and an image of some gigabytes; tests/unit/test_packaging.py reads the file",
     ("docs/operating.md", "docker run"): "needs Docker and a GPU",
     ("docs/reliability.md", "scripts/make_demo_checkpoint demo"): "measures for minutes what tests/faults asserts",
+    ("docs/reliability.md", "scripts/abort_storm demo"): "tests/faults/test_load.py has a shorter storm",
+    ("docs/reliability.md", "scripts/soak demo"): "tests/faults/test_load.py has half a minute of it",
+    ("docs/reliability.md", "scripts/overload demo"): "tests/faults/test_load.py has ten seconds of it",
+    ("docs/reliability.md", "scripts/slow_readers"): "measures what tests/unit/api/test_unsent.py asserts",
 }
 
 

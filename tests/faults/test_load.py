@@ -1,0 +1,97 @@
+"""Short forms of scripts/abort_storm, scripts/soak and scripts/overload, on one server."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.faults.supervised_server import STAGES, SupervisedServer, write_config
+from tests.load.answers import Answer
+from tests.load.asks import endless_ask, mixed_asks, spoken_asks
+from tests.load.census import Census, leaks
+from tests.load.mixed_load import alone
+from tests.load.overload import capacity, first_answer_s, overload
+from tests.load.soak import SoakPlan, port_of, soak, warm_up
+from tests.load.storm import storm
+from tests.load.wire import Ask, exchange
+
+MAX_QUEUE = 24
+CONCURRENCY = 10
+DEADLINE_S = 120
+"""No answer takes so long, on a busy machine either: one that does was forgotten."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    server: SupervisedServer
+    wanted: dict[Ask, Answer]
+    before: Census
+
+
+@pytest.fixture(scope="module")
+def loaded(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
+    folder = tmp_path_factory.mktemp("loaded")
+    config = write_config(folder / "stages.yaml", failing=False)
+    flags = ["--max-queue", str(MAX_QUEUE), "--request-timeout", str(DEADLINE_S)]
+    server = SupervisedServer(checkpoint, folder / "log.txt", "--stage-config", str(config), *flags)
+    try:
+        yield Loaded(server, *asyncio.run(warm_up(server, mixed_asks(), CONCURRENCY)))
+    finally:
+        exit_code = server.terminate()
+    assert exit_code == 0, server.log
+    server.wait_until_nothing_is_left()
+
+
+async def test_abort_storm_changes_no_answer_of_the_others_and_leaves_nothing_behind(loaded: Loaded) -> None:
+    result = await storm(loaded.server, loaded.wanted, loaded.before, number=100, concurrency=CONCURRENCY, seed=2)
+    tally = result.tally
+    assert tally.is_clean, tally.wrong + tally.lost + tally.duplicated
+    assert tally.sent == tally.accounted == tally.exact + tally.aborted >= 100
+    assert tally.aborted > 25
+    assert tally.exact > 25
+    assert not result.leaked
+    assert not result.changed
+
+
+async def test_short_replies_are_given_while_long_ones_go_on(loaded: Loaded) -> None:
+    port = port_of(loaded.server)
+    async with asyncio.TaskGroup() as group:
+        long = [group.create_task(exchange(port, endless_ask(), f"long-{number}", 300)) for number in range(6)]
+        short = await alone(port, list(loaded.wanted)[:8])
+        assert not any(task.done() for task in long)
+        for task in long:
+            task.cancel()
+    assert not [ask.kind for ask, answer in short.items() if answer.difference(loaded.wanted[ask]) is not None]
+
+
+async def test_mixed_load_with_faults_loses_no_answer_and_leaves_nothing_behind(loaded: Loaded) -> None:
+    plan = SoakPlan(30, CONCURRENCY, seed=3, kill_every_s=10, sample_every_s=1, settled_s=1)
+    result = await soak(loaded.server, loaded.wanted, loaded.before, plan)
+    tally = result.tally
+    assert tally.is_clean, tally.wrong + tally.lost + tally.duplicated
+    assert tally.sent == tally.accounted
+    assert tally.exact
+    assert tally.aborted
+    assert tally.refused_as_expected
+    assert result.kills
+    assert not result.leaked
+    assert not result.changed
+    assert {life.role for life in result.lives} == {"server", *STAGES}
+    assert len(result.lives) == 4 + len(result.kills)
+
+
+async def test_overloaded_server_answers_what_it_accepts_and_refuses_the_rest(loaded: Loaded) -> None:
+    server = loaded.server
+    port = port_of(server)
+    wanted = {ask: loaded.wanted[ask] for ask in spoken_asks()}
+    rate = 10 * await capacity(port, wanted, CONCURRENCY, 5)
+    result = await overload(port, wanted, rate, 10, seed=4)
+    assert result.is_clean, result.bad
+    assert len(result.refused_s) > len(result.accepted) >= MAX_QUEUE
+    assert max(accepted.seconds for accepted in result.accepted) < DEADLINE_S
+    assert await first_answer_s(port, wanted) < DEADLINE_S
+    with server.client() as client:
+        await asyncio.to_thread(server.wait_until_idle)
+        assert not await asyncio.to_thread(leaks, server, client, loaded.before)
