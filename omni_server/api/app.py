@@ -32,7 +32,9 @@ def create_app(state: ServerState, config: ApiConfig) -> FastAPI:
     malformed API key.
     """
     keys = ApiKeys(config.api_keys)
-    state.unsent = UnsentBudget(config.max_unsent_bytes, config.max_total_unsent_bytes)
+    state.unsent = UnsentBudget(
+        config.max_unsent_bytes, config.max_total_unsent_bytes, state.metrics.answers_dropped.inc
+    )
     admission = Admission(state.metrics, max_queue=config.max_queue, max_per_caller=config.max_concurrency_per_key)
     app = FastAPI(
         title="omni-server",

@@ -34,7 +34,7 @@ async def follow_choices(
             inbox.get_nowait()
         inbox.put_nowait(error)
 
-    backlog = state.unsent.open(drop)
+    backlog = state.unsent.open(generations[0].request_id, drop)
 
     def put_failure(task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()

@@ -20,7 +20,7 @@ async def follow(
     more events wait than `ServerState.unsent` allows: the generation is closed then, however long the reader takes to
     ask for its next event. Otherwise whoever submitted it closes it.
     """
-    inbox = _Inbox(heartbeat_s, state.unsent)
+    inbox = _Inbox(heartbeat_s, state.unsent, generation.request_id)
     pump = asyncio.create_task(_pump(generation, inbox))
     pump.add_done_callback(inbox.put_end)
     watch = asyncio.create_task(_watch(state, inbox))
@@ -57,8 +57,8 @@ async def _watch(state: ServerState, inbox: "_Inbox") -> None:
 class _Inbox:
     """Costs one future per pause. `asyncio.wait` around each event would cost a task, two callbacks and a timer."""
 
-    def __init__(self, heartbeat_s: float | None, unsent: UnsentBudget) -> None:
-        self._backlog = unsent.open(self._drop)
+    def __init__(self, heartbeat_s: float | None, unsent: UnsentBudget, answer_id: str) -> None:
+        self._backlog = unsent.open(answer_id, self._drop)
         self._items: deque[OmniEvent | BaseException | None] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._loop = asyncio.get_running_loop()

@@ -14,7 +14,8 @@ _MAX_FIELDS = 100
 _MAX_FIELD_BYTES = 64 * 1024
 _MAX_OTHER_BYTES = 1024 * 1024
 """Of all that is not the file."""
-_CHARSETS = frozenset({b"utf-8", b"utf8", b"us-ascii"})
+_CHARSETS = frozenset({b"utf-8", b"utf8", b"us-ascii", b"ascii", b"iso-8859-1", b"latin-1"})
+"""UTF-8 and what clients say of forms that have letters of ASCII only."""
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,11 @@ _LOGPROB_BYTES = 256
 class UnsentBudget:
     """Counts for all answers of a server. Belongs to one event loop."""
 
-    def __init__(self, max_bytes: int, max_total_bytes: int) -> None:
+    def __init__(self, max_bytes: int, max_total_bytes: int, count_dropped: Callable[[], None] = lambda: None) -> None:
         """`max_bytes` is for each answer. Where all together are above `max_total_bytes`, it is the one with the most
-        that is dropped."""
+        that is dropped. `count_dropped` is called for each that is."""
         self.max_bytes = max_bytes
+        self.count_dropped = count_dropped
         self._max_total_bytes = max_total_bytes
         self._num_bytes = 0
         self._backlogs: set[Backlog] = set()
@@ -35,10 +36,10 @@ class UnsentBudget:
     def num_bytes(self) -> int:
         return self._num_bytes
 
-    def open(self, on_drop: Callable[[InvalidRequestError], None]) -> "Backlog":
+    def open(self, answer_id: str, on_drop: Callable[[InvalidRequestError], None]) -> "Backlog":
         """For one answer, to be closed. `on_drop` is called at most once, when the answer has to be dropped, with what
         its client is to be told; all that waits must be let go then."""
-        backlog = Backlog(self, on_drop)
+        backlog = Backlog(self, answer_id, on_drop)
         self._backlogs.add(backlog)
         return backlog
 
@@ -54,8 +55,9 @@ class UnsentBudget:
 class Backlog:
     """Events of one answer between the stages and its client."""
 
-    def __init__(self, budget: UnsentBudget, on_drop: Callable[[InvalidRequestError], None]) -> None:
+    def __init__(self, budget: UnsentBudget, answer_id: str, on_drop: Callable[[InvalidRequestError], None]) -> None:
         self._budget = budget
+        self._answer_id = answer_id
         self._on_drop = on_drop
         self.num_bytes = 0
         self.error: InvalidRequestError | None = None
@@ -82,7 +84,8 @@ class Backlog:
             "not keep them any longer.",
             code="client_too_slow",
         )
-        logger.warning("an answer is dropped: its client has left %d bytes of it untaken", self.num_bytes)
+        logger.warning("%s is dropped: its client has left %d bytes of it untaken", self._answer_id, self.num_bytes)
+        self._budget.count_dropped()
         self.close()
         self._on_drop(self.error)
 

@@ -5,8 +5,9 @@ from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode, Frame
 
-MAX_FRAGMENTS = 1024
-"""Of one message. Empty ones take memory, and no limit of bytes ends them."""
+MAX_FRAGMENTS = 65536
+"""Of one message. Empty ones would come without end, whatever the limit of bytes is; clients that send 15 MiB of sound
+in pieces need some thousand."""
 
 
 class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):

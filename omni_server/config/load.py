@@ -1,6 +1,5 @@
 """From a YAML file to a `StageConfig`, with errors that name the file, the field and what to change."""
 
-from collections.abc import Hashable
 from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
@@ -69,29 +68,35 @@ class _StrictLoader(yaml.SafeLoader):
     """SafeLoader that refuses a mapping with one key twice, where PyYAML itself silently keeps the last value, and says
     of every value where it stands that is none of its kind."""
 
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._looked_at: dict[yaml.MappingNode, None] = {}
+
     def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
         try:
             value: object = super().construct_object(node, deep)
-        except (
-            ValueError,
-            LookupError,
-            AttributeError,
-            TypeError,
-        ) as error:  # of 2026-13-01, `!!int ""`, `!!timestamp x`
+        # of 2026-13-01, `!!int ""`, `!!timestamp x`
+        except (ValueError, LookupError, AttributeError, TypeError) as error:
             raise yaml.constructor.ConstructorError(
                 problem=f"a value that is no {node.tag.rpartition(':')[2]}", problem_mark=node.start_mark
             ) from error
         return value
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """`<<`. What merges mappings that merge others has keys by the million within a few lines."""
+        """`<<`. What merges mappings that merge others has keys by the million within a few lines.
+
+        Called for every mapping, and again for one that is merged into others: its own keys are looked at before what
+        it merges has joined them."""
+        if node not in self._looked_at:
+            self._looked_at[node] = None
+            self._check_keys(node)
         super().flatten_mapping(node)
         if len(node.value) > _MAX_KEYS:
             raise yaml.constructor.ConstructorError(
                 problem=f"a mapping of more than {_MAX_KEYS} keys", problem_mark=node.start_mark
             )
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
+    def _check_keys(self, node: yaml.MappingNode) -> None:
         first_seen: dict[str, yaml.Mark] = {}
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
@@ -102,8 +107,6 @@ class _StrictLoader(yaml.SafeLoader):
                     problem_mark=key.start_mark,
                 )
             first_seen[key.value] = key.start_mark
-        mapping: dict[Hashable, object] = super().construct_mapping(node, deep)
-        return mapping
 
 
 def _line_of(location: Location, root: yaml.Node | None) -> str:

@@ -75,6 +75,11 @@ class ServerMetrics:
         self.event_loop_tasks = Gauge(
             "omni_event_loop_tasks", "Tasks of the server's event loop that have not ended.", registry=registry
         )
+        self.answers_dropped = Counter(
+            "omni_answers_dropped",
+            "Answers that were ended because their clients left too much of them untaken.",
+            registry=registry,
+        )
         self.in_flight = Gauge(
             "omni_queue_depth",
             "Requests and sessions that hold a place of --max-queue, from before their body is read to their end.",

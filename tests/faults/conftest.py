@@ -77,7 +77,8 @@ UNWRITABLE = "/proc/sys/nothing"
 CACHES = ("TRITON_CACHE_DIR", "HF_HOME", "VLLM_CONFIG_ROOT")
 """Not vLLM's own (`VLLM_CACHE_ROOT`, in `HOME`), although the server starts without: it keeps there what classes
 of models can do, and asks each class in a process of its own otherwise, which takes this server's start times two."""
-REQUEST_TIMEOUT_S = 10
+REQUEST_TIMEOUT_S = 30
+"""Twice as long as is waited for what a client has left to be released: the deadline must not do it."""
 
 
 @pytest.fixture(scope="session")

@@ -44,6 +44,8 @@ WHOLE = spoken(**ENDLESS) | ENDLESS_TALKER
 STREAMED = WHOLE | STREAM
 READ_ALOUD = {"model": MODEL, "voice": "Ethan", "input": HELLO, "response_format": "pcm"} | ENDLESS_TALKER
 UPLOAD = form({"model": MODEL}, media("speech_hello.wav"))
+RELEASE_TIMEOUT_S = 15.0
+"""Less than the server's deadline for requests, which would release them, too."""
 WAYS: tuple[Leave, ...] = get_args(Leave)
 
 
@@ -120,7 +122,7 @@ class Scene:
             now = samples(self.client)
             return max(now["omni_queue_depth"], now["omni_requests_running"]) <= self.num_others
 
-        wait_until(is_released, 30, lambda: str(samples(self.client)))
+        wait_until(is_released, RELEASE_TIMEOUT_S, lambda: str(samples(self.client)))
 
 
 Place = Callable[[Scene], None]

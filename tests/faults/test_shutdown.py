@@ -13,7 +13,7 @@ import pytest
 
 from omni_server.engine.temp_folder import PREFIX
 from tests.faults.supervised_server import ANSWER_TIMEOUT_S, Listening, SupervisedServer, samples, stopped
-from tests.faults.test_client_gone import check_same
+from tests.faults.test_client_gone import RELEASE_TIMEOUT_S, check_same
 from tests.integration.server_process import ROOT, wait_until
 from tests.integration.test_server import ENDLESS, STREAM, answer_to, outcome, spoken, written
 from tests.unit.api.clients import URL, error_of
@@ -54,7 +54,7 @@ def test_ctrl_c_in_the_chat_command_releases_its_request(patient: SupervisedServ
             assert chat.wait(30) == 130
             assert chat.stderr is not None
             assert b"Traceback" not in chat.stderr.read()
-        wait_until(lambda: samples(client)["omni_requests_running"] == 0, 30)
+        wait_until(lambda: samples(client)["omni_requests_running"] == 0, RELEASE_TIMEOUT_S)
     assert outcome(answer_to(client, spoken())) == before
     patient.wait_for_baseline(client, baseline)
 
@@ -85,7 +85,7 @@ def test_deadline_releases_a_request_wherever_it_is(patient: SupervisedServer, c
 def test_sigterm_to_all_processes_drains_what_runs_and_leaves_nothing(
     patient: SupervisedServer, client: httpx2.Client, temporary: Path
 ) -> None:
-    """As systemd stops a patient. The second signal, Ctrl-C, ends what is left. The last test of this server."""
+    """As systemd stops a service. The second signal, Ctrl-C, ends what is left. The last test of this server."""
     before = answer_to(client, spoken())
     with patient.client() as other, patient.client() as third, ThreadPoolExecutor(1) as thread:
         endless = Listening(client, ENDLESS_SPEECH)

@@ -33,6 +33,7 @@ def watched_log() -> Iterator["_Watch"]:
     root.addHandler(watch)
     try:
         yield watch
+        check_log(watch)  # of what has come after the last input
     finally:
         root.removeHandler(watch)
 

@@ -1,5 +1,5 @@
-"""What an answer says, so that it can be compared with another one: text and numbers of tokens exactly, sound to the
-last bit."""
+"""What an answer says, so that it can be compared with another one: text and numbers of tokens exactly, sound up
+to `ROUNDING`."""
 
 import base64
 import io

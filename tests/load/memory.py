@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -10,8 +11,8 @@ from tests.faults.supervised_server import STAGES, SupervisedServer
 MIB = 2**20
 SETTLED_S = 90.0
 """A process that is younger is still filling its caches and its allocator."""
-_FIRST_AND_LAST = 5
-"""So many pieces of a life are compared: the first with the last."""
+NUM_PARTS = 5
+"""Of a life, of which the first is compared with the last."""
 
 
 @dataclass
@@ -29,10 +30,16 @@ class Life:
     threads: list[int] = field(default_factory=list)
     descriptors: list[int] = field(default_factory=list)
 
+    def medians(self) -> list[float]:
+        """Of each fifth of the samples, in order; of fewer where there are fewer samples."""
+        count = min(NUM_PARTS, len(self.rss))
+        bounds = [number * len(self.rss) // count for number in range(count + 1)]
+        return [median(self.rss[begin:end]) for begin, end in pairwise(bounds)]
+
     def growth_bytes(self) -> float:
         """From the median of the first fifth of the samples to that of the last."""
-        piece = max(1, len(self.rss) // _FIRST_AND_LAST)
-        return median(self.rss[-piece:]) - median(self.rss[:piece])
+        medians = self.medians()
+        return medians[-1] - medians[0]
 
     def slope_bytes_per_h(self) -> float:
         """Median of the slopes between all pairs of samples (Theil and Sen): single outliers do not move it."""

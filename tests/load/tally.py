@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 class Tally:
     sent: int = 0
     exact: int = 0
-    """Whole answers that are the same, bit for bit, as the one that the request got alone."""
+    """Whole answers that are the same (`tests.load.answers`) as the one that the request got alone."""
     refused_as_expected: int = 0
     """Bad input that got the status it should."""
     aborted: int = 0

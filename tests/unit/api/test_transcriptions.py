@@ -334,6 +334,7 @@ async def test_a_file_above_the_limit_is_too_large_however_it_is_sent(num_bytes:
             for charset in ("undefined", "idna", "punycode", "a\0b", "utf-16", "base64", "no such")
         ),
         ("multipart/form-data; boundary=x; charset=UTF-8", b"--x--\r\n", "missing_required_parameter"),
+        ("multipart/form-data; boundary=x; charset=ISO-8859-1", b"--x--\r\n", "missing_required_parameter"),
         ("multipart/form-data; boundary=x", b"--x--\r\n", "missing_required_parameter"),
         ("multipart/form-data; boundary=x", b"", "missing_required_parameter"),
     ],

@@ -306,6 +306,13 @@ def test_aliases_of_aliases_are_not_written_out(tmp_path: Path) -> None:
     assert len(str(caught.value)) < 10_000
 
 
+def test_a_merged_mapping_may_be_merged_into_another_with_keys_of_its_own(tmp_path: Path) -> None:
+    """The keys that it has from another are not its own, whichever way it is come upon."""
+    told = refusal(tmp_path, "a: &a {x: 1, y: 1}\nb: {inner: &b {<<: *a, x: 2}}\nc: {<<: *b, y: 3}\n")
+    assert "unknown key" in told
+    assert "stands here again" not in told
+
+
 def test_merged_mappings_of_merged_mappings_are_not_written_out(tmp_path: Path) -> None:
     path = tmp_path / "stages.yaml"
     path.write_text(bomb("{a: 1}", "{<<: [*]}"))
