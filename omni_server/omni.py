@@ -181,8 +181,12 @@ class AsyncOmni:
                 async with asyncio.TaskGroup() as crowd:
                     for number in range(size):
                         crowd.create_task(self._one_request(is_greedy=number % 2 == 1))
-        except* OmniError as group:
-            first = _first_leaf(group)
+        # Not `except*`: what is raised within it, early versions of Python 3.11 put into a group (CPython's gh-103590).
+        except ExceptionGroup as group:
+            failures = group.subgroup(OmniError)
+            if failures is None:
+                raise
+            first = _first_leaf(failures)
             raise ConfigError(f"the first request through all stages failed: {first}") from first
         for client in self._engines.ar.values():
             client.metrics.clear()
@@ -215,7 +219,7 @@ def _crowds(config: StageConfig) -> list[int]:
     return [2**power for power in range(largest.bit_length())]
 
 
-def _first_leaf(group: BaseExceptionGroup[OmniError]) -> OmniError:
+def _first_leaf(group: ExceptionGroup[OmniError]) -> OmniError:
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -24,9 +24,14 @@ class EngineLife:
         return _arrived, (os.getpid(),)
 
 
+_has_arrived = threading.Event()
+
+
 def _arrived(server: int) -> EngineLife:
-    # Not in a worker of several ranks, whose parent is the engine core, nor where it is copied in the server itself.
-    if multiprocessing.current_process().name.startswith(_ENGINE_CORE):
+    # Not in a worker of several ranks, whose parent is the engine core, nor where it is copied: in the server, or in an
+    # engine.
+    if multiprocessing.current_process().name.startswith(_ENGINE_CORE) and not _has_arrived.is_set():
+        _has_arrived.set()
         threading.Thread(target=_end_with, args=(server,), name="server watch", daemon=True).start()
     return EngineLife()
 

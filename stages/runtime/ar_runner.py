@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from vllm import envs
 from vllm.config import VllmConfig
 from vllm.sequence import IntermediateTensors
 from vllm.v1.core.sched.output import GrammarOutput, NewRequestData, SchedulerOutput
@@ -93,12 +94,15 @@ class ARModelRunnerMixin(RowRunnerMixin):
         return self.input_ids.gpu[: self._step_batch().total_tokens]  # type: ignore[attr-defined, no-any-return]
 
     def _get_nans_in_logits(self, logits: torch.Tensor | None) -> dict[str, int]:
-        """vLLM's count of NaN, with positive infinity counted as well; negative infinity bars a token."""
-        if logits is not None:
-            logits = logits.relu() * 0
-        return super()._get_nans_in_logits(logits)  # type: ignore[misc, no-any-return]
+        """Of the model's logits, not of what is left of them, which vLLM gives here: sampling changes float32 in place,
+        and a tiny penalty may make them infinite."""
+        return self._num_bad_logits
 
     def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: SpecDecodeMetadata | None) -> SamplerOutput:
+        if envs.VLLM_COMPUTE_NANS_IN_LOGITS:
+            # vLLM's count of NaN, with positive infinity counted as well; negative infinity bars a token.
+            marked = None if logits is None else logits.relu() * 0
+            self._num_bad_logits: dict[str, int] = super()._get_nans_in_logits(marked)  # type: ignore[misc]
         if logits is not None and len(self.repetition_penalty):
             logits = self.repetition_penalty.apply(logits, self._step_batch())
         return super()._sample(logits, spec_decode_metadata)  # type: ignore[misc, no-any-return]

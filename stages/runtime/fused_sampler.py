@@ -115,14 +115,14 @@ class FusedSampler(Sampler):
         """Where each request has one token, decodes, and wants that token only, there is nothing to pick out of the
         batch or to count."""
         num_requests = input_batch.num_reqs
+        self._num_bad = None
         if (
             not self._is_possible
             or input_batch.has_prefill
             or input_batch.num_tokens != num_requests
             or self.get_logprobs_dims(input_batch.idx_mapping_np) is not None
         ):
-            return super().__call__(logits, input_batch)
-        self._num_bad = None
+            return self._counted(super().__call__(logits, input_batch))
         tokens, _ = self.sample(
             logits,
             input_batch.expanded_idx_mapping,
@@ -140,6 +140,12 @@ class FusedSampler(Sampler):
             num_sampled=self._ones[:num_requests],
             num_rejected=self._zeros[:num_requests],
         )
+
+    def _counted(self, output: SamplerOutput) -> SamplerOutput:
+        """With our kernel's count, where it has sampled, in place of vLLM's, which is of NaN only."""
+        if output.num_nans is not None and self._num_bad is not None:
+            output.num_nans = self._num_bad
+        return output
 
     def _nans(self, logits: torch.Tensor) -> torch.Tensor:
         """Of the step that has just been sampled, `[num_requests]`; where the kernel has not, vLLM counts."""

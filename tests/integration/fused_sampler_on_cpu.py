@@ -12,6 +12,7 @@ import torch
 import vllm.v1.worker.cpu.shm  # noqa: F401  vLLM's stand-ins for what V2 asks of a GPU, as its CPU worker loads them
 from vllm import SamplingParams
 from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.sample import sampler as sampler_module
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 
@@ -145,6 +146,9 @@ def not_numbers(comparison: Comparison) -> None:
         logits[1, 7:9] = torch.inf
         logits[1, 9] = -torch.inf
         comparison.add_ours(f"{what}, infinity", batch, logits, batch.decoding())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sampler_module, "get_num_nans", lambda logits: logits.isnan().sum(1))
+            comparison.add_ours(f"{what}, beside a prompt", batch, logits, replace(batch.decoding(), has_prefill=True))
 
 
 if __name__ == "__main__":

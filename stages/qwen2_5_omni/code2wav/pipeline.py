@@ -107,10 +107,10 @@ class Code2WavPipeline:
             spectra = [self._spectrum(job, visit, mel) for job, visit, mel in zip(jobs, visits, mels, strict=True)]
             crops = [mel_crop(s.window, len(s.mel) // self._frames_per_code, self._frames_per_code) for s in spectra]
             waveforms = self._vocoder.synthesize([s.mel for s in spectra], crops)
+            tails = [self._tail(spectrum, visit) for spectrum, visit in zip(spectra, visits, strict=True)]
         except BaseException:
             self.streams.abandon(visits)
             raise
-        tails = [self._tail(spectrum, visit) for spectrum, visit in zip(spectra, visits, strict=True)]
         self.streams.leave(windows, visits, tails)
         return waveforms
 

@@ -87,7 +87,10 @@ class BaseRunner:
         self.num_updates += 1
         if scheduler_output.scheduled_new_reqs:
             self.requests = {r: SimpleNamespace(mrope_positions=None, mrope_position_delta=None) for r in "ab"}
-            self.input_batch = SimpleNamespace(num_reqs=2, req_ids=["a", "b"], num_computed_tokens_cpu=np.zeros(2, int))
+            self.input_batch = SimpleNamespace(
+                num_reqs=2, req_ids=["a", "b"], num_computed_tokens_cpu=np.zeros(2, int), generators={}
+            )
+            self.discard_request_mask = SimpleNamespace(np=np.zeros(2, bool))
             self.query_start_loc = SimpleNamespace(np=np.array([0, 3, 4]))
 
     def _preprocess(self, scheduler_output: SchedulerOutput, num_input_tokens: int, tensors: None = None) -> Any:
@@ -109,6 +112,10 @@ class BaseRunner:
         if logits is None:
             return {}
         return dict(zip(self.requests or "ab", logits.isnan().sum(1).tolist(), strict=True))
+
+    def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: None) -> None:
+        if logits is not None:
+            logits.fill_(torch.inf)
 
     def sample_tokens(self, grammar_output: None) -> Any:
         if self.empty:
@@ -192,9 +199,15 @@ def test_rows_that_cannot_be_taken_are_told_with_the_next_step_that_is_computed(
     assert attached_findings(finished_output(runner.sample_tokens(None))) == {}
 
 
-def test_infinity_among_logits_is_counted_like_nan_and_barred_tokens_are_not(runner: Any) -> None:
+def test_infinity_among_logits_is_counted_like_nan_and_barred_tokens_are_not(
+    runner: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What sampling makes of them, in place, is not: a penalty may make anything infinite."""
+    monkeypatch.setenv("VLLM_COMPUTE_NANS_IN_LOGITS", "1")
     logits = torch.tensor([[0.0, -1.0, -torch.inf], [torch.inf, torch.nan, 2.0]])
+    runner._sample(logits, None)
     assert runner._get_nans_in_logits(logits) == {"a": 0, "b": 2}
+    runner._sample(None, None)
     assert runner._get_nans_in_logits(None) == {}
 
 
