@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from vllm import envs
 from vllm.config import VllmConfig
 from vllm.sequence import IntermediateTensors
 from vllm.v1.core.sched.output import GrammarOutput, NewRequestData, SchedulerOutput
@@ -30,6 +29,7 @@ class ARModelRunnerMixin(RowRunnerMixin):
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         super().__init__(vllm_config, device)
         self.repetition_penalty = RepetitionPenalty(vllm_config.model_config.get_vocab_size(), device)
+        self._num_bad_logits: dict[str, int] | None = None
         self._batch: StepBatch | None = None
         self._input_rows: torch.Tensor | None = None
 
@@ -94,15 +94,16 @@ class ARModelRunnerMixin(RowRunnerMixin):
         return self.input_ids.gpu[: self._step_batch().total_tokens]  # type: ignore[attr-defined, no-any-return]
 
     def _get_nans_in_logits(self, logits: torch.Tensor | None) -> dict[str, int]:
-        """Of the model's logits, not of what is left of them, which vLLM gives here: sampling changes float32 in place,
-        and a tiny penalty may make them infinite."""
-        return self._num_bad_logits
+        """vLLM's count of NaN, with positive infinity counted as well; negative infinity bars a token."""
+        if self._num_bad_logits is not None:
+            return self._num_bad_logits
+        return super()._get_nans_in_logits(None if logits is None else logits.relu() * 0)  # type: ignore[misc, no-any-return]
 
     def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: SpecDecodeMetadata | None) -> SamplerOutput:
-        if envs.VLLM_COMPUTE_NANS_IN_LOGITS:
-            # vLLM's count of NaN, with positive infinity counted as well; negative infinity bars a token.
-            marked = None if logits is None else logits.relu() * 0
-            self._num_bad_logits: dict[str, int] = super()._get_nans_in_logits(marked)  # type: ignore[misc]
+        if self.device.type == "cpu":  # type: ignore[attr-defined]
+            # vLLM counts when it has sampled, which changes float32 in place: a tiny penalty may make it infinite.
+            self._num_bad_logits = None
+            self._num_bad_logits = self._get_nans_in_logits(logits)
         if logits is not None and len(self.repetition_penalty):
             logits = self.repetition_penalty.apply(logits, self._step_batch())
         return super()._sample(logits, spec_decode_metadata)  # type: ignore[misc, no-any-return]

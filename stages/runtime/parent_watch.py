@@ -47,7 +47,7 @@ def _watch(sentinel: int) -> None:
 def _heed_sigterm_from_the_server_only() -> None:
     """In the main thread, when vLLM has set its own handler."""
     before = signal.getsignal(signal.SIGTERM)
-    marker = ending_marker(Path(os.environ.get("TMPDIR") or tempfile.gettempdir()))
+    marker = ending_marker(Path(tempfile.gettempdir()))
 
     def on_sigterm(number: int, frame: FrameType | None) -> None:
         if not _is_orphan.is_set() and not marker.exists():

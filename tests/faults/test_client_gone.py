@@ -23,7 +23,7 @@ from websockets.sync.client import ClientConnection, connect
 from tests.faults.callers import Caller, Leave, caller, close, form
 from tests.faults.supervised_server import ANSWER_TIMEOUT_S, SupervisedServer, samples, stopped
 from tests.faults.task_count import num_tasks
-from tests.integration.server_process import MODEL, wait_until
+from tests.integration.server_process import MODEL, command_line, wait_until
 from tests.integration.test_server import (
     ENDLESS,
     HELLO,
@@ -149,20 +149,21 @@ def with_half_an_upload(scene: Scene) -> None:
 
 def while_a_video_is_decoded(scene: Scene) -> None:
     """In a process of its own, which ends with the request."""
-    others = set(scene.server.process_tree())
     with scene.caller() as one:
         one.post(URL, spoken([VIDEO_PART], **ENDLESS))
         deadline = time.monotonic() + 30
-        while not (decoder := children_of(scene.server.process.pid) - others):
+        while not (decoders := decoders_of(scene.server.process.pid)):
             assert time.monotonic() < deadline
-        for pid in decoder:
+        for pid in decoders:
             os.kill(pid, signal.SIGSTOP)
-    wait_until(lambda: not children_of(scene.server.process.pid) & decoder, 30)
+    wait_until(lambda: not decoders_of(scene.server.process.pid), RELEASE_TIMEOUT_S)
 
 
-def children_of(pid: int) -> set[int]:
+def decoders_of(pid: int) -> set[int]:
+    """Those that have begun with their program: where one is stopped before, the server waits for it to begin."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
-    return {int(child) for task in tasks for child in (task / "children").read_text().split()}
+    children = {int(child) for task in tasks for child in (task / "children").read_text().split()}
+    return {child for child in children if "limited_program" in command_line(child)}
 
 
 def in_the_thinkers_prompt(scene: Scene) -> None:

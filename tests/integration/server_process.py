@@ -58,7 +58,7 @@ class ServerProcess:
         return httpx2.Client(base_url=self.url, timeout=300)
 
     def engine_pids(self) -> list[int]:
-        titles = {pid: _command_line(pid) for pid in self.process_tree()}
+        titles = {pid: command_line(pid) for pid in self.process_tree()}
         return [pid for pid, title in titles.items() if title.startswith(_ENGINE_TITLE)]
 
     def process_tree(self) -> list[int]:
@@ -155,7 +155,7 @@ def _stat(pid: int) -> list[str] | None:
         return None
 
 
-def _command_line(pid: int) -> str:
+def command_line(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
     except OSError:

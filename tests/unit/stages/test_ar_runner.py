@@ -199,11 +199,8 @@ def test_rows_that_cannot_be_taken_are_told_with_the_next_step_that_is_computed(
     assert attached_findings(finished_output(runner.sample_tokens(None))) == {}
 
 
-def test_infinity_among_logits_is_counted_like_nan_and_barred_tokens_are_not(
-    runner: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_infinity_among_logits_is_counted_like_nan_and_barred_tokens_are_not(runner: Any) -> None:
     """What sampling makes of them, in place, is not: a penalty may make anything infinite."""
-    monkeypatch.setenv("VLLM_COMPUTE_NANS_IN_LOGITS", "1")
     logits = torch.tensor([[0.0, -1.0, -torch.inf], [torch.inf, torch.nan, 2.0]])
     runner._sample(logits, None)
     assert runner._get_nans_in_logits(logits) == {"a": 0, "b": 2}
