@@ -42,7 +42,8 @@ class StartingServer(BusyServer):
     """The constructor returns when the engines' processes are there, and know nothing yet."""
 
     def _wait_until_ready(self) -> None:
-        wait_until(lambda: len(self.process_tree()) >= 5, END_TIMEOUT_S, lambda: self.log)
+        # Other processes than engines come and go before: vLLM's, which look at classes of models.
+        wait_until(lambda: bool(self.queue_files()) and len(self.process_tree()) >= 5, END_TIMEOUT_S, lambda: self.log)
 
 
 def check_swept(server: BusyServer, own_folder: Path) -> None:
