@@ -20,7 +20,7 @@ QUOTED = [
 @pytest.fixture(scope="module")
 def messages() -> list[str]:
     """Every string of the source; those with fields in them as their constant parts."""
-    found = [script.read_text() for script in (ROOT / "scripts").iterdir()]
+    found = [script.read_text() for script in (ROOT / "scripts").iterdir() if script.is_file()]
     for file in [*(ROOT / "omni_server").rglob("*.py"), *(ROOT / "stages").rglob("*.py")]:
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):

@@ -62,6 +62,7 @@ def test_core_and_its_workers_end_also_when_stopped_or_half_dead(start: Start, f
 
 
 def test_closing_gives_the_file_descriptors_back(start: Start) -> None:
+    gc.collect()  # what other tests have left
     before = len(list(Path("/proc/self/fd").iterdir()))
     core, _ = start(fake_children.sleep_with_a_worker)
     processes = EngineProcesses(core)
