@@ -233,3 +233,19 @@ class Worker:
         output = self.schedule()
         self.answer(output)
         return dict(output.num_scheduled_tokens)
+
+
+def rows(queue: SlabQueue, first: int, count: int, num_speakable: int | None = None) -> RowsFeed:
+    """As the thinker's worker and the orchestrator make it."""
+    taken = queue.take()
+    assert taken is not None
+    queue.publish(*taken, 1)
+    return RowsFeed(rows_payload(SharedBlock(*taken, 0), first, count), num_speakable=num_speakable)
+
+
+def consume(worker: Worker, queue: SlabQueue) -> None:
+    """What the talker's worker does with the feeds of the last step."""
+    for _, message in worker.steps[-1].feeds:
+        if message.payload is not None:
+            assert isinstance(message.payload.block, SharedBlock)
+            queue.finish(message.payload.block, 0)

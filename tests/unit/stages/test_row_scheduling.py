@@ -1,74 +1,29 @@
 """Requests that send or receive rows, in vLLM's own scheduler."""
 
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-import torch
-from vllm import SamplingParams
-from vllm.sampling_params import StructuredOutputsParams
-from vllm.v1.engine import EngineCoreOutput, FinishReason
-from vllm.v1.request import Request, RequestStatus
-from vllm.v1.structured_output.backend_types import (
-    StructuredOutputBackend,
-    StructuredOutputGrammar,
-    StructuredOutputOptions,
-)
+from vllm.v1.request import RequestStatus
 
-from omni_server.protocol.corruption import Corruption, decode_corruption
-from omni_server.protocol.grammar_refusal import GRAMMAR_TOO_SLOW
-from omni_server.protocol.rows import InlineBlock, RowsFeed, RowsPayload, SharedBlock
+from omni_server.protocol.rows import RowsFeed, SharedBlock
 from omni_server.protocol.runtime_config import QueueSpec
 from omni_server.transport.slab_queue import SlabQueue
 from stages.runtime.row_scheduling import AsyncStageScheduler, StageScheduler
-from tests.unit.stages.grammars import ScriptedGrammar
-from tests.unit.stages.row_stream import inline_spec, shared_queue
+from tests.unit.stages.row_stream import inline_spec
 from tests.unit.stages.scheduling import (
     AnyScheduler,
     Worker,
+    consume,
     fed,
     feed,
     feeds,
     make_scheduler,
     request,
-    rows_payload,
+    rows,
     sending,
 )
 
 PROMPT = 6
-
-
-@pytest.fixture
-def shared() -> Iterator[tuple[QueueSpec, SlabQueue]]:
-    spec, queue = shared_queue(capacity=2)
-    yield spec, queue
-    queue.close()
-
-
-@pytest.fixture
-def talker(tmp_path: Path, shared: tuple[QueueSpec, SlabQueue]) -> StageScheduler:
-    return make_scheduler(tmp_path, input_queue=shared[0])
-
-
-@pytest.fixture
-def thinker(tmp_path: Path, shared: tuple[QueueSpec, SlabQueue]) -> StageScheduler:
-    return make_scheduler(tmp_path, output_queue=shared[0])
-
-
-def rows(queue: SlabQueue, first: int, count: int, num_speakable: int | None = None) -> RowsFeed:
-    """As the thinker's worker and the orchestrator make it."""
-    taken = queue.take()
-    assert taken is not None
-    queue.publish(*taken, 1)
-    return RowsFeed(rows_payload(SharedBlock(*taken, 0), first, count), num_speakable=num_speakable)
-
-
-def consume(worker: Worker, queue: SlabQueue) -> None:
-    """What the talker's worker does with the feeds of the last step."""
-    for _, message in worker.steps[-1].feeds:
-        if message.payload is not None:
-            assert isinstance(message.payload.block, SharedBlock)
-            queue.finish(message.payload.block, 0)
 
 
 # -- rows in
@@ -404,200 +359,3 @@ def test_a_scheduler_without_our_config_refuses_to_start(tmp_path: Path) -> None
             structured_output_manager=scheduler.structured_output_manager,
             block_size=scheduler.block_size,
         )
-
-
-# -- grammars
-
-
-class MaskMaker(StructuredOutputBackend):
-    """As much of a backend as the scheduler needs once grammars are there."""
-
-    def __init__(self) -> None:
-        """Without a tokenizer."""
-
-    def compile_grammar(
-        self, request_type: StructuredOutputOptions, grammar_spec: str, stop_token_ids: set[int] | None = None
-    ) -> StructuredOutputGrammar:
-        raise AssertionError("the grammars are there already")
-
-    def allocate_token_bitmask(self, max_num_seqs: int) -> torch.Tensor:
-        return torch.zeros((max_num_seqs, 4), dtype=torch.int32)
-
-    def destroy(self) -> None:
-        """Nothing to free."""
-
-
-def structured(scheduler: AnyScheduler, request_id: str, grammar: StructuredOutputGrammar) -> Request:
-    params = SamplingParams(max_tokens=50, ignore_eos=True, structured_outputs=StructuredOutputsParams(regex="a*"))
-    made = Request(request_id, list(range(PROMPT)), params, None)
-    assert made.structured_output_request is not None
-    made.structured_output_request.grammar = grammar
-    scheduler.structured_output_manager.backend = MaskMaker()
-    scheduler.add_request(made)
-    return made
-
-
-def structured_step(worker: Worker) -> dict[str, EngineCoreOutput]:
-    output = worker.schedule()
-    worker.scheduler.get_grammar_bitmask(output)
-    return worker.answer(output)
-
-
-@pytest.mark.parametrize("scheduler_class", [StageScheduler, AsyncStageScheduler])
-def test_a_grammar_that_takes_too_long_ends_its_request_and_no_other(
-    tmp_path: Path, scheduler_class: type[StageScheduler] | type[AsyncStageScheduler]
-) -> None:
-    scheduler = make_scheduler(tmp_path, scheduler_class=scheduler_class)
-    worker, slow, quick = Worker(scheduler), ScriptedGrammar(), ScriptedGrammar()
-    structured(scheduler, "slow", slow)
-    structured(scheduler, "quick", quick)
-    scheduler.add_request(request("free", PROMPT, None))
-    assert {name: one.finish_reason for name, one in structured_step(worker).items()} == {
-        "slow": None,
-        "quick": None,
-        "free": None,
-    }
-    slow.spin_s = 1000.0
-    ended = structured_step(worker)["slow"]
-    assert ended.finish_reason == FinishReason.ERROR
-    assert ended.stop_reason == GRAMMAR_TOO_SLOW
-    slow.is_released.set()
-    assert structured_step(worker).keys() == {"quick", "free"}
-    assert quick.accepted == [7, 7, 7]
-
-
-def test_a_grammar_that_refuses_a_token_is_not_called_slow(tmp_path: Path) -> None:
-    class Refusing(ScriptedGrammar):
-        def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
-            return False
-
-    scheduler = make_scheduler(tmp_path)
-    structured(scheduler, "a", Refusing())
-    ended = structured_step(Worker(scheduler))["a"]
-    assert ended.finish_reason == FinishReason.ERROR
-    assert ended.stop_reason is None
-
-
-# -- corrupt data
-
-
-def ends(outputs: Mapping[str, EngineCoreOutput]) -> dict[str, tuple[str, str]]:
-    """Of the requests that ended with an error, the kind of what was corrupt and what is said of it."""
-    found = {}
-    for request_id, output in outputs.items():
-        if output.finish_reason == FinishReason.ERROR:
-            assert isinstance(output.stop_reason, str)
-            corruption = decode_corruption(output.stop_reason)
-            assert corruption is not None
-            assert output.new_token_ids == []
-            found[request_id] = (corruption.kind, corruption.detail)
-    return found
-
-
-@pytest.mark.parametrize(
-    ("spans", "final", "detail"),
-    [
-        ([(PROMPT + 1, 1)], None, f"rows from position {PROMPT + 1}, but {PROMPT} rows have come"),
-        ([(PROMPT - 1, 2)], None, f"rows from position {PROMPT - 1}, but {PROMPT} rows have come"),
-        ([(PROMPT, 1), (PROMPT, 1)], None, f"rows from position {PROMPT}, but {PROMPT + 1} rows have come"),
-        ([], PROMPT + 1, f"{PROMPT} rows have come of {PROMPT + 1}"),
-    ],
-    ids=["missing", "overlapping", "twice", "missing at the end"],
-)
-def test_rows_out_of_order_end_their_request_with_the_next_message_and_no_other(
-    talker: StageScheduler,
-    shared: tuple[QueueSpec, SlabQueue],
-    spans: list[tuple[int, int]],
-    final: int | None,
-    detail: str,
-) -> None:
-    worker, queue = Worker(talker), shared[1]
-    for request_id in ("broken", "fine"):
-        talker.add_request(fed(request_id, PROMPT, max_tokens=3))
-        talker.add_request(feed(request_id, rows(queue, 0, PROMPT)))
-        worker.step()
-        consume(worker, queue)
-    for first, count in spans:
-        talker.add_request(feed("broken", rows(queue, first, count)))
-    if final is not None:
-        talker.add_request(feed("broken", RowsFeed(final_length=final)))
-    assert talker.has_requests()  # although nobody can be computed
-    output = worker.schedule()
-    consume(worker, queue)
-    assert "broken" not in output.num_scheduled_tokens
-    assert ends(worker.answer(output)) == {"broken": ("row_sequence", detail)}
-    assert list(talker.requests) == ["fine"]
-    assert queue.num_in_use() == 0
-    talker.add_request(feed("fine", RowsFeed(final_length=PROMPT)))
-    assert worker.step() == {"fine": 1}
-
-
-def test_a_message_without_rows_ends_its_request(talker: StageScheduler) -> None:
-    worker = Worker(talker)
-    talker.add_request(fed("a", PROMPT))
-    talker.add_request(feed("a", RowsFeed(RowsPayload(4, 0, 2, "float32", InlineBlock(b""), ()))))
-    assert ends(worker.answer(worker.schedule())) == {"a": ("row_sequence", "a message without rows")}
-    assert not talker.has_unfinished_requests()
-
-
-def test_a_request_that_ends_before_it_is_told_of_its_rows_ends_once(
-    talker: StageScheduler, shared: tuple[QueueSpec, SlabQueue]
-) -> None:
-    worker = Worker(talker)
-    talker.add_request(fed("a", PROMPT))
-    talker.add_request(feed("a", rows(shared[1], 1, 1)))
-    talker.finish_requests("a", RequestStatus.FINISHED_ABORTED)
-    assert worker.answer(worker.schedule()) == {}
-    assert not talker.has_requests()
-
-
-@pytest.mark.parametrize("scheduler_class", [StageScheduler, AsyncStageScheduler])
-def test_what_a_step_found_corrupt_ends_those_requests_without_their_token(
-    tmp_path: Path, shared: tuple[QueueSpec, SlabQueue], scheduler_class: type[StageScheduler]
-) -> None:
-    spec, queue = shared
-    thinker = make_scheduler(tmp_path, output_queue=spec, scheduler_class=scheduler_class)
-    worker = Worker(thinker, queue)
-    senders = frozenset(["rows", "logits", "both", "fine"])
-    for request_id in senders:
-        thinker.add_request(sending(request_id, PROMPT))
-    output = worker.schedule()
-    outputs = worker.answer(
-        output,
-        senders=senders,
-        num_nans={"rows": 0, "logits": 3, "both": 2, "fine": 0, "gone": 5},
-        findings={name: Corruption("rows", "NaN") for name in ("rows", "both", "gone")},
-    )
-    told = {request_id: kind for request_id, (kind, _) in ends(outputs).items()}
-    assert told == {"rows": "rows", "logits": "logits", "both": "rows"}
-    assert list(thinker.requests) == ["fine"]
-    assert outputs["fine"].pooling_output is not None
-    assert queue.num_in_use() == 1  # that of the request that goes on, which the server has now
-    assert queue.published_blocks() != []
-    assert sum(queue.is_open(block) for block in queue.published_blocks()) == 1
-
-
-def test_nobody_finds_the_prompt_of_a_corrupt_request_in_the_prefix_cache(thinker: StageScheduler) -> None:
-    """vLLM keeps whole blocks of 32 tokens; the prompts are the same."""
-    worker = Worker(thinker)
-    thinker.add_request(request("first", 70, None, max_tokens=1))
-    worker.step()
-    thinker.add_request(request("second", 70, None))
-    output = worker.schedule()
-    assert output.num_scheduled_tokens == {"second": 70 - 64}
-    worker.answer(output, num_nans={"second": 1})
-    thinker.add_request(request("third", 70, None))
-    assert worker.step() == {"third": 70}
-
-
-def test_tokens_kept_back_for_a_block_do_not_delay_the_error(
-    talker: StageScheduler, shared: tuple[QueueSpec, SlabQueue]
-) -> None:
-    worker = Worker(talker)
-    talker.add_request(fed("a", PROMPT, tokens_per_output=12))
-    talker.add_request(feed("a", rows(shared[1], 0, PROMPT)))
-    talker.add_request(feed("a", RowsFeed(final_length=PROMPT)))
-    worker.step()
-    assert ends(worker.answer(worker.schedule(), num_nans={"a": 1})) == {
-        "a": ("logits", "1 of the next token's scores are not finite numbers")
-    }
