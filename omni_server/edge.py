@@ -28,6 +28,10 @@ class Code2WavRequest:
 class CodecEdge(Protocol):
     """Turns the codec tokens of one utterance into code2wav requests, in order and without gaps."""
 
+    def use_ramp(self, new_blocks: Sequence[int]) -> None:
+        """Cut the utterance into windows of so many new blocks, instead of the plan's. Before the first request."""
+        ...
+
     def push(self, codes: Sequence[int]) -> list[Code2WavRequest]:
         """New codes; the requests that have become complete."""
         ...
@@ -56,7 +60,8 @@ def check_longest_window(plan: ChunkPlan, layout: CodecLayout, max_model_len: in
     if num_codes > max_model_len:
         raise ConfigError(
             f"the longest window of 'chunks' has {plan.longest_window_blocks} blocks, {num_codes} codec tokens; "
-            f"code2wav's max_model_len is {max_model_len}: raise it, or lower the largest of new_blocks"
+            f"code2wav's max_model_len is {max_model_len}: raise it, or lower the largest of new_blocks "
+            "(busy.new_blocks included)"
         )
 
 

@@ -1,6 +1,6 @@
 """Cuts the talker's codec tokens into windows for code2wav."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from omni_server.config.stage_config import ChunkPlan
@@ -49,7 +49,7 @@ def check_chunk_plan(plan: ChunkPlan, *, codes_per_block: int, frames_per_code: 
 class CodecChunker:
     """Windows of one utterance.
 
-    Which windows come out depends on the codes and the plan only, not on the portions in which the codes arrive. The
+    Which windows come out depends on the codes and the ramp only, not on the portions in which the codes arrive. The
     spans that are emitted follow each other without a gap and cover every code once. No window is longer than
     `past + new + future` blocks of its place in the ramp: what is left at the end is less than a full window, because
     a full one would have been cut before. Codes that no window needs any more are forgotten.
@@ -57,12 +57,19 @@ class CodecChunker:
 
     def __init__(self, plan: ChunkPlan, codes_per_block: int) -> None:
         self._plan = plan
+        self._ramp = tuple(plan.new_blocks)
         self._codes_per_block = codes_per_block
         self._codes: list[int] = []  # from the first code that the next window sees
         self._first_code = 0
         self._emitted = 0
         self._num_windows = 0
         self._finished = False
+
+    def use_ramp(self, new_blocks: Sequence[int]) -> None:
+        """Other numbers of new blocks than the plan's. Raises `ValueError` after the first window."""
+        if self._num_windows:
+            raise ValueError("another ramp after the first window")
+        self._ramp = tuple(new_blocks)
 
     def push(self, codes: Iterable[int]) -> None:
         """New codes, in order."""
@@ -91,8 +98,7 @@ class CodecChunker:
         return windows
 
     def _next_full_window(self) -> Window | None:
-        ramp = self._plan.new_blocks
-        new_blocks = ramp[min(self._num_windows, len(ramp) - 1)]
+        new_blocks = self._ramp[min(self._num_windows, len(self._ramp) - 1)]
         emit_end = self._emitted + new_blocks * self._codes_per_block
         end = emit_end + self._plan.future_blocks * self._codes_per_block
         if end > self._first_code + len(self._codes):

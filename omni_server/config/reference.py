@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 
 from omni_server.config.stage_config import (
     ArStage,
+    BusyChunks,
     ChunkPlan,
     CommonStage,
     DiffusionStage,
@@ -33,7 +34,7 @@ MODELS: dict[str, type[BaseModel]] = {
     model.__name__: model
     for model in (
         StageConfig, CommonStage, ArStage, SamplingDefaults, DiffusionStage, SolverConfig, Edge, QueueConfig, ChunkPlan,
-        PacingConfig, SupervisionConfig,
+        BusyChunks, PacingConfig, SupervisionConfig,
     )
 }  # fmt: skip
 """Every kind of mapping in a stage config, by name."""

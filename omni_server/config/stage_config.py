@@ -192,6 +192,21 @@ def _as_ramp(value: object) -> object:
     return (value,) if isinstance(value, int) else value
 
 
+Ramp = Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_as_ramp)]
+
+
+class BusyChunks(_Model):
+    """Other windows for utterances that begin while many others are under way.
+
+    Small first windows give early first audio where code2wav has time; where it has not, they only make more work, and
+    first audio would have to wait for it."""
+
+    min_streams: Annotated[int, Field(ge=2)]
+    """So many requests for speech under way at once, also those that have not begun to speak, are many."""
+    new_blocks: Ramp
+    """As in `chunks`."""
+
+
 class ChunkPlan(_Model):
     """How codec tokens are cut into windows for code2wav; a block is the DiT's attention block (12 codes)."""
 
@@ -203,9 +218,11 @@ class ChunkPlan(_Model):
     computes `past_blocks` again. Without effect in mode `whole`."""
     past_blocks: Annotated[int, Field(ge=0)] = 2
     """Blocks before the new ones that a window computes again where nothing is kept."""
-    new_blocks: Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_as_ramp)] = (1, 1, 2, 4, 8)
+    new_blocks: Ramp = (1, 1, 2, 4, 8)
     """New blocks of the first window, of the second and so on; the last number holds for all that follow. A single
     number is a ramp of one."""
+    busy: BusyChunks | None = None
+    """Other windows where many speak at once; `null`: the same always. Without effect in mode `whole`."""
     future_blocks: Annotated[int, Field(ge=0)] = 1
     """Blocks after the new ones that a window waits for."""
     vocoder_margin_frames: Annotated[int, Field(ge=0)] = 20
@@ -248,7 +265,10 @@ class ChunkPlan(_Model):
     @property
     def longest_window_blocks(self) -> int | None:
         """Blocks of the longest window that this plan can cut; None in mode `whole`, where it is the utterance."""
-        return None if self.mode == "whole" else self.past_blocks + max(self.new_blocks) + self.future_blocks
+        if self.mode == "whole":
+            return None
+        ramps = self.new_blocks if self.busy is None else self.new_blocks + self.busy.new_blocks
+        return self.past_blocks + max(ramps) + self.future_blocks
 
 
 class Edge(_Model):

@@ -57,6 +57,10 @@ class SpeechStream:
         """New codes of the talker. Raises `CorruptDataError` if the edge does not cut them into windows that follow
         each other; so does `finish`."""
         self._playback.push(len(codes))
+        if not self._num_samples:  # no window yet
+            self._playback.schedule = schedule = self._pacer.schedule()
+            if schedule is not None:
+                self._edge.use_ramp(schedule.new_blocks)
         self._take(self._edge.push(codes))
 
     def finish(self) -> None:

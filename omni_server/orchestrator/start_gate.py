@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from itertools import islice
 
 from omni_server.orchestrator.step_times import StepTimes
+from omni_server.orchestrator.talker_pace import TalkerPace
 from omni_server.orchestrator.window_schedule import WindowSchedule
 
 NUM_AHEAD = 4
@@ -27,7 +28,7 @@ STEP_SHARE = 0.5
 """A step that runs cannot be interrupted: what comes meanwhile waits for half of one, on average."""
 TALKER_SLACK = 1.1
 """The talker may turn out slower than it was by this factor."""
-JITTER_S = 0.025
+JITTER_S = 0.08
 """A window may come so much later than expected where many streams share the device, less where they are few. A later
 start is noticed less than a stall."""
 
@@ -39,21 +40,29 @@ class Playback:
         self._gate = gate
         self.start = start
         """Called once, when the first audio may leave."""
+        self.schedule: WindowSchedule | None = None
+        """The windows that it is cut into; None before the first, and where there are none before its end."""
         self.started_at: float | None = None
         self.next_window = 0
         """Number of the first window that has not come back."""
         self._sent_at: deque[float] = deque()  # of the windows that are in code2wav
         self._is_complete = False
         self._num_codes = 0
-        self._first_codes: tuple[float, int] | None = None
+        self._first_codes: tuple[float, int] | None = None  # when, and how many
+        self._learned = 0.0, 0  # the codes of which the gate has learned
         self._last_codes_at = 0.0
 
     def push(self, num_codes: int) -> None:
         """The talker has made so many more."""
+        now = self._gate.clock()
         self._num_codes += num_codes
-        self._last_codes_at = self._gate.clock()
+        self._last_codes_at = now
         if self._first_codes is None:
-            self._first_codes = self._last_codes_at, num_codes
+            self._first_codes = self._learned = now, self._num_codes
+            return
+        learned_at, learned = self._learned
+        if self._gate.pace.learn(learned, self._num_codes, now - learned_at):
+            self._learned = now, self._num_codes
 
     def finish(self) -> None:
         """The talker makes no more."""
@@ -82,29 +91,34 @@ class Playback:
         return not self._is_complete or first_code < self._num_codes
 
     def expected_codes_at(self, needed: int) -> float:
-        """When the talker will have made `needed` codes, at the pace it has had."""
+        """When the talker will have made `needed` codes, at the pace it has had, and utterances before it had."""
         if self._num_codes >= needed or self._is_complete or self._first_codes is None:
             return self._last_codes_at
         first_at, first_count = self._first_codes
-        made = self._num_codes - first_count
-        if not made:
+        if self._num_codes == first_count:
             return self._last_codes_at
-        code_s = (self._last_codes_at - first_at) / made
-        return self._last_codes_at + (needed - self._num_codes) * code_s * TALKER_SLACK
+        elapsed_s = self._last_codes_at - first_at
+        expected_s = self._gate.pace.expected_s(first_count, self._num_codes, needed, elapsed_s)
+        return self._last_codes_at + expected_s * TALKER_SLACK
 
 
 class StartGate:
     """All streams of a server. `clock` is that of the running event loop's timers."""
 
-    def __init__(self, schedule: WindowSchedule | None, max_delay_s: float, clock: Callable[[], float]) -> None:
-        """Without a schedule, or with no delay allowed, every stream starts when its first audio is ready."""
+    def __init__(self, max_delay_s: float, clock: Callable[[], float], pace: TalkerPace) -> None:
+        """With no delay allowed, every stream starts when its first audio is ready; so does one without a schedule."""
         self.clock = clock
+        self.pace = pace
         self.steps = StepTimes(clock)
-        self._schedule = schedule
         self._max_delay_s = max_delay_s
         self._streams: dict[Playback, None] = {}
         self._held: dict[Playback, float] = {}  # since when, the earliest first
         self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def num_streams(self) -> int:
+        """Utterances that are under way."""
+        return len(self._streams)
 
     @contextmanager
     def stream(self, playback: Playback) -> Iterator[None]:
@@ -130,7 +144,7 @@ class StartGate:
 
     def delay_s(self, playback: Playback) -> float:
         """Seconds by which the stream should wait from now on; 0: its next windows are expected in time."""
-        schedule = self._schedule
+        schedule = playback.schedule
         if schedule is None:
             return 0.0
         now = self.clock()
@@ -164,11 +178,10 @@ class StartGate:
     def _codes_before(self, due: float, own: Playback) -> int:
         """Codes of other streams that code2wav will have computed before a window that is due then: those of windows
         due earlier, and what else is in the queue, of which a step is filled up."""
-        schedule = self._schedule
-        assert schedule is not None
         before = filling = 0
         for stream in self._streams:
-            if stream is own:
+            schedule = stream.schedule
+            if stream is own or schedule is None:
                 continue
             number = stream.next_window
             if stream.started_at is None:
@@ -186,10 +199,12 @@ class StartGate:
 
     def _codes_inside(self, own: Playback) -> int:
         """Codes of other streams that are in code2wav, as far as they fit into a step."""
-        schedule = self._schedule
-        assert schedule is not None
-        waiting = (s for s in self._streams if s.is_waiting and s is not own)
-        return min(sum(schedule.computed_codes(s.next_window) for s in waiting), self.steps.largest_step)
+        waiting = (
+            stream.schedule.computed_codes(stream.next_window)
+            for stream in self._streams
+            if stream.is_waiting and stream is not own and stream.schedule is not None
+        )
+        return min(sum(waiting), self.steps.largest_step)
 
     def _release(self) -> None:
         """Start the held streams that need not wait, those first that wait longest."""

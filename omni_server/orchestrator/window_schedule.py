@@ -8,8 +8,10 @@ from omni_server.types import SAMPLE_RATE_HZ
 class WindowSchedule:
     """Windows by number, counted from 0, as `stages.codec_chunking` cuts them from an utterance that goes on and on."""
 
-    def __init__(self, plan: ChunkPlan, layout: CodecLayout) -> None:
+    def __init__(self, plan: ChunkPlan, layout: CodecLayout, new_blocks: tuple[int, ...]) -> None:
         """In mode `whole` there are no windows before the end, and so no schedule."""
+        self.new_blocks = new_blocks
+        """The plan's, or those for busy times."""
         self._plan = plan
         self._codes_per_block = layout.codes_per_block
         self._code_s = layout.samples_per_code / SAMPLE_RATE_HZ
@@ -34,7 +36,7 @@ class WindowSchedule:
         return (past + new + self._plan.future_blocks) * self._codes_per_block
 
     def _start(self, number: int) -> int:
-        ramp = self._plan.new_blocks
+        ramp = self.new_blocks
         while len(self._starts) <= number:
             self._starts.append(self._starts[-1] + ramp[min(len(self._starts) - 1, len(ramp) - 1)])
         return self._starts[number]

@@ -22,6 +22,9 @@ class TalkerToCode2Wav:
         # Not the request's id, which a client may use again while code2wav still has a window of the first use.
         self._stream = uuid.uuid4().hex if plan.carries_state else None
 
+    def use_ramp(self, new_blocks: Sequence[int]) -> None:
+        self._chunker.use_ramp(new_blocks)
+
     def push(self, codes: Sequence[int]) -> list[Code2WavRequest]:
         self._chunker.push(codes)
         return self._ready()

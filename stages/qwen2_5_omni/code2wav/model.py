@@ -30,8 +30,8 @@ NOISE_THREADS = 8
 
 
 URGENT_CODES = 24
-"""Windows whose sound begins before this code are urgent, 0.48 s: the first one of an utterance, and the second, which
-has to be there when the first has been played."""
+"""Windows whose sound begins before this code are urgent, 0.48 s: the first one of an utterance, and the second if the
+first is short, because it has to be there when the first has been played."""
 
 
 @dataclass(frozen=True)

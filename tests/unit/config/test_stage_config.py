@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from omni_server.config.stage_config import (
     RESERVED_ENGINE_ARGS,
     ArStage,
+    BusyChunks,
     ChunkPlan,
     DiffusionStage,
     PacingConfig,
@@ -176,6 +177,14 @@ def test_a_ramp_may_be_written_as_one_number() -> None:
     assert chunks.new_blocks == (3,)
 
 
+@pytest.mark.parametrize("busy", [{"new_blocks": [4]}, {"min_streams": 1, "new_blocks": [4]}, {"min_streams": 9}])
+def test_windows_for_busy_times_say_when_and_which(busy: dict[str, object]) -> None:
+    with pytest.raises(ValidationError) as caught:
+        StageConfig.model_validate(deployment_with("edges.1.chunks.busy", busy))
+    [problem] = caught.value.errors()
+    assert problem["loc"][:4] == ("edges", 1, "chunks", "busy")
+
+
 def test_the_key_that_the_ramp_replaced_is_refused_with_what_to_write() -> None:
     assert refusal(deployment_with("edges.1.chunks.first_new_blocks", 1)) == (
         "first_new_blocks is now the first number of new_blocks: write new_blocks: [1, 2] for one new block in the "
@@ -186,6 +195,8 @@ def test_the_key_that_the_ramp_replaced_is_refused_with_what_to_write() -> None:
 def test_the_longest_window_is_what_the_plan_can_cut() -> None:
     assert ChunkPlan(past_blocks=3, new_blocks=(1, 6, 4), future_blocks=2).longest_window_blocks == 11
     assert ChunkPlan(mode="whole").longest_window_blocks is None
+    busy = BusyChunks(min_streams=8, new_blocks=(4, 7))
+    assert ChunkPlan(past_blocks=3, new_blocks=(1, 6), busy=busy, future_blocks=2).longest_window_blocks == 12
 
 
 def test_with_carry_one_window_of_a_stream_is_out_at_a_time() -> None:

@@ -175,6 +175,9 @@ class FakeCodecEdge:
         self.misplaced_by = 0
         """Samples by which every window that is cut from now on begins too late."""
 
+    def use_ramp(self, new_blocks: Sequence[int]) -> None:
+        assert not self._emitted
+
     def push(self, codes: Sequence[int]) -> list[Code2WavRequest]:
         self._codes += codes
         return self._cut(whole=True)

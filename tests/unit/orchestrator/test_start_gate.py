@@ -5,6 +5,7 @@ from contextlib import ExitStack
 
 from omni_server.config.stage_config import ChunkPlan
 from omni_server.orchestrator.start_gate import Playback, StartGate
+from omni_server.orchestrator.talker_pace import TalkerPace
 from omni_server.orchestrator.window_schedule import WindowSchedule
 from tests.unit.orchestrator.simulated_speech import LAYOUT
 from tests.unit.orchestrator.virtual_time import clock, run
@@ -15,9 +16,11 @@ PLAN = ChunkPlan(new_blocks=(1, 2, 4))
 class Listener:
     """A stream whose talker and code2wav the test plays."""
 
-    def __init__(self, gate: StartGate, stack: ExitStack) -> None:
+    def __init__(self, gate: StartGate, stack: ExitStack, *, has_schedule: bool = True) -> None:
         self.heard_at: list[float] = []
         self.playback = Playback(gate, lambda: self.heard_at.append(clock()))
+        if has_schedule:
+            self.playback.schedule = WindowSchedule(PLAN, LAYOUT, PLAN.new_blocks)
         stack.enter_context(gate.stream(self.playback))
 
     def window(self, num_codes: int) -> None:
@@ -26,7 +29,7 @@ class Listener:
 
 
 def new_gate(max_delay_s: float = 2.0) -> StartGate:
-    return StartGate(WindowSchedule(PLAN, LAYOUT), max_delay_s, clock)
+    return StartGate(max_delay_s, clock, TalkerPace(LAYOUT.codes_per_block))
 
 
 async def pass_time(seconds: float) -> None:
@@ -84,9 +87,9 @@ def test_a_stream_that_ends_while_it_is_held_is_forgotten() -> None:
 
 def test_nothing_is_held_with_no_delay_allowed_and_without_a_schedule() -> None:
     async def work() -> None:
-        for gate in (new_gate(0.0), StartGate(None, 2.0, clock)):
+        for gate, has_schedule in ((new_gate(0.0), True), (new_gate(), False)):
             with ExitStack() as stack:
-                stream = Listener(gate, stack)
+                stream = Listener(gate, stack, has_schedule=has_schedule)
                 began = clock()
                 for _ in range(2):
                     await pass_time(0.5)
@@ -94,5 +97,32 @@ def test_nothing_is_held_with_no_delay_allowed_and_without_a_schedule() -> None:
                 stream.window(24)
                 await pass_time(0.001)
                 assert stream.heard_at == [began + 1.0]
+
+    run(work)
+
+
+def test_a_talker_that_goes_on_faster_after_its_text_is_not_waited_for() -> None:
+    """Each utterance's first four blocks come more slowly than speech, and the others at once. The first to be held
+    shows the gate that it need not have been."""
+
+    async def speak(gate: StartGate) -> float:
+        with ExitStack() as stack:
+            stream = Listener(gate, stack)
+            began = clock()
+            for block in range(4):
+                await pass_time(0.3)
+                stream.playback.push(12)
+                if block == 1:
+                    stream.window(24)
+            await pass_time(0.05)
+            stream.playback.push(12 * 16)
+            await pass_time(10.0)
+            return stream.heard_at[0] - began
+
+    async def work() -> None:
+        gate = new_gate()
+        first, *_, last = [await speak(gate) for _ in range(30)]
+        assert first > last + 0.3
+        assert last >= 0.6
 
     run(work)

@@ -11,11 +11,15 @@ from tests.unit.orchestrator.simulated_speech import LAYOUT
 
 @pytest.mark.parametrize("carry", [True, False])
 @pytest.mark.parametrize("ramp", [(1,), (1, 2, 4), (2, 1, 3)])
+@pytest.mark.parametrize("other", [None, (3, 2)])
 @pytest.mark.parametrize("past_blocks", [1, 3])
-def test_it_says_what_the_edge_does(carry: bool, ramp: tuple[int, ...], past_blocks: int) -> None:
+def test_it_says_what_the_edge_does(
+    carry: bool, ramp: tuple[int, ...], other: tuple[int, ...] | None, past_blocks: int
+) -> None:
     plan = ChunkPlan(carry=carry, new_blocks=ramp, past_blocks=past_blocks, future_blocks=2)
-    schedule = WindowSchedule(plan, LAYOUT)
+    schedule = WindowSchedule(plan, LAYOUT, used := plan.new_blocks if other is None else other)
     edge = TalkerToCode2Wav(plan, LAYOUT, voice="Ethan", noise_seed=0)
+    edge.use_ramp(used)
     number = 0
     for made in range(1, 400):
         for window in edge.push([0]):

@@ -75,6 +75,15 @@ def test_the_ramp_is_climbed_once_and_its_last_step_repeats() -> None:
     assert [w.emit_end for w in windows[-2:]] == [16 * BLOCK, 20 * BLOCK + 5]
 
 
+def test_another_ramp_holds_from_the_first_window_and_not_after_it() -> None:
+    chunker = CodecChunker(ChunkPlan(new_blocks=(1, 2)), BLOCK)
+    chunker.use_ramp((3, 1))
+    chunker.push(range(6 * BLOCK))
+    assert [w.emit_end for w in chunker.ready()] == [3 * BLOCK, 4 * BLOCK, 5 * BLOCK]
+    with pytest.raises(ValueError, match="after the first window"):
+        chunker.use_ramp((1,))
+
+
 @pytest.mark.parametrize("ramp", [(1,), (1, 3), (4, 1)], ids=str)
 def test_no_last_window_is_longer_than_the_full_one_in_its_place(ramp: tuple[int, ...]) -> None:
     plan = ChunkPlan(new_blocks=ramp)
