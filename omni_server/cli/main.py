@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from omni_server import __version__
 from omni_server.cli import bench_command, chat_command, check_command, config_command, serve
+from omni_server.cli.standard_streams import complain
 from omni_server.config.stage_config import ArStage, DiffusionStage
 from omni_server.errors import ConfigError, OmniError
 
@@ -26,10 +27,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return run(options)
     except ConfigError as error:
-        print(f"omni-server: error: {error}", file=sys.stderr)
+        complain(f"omni-server: error: {error}")
         return EXIT_USAGE
     except OmniError as error:
-        print(f"omni-server: failed: {error}", file=sys.stderr)
+        complain(f"omni-server: failed: {error}")
         return EXIT_FAILURE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED

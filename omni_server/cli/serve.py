@@ -15,6 +15,7 @@ from omni_server.cli.access_flags import access_settings, add_access_flags
 from omni_server.cli.limit_flags import add_limit_flags, limit_settings
 from omni_server.cli.log_setup import LOG_FORMATS, LogFormat, log_progress, set_up_logging
 from omni_server.cli.ready_message import ready_message
+from omni_server.cli.standard_streams import Printer, lose_what_cannot_be_written
 from omni_server.cli.values import port, seconds, seconds_or_zero
 from omni_server.config.load import find_stage_config, load_stage_config
 from omni_server.config.stage_config import StageConfig
@@ -147,10 +148,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def serve(options: ServeOptions) -> int:
     """Run until stopped. 0 after a clean shutdown; raises `ConfigError` before anything is served."""
+    lose_what_cannot_be_written()
     set_up_logging(options.log_level, options.log_format)
     if options.api.uds is None and not options.api.api_keys and not is_loopback(options.api.host):
         logger.warning("no --api-key is set: everybody who reaches %s can use this server", options.api.host)
-    on_progress = log_progress if options.log_format == "json" else _progress_printer()
+    out = Printer()
+    on_progress = log_progress if options.log_format == "json" else _progress_printer(out)
     config = _stage_config(options, on_progress)
     model_dir = resolve_model_folder(
         options.model,
@@ -158,10 +161,12 @@ def serve(options: ServeOptions) -> int:
         needs_weights=options.load_format != "dummy",
         on_progress=on_progress,
     )
-    return _run(options, model_dir, config, on_progress)
+    return _run(options, model_dir, config, on_progress, out)
 
 
-def _run(options: ServeOptions, model_dir: Path, config: StageConfig, on_progress: Callable[[str], None]) -> int:
+def _run(
+    options: ServeOptions, model_dir: Path, config: StageConfig, on_progress: Callable[[str], None], out: Printer
+) -> int:
     # Both import what takes seconds: not for --help, nor before a mistake in the flags is found.
     from omni_server.api.server import run_server
     from omni_server.check.damage import explained, refuse_damaged_files
@@ -192,9 +197,9 @@ def _run(options: ServeOptions, model_dir: Path, config: StageConfig, on_progres
 
     def on_ready(address: str) -> None:
         _freeze_heap()
-        print(ready_message(address, started[0].model_info), flush=True)
+        out(ready_message(address, started[0].model_info))
         if options.api.api_keys:
-            print("This server needs a key: add -H 'Authorization: Bearer YOUR_KEY' to the command.\n", flush=True)
+            out("This server needs a key: add -H 'Authorization: Bearer YOUR_KEY' to the command.\n")
 
     try:
         return asyncio.run(run_server(start, stop, options.api, on_ready))
@@ -262,10 +267,10 @@ def _root_path(text: str) -> str:
     return path
 
 
-def _progress_printer() -> Callable[[str], None]:
+def _progress_printer(out: Callable[[str], None]) -> Callable[[str], None]:
     begin = time.monotonic()
 
     def print_progress(message: str) -> None:
-        print(f"[{time.monotonic() - begin:6.1f} s] {message}", flush=True)
+        out(f"[{time.monotonic() - begin:6.1f} s] {message}")
 
     return print_progress

@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vllm import envs as vllm_envs
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from omni_server.config.stage_config import Edge, StageConfig
 from omni_server.engine.ar_client import ArStageClient
 from omni_server.engine.async_engine import StageAsyncLLM
+from omni_server.engine.cache_folder import warn_if_unwritable
 from omni_server.engine.construction import end_engine_cores, pids_of_engine_cores
 from omni_server.engine.diffusion_client import DiffusionStageClient
 from omni_server.engine.mps import MpsDaemon, start_mps
@@ -118,6 +120,7 @@ async def start_engines(
     """
     for path in sweep_dead_queues() + sweep_dead_folders():
         logger.warning("removed %s, left by a server that was killed", path)
+    warn_if_unwritable(Path(vllm_envs.VLLM_CACHE_ROOT))
     family.register()
     engines = Engines()
     others = pids_of_engine_cores()  # of a pipeline beside this one

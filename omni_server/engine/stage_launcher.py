@@ -63,6 +63,7 @@ class StageLauncher:
         """The stage's engine, ready; a `StageAsyncLLM` for an autoregressive stage. For `keep` see `construct`. Raises
         `ConfigError`.
         """
+        self._temp.check_room()
         config, stage = self._config, self._config.stages[name]
         overrides = self._family.hf_overrides(stage.model_stage)
         watched = progress.began(name)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
+from omni_server.engine.disk_room import write_something
 from omni_server.errors import ConfigError
 from omni_server.protocol.ending import ending_marker
 from omni_server.transport.slab_queue import SHARED_MEMORY_DIR
@@ -43,6 +44,17 @@ class TempFolder:
     def __init__(self) -> None:
         """Raises `ConfigError` if the folder for temporary files cannot be written, or is too deep for sockets."""
         self.path, self._lock = _make_locked()
+
+    def check_room(self) -> None:
+        """Before an engine is built: one that cannot write its files says so in tracebacks only, without the folder's
+        name. Raises `ConfigError` if there is none."""
+        try:
+            write_something(self.path)
+        except OSError as error:
+            raise ConfigError(
+                f"an engine's temporary files cannot be written to {self.path.parent} ({error.strerror}): make room "
+                "there, or set TMPDIR to a folder that can be written"
+            ) from error
 
     @contextmanager
     def for_children(self) -> Iterator[None]:

@@ -10,6 +10,7 @@ import httpx2
 import pytest
 
 from stages.qwen2_5_omni.demo_checkpoint import make_demo_checkpoint
+from tests.faults.full_disk import make_room, with_full_disks
 from tests.faults.orders import FOLDER_VARIABLE
 from tests.faults.supervised_server import ANSWER_TIMEOUT_S, HANG_TIMEOUT_S, SupervisedServer, write_config
 from tests.integration.test_server import answer_to, outcome, spoken, written
@@ -74,9 +75,8 @@ def before(server: SupervisedServer, client: httpx2.Client) -> Before:
 
 UNWRITABLE = "/proc/sys/nothing"
 """Not even root can make it."""
-CACHES = ("TRITON_CACHE_DIR", "HF_HOME", "VLLM_CONFIG_ROOT")
-"""Not vLLM's own (`VLLM_CACHE_ROOT`, in `HOME`), although the server starts without: it keeps there what classes
-of models can do, and asks each class in a process of its own otherwise, which takes this server's start times two."""
+UNWRITABLE_CACHES = ("TRITON_CACHE_DIR", "VLLM_CONFIG_ROOT")
+FULL_CACHES = ("HF_HOME", "TORCHINDUCTOR_CACHE_DIR", "VLLM_CACHE_ROOT")
 REQUEST_TIMEOUT_S = 30
 """Twice as long as is waited for what a client has left to be released: the deadline must not do it."""
 
@@ -85,22 +85,38 @@ REQUEST_TIMEOUT_S = 30
 def temporary() -> Iterator[Path]:
     """The folder for temporary files of `patient`; not one of pytest's, whose paths are too long for sockets."""
     with tempfile.TemporaryDirectory(prefix="t-") as folder:
+        make_room(Path(folder))
         yield Path(folder)
 
 
 @pytest.fixture(scope="session")
+def full_caches(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders of `patient`, by environment variable."""
+    folder = tmp_path_factory.mktemp("caches")
+    return {name: folder / name for name in FULL_CACHES}
+
+
+@pytest.fixture(scope="session")
 def patient(
-    checkpoint: Path, orders: Path, temporary: Path, tmp_path_factory: pytest.TempPathFactory
+    checkpoint: Path,
+    orders: Path,
+    temporary: Path,
+    full_caches: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[SupervisedServer]:
     """A server that takes no stopped stage for one that hangs, ends each request after `REQUEST_TIMEOUT_S`, and can
     write its temporary files, but no cache. The last test that uses it ends it."""
     folder = tmp_path_factory.mktemp("patient")
-    config = write_config(folder / "stages.yaml", failing=True, hang_timeout_s=None)
+    config = write_config(folder / "stages.yaml", failing=True, hang_timeout_s=None, max_restarts=100, max_backoff_s=1)
     flags = ["--stage-config", str(config), "--request-timeout", str(REQUEST_TIMEOUT_S)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(temporary))
-        for name in CACHES:
+        for name in UNWRITABLE_CACHES:
             patch.setenv(name, UNWRITABLE)
+        for name, cache in full_caches.items():
+            patch.setenv(name, str(cache))
+        for name, value in with_full_disks(temporary, *full_caches.values()).items():
+            patch.setenv(name, value)
         process = SupervisedServer(checkpoint, folder / "log.txt", *flags)
     try:
         yield process

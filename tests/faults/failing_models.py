@@ -1,6 +1,7 @@
-"""Models that raise in their next step once a file says so. They are the real ones otherwise."""
+"""Models that raise in their next step, or stay in it, once a file says so. Else they are the real ones."""
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,14 @@ from tests.faults.orders import FOLDER_VARIABLE
 MESSAGE = "told to fail"
 
 
-def fail_if_told(stage: str) -> None:
-    """Once for each order."""
-    order = Path(os.environ[FOLDER_VARIABLE]) / stage
+def do_as_told(stage: str) -> None:
+    """Once for each order. A step is held until it is let go, or its process ends."""
+    folder = Path(os.environ[FOLDER_VARIABLE])
+    order, hold, held = folder / stage, folder / f"{stage}.hold", folder / f"{stage}.held"
+    if hold.exists():
+        hold.rename(held)
+        while held.exists():
+            time.sleep(0.01)
     if order.exists():
         order.unlink()
         # The one kind of error that code2wav's runner cannot blame on a request.
@@ -26,17 +32,17 @@ def fail_if_told(stage: str) -> None:
 
 class FailingThinker(Qwen2_5OmniThinkerForConditionalGeneration):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        fail_if_told("thinker")
+        do_as_told("thinker")
         return super().forward(*args, **kwargs)
 
 
 class FailingTalker(Qwen2_5OmniTalker):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        fail_if_told("talker")
+        do_as_told("talker")
         return super().forward(*args, **kwargs)
 
 
 class FailingCode2Wav(Qwen2_5OmniCode2Wav):
     def sample(self, batch: DiffusionBatch) -> Any:
-        fail_if_told("code2wav")
+        do_as_told("code2wav")
         return super().sample(batch)

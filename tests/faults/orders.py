@@ -2,12 +2,29 @@
 
 from pathlib import Path
 
+from tests.integration.server_process import wait_until
+
 FOLDER_VARIABLE = "OMNI_SERVER_TEST_ORDERS"
 
 
 def tell_to_fail(folder: Path, stage: str) -> None:
     """The stage's model raises in its next step, and only there."""
     (folder / stage).touch()
+
+
+def tell_to_hold(folder: Path, stage: str) -> None:
+    """The stage's model stays in its next step."""
+    (folder / f"{stage}.hold").touch()
+
+
+def wait_until_held(folder: Path, stage: str) -> None:
+    """It has come there."""
+    wait_until((folder / f"{stage}.held").exists, 60)
+
+
+def let_go(folder: Path, stage: str) -> None:
+    """It would go on."""
+    (folder / f"{stage}.held").unlink()
 
 
 def withdraw(folder: Path) -> None:

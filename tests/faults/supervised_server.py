@@ -24,13 +24,21 @@ HANG_TIMEOUT_S = 5.0
 _RUNS = re.compile(r"stage '(\w+)' runs (?:again, after [\d.]+ s, )?in process (\d+)$", re.MULTILINE)
 
 
-def write_config(path: Path, *, failing: bool, **supervision: Any) -> Path:
-    """The demo config with this supervision, and with the failing models where they are wanted."""
+def write_config(path: Path, *, failing: bool, num_clients: int = 0, **supervision: Any) -> Path:
+    """The demo config with this supervision, and with the failing models where they are wanted.
+
+    With `num_clients`, code2wav keeps the state of so many utterances, and of as many more that were left by their
+    clients and wait for their place to be taken. An utterance without its state is computed from fewer blocks before
+    each window, which moves its sound by some steps of 16 bits.
+    """
     config = yaml.safe_load((ROOT / "configs" / "qwen2_5_omni.demo-cpu.yaml").read_text())
     if failing:
         config["model_family"] = "tests.faults.failing_family:FAMILY"
         for stage in config["stages"].values():
             stage["engine_args"]["worker_extension_cls"] = "tests.faults.engine_side.WorkerExtension"
+    if num_clients:
+        code2wav = config["stages"]["code2wav"]
+        code2wav["max_streams"] = max(2 * num_clients, code2wav["max_num_seqs"])
     config["supervision"] = supervision
     path.write_text(yaml.safe_dump(config))
     return path
@@ -65,7 +73,7 @@ class SupervisedServer(ServerProcess):
             "file descriptors": len(list((process / "fd").iterdir())),
             "threads of sockets": sum(name.startswith("ZMQ") for name in threads),
             "processes": len(self.process_tree()),
-            "files in shared memory": self._num_shared_files(),
+            "files in shared memory": len(self._shared_inodes()),
         }
 
     def num_threads(self) -> int:
@@ -79,14 +87,20 @@ class SupervisedServer(ServerProcess):
 
         wait_until(lambda: not difference(), 30, lambda: f"wanted and found: {difference()}")
 
-    def _num_shared_files(self) -> int:
-        """Those of this server and its engines; other programs come and go. A mapped semaphore has another name in
-        /proc than in the folder: the inode is what they share."""
+    def shared_files(self) -> dict[str, int]:
+        """Those in shared memory that this server and its engines use, by name, with the bytes that are not reserved
+        yet. Other programs' come and go."""
+        inodes = self._shared_inodes()
+        files = {entry.name: entry.stat() for entry in os.scandir("/dev/shm") if entry.inode() in inodes}
+        return {name: max(0, stat.st_size - 512 * stat.st_blocks) for name, stat in files.items()}
+
+    def _shared_inodes(self) -> set[int]:
+        """A mapped semaphore has another name in /proc than in the folder: the inode is what they share."""
         inodes: set[int] = set()
         for pid in self.process_tree():
             maps = Path(f"/proc/{pid}/maps").read_text()
             inodes.update(int(inode) for inode in re.findall(r" (\d+) +/dev/shm/", maps))
-        return len(inodes)
+        return inodes
 
 
 def samples(client: httpx2.Client) -> dict[str, float]:
@@ -141,6 +155,10 @@ class Listening:
             if part in line:
                 return
         raise AssertionError(f"no {part} in {self.received[-2:]}")
+
+    def leave(self) -> None:
+        """As a client that has heard enough."""
+        self._context.__exit__(None, None, None)
 
     def rest(self) -> dict[str, Any]:
         """The last event before `[DONE]` or the end."""

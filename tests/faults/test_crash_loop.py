@@ -13,8 +13,10 @@ END_TIMEOUT_S = 120.0
 
 
 def test_stage_that_dies_too_often_ends_the_server_with_a_message(checkpoint: Path, tmp_path: Path) -> None:
+    """Its standard output is on a full disk, which changes nothing."""
     config = write_config(tmp_path / "stages.yaml", failing=False, max_restarts=1, restart_window_s=3600)
-    doomed = SupervisedServer(checkpoint, tmp_path / "log.txt", "--stage-config", str(config))
+    flags = ["--stage-config", str(config)]
+    doomed = SupervisedServer(checkpoint, tmp_path / "log.txt", *flags, stdout=Path("/dev/full"))
     try:
         with doomed.client() as client:
             doomed.signal("code2wav", signal.SIGKILL)
@@ -35,6 +37,8 @@ def test_stage_that_dies_too_often_ends_the_server_with_a_message(checkpoint: Pa
         doomed.process.wait()
     assert "stage 'code2wav' has died 2 times within 3600 s, and supervision.max_restarts is 1" in doomed.log
     assert "stage 'code2wav' has died for good; the server stops" in doomed.log
+    assert doomed.log.count("standard output cannot be written (No space left on device)") == 1
+    assert "Traceback" not in doomed.log
     doomed.wait_until_nothing_is_left()
 
 

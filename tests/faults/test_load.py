@@ -33,7 +33,7 @@ class Loaded:
 @pytest.fixture(scope="module")
 def loaded(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
     folder = tmp_path_factory.mktemp("loaded")
-    config = write_config(folder / "stages.yaml", failing=False)
+    config = write_config(folder / "stages.yaml", failing=False, num_clients=MAX_QUEUE)
     flags = ["--max-queue", str(MAX_QUEUE), "--request-timeout", str(DEADLINE_S)]
     server = SupervisedServer(checkpoint, folder / "log.txt", "--stage-config", str(config), *flags)
     try:
@@ -67,7 +67,7 @@ async def test_short_replies_are_given_while_long_ones_go_on(loaded: Loaded) -> 
 
 
 async def test_mixed_load_with_faults_loses_no_answer_and_leaves_nothing_behind(loaded: Loaded) -> None:
-    plan = SoakPlan(30, CONCURRENCY, seed=3, kill_every_s=10, sample_every_s=1, settled_s=1)
+    plan = SoakPlan(30, CONCURRENCY, seed=3, kill_every_s=10, num_lengths=3, sample_every_s=1, settled_s=1)
     result = await soak(loaded.server, loaded.wanted, loaded.before, plan)
     tally = result.tally
     assert tally.is_clean, tally.wrong + tally.lost + tally.duplicated
@@ -76,6 +76,7 @@ async def test_mixed_load_with_faults_loses_no_answer_and_leaves_nothing_behind(
     assert tally.aborted
     assert tally.refused_as_expected
     assert result.kills
+    assert result.filled_s
     assert not result.leaked
     assert not result.changed
     assert {life.role for life in result.lives} == {"server", *STAGES}

@@ -12,6 +12,7 @@ import httpx2
 import pytest
 
 from omni_server.engine.temp_folder import PREFIX
+from tests.faults.full_disk import full
 from tests.faults.supervised_server import ANSWER_TIMEOUT_S, Listening, SupervisedServer, samples, stopped
 from tests.faults.test_client_gone import RELEASE_TIMEOUT_S, check_same
 from tests.integration.server_process import ROOT, wait_until
@@ -34,11 +35,42 @@ def client(patient: SupervisedServer) -> Iterator[httpx2.Client]:
 
 
 def test_caches_that_cannot_be_written_cost_no_answer(
-    patient: SupervisedServer, client: httpx2.Client, temporary: Path
+    patient: SupervisedServer, client: httpx2.Client, temporary: Path, full_caches: dict[str, Path]
 ) -> None:
-    """Compiled code, models, settings: a full disk, a read-only one, and a user without a home look the same."""
+    """Compiled code, models, settings: on a full disk, and in folders that cannot be made. The log tells it once."""
     assert outcome(answer_to(client, spoken())) == outcome(answer_to(client, spoken()))
     assert len(engine_folders(temporary)) == 1
+    start = patient.log.partition("runs in process")[0]
+    (warning,) = [line for line in start.splitlines() if "No space left" in line]
+    assert f"vLLM's cache {full_caches['VLLM_CACHE_ROOT']} cannot be written (No space left on device)" in warning
+    assert "Traceback" not in start
+    assert not [path for folder in full_caches.values() for path in folder.rglob("*") if path.is_file()]
+
+
+def test_stage_that_has_no_room_for_temporary_files_is_back_when_there_is_some(
+    patient: SupervisedServer, client: httpx2.Client, temporary: Path
+) -> None:
+    """The disk was filled while the server ran; nobody notices before a stage is to be started again."""
+    before = outcome(answer_to(client, spoken())), outcome(answer_to(client, written()))
+    patient.wait_until_idle()
+    baseline = patient.baseline(client)
+    log_length = len(patient.log)
+    with full(temporary):
+        assert outcome(answer_to(client, spoken())) == before[0]
+        patient.signal("code2wav", signal.SIGKILL)
+        patient.wait_until_down(client, "code2wav")
+        told = f"a restart has failed: an engine's temporary files cannot be written to {temporary} (No space left on"
+        wait_until(lambda: told in patient.log, ANSWER_TIMEOUT_S, lambda: patient.log[log_length:])
+        assert outcome(answer_to(client, written())) == before[1]
+    patient.wait_until_up(client)
+    assert (outcome(answer_to(client, spoken())), outcome(answer_to(client, written()))) == before
+    patient.wait_for_baseline(client, baseline)
+    assert "Traceback" not in patient.log[log_length:]
+
+
+def heed_ctrl_c() -> None:
+    """Tests that a shell started in the background inherit that it is ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def test_ctrl_c_in_the_chat_command_releases_its_request(patient: SupervisedServer, client: httpx2.Client) -> None:
@@ -48,7 +80,13 @@ def test_ctrl_c_in_the_chat_command_releases_its_request(patient: SupervisedServ
     baseline = patient.baseline(client)
     command = [sys.executable, "-m", "omni_server.cli.main", "chat", "--url", patient.url, "--no-play", "--once", "Hi"]
     with stopped(patient, "thinker"):
-        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as chat:
+        with subprocess.Popen(
+            command,
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            preexec_fn=heed_ctrl_c,
+        ) as chat:
             wait_until(lambda: samples(client)["omni_requests_running"] == 1, ANSWER_TIMEOUT_S)
             chat.send_signal(signal.SIGINT)
             assert chat.wait(30) == 130

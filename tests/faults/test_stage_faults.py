@@ -1,4 +1,4 @@
-"""Each engine process killed, stopped and made to raise: idle, while a prompt is processed, and mid-stream.
+"""Each engine process killed, stopped and made to raise: idle, in the first step of a request, and mid-stream.
 
 After each fault: what the clients get, what goes on meanwhile, that the stage comes back by itself, that the same
 request has the same answer as before, and that nothing is left behind.
@@ -17,10 +17,21 @@ import openai
 import pytest
 
 from tests.faults.conftest import Before
-from tests.faults.orders import tell_to_fail
+from tests.faults.orders import let_go, tell_to_fail, tell_to_hold, wait_until_held
 from tests.faults.supervised_server import STAGES, Listening, SupervisedServer, samples
 from tests.integration.server_process import wait_until
-from tests.integration.test_server import ENDLESS, STREAM, answer_to, arguments, outcome, spoken, written
+from tests.integration.test_server import (
+    ENDLESS,
+    IMAGE_PART,
+    SPEECH_PART,
+    STREAM,
+    VIDEO_PART,
+    answer_to,
+    arguments,
+    outcome,
+    spoken,
+    written,
+)
 from tests.unit.api.clients import URL, error_of
 from tests.unit.api.schema import check_error
 
@@ -129,17 +140,25 @@ def test_raises_in_the_middle_of_a_stream(
         server.wait_until_down(client, stage)
 
 
-def test_talker_stopped_in_the_middle_of_a_stream_while_text_goes_on(
-    server: SupervisedServer, client: httpx2.Client, before: Before
+@pytest.mark.parametrize("stage", STAGES)
+def test_stopped_in_the_middle_of_a_stream(
+    stage: str, server: SupervisedServer, client: httpx2.Client, before: Before
 ) -> None:
-    """The thinker fills the queue, whose reader is not there any more, and is held back."""
-    with one_restart_of("talker", server, client, before):
+    """A request that comes before that is noticed is told as well, unless it is for text and the thinker runs. Where
+    the talker is stopped, the thinker fills the queue, whose reader is not there any more, and is held back."""
+    with one_restart_of(stage, server, client, before):
         speech = Listening(client, ENDLESS_SPEECH)
         speech.until('"data":')
-        server.signal("talker", signal.SIGSTOP)
-        assert outcome(answer_to(client, written())) == before.text
-        check_failed("talker", speech.rest())
-        server.wait_until_down(client, "talker")
+        server.signal(stage, signal.SIGSTOP)
+        with posted(server, spoken()) as late, posted(server, written()) as text:
+            check_failed(stage, speech.rest())
+            check_answered_with_failure(stage, late.result())
+            if stage == "thinker":
+                check_answered_with_failure(stage, text.result())
+            else:
+                assert text.result().status_code == 200
+                assert outcome(text.result().json()) == before.text
+        server.wait_until_down(client, stage)
 
 
 def test_talker_killed_with_rows_that_it_has_not_read(
@@ -156,31 +175,64 @@ def test_talker_killed_with_rows_that_it_has_not_read(
         check_failed("talker", speech.rest())
 
 
-def test_thinker_stopped_while_it_processes_a_prompt(
-    server: SupervisedServer, client: httpx2.Client, before: Before
+@contextmanager
+def told_before_any_sound(stage: str, server: SupervisedServer, client: httpx2.Client) -> Iterator[None]:
+    """The stage fails in the block, in the first step of a request: of one for text where it is the thinker, else of a
+    spoken one, of which there is text already."""
+    if stage == "thinker":
+        with posted(server, ENDLESS_TEXT) as whole:
+            yield
+            check_answered_with_failure(stage, whole.result())
+    else:
+        speech = Listening(client, ENDLESS_SPEECH)
+        yield
+        check_failed(stage, speech.rest())
+        assert any(re.search(r'"transcript":"[^"]', event) for event in speech.received)
+        assert not any('"data":' in event for event in speech.received)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_raises_in_the_first_step(
+    stage: str, server: SupervisedServer, client: httpx2.Client, before: Before, orders: Path
 ) -> None:
+    with one_restart_of(stage, server, client, before):
+        tell_to_fail(orders, stage)
+        with told_before_any_sound(stage, server, client):
+            server.wait_until_down(client, stage)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("stage", STAGES)
+def test_killed_or_stopped_in_the_first_step(
+    stage: str, number: signal.Signals, server: SupervisedServer, client: httpx2.Client, before: Before, orders: Path
+) -> None:
+    """The process is within the model's forward then, and would go on if it could."""
+    with one_restart_of(stage, server, client, before):
+        tell_to_hold(orders, stage)
+        with told_before_any_sound(stage, server, client):
+            wait_until_held(orders, stage)
+            server.signal(stage, number)
+            let_go(orders, stage)
+            server.wait_until_down(client, stage)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_stopped_while_nobody_needs_it(
+    stage: str, server: SupervisedServer, client: httpx2.Client, before: Before
+) -> None:
+    """The call that it has to answer finds it."""
+    with one_restart_of(stage, server, client, before):
+        server.signal(stage, signal.SIGSTOP)
+        server.wait_until_down(client, stage)
+        check_while_down(stage, server, client, before)
+
+
+def test_thinker_killed_while_nobody_needs_it(server: SupervisedServer, client: httpx2.Client, before: Before) -> None:
+    """The other two are, below."""
     with one_restart_of("thinker", server, client, before):
-        server.signal("thinker", signal.SIGSTOP)
-        with posted(server, ENDLESS_TEXT) as text, posted(server, spoken()) as speech:
-            check_answered_with_failure("thinker", text.result())
-            check_answered_with_failure("thinker", speech.result())
-
-
-def test_thinker_raises_while_it_processes_a_prompt(
-    server: SupervisedServer, client: httpx2.Client, before: Before, orders: Path
-) -> None:
-    with one_restart_of("thinker", server, client, before):
-        tell_to_fail(orders, "thinker")
-        check_answered_with_failure("thinker", client.post(URL, json=ENDLESS_TEXT))
-
-
-def test_code2wav_stopped_while_nobody_needs_it(
-    server: SupervisedServer, client: httpx2.Client, before: Before
-) -> None:
-    with one_restart_of("code2wav", server, client, before):
-        server.signal("code2wav", signal.SIGSTOP)
-        server.wait_until_down(client, "code2wav")
-        check_while_down("code2wav", server, client, before)
+        server.signal("thinker", signal.SIGKILL)
+        server.wait_until_down(client, "thinker")
+        check_while_down("thinker", server, client, before)
 
 
 def test_thinker_killed_while_its_last_text_is_being_spoken(
@@ -211,3 +263,21 @@ def test_two_stages_killed_at_once(server: SupervisedServer, client: httpx2.Clie
     assert outcome(answer_to(client, spoken())) == before.speech
     server.wait_for_baseline(client, before.baseline)
     assert not {server.pid_of(stage) for stage in ("talker", "code2wav")} & set(pids)
+
+
+def test_requests_take_no_shared_memory_that_is_not_reserved_at_the_start(
+    server: SupervisedServer, client: httpx2.Client, before: Before
+) -> None:
+    """So a /dev/shm that others have filled meanwhile concerns none."""
+    files = server.shared_files()
+    assert any(name.startswith("omni-server-") for name in files)
+    assert not any(files.values()), files
+    with server.client() as other:
+        speech = Listening(other, ENDLESS_SPEECH)
+        speech.until('"data":')
+        for part in (SPEECH_PART, IMAGE_PART, VIDEO_PART):
+            answer_to(client, spoken([part]))
+            assert server.shared_files() == files
+        speech.leave()
+    assert outcome(answer_to(client, spoken())) == before.speech
+    assert server.shared_files() == files

@@ -25,7 +25,8 @@ _SET_BY_TEST_RUNS = ("OMP_NUM_THREADS", "HF_HUB_OFFLINE")
 class ServerProcess:
     """Started by the constructor, which returns when `/ready` is 200."""
 
-    def __init__(self, checkpoint: Path, log: Path, *flags: str) -> None:
+    def __init__(self, checkpoint: Path, log: Path, *flags: str, stdout: Path | None = None) -> None:
+        """`stdout`: where its standard output goes, if not to the log."""
         self._log = log
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}"
@@ -37,9 +38,10 @@ class ServerProcess:
         command += ["--stage-config", "configs/qwen2_5_omni.demo-cpu.yaml", "--port", str(port)]
         command += ["--served-model-name", MODEL, *flags]
         environment = {name: value for name, value in os.environ.items() if name not in _SET_BY_TEST_RUNS}
-        with log.open("wb") as output:
+        log.write_bytes(b"")
+        with log.open("ab") as errors, (stdout or log).open("ab") as output:
             self.process = subprocess.Popen(
-                command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+                command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=errors
             )
         try:
             self._wait_until_ready()

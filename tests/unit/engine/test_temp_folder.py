@@ -1,5 +1,6 @@
 """The engines' own folder for sockets and temporary files, and what is left of it when its server is killed."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -106,6 +107,22 @@ def test_a_folder_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(tempfile, "tempdir", "/proc/1")  # nobody can make a folder there
     with pytest.raises(ConfigError, match=r"in /proc/1 .*set TMPDIR"):
         TempFolder()
+
+
+def test_a_folder_without_room_is_named(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has filled up since it was made: before an engine is built. With room again, all is well."""
+    folder = TempFolder()
+    with monkeypatch.context() as full:
+
+        def write(file: int, data: bytes) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        full.setattr(os, "write", write)
+        with pytest.raises(ConfigError, match=rf"to {parent} \(No space left on device\): make room .*set TMPDIR"):
+            folder.check_room()
+    folder.check_room()
+    assert not list(folder.path.iterdir())
+    folder.remove()
 
 
 def test_a_path_that_is_too_long_for_sockets_is_refused(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:

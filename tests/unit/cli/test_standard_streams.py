@@ -1,0 +1,108 @@
+"""Standard output and standard error on a full disk, or closed: the command goes on, and its exit code is its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from omni_server.cli.standard_streams import LossyStream
+
+ROOT = Path(__file__).parents[3]
+FULL = "/dev/full"
+MISSING = "omni-server: error: MODEL '/nothing': no such folder"
+
+
+def serve_of_no_model(stdout: str | None, stderr: Path | str) -> int:
+    """The exit code. It prints a line on standard output before it finds that there is no model."""
+    command = [sys.executable, "-m", "omni_server.cli.main", "serve", "/nothing", "--stage-config"]
+    command += [str(ROOT / "configs" / "qwen2_5_omni.demo-cpu.yaml")]
+    shell = ["sh", "-c", 'exec "$@" >&-', "sh", *command]  # closed
+    with Path(stdout or "/dev/null").open("wb") as out, Path(stderr).open("wb") as err:
+        return subprocess.run(command if stdout else shell, cwd=ROOT, stdout=out, stderr=err, timeout=60).returncode
+
+
+@pytest.mark.parametrize("stdout", [FULL, None], ids=["full", "closed"])
+def test_output_that_cannot_be_written_does_not_end_the_command(stdout: str | None, tmp_path: Path) -> None:
+    assert serve_of_no_model(stdout, tmp_path / "stderr") == 2
+    told = (tmp_path / "stderr").read_text()
+    assert MISSING in told
+    assert "Traceback" not in told
+    assert told.count("standard output cannot be written (No space left on device)") == (stdout == FULL)
+
+
+def test_exit_code_tells_what_nothing_else_can() -> None:
+    assert serve_of_no_model(FULL, FULL) == 2
+
+
+def test_exit_code_tells_what_nothing_else_can_with_standard_error_closed() -> None:
+    command = [sys.executable, "-m", "omni_server.cli.main", "serve", "/nothing", "--stage-config"]
+    command += [str(ROOT / "configs" / "qwen2_5_omni.demo-cpu.yaml")]
+    with Path(FULL).open("wb") as out:
+        ended = subprocess.run(["sh", "-c", 'exec "$@" 2>&-', "sh", *command], cwd=ROOT, stdout=out, timeout=60)
+    assert ended.returncode == 2
+
+
+PROCESS = """
+import multiprocessing, os, sys
+from omni_server.cli.standard_streams import Printer, lose_what_cannot_be_written
+
+if __name__ == "__main__":
+    lose_what_cannot_be_written()
+    Printer()("told")
+    print("a line of a library, which nobody flushes")
+    sys.stderr.write("another")
+    process = multiprocessing.get_context("spawn").Process(target=os.getpid)
+    process.start()
+    process.join()
+    os.write(3, str(process.exitcode).encode())
+"""
+
+
+def test_processes_are_started_where_nothing_can_be_written(tmp_path: Path) -> None:
+    """`Process.start` flushes both streams first, and fails if one of them cannot write what it holds."""
+    script = tmp_path / "script.py"
+    script.write_text(PROCESS)
+    command = ["sh", "-c", 'exec "$@" 3>"$0"', str(tmp_path / "told"), sys.executable, str(script)]
+    with Path(FULL).open("wb") as full:
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        ended = subprocess.run(command, env=environment, stdout=full, stderr=full, timeout=60)
+    assert (tmp_path / "told").read_text() == "0"
+    assert ended.returncode == 0
+
+
+def test_what_can_be_written_is_there_at_once_and_whole(tmp_path: Path) -> None:
+    """More than a pipe holds, and what could not be written before it is not made up for."""
+    text = "\u00e4" * 300_000
+    with (tmp_path / "file").open("w", encoding="utf-8") as file, Path(FULL).open("w") as full:
+        stream = LossyStream(file)
+        print(text, file=stream)
+        assert (tmp_path / "file").read_text(encoding="utf-8") == text + "\n"
+        assert stream.error is None
+        lost = LossyStream(full)
+        print(text, file=lost, flush=True)
+        assert lost.error is not None
+        assert lost.error.strerror == "No space left on device"
+
+
+def test_reader_that_has_gone_does_not_end_the_command(tmp_path: Path) -> None:
+    """As in `omni-server serve ... | head -1`."""
+    command = (
+        f"({sys.executable} -m omni_server.cli.main serve /nothing --stage-config qwen2_5_omni.demo-cpu; echo $? >&2)"
+    )
+    with (tmp_path / "stderr").open("wb") as err:
+        subprocess.run(["sh", "-c", f"{command} | true"], cwd=ROOT, stderr=err, timeout=60, check=True)
+    told = (tmp_path / "stderr").read_text()
+    assert told.endswith("2\n")
+    assert MISSING in told
+    assert "standard output cannot be written (Broken pipe)" in told
+    assert "Traceback" not in told
+
+
+def test_output_that_is_all_that_is_wanted_is_no_success_where_it_cannot_be_written() -> None:
+    command = [sys.executable, "-m", "omni_server.cli.main", "config", "show", "qwen2_5_omni.demo-cpu"]
+    with Path(FULL).open("wb") as out:
+        ended = subprocess.run(command, cwd=ROOT, stdout=out, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert ended.returncode != 0
+    assert "No space left on device" in ended.stderr

@@ -1,0 +1,79 @@
+"""vLLM's cache folder where it cannot be written: one warning, and none of vLLM's tracebacks."""
+
+import errno
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from omni_server.engine.cache_folder import warn_if_unwritable
+
+WRITER = "vllm.model_executor.models.registry"
+
+
+@pytest.fixture(autouse=True)
+def filters() -> Iterator[None]:
+    """Those of vLLM's loggers are as before afterwards."""
+    loggers = [logging.getLogger(name) for name in (WRITER, "vllm.model_executor.model_loader.weight_utils")]
+    before = [list(logger.filters) for logger in loggers]
+    yield
+    for logger, its_filters in zip(loggers, before, strict=True):
+        logger.filters[:] = its_filters
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+NOT_SAVED = "Error saving model info cache."
+
+
+def log_as_vllm(error: Exception, message: str = NOT_SAVED) -> None:
+    try:
+        raise error
+    except type(error):
+        logging.getLogger(WRITER).error(message, exc_info=True)
+
+
+def test_a_folder_that_can_be_written_is_made_and_left_empty(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    warn_if_unwritable(tmp_path / "cache" / "vllm")
+    assert not list((tmp_path / "cache" / "vllm").iterdir())
+    assert not warnings(caplog)
+
+
+def test_a_full_disk_is_one_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Found by writing: an empty file can still be made."""
+
+    def write(file: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", write)
+    warn_if_unwritable(tmp_path)
+    log_as_vllm(OSError("the same of a file"))
+    (line,) = warnings(caplog)
+    assert line.startswith(f"vLLM's cache {tmp_path} cannot be written (No space left on device)")
+    assert "VLLM_CACHE_ROOT" in line
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_made_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    warn_if_unwritable(Path("/proc/sys/nothing"))
+    log_as_vllm(OSError("the same of a file"))
+    assert len(warnings(caplog)) == 1
+
+
+def test_other_errors_of_vllm_stay_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    warn_if_unwritable(Path("/proc/sys/nothing"))
+    log_as_vllm(ValueError("something else"))
+    log_as_vllm(OSError("no process can be started"), "Error in inspecting model architecture")
+    assert warnings(caplog)[1:] == [NOT_SAVED, "Error in inspecting model architecture"]
+
+
+def test_vllm_is_heard_where_its_folder_can_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    warn_if_unwritable(tmp_path)
+    log_as_vllm(OSError("a weight file"))
+    assert warnings(caplog) == [NOT_SAVED]
