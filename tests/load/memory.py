@@ -1,7 +1,8 @@
 """Memory of the server's processes over time."""
 
 import time
-from dataclasses import dataclass, field
+from bisect import bisect_left
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -29,6 +30,17 @@ class Life:
     """Bytes, at each of these times."""
     threads: list[int] = field(default_factory=list)
     descriptors: list[int] = field(default_factory=list)
+
+    def since(self, seconds: float) -> "Life":
+        """What was seen of it from then on."""
+        seen = slice(bisect_left(self.seconds, seconds), None)
+        return replace(
+            self,
+            seconds=self.seconds[seen],
+            rss=self.rss[seen],
+            threads=self.threads[seen],
+            descriptors=self.descriptors[seen],
+        )
 
     def medians(self) -> list[float]:
         """Of each fifth of the samples, in order; of fewer where there are fewer samples."""

@@ -18,6 +18,7 @@ from tests.integration.server_process import wait_until
 from tests.load.answers import Answer
 from tests.load.asks import bad_asks
 from tests.load.census import Census, census, leaks
+from tests.load.filling import fill_caches
 from tests.load.memory import SETTLED_S, Life, MemoryWatch
 from tests.load.mixed_load import Faults, MixedLoad, alone, until
 from tests.load.realtime_load import realtime_client
@@ -36,6 +37,9 @@ class SoakPlan:
     kill_every_s: float | None
     """A stage's process is killed so often, one stage after the other, in the first half of the time: their successors'
     memory is seen over the second. None kills none."""
+    num_lengths: int = 0
+    """Prompts of so many lengths (`tests.load.filling`) are sent between the halves if an engine was killed, while the
+    load rests: its caches were lost with it. 0 sends none."""
     sample_every_s: float = 5.0
     settled_s: float = SETTLED_S
     """A younger process is not asked for its memory."""
@@ -51,6 +55,16 @@ class SoakResult:
     """What was before and is after, where it differs."""
     changed: list[str]
     """Kinds of requests that, alone again afterwards, got another answer than before."""
+    filled_s: float | None = None
+    """When the caches of the killed engines' successors were full, in seconds since the beginning; None if they were
+    not filled."""
+
+    def judged_lives(self) -> list[Life]:
+        """Of each role the last process, from when its caches were full: before the run, or in the middle of it."""
+        last = {life.role: life for life in self.lives}
+        if self.filled_s is not None:
+            last |= {role: life.since(self.filled_s) for role, life in last.items() if role in self.kills}
+        return [life for life in last.values() if life.rss]
 
 
 def port_of(server: SupervisedServer) -> int:
@@ -59,11 +73,14 @@ def port_of(server: SupervisedServer) -> int:
     return port
 
 
-async def warm_up(server: SupervisedServer, asks: list[Ask], concurrency: int) -> tuple[dict[Ask, Answer], Census]:
+async def warm_up(
+    server: SupervisedServer, asks: list[Ask], concurrency: int, num_lengths: int = 0
+) -> tuple[dict[Ask, Answer], Census]:
     """The answers that requests get alone, and what an idle server holds that has once been busy: pools of threads
-    grow to their size with the first load, and stay."""
+    grow to their size with the first load, and stay. So do caches, with prompts of `num_lengths` lengths."""
     port = port_of(server)
     wanted = await alone(port, asks)
+    await fill_caches(port, num_lengths)
     load = MixedLoad(port, wanted, bad=bad_asks(), bad_share=BAD_SHARE, abort_share=0, seed=0)
     tally = await load.run(concurrency, until(time.monotonic() + 5))
     assert tally.is_clean, tally.wrong + tally.lost
@@ -79,7 +96,11 @@ async def soak(
     plan: SoakPlan,
     tell: Callable[[str], None] = lambda _: None,
 ) -> SoakResult:
-    """`wanted` and `before` as `warm_up` returns them; `tell` is told once a minute how it goes."""
+    """`wanted` and `before` as `warm_up` returns them; `tell` is told once a minute how it goes.
+
+    Two halves, the first with kills. It lasts until the last killed engine is back; the second is shorter by what that
+    takes beyond its time, and begins later by what it takes to fill caches.
+    """
     port = port_of(server)
     faults = Faults()
     load = MixedLoad(
@@ -87,31 +108,43 @@ async def soak(
     )
     watch = MemoryWatch(server, plan.settled_s)
     began = time.monotonic()
-    end = began + plan.seconds
-    killer = _Killer(server, faults, plan, end)
+    middle, end = began + plan.seconds / 2, began + plan.seconds
+    killer = _Killer(server, faults, plan, middle)
+    filled_s: float | None = None
     done = asyncio.Event()
+
+    async def offer(number: int, go_on: Callable[[], bool]) -> None:
+        seed = plan.seed + number
+        async with asyncio.TaskGroup() as group:
+            group.create_task(
+                realtime_client(port, load.tally, go_on, abort_share=ABORT_SHARE, seed=seed, faults=faults)
+            )
+            group.create_task(load.run(plan.concurrency, go_on))
+
     with ExitStack() as stack:
         client = stack.enter_context(server.client())
         async with asyncio.TaskGroup() as group:
             watching = group.create_task(_sample(watch, plan, done))
             telling = group.create_task(_tell(load.tally, began, done, tell))
             killing = group.create_task(asyncio.to_thread(killer.run))
-            talking = group.create_task(
-                realtime_client(port, load.tally, until(end), abort_share=ABORT_SHARE, seed=plan.seed, faults=faults)
-            )
             try:
-                await load.run(plan.concurrency, until(end))
-                await talking
+                await offer(0, lambda: time.monotonic() < middle or not killing.done())
+                if killer.killed and plan.num_lengths:
+                    rested = time.monotonic()
+                    await fill_caches(port, plan.num_lengths)
+                    filled_s = time.monotonic() - began
+                    end += time.monotonic() - rested
+                await offer(1, until(end))
             finally:
                 done.set()
                 killer.stop()
-            await asyncio.gather(watching, telling, killing)
+            await asyncio.gather(watching, telling)
         await asyncio.to_thread(server.wait_until_idle)
         leaked = await asyncio.to_thread(leaks, server, client, before)
     again = await alone(port, list(wanted))
     changed = [ask.kind for ask, answer in again.items() if answer.difference(wanted[ask]) is not None]
     lives = [life for life in watch.lives.values() if life.rss]
-    return SoakResult(load.tally, lives, killer.killed, leaked, changed)
+    return SoakResult(load.tally, lives, killer.killed, leaked, changed, filled_s)
 
 
 async def _sample(watch: MemoryWatch, plan: SoakPlan, done: asyncio.Event) -> None:
@@ -140,11 +173,12 @@ class _Killer:
     """In a thread of its own."""
 
     def __init__(self, server: SupervisedServer, faults: Faults, plan: SoakPlan, end: float) -> None:
+        """Kills none after `end`, of `time.monotonic`."""
         self.killed: list[str] = []
         self._server = server
         self._faults = faults
         self._every_s = plan.kill_every_s
-        self._last = end - plan.seconds / 2
+        self._end = end
         self._chance = random.Random(plan.seed)
         self._stopped = threading.Event()
 
@@ -155,8 +189,8 @@ class _Killer:
         if self._every_s is None:
             return
         with self._server.client() as client:
-            while not self._stopped.wait(self._every_s * self._chance.uniform(0.5, 1)):
-                if time.monotonic() > self._last:
+            while time.monotonic() + (pause_s := self._every_s * self._chance.uniform(0.5, 1)) < self._end:
+                if self._stopped.wait(pause_s):
                     return
                 self._kill(client, STAGES[len(self.killed) % len(STAGES)])
 
@@ -169,12 +203,6 @@ class _Killer:
         began, _ = self._faults.spans.pop()
         self._faults.spans.append((began, time.monotonic()))
         self.killed.append(stage)
-
-
-def longest_lives(lives: list[Life]) -> list[Life]:
-    """Of each role the process that was seen longest."""
-    roles = dict.fromkeys(life.role for life in lives)
-    return [max((life for life in lives if life.role == role), key=lambda life: len(life.rss)) for role in roles]
 
 
 def samples_json(lives: list[Life]) -> str:

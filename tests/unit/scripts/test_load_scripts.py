@@ -14,6 +14,7 @@ from types import ModuleType
 
 import pytest
 
+from tests.faults.supervised_server import STAGES
 from tests.load.memory import MIB, Life
 from tests.load.overload import Accepted, OverloadResult, quantile
 from tests.load.soak import SoakResult
@@ -46,7 +47,8 @@ def life(*rss_mib: int, role: str = "server") -> Life:
 
 
 def soaked(tally: Tally | None = None, lives: list[Life] | None = None) -> SoakResult:
-    return SoakResult(tally or good_tally(), lives or [life(100, 101, 100, 101, 100)], ["talker"], {}, [])
+    flat = [life(100, 101, 100, 101, 100, role=role) for role in ("server", *STAGES)]
+    return SoakResult(tally or good_tally(), lives or flat, ["talker"], {}, [])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -98,11 +100,21 @@ def test_what_is_left_behind_or_has_changed_is_a_failure(capsys: pytest.CaptureF
 
 def test_memory_that_grows_beyond_the_bound_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
     soak = script("soak")
-    growing = life(100, 110, 120, 130, 140, role="talker")
-    assert soak.report(soaked(lives=[growing]), 41)
-    assert not soak.report(soaked(lives=[growing]), 39)
+    lives = [life(100, 110, 120, 130, 140, role=role) for role in ("server", *STAGES)]
+    assert soak.report(soaked(lives=lives), 41)
+    assert not soak.report(soaked(lives=lives), 39)
+    assert not soak.report(soaked(lives=lives[:-1]), 41), "one was never looked at"
     assert "memory of talker grew by more than 39 MiB" in capsys.readouterr().out
-    assert growing.slope_bytes_per_h() == pytest.approx(10 * MIB * 3600 / 5)
+    assert lives[0].slope_bytes_per_h() == pytest.approx(10 * MIB * 3600 / 5)
+
+
+def test_memory_of_an_engine_that_was_started_anew_is_judged_from_when_its_caches_were_full() -> None:
+    server, thinker = life(100, 120, 140), life(100, 200, 300, 301, 302, role="thinker")
+    first, second = life(90, 95, role="talker"), life(50, 150, 300, 304, 308, role="talker")
+    result = replace(soaked(lives=[server, thinker, first, second]), filled_s=10.0)
+    assert [single.role for single in result.judged_lives()] == ["server", "thinker", "talker"]
+    assert [single.growth_bytes() / MIB for single in result.judged_lives()] == [40, 202, 8]
+    assert replace(result, filled_s=None).judged_lives()[2].growth_bytes() / MIB == 258
 
 
 @pytest.mark.parametrize(
