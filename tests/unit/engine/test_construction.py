@@ -6,6 +6,7 @@ import multiprocessing
 import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
 from typing import cast
 
 import pytest
@@ -22,14 +23,18 @@ SLOW_S = 1.0
 class World:
     def __init__(self) -> None:
         self.num_building = 0
-        self.started: list[int] = []
+        self.started: list[BaseProcess] = []
+        self.others = pids_of_engine_cores()
+        """Engines of whoever else uses this process: pipelines of other tests live until the last one."""
 
-    def core(self) -> multiprocessing.process.BaseProcess:
+    def core(self) -> BaseProcess:
         child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,), name="EngineCore")
         child.start()
-        assert child.pid is not None
-        self.started.append(child.pid)
+        self.started.append(child)
         return child
+
+    def cores(self) -> set[int]:
+        return pids_of_engine_cores() - self.others
 
     def build(self) -> AsyncLLM:
         """As vLLM's constructor does: waits until the process is ready or has ended."""
@@ -44,50 +49,54 @@ class World:
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    yield World()
-    for child in multiprocessing.active_children():
+    world = World()
+    yield world
+    for child in world.started:
         child.kill()
         child.join()
+    assert pids_of_engine_cores() >= world.others
 
 
-async def build(name: str, constructor: Callable[[], AsyncLLM], timeout_s: float, keep: set[int]) -> AsyncLLM:
+async def build(
+    world: World, name: str, constructor: Callable[[], AsyncLLM], timeout_s: float, keep: frozenset[int] = frozenset()
+) -> AsyncLLM:
     with StartProgress(lambda line: None) as progress:
         progress.began(name)
-        return await construct(name, constructor, timeout_s, lambda: keep, progress)
+        return await construct(name, constructor, timeout_s, lambda: world.others | keep, progress)
 
 
 async def test_stages_that_run_out_of_time_together_are_all_given_up(world: World) -> None:
     async def all_stages() -> None:
         async with asyncio.TaskGroup() as group:
             for name in ("thinker", "talker", "code2wav"):
-                group.create_task(build(name, world.build, 0.1, set()))
+                group.create_task(build(world, name, world.build, 0.1))
 
     with pytest.raises(ExceptionGroup) as caught:
         await all_stages()
     assert isinstance(caught.value.exceptions[0], ConfigError)
     assert world.num_building == 0
-    assert not pids_of_engine_cores()
+    assert not world.cores()
 
 
 async def test_being_cancelled_again_and_again_leaves_no_constructor_at_work(world: World) -> None:
-    task = asyncio.create_task(build("talker", world.build, 60.0, set()))
+    task = asyncio.create_task(build(world, "talker", world.build, 60.0))
     while not task.done():
         await asyncio.sleep(0.05)
         task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert world.num_building == 0
-    assert not pids_of_engine_cores()
+    assert not world.cores()
 
 
 async def test_engines_that_are_to_be_kept_live_on(world: World) -> None:
     other = world.core()
-    keep = pids_of_engine_cores()
+    keep = frozenset(world.cores())
     with pytest.raises(ConfigError, match=r"stage 'talker' was not ready after 0\.1 s \(start_timeout_s\)"):
-        await build("talker", world.build, 0.1, keep)
+        await build(world, "talker", world.build, 0.1, keep)
     assert other.is_alive()
     assert len(world.started) == 2
-    assert pids_of_engine_cores() == keep
+    assert world.cores() == keep
 
 
 async def test_process_of_a_failed_constructor_is_ended(world: World) -> None:
@@ -96,12 +105,12 @@ async def test_process_of_a_failed_constructor_is_ended(world: World) -> None:
         raise ValueError("block_size 7")
 
     other = world.core()
-    keep = pids_of_engine_cores()
+    keep = frozenset(world.cores())
     with pytest.raises(ConfigError, match="stage 'talker' did not start: block_size 7"):
-        await build("talker", leaves_its_process, 60.0, keep)
-    await end_engine_cores(keep)
+        await build(world, "talker", leaves_its_process, 60.0, keep)
+    await end_engine_cores(world.others | keep)
     assert other.is_alive()
-    assert pids_of_engine_cores() == keep
+    assert world.cores() == keep
 
 
 async def test_engine_that_is_up_at_the_last_moment_is_shut_down(world: World) -> None:
@@ -116,5 +125,5 @@ async def test_engine_that_is_up_at_the_last_moment_is_shut_down(world: World) -
         return cast(AsyncLLM, Engine())
 
     with contextlib.suppress(ConfigError):
-        await build("talker", in_the_end, 0.1, set())
+        await build(world, "talker", in_the_end, 0.1)
     assert shut_down.is_set()
