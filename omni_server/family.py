@@ -13,7 +13,8 @@ from typing import Any, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
-from omni_server.config.stage_config import ModelStage, StageConfig
+from omni_server.config.stage_config import StageConfig
+from omni_server.config.stages import ModelStage
 from omni_server.errors import ConfigError
 from omni_server.types import ChatMessage, FunctionTool, Task
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from omni_server.config.stage_config import ArStage, StageConfig
+from omni_server.config.stage_config import StageConfig
+from omni_server.config.stages import ArStage
 from omni_server.edge import CodecEdgeFactory, check_longest_window, load_edge_function
 from omni_server.engine.environment import set_engine_environment
 from omni_server.errors import ConfigError, OmniError, StageDownError

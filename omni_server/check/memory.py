@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from omni_server.check.machine import BFLOAT16_CAPABILITY, Gpu
 from omni_server.check.report import DeviceMemory, Report, StageMemory
 from omni_server.check.safetensors_headers import StoredWeights
-from omni_server.config.stage_config import MAX_MEMORY_FRACTION, ArStage, Stage, StageConfig
+from omni_server.config.stage_config import MAX_MEMORY_FRACTION, StageConfig
+from omni_server.config.stages import ArStage, Stage
 from omni_server.family import StageFootprint
 from omni_server.protocol.device_memory import OUTSIDE_TORCH_BYTES, SLACK_BYTES
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from omni_server import __version__
 from omni_server.cli import bench_command, chat_command, check_command, config_command, serve
 from omni_server.cli.standard_streams import complain
-from omni_server.config.stage_config import ArStage, DiffusionStage
+from omni_server.config.stages import ArStage, DiffusionStage
 from omni_server.errors import ConfigError, OmniError
 
 EXIT_FAILURE = 1

@@ -14,20 +14,9 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from omni_server.config.stage_config import (
-    ArStage,
-    BusyChunks,
-    ChunkPlan,
-    CommonStage,
-    DiffusionStage,
-    Edge,
-    PacingConfig,
-    QueueConfig,
-    SamplingDefaults,
-    SolverConfig,
-    StageConfig,
-    SupervisionConfig,
-)
+from omni_server.config.chunk_plan import BusyChunks, ChunkPlan, PacingConfig
+from omni_server.config.stage_config import Edge, QueueConfig, StageConfig, SupervisionConfig
+from omni_server.config.stages import ArStage, CommonStage, DiffusionStage, SamplingDefaults, SolverConfig
 from omni_server.errors import ConfigError
 
 MODELS: dict[str, type[BaseModel]] = {

@@ -7,7 +7,7 @@ from vllm.config.structured_outputs import StructuredOutputsConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 
-from omni_server.config.stage_config import ArStage
+from omni_server.config.stages import ArStage
 from omni_server.family import HfOverrides
 from omni_server.protocol.runtime_config import StageRuntimeConfig
 

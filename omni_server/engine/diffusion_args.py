@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from vllm.engine.arg_utils import AsyncEngineArgs
 
-from omni_server.config.stage_config import DiffusionStage
+from omni_server.config.stages import DiffusionStage
 from omni_server.errors import ConfigError
 from omni_server.family import HfOverrides
 from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig, FlowSolver

@@ -1,6 +1,7 @@
 """Which stages of a deployment leave room for code2wav, and how."""
 
-from omni_server.config.stage_config import ArStage, DiffusionStage, StageConfig
+from omni_server.config.stage_config import StageConfig
+from omni_server.config.stages import ArStage, DiffusionStage
 from omni_server.protocol.give_way import GiveWaySpec
 from omni_server.protocol.local_socket import new_socket_name
 

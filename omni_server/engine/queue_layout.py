@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from omni_server.config.stage_config import ArStage, Edge, StageConfig
+from omni_server.config.stage_config import Edge, StageConfig
+from omni_server.config.stages import ArStage
 from omni_server.family import FamilyModel
 from omni_server.transport.slab_queue import queue_bytes
 

@@ -9,7 +9,7 @@ from vllm import SamplingParams
 from vllm.exceptions import VLLMClientError
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
-from omni_server.config.stage_config import SamplingDefaults
+from omni_server.config.stages import SamplingDefaults
 from omni_server.errors import InvalidRequestError
 from omni_server.protocol.rows import REQUEST_KEY, RowsInput, RowsOutput, encode
 from omni_server.types import SamplingConfig, StructuredOutput

@@ -9,7 +9,8 @@ import msgspec
 from vllm import envs as vllm_envs
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from omni_server.config.stage_config import ArStage, DiffusionStage, Edge, StageConfig
+from omni_server.config.stage_config import Edge, StageConfig
+from omni_server.config.stages import ArStage, DiffusionStage
 from omni_server.engine.ar_args import ar_engine_args
 from omni_server.engine.async_engine import StageAsyncLLM
 from omni_server.engine.construction import construct

@@ -7,10 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from omni_server.config.stage_config import ArStage, ChunkPlan
+from omni_server.config.chunk_plan import ChunkPlan
+from omni_server.config.stages import ArStage
 from omni_server.edge import CodecEdgeFactory
-from omni_server.engine.ar_client import ArStageClient, RenderedPrompt, context_length_exceeded
+from omni_server.engine.ar_client import ArStageClient
 from omni_server.engine.diffusion_client import DiffusionStageClient
+from omni_server.engine.prompt_rendering import RenderedPrompt, context_length_exceeded
 from omni_server.engine.sampling import StageSampling, add_rows, merged, sampling_params
 from omni_server.errors import (
     CorruptDataError,

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from omni_server.config.stage_config import ChunkPlan
+from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.family import CodecLayout
 from omni_server.orchestrator.start_gate import StartGate
 from omni_server.orchestrator.talker_pace import TalkerPace

@@ -12,7 +12,9 @@ from dataclasses import replace
 
 import msgspec
 
-from omni_server.engine.ar_client import ArOutput, ArStageClient, RenderedPrompt
+from omni_server.engine.ar_client import ArStageClient
+from omni_server.engine.ar_stream import ArOutput
+from omni_server.engine.prompt_rendering import RenderedPrompt
 from omni_server.engine.sampling import StageSampling
 from omni_server.errors import CorruptDataError, DeadlineExceededError, OmniError
 from omni_server.orchestrator.released_logprobs import ReleasedLogprobs

@@ -6,7 +6,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from omni_server.edge import CodecEdge
-from omni_server.engine.ar_client import ArOutput, ArStageClient
+from omni_server.engine.ar_client import ArStageClient
+from omni_server.engine.ar_stream import ArOutput
 from omni_server.engine.diffusion_client import DiffusionStageClient
 from omni_server.engine.sampling import StageSampling
 from omni_server.family import TalkerPrompt

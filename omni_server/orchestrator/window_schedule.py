@@ -1,6 +1,6 @@
 """The windows that an utterance will be cut into: what each costs, what it needs, and where it lies in the sound."""
 
-from omni_server.config.stage_config import ChunkPlan
+from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.family import CodecLayout
 from omni_server.types import SAMPLE_RATE_HZ
 

@@ -13,7 +13,7 @@ ComputeDtype = Literal["float32", "bfloat16", "float16"]
 
 
 class FlowSolver(msgspec.Struct, frozen=True):
-    """The flow-matching solver; see `omni_server.config.stage_config.SolverConfig`."""
+    """The flow-matching solver; see `omni_server.config.stages.SolverConfig`."""
 
     num_steps: int
     guidance_scale: float

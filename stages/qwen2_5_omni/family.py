@@ -4,7 +4,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from omni_server.config.stage_config import ModelStage, StageConfig
+from omni_server.config.stage_config import StageConfig
+from omni_server.config.stages import ModelStage
 from omni_server.errors import ConfigError
 from omni_server.family import (
     CodecLayout,

@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, Qwen2_5OmniConfig, Qwen2_5OmniForConditionalGeneration
 
-from omni_server.config.stage_config import DiffusionStage, ModelStage, Stage, StageConfig
+from omni_server.config.stage_config import StageConfig
+from omni_server.config.stages import DiffusionStage, ModelStage, Stage
 from omni_server.errors import ConfigError
 from omni_server.family import KvLayout, NeededFile, StageFootprint
 from stages.qwen2_5_omni.code2wav.dit import EVALUATIONS, GUIDANCE_OFF_BELOW

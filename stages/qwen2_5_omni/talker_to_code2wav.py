@@ -3,7 +3,7 @@
 import uuid
 from collections.abc import Sequence
 
-from omni_server.config.stage_config import ChunkPlan
+from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.edge import Code2WavRequest
 from omni_server.family import CodecLayout
 from omni_server.protocol.codec_window import encode_codec_window

@@ -10,7 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from omni_server.config.stage_config import ChunkPlan, ModelStage
+from omni_server.config.chunk_plan import ChunkPlan
+from omni_server.config.stages import ModelStage
 from omni_server.edge import Code2WavRequest
 from omni_server.family import CodecLayout, HfOverrides
 from omni_server.orchestrator.row_feeder import RowFeeder

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from omni_server.config.stage_config import ModelStage
+from omni_server.config.stages import ModelStage
 from omni_server.family import HfOverrides
 from stages.qwen2_5_omni.code2wav.config import code2wav_config
 from stages.qwen2_5_omni.family import Qwen25OmniFamily, Qwen25OmniModel

@@ -15,7 +15,7 @@ from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5O
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
 
 import stages.qwen2_5_omni.demo_checkpoint
-from omni_server.config.stage_config import ChunkPlan
+from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.protocol.diffusion_config import ComputeDtype, DiffusionRuntimeConfig, FlowSolver
 from stages.codec_chunking import CodecChunker
 from stages.qwen2_5_omni.code2wav.dit_ops import TorchDiTOps

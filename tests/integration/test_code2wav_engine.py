@@ -15,7 +15,8 @@ from transformers import AutoConfig
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from omni_server.config.stage_config import ChunkPlan, DiffusionStage, SolverConfig
+from omni_server.config.chunk_plan import ChunkPlan
+from omni_server.config.stages import DiffusionStage, SolverConfig
 from omni_server.engine.diffusion_args import diffusion_engine_args
 from omni_server.engine.diffusion_client import DiffusionStageClient
 from omni_server.errors import StageError

@@ -19,7 +19,7 @@ from vllm import SamplingParams
 from vllm.inputs.engine import tokens_input
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from omni_server.config.stage_config import ArStage, DiffusionStage
+from omni_server.config.stages import ArStage, DiffusionStage
 from omni_server.engine.ar_args import ar_engine_args
 from omni_server.engine.async_engine import StageAsyncLLM
 from omni_server.engine.diffusion_args import diffusion_engine_args

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
 
-from omni_server.config.stage_config import ChunkPlan
+from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig, FlowSolver
 from omni_server.types import AudioDelta, CodecDelta, Finished, OmniEvent, SamplingConfig, TextDelta, TextDone
 from stages.codec_chunking import CodecChunker

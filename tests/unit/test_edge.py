@@ -2,7 +2,7 @@
 
 import pytest
 
-from omni_server.config.stage_config import ChunkPlan
+from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.edge import check_longest_window
 from omni_server.errors import ConfigError
 from omni_server.family import CodecLayout

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from omni_server.config.load import shipped_configs
-from omni_server.config.stage_config import RESERVED_ENGINE_ARGS
+from omni_server.config.stages import RESERVED_ENGINE_ARGS
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(file for package in ("omni_server", "stages") for file in (ROOT / package).rglob("*.py"))

@@ -9,7 +9,8 @@ from pydantic import BaseModel
 
 from omni_server.config.load import shipped_configs
 from omni_server.config.reference import MODELS, field_table, filled_in
-from omni_server.config.stage_config import ArStage, Edge, SamplingDefaults
+from omni_server.config.stage_config import Edge
+from omni_server.config.stages import ArStage, SamplingDefaults
 from omni_server.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]

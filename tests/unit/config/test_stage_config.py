@@ -5,17 +5,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from omni_server.config.stage_config import (
-    RESERVED_ENGINE_ARGS,
-    ArStage,
-    BusyChunks,
-    ChunkPlan,
-    DiffusionStage,
-    PacingConfig,
-    QueueConfig,
-    SolverConfig,
-    StageConfig,
-)
+from omni_server.config.chunk_plan import BusyChunks, ChunkPlan, PacingConfig
+from omni_server.config.stage_config import QueueConfig, StageConfig
+from omni_server.config.stages import RESERVED_ENGINE_ARGS, ArStage, DiffusionStage, SolverConfig
 from tests.unit.config.deployment import deployment, deployment_with, deployment_without
 
 

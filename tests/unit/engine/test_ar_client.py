@@ -14,7 +14,8 @@ from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
-from omni_server.engine.ar_client import ArOutput, ArStageClient
+from omni_server.engine.ar_client import ArStageClient
+from omni_server.engine.ar_stream import ArOutput
 from omni_server.engine.async_engine import RowSink, StageAsyncLLM
 from omni_server.errors import (
     CorruptDataError,

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from omni_server.config.load import find_shipped_config, load_stage_config
-from omni_server.config.stage_config import ArStage, ModelStage
+from omni_server.config.stages import ArStage, ModelStage
 from omni_server.engine.ar_args import ar_engine_args
 from omni_server.family import load_family
 from omni_server.protocol.progress import ProgressSpec

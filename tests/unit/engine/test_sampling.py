@@ -7,7 +7,7 @@ import pytest
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
-from omni_server.config.stage_config import SamplingDefaults
+from omni_server.config.stages import SamplingDefaults
 from omni_server.engine.sampling import merged, sampling_params
 from omni_server.errors import InvalidRequestError
 from omni_server.protocol.rows import REQUEST_KEY, RowsInput, RowsOutput, decode_request

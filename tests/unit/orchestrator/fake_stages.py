@@ -9,11 +9,13 @@ import numpy as np
 import numpy.typing as npt
 from vllm import SamplingParams
 
-from omni_server.config.stage_config import ChunkPlan
+from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.edge import Code2WavRequest
-from omni_server.engine.ar_client import ArOutput, ArStageClient, RenderedPrompt
+from omni_server.engine.ar_client import ArStageClient
+from omni_server.engine.ar_stream import ArOutput
 from omni_server.engine.async_engine import RowSink
 from omni_server.engine.diffusion_client import DiffusionStageClient
+from omni_server.engine.prompt_rendering import RenderedPrompt
 from omni_server.engine.stage_life import StageLife
 from omni_server.errors import CorruptDataError
 from omni_server.family import CodecLayout, TalkerPrompt

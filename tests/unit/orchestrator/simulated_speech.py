@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from omni_server.config.stage_config import ChunkPlan, PacingConfig
+from omni_server.config.chunk_plan import ChunkPlan, PacingConfig
 from omni_server.engine.diffusion_client import DiffusionStageClient
 from omni_server.engine.stage_life import StageLife
 from omni_server.family import CodecLayout

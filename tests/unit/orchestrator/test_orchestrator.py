@@ -10,9 +10,11 @@ from typing import Any, cast
 import pytest
 from vllm import SamplingParams
 
-from omni_server.config.stage_config import ArStage, ChunkPlan, SamplingDefaults
-from omni_server.engine.ar_client import ArStageClient, RenderedPrompt
+from omni_server.config.chunk_plan import ChunkPlan
+from omni_server.config.stages import ArStage, SamplingDefaults
+from omni_server.engine.ar_client import ArStageClient
 from omni_server.engine.diffusion_client import DiffusionStageClient
+from omni_server.engine.prompt_rendering import RenderedPrompt
 from omni_server.errors import (
     DeadlineExceededError,
     InvalidRequestError,

@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import ExitStack
 
-from omni_server.config.stage_config import BusyChunks, ChunkPlan
+from omni_server.config.chunk_plan import BusyChunks, ChunkPlan
 from tests.unit.orchestrator.simulated_speech import LAYOUT, SimulatedCode2Wav, Simulation, is_whole
 from tests.unit.orchestrator.virtual_time import run
 

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from omni_server.config.stage_config import ChunkPlan, PacingConfig
+from omni_server.config.chunk_plan import ChunkPlan, PacingConfig
 from omni_server.errors import StageError
 from tests.unit.orchestrator.simulated_speech import SimulatedCode2Wav, Simulation, Utterance, is_whole
 from tests.unit.orchestrator.virtual_time import clock, run

@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import ExitStack
 
-from omni_server.config.stage_config import ChunkPlan
+from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.orchestrator.start_gate import Playback, StartGate
 from omni_server.orchestrator.talker_pace import TalkerPace
 from omni_server.orchestrator.window_schedule import WindowSchedule

@@ -2,7 +2,7 @@
 
 import pytest
 
-from omni_server.config.stage_config import ChunkPlan
+from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.orchestrator.window_schedule import WindowSchedule
 from omni_server.types import SAMPLE_RATE_HZ
 from stages.qwen2_5_omni.talker_to_code2wav import TalkerToCode2Wav

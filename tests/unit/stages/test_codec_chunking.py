@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from omni_server.config.stage_config import ChunkPlan
+from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.errors import ConfigError
 from stages.codec_chunking import CodecChunker, Window, check_chunk_plan
 

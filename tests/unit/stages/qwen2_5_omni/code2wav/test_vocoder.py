@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
 
-from omni_server.config.stage_config import ChunkPlan
+from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.protocol.codec_window import CodecWindow
 from stages.codec_chunking import CodecChunker
 from stages.qwen2_5_omni.code2wav.noise import noise_frames

@@ -1,0 +1,104 @@
+"""How codec tokens are cut into windows, and when windows and sound are sent."""
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from omni_server.config.frozen_model import FrozenModel
+
+
+class PacingConfig(FrozenModel):
+    """When windows are sent to code2wav and when the sound leaves. Seconds are seconds of audio."""
+
+    max_work_ahead_s: Annotated[float, Field(ge=0)] | None = 4.0
+    """A stream that has sent more seconds of audio than this ahead of its listener waits; `null`: never."""
+    max_outstanding_windows: Annotated[int, Field(ge=1, le=64)] | None = None
+    """Windows of one stream that may be in code2wav at once; `null`: 1 with `carry`, which allows no more, else 2."""
+    max_start_delay_s: Annotated[float, Field(ge=0, le=10)] = 2.0
+    """Longest time that a stream's first audio is held back so that playback does not stall under load; 0: never."""
+
+
+def _as_ramp(value: object) -> object:
+    """A single number is a ramp of one."""
+    if value in ([], ()):
+        raise ValueError("must hold at least one number")  # as a length of the tuple it would follow every other error
+    return (value,) if isinstance(value, int) else value
+
+
+Ramp = Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_as_ramp)]
+
+
+class BusyChunks(FrozenModel):
+    """Other windows for utterances that begin while many others are under way.
+
+    Small first windows give early first audio where code2wav has time; where it has not, they only make more work, and
+    first audio would have to wait for it."""
+
+    min_streams: Annotated[int, Field(ge=2)]
+    """So many requests for speech under way at once, also those that have not begun to speak, are many."""
+    new_blocks: Ramp
+    """As in `chunks`."""
+
+
+class ChunkPlan(FrozenModel):
+    """How codec tokens are cut into windows for code2wav; a block is the DiT's attention block (12 codes)."""
+
+    mode: Literal["windows", "whole"] = "windows"
+    """`windows`: as soon as there is enough for one. `whole`: one pass when the talker has finished, which is the
+    reference's result, without streaming."""
+    carry: bool = True
+    """A window begins where the one before it ended, with what that one kept; otherwise, and where nothing was kept, it
+    computes `past_blocks` again. Without effect in mode `whole`."""
+    past_blocks: Annotated[int, Field(ge=0)] = 2
+    """Blocks before the new ones that a window computes again where nothing is kept."""
+    new_blocks: Ramp = (1, 1, 2, 4, 8)
+    """New blocks of the first window, of the second and so on; the last number holds for all that follow. A single
+    number is a ramp of one."""
+    busy: BusyChunks | None = None
+    """Other windows where many speak at once; `null`: the same always. Without effect in mode `whole`."""
+    future_blocks: Annotated[int, Field(ge=0)] = 1
+    """Blocks after the new ones that a window waits for."""
+    vocoder_margin_frames: Annotated[int, Field(ge=0)] = 20
+    """Mel frames of context that the vocoder gets on each side of what is emitted; 28 is its full field."""
+    pacing: PacingConfig = PacingConfig()
+    """When windows are sent and when the sound leaves."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_gone(cls, value: object) -> object:
+        if isinstance(value, dict) and "first_new_blocks" in value:
+            raise ValueError(
+                "first_new_blocks is now the first number of new_blocks: write new_blocks: [1, 2] for one new block "
+                "in the first window and two in every later one"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _check_outstanding(self) -> "ChunkPlan":
+        if self.carries_state and self.max_outstanding_windows > 1:
+            raise ValueError(
+                f"pacing.max_outstanding_windows is {self.max_outstanding_windows}, but with carry each window needs "
+                "what the one before it leaves behind: set it to 1, or carry to false"
+            )
+        return self
+
+    @property
+    def carries_state(self) -> bool:
+        """Windows are parts of a stream, computed one after the other."""
+        return self.mode == "windows" and self.carry
+
+    @property
+    def max_outstanding_windows(self) -> int:
+        """The pacing's, or what stands for it."""
+        limit = self.pacing.max_outstanding_windows
+        if limit is not None:
+            return limit
+        return 1 if self.carries_state else 2
+
+    @property
+    def longest_window_blocks(self) -> int | None:
+        """Blocks of the longest window that this plan can cut; None in mode `whole`, where it is the utterance."""
+        if self.mode == "whole":
+            return None
+        ramps = self.new_blocks if self.busy is None else self.new_blocks + self.busy.new_blocks
+        return self.past_blocks + max(ramps) + self.future_blocks

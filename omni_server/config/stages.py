@@ -1,0 +1,155 @@
+"""The stages of a stage config: what runs where, and with which limits."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from omni_server.config.frozen_model import FrozenModel
+
+ModelStage = Literal["thinker", "talker", "code2wav"]
+
+RESERVED_ENGINE_ARGS = frozenset(
+    {
+        "additional_config", "async_scheduling", "data_parallel_size", "device_ids", "disable_log_stats",
+        "distributed_executor_backend", "enable_prompt_embeds", "generation_config",
+        "gpu_memory_utilization", "hf_overrides", "load_format", "max_model_len",
+        "max_num_batched_tokens", "max_num_seqs", "model", "pipeline_parallel_size", "revision",
+        "runner", "scheduler_cls", "scheduling_policy", "skip_tokenizer_init", "tensor_parallel_size", "tokenizer",
+        "trust_remote_code", "worker_cls",
+    }
+)  # fmt: skip
+"""Engine arguments that a field of their own sets, or that the server owns."""
+
+
+class SamplingDefaults(FrozenModel):
+    """Sampling of an autoregressive stage where the request says nothing. Unset fields keep vLLM's default."""
+
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    """0 is greedy; higher draws less likely tokens more often."""
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Draws from the most likely tokens that together have this probability."""
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    """Draws from this many of the most likely tokens; 0 is all."""
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Leaves out tokens less likely than this share of the most likely one."""
+    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    """Makes tokens less likely that the prompt or the answer has already; 1 is none."""
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    """Makes tokens less likely that the answer has already."""
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    """The same, for each time that the answer has them."""
+    seed: int | None = None
+    """Makes what is drawn repeatable."""
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Longest answer. On the talker it bounds the speech: 50 codec tokens are one second."""
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    """Shortest answer: tokens that end it are barred before."""
+    ignore_eos: bool | None = None
+    """Goes on to `max_tokens`, whatever the model would do. For measurements."""
+
+
+class CommonStage(FrozenModel):
+    """What every stage has."""
+
+    model_stage: ModelStage
+    """The part of the checkpoint that runs here."""
+    devices: tuple[Annotated[int, Field(ge=0)], ...] = (0,)
+    """GPU indices, one for each tensor-parallel rank. Ignored on CPU."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.3
+    """Share of each device's total memory that the stage takes. Ignored on CPU."""
+    gpu_priority: Literal["normal", "low"] = "normal"
+    """A `low` stage lets others on its GPU go first: under `mps` its kernels wait for theirs, and an autoregressive one
+    pauses while code2wav computes the first window of an utterance. Ignored on CPU."""
+    max_num_seqs: Annotated[int, Field(ge=1)] = 16
+    """Requests that run in one step."""
+    max_num_batched_tokens: Annotated[int, Field(ge=1)] = 2048
+    """Tokens that run in one step; longer prompts are prefilled in chunks. For code2wav codec tokens."""
+    max_model_len: Annotated[int, Field(ge=1)]
+    """Longest sequence in tokens, prompt and answer; for code2wav the longest window, in codec tokens."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """`auto` is the checkpoint's own; for code2wav float16 on cuda and float32 on cpu."""
+    engine_args: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments of vLLM's `AsyncEngineArgs`, handed on as they are."""
+
+    @model_validator(mode="after")
+    def _check_engine_args(self) -> "CommonStage":
+        taken = sorted(RESERVED_ENGINE_ARGS & self.engine_args.keys())
+        if taken:
+            raise ValueError(
+                f"engine_args may not set {', '.join(taken)}: a field of the stage or the server itself sets it"
+            )
+        if len(set(self.devices)) != len(self.devices):
+            raise ValueError("devices names one device twice")
+        return self
+
+
+class ArStage(CommonStage):
+    """An autoregressive engine: thinker or talker."""
+
+    engine: Literal["ar"]
+    """Autoregressive: for thinker and talker."""
+    model_stage: Literal["thinker", "talker"]
+    """The part of the checkpoint that runs here."""
+    tensor_parallel_size: Annotated[int, Field(ge=1)] = 1
+    """Ranks that share each layer."""
+    pipeline_parallel_size: Annotated[int, Field(ge=1)] = 1
+    """Ranks that take turns. Must be 1 where hidden states leave or enter, which is every stage with an edge."""
+    default_sampling: SamplingDefaults = SamplingDefaults()
+    """Sampling where a request says nothing."""
+    busy_step_interval_ms: Annotated[float, Field(ge=0, le=100)] = 0
+    """Shortest time from step to step while a code2wav on the same GPU has more to do than fits into its step. Ignored
+    on CPU."""
+
+    @model_validator(mode="after")
+    def _check_parallelism(self) -> "ArStage":
+        ranks = self.tensor_parallel_size * self.pipeline_parallel_size
+        if ranks > 1 and len(self.devices) not in (1, ranks):
+            raise ValueError(f"devices names {len(self.devices)} devices for {ranks} ranks")
+        return self
+
+
+class SolverConfig(FrozenModel):
+    """Flow-matching solver of the DiT (`Qwen2_5OmniToken2WavDiTModel.sample`); the defaults are the reference's."""
+
+    num_steps: Annotated[int, Field(ge=2, le=100)] = 10
+    """Points of the time grid, one Runge-Kutta step fewer; more is slower and more exact."""
+    guidance_scale: Annotated[float, Field(ge=0)] = 0.5
+    """Strength of classifier-free guidance."""
+    sway_coefficient: float = -1.0
+    """Where the grid is denser; negative is at the beginning."""
+
+
+class DiffusionStage(CommonStage):
+    """A non-autoregressive engine: code2wav."""
+
+    engine: Literal["diffusion"]
+    """Not autoregressive: for code2wav."""
+    model_stage: Literal["code2wav"]
+    """The part of the checkpoint that runs here."""
+    solver: SolverConfig = SolverConfig()
+    """How code2wav's flow-matching equation is solved."""
+    max_streams: Annotated[int, Field(ge=1)] | None = None
+    """Utterances whose state is kept between their windows, where `chunks.carry` is set; `null`: twice
+    `max_num_seqs`."""
+
+    @property
+    def num_stream_slots(self) -> int:
+        """`max_streams`, or what stands for it."""
+        return 2 * self.max_num_seqs if self.max_streams is None else self.max_streams
+
+    @model_validator(mode="after")
+    def _check_window(self) -> "DiffusionStage":
+        if self.max_num_batched_tokens < self.max_model_len:
+            raise ValueError(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}, less than the longest window "
+                f"(max_model_len {self.max_model_len}), which is computed whole in one step: raise it"
+            )
+        if self.num_stream_slots < self.max_num_seqs:
+            raise ValueError(
+                f"max_streams is {self.max_streams}, less than the windows of one step (max_num_seqs "
+                f"{self.max_num_seqs}), each of which may need a place: raise it"
+            )
+        return self
+
+
+Stage = Annotated[ArStage | DiffusionStage, Field(discriminator="engine")]

@@ -1,0 +1,136 @@
+"""A request that runs in an autoregressive stage, seen from the server."""
+
+from collections.abc import AsyncGenerator
+
+import msgspec
+from vllm import SamplingParams
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.v1.engine.output_processor import RequestOutputCollector
+
+from omni_server.engine.async_engine import StageAsyncLLM
+from omni_server.engine.logprobs import TokenTable
+from omni_server.engine.stage_client import abort, stage_errors
+from omni_server.errors import CorruptDataError, InvalidRequestError, OverloadedError, StageError
+from omni_server.metrics.stage_metrics import RequestMeter
+from omni_server.protocol.corruption import Corruption, decode_corruption
+from omni_server.protocol.grammar_refusal import GRAMMAR_ALLOWS_NOTHING, GRAMMAR_TOO_SLOW, GRAMMARS_BUSY
+from omni_server.types import FinishReason, SampledToken
+
+_TOO_SLOW = (
+    "The grammar of the structured output or of the tools takes too long to follow. It can be read in too many ways: "
+    "avoid repetitions inside repetitions."
+)
+_ALLOWS_NOTHING = (
+    "The grammar of the structured output or of the tools allows nothing to follow what has been written, not even the "
+    "end: look for a rule or a '$ref' that cannot do without itself."
+)
+
+
+class ArOutput(msgspec.Struct, frozen=True):
+    """What came since the last output; several steps may be merged."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason | None
+    num_cached_tokens: int
+    logprobs: tuple[SampledToken, ...] = ()
+    """Of `token_ids`, where they were asked for; without the end token, unless it is part of the text."""
+    is_cut: bool = False
+    """A stop string has ended the text; the last tokens are not part of it, or not as a whole."""
+
+
+class ArStream:
+    """One running request of the stage. `close` releases it, however it ended."""
+
+    def __init__(
+        self,
+        stage: str,
+        engine: StageAsyncLLM,
+        external_id: str,
+        queue: RequestOutputCollector,
+        meter: RequestMeter,
+        tokens: TokenTable | None,
+        params: SamplingParams,
+    ) -> None:
+        """`tokens` is given where log-probabilities were asked for."""
+        self._stage = stage
+        self._engine = engine
+        self._external_id = external_id
+        self._queue = queue
+        self._meter = meter
+        self._tokens = tokens
+        self._params = params
+        self._is_finished = False
+
+    @property
+    def engine_id(self) -> str:
+        """The engine's own id of the request, by which it is fed."""
+        return self._queue.request_id
+
+    async def outputs(self) -> AsyncGenerator[ArOutput, None]:
+        """Until the request has finished. Raises `StageError` (`CorruptDataError` if it is about the request's data) or
+        `StageDeadError`; `InvalidRequestError` or `OverloadedError` where the stage has given up its grammar."""
+        with stage_errors(self._stage):
+            while not self._is_finished:
+                output = self._queue.get_nowait() or await self._queue.get()
+                assert isinstance(output, RequestOutput)
+                completion = output.outputs[0]
+                self._is_finished = output.finished
+                num_cached = output.num_cached_tokens or 0
+                self._meter.tokens(len(completion.token_ids), num_cached=num_cached)
+                if completion.finish_reason is not None:
+                    self._meter.ended(completion.finish_reason)
+                yield ArOutput(
+                    token_ids=tuple(completion.token_ids),
+                    text=completion.text,
+                    finish_reason=self._finish_reason(completion),
+                    num_cached_tokens=num_cached,
+                    logprobs=self._logprobs(completion),
+                    is_cut=isinstance(completion.stop_reason, str),
+                )
+
+    def _logprobs(self, completion: CompletionOutput) -> tuple[SampledToken, ...]:
+        if self._tokens is None:
+            return ()
+        assert completion.logprobs is not None
+        token_ids = list(completion.token_ids)
+        is_end = completion.finish_reason == "stop" and not isinstance(completion.stop_reason, str)
+        if is_end and not self._is_shown(self._tokens, token_ids[-1]):
+            token_ids.pop()
+        candidates = list(completion.logprobs)[: len(token_ids)]
+        return self._tokens.all_sampled(token_ids, candidates, self._params.logprobs or 0)
+
+    def _is_shown(self, tokens: TokenTable, end_token: int) -> bool:
+        """The text has the token that ended it."""
+        is_skipped = self._params.skip_special_tokens and tokens.is_special(end_token)
+        return self._params.include_stop_str_in_output and not is_skipped
+
+    def _finish_reason(self, completion: CompletionOutput) -> FinishReason | None:
+        match reason := completion.finish_reason:
+            case None | "stop" | "length":
+                return reason
+            case "error" if corruption := _corruption(completion):
+                raise CorruptDataError(self._stage, corruption.kind, corruption.detail)
+            case "abort":
+                raise StageError(self._stage, "the request was aborted inside the engine")
+            case "error" if completion.stop_reason == GRAMMAR_TOO_SLOW:
+                raise InvalidRequestError(_TOO_SLOW, code="unsupported_value")
+            case "error" if completion.stop_reason == GRAMMAR_ALLOWS_NOTHING:
+                raise InvalidRequestError(_ALLOWS_NOTHING, code="unsupported_value")
+            case "error" if completion.stop_reason == GRAMMARS_BUSY:
+                raise OverloadedError("Structured outputs of other requests take all the time there is for them.")
+            case _:
+                raise StageError(self._stage, f"the engine ended the request: {reason}")
+
+    async def close(self) -> None:
+        """Stop the request if it still runs and forget it; rows that still come are dropped."""
+        self._engine.row_sinks.pop(self._external_id, None)
+        if not self._is_finished:
+            self._is_finished = True
+            self._meter.ended("abort")
+            await abort(self._engine, self._queue.request_id)
+
+
+def _corruption(completion: CompletionOutput) -> Corruption | None:
+    """What the stage found wrong with the request's data, if that was its end."""
+    return decode_corruption(completion.stop_reason) if isinstance(completion.stop_reason, str) else None

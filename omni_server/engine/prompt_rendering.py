@@ -1,0 +1,149 @@
+"""Prompts become token ids, and media what the model takes."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vllm.exceptions import VLLMClientError
+from vllm.inputs import TextPrompt
+from vllm.renderers.inputs.preprocess import parse_model_prompt
+
+from omni_server.engine.async_engine import StageAsyncLLM
+from omni_server.engine.stage_client import stage_errors
+from omni_server.errors import InvalidRequestError
+from omni_server.family import ThinkerPrompt
+
+
+@dataclass(frozen=True)
+class RenderedPrompt:
+    """A prompt after tokenisation and media preprocessing."""
+
+    token_ids: tuple[int, ...]
+    engine_input: Any
+    """vLLM's own form of it."""
+    reply: str | None = None
+    """Text of the last `num_reply` tokens: no part of the chat, but the answer to it that is to be spoken."""
+    num_reply: int = 0
+
+    @property
+    def length(self) -> int:
+        """Tokens of the chat."""
+        return len(self.token_ids) - self.num_reply
+
+
+class PromptRenderer:
+    """Renders with what `engine` has of it in the server: its tokenizer, its processor and their threads."""
+
+    def __init__(self, stage: str, engine: StageAsyncLLM) -> None:
+        self._stage = stage
+        self._engine = engine
+        self._max_model_len: int = engine.model_config.max_model_len
+
+    def check_text(self, num_chars: int) -> None:
+        """Refuses more text than `max_model_len` tokens can spell, which vLLM would do after it has been rendered.
+
+        Raises `InvalidRequestError`.
+        """
+        if num_chars > self._max_model_len * self._engine.get_tokenizer().max_chars_per_token:
+            raise _prompt_too_long(self._max_model_len)
+
+    async def render(self, prompt: ThinkerPrompt, reply: str | None = None) -> RenderedPrompt:
+        """Tokenise and preprocess media, off the event loop; behind them the tokens of `reply`.
+
+        Raises `InvalidRequestError` if the prompt is too long or the media do not fit it.
+        """
+        media: dict[str, list[Any]] = {}
+        if prompt.audios:
+            media["audio"] = list(prompt.audios)
+        if prompt.images:
+            media["image"] = [_picture(pixels) for pixels in prompt.images]
+        if prompt.videos:
+            media["video"] = list(prompt.videos)
+        if len(prompt.pieces) > self._max_model_len:  # each is one token at least
+            raise context_length_exceeded(self._max_model_len, len(prompt.pieces), "messages")
+        renderer = self._engine.renderer
+        try:
+            with stage_errors(self._stage):
+                raw: dict[str, Any] = {"prompt": prompt.text}
+                if prompt.pieces:
+                    raw = {"prompt_token_ids": await self._ids_of(prompt.pieces)}
+                if media:
+                    raw |= {"multi_modal_data": media, "mm_processor_kwargs": dict(prompt.processor_kwargs)}
+                # vLLM's usual cache sends media once and refers to them from then on; rendering counts as sent, so a
+                # prompt that is dropped after it, or overtaken on its way to the engine, would spoil the next with
+                # the same media. The other cache keeps what preprocessing made and sends it every time.
+                (engine_input,) = await renderer.render_cmpl_async(
+                    [parse_model_prompt(self._engine.model_config, raw)],
+                    renderer.default_cmpl_tok_params,
+                    skip_mm_cache=True,
+                )
+        except (VLLMClientError, ValueError, TypeError) as exc:
+            raise _invalid_prompt(exc, self._max_model_len) from exc
+        reply_ids = () if reply is None else self._plain_ids(reply)
+        token_ids = (*engine_input["prompt_token_ids"], *reply_ids)
+        if len(token_ids) >= self._max_model_len:
+            raise context_length_exceeded(self._max_model_len, len(token_ids), "messages")
+        if reply_ids:
+            engine_input = engine_input | {"prompt_token_ids": list(token_ids)}
+        return RenderedPrompt(token_ids, engine_input, reply, len(reply_ids))
+
+    async def _ids_of(self, pieces: Sequence[str]) -> list[int]:
+        """Tokens of a prompt none of which reaches over the border of two pieces.
+
+        vLLM's limits hold for each piece alone. So the pieces are tokenised one after the other, for other prompts to
+        come between them, and not beyond what fits. Raises `InvalidRequestError`.
+        """
+        renderer = self._engine.renderer
+        params = renderer.default_cmpl_tok_params
+        inner = replace(params, add_special_tokens=False)
+        token_ids: list[int] = []
+        for piece in pieces:
+            prompt = await renderer.tokenize_prompt_async(TextPrompt(prompt=piece), params)
+            token_ids += prompt["prompt_token_ids"]
+            if len(token_ids) > self._max_model_len:
+                raise _prompt_too_long(self._max_model_len)
+            params = inner
+        return token_ids
+
+    def _plain_ids(self, text: str) -> tuple[int, ...]:
+        """Tokens of `text` as the model would write it: without special ones, even where it spells one."""
+        tokenizer = self._engine.get_tokenizer()
+        spelled = "|".join(re.escape(token) for token in tokenizer.get_added_vocab())
+        ids: list[int] = []
+        for piece in re.split(f"({spelled})", text) if spelled else [text]:
+            # Between its first two characters, a token that is only spelled is no longer seen as one.
+            parts = (piece[:1], piece[1:]) if spelled and re.fullmatch(spelled, piece) else (piece,)
+            for part in parts:
+                ids += tokenizer.encode(part, add_special_tokens=False)
+        return tuple(ids)
+
+
+def context_length_exceeded(limit: int, num_tokens: int, param: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"This model's maximum context length is {limit} tokens, but the request needs {num_tokens}.",
+        param=param,
+        code="context_length_exceeded",
+    )
+
+
+def _prompt_too_long(limit: int) -> InvalidRequestError:
+    """Where nobody has counted its tokens."""
+    return InvalidRequestError(
+        f"This model's maximum context length is {limit} tokens; the request is longer.",
+        param="messages",
+        code="context_length_exceeded",
+    )
+
+
+def _invalid_prompt(exc: Exception, limit: int) -> InvalidRequestError:
+    text = str(exc)
+    if "maximum model length" in text or "maximum context length" in text or "context length" in text:
+        return _prompt_too_long(limit)
+    return InvalidRequestError(f"the prompt cannot be processed: {text}", param="messages")
+
+
+def _picture(pixels: Any) -> Any:
+    from PIL import Image
+
+    return Image.fromarray(pixels)
