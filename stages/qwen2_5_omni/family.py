@@ -47,9 +47,10 @@ class Qwen25OmniFamily:
         # Imported here: the server's own process needs neither before it starts the engines.
         from stages.qwen2_5_omni.code2wav.config import code2wav_config
         from stages.qwen2_5_omni.talker_config import talker_config
+        from stages.qwen2_5_omni.thinker_config import thinker_config
 
-        overrides: dict[ModelStage, HfOverrides | None] = {
-            "thinker": None,  # vLLM knows Qwen2_5OmniModel and takes its thinker
+        overrides: dict[ModelStage, HfOverrides] = {
+            "thinker": thinker_config,
             "talker": talker_config,
             "code2wav": code2wav_config,
         }
@@ -60,7 +61,9 @@ class Qwen25OmniFamily:
 
         from stages.qwen2_5_omni.code2wav.config import ARCHITECTURE as CODE2WAV_ARCHITECTURE
         from stages.qwen2_5_omni.talker_config import ARCHITECTURE as TALKER_ARCHITECTURE
+        from stages.qwen2_5_omni.thinker_config import ARCHITECTURE as THINKER_ARCHITECTURE
 
+        ModelRegistry.register_model(THINKER_ARCHITECTURE, "stages.qwen2_5_omni.thinker:Qwen2_5OmniThinker")
         ModelRegistry.register_model(TALKER_ARCHITECTURE, "stages.qwen2_5_omni.talker:Qwen2_5OmniTalker")
         ModelRegistry.register_model(CODE2WAV_ARCHITECTURE, "stages.qwen2_5_omni.code2wav.model:Qwen2_5OmniCode2Wav")
 

@@ -4,11 +4,11 @@ from typing import Any
 
 import torch
 from vllm.forward_context import get_forward_context
-from vllm.model_executor.models.qwen2_5_omni_thinker import Qwen2_5OmniThinkerForConditionalGeneration
 
 from omni_server.protocol.codec_window import decode_codec_window
 from stages.qwen2_5_omni.code2wav.model import Qwen2_5OmniCode2Wav
 from stages.qwen2_5_omni.talker import Qwen2_5OmniTalker
+from stages.qwen2_5_omni.thinker import Qwen2_5OmniThinker
 from stages.runtime.diffusion_model import DiffusionBatch
 from tests.faults.corrupting_family import VICTIM_LENGTH, VICTIM_VOICE, ordered
 
@@ -35,7 +35,7 @@ def spoil_hidden(hidden: torch.Tensor, stage: str) -> None:
                 hidden[start, 1] = torch.nan
 
 
-class CorruptingThinker(Qwen2_5OmniThinkerForConditionalGeneration):
+class CorruptingThinker(Qwen2_5OmniThinker):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         hidden = super().forward(*args, **kwargs)
         spoil_hidden(hidden, "thinker")

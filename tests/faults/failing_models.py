@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from vllm.model_executor.models.qwen2_5_omni_thinker import Qwen2_5OmniThinkerForConditionalGeneration
 
 from stages.qwen2_5_omni.code2wav.model import Qwen2_5OmniCode2Wav
 from stages.qwen2_5_omni.talker import Qwen2_5OmniTalker
+from stages.qwen2_5_omni.thinker import Qwen2_5OmniThinker
 from stages.runtime.diffusion_model import DiffusionBatch
 from tests.faults.orders import FOLDER_VARIABLE
 
@@ -30,7 +30,7 @@ def do_as_told(stage: str) -> None:
         raise torch.AcceleratorError(MESSAGE)
 
 
-class FailingThinker(Qwen2_5OmniThinkerForConditionalGeneration):
+class FailingThinker(Qwen2_5OmniThinker):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         do_as_told("thinker")
         return super().forward(*args, **kwargs)
