@@ -23,7 +23,7 @@ def test_page_has_the_tables_of_the_benchmarks(tmp_path: Path) -> None:
     page = page_of(tmp_path, "w1.json", "text.json", "text-vllm-serve.json")
     assert page.startswith("- omni-server: ready after 157 s\n\nW1: a short question, 5 s of speech; `bench_serving ")
     assert "| 1 | 24 ms | 0.191 s | 0.000 / 0.000 s | 0.157 | 6.3 | 0 of 4 |" in page
-    assert "| 64 | 116 ms | 1.779 s | 0.000 / 0.171 s | 0.934 | 67.6 | 0 of 256 |" in page
+    assert "| 64 | 116 ms | 1.777 s | 0.000 / 0.171 s | 0.934 | 67.6 | 0 of 256 |" in page
     assert "| 64 | 181 / 187 ms | 6716 / 7401 (-9%) | 0 of 512 |" in page
     assert "W2" not in page
 
