@@ -10,8 +10,8 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import islice
 
+from omni_server.orchestrator.due_windows import DueWindows
 from omni_server.orchestrator.step_times import StepTimes
 from omni_server.orchestrator.talker_pace import TalkerPace
 from omni_server.orchestrator.window_schedule import WindowSchedule
@@ -20,8 +20,6 @@ NUM_AHEAD = 4
 """Windows of a stream that are looked at before it starts. Those behind have had time to become early or late."""
 MAX_ROUNDS = 4
 """A later start lets more of the others' windows go first, and so on."""
-NUM_REVIEWED = 8
-"""Held streams that are looked at when a window comes back; where there are more, the others would have to wait too."""
 MANY_STREAMS = 8
 """So many other streams keep code2wav busy all the time."""
 STEP_SHARE = 0.5
@@ -95,11 +93,14 @@ class Playback:
         if self._num_codes >= needed or self._is_complete or self._first_codes is None:
             return self._last_codes_at
         first_at, first_count = self._first_codes
-        if self._num_codes == first_count:
-            return self._last_codes_at
-        elapsed_s = self._last_codes_at - first_at
-        expected_s = self._gate.pace.expected_s(first_count, self._num_codes, needed, elapsed_s)
-        return self._last_codes_at + expected_s * TALKER_SLACK
+        made, last_at = self._num_codes, self._last_codes_at
+        if made == first_count:
+            return last_at
+        elapsed_s = last_at - first_at
+        pace = self._gate.pace
+        next_in_s = pace.expected_s(first_count, made, made + 1, elapsed_s) * TALKER_SLACK
+        late_s = max(0.0, self._gate.clock() - last_at - next_in_s)  # it makes up for nothing
+        return last_at + late_s + pace.expected_s(first_count, made, needed, elapsed_s) * TALKER_SLACK
 
 
 class StartGate:
@@ -142,8 +143,8 @@ class StartGate:
             # Not at once: windows of one step come back one after the other in the same moment.
             self._look_in(0.0)
 
-    def delay_s(self, playback: Playback) -> float:
-        """Seconds by which the stream should wait from now on; 0: its next windows are expected in time."""
+    def _delay_s(self, playback: Playback, windows: DueWindows) -> float:
+        """Seconds by which a held stream should wait from now on; 0: its next windows are expected in time."""
         schedule = playback.schedule
         if schedule is None:
             return 0.0
@@ -152,7 +153,9 @@ class StartGate:
         steps = self.steps
         # The more others there are, the surer a step is running when one of this stream's windows is ready.
         chance = min(1.0, (len(self._streams) - 1) / MANY_STREAMS)
-        running_s = max(steps.predict(self._codes_inside(playback)), chance * steps.usual_step_s)
+        largest_step = steps.largest_step
+        inside = min(windows.codes_inside(playback), largest_step)
+        running_s = max(steps.predict(inside), chance * steps.usual_step_s)
         jitter_s = chance * JITTER_S
         for _ in range(MAX_ROUNDS):
             earliest, own_codes, in_turn_s = start, 0, -playback.waiting_s
@@ -162,62 +165,40 @@ class StartGate:
                 offset, num_codes = schedule.start_s(number), schedule.computed_codes(number)
                 own_codes += num_codes
                 # Three things a window may have to wait for: the queue, its predecessors (one step each), its codes.
-                before = self._codes_before(start + offset, playback)
+                before = windows.codes_before(start + offset, playback, largest_step)
                 queued_s = STEP_SHARE * running_s + steps.predict(before) + steps.predict_more(own_codes)
                 in_turn_s += steps.predict(num_codes)
                 wait_s = max(queued_s, in_turn_s)
                 codes_in_s = playback.expected_codes_at(schedule.needed_codes(number)) - now
-                if codes_in_s > 0:  # at worst its last code comes when a step has just begun
-                    wait_s = max(wait_s, codes_in_s + running_s + steps.predict(num_codes))
+                if codes_in_s > 0:  # at worst its last code comes when a step has just begun, as others' do
+                    coming = windows.codes_coming_before(start + offset, now + codes_in_s - running_s)
+                    wait_s = max(
+                        wait_s, codes_in_s + running_s + steps.predict_among_others(coming + num_codes, chance)
+                    )
                 earliest = max(earliest, now + wait_s + jitter_s - offset)
             if earliest - start < 1e-3:
                 break
             start = earliest
+            if start - now >= self._max_delay_s:  # it is held no longer than that
+                break
         return start - now
-
-    def _codes_before(self, due: float, own: Playback) -> int:
-        """Codes of other streams that code2wav will have computed before a window that is due then: those of windows
-        due earlier, and what else is in the queue, of which a step is filled up."""
-        before = filling = 0
-        for stream in self._streams:
-            schedule = stream.schedule
-            if stream is own or schedule is None:
-                continue
-            number = stream.next_window
-            if stream.started_at is None:
-                if stream.is_waiting:
-                    before += schedule.computed_codes(number)
-                continue
-            while stream.started_at + schedule.start_s(number) <= due and stream.has_window(
-                schedule.first_code(number)
-            ):
-                before += schedule.computed_codes(number)
-                number += 1
-            if number == stream.next_window and stream.is_waiting:
-                filling += schedule.computed_codes(number)
-        return before + min(filling, self.steps.largest_step)
-
-    def _codes_inside(self, own: Playback) -> int:
-        """Codes of other streams that are in code2wav, as far as they fit into a step."""
-        waiting = (
-            stream.schedule.computed_codes(stream.next_window)
-            for stream in self._streams
-            if stream.is_waiting and stream is not own and stream.schedule is not None
-        )
-        return min(sum(waiting), self.steps.largest_step)
 
     def _release(self) -> None:
         """Start the held streams that need not wait, those first that wait longest."""
         now = self.clock()
         next_look_s = self._max_delay_s
-        for playback, since in list(islice(self._held.items(), NUM_REVIEWED)):
+        windows = DueWindows(
+            self._streams, now + self._max_delay_s + max(map(_looked_ahead_s, self._held), default=0.0)
+        )
+        for playback, since in list(self._held.items()):
             left_s = since + self._max_delay_s - now
-            delay_s = min(self.delay_s(playback), left_s) if left_s > 0 else 0.0
+            delay_s = min(self._delay_s(playback, windows), left_s) if left_s > 0 else 0.0
             if delay_s > 0:
                 next_look_s = min(next_look_s, delay_s)
             else:
                 del self._held[playback]
                 playback.started_at = now
+                windows.add_played(playback)
                 playback.start()
         if self._held:
             self._look_in(next_look_s)
@@ -230,3 +211,9 @@ class StartGate:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _looked_ahead_s(playback: Playback) -> float:
+    """Where in its sound the last window begins that is looked at."""
+    schedule = playback.schedule
+    return 0.0 if schedule is None else schedule.start_s(playback.next_window + NUM_AHEAD)

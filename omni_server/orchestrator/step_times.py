@@ -1,5 +1,6 @@
 """How long code2wav takes for how many codec tokens, learned from the windows that come back."""
 
+import math
 from collections import deque
 from collections.abc import Callable
 
@@ -33,8 +34,9 @@ class StepTimes:
 
     @property
     def usual_step_s(self) -> float:
-        """Seconds of a recent step, on average."""
-        return sum(seconds for _, seconds in self._steps) / len(self._steps) if self._steps else 0.0
+        """Seconds of the step that runs at any moment, on average: the longer one is, the likelier it is that one."""
+        total = sum(seconds for _, seconds in self._steps)
+        return sum(seconds * seconds for _, seconds in self._steps) / total if total else 0.0
 
     def came_back(self, num_codes: int, sent_at: float) -> None:
         """A window that had been sent at `sent_at` has been computed: `num_codes`, its context included."""
@@ -52,6 +54,13 @@ class StepTimes:
             return 0.0
         num_steps = max(1.0, num_codes / max(1, self.largest_step))
         return num_steps * self._per_step_s + num_codes * self._per_code_s
+
+    def predict_among_others(self, num_codes: int, chance: float) -> float:
+        """Seconds for `num_codes` from the beginning of a step on, where others fill it up, for sure with a `chance` of
+        1. What does not fit into one step waits for the end of whole ones."""
+        if num_codes > self.largest_step:
+            return math.ceil(num_codes / max(1, self.largest_step)) * self.predict(self.largest_step)
+        return max(self.predict(num_codes), chance * self.usual_step_s)
 
     def predict_more(self, num_codes: int) -> float:
         """Seconds by which a step becomes longer with `num_codes` in it."""

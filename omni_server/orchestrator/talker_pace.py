@@ -5,6 +5,8 @@ that the talker goes on by itself, two or three times as fast. How long the text
 the same load are much alike.
 """
 
+from itertools import accumulate
+
 LEARNING_RATE = 0.2
 """Of a moving average; each utterance counts once for each of its blocks."""
 MOST_TIMES_SLOWER = 3.0
@@ -20,11 +22,14 @@ class TalkerPace:
     def __init__(self, codes_per_block: int) -> None:
         self._codes_per_block = codes_per_block
         self._block_s: list[float] = []
+        self._sums_s: list[float] = []  # of the blocks before each; made anew when something has been learned
 
     def learn(self, num_before: int, num_after: int, seconds: float) -> bool:
         """An utterance of `num_before` codes has got `num_after`, `seconds` later. False if they end no block: then
         nothing has been learned, and the next call is to be told of these, too."""
         first, end = num_before // self._codes_per_block, num_after // self._codes_per_block
+        if first < end:
+            self._sums_s.clear()
         for block in range(first, end):
             block_s = seconds / (end - first)
             if self._block_s:
@@ -48,11 +53,13 @@ class TalkerPace:
         return relative * self._usual_s(num_codes, needed)
 
     def _usual_s(self, begin: int, end: int) -> float:
-        """From one number of codes to another. Places that no utterance has come to are as the last one known."""
-        per_block, total = self._codes_per_block, 0.0
-        while begin < end:
-            block = begin // per_block
-            stop = min(end, (block + 1) * per_block)
-            total += self._block_s[min(block, len(self._block_s) - 1)] * (stop - begin) / per_block
-            begin = stop
-        return total
+        """From one number of codes to another."""
+        return self._first_s(end) - self._first_s(begin)
+
+    def _first_s(self, num_codes: int) -> float:
+        """Seconds for so many codes. Blocks that no utterance has come to are as the last one known."""
+        if not self._sums_s:
+            self._sums_s = list(accumulate(self._block_s, initial=0.0))
+        blocks, codes = divmod(num_codes, self._codes_per_block)
+        known = min(blocks, len(self._block_s) - 1)
+        return self._sums_s[known] + self._block_s[known] * (blocks - known + codes / self._codes_per_block)

@@ -126,3 +126,68 @@ def test_a_talker_that_goes_on_faster_after_its_text_is_not_waited_for() -> None
         assert last >= 0.6
 
     run(work)
+
+
+def test_all_whose_windows_come_back_together_are_heard_together_where_all_is_fast() -> None:
+    async def work() -> None:
+        with ExitStack() as stack:
+            gate = new_gate()
+            streams = [Listener(gate, stack) for _ in range(30)]
+            await pass_time(0.1)
+            for stream in streams:
+                stream.playback.push(12 * 20)
+                stream.playback.finish()
+                stream.playback.sent()
+            await pass_time(0.01)
+            for stream in streams:
+                stream.playback.came_back(24)
+            await pass_time(0.2)
+            assert len(streams) == sum(len(stream.heard_at) for stream in streams)
+
+    run(work)
+
+
+def test_many_that_wait_for_their_own_talkers_hold_no_other() -> None:
+    async def work() -> None:
+        with ExitStack() as stack:
+            gate = new_gate()
+            slow, fast = [Listener(gate, stack) for _ in range(12)], Listener(gate, stack)
+            for _ in range(2):
+                await pass_time(0.5)
+                for stream in slow:
+                    stream.playback.push(12)
+            for stream in slow:
+                stream.window(24)
+            fast.playback.push(100)
+            fast.window(24)
+            await pass_time(0.001)
+            assert [stream.heard_at for stream in slow] == [[]] * 12
+            assert fast.heard_at == [1.0]
+
+    run(work)
+
+
+def test_a_talker_that_has_stopped_is_not_taken_for_one_that_is_done() -> None:
+    """Its codes were so fast that the next window would have been in time; and then there are none."""
+
+    async def work() -> None:
+        with ExitStack() as stack:
+            gate = new_gate()
+            others = [Listener(gate, stack) for _ in range(12)]
+            for stream in others:
+                stream.playback.push(12 * 20)
+            stalled = Listener(gate, stack)
+            for _ in range(2):
+                await pass_time(0.20)
+                stalled.playback.push(12)
+            stalled.window(24)
+            await pass_time(0.001)
+            assert stalled.heard_at == []
+            for _ in range(8):
+                await pass_time(0.15)
+                others[0].window(24)  # each time the gate looks again
+            assert stalled.heard_at == []
+            await pass_time(5.0)
+            assert stalled.heard_at == [2.4], "no longer than the limit"
+
+    run(work)

@@ -80,3 +80,20 @@ def test_what_was_long_ago_is_forgotten(times: StepTimes, clock: Clock) -> None:
         step(times, clock, [24])
         step(times, clock, [240])
     assert times.predict(120) == pytest.approx(0.03 + 0.024, rel=0.03)
+
+
+def test_the_step_that_runs_at_any_moment_is_more_often_a_long_one(times: StepTimes, clock: Clock) -> None:
+    for windows in ([50], [850], [50], [850], [24]):  # 40 and 200 ms; the last one is not over
+        step(times, clock, windows)
+    assert times.usual_step_s == pytest.approx((0.04**2 + 0.2**2) / 0.24, rel=0.02)
+
+
+def test_among_others_a_window_waits_for_the_end_of_whole_steps(times: StepTimes, clock: Clock) -> None:
+    for windows in ([50], [850], [50], [850], [24]):
+        step(times, clock, windows)
+    usual_s = times.usual_step_s
+    assert times.predict_among_others(50, 1.0) == pytest.approx(usual_s)
+    assert times.predict_among_others(50, 0.5) == pytest.approx(usual_s / 2)
+    assert times.predict_among_others(50, 0.0) == times.predict(50)
+    assert times.predict_among_others(850, 1.0) == times.predict(850)
+    assert times.predict_among_others(851, 1.0) == pytest.approx(2 * times.predict(850))

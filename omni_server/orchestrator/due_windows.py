@@ -1,0 +1,101 @@
+"""What code2wav has to compute before a window that is due at some time: the windows of all streams at one moment."""
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from typing import Protocol
+
+from omni_server.orchestrator.window_schedule import WindowSchedule
+
+
+class Stream(Protocol):
+    """What is known of an utterance's windows (`Playback`)."""
+
+    @property
+    def schedule(self) -> WindowSchedule | None: ...
+
+    @property
+    def started_at(self) -> float | None: ...
+
+    @property
+    def next_window(self) -> int: ...
+
+    @property
+    def is_waiting(self) -> bool: ...
+
+    def has_window(self, first_code: int) -> bool: ...
+
+    def expected_codes_at(self, needed: int) -> float: ...
+
+
+class _Windows:
+    """Windows sorted by the time at which they are due: when each has its codes, and how many."""
+
+    def __init__(self) -> None:
+        self.num_codes = 0
+        self._due: list[float] = []
+        self._windows: list[tuple[float, int]] = []
+
+    def add(self, due: float, codes_at: float, num_codes: int) -> None:
+        place = bisect_right(self._due, due)
+        self._due.insert(place, due)
+        self._windows.insert(place, (codes_at, num_codes))
+        self.num_codes += num_codes
+
+    def until(self, due: float, codes_from: float = 0.0) -> int:
+        """Codes of those due until then, of those whose codes come at `codes_from` or later."""
+        windows = self._windows[: bisect_right(self._due, due)]
+        return sum(num_codes for codes_at, num_codes in windows if codes_at >= codes_from)
+
+
+class DueWindows:
+    """Looks at all streams once, for any number of questions.
+
+    A stream that is being played needs each window when what comes before it has been played. Of one that has not
+    started only the window counts that is in code2wav: nobody knows when it will be due.
+    """
+
+    def __init__(self, streams: Iterable[Stream], horizon: float) -> None:
+        """`horizon`: the latest time that will be asked about."""
+        self._horizon = horizon
+        self._played = _Windows()
+        self._played_inside = _Windows()  # those of them that are in code2wav
+        self._inside = 0
+        for stream in streams:
+            self._inside += _codes_inside(stream)
+            self.add_played(stream)
+
+    def add_played(self, stream: Stream) -> None:
+        """For one of `streams` that has started meanwhile. One that has not is left as it is."""
+        schedule, started_at = stream.schedule, stream.started_at
+        if schedule is None or started_at is None:
+            return
+        number = stream.next_window
+        due = started_at + schedule.start_s(number)
+        if inside := _codes_inside(stream):
+            self._played_inside.add(due, 0.0, inside)
+        while due <= self._horizon and stream.has_window(schedule.first_code(number)):
+            codes_at = stream.expected_codes_at(schedule.needed_codes(number))
+            self._played.add(due, codes_at, schedule.computed_codes(number))
+            number += 1
+            due = started_at + schedule.start_s(number)
+
+    def codes_inside(self, own: Stream) -> int:
+        """Codes of other streams that are in code2wav."""
+        return self._inside - _codes_inside(own)
+
+    def codes_before(self, due: float, own: Stream, largest_step: int) -> int:
+        """Codes of others that code2wav will have computed before a window of `own`, not yet played, that is due then:
+        those of windows due earlier, and what else is in the queue, of which a step is filled up."""
+        not_played = self.codes_inside(own) - self._played_inside.num_codes
+        filling = self._played_inside.num_codes - self._played_inside.until(due)
+        return not_played + self._played.until(due) + min(filling, largest_step)
+
+    def codes_coming_before(self, due: float, codes_from: float) -> int:
+        """Codes of windows that are due earlier and get their codes at `codes_from` or later."""
+        return self._played.until(due, codes_from)
+
+
+def _codes_inside(stream: Stream) -> int:
+    if stream.schedule is None or not stream.is_waiting:
+        return 0
+    return stream.schedule.computed_codes(stream.next_window)
