@@ -1,5 +1,6 @@
 """scripts/measure: what it makes of results; what it measures takes a GPU and minutes."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -30,6 +31,26 @@ def test_page_has_the_tables_of_the_benchmarks(tmp_path: Path) -> None:
 
 def test_text_stands_alone_where_no_other_server_was_measured(tmp_path: Path) -> None:
     assert "| 64 | 181 ms | 6716 | 0 of 512 |" in page_of(tmp_path, "text.json")
+
+
+def test_a_server_that_answered_nothing_has_no_percentage(tmp_path: Path) -> None:
+    page_of(tmp_path, "text.json", "text-vllm-serve.json")
+    path = tmp_path / "text-vllm-serve.json"
+    run = json.loads(path.read_text())
+    for level in run["levels"]:
+        level["text_tokens_per_s"] = 0.0
+    path.write_text(json.dumps(run))
+    assert "| 64 | 181 / 187 ms | 6716 / 0 | 0 of 512 |" in script("measure")._page(tmp_path, [])
+
+
+def test_what_does_not_start_is_named_with_its_log_and_leaves_a_page(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, SCRIPTS / "measure", "out", "--model", "no-model", "--stage-config", "qwen2_5_omni.demo-cpu"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert ended.returncode == 1
+    assert f"omni-server ended with 2; {tmp_path}/out/server.log ends with" in ended.stderr
+    assert (tmp_path / "out" / "README.md").exists()
 
 
 @pytest.mark.parametrize(
