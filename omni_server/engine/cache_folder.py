@@ -1,13 +1,14 @@
 """vLLM's folder for what it may find again at the next start: compiled code, and what classes of models can do.
 
 An engine that only fails to write there makes anew what it needs. vLLM tells that with two tracebacks for each file;
-here it is told once, in one line.
+here it is told once, in one line. An engine that compiles needs the folder: torch's compiled code goes there first.
 """
 
 import logging
 from pathlib import Path
 
 from omni_server.engine.disk_room import write_something
+from omni_server.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -19,18 +20,18 @@ _WRITERS = {
 begin. They report other things, too."""
 
 
-def warn_if_unwritable(folder: Path) -> None:
-    """One warning that names the folder and the reason, in place of what vLLM would say of each file."""
+def check_cache_folder(folder: Path, *, is_needed: bool) -> None:
+    """Where it cannot be written: one warning that names the folder and the reason, in place of what vLLM would say of
+    each file; `ConfigError` where it is needed."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_something(folder)
     except OSError as error:
-        logger.warning(
-            "vLLM's cache %s cannot be written (%s): what it would keep there is made anew at each start; make room "
-            "there, or set VLLM_CACHE_ROOT to a folder that can be written",
-            folder,
-            error.strerror,
-        )
+        problem = f"vLLM's cache {folder} cannot be written ({error.strerror})"
+        remedy = "make room there, or set VLLM_CACHE_ROOT to a folder that can be written"
+        if is_needed:
+            raise ConfigError(f"{problem}, and the stages that are compiled need it: {remedy}") from error
+        logger.warning("%s: what it would keep there is made anew at each start; %s", problem, remedy)
         for name in _WRITERS:
             logging.getLogger(name).addFilter(_is_news)
 

@@ -15,7 +15,7 @@ from omni_server.errors import ConfigError
 def set_engine_environment(config: StageConfig) -> None:
     """Values that the operator has set win. Raises `ConfigError` where torch could not be imported: it makes its folder
     for compiled code then, and ends with a traceback if it cannot. To be called before."""
-    _check_folder_for_compiled_code()
+    _check_folders()
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     # Gloo, with which ranks find each other, listens on the address of the machine's name, be it a public one. All
     # ranks are on this machine.
@@ -44,14 +44,17 @@ def set_engine_environment(config: StageConfig) -> None:
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
 
 
-def _check_folder_for_compiled_code() -> None:
+def _check_folders() -> None:
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     try:
-        if folder is None:  # it is in this one then
-            tempfile.gettempdir()
-        else:
-            Path(folder).mkdir(parents=True, exist_ok=True)
+        tempfile.gettempdir()  # it is in this one if nothing is said; and the engines' own files are
     except OSError as error:
-        what = "no folder for temporary files can be written" if folder is None else f"{folder} cannot be made"
-        name = "TMPDIR" if folder is None else "TORCHINDUCTOR_CACHE_DIR"
-        raise ConfigError(f"{what} ({error.strerror}): set {name} to a folder that can be written") from error
+        what = f"no folder for temporary files can be written ({error.strerror})"
+        raise ConfigError(f"{what}: set TMPDIR to a folder that can be written") from error
+    if folder is None:
+        return
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        what = f"{folder} cannot be made ({error.strerror})"
+        raise ConfigError(f"{what}: set TORCHINDUCTOR_CACHE_DIR to a folder that can be written") from error

@@ -12,7 +12,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from omni_server.config.stage_config import Edge, StageConfig
 from omni_server.engine.ar_client import ArStageClient
 from omni_server.engine.async_engine import StageAsyncLLM
-from omni_server.engine.cache_folder import warn_if_unwritable
+from omni_server.engine.cache_folder import check_cache_folder
 from omni_server.engine.construction import end_engine_cores, pids_of_engine_cores
 from omni_server.engine.diffusion_client import DiffusionStageClient
 from omni_server.engine.mps import MpsDaemon, start_mps
@@ -120,7 +120,7 @@ async def start_engines(
     """
     for path in sweep_dead_queues() + sweep_dead_folders():
         logger.warning("removed %s, left by a server that was killed", path)
-    warn_if_unwritable(Path(vllm_envs.VLLM_CACHE_ROOT))
+    check_cache_folder(Path(vllm_envs.VLLM_CACHE_ROOT), is_needed=_compiles(config))
     family.register()
     engines = Engines()
     others = pids_of_engine_cores()  # of a pipeline beside this one
@@ -172,4 +172,12 @@ def _make_queue(config: StageConfig, edge: Edge, model: FamilyModel) -> SlabQueu
         max_portions=layout.max_portions,
         num_consumers=layout.num_consumers,
         create=True,
+    )
+
+
+def _compiles(config: StageConfig) -> bool:
+    """Whether vLLM compiles a model. On a CPU it does not: no model of ours is written for that."""
+    stages = config.stages.values()
+    return config.platform == "cuda" and any(
+        stage.engine == "ar" and not stage.engine_args.get("enforce_eager", False) for stage in stages
     )

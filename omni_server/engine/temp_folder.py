@@ -105,10 +105,13 @@ def _make_locked() -> tuple[Path, int | None]:
             if len(os.fsencode(path)) + _SOCKET_NAME > _MAX_SOCKET_PATH:
                 path.rmdir()
                 raise ConfigError(f"{parent}: this path is too long for sockets: set TMPDIR to a shorter one")
-            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            except FileNotFoundError:  # another server's sweep has taken it for one whose owner is gone
+                continue
             if _is_locked_now(lock) and path.exists():
                 return path, lock
-            os.close(lock)  # another server's sweep was there between the two steps
+            os.close(lock)  # the sweep was there between the two steps
     except OSError as error:
         raise ConfigError(
             f"no folder for the engines' sockets can be made in {parent} ({error.strerror}): make room there, or set "

@@ -13,7 +13,7 @@ class MediaLimits:
     min_audio_seconds: float = 0.1
     """The audio encoders make no token of much less."""
     max_audio_seconds: float = 300.0
-    """Qwen2.5-Omni's feature extractor drops what follows 300 s."""
+    """Qwen2.5-Omni's feature extractor is made for 300 s (`n_samples` of preprocessor_config.json)."""
     max_audio_samples: int = 57_600_000
     """Of one channel at the file's own rate: 300 s at 192 kHz, 230 MB decoded."""
 

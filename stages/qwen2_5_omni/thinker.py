@@ -17,9 +17,9 @@ class ThinkerProcessor(Qwen2_5OmniThinkerMultiModalProcessor[Qwen2_5OmniThinkerP
     """Computes the spectrogram of what was said, not of the 300 s that `Qwen2_5OmniProcessor` pads each sound to
     (`n_samples` of preprocessor_config.json), which takes a quarter of a second of a processor core.
 
-    The features are the same to the last bit. Their mask leaves out every frame whose middle lies behind the sound. A
-    frame is `n_fft` samples wide, so with twice as many zeros behind the sound all frames that have a part of it are
-    there, for the loudest one of which the logarithm is clipped, and none is mirrored at the end
+    The features are the same, where it was measured to the last bit. Their mask leaves out every frame whose middle
+    lies behind the sound. A frame is `n_fft` samples wide, so with twice as many zeros behind the sound all frames that
+    have a part of it are there, for the loudest one of which the logarithm is clipped, and none is mirrored at the end
     (`WhisperFeatureExtractor._torch_extract_fbank_features`).
     """
 
@@ -30,7 +30,7 @@ class ThinkerProcessor(Qwen2_5OmniThinkerMultiModalProcessor[Qwen2_5OmniThinkerP
             return inputs
         extractor = self.info.get_feature_extractor()
         num_samples = max(len(audio) for audio in audios) + 2 * extractor.n_fft
-        if num_samples >= extractor.n_samples:  # without so much silence the sound's end is mirrored
+        if len(audios) == 1 and num_samples >= extractor.n_samples:  # without so much silence its end is mirrored
             return inputs
         return inputs._replace(hf_kwargs={**inputs.hf_kwargs, "audio_kwargs": {"max_length": num_samples}})
 

@@ -90,7 +90,7 @@ class ServerProcess:
             nonlocal ticks
             time.sleep(1)
             before, ticks = ticks, self._engine_ticks()
-            return ticks - before < 5  # hundredths of a second
+            return abs(ticks - before) < 5  # hundredths of a second; with each thread's rounded by itself
 
         wait_until(is_idle, 60)
 

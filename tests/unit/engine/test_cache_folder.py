@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from omni_server.engine.cache_folder import warn_if_unwritable
+from omni_server.engine.cache_folder import check_cache_folder
+from omni_server.errors import ConfigError
 
 WRITER = "vllm.model_executor.models.registry"
 
@@ -38,7 +39,7 @@ def log_as_vllm(error: Exception, message: str = NOT_SAVED) -> None:
 
 
 def test_a_folder_that_can_be_written_is_made_and_left_empty(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    warn_if_unwritable(tmp_path / "cache" / "vllm")
+    check_cache_folder(tmp_path / "cache" / "vllm", is_needed=False)
     assert not list((tmp_path / "cache" / "vllm").iterdir())
     assert not warnings(caplog)
 
@@ -52,7 +53,7 @@ def test_a_full_disk_is_one_warning(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "write", write)
-    warn_if_unwritable(tmp_path)
+    check_cache_folder(tmp_path, is_needed=False)
     log_as_vllm(OSError("the same of a file"))
     (line,) = warnings(caplog)
     assert line.startswith(f"vLLM's cache {tmp_path} cannot be written (No space left on device)")
@@ -61,19 +62,26 @@ def test_a_full_disk_is_one_warning(
 
 
 def test_a_folder_that_cannot_be_made_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    warn_if_unwritable(Path("/proc/sys/nothing"))
+    check_cache_folder(Path("/proc/sys/nothing"), is_needed=False)
     log_as_vllm(OSError("the same of a file"))
     assert len(warnings(caplog)) == 1
 
 
 def test_other_errors_of_vllm_stay_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    warn_if_unwritable(Path("/proc/sys/nothing"))
+    check_cache_folder(Path("/proc/sys/nothing"), is_needed=False)
     log_as_vllm(ValueError("something else"))
     log_as_vllm(OSError("no process can be started"), "Error in inspecting model architecture")
     assert warnings(caplog)[1:] == [NOT_SAVED, "Error in inspecting model architecture"]
 
 
 def test_vllm_is_heard_where_its_folder_can_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    warn_if_unwritable(tmp_path)
+    check_cache_folder(tmp_path, is_needed=False)
     log_as_vllm(OSError("a weight file"))
     assert warnings(caplog) == [NOT_SAVED]
+
+
+def test_a_folder_that_compiled_code_needs_is_an_error(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    check_cache_folder(tmp_path, is_needed=True)
+    with pytest.raises(ConfigError, match=r"/proc/sys/nothing cannot be written .* set VLLM_CACHE_ROOT"):
+        check_cache_folder(Path("/proc/sys/nothing"), is_needed=True)
+    assert not warnings(caplog)

@@ -1,7 +1,9 @@
 """What the launcher tells vLLM through the environment that the engines inherit."""
 
+import errno
 import os
 import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -70,4 +72,16 @@ def test_no_folder_for_temporary_files_at_all_is_told(
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/proc/sys/nothing"])
     with pytest.raises(ConfigError, match=r"no folder for temporary files can be written .*set TMPDIR"):
+        set_engine_environment(CPU)
+
+
+def test_no_folder_for_temporary_files_is_told_wherever_compiled_code_goes(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def gettempdir() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "gettempdir", gettempdir)
+    environment["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path)
+    with pytest.raises(ConfigError, match="set TMPDIR"):
         set_engine_environment(CPU)

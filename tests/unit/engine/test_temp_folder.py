@@ -103,6 +103,23 @@ def test_a_link_of_that_name_is_not_followed(parent: Path, tmp_path: Path) -> No
     assert (tmp_path / "kept").exists()
 
 
+def test_a_folder_that_a_sweep_has_taken_meanwhile_is_made_again(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another server's, which came between the folder and its lock."""
+    made: list[str] = []
+    make = tempfile.mkdtemp
+
+    def made_and_swept(**arguments: str) -> str:
+        made.append(make(**arguments))
+        if len(made) == 1:
+            Path(made[0]).rmdir()
+        return made[-1]
+
+    monkeypatch.setattr(tempfile, "mkdtemp", made_and_swept)
+    folder = TempFolder()
+    assert [str(folder.path)] == made[1:]
+    folder.remove()
+
+
 def test_a_folder_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/proc/1")  # nobody can make a folder there
     with pytest.raises(ConfigError, match=r"in /proc/1 .*set TMPDIR"):

@@ -81,6 +81,18 @@ def test_features_are_those_of_the_padded_sound(
         torch.testing.assert_close(mel, expected_mel, rtol=0, atol=1e-6)
 
 
+def test_a_sound_longer_than_the_processor_pads_to_may_come_with_others(ours: Processor, plain: Processor) -> None:
+    """vLLM's processor refuses that: it pads the other one to less than the long one has."""
+    long, short = sound(31 * RATE_HZ), sound(5 * RATE_HZ, seed=1)
+    _, (mel_of_long, mel_of_short) = features(ours, long, short)
+    _, (expected_long,) = features(plain, long)
+    _, (expected_short,) = features(plain, short)
+    torch.testing.assert_close(mel_of_short, expected_short, rtol=0, atol=1e-6)
+    assert mel_of_long.shape == expected_long.shape
+    # By itself, its end is mirrored where there is nothing; here silence follows. A frame reaches over 400 samples.
+    torch.testing.assert_close(mel_of_long[:, :-2], expected_long[:, :-2], rtol=0, atol=1e-6)
+
+
 def test_spectrogram_is_computed_of_the_sound_alone(ours: Processor) -> None:
     lengths = []
     compute = WhisperFeatureExtractor._torch_extract_fbank_features
