@@ -18,18 +18,20 @@ _WRITERS = {
 }
 """Loggers of vLLM that report a file of this folder as not written, with the reason as the exception, and how they
 begin. They report other things, too."""
+_COMPILED = "torch_compile_cache"
+"""vLLM's name for the part with compiled code (`vllm.compilation.backends`)."""
 
 
-def check_cache_folder(folder: Path, *, is_needed: bool) -> None:
+def check_cache_folder(folder: Path, *, compiles: bool) -> None:
     """Where it cannot be written: one warning that names the folder and the reason, in place of what vLLM would say of
-    each file; `ConfigError` where it is needed."""
+    each file. `ConfigError` if a stage `compiles` and nothing is there that has been compiled before."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_something(folder)
     except OSError as error:
         problem = f"vLLM's cache {folder} cannot be written ({error.strerror})"
         remedy = "make room there, or set VLLM_CACHE_ROOT to a folder that can be written"
-        if is_needed:
+        if compiles and not (folder / _COMPILED).is_dir():
             raise ConfigError(f"{problem}, and the stages that are compiled need it: {remedy}") from error
         logger.warning("%s: what it would keep there is made anew at each start; %s", problem, remedy)
         for name in _WRITERS:

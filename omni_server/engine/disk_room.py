@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 _BYTES = 64 * 1024
-"""More than any one file holds that vLLM writes at the start where nothing is compiled."""
+"""More than any one file holds that vLLM writes at the start, but for compiled code."""
 
 
 def write_something(folder: Path) -> None:

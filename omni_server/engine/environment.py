@@ -13,8 +13,9 @@ from omni_server.errors import ConfigError
 
 
 def set_engine_environment(config: StageConfig) -> None:
-    """Values that the operator has set win. Raises `ConfigError` where torch could not be imported: it makes its folder
-    for compiled code then, and ends with a traceback if it cannot. To be called before."""
+    """Values that the operator has set win. Raises `ConfigError` where no temporary file can be made, and where torch
+    could not be imported: it makes its folder for compiled code then, and ends with a traceback if it cannot. To be
+    called before."""
     _check_folders()
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     # Gloo, with which ranks find each other, listens on the address of the machine's name, be it a public one. All

@@ -120,7 +120,7 @@ async def start_engines(
     """
     for path in sweep_dead_queues() + sweep_dead_folders():
         logger.warning("removed %s, left by a server that was killed", path)
-    check_cache_folder(Path(vllm_envs.VLLM_CACHE_ROOT), is_needed=_compiles(config))
+    check_cache_folder(Path(vllm_envs.VLLM_CACHE_ROOT), compiles=_compiles(config))
     family.register()
     engines = Engines()
     others = pids_of_engine_cores()  # of a pipeline beside this one

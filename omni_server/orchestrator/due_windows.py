@@ -41,10 +41,14 @@ class _Windows:
         self._windows.insert(place, (codes_at, num_codes))
         self.num_codes += num_codes
 
-    def until(self, due: float, codes_from: float = 0.0) -> int:
-        """Codes of those due until then, of those whose codes come at `codes_from` or later."""
+    def until(self, due: float) -> int:
+        """Codes of those due until then."""
+        return sum(num_codes for _, num_codes in self._windows[: bisect_right(self._due, due)])
+
+    def coming_until(self, due: float, begin: float, end: float) -> int:
+        """Codes of those due until `due` whose codes come between `begin` and `end`."""
         windows = self._windows[: bisect_right(self._due, due)]
-        return sum(num_codes for codes_at, num_codes in windows if codes_at >= codes_from)
+        return sum(num_codes for codes_at, num_codes in windows if begin <= codes_at <= end)
 
 
 class DueWindows:
@@ -90,9 +94,9 @@ class DueWindows:
         filling = self._played_inside.num_codes - self._played_inside.until(due)
         return not_played + self._played.until(due) + min(filling, largest_step)
 
-    def codes_coming_before(self, due: float, codes_from: float) -> int:
-        """Codes of windows that are due earlier and get their codes at `codes_from` or later."""
-        return self._played.until(due, codes_from)
+    def codes_coming_before(self, due: float, codes_at: float, within_s: float) -> int:
+        """Codes of windows that are due earlier and get their codes not long before or after `codes_at`."""
+        return self._played.coming_until(due, codes_at - within_s, codes_at + within_s)
 
 
 def _codes_inside(stream: Stream) -> int:

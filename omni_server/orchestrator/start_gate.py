@@ -22,6 +22,8 @@ MAX_ROUNDS = 4
 """A later start lets more of the others' windows go first, and so on."""
 MANY_STREAMS = 8
 """So many other streams keep code2wav busy all the time."""
+LOOK_INTERVAL_S = 0.02
+"""What a stream waits for may stay as far away as it was: looking at all of them takes milliseconds."""
 STEP_SHARE = 0.5
 """A step that runs cannot be interrupted: what comes meanwhile waits for half of one, on average."""
 TALKER_SLACK = 1.1
@@ -98,7 +100,8 @@ class Playback:
             return last_at
         elapsed_s = last_at - first_at
         pace = self._gate.pace
-        next_in_s = pace.expected_s(first_count, made, made + 1, elapsed_s) * TALKER_SLACK
+        next_block = (made // pace.codes_per_block + 1) * pace.codes_per_block
+        next_in_s = pace.expected_s(first_count, made, next_block, elapsed_s) * TALKER_SLACK
         late_s = max(0.0, self._gate.clock() - last_at - next_in_s)  # it makes up for nothing
         return last_at + late_s + pace.expected_s(first_count, made, needed, elapsed_s) * TALKER_SLACK
 
@@ -171,10 +174,9 @@ class StartGate:
                 wait_s = max(queued_s, in_turn_s)
                 codes_in_s = playback.expected_codes_at(schedule.needed_codes(number)) - now
                 if codes_in_s > 0:  # at worst its last code comes when a step has just begun, as others' do
-                    coming = windows.codes_coming_before(start + offset, now + codes_in_s - running_s)
-                    wait_s = max(
-                        wait_s, codes_in_s + running_s + steps.predict_among_others(coming + num_codes, chance)
-                    )
+                    coming = windows.codes_coming_before(start + offset, now + codes_in_s, running_s)
+                    among_s = steps.predict_among_others(coming, num_codes, chance)
+                    wait_s = max(wait_s, codes_in_s + running_s + among_s)
                 earliest = max(earliest, now + wait_s + jitter_s - offset)
             if earliest - start < 1e-3:
                 break
@@ -201,7 +203,7 @@ class StartGate:
                 windows.add_played(playback)
                 playback.start()
         if self._held:
-            self._look_in(next_look_s)
+            self._look_in(max(next_look_s, LOOK_INTERVAL_S))
 
     def _look_in(self, delay_s: float) -> None:
         self._cancel_timer()

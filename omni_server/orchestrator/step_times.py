@@ -55,12 +55,13 @@ class StepTimes:
         num_steps = max(1.0, num_codes / max(1, self.largest_step))
         return num_steps * self._per_step_s + num_codes * self._per_code_s
 
-    def predict_among_others(self, num_codes: int, chance: float) -> float:
-        """Seconds for `num_codes` from the beginning of a step on, where others fill it up, for sure with a `chance` of
-        1. What does not fit into one step waits for the end of whole ones."""
-        if num_codes > self.largest_step:
-            return math.ceil(num_codes / max(1, self.largest_step)) * self.predict(self.largest_step)
-        return max(self.predict(num_codes), chance * self.usual_step_s)
+    def predict_among_others(self, num_before: int, num_codes: int, chance: float) -> float:
+        """Seconds for a window of `num_codes`, and `num_before` of others before it, from the beginning of a step on,
+        where still others fill the step up, for sure with a `chance` of 1. What does not fit waits for whole steps."""
+        together, largest = num_before + num_codes, self.largest_step
+        if num_before and together > largest:
+            return math.ceil(together / max(1, largest)) * self.predict(largest)
+        return max(self.predict(together), chance * self.usual_step_s)
 
     def predict_more(self, num_codes: int) -> float:
         """Seconds by which a step becomes longer with `num_codes` in it."""

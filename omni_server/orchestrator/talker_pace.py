@@ -20,14 +20,15 @@ class TalkerPace:
     """Seconds that each block of codes took after the one before it, by its place in the utterance."""
 
     def __init__(self, codes_per_block: int) -> None:
-        self._codes_per_block = codes_per_block
+        self.codes_per_block = codes_per_block
+        """The talker's codes come by so many (`CodecLayout.codes_per_block`)."""
         self._block_s: list[float] = []
         self._sums_s: list[float] = []  # of the blocks before each; made anew when something has been learned
 
     def learn(self, num_before: int, num_after: int, seconds: float) -> bool:
         """An utterance of `num_before` codes has got `num_after`, `seconds` later. False if they end no block: then
         nothing has been learned, and the next call is to be told of these, too."""
-        first, end = num_before // self._codes_per_block, num_after // self._codes_per_block
+        first, end = num_before // self.codes_per_block, num_after // self.codes_per_block
         if first < end:
             self._sums_s.clear()
         for block in range(first, end):
@@ -60,6 +61,6 @@ class TalkerPace:
         """Seconds for so many codes. Blocks that no utterance has come to are as the last one known."""
         if not self._sums_s:
             self._sums_s = list(accumulate(self._block_s, initial=0.0))
-        blocks, codes = divmod(num_codes, self._codes_per_block)
+        blocks, codes = divmod(num_codes, self.codes_per_block)
         known = min(blocks, len(self._block_s) - 1)
-        return self._sums_s[known] + self._block_s[known] * (blocks - known + codes / self._codes_per_block)
+        return self._sums_s[known] + self._block_s[known] * (blocks - known + codes / self.codes_per_block)

@@ -72,8 +72,14 @@ def test_one_that_has_started_meanwhile_counts_from_then_on() -> None:
 
 def test_windows_whose_codes_come_late_are_told_apart() -> None:
     windows = DueWindows([Stream(started_at=10.0), Stream(started_at=10.0, codes_at=9.5)], horizon=100.0)
-    assert windows.codes_coming_before(10.25, codes_from=9.0) == 36
-    assert windows.codes_coming_before(10.25, codes_from=9.6) == 0
+    assert [windows.codes_coming_before(10.25, at, within_s=0.2) for at in (9.2, 9.4, 9.6, 9.8)] == [0, 36, 36, 0]
+    assert windows.codes_coming_before(10.2, 9.5, within_s=0.2) == 0, "due later"
+
+
+def test_windows_behind_the_horizon_are_left_out() -> None:
+    own = Stream()
+    windows = DueWindows([own, Stream(started_at=10.0)], horizon=10.8)
+    assert windows.codes_before(10.8, own, LARGEST_STEP) == windows.codes_before(99.0, own, LARGEST_STEP) == 96
 
 
 def test_streams_without_windows_before_their_end_count_nothing() -> None:

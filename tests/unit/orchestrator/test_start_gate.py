@@ -191,3 +191,54 @@ def test_a_talker_that_has_stopped_is_not_taken_for_one_that_is_done() -> None:
             assert stalled.heard_at == [2.4], "no longer than the limit"
 
     run(work)
+
+
+def test_a_talker_whose_next_block_is_on_its_way_is_not_late() -> None:
+    """Codes come by blocks; between two of them nothing is known to have gone wrong."""
+
+    async def work() -> None:
+        with ExitStack() as stack:
+            stream = Listener(new_gate(), stack)
+            for _ in range(4):
+                await pass_time(0.24)
+                stream.playback.push(12)
+            expected = stream.playback.expected_codes_at(72)
+            await pass_time(0.23)
+            assert stream.playback.expected_codes_at(72) == expected
+            await pass_time(0.24)
+            assert 0.19 < stream.playback.expected_codes_at(72) - expected < 0.24
+
+    run(work)
+
+
+def test_a_held_stream_is_not_looked_at_all_the_time() -> None:
+    """What it waits for stays 3 ms away as long as no window comes back."""
+    step_s = 0.1085
+    looks: set[float] = set()
+
+    def watched() -> float:
+        looks.add(clock())
+        return clock()
+
+    async def work() -> None:
+        gate = StartGate(2.0, watched, TalkerPace(LAYOUT.codes_per_block))
+        with ExitStack() as stack:
+            others = [Listener(gate, stack, has_schedule=False) for _ in range(8)]
+            for _ in range(2):
+                for other in others:
+                    other.playback.sent()
+                await pass_time(step_s)
+                for other in others:
+                    other.playback.came_back(24)
+            for _ in range(8):
+                Listener(gate, stack).playback.sent()
+            held = Listener(gate, stack)
+            held.playback.push(12 * 20)
+            held.playback.finish()
+            held.window(24)
+            looks.clear()
+            await pass_time(0.3)
+            assert held.heard_at == []
+            assert 10 < len(looks) <= 16
+
+    run(work)

@@ -92,8 +92,9 @@ def test_among_others_a_window_waits_for_the_end_of_whole_steps(times: StepTimes
     for windows in ([50], [850], [50], [850], [24]):
         step(times, clock, windows)
     usual_s = times.usual_step_s
-    assert times.predict_among_others(50, 1.0) == pytest.approx(usual_s)
-    assert times.predict_among_others(50, 0.5) == pytest.approx(usual_s / 2)
-    assert times.predict_among_others(50, 0.0) == times.predict(50)
-    assert times.predict_among_others(850, 1.0) == times.predict(850)
-    assert times.predict_among_others(851, 1.0) == pytest.approx(2 * times.predict(850))
+    assert times.predict_among_others(0, 50, 1.0) == pytest.approx(usual_s)
+    assert times.predict_among_others(0, 50, 0.5) == pytest.approx(usual_s / 2)
+    assert times.predict_among_others(20, 30, 0.0) == times.predict(50)
+    assert times.predict_among_others(800, 50, 1.0) == times.predict(850)
+    assert times.predict_among_others(801, 50, 1.0) == pytest.approx(2 * times.predict(850))
+    assert times.predict_among_others(0, 900, 0.0) == times.predict(900), "one window is in one step"
