@@ -46,12 +46,12 @@ def set_engine_environment(config: StageConfig) -> None:
 
 
 def _check_folders() -> None:
-    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     try:
-        tempfile.gettempdir()  # it is in this one if nothing is said; and the engines' own files are
+        tempfile.gettempdir()  # for the engines' files, and for compiled code unless the operator says where
     except OSError as error:
         what = f"no folder for temporary files can be written ({error.strerror})"
         raise ConfigError(f"{what}: set TMPDIR to a folder that can be written") from error
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     if folder is None:
         return
     try:

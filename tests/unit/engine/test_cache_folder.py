@@ -84,9 +84,7 @@ def test_vllm_is_heard_where_its_folder_can_be_written(tmp_path: Path, caplog: p
     assert warnings(caplog) == [NOT_SAVED]
 
 
-def test_a_folder_that_compiled_code_needs_is_an_error(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_folder_that_compiled_code_needs_is_an_error(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     check_cache_folder(tmp_path, compiles=True)
     with pytest.raises(ConfigError, match=r"/proc/sys/nothing cannot be written .* set VLLM_CACHE_ROOT"):
         check_cache_folder(Path("/proc/sys/nothing"), compiles=True)
@@ -106,7 +104,9 @@ def test_code_that_was_compiled_before_may_be_in_a_folder_that_cannot_be_written
 
 
 @pytest.mark.parametrize(("config", "compiles"), [("qwen2_5_omni", True), ("qwen2_5_omni.demo-cpu", False)])
-def test_stages_on_a_gpu_are_compiled(config: str, compiles: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stages_are_compiled_but_for_those_that_are_told_not_to(
+    config: str, compiles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The start ends before an engine is made, or goes on to where there is no such model."""
     monkeypatch.setenv("VLLM_CACHE_ROOT", "/proc/sys/nothing")
     stages = load_stage_config(find_shipped_config(config))
