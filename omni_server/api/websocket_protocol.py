@@ -1,8 +1,11 @@
 """WebSocket connections, as uvicorn serves them, with bounds where it has none."""
 
+from contextlib import suppress
+
 from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.exceptions import InvalidState
 from websockets.frames import CloseCode, Frame
 
 MAX_FRAGMENTS = 65536
@@ -29,6 +32,12 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
         elif not self.close_sent:
             self.conn.fail(CloseCode.MESSAGE_TOO_BIG, f"more than {MAX_FRAGMENTS} fragments")
             self.handle_parser_exception()
+
+    def send_receive_event_to_app(self) -> None:
+        # Text that is none, with the client's close behind it: websockets has answered that when it read it. The close
+        # is the next event, and ends the session.
+        with suppress(InvalidState):
+            super().send_receive_event_to_app()
 
     async def send(self, message: ASGISendEvent) -> None:
         await self.writable.wait()

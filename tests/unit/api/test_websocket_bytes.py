@@ -17,7 +17,7 @@ HANDSHAKE = (
     b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
 )
 MASK = bytes(4)
-TEXT, CONTINUATION, PING, FINAL = 0x01, 0x00, 0x09, 0x80
+TEXT, CONTINUATION, CLOSE, PING, FINAL = 0x01, 0x00, 0x08, 0x09, 0x80
 DEADLINE_S = 60.0
 
 
@@ -55,6 +55,14 @@ async def test_text_that_is_none_ends_the_session_and_not_the_peace_of_the_log(l
     writer.write(frame(b"\xff", TEXT | FINAL))
     answer = await asyncio.wait_for(reader.read(), DEADLINE_S)
     assert answer.endswith(struct.pack("!BBH", 0x88, 2, 1007))
+    writer.close()
+
+
+async def test_text_that_is_none_may_come_together_with_the_clients_farewell(life: Life) -> None:
+    reader, writer = await begun(life)
+    writer.write(frame(b"\xff", TEXT | FINAL) + frame(struct.pack("!H", 1000), CLOSE | FINAL))
+    answer = await asyncio.wait_for(reader.read(), DEADLINE_S)
+    assert answer.endswith(struct.pack("!BBH", 0x88, 2, 1000))
     writer.close()
 
 
