@@ -39,7 +39,7 @@ class StageRuntimeConfig(msgspec.Struct, frozen=True):
     has_low_gpu_priority: bool = False
     """Under NVIDIA's Multi-Process Service: kernels of other stages go first."""
     decoding_kernels: bool = True
-    """On a GPU, a decoding step's linear layers and the talker's attention run our kernels, not vLLM's."""
+    """On a GPU, a decoding step's linear layers and attention run our kernels, not vLLM's."""
     gives_way: GiveWaySpec | None = None
     """Where the stage hears of urgent batches on its GPU, for which it pauses; None if it pauses for none."""
     life: EngineLife | None = None

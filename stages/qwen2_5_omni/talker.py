@@ -13,12 +13,13 @@ from torch import nn
 from vllm.compilation.decorators import support_torch_compile
 from vllm.config import CacheConfig, VllmConfig
 from vllm.model_executor.layers.layernorm import RMSNorm
-from vllm.model_executor.layers.linear import ReplicatedLinear
+from vllm.model_executor.layers.linear import QKVParallelLinear, ReplicatedLinear, RowParallelLinear
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.quantization import QuantizationConfig
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.models.interfaces import SupportsMRoPE
 from vllm.model_executor.models.qwen2 import (
+    Qwen2Attention,
     Qwen2DecoderLayer,
     Qwen2ForCausalLM,
     Qwen2MLP,
@@ -27,8 +28,7 @@ from vllm.model_executor.models.qwen2 import (
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
 from vllm.sequence import IntermediateTensors
 
-from omni_server.protocol.runtime_config import StageRuntimeConfig
-from stages.qwen2_5_omni.talker_attention import TalkerAttention, use_decode_kernel
+from stages.qwen2_5_omni.rope_attention import use_rope_attention
 
 _CHECKPOINT = WeightsMapper(
     orig_to_new_prefix={
@@ -39,6 +39,28 @@ _CHECKPOINT = WeightsMapper(
         "token2wav.": None,
     }
 )
+
+
+class TalkerAttention(Qwen2Attention):
+    """`Qwen2Attention` derives head_dim from the hidden size; here the config gives it."""
+
+    def __init__(self, hidden_size: int, num_heads: int, head_dim: int, num_kv_heads: int, **kwargs: Any) -> None:
+        super().__init__(hidden_size=num_heads * head_dim, num_heads=num_heads, num_kv_heads=num_kv_heads, **kwargs)
+        if hidden_size != num_heads * head_dim:
+            self.hidden_size = hidden_size
+            prefix, quant_config = kwargs["prefix"], kwargs["quant_config"]
+            self.qkv_proj = QKVParallelLinear(
+                hidden_size,
+                head_dim,
+                num_heads,
+                num_kv_heads,
+                bias=True,
+                quant_config=quant_config,
+                prefix=f"{prefix}.qkv_proj",
+            )
+            self.o_proj = RowParallelLinear(
+                num_heads * head_dim, hidden_size, bias=False, quant_config=quant_config, prefix=f"{prefix}.o_proj"
+            )
 
 
 class TalkerDecoderLayer(Qwen2DecoderLayer):
@@ -108,10 +130,7 @@ class TalkerModel(Qwen2Model):
             quant_config=vllm_config.quant_config,
             prefix=maybe_prefix(prefix, "thinker_to_talker_proj"),
         )
-        self.attentions = [layer.self_attn for layer in self.layers if isinstance(layer, TalkerDecoderLayer)]
-        match vllm_config.additional_config:
-            case StageRuntimeConfig(decoding_kernels=True):
-                use_decode_kernel(self.attentions, vllm_config)
+        self.attentions = use_rope_attention(self.layers, vllm_config)
 
     def forward(
         self,
@@ -161,7 +180,7 @@ class Qwen2_5OmniTalker(Qwen2ForCausalLM, SupportsMRoPE):
     def attends_by_kernel(self, metadata: dict[str, Any]) -> bool:
         """Whether our kernel is the attention of every layer in a step with this metadata of vLLM's, by layer."""
         layers = self.model.attentions
-        return all(layer.attends_by_kernel(metadata[layer.attn.layer_name]) for layer in layers)
+        return bool(layers) and all(layer.attends_by_kernel(metadata[layer.attn.layer_name]) for layer in layers)
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         logits = super().compute_logits(hidden_states)

@@ -1,7 +1,10 @@
-"""The thinker as a vLLM model: vLLM's own, to which sound is given without minutes of silence behind it."""
+"""The thinker as a vLLM model: vLLM's own, to which sound is given without minutes of silence behind it, and with
+attention and rotary embedding in one operator."""
 
 from collections.abc import Mapping
 
+from vllm.config import VllmConfig
+from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 from vllm.model_executor.models.qwen2_5_omni_thinker import (
     Qwen2_5OmniThinkerDummyInputsBuilder,
     Qwen2_5OmniThinkerForConditionalGeneration,
@@ -11,6 +14,8 @@ from vllm.model_executor.models.qwen2_5_omni_thinker import (
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.parse import MultiModalDataItems
 from vllm.multimodal.processing.processor import HFMultiModalInputs
+
+from stages.qwen2_5_omni.rope_attention import use_rope_attention
 
 
 class ThinkerProcessor(Qwen2_5OmniThinkerMultiModalProcessor[Qwen2_5OmniThinkerProcessingInfo]):
@@ -39,4 +44,7 @@ class ThinkerProcessor(Qwen2_5OmniThinkerMultiModalProcessor[Qwen2_5OmniThinkerP
     ThinkerProcessor, info=Qwen2_5OmniThinkerProcessingInfo, dummy_inputs=Qwen2_5OmniThinkerDummyInputsBuilder
 )
 class Qwen2_5OmniThinker(Qwen2_5OmniThinkerForConditionalGeneration):
-    """The model itself is unchanged."""
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        if isinstance(self.language_model, Qwen2ForCausalLM):  # else this engine runs the encoders only
+            use_rope_attention(self.language_model.model.layers, vllm_config)

@@ -10,8 +10,9 @@ from tests.unit.stages.attention_step import Sizes, Step
 
 pytestmark = pytest.mark.gpu
 
-TALKER = Sizes(12, 4, 128, (16, 24, 24))
+MODELS = {"thinker": Sizes(28, 4, 128, (16, 24, 24)), "talker": Sizes(12, 4, 128, (16, 24, 24))}
 """Qwen2.5-Omni-7B's"""
+LAYERS = {"thinker": 28, "talker": 24}
 
 MAX_ERROR = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """Of values around 1; the last digit of bfloat16 is 8e-3."""
@@ -31,10 +32,12 @@ MAX_ERROR = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
     ],
     ids=lambda lengths: f"{len(lengths)} requests up to {max(lengths)}",
 )
-def test_out_and_cache_are_exact_and_repeat(lengths: list[int], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("model", list(MODELS))
+def test_out_and_cache_are_exact_and_repeat(model: str, lengths: list[int], dtype: torch.dtype) -> None:
     """Against float64 on the same bits; bit for bit the same each time, whichever part ends last."""
-    step = Step(TALKER, lengths, device="cuda", dtype=dtype)
-    attention = TALKER.kernel("cuda")
+    sizes = MODELS[model]
+    step = Step(sizes, lengths, device="cuda", dtype=dtype)
+    attention = sizes.kernel("cuda")
     out, cache = step.expected()
     step.run(attention)
     first = step.out.clone()
@@ -46,10 +49,12 @@ def test_out_and_cache_are_exact_and_repeat(lengths: list[int], dtype: torch.dty
 
 
 @pytest.mark.parametrize("num_requests", [1, 4, 16, 64])
-def test_a_cuda_graph_of_layers_gives_the_same_and_its_time_is_printed(num_requests: int) -> None:
-    attention, layers = TALKER.kernel("cuda"), 24
+@pytest.mark.parametrize("model", list(MODELS))
+def test_a_cuda_graph_of_layers_gives_the_same_and_its_time_is_printed(model: str, num_requests: int) -> None:
+    sizes, layers = MODELS[model], LAYERS[model]
+    attention = sizes.kernel("cuda")
     for length in (100, 350, 1500):
-        step = Step(TALKER, [length] * num_requests, device="cuda", dtype=torch.bfloat16)
+        step = Step(sizes, [length] * num_requests, device="cuda", dtype=torch.bfloat16)
         step.run(attention)
         eager = step.out.clone()
         step.out.zero_()
@@ -61,5 +66,5 @@ def test_a_cuda_graph_of_layers_gives_the_same_and_its_time_is_printed(num_reque
                 step.run(attention)
 
         took = microseconds(work) / layers
-        sys.stdout.write(f"\n{num_requests} requests of {length} tokens: {took:.1f} us a layer")
+        sys.stdout.write(f"\n{model}, {num_requests} requests of {length} tokens: {took:.1f} us a layer")
         assert torch.equal(step.out, eager)

@@ -1,56 +1,47 @@
-"""The talker's attention: with the config's own head dimension, and in a decoding step on a GPU by one kernel.
+"""Attention with its rotary embedding as one operator, which on a GPU is one kernel in a decoding step.
 
 vLLM's hook for attention in another way is an attention backend, which comes after the rotary embedding and the write
 into the cache. To put these into the same kernel takes an operator of the model's own, as some of vLLM's models have
 for the same end (`vllm.model_executor.layers.hpc.rope_norm`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch import nn
 from vllm.compilation.breakable_cudagraph import eager_break_during_capture
-from vllm.config import VllmConfig, get_current_vllm_config
+from vllm.config import VllmConfig
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.attention.attention import get_attention_context
-from vllm.model_executor.layers.linear import QKVParallelLinear, RowParallelLinear
 from vllm.model_executor.layers.rotary_embedding.mrope import MRotaryEmbedding
-from vllm.model_executor.models.qwen2 import Qwen2Attention
+from vllm.model_executor.models.qwen2 import Qwen2Attention, Qwen2DecoderLayer
 from vllm.utils.torch_utils import direct_register_custom_op
 
+from omni_server.protocol.runtime_config import StageRuntimeConfig
 from stages.runtime.gpu_fit import fits_decoding_kernels
 
 _OPERATOR = "omni_attention_with_rope"
 
 
-class TalkerAttention(Qwen2Attention):
-    """`Qwen2Attention` derives head_dim from the hidden size; here the config gives it."""
+class RopeAttention(nn.Module):
+    """Takes the place of a `Qwen2Attention`, with its parts under their names."""
 
-    def __init__(self, hidden_size: int, num_heads: int, head_dim: int, num_kv_heads: int, **kwargs: Any) -> None:
-        super().__init__(hidden_size=num_heads * head_dim, num_heads=num_heads, num_kv_heads=num_kv_heads, **kwargs)
-        if hidden_size != num_heads * head_dim:
-            self.hidden_size = hidden_size
-            prefix, quant_config = kwargs["prefix"], kwargs["quant_config"]
-            self.qkv_proj = QKVParallelLinear(
-                hidden_size,
-                head_dim,
-                num_heads,
-                num_kv_heads,
-                bias=True,
-                quant_config=quant_config,
-                prefix=f"{prefix}.qkv_proj",
-            )
-            self.o_proj = RowParallelLinear(
-                num_heads * head_dim, hidden_size, bias=False, quant_config=quant_config, prefix=f"{prefix}.o_proj"
-            )
+    def __init__(self, attention: Qwen2Attention, config: VllmConfig) -> None:
+        super().__init__()
+        self.q_size, self.kv_size = attention.q_size, attention.kv_size
+        self.qkv_proj = attention.qkv_proj
+        self.o_proj = attention.o_proj
+        self.rotary_emb = attention.rotary_emb
+        self.attn = attention.attn
         self._kernel: Callable[..., None] | None = None
         self._name = f"{self.attn.layer_name}.{_OPERATOR}"
-        config = get_current_vllm_config().compilation_config
+        compilation = config.compilation_config
         # The operator finds it by name, as vLLM's operators find theirs.
-        config.static_forward_context[self._name] = self
+        compilation.static_forward_context[self._name] = self
         # Where vLLM splits a model at its attention to compile it in pieces, it is to split it here.
-        if config.splitting_ops and f"vllm::{_OPERATOR}" not in config.splitting_ops:
-            config.splitting_ops.append(f"vllm::{_OPERATOR}")
+        if compilation.splitting_ops and f"vllm::{_OPERATOR}" not in compilation.splitting_ops:
+            compilation.splitting_ops.append(f"vllm::{_OPERATOR}")
 
     def forward(self, positions: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
         qkv, _ = self.qkv_proj(hidden_states)
@@ -118,25 +109,42 @@ def _is_decoding(metadata: Any) -> bool:
     )
 
 
-def use_decode_kernel(layers: list[TalkerAttention], config: VllmConfig) -> None:
-    """Let the layers of one model attend by one kernel, with common scratch memory, where they can.
+def use_rope_attention(layers: Iterable[nn.Module], config: VllmConfig) -> list[RopeAttention]:
+    """Let the decoder layers of one model attend by the operator, before they are compiled, and where it can be, a
+    decoding step by the kernel. Layers that other ranks have are passed over; none is changed where a stage is to do
+    without our kernels."""
+    match config.additional_config:
+        case StageRuntimeConfig(decoding_kernels=True):
+            pass
+        case _:
+            return []
+    attentions = []
+    for layer in layers:
+        if isinstance(layer, Qwen2DecoderLayer):
+            assert isinstance(layer.self_attn, Qwen2Attention)
+            layer.self_attn = attention = RopeAttention(layer.self_attn, config)
+            attentions.append(attention)
+    if attentions:
+        _use_kernel(attentions, config)
+    return attentions
 
-    They cannot on a GPU or with sizes that the kernel is not made for, with another rotary embedding than the
-    checkpoint's, a sliding window, a context that is spread over ranks, or a cache that is handed on layer by layer.
+
+def _use_kernel(layers: list[RopeAttention], config: VllmConfig) -> None:
+    """One for all layers, with common scratch memory.
+
+    None on a GPU or with sizes that the kernel is not made for, with another rotary embedding than the checkpoint's, a
+    sliding window, a context that is spread over ranks, or a cache that is handed on layer by layer.
     """
-    if not layers:
-        return
-    first = layers[0]
-    rope = first.rotary_emb
+    rope, attn = layers[0].rotary_emb, layers[0].attn
     if (
         not isinstance(rope, MRotaryEmbedding)
         or rope.mrope_section is None
         or len(rope.mrope_section) != 3
         or rope.mrope_interleaved
         or not rope.is_neox_style
-        or rope.rotary_dim != first.head_dim
-        or first.head_dim not in (32, 64, 128)
-        or first.attn.sliding_window is not None
+        or rope.rotary_dim != attn.head_size
+        or attn.head_size not in (32, 64, 128)
+        or attn.sliding_window is not None
         or config.parallel_config.decode_context_parallel_size > 1
         or config.kv_transfer_config is not None
         or not fits_decoding_kernels(device := rope.cos_sin_cache.device)
@@ -145,7 +153,7 @@ def use_decode_kernel(layers: list[TalkerAttention], config: VllmConfig) -> None
     from stages.runtime.decode_attention_kernel import DecodeAttention
 
     time, height, width = rope.mrope_section
-    kernel = DecodeAttention(first.num_heads, first.num_kv_heads, first.head_dim, (time, height, width), device)
+    kernel = DecodeAttention(attn.num_heads, attn.num_kv_heads, attn.head_size, (time, height, width), device)
     for layer in layers:
         layer.use_kernel(kernel)
 
@@ -154,7 +162,7 @@ def use_decode_kernel(layers: list[TalkerAttention], config: VllmConfig) -> None
 def omni_attention_with_rope(
     qkv: torch.Tensor, positions: torch.Tensor, attended: torch.Tensor, layer_name: str
 ) -> None:
-    layer: TalkerAttention = get_forward_context().no_compile_layers[layer_name]
+    layer: RopeAttention = get_forward_context().no_compile_layers[layer_name]
     layer.attend(qkv, positions, attended)
 
 

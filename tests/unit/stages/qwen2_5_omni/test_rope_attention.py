@@ -1,4 +1,4 @@
-"""When the talker's attention is one kernel, and what the kernel is given then."""
+"""When attention is one kernel, and what the kernel is given then."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ import torch
 from vllm.forward_context import ForwardContext, override_forward_context
 from vllm.v1.attention.backends.triton_attn import TritonAttentionMetadata
 
-from stages.qwen2_5_omni.talker_attention import TalkerAttention
+from stages.qwen2_5_omni.rope_attention import RopeAttention
 
 HEADS, KV_HEADS, DIM = 4, 2, 32
 NAME = "layers.0.attn"
@@ -58,8 +58,8 @@ def attend() -> Callable[[Step], tuple[list[dict[str, torch.Tensor]], torch.Tens
             rotary_emb=_Rope(),
             _kernel=kernel,
         )
-        layer._attend_by_kernel = lambda *args: TalkerAttention._attend_by_kernel(layer, *args)  # type: ignore[arg-type]
-        layer.attend = lambda *args: TalkerAttention.attend(layer, *args)  # type: ignore[arg-type]
+        layer._attend_by_kernel = lambda *args: RopeAttention._attend_by_kernel(layer, *args)  # type: ignore[arg-type]
+        layer.attend = lambda *args: RopeAttention.attend(layer, *args)  # type: ignore[arg-type]
         layer.attn.kv_cache = torch.zeros(9, KV_HEADS, 16, 2 * DIM, dtype=step.cache_dtype)
         rows = step.num_requests if step.num_rows is None else step.num_rows
         slots = {NAME: torch.arange(step.num_requests)} if step.has_slots else {}
@@ -141,13 +141,13 @@ def test_all_else_is_left_to_vllm(attend: Any, change: dict[str, Any]) -> None:
 def test_it_says_of_a_step_whether_the_kernel_will_compute_it(change: dict[str, Any], is_ours: bool) -> None:
     step = replace(Step(5), **change)
     layer = layer_with(cache_dtype=step.cache_dtype)
-    assert TalkerAttention.attends_by_kernel(layer, metadata_of(step)) == is_ours
+    assert RopeAttention.attends_by_kernel(layer, metadata_of(step)) == is_ours
 
 
 def test_steps_of_another_backend_are_not_the_kernels() -> None:
     """vLLM takes FlashInfer on some GPUs, whose metadata hold a plan for the step's lengths."""
     metadata = SimpleNamespace(**vars(metadata_of(Step(5))))
-    assert not TalkerAttention.attends_by_kernel(layer_with(), metadata)
+    assert not RopeAttention.attends_by_kernel(layer_with(), metadata)
 
 
 def layer_with(cache_dtype: torch.dtype = torch.float32) -> Any:
