@@ -35,8 +35,11 @@ class RopeAttention(nn.Module):
         self.rotary_emb = attention.rotary_emb
         self.attn = attention.attn
         self._kernel: Callable[..., None] | None = None
+        self._turn: Callable[..., None] | None = None
         self._name = f"{self.attn.layer_name}.{_OPERATOR}"
         compilation = config.compilation_config
+        # Called inside of an operator, vLLM's attention need not be one itself.
+        self.attn.use_direct_call = True
         # The operator finds it by name, as vLLM's operators find theirs.
         compilation.static_forward_context[self._name] = self
         # Where vLLM splits a model at its attention to compile it in pieces, it is to split it here.
@@ -56,14 +59,17 @@ class RopeAttention(nn.Module):
         if self._kernel is not None and self._attend_by_kernel(self._kernel, qkv, positions, attended):
             return
         q, k, v = qkv.split([self.q_size, self.kv_size, self.kv_size], dim=-1)
-        # Not compiled here: on a GPU vLLM's own kernel is the better choice.
-        rotate = self.rotary_emb.forward_cuda if qkv.is_cuda else self.rotary_emb
-        q, k = rotate(positions, q, k)
+        if self._turn is not None:
+            self._turn(qkv, positions, self.rotary_emb.cos_sin_cache)
+        else:  # not compiled here: on a GPU vLLM's own kernel is the better choice
+            rotate = self.rotary_emb.forward_cuda if qkv.is_cuda else self.rotary_emb
+            q, k = rotate(positions, q, k)
         attended.copy_(self.attn(q, k, v))
 
-    def use_kernel(self, kernel: Callable[..., None]) -> None:
-        """`kernel`: `stages.runtime.decode_attention_kernel.DecodeAttention` of this layer's sizes."""
-        self._kernel = kernel
+    def use_kernels(self, kernel: Callable[..., None], turn: Callable[..., None]) -> None:
+        """`kernel`: `stages.runtime.decode_attention_kernel.DecodeAttention` of this layer's sizes; `turn`, for all
+        other steps: `stages.runtime.rope_kernel.RopeInPlace`."""
+        self._kernel, self._turn = kernel, turn
 
     def attends_by_kernel(self, metadata: Any) -> bool:
         """Whether the kernel computes a step of which vLLM gives this layer that `metadata`."""
@@ -110,8 +116,8 @@ def _is_decoding(metadata: Any) -> bool:
 
 
 def use_rope_attention(layers: Iterable[nn.Module], config: VllmConfig) -> list[RopeAttention]:
-    """Let the decoder layers of one model attend by the operator, before they are compiled, and where it can be, a
-    decoding step by the kernel. Layers that other ranks have are passed over; none is changed where a stage is to do
+    """Let the decoder layers of one model attend by the operator, before they are compiled, and by our kernels where
+    these can. Layers that other ranks have are passed over; none is changed where a stage is to do
     without our kernels."""
     match config.additional_config:
         case StageRuntimeConfig(decoding_kernels=True):
@@ -125,14 +131,14 @@ def use_rope_attention(layers: Iterable[nn.Module], config: VllmConfig) -> list[
             layer.self_attn = attention = RopeAttention(layer.self_attn, config)
             attentions.append(attention)
     if attentions:
-        _use_kernel(attentions, config)
+        _use_kernels(attentions, config)
     return attentions
 
 
-def _use_kernel(layers: list[RopeAttention], config: VllmConfig) -> None:
-    """One for all layers, with common scratch memory.
+def _use_kernels(layers: list[RopeAttention], config: VllmConfig) -> None:
+    """The same for all layers, with common scratch memory.
 
-    None on a GPU or with sizes that the kernel is not made for, with another rotary embedding than the checkpoint's, a
+    None on a GPU or with sizes that they are not made for, with another rotary embedding than the checkpoint's, a
     sliding window, a context that is spread over ranks, or a cache that is handed on layer by layer.
     """
     rope, attn = layers[0].rotary_emb, layers[0].attn
@@ -151,11 +157,14 @@ def _use_kernel(layers: list[RopeAttention], config: VllmConfig) -> None:
     ):
         return
     from stages.runtime.decode_attention_kernel import DecodeAttention
+    from stages.runtime.rope_kernel import RopeInPlace
 
     time, height, width = rope.mrope_section
-    kernel = DecodeAttention(attn.num_heads, attn.num_kv_heads, attn.head_size, (time, height, width), device)
+    section = (time, height, width)
+    kernel = DecodeAttention(attn.num_heads, attn.num_kv_heads, attn.head_size, section, device)
+    turn = RopeInPlace(attn.num_heads + attn.num_kv_heads, attn.head_size, section)
     for layer in layers:
-        layer.use_kernel(kernel)
+        layer.use_kernels(kernel, turn)
 
 
 @eager_break_during_capture  # where vLLM captures graphs of uncompiled models, breaking them at attention

@@ -54,6 +54,7 @@ class FusedSampler(Sampler):
         self._ones = torch.ones(max_num_reqs, dtype=torch.int32, device=device)
         self._zeros = torch.zeros_like(self._ones)
         self._fits: npt.NDArray[np.bool_] = np.ones(max_num_reqs, bool)  # by row of the state tensors
+        self._wants_token_only: npt.NDArray[np.bool_] = np.ones(max_num_reqs, bool)  # likewise
         self._has_news = True
         self._num_bad: torch.Tensor | None = None
         scratch = (max_num_reqs, sampling_kernel.COLUMNS)
@@ -85,6 +86,7 @@ class FusedSampler(Sampler):
     def add_request(self, req_idx: int, sampling_params: SamplingParams) -> None:
         super().add_request(req_idx, sampling_params)
         self._has_news = True
+        self._wants_token_only[req_idx] = self.get_logprobs_dims(np.array([req_idx])) is None
         states, biases = self.sampling_states, self._biases
         top_k, top_p = int(states.top_k.np[req_idx]), float(states.top_p.np[req_idx])
         if top_p == 1:
@@ -120,7 +122,7 @@ class FusedSampler(Sampler):
             not self._is_possible
             or input_batch.has_prefill
             or input_batch.num_tokens != num_requests
-            or self.get_logprobs_dims(input_batch.idx_mapping_np) is not None
+            or not self._wants_token_only[input_batch.idx_mapping_np].all()
         ):
             return self._counted(super().__call__(logits, input_batch))
         tokens, _ = self.sample(

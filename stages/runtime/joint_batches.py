@@ -23,7 +23,7 @@ class Arrivals:
     """When the first step after a time without work may begin.
 
     While it may not, a scheduler makes a step `without_tokens`: vLLM's engine then sleeps for a millisecond and looks
-    for what has arrived."""
+    for what has arrived. Where the last one that came to an idle stage stayed alone, the next is not kept waiting."""
 
     def __init__(self, pause_s: float, longest_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         """`pause_s` after each arrival, `longest_s` after the first."""
@@ -31,12 +31,16 @@ class Arrivals:
         self._longest_s = longest_s
         self._clock = clock
         self._step_ended_at = self._first_at = self._starts_at = float("-inf")
+        self._expects_company = self._had_company = True
 
     def arrived(self, *, is_idle: bool) -> None:
         """A request has come; `is_idle`: there was none before it."""
         now = self._clock()
         if is_idle:
             self._first_at = now
+            self._expects_company, self._had_company = self._had_company, False
+        elif now <= self._first_at + self._longest_s:
+            self._had_company = True
         if now > self._step_ended_at + BUSY_S:
             self._starts_at = min(now + self._pause_s, self._first_at + self._longest_s)
 
@@ -45,7 +49,7 @@ class Arrivals:
 
     @property
     def is_pausing(self) -> bool:
-        return self._clock() < self._starts_at
+        return self._expects_company and self._clock() < self._starts_at
 
 
 @contextmanager

@@ -232,6 +232,8 @@ class RowStore:
 
         Raises `MissingRowError` for a position whose row has not come.
         """
+        if len(slots) == 1:
+            return np.array([self._place(int(slots[0]), int(positions[0]))])
         behind = positions - self._length[slots]
         if behind.max() < 0:
             return self._located(slots, positions)
@@ -243,6 +245,16 @@ class RowStore:
             raise MissingRowError(slot, int(positions[token]), int(self._length[slot]))
         tail = self._tail_row[slots] + np.minimum(behind, last)
         return np.where(is_behind, tail, self._located(slots, np.where(is_behind, 0, positions)))
+
+    def _place(self, slot: int, position: int) -> int:
+        """`locate` for one token, where arrays cost more than they save."""
+        behind = position - int(self._length[slot])
+        if behind < 0:
+            return int(self._pages[slot, position // PAGE_ROWS]) * PAGE_ROWS + position % PAGE_ROWS
+        last = int(self._tail_length[slot]) - 1
+        if last < 0:
+            raise MissingRowError(slot, position, position - behind)
+        return int(self._tail_row[slot]) + min(behind, last)
 
     @property
     def rows(self) -> npt.NDArray[np.uint8]:

@@ -18,6 +18,8 @@ import torch
 from vllm.triton_utils import tl, triton
 from vllm.v1.worker.gpu.sample.gumbel import gumbel_noised_argmax
 
+from stages.runtime.quick_launch import QuickLaunch
+
 COLUMNS = 128
 MAX_TOP_K = COLUMNS
 MAX_VOCABULARY = 16384
@@ -261,6 +263,9 @@ def _sample_kernel(
     tl.store(token_ptr + request, token.to(tl.int64))
 
 
+_launch = QuickLaunch(_sample_kernel)
+
+
 def sample(
     logits: torch.Tensor,
     states: torch.Tensor,
@@ -280,8 +285,9 @@ def sample(
     num_requests, vocabulary = logits.shape
     tokens = torch.empty(num_requests, dtype=torch.int64, device=logits.device)
     num_bad = torch.empty(num_requests, dtype=torch.int32, device=logits.device)
-    rows = max(2, triton.next_power_of_2(triton.cdiv(vocabulary, COLUMNS)))
-    _sample_kernel[(num_requests,)](
+    rows = max(2, 1 << (-(-vocabulary // COLUMNS) - 1).bit_length())  # the next power of two
+    _launch(
+        (num_requests, 1, 1),
         tokens,
         num_bad,
         *scratch,
@@ -292,11 +298,11 @@ def sample(
         *settings,
         *listed,
         *penalties,
-        MAX_LISTED=listed[1].shape[1],
-        MAX_BARRED=listed[-1].shape[1],
-        VOCABULARY=vocabulary,
-        ROWS=rows,
-        COLUMNS=COLUMNS,
+        listed[1].shape[1],
+        listed[-1].shape[1],
+        vocabulary,
+        rows,
+        COLUMNS,
         num_warps=min(16, max(4, rows // 8)),
     )
     return tokens, num_bad

@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from stages.runtime.quick_launch import QuickLaunch
+
 _COLUMNS = 1024
 
 
@@ -74,6 +76,9 @@ def _advance(
     tl.store(embeds_ptr + request * width + column, total.to(embedding.dtype), mask=inside)
 
 
+_launch = QuickLaunch(_advance)
+
+
 def advance(tensors: StepTensors, states: torch.Tensor, rope_delta: torch.Tensor, rows: torch.Tensor) -> None:
     """Inputs of a step with the next token of each of the requests that were in the step before.
 
@@ -81,7 +86,8 @@ def advance(tensors: StepTensors, states: torch.Tensor, rope_delta: torch.Tensor
     `[n, width]`: added to the tokens' embeddings, in the embeddings' dtype. Blocks that were in `step_blocks` stay.
     """
     width = tensors.embedding.shape[1]
-    _advance[(len(states), triton.cdiv(width, _COLUMNS))](
+    _launch(
+        (len(states), -(-width // _COLUMNS), 1),
         states,
         tensors.num_computed,
         tensors.last_tokens,
@@ -100,6 +106,6 @@ def advance(tensors: StepTensors, states: torch.Tensor, rope_delta: torch.Tensor
         tensors.step_blocks.stride(0),
         tensors.rope_positions.stride(0),
         width,
-        BLOCK_SIZE=tensors.block_size,
-        COLUMNS=_COLUMNS,
+        tensors.block_size,
+        _COLUMNS,
     )

@@ -5,6 +5,7 @@ import sys
 import pytest
 import torch
 
+from stages.runtime.rope_kernel import RopeInPlace
 from tests.gpu.graph_time import microseconds
 from tests.unit.stages.attention_step import Sizes, Step
 
@@ -46,6 +47,20 @@ def test_out_and_cache_are_exact_and_repeat(model: str, lengths: list[int], dtyp
     for _ in range(20):
         step.run(attention)
         assert torch.equal(step.out, first)
+
+
+@pytest.mark.parametrize("dtype", list(MAX_ERROR))
+@pytest.mark.parametrize("num_tokens", [1, 90, 5000])
+@pytest.mark.parametrize("model", list(MODELS))
+def test_the_rotary_embedding_of_a_prompt_is_exact(model: str, num_tokens: int, dtype: torch.dtype) -> None:
+    """Twice: the second launch is of the kernel that the first has compiled."""
+    sizes = MODELS[model]
+    turn = RopeInPlace(sizes.heads + sizes.kv_heads, sizes.dim, sizes.sections)
+    for _ in range(2):
+        step = Step(sizes, [1] * num_tokens, device="cuda", dtype=dtype)
+        expected = step.turned_qkv()
+        turn(step.qkv, step.positions, step.cos_sin)
+        assert (step.qkv.double() - expected).abs().max().item() <= MAX_ERROR[dtype]
 
 
 @pytest.mark.parametrize("num_requests", [1, 4, 16, 64])

@@ -94,6 +94,13 @@ class Step:
             out[row] = torch.einsum("ht,thd->hd", scores.softmax(1), values).flatten()
         return out, cache
 
+    def turned_qkv(self) -> torch.Tensor:
+        """`qkv` with the rotary embedding of queries and keys, reckoned in float64."""
+        sizes, rows = self.sizes, len(self.qkv)
+        num_turned = (sizes.heads + sizes.kv_heads) * sizes.dim
+        turned, rest = self.qkv.double().split([num_turned, self.qkv.shape[1] - num_turned], 1)
+        return torch.cat([self._turned(turned.view(rows, -1, sizes.dim)).flatten(1), rest], 1)
+
     def _turned(self, x: torch.Tensor) -> torch.Tensor:
         """Multimodal rotary embedding, as the reference's: x `[rows, heads, dim]`."""
         half = self.sizes.dim // 2

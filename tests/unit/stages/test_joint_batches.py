@@ -65,6 +65,36 @@ def test_a_single_one_waits_for_the_pause_only(stage: Stage) -> None:
     assert stage.step() == ["a"]
 
 
+def test_behind_one_that_stayed_alone_the_next_does_not_wait(stage: Stage) -> None:
+    for name in "ab":
+        stage.arrive(name)
+        stage.now += PAUSE_S
+        assert stage.step() == [name]
+        stage.now += 1
+    stage.arrive("c")
+    assert stage.step() == ["c"]
+
+
+def test_once_several_have_come_together_the_next_wait_for_each_other_again(stage: Stage) -> None:
+    stage.arrive("a")
+    stage.now += PAUSE_S
+    stage.step()
+    stage.now += 1
+    stage.arrive("b", max_tokens=2)
+    assert stage.step() == ["b"]
+    stage.now += 0.9 * PAUSE_S
+    stage.arrive("c")  # too late for the first step of b
+    while stage.scheduler.has_unfinished_requests():
+        stage.now += PAUSE_S
+        stage.step()
+    stage.now += 1
+    stage.arrive("d")
+    assert stage.step() == []
+    stage.arrive("e")
+    stage.now += PAUSE_S
+    assert stage.step() == ["d", "e"]
+
+
 def test_an_endless_row_of_arrivals_does_not_hold_up_the_first(stage: Stage) -> None:
     first_at = stage.now
     for number in range(100):
@@ -94,14 +124,14 @@ def test_an_abort_during_the_pause_leaves_nothing_behind(stage: Stage) -> None:
 
 
 def test_workers_are_told_of_requests_that_have_ended_in_a_pause_too(stage: Stage) -> None:
-    stage.arrive("a")
+    stage.arrive("a", "b")
     stage.now += PAUSE_S
     stage.step()
     stage.now += 2 * BUSY_S
-    stage.arrive("b")
+    stage.arrive("c")
     output = stage.scheduler.schedule()
     assert output.total_num_scheduled_tokens == 0
-    assert output.finished_req_ids == {"a"}
+    assert output.finished_req_ids == {"a", "b"}
 
 
 def test_a_request_that_a_pause_has_interrupted_comes_back_with_its_tokens(stage: Stage) -> None:

@@ -88,6 +88,14 @@ def test_rows_that_come_twice_are_refused() -> None:
         store.add(RowsFeed(payload(4, numbered(4, 2))))
 
 
+@pytest.mark.parametrize("position", [0, 4, 5, 6, 90])
+def test_a_row_looked_up_alone_is_the_one_that_it_is_among_others(position: int) -> None:
+    store = filled(5)
+    store.add(RowsFeed(None, final_length=5))
+    among = store.rows(position - 1, 3)[1:2] if position else store.rows(0, 2)[:1]
+    assert torch.equal(store.rows(position, 1), among)
+
+
 def test_behind_the_last_row_each_tail_row_follows_and_the_last_repeats() -> None:
     store = filled(5)
     store.add(RowsFeed(final_length=5))

@@ -51,12 +51,18 @@ def attend() -> Callable[[Step], tuple[list[dict[str, torch.Tensor]], torch.Tens
             calls.append(dict(zip(names, tensors, strict=True)))
             tensors[-1].fill_(1.0)
 
+        def turn(qkv: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> None:
+            assert positions.shape == (3, len(qkv))
+            assert cos_sin is layer.rotary_emb.cos_sin_cache
+            qkv += 0.5
+
         layer = SimpleNamespace(
             q_size=HEADS * DIM,
             kv_size=KV_HEADS * DIM,
             attn=_Attention(),
             rotary_emb=_Rope(),
             _kernel=kernel,
+            _turn=turn,
         )
         layer._attend_by_kernel = lambda *args: RopeAttention._attend_by_kernel(layer, *args)  # type: ignore[arg-type]
         layer.attend = lambda *args: RopeAttention.attend(layer, *args)  # type: ignore[arg-type]
@@ -81,17 +87,17 @@ class _Rope:
     cos_sin_cache = torch.zeros(8, DIM)
 
     def __call__(self, positions: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return q, k
+        raise AssertionError("turned twice")
 
 
 class _Attention:
-    """vLLM's, which leaves a mark of its own."""
+    """vLLM's, which leaves a mark of its own on what has been turned."""
 
     layer_name = NAME
     kv_cache: torch.Tensor
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return torch.full_like(q, 2.0)
+        return q + 1.5
 
 
 def test_a_decoding_step_is_one_kernel(attend: Any) -> None:
@@ -122,7 +128,7 @@ def test_rows_and_requests_are_padded_independently(attend: Any, num_rows: int) 
     ],
     ids=str,
 )
-def test_all_else_is_left_to_vllm(attend: Any, change: dict[str, Any]) -> None:
+def test_all_else_is_left_to_vllm_behind_the_rotary_embedding(attend: Any, change: dict[str, Any]) -> None:
     calls, out, _ = attend(replace(Step(5), **change))
     assert calls == []
     assert (out == 2).all()
