@@ -22,6 +22,9 @@ class Stream(Protocol):
     @property
     def is_waiting(self) -> bool: ...
 
+    @property
+    def waiting_s(self) -> float: ...
+
     def has_window(self, first_code: int) -> bool: ...
 
     def expected_codes_at(self, needed: int) -> float: ...
@@ -64,8 +67,11 @@ class DueWindows:
         self._played = _Windows()
         self._played_inside = _Windows()  # those of them that are in code2wav
         self._inside = 0
+        self.longest_wait_s = 0.0
+        """For how long the window has been in code2wav that came first, 0 if there is none."""
         for stream in streams:
             self._inside += _codes_inside(stream)
+            self.longest_wait_s = max(self.longest_wait_s, stream.waiting_s)
             self.add_played(stream)
 
     def add_played(self, stream: Stream) -> None:

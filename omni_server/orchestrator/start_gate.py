@@ -7,12 +7,13 @@ before them, and how fast code2wav has been lately (`StepTimes`).
 """
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from omni_server.orchestrator.due_windows import DueWindows
-from omni_server.orchestrator.step_times import StepTimes
+from omni_server.orchestrator.step_times import SAME_STEP_S, StepTimes
 from omni_server.orchestrator.talker_pace import TalkerPace
 from omni_server.orchestrator.window_schedule import WindowSchedule
 
@@ -28,7 +29,7 @@ STEP_SHARE = 0.5
 """A step that runs cannot be interrupted: what comes meanwhile waits for half of one, on average."""
 TALKER_SLACK = 1.1
 """The talker may turn out slower than it was by this factor."""
-JITTER_S = 0.08
+JITTER_S = 0.1
 """A window may come so much later than expected where many streams share the device, less where they are few. A later
 start is noticed less than a stall."""
 
@@ -157,8 +158,10 @@ class StartGate:
         # The more others there are, the surer a step is running when one of this stream's windows is ready.
         chance = min(1.0, (len(self._streams) - 1) / MANY_STREAMS)
         largest_step = steps.largest_step
-        inside = min(windows.codes_inside(playback), largest_step)
-        running_s = max(steps.predict(inside), chance * steps.usual_step_s)
+        others_inside = windows.codes_inside(playback)
+        running_s = max(steps.predict(min(others_inside, largest_step)), chance * steps.usual_step_s)
+        half_step_s = STEP_SHARE * running_s
+        rest_s = self._rest_of_own_step_s(playback, windows.longest_wait_s, others_inside)
         jitter_s = chance * JITTER_S
         for _ in range(MAX_ROUNDS):
             earliest, own_codes, in_turn_s = start, 0, -playback.waiting_s
@@ -169,21 +172,39 @@ class StartGate:
                 own_codes += num_codes
                 # Three things a window may have to wait for: the queue, its predecessors (one step each), its codes.
                 before = windows.codes_before(start + offset, playback, largest_step)
-                queued_s = STEP_SHARE * running_s + steps.predict(before) + steps.predict_more(own_codes)
+                queued_s = half_step_s + steps.predict(before) + steps.predict_more(own_codes)
+                if rest_s is not None and number == playback.next_window:
+                    queued_s = rest_s
                 in_turn_s += steps.predict(num_codes)
-                wait_s = max(queued_s, in_turn_s)
+                wait_s = max(queued_s, in_turn_s) + jitter_s
                 codes_in_s = playback.expected_codes_at(schedule.needed_codes(number)) - now
-                if codes_in_s > 0:  # at worst its last code comes when a step has just begun, as others' do
+                if codes_in_s > 0:  # its last code comes while a step runs, as others' do
                     coming = windows.codes_coming_before(start + offset, now + codes_in_s, running_s)
                     among_s = steps.predict_among_others(coming, num_codes, chance)
-                    wait_s = max(wait_s, codes_in_s + running_s + among_s)
-                earliest = max(earliest, now + wait_s + jitter_s - offset)
+                    # The step may just have begun. That and the jitter seldom come together.
+                    margin_s = math.hypot(half_step_s, jitter_s)
+                    wait_s = max(wait_s, codes_in_s + half_step_s + among_s + margin_s)
+                earliest = max(earliest, now + wait_s - offset)
             if earliest - start < 1e-3:
                 break
             start = earliest
             if start - now >= self._max_delay_s:  # it is held no longer than that
                 break
         return start - now
+
+    def _rest_of_own_step_s(self, playback: Playback, longest_wait_s: float, others_inside: int) -> float | None:
+        """Seconds until the running step ends, if that computes the next window of `playback`; None if it may not.
+
+        It does if the window was there when the step began and all that is there fits into one step: so many streams
+        whose codes come at the same time do not wait for each other."""
+        schedule, steps = playback.schedule, self.steps
+        if schedule is None or not playback.is_waiting:
+            return None
+        inside = others_inside + schedule.computed_codes(playback.next_window)
+        running_for_s = steps.running_for_s(longest_wait_s)
+        if inside > steps.largest_step or playback.waiting_s < running_for_s - SAME_STEP_S:
+            return None
+        return max(0.0, steps.predict(inside) - running_for_s)
 
     def _release(self) -> None:
         """Start the held streams that need not wait, those first that wait longest."""

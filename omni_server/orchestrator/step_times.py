@@ -38,6 +38,10 @@ class StepTimes:
         total = sum(seconds for _, seconds in self._steps)
         return sum(seconds * seconds for _, seconds in self._steps) / total if total else 0.0
 
+    def running_for_s(self, longest_wait_s: float) -> float:
+        """Since when a step has been running, if of the windows that are there one has waited for `longest_wait_s`."""
+        return min(longest_wait_s, self._clock() - self._end)
+
     def came_back(self, num_codes: int, sent_at: float) -> None:
         """A window that had been sent at `sent_at` has been computed: `num_codes`, its context included."""
         now = self._clock()

@@ -20,6 +20,7 @@ class Stream:
     started_at: float | None = None
     next_window: int = 1
     is_waiting: bool = False
+    waiting_s: float = 0.0
     num_codes: int = 10_000
     codes_at: float = 0.0
     schedule: WindowSchedule | None = SCHEDULE
@@ -86,3 +87,9 @@ def test_streams_without_windows_before_their_end_count_nothing() -> None:
     own = Stream()
     windows = DueWindows([own, Stream(started_at=1.0, is_waiting=True, schedule=None)], horizon=100.0)
     assert windows.codes_before(50.0, own, LARGEST_STEP) == windows.codes_inside(own) == 0
+
+
+def test_the_longest_wait_is_that_of_the_window_that_came_first() -> None:
+    streams = [Stream(), Stream(is_waiting=True, waiting_s=0.2), Stream(is_waiting=True, waiting_s=0.1)]
+    assert DueWindows(streams, horizon=100.0).longest_wait_s == 0.2
+    assert DueWindows([], horizon=100.0).longest_wait_s == 0.0

@@ -69,6 +69,57 @@ def test_a_talker_slower_than_speech_holds_its_own_stream_and_no_other() -> None
     run(work)
 
 
+def lockstep(stack: ExitStack, gate: StartGate, num_streams: int) -> list[Listener]:
+    """Streams that are held: their first windows came back just now, and their second ones are on their way."""
+    streams = [Listener(gate, stack) for _ in range(num_streams)]
+    for stream in streams:
+        stream.playback.push(48)
+        stream.playback.finish()
+        stream.window(24)
+        stream.playback.sent()
+    return streams
+
+
+async def step_of(gate: StartGate, stack: ExitStack, num_codes: int) -> None:
+    """A step of code2wav's: 20 ms, and 0.3 ms for each code."""
+    other = Listener(gate, stack, has_schedule=False)
+    other.playback.sent()
+    await pass_time(0.02 + 0.0003 * num_codes)
+    other.playback.came_back(num_codes)
+    await pass_time(0.01)
+
+
+def test_streams_whose_windows_are_in_one_step_do_not_wait_for_each_other() -> None:
+    """Each is heard when the step's rest is short enough, though the step has not ended."""
+
+    async def work() -> None:
+        gate = new_gate()
+        with ExitStack() as stack:
+            for num_codes in (384, 600):
+                await step_of(gate, stack, num_codes)
+            streams = lockstep(stack, gate, 16)
+            began = clock()
+            await pass_time(0.15)  # of the 0.19 s that 576 codes take
+            [heard_s] = {stream.heard_at[0] - began for stream in streams}
+            # 0.24 s of sound, of which 0.1 s are kept for jitter: the rest of the step has to be shorter than 0.14 s.
+            assert 0.05 <= heard_s <= 0.08
+
+    run(work)
+
+
+def test_streams_whose_windows_do_not_fit_into_one_step_wait_for_each_other() -> None:
+    async def work() -> None:
+        gate = new_gate()
+        with ExitStack() as stack:
+            for num_codes in (200, 384):
+                await step_of(gate, stack, num_codes)
+            streams = lockstep(stack, gate, 16)
+            await pass_time(0.15)
+            assert [stream.heard_at for stream in streams] == [[]] * 16
+
+    run(work)
+
+
 def test_a_stream_that_ends_while_it_is_held_is_forgotten() -> None:
     async def work() -> None:
         gate = new_gate()

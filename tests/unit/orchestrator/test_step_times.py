@@ -98,3 +98,10 @@ def test_among_others_a_window_waits_for_the_end_of_whole_steps(times: StepTimes
     assert times.predict_among_others(800, 50, 1.0) == times.predict(850)
     assert times.predict_among_others(801, 50, 1.0) == pytest.approx(2 * times.predict(850))
     assert times.predict_among_others(0, 900, 0.0) == times.predict(900), "one window is in one step"
+
+
+def test_a_step_has_been_running_since_the_last_ended_or_its_first_window_came(times: StepTimes, clock: Clock) -> None:
+    step(times, clock, [100])
+    clock.now += 0.0498
+    assert times.running_for_s(0.5) == pytest.approx(0.05)
+    assert times.running_for_s(0.02) == 0.02

@@ -20,9 +20,11 @@ PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.006
 class Stage:
     """The scheduler, and the time that it sees."""
 
-    def __init__(self, folder: Path, scheduler_class: type[Any], **kwargs: Any) -> None:
+    def __init__(
+        self, folder: Path, scheduler_class: type[Any], *, only_in_company: bool = False, **kwargs: Any
+    ) -> None:
         self.now = 100.0
-        arrivals = Arrivals(PAUSE_S, LONGEST_PAUSE_S, lambda: self.now)
+        arrivals = Arrivals(PAUSE_S, LONGEST_PAUSE_S, lambda: self.now, only_in_company=only_in_company)
         self.scheduler: Scheduler = make_scheduler(folder, scheduler_class=scheduler_class, arrivals=arrivals, **kwargs)
 
     def arrive(self, *names: str, max_tokens: int = 1) -> None:
@@ -47,6 +49,11 @@ def stage(tmp_path: Path, request: pytest.FixtureRequest) -> Stage:
     return Stage(tmp_path, request.param)
 
 
+@pytest.fixture
+def windows(tmp_path: Path) -> Stage:
+    return Stage(tmp_path, JointBatchScheduler, only_in_company=True)
+
+
 def test_those_that_come_shortly_after_the_first_are_computed_with_it(stage: Stage) -> None:
     stage.arrive("a")
     assert stage.step() == []
@@ -65,7 +72,17 @@ def test_a_single_one_waits_for_the_pause_only(stage: Stage) -> None:
     assert stage.step() == ["a"]
 
 
-def test_behind_one_that_stayed_alone_the_next_does_not_wait(stage: Stage) -> None:
+def test_prompts_wait_for_each_other_also_behind_one_that_stayed_alone(stage: Stage) -> None:
+    for name in "abc":
+        stage.arrive(name)
+        assert stage.step() == []
+        stage.now += PAUSE_S
+        assert stage.step() == [name]
+        stage.now += 1
+
+
+def test_behind_a_window_that_stayed_alone_the_next_does_not_wait(windows: Stage) -> None:
+    stage = windows
     for name in "ab":
         stage.arrive(name)
         stage.now += PAUSE_S
@@ -75,7 +92,8 @@ def test_behind_one_that_stayed_alone_the_next_does_not_wait(stage: Stage) -> No
     assert stage.step() == ["c"]
 
 
-def test_once_several_have_come_together_the_next_wait_for_each_other_again(stage: Stage) -> None:
+def test_once_several_windows_have_come_together_the_next_wait_for_each_other_again(windows: Stage) -> None:
+    stage = windows
     stage.arrive("a")
     stage.now += PAUSE_S
     stage.step()
