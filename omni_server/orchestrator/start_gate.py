@@ -202,7 +202,10 @@ class StartGate:
             return None
         inside = others_inside + schedule.computed_codes(playback.next_window)
         running_for_s = steps.running_for_s(longest_wait_s)
-        if inside > steps.largest_step or playback.waiting_s < running_for_s - SAME_STEP_S:
+        # A step that begins with an arrival waits for others, and one behind a step for nothing, which may have ended
+        # a while before it is known here.
+        tolerance_s = SAME_STEP_S if running_for_s == longest_wait_s else -SAME_STEP_S
+        if inside > steps.largest_step or playback.waiting_s < running_for_s - tolerance_s:
             return None
         return max(0.0, steps.predict(inside) - running_for_s)
 

@@ -128,6 +128,7 @@ def use_rope_attention(layers: Iterable[nn.Module], config: VllmConfig) -> list[
     for layer in layers:
         if isinstance(layer, Qwen2DecoderLayer):
             assert isinstance(layer.self_attn, Qwen2Attention)
+            assert not layer.self_attn.qk_norm, "the operator has no norms of queries and keys"
             layer.self_attn = attention = RopeAttention(layer.self_attn, config)
             attentions.append(attention)
     if attentions:

@@ -107,6 +107,53 @@ def test_streams_whose_windows_are_in_one_step_do_not_wait_for_each_other() -> N
     run(work)
 
 
+def test_a_window_that_comes_when_a_step_has_begun_does_not_count_as_one_of_it() -> None:
+    """It is computed in the next one, and its stream is held for longer than those of the step are."""
+
+    async def work() -> None:
+        gate = new_gate()
+        with ExitStack() as stack:
+            for num_codes in (384, 600):
+                await step_of(gate, stack, num_codes)
+            late = Listener(gate, stack)
+            late.playback.push(48)
+            late.playback.finish()
+            late.window(24)
+            streams = lockstep(stack, gate, 14)
+            await pass_time(0.02)
+            late.playback.sent()
+            await pass_time(0.13)
+            assert late.heard_at == []
+            assert {len(stream.heard_at) for stream in streams} == {1}
+
+    run(work)
+
+
+def test_behind_a_step_a_window_that_comes_as_it_ends_does_not_count_as_one_of_the_next() -> None:
+    """The next one has begun, without it, before the end of the step is known here."""
+
+    async def work() -> None:
+        gate = new_gate()
+        with ExitStack() as stack:
+            for num_codes in (384, 700):
+                await step_of(gate, stack, num_codes)
+            running, queued = Listener(gate, stack, has_schedule=False), lockstep(stack, gate, 14)
+            running.playback.sent()
+            await pass_time(0.01)
+            running.playback.came_back(100)
+            await pass_time(0.001)
+            late = Listener(gate, stack)
+            late.playback.push(48)
+            late.playback.finish()
+            late.window(24)
+            late.playback.sent()
+            await pass_time(0.13)
+            assert late.heard_at == []
+            assert {len(stream.heard_at) for stream in queued} == {1}
+
+    run(work)
+
+
 def test_streams_whose_windows_do_not_fit_into_one_step_wait_for_each_other() -> None:
     async def work() -> None:
         gate = new_gate()

@@ -26,6 +26,7 @@ class Step:
     has_slots: bool = True
     cache_dtype: torch.dtype = torch.float32
     metadata: bool = True
+    has_kernels: bool = True
 
 
 def metadata_of(step: Step) -> Any:
@@ -60,9 +61,9 @@ def attend() -> Callable[[Step], tuple[list[dict[str, torch.Tensor]], torch.Tens
             q_size=HEADS * DIM,
             kv_size=KV_HEADS * DIM,
             attn=_Attention(),
-            rotary_emb=_Rope(),
-            _kernel=kernel,
-            _turn=turn,
+            rotary_emb=_Rope(is_ours=step.has_kernels),
+            _kernel=kernel if step.has_kernels else None,
+            _turn=turn if step.has_kernels else None,
         )
         layer._attend_by_kernel = lambda *args: RopeAttention._attend_by_kernel(layer, *args)  # type: ignore[arg-type]
         layer.attend = lambda *args: RopeAttention.attend(layer, *args)  # type: ignore[arg-type]
@@ -86,8 +87,12 @@ def attend() -> Callable[[Step], tuple[list[dict[str, torch.Tensor]], torch.Tens
 class _Rope:
     cos_sin_cache = torch.zeros(8, DIM)
 
+    def __init__(self, *, is_ours: bool) -> None:
+        self.is_ours = is_ours
+
     def __call__(self, positions: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        raise AssertionError("turned twice")
+        assert not self.is_ours, "turned by vLLM's embedding, too"
+        return q + 0.5, k + 0.5
 
 
 class _Attention:
@@ -132,6 +137,14 @@ def test_all_else_is_left_to_vllm_behind_the_rotary_embedding(attend: Any, chang
     calls, out, _ = attend(replace(Step(5), **change))
     assert calls == []
     assert (out == 2).all()
+
+
+def test_without_kernels_every_step_is_vllms(attend: Any) -> None:
+    """On a CPU, and on a GPU that they do not fit."""
+    calls, out, qkv = attend(Step(5, has_kernels=False))
+    assert calls == []
+    assert (out == 2).all()
+    assert (qkv == 0).all()
 
 
 @pytest.mark.parametrize(
