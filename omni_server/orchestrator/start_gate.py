@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from omni_server.orchestrator.due_windows import DueWindows
-from omni_server.orchestrator.step_times import SAME_STEP_S, StepTimes
+from omni_server.orchestrator.step_times import StepTimes
 from omni_server.orchestrator.talker_pace import TalkerPace
 from omni_server.orchestrator.window_schedule import WindowSchedule
 
@@ -161,7 +161,10 @@ class StartGate:
         others_inside = windows.codes_inside(playback)
         running_s = max(steps.predict(min(others_inside, largest_step)), chance * steps.usual_step_s)
         half_step_s = STEP_SHARE * running_s
-        rest_s = self._rest_of_own_step_s(playback, windows.longest_wait_s, others_inside)
+        rest_s = None
+        if playback.is_waiting:
+            all_inside = others_inside + schedule.computed_codes(playback.next_window)
+            rest_s = steps.rest_of_step_s(all_inside, playback.waiting_s, windows.longest_wait_s)
         jitter_s = chance * JITTER_S
         for _ in range(MAX_ROUNDS):
             earliest, own_codes, in_turn_s = start, 0, -playback.waiting_s
@@ -191,23 +194,6 @@ class StartGate:
             if start - now >= self._max_delay_s:  # it is held no longer than that
                 break
         return start - now
-
-    def _rest_of_own_step_s(self, playback: Playback, longest_wait_s: float, others_inside: int) -> float | None:
-        """Seconds until the running step ends, if that computes the next window of `playback`; None if it may not.
-
-        It does if the window was there when the step began and all that is there fits into one step: so many streams
-        whose codes come at the same time do not wait for each other."""
-        schedule, steps = playback.schedule, self.steps
-        if schedule is None or not playback.is_waiting:
-            return None
-        inside = others_inside + schedule.computed_codes(playback.next_window)
-        running_for_s = steps.running_for_s(longest_wait_s)
-        # A step that begins with an arrival waits for others, and one behind a step for nothing, which may have ended
-        # a while before it is known here.
-        tolerance_s = SAME_STEP_S if running_for_s == longest_wait_s else -SAME_STEP_S
-        if inside > steps.largest_step or playback.waiting_s < running_for_s - tolerance_s:
-            return None
-        return max(0.0, steps.predict(inside) - running_for_s)
 
     def _release(self) -> None:
         """Start the held streams that need not wait, those first that wait longest."""

@@ -38,10 +38,6 @@ class StepTimes:
         total = sum(seconds for _, seconds in self._steps)
         return sum(seconds * seconds for _, seconds in self._steps) / total if total else 0.0
 
-    def running_for_s(self, longest_wait_s: float) -> float:
-        """Since when a step has been running, if of the windows that are there one has waited for `longest_wait_s`."""
-        return min(longest_wait_s, self._clock() - self._end)
-
     def came_back(self, num_codes: int, sent_at: float) -> None:
         """A window that had been sent at `sent_at` has been computed: `num_codes`, its context included."""
         now = self._clock()
@@ -66,6 +62,21 @@ class StepTimes:
         if num_before and together > largest:
             return math.ceil(together / max(1, largest)) * self.predict(largest)
         return max(self.predict(together), chance * self.usual_step_s)
+
+    def rest_of_step_s(self, num_codes: int, waited_s: float, longest_wait_s: float) -> float | None:
+        """Seconds until the running step ends, if a window that has waited for `waited_s` is in it; None if it may not
+        be. `num_codes` are those of all windows that are there, of which one has waited for `longest_wait_s`.
+
+        It is in the step if it was there when that began and all fit into one: so many streams whose codes come at the
+        same time do not wait for each other."""
+        since_last_s = self._clock() - self._end
+        if longest_wait_s <= since_last_s:  # a step that begins with an arrival waits a moment for others
+            running_for_s, least_wait_s = longest_wait_s, longest_wait_s - SAME_STEP_S
+        else:  # one behind a step does not, and the one before may have ended a while before it was known here
+            running_for_s, least_wait_s = since_last_s, since_last_s + SAME_STEP_S
+        if num_codes > self.largest_step or waited_s < least_wait_s:
+            return None
+        return max(0.0, self.predict(num_codes) - running_for_s)
 
     def predict_more(self, num_codes: int) -> float:
         """Seconds by which a step becomes longer with `num_codes` in it."""

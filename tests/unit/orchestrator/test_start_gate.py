@@ -69,34 +69,41 @@ def test_a_talker_slower_than_speech_holds_its_own_stream_and_no_other() -> None
     run(work)
 
 
+def held(stack: ExitStack, gate: StartGate) -> Listener:
+    """A stream of two windows, of which the first came back just now."""
+    stream = Listener(gate, stack)
+    stream.playback.push(48)
+    stream.playback.finish()
+    stream.window(24)
+    return stream
+
+
 def lockstep(stack: ExitStack, gate: StartGate, num_streams: int) -> list[Listener]:
-    """Streams that are held: their first windows came back just now, and their second ones are on their way."""
-    streams = [Listener(gate, stack) for _ in range(num_streams)]
+    """As many that are held, with their second windows on their way."""
+    streams = [held(stack, gate) for _ in range(num_streams)]
     for stream in streams:
-        stream.playback.push(48)
-        stream.playback.finish()
-        stream.window(24)
         stream.playback.sent()
     return streams
 
 
-async def step_of(gate: StartGate, stack: ExitStack, num_codes: int) -> None:
-    """A step of code2wav's: 20 ms, and 0.3 ms for each code."""
-    other = Listener(gate, stack, has_schedule=False)
-    other.playback.sent()
-    await pass_time(0.02 + 0.0003 * num_codes)
-    other.playback.came_back(num_codes)
-    await pass_time(0.01)
+async def gate_that_knows_steps(stack: ExitStack, *num_codes: int) -> StartGate:
+    """Of so many codes each: 20 ms, and 0.3 ms for each code."""
+    gate = new_gate()
+    for step in num_codes:
+        other = Listener(gate, stack, has_schedule=False)
+        other.playback.sent()
+        await pass_time(0.02 + 0.0003 * step)
+        other.playback.came_back(step)
+        await pass_time(0.01)
+    return gate
 
 
 def test_streams_whose_windows_are_in_one_step_do_not_wait_for_each_other() -> None:
     """Each is heard when the step's rest is short enough, though the step has not ended."""
 
     async def work() -> None:
-        gate = new_gate()
         with ExitStack() as stack:
-            for num_codes in (384, 600):
-                await step_of(gate, stack, num_codes)
+            gate = await gate_that_knows_steps(stack, 384, 600)
             streams = lockstep(stack, gate, 16)
             began = clock()
             await pass_time(0.15)  # of the 0.19 s that 576 codes take
@@ -111,14 +118,9 @@ def test_a_window_that_comes_when_a_step_has_begun_does_not_count_as_one_of_it()
     """It is computed in the next one, and its stream is held for longer than those of the step are."""
 
     async def work() -> None:
-        gate = new_gate()
         with ExitStack() as stack:
-            for num_codes in (384, 600):
-                await step_of(gate, stack, num_codes)
-            late = Listener(gate, stack)
-            late.playback.push(48)
-            late.playback.finish()
-            late.window(24)
+            gate = await gate_that_knows_steps(stack, 384, 600)
+            late = held(stack, gate)
             streams = lockstep(stack, gate, 14)
             await pass_time(0.02)
             late.playback.sent()
@@ -133,19 +135,14 @@ def test_behind_a_step_a_window_that_comes_as_it_ends_does_not_count_as_one_of_t
     """The next one has begun, without it, before the end of the step is known here."""
 
     async def work() -> None:
-        gate = new_gate()
         with ExitStack() as stack:
-            for num_codes in (384, 700):
-                await step_of(gate, stack, num_codes)
+            gate = await gate_that_knows_steps(stack, 384, 700)
             running, queued = Listener(gate, stack, has_schedule=False), lockstep(stack, gate, 14)
             running.playback.sent()
             await pass_time(0.01)
             running.playback.came_back(100)
             await pass_time(0.001)
-            late = Listener(gate, stack)
-            late.playback.push(48)
-            late.playback.finish()
-            late.window(24)
+            late = held(stack, gate)
             late.playback.sent()
             await pass_time(0.13)
             assert late.heard_at == []
@@ -156,10 +153,8 @@ def test_behind_a_step_a_window_that_comes_as_it_ends_does_not_count_as_one_of_t
 
 def test_streams_whose_windows_do_not_fit_into_one_step_wait_for_each_other() -> None:
     async def work() -> None:
-        gate = new_gate()
         with ExitStack() as stack:
-            for num_codes in (200, 384):
-                await step_of(gate, stack, num_codes)
+            gate = await gate_that_knows_steps(stack, 200, 384)
             streams = lockstep(stack, gate, 16)
             await pass_time(0.15)
             assert [stream.heard_at for stream in streams] == [[]] * 16

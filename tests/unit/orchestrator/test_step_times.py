@@ -100,8 +100,24 @@ def test_among_others_a_window_waits_for_the_end_of_whole_steps(times: StepTimes
     assert times.predict_among_others(0, 900, 0.0) == times.predict(900), "one window is in one step"
 
 
-def test_a_step_has_been_running_since_the_last_ended_or_its_first_window_came(times: StepTimes, clock: Clock) -> None:
-    step(times, clock, [100])
-    clock.now += 0.0498
-    assert times.running_for_s(0.5) == pytest.approx(0.05)
-    assert times.running_for_s(0.02) == 0.02
+def test_the_rest_of_a_step_counts_from_the_end_of_the_last_or_the_first_window_of_its_own(
+    times: StepTimes, clock: Clock
+) -> None:
+    for _ in range(2):
+        step(times, clock, [100])
+    clock.now += 0.0198  # with the 0.2 ms that lie behind the step
+    whole_s = times.predict(100)
+    assert times.rest_of_step_s(100, 0.5, 0.5) == pytest.approx(whole_s - 0.02)
+    assert times.rest_of_step_s(100, 0.01, 0.01) == pytest.approx(whole_s - 0.01)
+    clock.now += 1.0
+    assert times.rest_of_step_s(100, 0.5, 0.5) == 0.0
+
+
+def test_a_window_that_may_not_be_in_the_running_step_has_no_rest_of_it(times: StepTimes, clock: Clock) -> None:
+    for _ in range(2):
+        step(times, clock, [100])
+    clock.now += 0.0198
+    assert times.rest_of_step_s(101, 0.5, 0.5) is None, "all may not fit"
+    assert times.rest_of_step_s(100, 0.022, 0.5) is None, "it came as the last step ended"
+    assert times.rest_of_step_s(100, 0.005, 0.01) is None, "it came behind the first"
+    assert times.rest_of_step_s(100, 0.007, 0.01) is not None, "it came with the first"
