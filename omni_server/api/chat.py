@@ -129,10 +129,9 @@ class ChatService:
                         last_audio = encoder.close() if encoder is not None else b""
                         expires_at = self._remember(answer, "".join(text))
                         reason = api_finish_reason(event.finish_reason, turn.call_finish_reason)
-                        for data in renderer.closing(last_audio, expires_at, reason):
-                            yield data
-        for data in chunks.ending(total_usage(usages)):
-            yield data
+                        # What is there at once is sent at once: each piece costs a system call.
+                        yield b"".join(renderer.closing(last_audio, expires_at, reason))
+        yield b"".join(chunks.ending(total_usage(usages)))
 
     def _caller_history(self) -> CallerHistory:
         """Of whoever sent the request that the running task serves."""

@@ -13,20 +13,35 @@ Result = TypeVar("Result")
 async def until_disconnect(work: Coroutine[Any, Any, Result], receive: Receive) -> Result:
     """Awaits `work`, and cancels it when the client disconnects; raises `ClientDisconnect` then.
 
-    The body must have been read. A result that is there at the same moment is returned all the same: it may
-    hold something that its receiver has to release.
+    The body must have been read. Where `work` returns all the same, its result is returned: it may hold something that
+    its receiver has to release. It is done by the calling task: in one of its own, every request of a crowd would wait
+    for its turn once more.
     """
-    working = asyncio.create_task(work)
+    worker = asyncio.current_task()
+    assert worker is not None
+    num_cancels = worker.cancelling()
+    has_left = False
+
+    def left(watching: asyncio.Task[None]) -> None:
+        nonlocal has_left
+        if not watching.cancelled():
+            watching.exception()  # is nobody's, but must have been seen
+            has_left = True
+            worker.cancel()
+
     watching = asyncio.create_task(_disconnected(receive))
+    watching.add_done_callback(left)
     try:
-        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        return await work
+    except asyncio.CancelledError:
+        if has_left and worker.cancelling() == num_cancels + 1:  # nobody else wants it to end
+            raise ClientDisconnect from None
+        raise
     finally:
-        for task in (working, watching):
-            task.cancel()
-        await asyncio.gather(working, watching, return_exceptions=True)
-    if working.cancelled():
-        raise ClientDisconnect
-    return working.result()
+        watching.remove_done_callback(left)
+        watching.cancel()
+        if has_left:
+            worker.uncancel()
 
 
 async def _disconnected(receive: Receive) -> None:

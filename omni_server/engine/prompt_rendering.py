@@ -6,13 +6,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm.exceptions import VLLMClientError
-from vllm.inputs import TextPrompt
-from vllm.renderers.inputs.preprocess import parse_model_prompt
+from vllm.inputs import TextPrompt, TokensPrompt
 
 from omni_server.engine.async_engine import StageAsyncLLM
 from omni_server.engine.stage_client import stage_errors
 from omni_server.errors import InvalidRequestError
 from omni_server.family import ThinkerPrompt
+
+_INLINE_CHARS = 2000
+"""Text up to this length is tokenised within a millisecond or two, mostly less than half of one. In a thread, beside an
+event loop that is busy with a crowd, it would wait for Python's lock instead, up to 5 ms each time."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class PromptRenderer:
             raise _prompt_too_long(self._max_model_len)
 
     async def render(self, prompt: ThinkerPrompt, reply: str | None = None) -> RenderedPrompt:
-        """Tokenise and preprocess media, off the event loop; behind them the tokens of `reply`.
+        """Tokenise and preprocess media, off the event loop where that takes long; behind them the tokens of `reply`.
 
         Raises `InvalidRequestError` if the prompt is too long or the media do not fit it.
         """
@@ -65,19 +68,16 @@ class PromptRenderer:
         renderer = self._engine.renderer
         try:
             with stage_errors(self._stage):
-                raw: dict[str, Any] = {"prompt": prompt.text}
-                if prompt.pieces:
-                    raw = {"prompt_token_ids": await self._ids_of(prompt.pieces)}
-                if media:
-                    raw |= {"multi_modal_data": media, "mm_processor_kwargs": dict(prompt.processor_kwargs)}
-                # vLLM's usual cache sends media once and refers to them from then on; rendering counts as sent, so a
-                # prompt that is dropped after it, or overtaken on its way to the engine, would spoil the next with
-                # the same media. The other cache keeps what preprocessing made and sends it every time.
-                (engine_input,) = await renderer.render_cmpl_async(
-                    [parse_model_prompt(self._engine.model_config, raw)],
-                    renderer.default_cmpl_tok_params,
-                    skip_mm_cache=True,
-                )
+                raw = TokensPrompt(prompt_token_ids=await self._ids_of(prompt.pieces or (prompt.text,)))
+                if not media:
+                    (engine_input,) = renderer.render_cmpl([raw])
+                else:
+                    raw["multi_modal_data"] = media
+                    raw["mm_processor_kwargs"] = dict(prompt.processor_kwargs)
+                    # vLLM's usual cache sends media once and refers to them from then on; rendering counts as sent, so
+                    # a prompt that is dropped after it, or overtaken on its way to the engine, would spoil the next
+                    # with the same media. The other cache keeps what preprocessing made and sends it every time.
+                    (engine_input,) = await renderer.render_cmpl_async([raw], skip_mm_cache=True)
         except (VLLMClientError, ValueError, TypeError) as exc:
             raise _invalid_prompt(exc, self._max_model_len) from exc
         reply_ids = () if reply is None else self._plain_ids(reply)
@@ -95,11 +95,16 @@ class PromptRenderer:
         come between them, and not beyond what fits. Raises `InvalidRequestError`.
         """
         renderer = self._engine.renderer
+        is_short = sum(map(len, pieces)) <= _INLINE_CHARS
         params = renderer.default_cmpl_tok_params
         inner = replace(params, add_special_tokens=False)
         token_ids: list[int] = []
         for piece in pieces:
-            prompt = await renderer.tokenize_prompt_async(TextPrompt(prompt=piece), params)
+            text = TextPrompt(prompt=piece)
+            if is_short:
+                prompt = renderer.tokenize_prompt(text, params)
+            else:
+                prompt = await renderer.tokenize_prompt_async(text, params)
             token_ids += prompt["prompt_token_ids"]
             if len(token_ids) > self._max_model_len:
                 raise _prompt_too_long(self._max_model_len)

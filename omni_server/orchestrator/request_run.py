@@ -147,7 +147,7 @@ class RequestRun:
         async with asyncio.TaskGroup() as group:
             if self._talk is not None:
                 group.create_task(self._talk.run())
-            group.create_task(self._think())
+            await self._think()  # in this task: in a crowd, a task of its own would begin behind all others
 
     async def _think(self) -> None:
         async with self._thinker.life.needed():

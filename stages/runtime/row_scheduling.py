@@ -117,8 +117,8 @@ class StageSchedulerMixin:
                 self._sending.add(request.request_id)
                 # A token found in the prefix cache is not computed, so it would have no row.
                 request.skip_reading_prefix_cache = True
-        if self.arrivals is not None:
-            self.arrivals.arrived(is_idle=not self.has_unfinished_requests())  # type: ignore[attr-defined]
+                if self.arrivals is not None:  # what is not spoken gains nothing by staying together
+                    self.arrivals.arrived(is_idle=not self.has_unfinished_requests())  # type: ignore[attr-defined]
         super().add_request(request)  # type: ignore[misc]
 
     def _take_feed(self, request_id: str, feed: RowsFeed) -> None:

@@ -1,10 +1,16 @@
 """A client that leaves ends its request everywhere."""
 
 import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any
 
 import pytest
+from starlette.requests import ClientDisconnect
+from starlette.types import Message
 
 from omni_server.api.config import ApiConfig
+from omni_server.api.disconnect import until_disconnect
 from omni_server.types import TextDelta
 from tests.unit.api.asgi_call import AsgiCall
 from tests.unit.api.clients import SPEECH, app_of, chat, post
@@ -84,3 +90,67 @@ async def test_next_request_works_after_one_was_left() -> None:
         await call.body_until(b"assistant")
     generator.script = None
     assert (await post(app, chat())).status_code == 200
+
+
+class Caller:
+    """Of `until_disconnect`, in a task: what it is told about its client, and what came of it."""
+
+    def __init__(self, work: Coroutine[Any, Any, str]) -> None:
+        self.leave, self.has_outcome = asyncio.Event(), asyncio.Event()
+        self.outcome: str | None = None
+        self.task = asyncio.create_task(self._run(work))
+
+    async def _run(self, work: Coroutine[Any, Any, str]) -> None:
+        try:
+            self.outcome = await until_disconnect(work, self._receive)
+        except ClientDisconnect:
+            self.outcome = "left"
+        self.has_outcome.set()
+        await asyncio.sleep(0)  # as whoever releases something would
+
+    async def _receive(self) -> Message:
+        await self.leave.wait()
+        return {"type": "http.disconnect"}
+
+
+async def test_work_is_cancelled_when_the_client_leaves_and_its_caller_goes_on() -> None:
+    caller = Caller(asyncio.Event().wait())  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    caller.leave.set()
+    await asyncio.wait_for(caller.task, 10)
+    assert caller.outcome == "left"
+    assert caller.task.cancelling() == 0
+
+
+async def test_what_work_returns_all_the_same_when_the_client_leaves_is_not_lost() -> None:
+    async def work() -> str:
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        return "result"
+
+    caller = Caller(work())
+    await asyncio.sleep(0)
+    caller.leave.set()
+    await asyncio.wait_for(caller.task, 10)
+    assert caller.outcome == "result"
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_a_caller_that_is_cancelled_itself_is_not_told_that_its_client_has_left(leaves: bool) -> None:
+    caller = Caller(asyncio.Event().wait())  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    if leaves:
+        caller.leave.set()
+        await asyncio.sleep(0)
+    caller.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(caller.task, 10)
+    assert caller.outcome is None
+
+
+async def test_a_client_that_leaves_after_the_work_is_done_disturbs_nobody() -> None:
+    caller = Caller(asyncio.sleep(0, "result"))
+    await caller.has_outcome.wait()
+    caller.leave.set()
+    await asyncio.wait_for(caller.task, 10)
+    assert caller.outcome == "result"

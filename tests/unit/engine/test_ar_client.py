@@ -105,7 +105,7 @@ def client_of(engine: FakeEngine) -> ArStageClient:
 
 
 class FakeRenderer:
-    """A token for each character of a piece; a whole prompt is one token."""
+    """A token for each character."""
 
     default_cmpl_tok_params = TokenizeParams(max_total_tokens=64)
 
@@ -114,35 +114,52 @@ class FakeRenderer:
         self.most_waiting = 0
         self.tokenised: list[str] = []
 
+    def tokenize_prompt(self, prompt: dict[str, str], params: TokenizeParams) -> dict[str, list[int]]:
+        self.tokenised.append(prompt["prompt"])
+        start = [0] if params.add_special_tokens else []
+        return {"prompt_token_ids": start + [ord(character) for character in prompt["prompt"]]}
+
     async def tokenize_prompt_async(self, prompt: dict[str, str], params: TokenizeParams) -> dict[str, list[int]]:
         self.num_waiting += 1
         self.most_waiting = max(self.most_waiting, self.num_waiting)
         await asyncio.sleep(0)
         self.num_waiting -= 1
-        self.tokenised.append(prompt["prompt"])
-        start = [0] if params.add_special_tokens else []
-        return {"prompt_token_ids": start + [ord(character) for character in prompt["prompt"]]}
+        return self.tokenize_prompt(prompt, params)
 
-    async def render_cmpl_async(
-        self, prompts: list[dict[str, Any]], params: TokenizeParams, *, skip_mm_cache: bool
-    ) -> list[dict[str, Any]]:
-        return [{"prompt_token_ids": [1]} | prompt for prompt in prompts]
+    def render_cmpl(self, prompts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return list(prompts)
+
+    async def render_cmpl_async(self, prompts: list[dict[str, Any]], *, skip_mm_cache: bool) -> list[dict[str, Any]]:
+        return list(prompts)
 
 
-def client_that_renders(renderer: FakeRenderer | None = None) -> ArStageClient:
+def client_that_renders(renderer: FakeRenderer | None = None, *, max_model_len: int = 64) -> ArStageClient:
     engine = FakeEngine()
-    engine.model_config.is_encoder_decoder = False
+    engine.model_config.max_model_len = max_model_len
     engine.renderer = FakeRenderer() if renderer is None else renderer
     return client_of(engine)
 
 
 async def test_pieces_of_a_prompt_are_tokenised_by_themselves() -> None:
-    client = client_that_renders()
-    assert (await client.render(ThinkerPrompt("a<b>"))).token_ids == (1,)
+    renderer = FakeRenderer()
+    client = client_that_renders(renderer)
+    assert (await client.render(ThinkerPrompt("a<b>"))).token_ids == (0, *map(ord, "a<b>"))
     sound = np.zeros(4, np.float32)
     prompt = await client.render(ThinkerPrompt("a<b>", audios=((sound, 16_000),), pieces=("a<", "b>")))
     assert prompt.token_ids == (0, *map(ord, "a<b>"))
     assert prompt.engine_input["multi_modal_data"] == {"audio": [(sound, 16_000)]}
+    assert renderer.tokenised == ["a<b>", "a<", "b>"]
+
+
+@pytest.mark.parametrize("num_pieces", [1, 20])
+@pytest.mark.parametrize(("num_chars", "in_thread"), [(2000, False), (2020, True)])
+async def test_only_long_prompts_wait_for_another_thread(num_chars: int, in_thread: bool, num_pieces: int) -> None:
+    renderer = FakeRenderer()
+    client = client_that_renders(renderer, max_model_len=4096)
+    pieces = ("x" * (num_chars // num_pieces),) * num_pieces
+    prompt = await client.render(ThinkerPrompt("x" * num_chars, pieces=pieces if num_pieces > 1 else ()))
+    assert prompt.token_ids == (0, *[ord("x")] * num_chars)
+    assert (renderer.most_waiting > 0) == in_thread
 
 
 @pytest.mark.parametrize(("num_pieces", "num_tokenised"), [(65, 0), (64, 32), (33, 32)])
@@ -157,7 +174,8 @@ async def test_pieces_that_do_not_fit_are_not_tokenised(num_pieces: int, num_tok
 
 async def test_pieces_of_one_prompt_do_not_all_stand_before_the_next_prompt() -> None:
     renderer = FakeRenderer()
-    await client_that_renders(renderer).render(ThinkerPrompt("ab" * 20, pieces=("ab",) * 20))
+    client = client_that_renders(renderer, max_model_len=4096)
+    await client.render(ThinkerPrompt("a" * 2020, pieces=("a" * 101,) * 20))
     assert renderer.most_waiting == 1
 
 

@@ -9,6 +9,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
+from omni_server.protocol.rows import RowsOutput
 from omni_server.protocol.runtime_config import QueueSpec
 from stages.runtime.joint_batches import BUSY_S, Arrivals, JointBatchScheduler
 from stages.runtime.row_scheduling import StageScheduler
@@ -27,9 +28,10 @@ class Stage:
         arrivals = Arrivals(PAUSE_S, LONGEST_PAUSE_S, lambda: self.now, only_in_company=only_in_company)
         self.scheduler: Scheduler = make_scheduler(folder, scheduler_class=scheduler_class, arrivals=arrivals, **kwargs)
 
-    def arrive(self, *names: str, max_tokens: int = 1) -> None:
+    def arrive(self, *names: str, max_tokens: int = 1, is_spoken: bool = True) -> None:
+        rows = RowsOutput(voice="Chelsie") if is_spoken else None
         for name in names:
-            self.scheduler.add_request(request(name, 10, None, max_tokens=max_tokens))
+            self.scheduler.add_request(request(name, 10, rows, max_tokens=max_tokens))
 
     def step(self) -> list[str]:
         """Names of the requests that were computed; one of a single token ends with it."""
@@ -79,6 +81,16 @@ def test_prompts_wait_for_each_other_also_behind_one_that_stayed_alone(stage: St
         stage.now += PAUSE_S
         assert stage.step() == [name]
         stage.now += 1
+
+
+def test_a_prompt_whose_answer_is_text_only_waits_for_nobody(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, StageScheduler)
+    stage.arrive("text", is_spoken=False)
+    assert stage.step() == ["text"]
+    stage.now += 1
+    stage.arrive("text again", is_spoken=False)
+    stage.arrive("spoken")  # the stage is not idle, so it is in no need of company either
+    assert stage.step() == ["text again", "spoken"]
 
 
 def test_behind_a_window_that_stayed_alone_the_next_does_not_wait(windows: Stage) -> None:
