@@ -9,7 +9,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from omni_server.engine.stage_client import StageClient, abort, stage_errors
 from omni_server.errors import CorruptDataError
-from omni_server.protocol.diffusion import INPUT_KEY
+from omni_server.protocol.diffusion import COMPANY_KEY, INPUT_KEY
 from omni_server.transport.result import decode_result
 
 
@@ -17,15 +17,22 @@ class DiffusionStageClient(StageClient[AsyncLLM]):
     """The stage's `AsyncLLM`."""
 
     async def run(
-        self, request_id: str, token_ids: tuple[int, ...], payload: bytes, *, priority: int = 0
+        self,
+        request_id: str,
+        token_ids: tuple[int, ...],
+        payload: bytes,
+        *,
+        priority: int = 0,
+        in_company: bool = True,
     ) -> npt.NDArray[np.float32]:
         """The stage's result for `token_ids` and its encoded input, `[num_samples]` float32.
 
         Of the requests that wait, those with the lowest `priority` are computed first, and of equal ones the earliest.
+        `in_company`: others may come at the same moment, and are worth a short wait where the stage is idle.
         Cancelling the call aborts the request. Raises `StageError` (`CorruptDataError` if it is about the data) or
         `StageDeadError`.
         """
-        params = PoolingParams(task="plugin", extra_kwargs={INPUT_KEY: payload})
+        params = PoolingParams(task="plugin", extra_kwargs={INPUT_KEY: payload, COMPANY_KEY: in_company})
         engine = self.engine
         with stage_errors(self.name):
             queue = await engine.add_request(request_id, tokens_input(list(token_ids)), params, priority=priority)

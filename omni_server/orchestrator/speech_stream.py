@@ -116,7 +116,10 @@ class SpeechStream:
     async def _compute(
         self, window_id: str, window: Code2WavRequest, priority: int, result: asyncio.Future[Samples]
     ) -> None:
-        samples = await self._code2wav.run(window_id, window.token_ids, window.payload, priority=priority)
+        in_company = self._pacer.start_gate.num_streams > 1
+        samples = await self._code2wav.run(
+            window_id, window.token_ids, window.payload, priority=priority, in_company=in_company
+        )
         fault = waveform_fault(samples, num_samples=window.num_samples, is_varied=window.is_varied)
         if fault is not None:
             raise CorruptDataError(self._code2wav.name, fault.kind, fault.detail)

@@ -15,6 +15,8 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
+from omni_server.protocol.diffusion import COMPANY_KEY
+
 BUSY_S = 0.0005
 """What arrives so soon after a step has waited for it to end, and its companions are there."""
 WINDOW_PAUSE_S, LONGEST_WINDOW_PAUSE_S = 0.001, 0.006
@@ -31,26 +33,18 @@ class Arrivals:
         pause_s: float,
         longest_s: float,
         clock: Callable[[], float] = time.monotonic,
-        *,
-        only_in_company: bool = False,
     ) -> None:
-        """`pause_s` after each arrival, `longest_s` after the first. With `only_in_company` there is no pause where
-        the last one that came to the idle stage stayed alone: one group that is torn apart is no great loss, then."""
-        self._only_in_company = only_in_company
+        """`pause_s` after each arrival, `longest_s` after the first."""
         self._pause_s = pause_s
         self._longest_s = longest_s
         self._clock = clock
         self._step_ended_at = self._first_at = self._starts_at = float("-inf")
-        self._expects_company = self._had_company = True
 
     def arrived(self, *, is_idle: bool) -> None:
-        """A request has come; `is_idle`: there was none before it."""
+        """A request has come that others may come with; `is_idle`: there was none before it."""
         now = self._clock()
         if is_idle:
             self._first_at = now
-            self._expects_company, self._had_company = self._had_company, False
-        elif now <= self._first_at + self._longest_s:
-            self._had_company = True
         if now > self._step_ended_at + BUSY_S:
             self._starts_at = min(now + self._pause_s, self._first_at + self._longest_s)
 
@@ -59,7 +53,7 @@ class Arrivals:
 
     @property
     def is_pausing(self) -> bool:
-        return (self._expects_company or not self._only_in_company) and self._clock() < self._starts_at
+        return self._clock() < self._starts_at
 
 
 @contextmanager
@@ -78,10 +72,12 @@ class JointBatchScheduler(Scheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.arrivals = Arrivals(WINDOW_PAUSE_S, LONGEST_WINDOW_PAUSE_S, only_in_company=True)
+        self.arrivals = Arrivals(WINDOW_PAUSE_S, LONGEST_WINDOW_PAUSE_S)
 
     def add_request(self, request: Request) -> None:
-        self.arrivals.arrived(is_idle=not self.has_unfinished_requests())
+        extra = {} if request.pooling_params is None else request.pooling_params.extra_kwargs or {}
+        if extra.get(COMPANY_KEY, True):
+            self.arrivals.arrived(is_idle=not self.has_unfinished_requests())
         super().add_request(request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:

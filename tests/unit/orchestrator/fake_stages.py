@@ -153,7 +153,13 @@ class FakeCode2Wav:
         return self.life.reason is not None
 
     async def run(
-        self, request_id: str, token_ids: tuple[int, ...], payload: bytes, *, priority: int = 0
+        self,
+        request_id: str,
+        token_ids: tuple[int, ...],
+        payload: bytes,
+        *,
+        priority: int = 0,
+        in_company: bool = True,
     ) -> npt.NDArray[np.float32]:
         self.request_ids.append(request_id)
         self.running += 1

@@ -34,6 +34,7 @@ class Call:
     priority: int
     at: float
     stream: str | None
+    in_company: bool
 
 
 class SimulatedCode2Wav:
@@ -57,12 +58,18 @@ class SimulatedCode2Wav:
         self._stepping: asyncio.Task[None] | None = None
 
     async def run(
-        self, request_id: str, token_ids: tuple[int, ...], payload: bytes, *, priority: int = 0
+        self,
+        request_id: str,
+        token_ids: tuple[int, ...],
+        payload: bytes,
+        *,
+        priority: int = 0,
+        in_company: bool = True,
     ) -> npt.NDArray[np.float32]:
         stream = request_id.rpartition("-")[0]
         window = decode_codec_window(payload)
         num_carried = 0 if window.stream is None else window.emit_start - window.first_code
-        self.calls.append(Call(request_id, priority, clock(), window.stream))
+        self.calls.append(Call(request_id, priority, clock(), window.stream, in_company))
         self._running[stream] = self._running.get(stream, 0) + 1
         self.most_running[stream] = max(self.most_running.get(stream, 0), self._running[stream])
         self.num_running += 1

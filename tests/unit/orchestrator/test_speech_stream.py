@@ -95,6 +95,19 @@ def test_the_first_window_of_a_new_stream_is_computed_before_queued_windows_of_o
     run(work)
 
 
+def test_code2wav_is_told_whether_there_are_others_to_wait_for() -> None:
+    async def work() -> None:
+        code2wav = SimulatedCode2Wav(step_s=0.01)
+        simulation = Simulation(code2wav)
+        await simulation.speak("alone", 100)
+        await asyncio.gather(*(simulation.speak(name, 100) for name in ("a", "b")))
+        company = {call.window_id: call.in_company for call in code2wav.calls}
+        assert not any(company[f"alone-{number}"] for number in range(4))
+        assert all(company[f"{name}-{number}"] for name in "ab" for number in range(3))
+
+    run(work)
+
+
 def test_no_more_windows_of_a_stream_are_out_than_allowed() -> None:
     async def work() -> None:
         for limit in (1, 2, 3):

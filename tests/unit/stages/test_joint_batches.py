@@ -4,11 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from vllm import PoolingParams
 from vllm.config import KVTransferConfig
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.request import RequestStatus
+from vllm.v1.request import Request, RequestStatus
 
+from omni_server.protocol.diffusion import COMPANY_KEY
 from omni_server.protocol.rows import RowsOutput
 from omni_server.protocol.runtime_config import QueueSpec
 from stages.runtime.joint_batches import BUSY_S, Arrivals, JointBatchScheduler
@@ -21,11 +24,9 @@ PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.006
 class Stage:
     """The scheduler, and the time that it sees."""
 
-    def __init__(
-        self, folder: Path, scheduler_class: type[Any], *, only_in_company: bool = False, **kwargs: Any
-    ) -> None:
+    def __init__(self, folder: Path, scheduler_class: type[Any], **kwargs: Any) -> None:
         self.now = 100.0
-        arrivals = Arrivals(PAUSE_S, LONGEST_PAUSE_S, lambda: self.now, only_in_company=only_in_company)
+        arrivals = Arrivals(PAUSE_S, LONGEST_PAUSE_S, lambda: self.now)
         self.scheduler: Scheduler = make_scheduler(folder, scheduler_class=scheduler_class, arrivals=arrivals, **kwargs)
 
     def arrive(self, *names: str, max_tokens: int = 1, is_spoken: bool = True) -> None:
@@ -33,14 +34,20 @@ class Stage:
         for name in names:
             self.scheduler.add_request(request(name, 10, rows, max_tokens=max_tokens))
 
+    def arrive_window(self, name: str, *, in_company: bool) -> None:
+        params = PoolingParams(task="plugin", extra_kwargs={COMPANY_KEY: in_company})
+        self.scheduler.add_request(Request(name, list(range(10)), None, params))
+
     def step(self) -> list[str]:
         """Names of the requests that were computed; one of a single token ends with it."""
         output = self.scheduler.schedule()
         names = list(output.num_scheduled_tokens)
+        are_windows = any(self.scheduler.requests[name].pooling_params is not None for name in names)
         result = ModelRunnerOutput(
             req_ids=names,
             req_id_to_index={name: index for index, name in enumerate(names)},
-            sampled_token_ids=[[7] for _ in names],
+            sampled_token_ids=[] if are_windows else [[7] for _ in names],
+            pooler_output=[torch.zeros(1) for _ in names] if are_windows else None,
         )
         self.scheduler.update_from_output(output, result)
         return names
@@ -49,11 +56,6 @@ class Stage:
 @pytest.fixture(params=[JointBatchScheduler, StageScheduler])
 def stage(tmp_path: Path, request: pytest.FixtureRequest) -> Stage:
     return Stage(tmp_path, request.param)
-
-
-@pytest.fixture
-def windows(tmp_path: Path) -> Stage:
-    return Stage(tmp_path, JointBatchScheduler, only_in_company=True)
 
 
 def test_those_that_come_shortly_after_the_first_are_computed_with_it(stage: Stage) -> None:
@@ -93,36 +95,16 @@ def test_a_prompt_whose_answer_is_text_only_waits_for_nobody(tmp_path: Path) -> 
     assert stage.step() == ["text again", "spoken"]
 
 
-def test_behind_a_window_that_stayed_alone_the_next_does_not_wait(windows: Stage) -> None:
-    stage = windows
-    for name in "ab":
-        stage.arrive(name)
-        stage.now += PAUSE_S
-        assert stage.step() == [name]
-        stage.now += 1
-    stage.arrive("c")
-    assert stage.step() == ["c"]
-
-
-def test_once_several_windows_have_come_together_the_next_wait_for_each_other_again(windows: Stage) -> None:
-    stage = windows
-    stage.arrive("a")
-    stage.now += PAUSE_S
-    stage.step()
+def test_a_window_waits_for_those_of_others_unless_there_are_none(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, JointBatchScheduler)
+    stage.arrive_window("alone", in_company=False)
+    assert stage.step() == ["alone"]
     stage.now += 1
-    stage.arrive("b", max_tokens=2)
-    assert stage.step() == ["b"]
-    stage.now += 0.9 * PAUSE_S
-    stage.arrive("c")  # too late for the first step of b
-    while stage.scheduler.has_unfinished_requests():
-        stage.now += PAUSE_S
-        stage.step()
-    stage.now += 1
-    stage.arrive("d")
+    stage.arrive_window("first", in_company=True)
     assert stage.step() == []
-    stage.arrive("e")
+    stage.arrive_window("second", in_company=True)
     stage.now += PAUSE_S
-    assert stage.step() == ["d", "e"]
+    assert stage.step() == ["first", "second"]
 
 
 def test_an_endless_row_of_arrivals_does_not_hold_up_the_first(stage: Stage) -> None:
