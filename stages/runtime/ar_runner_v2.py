@@ -19,6 +19,7 @@ from vllm.v1.worker.gpu.sample.sampler import Sampler
 
 from omni_server.protocol.rows import RowsInput
 from stages.runtime.fused_sampler import FusedSampler
+from stages.runtime.prompt_graphs import use_prompt_graphs
 from stages.runtime.row_emitter import PendingRows
 from stages.runtime.row_model_state import RowModelStateMixin, row_model_state, step_batch
 from stages.runtime.row_runner import RowRunnerMixin, StepOutput, rows_request
@@ -65,6 +66,7 @@ class ARModelRunnerV2Mixin(RowRunnerMixin):
 
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
         super().initialize_kv_cache(*args, **kwargs)  # type: ignore[misc]
+        use_prompt_graphs(self)  # type: ignore[arg-type]
         if self.stage_config.input_queue is not None and self.stage_config.decoding_kernels:
             self.model_state.steady = SteadySteps.of(self, self.row_overlay)  # type: ignore[arg-type]
 
