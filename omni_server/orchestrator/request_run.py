@@ -36,6 +36,11 @@ from omni_server.types import (
 
 logger = logging.getLogger(__name__)
 
+_CATCH_UP_TURNS = 4
+"""Turns of the event loop for which a spoken request lets others catch up that came at the same moment and are a turn
+or two behind. In each of these turns everybody's prompt may be read; behind them they reach the thinker together, and
+their speech stays together (`stages.runtime.joint_batches`). Text alone gains nothing by it and goes on at once."""
+
 
 class RequestRun:
     """Implements `omni_server.generation.Generation`."""
@@ -147,6 +152,8 @@ class RequestRun:
         async with asyncio.TaskGroup() as group:
             if self._talk is not None:
                 group.create_task(self._talk.run())
+                for _ in range(_CATCH_UP_TURNS):
+                    await asyncio.sleep(0)
             await self._think()  # in this task: in a crowd, a task of its own would begin behind all others
 
     async def _think(self) -> None:

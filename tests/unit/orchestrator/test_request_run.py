@@ -94,6 +94,21 @@ async def test_a_given_text_without_tokens_has_no_sound() -> None:
     assert stages.is_released()
 
 
+async def test_spoken_requests_that_came_at_the_same_moment_reach_the_thinker_together() -> None:
+    """The first is a turn of the event loop ahead, in which the second one's prompt is read; text waits for nobody."""
+    first, second, text = Stages(), Stages(), Stages()
+    runs = [first.run()]
+    await asyncio.sleep(0)
+    runs += [second.run(), text.run(speech=False)]
+    opened: list[Stages] = []
+    for _ in range(20):
+        opened += [stages for stages in (first, second, text) if stages.thinker.streams and stages not in opened]
+        await asyncio.sleep(0)
+    assert opened == [text, first, second]
+    for run in runs:
+        await run.aclose()
+
+
 async def test_text_alone_opens_no_other_stage() -> None:
     stages = Stages()
     events = asyncio.create_task(collected(stages.run(speech=False)))
