@@ -58,7 +58,8 @@ class DueWindows:
     """Looks at all streams once, for any number of questions.
 
     A stream that is being played needs each window when what comes before it has been played. Of one that has not
-    started only the window counts that is in code2wav: nobody knows when it will be due.
+    started only the next window counts, whether it is in code2wav or still to come: it will be due as if the stream
+    started when it is sent.
     """
 
     def __init__(self, streams: Iterable[Stream], horizon: float) -> None:
@@ -66,6 +67,7 @@ class DueWindows:
         self._horizon = horizon
         self._played = _Windows()
         self._played_inside = _Windows()  # those of them that are in code2wav
+        self._coming = _Windows()  # the next ones of streams that have not started and not sent them
         self._inside = 0
         self.longest_wait_s = 0.0
         """For how long the window has been in code2wav that came first, 0 if there is none."""
@@ -73,6 +75,8 @@ class DueWindows:
             self._inside += _codes_inside(stream)
             self.longest_wait_s = max(self.longest_wait_s, stream.waiting_s)
             self.add_played(stream)
+            if (coming := _coming_window(stream)) is not None:
+                self._coming.add(*coming)
 
     def add_played(self, stream: Stream) -> None:
         """For one of `streams` that has started meanwhile. One that has not is left as it is."""
@@ -100,12 +104,31 @@ class DueWindows:
         filling = self._played_inside.num_codes - self._played_inside.until(due)
         return not_played + self._played.until(due) + min(filling, largest_step)
 
-    def codes_coming_before(self, due: float, codes_at: float, within_s: float) -> int:
-        """Codes of windows that are due earlier and get their codes not long before or after `codes_at`."""
-        return self._played.coming_until(due, codes_at - within_s, codes_at + within_s)
+    def codes_coming_before(self, due: float, codes_at: float, own: Stream, within_s: float) -> int:
+        """Codes of others' windows that go into a step before one of `own` that gets its codes at `codes_at`, or into
+        the same: they are due earlier and get theirs not long before or, of a stream that is played, after that."""
+        begin = codes_at - within_s
+        played = self._played.coming_until(due, begin, codes_at + within_s)
+        coming = self._coming.coming_until(due, begin, codes_at)
+        own_window = _coming_window(own)
+        if own_window is not None and own_window[0] <= due and begin <= own_window[1] <= codes_at:
+            coming -= own_window[2]
+        return played + coming
 
 
 def _codes_inside(stream: Stream) -> int:
     if stream.schedule is None or not stream.is_waiting:
         return 0
     return stream.schedule.computed_codes(stream.next_window)
+
+
+def _coming_window(stream: Stream) -> tuple[float, float, int] | None:
+    """The next window of a stream that has neither started nor sent it: when it will be due, when it will have its
+    codes, and how many are computed."""
+    schedule, number = stream.schedule, stream.next_window
+    if schedule is None or stream.started_at is not None or stream.is_waiting:
+        return None
+    if not stream.has_window(schedule.first_code(number)):
+        return None
+    codes_at = stream.expected_codes_at(schedule.needed_codes(number))
+    return codes_at + schedule.start_s(number), codes_at, schedule.computed_codes(number)

@@ -182,7 +182,7 @@ class StartGate:
                 wait_s = max(queued_s, in_turn_s) + jitter_s
                 codes_in_s = playback.expected_codes_at(schedule.needed_codes(number)) - now
                 if codes_in_s > 0:  # its last code comes while a step runs, as others' do
-                    coming = windows.codes_coming_before(start + offset, now + codes_in_s, running_s)
+                    coming = windows.codes_coming_before(start + offset, now + codes_in_s, playback, running_s)
                     among_s = steps.predict_among_others(coming, num_codes, chance)
                     # The step may just have begun. That and the jitter seldom come together.
                     margin_s = math.hypot(half_step_s, jitter_s)

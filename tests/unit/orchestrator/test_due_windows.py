@@ -72,9 +72,20 @@ def test_one_that_has_started_meanwhile_counts_from_then_on() -> None:
 
 
 def test_windows_whose_codes_come_late_are_told_apart() -> None:
-    windows = DueWindows([Stream(started_at=10.0), Stream(started_at=10.0, codes_at=9.5)], horizon=100.0)
-    assert [windows.codes_coming_before(10.25, at, within_s=0.2) for at in (9.2, 9.4, 9.6, 9.8)] == [0, 36, 36, 0]
-    assert windows.codes_coming_before(10.2, 9.5, within_s=0.2) == 0, "due later"
+    own = Stream(started_at=10.0)
+    windows = DueWindows([own, Stream(started_at=10.0), Stream(started_at=10.0, codes_at=9.5)], horizon=100.0)
+    assert [windows.codes_coming_before(10.25, at, own, within_s=0.2) for at in (9.2, 9.4, 9.6, 9.8)] == [0, 36, 36, 0]
+    assert windows.codes_coming_before(10.2, 9.5, own, within_s=0.2) == 0, "due later"
+
+
+def test_the_next_window_of_a_stream_that_has_not_started_comes_before_those_that_get_their_codes_soon_after() -> None:
+    own = Stream(codes_at=9.6)
+    new, held = Stream(next_window=0, codes_at=9.5), Stream(codes_at=9.5)
+    windows = DueWindows([own, new, held, Stream(is_waiting=True, codes_at=9.5)], horizon=100.0)
+    assert [windows.codes_coming_before(9.7, at, own, within_s=0.2) for at in (9.4, 9.5, 9.6, 9.8)] == [0, 24, 24, 0]
+    assert windows.codes_coming_before(9.8, 9.6, own, within_s=0.2) == 24 + 36, "0.24 s behind the first of its stream"
+    assert windows.codes_coming_before(9.9, 9.6, own, within_s=0.2) == 24 + 36, "its own does not count"
+    assert windows.codes_coming_before(9.9, 9.6, new, within_s=0.2) == 36 + 36
 
 
 def test_windows_behind_the_horizon_are_left_out() -> None:
