@@ -20,12 +20,14 @@ async def until_disconnect(work: Coroutine[Any, Any, Result], receive: Receive) 
     worker = asyncio.current_task()
     assert worker is not None
     num_cancels = worker.cancelling()
-    has_left = False
+    has_left = is_over = False
 
     def left(watching: asyncio.Task[None]) -> None:
         nonlocal has_left
-        if not watching.cancelled():
-            watching.exception()  # is nobody's, but must have been seen
+        if watching.cancelled():
+            return
+        watching.exception()  # is nobody's, but must have been seen
+        if not is_over:  # a callback that has been scheduled comes even if it has been removed meanwhile
             has_left = True
             worker.cancel()
 
@@ -38,7 +40,7 @@ async def until_disconnect(work: Coroutine[Any, Any, Result], receive: Receive) 
             raise ClientDisconnect from None
         raise
     finally:
-        watching.remove_done_callback(left)
+        is_over = True
         watching.cancel()
         if has_left:
             worker.uncancel()

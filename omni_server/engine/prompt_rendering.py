@@ -13,7 +13,7 @@ from omni_server.engine.stage_client import stage_errors
 from omni_server.errors import InvalidRequestError
 from omni_server.family import ThinkerPrompt
 
-_INLINE_CHARS = 2000
+_INLINE_CHARS, _INLINE_PIECES = 2000, 8
 """Text up to this length is tokenised within a millisecond or two, mostly less than half of one. In a thread, beside an
 event loop that is busy with a crowd, it would wait for Python's lock instead, up to 5 ms each time."""
 
@@ -95,7 +95,7 @@ class PromptRenderer:
         come between them, and not beyond what fits. Raises `InvalidRequestError`.
         """
         renderer = self._engine.renderer
-        is_short = sum(map(len, pieces)) <= _INLINE_CHARS
+        is_short = len(pieces) <= _INLINE_PIECES and sum(map(len, pieces)) <= _INLINE_CHARS
         params = renderer.default_cmpl_tok_params
         inner = replace(params, add_special_tokens=False)
         token_ids: list[int] = []

@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Iterable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from omni_server.orchestrator.window_schedule import WindowSchedule
 
@@ -54,6 +54,14 @@ class _Windows:
         return sum(num_codes for codes_at, num_codes in windows if begin <= codes_at <= end)
 
 
+class _Coming(NamedTuple):
+    """A window that has not been sent."""
+
+    due: float
+    codes_at: float
+    num_codes: int
+
+
 class DueWindows:
     """Looks at all streams once, for any number of questions.
 
@@ -67,7 +75,7 @@ class DueWindows:
         self._horizon = horizon
         self._played = _Windows()
         self._played_inside = _Windows()  # those of them that are in code2wav
-        self._coming = _Windows()  # the next ones of streams that have not started and not sent them
+        self._coming: dict[Stream, _Coming] = {}  # the next ones of streams that have not started and not sent them
         self._inside = 0
         self.longest_wait_s = 0.0
         """For how long the window has been in code2wav that came first, 0 if there is none."""
@@ -76,13 +84,14 @@ class DueWindows:
             self.longest_wait_s = max(self.longest_wait_s, stream.waiting_s)
             self.add_played(stream)
             if (coming := _coming_window(stream)) is not None:
-                self._coming.add(*coming)
+                self._coming[stream] = coming
 
     def add_played(self, stream: Stream) -> None:
         """For one of `streams` that has started meanwhile. One that has not is left as it is."""
         schedule, started_at = stream.schedule, stream.started_at
         if schedule is None or started_at is None:
             return
+        self._coming.pop(stream, None)
         number = stream.next_window
         due = started_at + schedule.start_s(number)
         if inside := _codes_inside(stream):
@@ -108,12 +117,11 @@ class DueWindows:
         """Codes of others' windows that go into a step before one of `own` that gets its codes at `codes_at`, or into
         the same: they are due earlier and get theirs not long before or, of a stream that is played, after that."""
         begin = codes_at - within_s
-        played = self._played.coming_until(due, begin, codes_at + within_s)
-        coming = self._coming.coming_until(due, begin, codes_at)
-        own_window = _coming_window(own)
-        if own_window is not None and own_window[0] <= due and begin <= own_window[1] <= codes_at:
-            coming -= own_window[2]
-        return played + coming
+        num_codes = self._played.coming_until(due, begin, codes_at + within_s)
+        for stream, coming in self._coming.items():
+            if coming.due <= due and begin <= coming.codes_at <= codes_at and stream is not own:
+                num_codes += coming.num_codes
+        return num_codes
 
 
 def _codes_inside(stream: Stream) -> int:
@@ -122,13 +130,12 @@ def _codes_inside(stream: Stream) -> int:
     return stream.schedule.computed_codes(stream.next_window)
 
 
-def _coming_window(stream: Stream) -> tuple[float, float, int] | None:
-    """The next window of a stream that has neither started nor sent it: when it will be due, when it will have its
-    codes, and how many are computed."""
+def _coming_window(stream: Stream) -> _Coming | None:
+    """The next window of a stream that has neither started nor sent it."""
     schedule, number = stream.schedule, stream.next_window
     if schedule is None or stream.started_at is not None or stream.is_waiting:
         return None
     if not stream.has_window(schedule.first_code(number)):
         return None
     codes_at = stream.expected_codes_at(schedule.needed_codes(number))
-    return codes_at + schedule.start_s(number), codes_at, schedule.computed_codes(number)
+    return _Coming(codes_at + schedule.start_s(number), codes_at, schedule.computed_codes(number))

@@ -149,12 +149,14 @@ class RequestRun:
         self._on_end(self.request_id)
 
     async def _stages(self) -> None:
+        if self._talk is None:
+            await self._think()
+            return
         async with asyncio.TaskGroup() as group:
-            if self._talk is not None:
-                group.create_task(self._talk.run())
-                for _ in range(_CATCH_UP_TURNS):
-                    await asyncio.sleep(0)
-            await self._think()  # in this task: in a crowd, a task of its own would begin behind all others
+            group.create_task(self._talk.run())
+            for _ in range(_CATCH_UP_TURNS):
+                await asyncio.sleep(0)
+            group.create_task(self._think())
 
     async def _think(self) -> None:
         async with self._thinker.life.needed():

@@ -174,8 +174,14 @@ class SteadySteps:
     def have_metadata(self, made: dict[str, Any]) -> None:
         """Of a step whose graph is captured. vLLM's own attention may have put into it what depends on the lengths (a
         plan, a schedule), and then is to make it anew in each step."""
-        if self._last is not None and self._attends_by_kernel is not None and self._attends_by_kernel(made):
-            self._last.metadata = made
+        last = self._last
+        if (
+            last is not None
+            and last.descriptor.uniform_token_count == 1  # captured for decoding: our kernel is in it
+            and self._attends_by_kernel is not None
+            and self._attends_by_kernel(made)
+        ):
+            last.metadata = made
 
     def inputs_embeds(self, num_tokens: int) -> torch.Tensor | None:
         """Of a steady step, `[num_tokens, width]`."""

@@ -154,3 +154,20 @@ async def test_a_client_that_leaves_after_the_work_is_done_disturbs_nobody() -> 
     caller.leave.set()
     await asyncio.wait_for(caller.task, 10)
     assert caller.outcome == "result"
+
+
+async def test_a_client_that_leaves_in_the_turn_in_which_the_work_is_done_disturbs_nobody() -> None:
+    done = asyncio.Event()
+
+    async def work() -> str:
+        await done.wait()
+        return "result"
+
+    caller = Caller(work())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # both wait
+    caller.leave.set()
+    done.set()
+    await asyncio.wait_for(caller.task, 10)
+    assert caller.outcome in ("result", "left")
+    assert caller.task.cancelling() == 0

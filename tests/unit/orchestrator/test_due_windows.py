@@ -13,7 +13,7 @@ SCHEDULE = WindowSchedule(PLAN, LAYOUT, PLAN.new_blocks)
 LARGEST_STEP = 100
 
 
-@dataclass
+@dataclass(eq=False)
 class Stream:
     """One of which everything is known."""
 
@@ -86,6 +86,9 @@ def test_the_next_window_of_a_stream_that_has_not_started_comes_before_those_tha
     assert windows.codes_coming_before(9.8, 9.6, own, within_s=0.2) == 24 + 36, "0.24 s behind the first of its stream"
     assert windows.codes_coming_before(9.9, 9.6, own, within_s=0.2) == 24 + 36, "its own does not count"
     assert windows.codes_coming_before(9.9, 9.6, new, within_s=0.2) == 36 + 36
+    new.started_at = 9.5
+    windows.add_played(new)
+    assert windows.codes_coming_before(9.7, 9.6, own, within_s=0.2) == 24, "once, as one that is played"
 
 
 def test_windows_behind_the_horizon_are_left_out() -> None:
