@@ -1,6 +1,7 @@
 """Which steps are prepared by one kernel. What it computes is compared with vLLM in tests/integration/test_v2_runner.py
 and steady_step_checks.py; here it does nothing."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from stages.runtime.steady_step import SteadySteps
 from tests.unit.stages.interpreter import run_checks
 
 SIZE = 4
-CAPTURED = BatchExecutionDescriptor(cg_mode=CUDAGraphMode.FULL, num_tokens=SIZE, num_reqs=SIZE)
+CAPTURED = BatchExecutionDescriptor(cg_mode=CUDAGraphMode.FULL, num_tokens=SIZE, num_reqs=SIZE, uniform_token_count=1)
 BLOCKS_AND_SLOTS = ((torch.zeros(SIZE, 1),), torch.zeros(1, SIZE))
 
 
@@ -99,13 +100,13 @@ class Steps:
         values = {"has_prefill": False, "num_tokens": num, "num_computed_prefill_tokens_np": np.full(num, 5, np.int32)}
         return SimpleNamespace(req_ids=list(names), idx_mapping_np=np.array(places, np.intp), **values | changes)
 
-    def prepare(self, **changes: Any) -> None:
+    def prepare(self, descriptor: BatchExecutionDescriptor | None = None, **changes: Any) -> None:
         """A step that is prepared by the runner."""
         batch = InputBatch.make_dummy(3, 3, self.runner.input_buffers)
         batch.req_ids, batch.idx_mapping_np, batch.num_reqs_after_padding = list("abc"), np.array([2, 0, 1]), SIZE
         for name, value in changes.items():
             setattr(batch, name, value)
-        self.steady.prepared(batch, CAPTURED)
+        self.steady.prepared(batch, CAPTURED if descriptor is None else descriptor)
         self.steady.have_blocks_and_slots(BLOCKS_AND_SLOTS)
         self.steady.have_metadata({"layer": 1})
 
@@ -238,6 +239,15 @@ def test_else_they_are_made_in_each_step(mode: CUDAGraphMode, is_kernel: bool) -
     assert steps.next() is not None
     has_own_graphs = mode == CUDAGraphMode.FULL_DECODE_ONLY
     assert (steps.steady.metadata() is not None) == (is_kernel and has_own_graphs)
+
+
+def test_they_are_made_in_each_step_whose_graph_was_captured_for_prompts_too() -> None:
+    """Attention in it is vLLM's, whichever kernel could have computed the step."""
+    whole = replace(CAPTURED, uniform_token_count=None)
+    steps = Steps()
+    steps.prepare(whole)
+    assert steps.next(descriptor=whole) is not None
+    assert steps.steady.metadata() is None
 
 
 def test_the_kernel_passes_its_checks_in_the_interpreter() -> None:
