@@ -1,5 +1,6 @@
 """How codec tokens are cut into windows, and when windows and sound are sent."""
 
+import itertools
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -29,15 +30,23 @@ Ramp = Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_as_ra
 
 
 class BusyChunks(FrozenModel):
-    """Other windows for utterances that begin while many others are under way.
+    """Other windows for utterances that begin while others are under way.
 
-    Small first windows give early first audio where code2wav has time; where it has not, they only make more work, and
-    first audio would have to wait for it."""
+    First audio is held until the window behind it is expected in time. Some others make that one late, and a shorter
+    second window lets first audio leave earlier; of many others short windows only make more work, for which first
+    audio would have to wait."""
 
     min_streams: Annotated[int, Field(ge=2)]
-    """So many requests for speech under way at once, also those that have not begun to speak, are many."""
+    """From so many requests for speech under way at once on, also those that have not begun to speak."""
     new_blocks: Ramp
     """As in `chunks`."""
+
+
+def _as_list(value: object) -> object:
+    """A mapping is a list of one, `null` one of none."""
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, dict) else value
 
 
 class ChunkPlan(FrozenModel):
@@ -54,8 +63,9 @@ class ChunkPlan(FrozenModel):
     new_blocks: Ramp = (1, 1, 2, 4, 8)
     """New blocks of the first window, of the second and so on; the last number holds for all that follow. A single
     number is a ramp of one."""
-    busy: BusyChunks | None = None
-    """Other windows where many speak at once; `null`: the same always. Without effect in mode `whole`."""
+    busy: Annotated[tuple[BusyChunks, ...], BeforeValidator(_as_list)] = ()
+    """Other windows where several speak at once, in ascending order of `min_streams`; the last that applies counts.
+    Without effect in mode `whole`."""
     future_blocks: Annotated[int, Field(ge=0)] = 1
     """Blocks after the new ones that a window waits for."""
     vocoder_margin_frames: Annotated[int, Field(ge=0)] = 20
@@ -72,6 +82,13 @@ class ChunkPlan(FrozenModel):
                 "in the first window and two in every later one"
             )
         return value
+
+    @model_validator(mode="after")
+    def _check_busy(self) -> "ChunkPlan":
+        least = [busy.min_streams for busy in self.busy]
+        if any(before >= after for before, after in itertools.pairwise(least)):
+            raise ValueError(f"busy must be in ascending order of min_streams, but they are {least}")
+        return self
 
     @model_validator(mode="after")
     def _check_outstanding(self) -> "ChunkPlan":
@@ -100,5 +117,5 @@ class ChunkPlan(FrozenModel):
         """Blocks of the longest window that this plan can cut; None in mode `whole`, where it is the utterance."""
         if self.mode == "whole":
             return None
-        ramps = self.new_blocks if self.busy is None else self.new_blocks + self.busy.new_blocks
-        return self.past_blocks + max(ramps) + self.future_blocks
+        ramps = [self.new_blocks, *(busy.new_blocks for busy in self.busy)]
+        return self.past_blocks + max(map(max, ramps)) + self.future_blocks

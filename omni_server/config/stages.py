@@ -96,9 +96,9 @@ class ArStage(CommonStage):
     """Ranks that take turns. Must be 1 where hidden states leave or enter, which is every stage with an edge."""
     default_sampling: SamplingDefaults = SamplingDefaults()
     """Sampling where a request says nothing."""
-    busy_step_interval_ms: Annotated[float, Field(ge=0, le=100)] = 0
-    """Shortest time from step to step while a code2wav on the same GPU has more to do than fits into its step. Ignored
-    on CPU."""
+    step_interval_per_stream_ms: Annotated[float, Field(ge=0, le=10)] = 0
+    """Shortest time from step to step for each utterance that is under way (`max_num_seqs` at most), while a code2wav
+    on the same GPU is at work. Ignored on CPU."""
 
     @model_validator(mode="after")
     def _check_parallelism(self) -> "ArStage":

@@ -9,7 +9,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from omni_server.engine.stage_client import StageClient, abort, stage_errors
 from omni_server.errors import CorruptDataError
-from omni_server.protocol.diffusion import COMPANY_KEY, INPUT_KEY
+from omni_server.protocol.diffusion import INPUT_KEY, STREAMS_KEY
 from omni_server.transport.result import decode_result
 
 
@@ -23,16 +23,20 @@ class DiffusionStageClient(StageClient[AsyncLLM]):
         payload: bytes,
         *,
         priority: int = 0,
-        in_company: bool = True,
+        num_streams: int | None = None,
     ) -> npt.NDArray[np.float32]:
         """The stage's result for `token_ids` and its encoded input, `[num_samples]` float32.
 
         Of the requests that wait, those with the lowest `priority` are computed first, and of equal ones the earliest.
-        `in_company`: others may come at the same moment, and are worth a short wait where the stage is idle.
+        `num_streams` are the utterances under way, this one's among them, where that is known: the only one is not
+        worth a wait for others, and many are paced (`GiveWaySpec`).
         Cancelling the call aborts the request. Raises `StageError` (`CorruptDataError` if it is about the data) or
         `StageDeadError`.
         """
-        params = PoolingParams(task="plugin", extra_kwargs={INPUT_KEY: payload, COMPANY_KEY: in_company})
+        extra: dict[str, bytes | int] = {INPUT_KEY: payload}
+        if num_streams is not None:
+            extra[STREAMS_KEY] = num_streams
+        params = PoolingParams(task="plugin", extra_kwargs=extra)
         engine = self.engine
         with stage_errors(self.name):
             queue = await engine.add_request(request_id, tokens_input(list(token_ids)), params, priority=priority)

@@ -24,7 +24,7 @@ def give_way_specs(config: StageConfig) -> dict[str, GiveWaySpec]:
             if isinstance(other, DiffusionStage) and not set(other.devices).isdisjoint(stage.devices)
         ]
         pauses = stage.gpu_priority == "low" and any(other.gpu_priority == "normal" for other in beside)
-        interval_s = stage.busy_step_interval_ms / 1000
+        interval_s = stage.step_interval_per_stream_ms / 1000
         if beside and (pauses or interval_s):
-            specs[name] = GiveWaySpec(new_socket_name(), pauses, interval_s)
+            specs[name] = GiveWaySpec(new_socket_name(), pauses, interval_s, stage.max_num_seqs)
     return specs

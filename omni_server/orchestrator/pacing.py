@@ -20,21 +20,16 @@ class Pacer:
         self.max_outstanding_windows = plan.max_outstanding_windows
         self.gate = WorkAheadGate(config.max_work_ahead_s, clock)
         self.start_gate = StartGate(config.max_start_delay_s, clock, TalkerPace(layout.codes_per_block))
-        self._usual: WindowSchedule | None = None
-        self._busy: WindowSchedule | None = None
-        self._min_busy_streams = 0
+        self._schedules: list[tuple[int, WindowSchedule]] = []  # from how many streams on, ascending
         if plan.mode == "windows":
-            self._usual = WindowSchedule(plan, layout, plan.new_blocks)
-            if plan.busy is not None:
-                self._busy = WindowSchedule(plan, layout, plan.busy.new_blocks)
-                self._min_busy_streams = plan.busy.min_streams
+            ramps = [(0, plan.new_blocks), *((busy.min_streams, busy.new_blocks) for busy in plan.busy)]
+            self._schedules = [(least, WindowSchedule(plan, layout, ramp)) for least, ramp in ramps]
         self._origin = clock()
 
     def schedule(self) -> WindowSchedule | None:
         """For an utterance that is cut into its first window now; None where there are no windows before its end."""
-        if self._busy is not None and self.start_gate.num_streams >= self._min_busy_streams:
-            return self._busy
-        return self._usual
+        num_streams = self.start_gate.num_streams
+        return next((schedule for least, schedule in reversed(self._schedules) if num_streams >= least), None)
 
     def priority(self, due: float) -> int:
         """code2wav's priority of a window that is to be played at `due`: milliseconds since the server's start."""

@@ -11,7 +11,7 @@ class WindowSchedule:
     def __init__(self, plan: ChunkPlan, layout: CodecLayout, new_blocks: tuple[int, ...]) -> None:
         """In mode `whole` there are no windows before the end, and so no schedule."""
         self.new_blocks = new_blocks
-        """The plan's, or those for busy times."""
+        """The plan's, or those of one of its busy times."""
         self._plan = plan
         self._codes_per_block = layout.codes_per_block
         self._code_s = layout.samples_per_code / SAMPLE_RATE_HZ

@@ -10,8 +10,10 @@ class GiveWaySpec(msgspec.Struct, frozen=True):
     """See `omni_server.protocol.local_socket`."""
     pauses: bool = True
     """It pauses for urgent batches."""
-    busy_step_interval_s: float = 0.0
-    """Its steps begin at least so far apart while batches are full."""
+    step_interval_per_stream_s: float = 0.0
+    """Its steps begin at least so far apart for each utterance that is under way, while batches are computed."""
+    max_streams: int = 1
+    """It works for no more than so many at once."""
 
 
 class BatchNotice(msgspec.Struct, frozen=True):
@@ -20,8 +22,8 @@ class BatchNotice(msgspec.Struct, frozen=True):
     is_running: bool
     is_urgent: bool
     """Somebody waits for it."""
-    is_full: bool
-    """There is as much to do as fits into a batch, or nearly."""
+    num_streams: int
+    """Utterances under way."""
     sent_at: float
     """`time.monotonic()`, which is one clock for all processes of a machine."""
 

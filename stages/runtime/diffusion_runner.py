@@ -4,7 +4,6 @@ It runs on vLLM's pooling path: the stock scheduler finishes a pooling request a
 step itself replaces vLLM's; input batches, attention metadata and CUDA graphs of the base class stay unused.
 """
 
-import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
@@ -17,7 +16,7 @@ from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 
-from omni_server.protocol.diffusion import INPUT_KEY
+from omni_server.protocol.diffusion import INPUT_KEY, STREAMS_KEY
 from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
 from omni_server.transport.result import encode_failure
 from stages.runtime.diffusion_model import (
@@ -34,9 +33,6 @@ from stages.runtime.give_way import BatchAnnouncer
 
 logger = init_logger(__name__)
 
-FULL_SHARE = 0.75
-"""A batch with this share of what one may hold is full: the next request may have been too large for the rest."""
-
 
 class DiffusionModelRunnerMixin:
     """Over the platform's V1 model runner, first in the method order."""
@@ -52,11 +48,8 @@ class DiffusionModelRunnerMixin:
         self._is_urgent: Callable[[DiffusionBatch], bool] | None = None  # None: nobody would give way
         config = vllm_config.additional_config
         self._announcer = BatchAnnouncer(())
-        self._full_batch = math.inf
-        """Tokens from which on a batch counts as full."""
         if isinstance(config, DiffusionRuntimeConfig):
             self._announcer = BatchAnnouncer(config.announces_to)
-            self._full_batch = FULL_SHARE * config.max_num_codes
 
     def load_model(self, load_dummy_weights: bool = False) -> None:
         """Load, and find out once how the model is run. Raises `TypeError` if it cannot run here."""
@@ -122,10 +115,15 @@ class DiffusionModelRunnerMixin:
         if not self._announcer.has_listeners:
             return nullcontext()
         is_urgent = self._is_urgent is not None and self._is_urgent(batch)
-        is_full = sum(map(len, batch.token_ids)) >= self._full_batch
-        if not is_urgent and not is_full:
+        num_streams = max(map(self._num_streams, batch.request_ids), default=1)
+        if not is_urgent and num_streams == 1:  # nobody is in anybody's way
             return nullcontext()
-        return self._announcer.announced(is_urgent=is_urgent, is_full=is_full)
+        return self._announcer.announced(is_urgent=is_urgent, num_streams=num_streams)
+
+    def _num_streams(self, request_id: str) -> int:
+        params = self._requests[request_id].pooling_params
+        value = None if params is None else (params.extra_kwargs or {}).get(STREAMS_KEY)
+        return value if isinstance(value, int) else 1
 
     def _token_ids(self, request_id: str) -> torch.Tensor:
         return torch.tensor(self._requests[request_id].prompt_token_ids or [], dtype=torch.int64)

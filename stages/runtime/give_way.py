@@ -4,12 +4,14 @@ The first window of an utterance is hundreds of small kernels, each of which wai
 memory-bound steps of a language model it takes several times as long as alone, and the GPU's own priorities change
 little. So code2wav announces such a batch, and a stage of low priority puts off its next step, within a budget.
 
-When many speak at once, code2wav has more to do than fits into a batch. A language model that then steps as fast as it
-can makes small batches, which cost as much as large ones, and codes that nobody needs yet. So while batches are full a
-stage's steps begin at a minimal distance.
+When many speak at once, code2wav's time for each code is what the others have to be measured by. A language model that
+steps as fast as it can makes small batches, which cost as much as large ones, and codes that wait behind those of all
+the others. So while code2wav is at work a stage's steps begin at a minimal distance, in proportion to the utterances
+under way: each step makes a code for each of them.
 """
 
 import contextlib
+import math
 import socket
 import time
 from collections.abc import Iterator
@@ -26,8 +28,8 @@ PAUSE_PER_SECOND = 0.5
 of its time, so that steps of up to 13 ms still come every 20 ms: the thinker's, of which the talker needs one for each
 20 ms of speech."""
 
-FULL_GAP_S = 0.05
-"""A full batch that ended less than this ago: the next one is about to begin."""
+GAP_S = 0.05
+"""A batch that ended less than this ago: the next one is about to begin."""
 
 MAX_AGE_S = 1.0
 """A batch that began longer ago has ended, though nobody said so. None takes nearly as long."""
@@ -46,17 +48,17 @@ class BatchAnnouncer:
         return bool(self._addresses)
 
     @contextlib.contextmanager
-    def announced(self, *, is_urgent: bool, is_full: bool) -> Iterator[None]:
+    def announced(self, *, is_urgent: bool, num_streams: int) -> Iterator[None]:
         """A batch is computed inside, whatever becomes of it."""
-        self._send(is_running=True, is_urgent=is_urgent, is_full=is_full)
+        self._send(is_running=True, is_urgent=is_urgent, num_streams=num_streams)
         try:
             yield
         finally:
-            self._send(is_running=False, is_urgent=is_urgent, is_full=is_full)
+            self._send(is_running=False, is_urgent=is_urgent, num_streams=num_streams)
 
-    def _send(self, *, is_running: bool, is_urgent: bool, is_full: bool) -> None:
+    def _send(self, *, is_running: bool, is_urgent: bool, num_streams: int) -> None:
         """Never blocks and never fails: a batch does not depend on who gives way to it."""
-        message = encode_notice(BatchNotice(is_running, is_urgent, is_full, time.monotonic()))
+        message = encode_notice(BatchNotice(is_running, is_urgent, num_streams, time.monotonic()))
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.setblocking(False)
             for address in self._addresses:
@@ -96,30 +98,33 @@ class GiveWay:
         self._spec = spec
         self._budget = PauseBudget(time.monotonic())
         self._last: BatchNotice | None = None
-        self._next_step_at = 0.0  # at the earliest, while batches are full
+        self._step_began_at = -math.inf
         self.num_pauses = 0
         self.paused_s = 0.0
 
     def wait(self) -> None:
         """To be called before a step: returns when the step may begin.
 
-        Costs one attempt to receive, a few microseconds, where no batch has been announced.
+        A step that waits for its distance to the last one does not pause in addition. Costs one attempt to receive, a
+        few microseconds, where no batch has been announced.
         """
         newest = self._newest()
         if newest is not None:
             self._last = newest
         now = time.monotonic()
-        if self._is_full(now):
-            time.sleep(max(0.0, self._next_step_at - now))
+        left_s = self._step_began_at + self._interval_s(now) - now
+        if left_s > 0:
+            time.sleep(left_s)
         elif newest is not None and newest.is_running and newest.is_urgent and self._spec.pauses:
             self._pause(newest, now)
-        self._next_step_at = time.monotonic() + self._spec.busy_step_interval_s
+        self._step_began_at = time.monotonic()
 
-    def _is_full(self, now: float) -> bool:
+    def _interval_s(self, now: float) -> float:
+        """Between the beginnings of two steps."""
         last = self._last
-        if last is None or not last.is_full:
-            return False
-        return now - last.sent_at < (MAX_AGE_S if last.is_running else FULL_GAP_S)
+        if last is None or now - last.sent_at >= (MAX_AGE_S if last.is_running else GAP_S):
+            return 0.0
+        return self._spec.step_interval_per_stream_s * min(last.num_streams, self._spec.max_streams)
 
     def _pause(self, batch: BatchNotice, now: float) -> None:
         left_s = self._budget.left_s(now)

@@ -15,7 +15,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
-from omni_server.protocol.diffusion import COMPANY_KEY
+from omni_server.protocol.diffusion import STREAMS_KEY
 
 BUSY_S = 0.0005
 """What arrives so soon after a step has waited for it to end, and its companions are there."""
@@ -76,7 +76,7 @@ class JointBatchScheduler(Scheduler):
 
     def add_request(self, request: Request) -> None:
         extra = {} if request.pooling_params is None else request.pooling_params.extra_kwargs or {}
-        if extra.get(COMPANY_KEY, True):
+        if extra.get(STREAMS_KEY) != 1:  # else nobody else could come at the same moment
             self.arrivals.arrived(is_idle=not self.has_unfinished_requests())
         super().add_request(request)
 

@@ -177,6 +177,25 @@ def test_windows_for_busy_times_say_when_and_which(busy: dict[str, object]) -> N
     assert problem["loc"][:4] == ("edges", 1, "chunks", "busy")
 
 
+def test_windows_for_one_busy_time_need_no_list() -> None:
+    busy = {"min_streams": 9, "new_blocks": 4}
+    configs = [StageConfig.model_validate(deployment_with("edges.1.chunks.busy", value)) for value in (busy, [busy])]
+    assert configs[0] == configs[1]
+    assert configs[0].edges[1].chunks is not None
+    assert configs[0].edges[1].chunks.busy == (BusyChunks(min_streams=9, new_blocks=(4,)),)
+    none = StageConfig.model_validate(deployment_with("edges.1.chunks.busy", None)).edges[1].chunks
+    assert none is not None
+    assert none.busy == ()
+
+
+@pytest.mark.parametrize("least", [(9, 8), (8, 8)])
+def test_windows_for_busy_times_are_in_order(least: tuple[int, int]) -> None:
+    busy = [{"min_streams": number, "new_blocks": [4]} for number in least]
+    assert refusal(deployment_with("edges.1.chunks.busy", busy)) == (
+        f"busy must be in ascending order of min_streams, but they are {list(least)}"
+    )
+
+
 def test_the_key_that_the_ramp_replaced_is_refused_with_what_to_write() -> None:
     assert refusal(deployment_with("edges.1.chunks.first_new_blocks", 1)) == (
         "first_new_blocks is now the first number of new_blocks: write new_blocks: [1, 2] for one new block in the "
@@ -187,7 +206,7 @@ def test_the_key_that_the_ramp_replaced_is_refused_with_what_to_write() -> None:
 def test_the_longest_window_is_what_the_plan_can_cut() -> None:
     assert ChunkPlan(past_blocks=3, new_blocks=(1, 6, 4), future_blocks=2).longest_window_blocks == 11
     assert ChunkPlan(mode="whole").longest_window_blocks is None
-    busy = BusyChunks(min_streams=8, new_blocks=(4, 7))
+    busy = (BusyChunks(min_streams=8, new_blocks=(4, 7)), BusyChunks(min_streams=9, new_blocks=(5,)))
     assert ChunkPlan(past_blocks=3, new_blocks=(1, 6), busy=busy, future_blocks=2).longest_window_blocks == 12
 
 

@@ -56,17 +56,15 @@ def test_nobody_gives_way_to_a_code2wav_of_low_priority() -> None:
     assert giving_way(config("thinker", "code2wav")) == set()
 
 
-def test_a_stage_with_a_step_interval_is_told_of_full_batches_and_pauses_only_if_it_is_low() -> None:
+def test_a_stage_with_a_step_interval_is_told_of_batches_and_pauses_only_if_it_is_low() -> None:
     content = deployment() | {"platform": "cuda", "mps": "off"}
     for name in content["stages"]:
         content["stages"][name]["devices"] = [0]
-    content["stages"]["talker"]["busy_step_interval_ms"] = 9
-    content["stages"]["thinker"] |= {"busy_step_interval_ms": 18, "gpu_priority": "low"}
+    content["stages"]["talker"] |= {"step_interval_per_stream_ms": 0.5, "max_num_seqs": 7}
+    content["stages"]["thinker"] |= {"step_interval_per_stream_ms": 0.25, "max_num_seqs": 9, "gpu_priority": "low"}
     specs = give_way_specs(StageConfig.model_validate(content))
-    assert {name: (spec.pauses, spec.busy_step_interval_s) for name, spec in specs.items()} == {
-        "talker": (False, 0.009),
-        "thinker": (True, 0.018),
-    }
+    intervals = {name: (spec.pauses, spec.step_interval_per_stream_s, spec.max_streams) for name, spec in specs.items()}
+    assert intervals == {"talker": (False, 0.0005, 7), "thinker": (True, 0.00025, 9)}
 
 
 def test_nobody_gives_way_on_a_cpu() -> None:

@@ -159,7 +159,7 @@ class FakeCode2Wav:
         payload: bytes,
         *,
         priority: int = 0,
-        in_company: bool = True,
+        num_streams: int | None = None,
     ) -> npt.NDArray[np.float32]:
         self.request_ids.append(request_id)
         self.running += 1

@@ -34,7 +34,7 @@ class Call:
     priority: int
     at: float
     stream: str | None
-    in_company: bool
+    num_streams: int | None
 
 
 class SimulatedCode2Wav:
@@ -64,12 +64,12 @@ class SimulatedCode2Wav:
         payload: bytes,
         *,
         priority: int = 0,
-        in_company: bool = True,
+        num_streams: int | None = None,
     ) -> npt.NDArray[np.float32]:
         stream = request_id.rpartition("-")[0]
         window = decode_codec_window(payload)
         num_carried = 0 if window.stream is None else window.emit_start - window.first_code
-        self.calls.append(Call(request_id, priority, clock(), window.stream, in_company))
+        self.calls.append(Call(request_id, priority, clock(), window.stream, num_streams))
         self._running[stream] = self._running.get(stream, 0) + 1
         self.most_running[stream] = max(self.most_running.get(stream, 0), self._running[stream])
         self.num_running += 1

@@ -7,7 +7,9 @@ from omni_server.config.chunk_plan import BusyChunks, ChunkPlan
 from tests.unit.orchestrator.simulated_speech import LAYOUT, SimulatedCode2Wav, Simulation, is_whole
 from tests.unit.orchestrator.virtual_time import run
 
-PLAN = ChunkPlan(new_blocks=(1, 2), busy=BusyChunks(min_streams=3, new_blocks=(4,)))
+PLAN = ChunkPlan(
+    new_blocks=(1, 2), busy=(BusyChunks(min_streams=3, new_blocks=(4,)), BusyChunks(min_streams=5, new_blocks=(6,)))
+)
 NUM_CODES = 12 * LAYOUT.codes_per_block
 
 
@@ -31,9 +33,11 @@ async def cut_among(num_streams: int, plan: ChunkPlan = PLAN) -> list[int]:
     ]
 
 
-def test_utterances_that_begin_among_many_are_cut_into_larger_windows() -> None:
+def test_utterances_that_begin_among_others_are_cut_as_the_plan_says_for_so_many() -> None:
     assert run(lambda: cut_among(2)) == [1, 2, 2, 2, 2, 2, 1]
     assert run(lambda: cut_among(3)) == [4, 4, 4]
+    assert run(lambda: cut_among(4)) == [4, 4, 4]
+    assert run(lambda: cut_among(5)) == run(lambda: cut_among(9)) == [6, 6]
 
 
 def test_without_windows_for_busy_times_all_are_cut_alike() -> None:
@@ -42,7 +46,7 @@ def test_without_windows_for_busy_times_all_are_cut_alike() -> None:
 
 
 def test_in_one_pass_there_is_nothing_to_cut() -> None:
-    plan = ChunkPlan(mode="whole", busy=BusyChunks(min_streams=2, new_blocks=(4,)))
+    plan = ChunkPlan(mode="whole", busy=(BusyChunks(min_streams=2, new_blocks=(4,)),))
     assert run(lambda: cut_among(3, plan)) == [12]
 
 

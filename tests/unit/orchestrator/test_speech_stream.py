@@ -95,15 +95,15 @@ def test_the_first_window_of_a_new_stream_is_computed_before_queued_windows_of_o
     run(work)
 
 
-def test_code2wav_is_told_whether_there_are_others_to_wait_for() -> None:
+def test_code2wav_is_told_how_many_utterances_are_under_way() -> None:
     async def work() -> None:
         code2wav = SimulatedCode2Wav(step_s=0.01)
         simulation = Simulation(code2wav)
         await simulation.speak("alone", 100)
         await asyncio.gather(*(simulation.speak(name, 100) for name in ("a", "b")))
-        company = {call.window_id: call.in_company for call in code2wav.calls}
-        assert not any(company[f"alone-{number}"] for number in range(4))
-        assert all(company[f"{name}-{number}"] for name in "ab" for number in range(3))
+        streams = {call.window_id: call.num_streams for call in code2wav.calls}
+        assert {streams[f"alone-{number}"] for number in range(4)} == {1}
+        assert {streams[f"{name}-{number}"] for name in "ab" for number in range(3)} == {2}
 
     run(work)
 

@@ -9,7 +9,7 @@ from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
 
 from omni_server.errors import StageError
-from omni_server.protocol.diffusion import INPUT_KEY
+from omni_server.protocol.diffusion import INPUT_KEY, STREAMS_KEY
 from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
 from omni_server.transport.result import decode_result
 from stages.runtime.diffusion_model import DiffusionBatch
@@ -69,8 +69,12 @@ def sums(batch: DiffusionBatch) -> list[torch.Tensor]:
     return [ids.sum().float().expand(3) for ids in batch.token_ids]
 
 
-def new_request(request_id: str, token_ids: list[int], payload: object = b"in") -> NewRequestData:
+def new_request(
+    request_id: str, token_ids: list[int], payload: object = b"in", *, num_streams: int | None = None
+) -> NewRequestData:
     extra = None if payload is None else {INPUT_KEY: payload}
+    if extra is not None and num_streams is not None:
+        extra[STREAMS_KEY] = num_streams
     return NewRequestData(
         req_id=request_id,
         prompt_token_ids=token_ids,

@@ -140,19 +140,20 @@ def test_all_who_give_way_are_told(listener: Listener) -> None:
 
 
 @pytest.mark.parametrize("model_class", [Sampler, HurriedSampler])
-def test_a_batch_three_quarters_full_is_announced_as_full_urgent_or_not(
+def test_a_batch_is_announced_with_the_utterances_under_way_urgent_or_not(
     listener: Listener, model_class: type[Sampler]
 ) -> None:
     runner = announcing_runner(model_class(sums), listener)
-    runner.execute_model(step(new_request("b", [1] * 6), new_request("c", [1] * 5)))
+    runner.execute_model(step(new_request("b", [1], num_streams=1)))
     assert listener.notices() == []
-    runner.execute_model(step(new_request("b", [1] * 6), new_request("c", [1] * 6)))
-    assert [(n.is_running, n.is_urgent, n.is_full) for n in listener.notices()] == [
-        (True, False, True),
-        (False, False, True),
+    # Each window says how many there were when it was sent.
+    runner.execute_model(step(new_request("b", [1], num_streams=8), new_request("c", [1], num_streams=9)))
+    assert [(n.is_running, n.is_urgent, n.num_streams) for n in listener.notices()] == [
+        (True, False, 9),
+        (False, False, 9),
     ]
 
 
-def test_an_urgent_batch_that_is_not_full_says_so(listener: Listener) -> None:
+def test_an_urgent_batch_of_which_nobody_said_how_many_there_are_is_announced(listener: Listener) -> None:
     announcing_runner(HurriedSampler(sums), listener).execute_model(step(*THREE))
-    assert {(notice.is_urgent, notice.is_full) for notice in listener.notices()} == {(True, False)}
+    assert {(notice.is_urgent, notice.num_streams) for notice in listener.notices()} == {(True, 1)}

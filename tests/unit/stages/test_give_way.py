@@ -16,7 +16,7 @@ from omni_server.protocol.give_way import BatchNotice, GiveWaySpec, encode_notic
 from omni_server.protocol.local_socket import new_socket_name, socket_address
 from stages.runtime import give_way
 from stages.runtime.give_way import (
-    FULL_GAP_S,
+    GAP_S,
     MAX_AGE_S,
     MAX_PAUSE_S,
     PAUSE_PER_SECOND,
@@ -108,11 +108,11 @@ def send(spec: GiveWaySpec, *messages: bytes) -> None:
 
 
 def begun(age_s: float = 0.0) -> bytes:
-    return encode_notice(BatchNotice(True, True, False, time.monotonic() - age_s))
+    return encode_notice(BatchNotice(True, True, 1, time.monotonic() - age_s))
 
 
 def ended() -> bytes:
-    return encode_notice(BatchNotice(False, True, False, time.monotonic()))
+    return encode_notice(BatchNotice(False, True, 1, time.monotonic()))
 
 
 def stepping(stage: GiveWay) -> threading.Thread:
@@ -142,7 +142,7 @@ def test_nothing_is_paused_for_where_nothing_is_announced(low: Listener) -> None
 @pytest.mark.usefixtures("patient")
 def test_a_step_waits_until_the_batch_has_ended(low: Listener) -> None:
     spec, stage = low
-    with BatchAnnouncer((spec,)).announced(is_urgent=True, is_full=False):
+    with BatchAnnouncer((spec,)).announced(is_urgent=True, num_streams=1):
         step = stepping(stage)
         assert_waits(step)
     assert_steps(step)
@@ -152,7 +152,7 @@ def test_a_step_waits_until_the_batch_has_ended(low: Listener) -> None:
 
 def test_a_batch_that_has_ended_before_the_step_holds_nothing_up(low: Listener) -> None:
     spec, stage = low
-    with BatchAnnouncer((spec,)).announced(is_urgent=True, is_full=False):
+    with BatchAnnouncer((spec,)).announced(is_urgent=True, num_streams=1):
         pass
     stage.wait()
     assert stage.num_pauses == 0
@@ -162,9 +162,9 @@ def test_a_batch_that_has_ended_before_the_step_holds_nothing_up(low: Listener) 
 def test_of_several_messages_the_last_one_counts(low: Listener) -> None:
     spec, stage = low
     batches = BatchAnnouncer((spec,))
-    with batches.announced(is_urgent=True, is_full=False):
+    with batches.announced(is_urgent=True, num_streams=1):
         pass
-    with batches.announced(is_urgent=True, is_full=False):
+    with batches.announced(is_urgent=True, num_streams=1):
         step = stepping(stage)
         assert_waits(step)
     assert_steps(step)
@@ -179,7 +179,7 @@ def test_of_several_messages_the_last_one_counts(low: Listener) -> None:
 def test_the_next_batch_is_given_way_to_as_well(low: Listener) -> None:
     spec, stage = low
     for number in range(1, 4):
-        with BatchAnnouncer((spec,)).announced(is_urgent=True, is_full=False):
+        with BatchAnnouncer((spec,)).announced(is_urgent=True, num_streams=1):
             step = stepping(stage)
             assert_waits(step)
         assert_steps(step)
@@ -215,7 +215,7 @@ def test_a_code2wav_that_is_killed_in_the_middle_of_a_batch_is_not_waited_for_ag
 import time
 from omni_server.protocol.give_way import GiveWaySpec
 from stages.runtime.give_way import BatchAnnouncer
-with BatchAnnouncer((GiveWaySpec({spec.socket!r}),)).announced(is_urgent=True, is_full=False):
+with BatchAnnouncer((GiveWaySpec({spec.socket!r}),)).announced(is_urgent=True, num_streams=1):
     print("computing", flush=True)
     time.sleep(600)
 """
@@ -245,7 +245,7 @@ def test_other_datagrams_neither_start_a_pause_nor_end_one(low: Listener) -> Non
     send(spec, *strange)
     stage.wait()
     assert stage.num_pauses == 0
-    with BatchAnnouncer((spec,)).announced(is_urgent=True, is_full=False):
+    with BatchAnnouncer((spec,)).announced(is_urgent=True, num_streams=1):
         send(spec, *strange)
         step = stepping(stage)
         send(spec, *strange)
@@ -257,7 +257,7 @@ def test_a_batch_that_fails_ends_too(low: Listener) -> None:
     spec, stage = low
     with (
         pytest.raises(RuntimeError, match="out of memory"),
-        BatchAnnouncer((spec,)).announced(is_urgent=True, is_full=False),
+        BatchAnnouncer((spec,)).announced(is_urgent=True, num_streams=1),
     ):
         raise RuntimeError("out of memory")
     stage.wait()
@@ -267,7 +267,7 @@ def test_a_batch_that_fails_ends_too(low: Listener) -> None:
 @pytest.mark.usefixtures("patient")
 def test_all_stages_of_low_priority_give_way(low: Listener, other_low: Listener) -> None:
     stages = (low, other_low)
-    with BatchAnnouncer(tuple(spec for spec, _ in stages)).announced(is_urgent=True, is_full=False):
+    with BatchAnnouncer(tuple(spec for spec, _ in stages)).announced(is_urgent=True, num_streams=1):
         steps = [stepping(stage) for _, stage in stages]
         for step in steps:
             assert_waits(step)
@@ -280,7 +280,7 @@ def test_all_stages_of_low_priority_give_way(low: Listener, other_low: Listener)
 def test_a_stage_that_is_gone_keeps_nobody_from_telling_the_others(low: Listener, other_low: Listener) -> None:
     other_low[1].close()
     with BatchAnnouncer((other_low[0], GiveWaySpec("omni-server-nobody"), low[0])).announced(
-        is_urgent=True, is_full=False
+        is_urgent=True, num_streams=1
     ):
         step = stepping(low[1])
         assert_waits(step)
@@ -292,7 +292,7 @@ def test_a_batch_is_computed_where_nobody_listens() -> None:
     assert not BatchAnnouncer(()).has_listeners
     for listeners in ((), (GiveWaySpec("omni-server-nobody"),)):
         computed = False
-        with BatchAnnouncer(listeners).announced(is_urgent=True, is_full=False):
+        with BatchAnnouncer(listeners).announced(is_urgent=True, num_streams=1):
             computed = True
         assert computed
 
@@ -302,20 +302,21 @@ def test_a_stage_without_work_is_no_obstacle_and_hears_again_when_it_has_some(lo
     spec, stage = low
     batches = BatchAnnouncer((spec,))
     for _ in range(1000):  # more than the socket holds
-        with batches.announced(is_urgent=True, is_full=False):
+        with batches.announced(is_urgent=True, num_streams=1):
             pass
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(give_way, "MAX_AGE_S", 0.0)  # the end of the last batch that was heard of may not have fitted in
         stage.wait()
     assert stage.num_pauses == 0
-    with batches.announced(is_urgent=True, is_full=False):
+    with batches.announced(is_urgent=True, num_streams=1):
         step = stepping(stage)
         assert_waits(step)
     assert_steps(step)
 
 
-def full(stage: GiveWaySpec, *, is_running: bool, age_s: float = 0.0) -> None:
-    send(stage, encode_notice(BatchNotice(is_running, True, True, time.monotonic() - age_s)))
+def computing(stage: GiveWaySpec, num_streams: int, *, is_running: bool = True, age_s: float = 0.0) -> None:
+    """A batch begins, or has ended, with so many utterances under way."""
+    send(stage, encode_notice(BatchNotice(is_running, True, num_streams, time.monotonic() - age_s)))
 
 
 def steps_s(stage: GiveWay, count: int) -> float:
@@ -328,44 +329,67 @@ def steps_s(stage: GiveWay, count: int) -> float:
 
 @pytest.fixture
 def paced() -> Iterator[Listener]:
-    spec = GiveWaySpec(new_socket_name(), pauses=False, busy_step_interval_s=0.05)
+    spec = GiveWaySpec(new_socket_name(), pauses=False, step_interval_per_stream_s=0.01, max_streams=8)
     stage = GiveWay(spec)
     yield spec, stage
     stage.close()
 
 
-def test_steps_keep_their_distance_while_batches_are_full(paced: Listener) -> None:
+def test_while_code2wav_is_at_work_steps_keep_a_distance_for_each_utterance_under_way(paced: Listener) -> None:
     spec, stage = paced
     assert steps_s(stage, 20) < 0.05
-    full(spec, is_running=True)
-    assert steps_s(stage, 4) >= 3 * 0.05
+    for num_streams in (2, 5):
+        computing(spec, num_streams)
+        stage.wait()
+        assert steps_s(stage, 4) >= 4 * num_streams * 0.01
     assert stage.num_pauses == 0
 
 
-def test_a_full_batch_is_no_reason_any_more_soon_after_its_end(paced: Listener) -> None:
+def test_more_utterances_than_a_stage_works_for_do_not_slow_it_further_down(paced: Listener) -> None:
     spec, stage = paced
-    full(spec, is_running=True)
-    full(spec, is_running=False, age_s=2 * FULL_GAP_S)
+    computing(spec, 1000)
+    stage.wait()
+    assert 0.08 <= steps_s(stage, 1) < 1.0
+
+
+def test_a_batch_is_no_reason_any_more_soon_after_its_end(paced: Listener) -> None:
+    spec, stage = paced
+    computing(spec, 5)
+    computing(spec, 5, is_running=False, age_s=2 * GAP_S)
     stage.wait()
     assert steps_s(stage, 20) < 0.05
 
 
-def test_between_two_full_batches_steps_keep_their_distance_too(paced: Listener) -> None:
+def test_between_two_batches_steps_keep_their_distance_too(paced: Listener) -> None:
     spec, stage = paced
-    full(spec, is_running=True)
-    full(spec, is_running=False)
+    computing(spec, 5)
+    computing(spec, 5, is_running=False)
     stage.wait()
     assert steps_s(stage, 1) >= 0.04
 
 
-def test_a_full_batch_whose_end_is_never_told_is_forgotten(paced: Listener) -> None:
+def test_a_batch_whose_end_is_never_told_is_forgotten(paced: Listener) -> None:
     spec, stage = paced
-    full(spec, is_running=True, age_s=2 * MAX_AGE_S)
+    computing(spec, 5, age_s=2 * MAX_AGE_S)
     assert steps_s(stage, 20) < 0.05
 
 
-def test_a_stage_that_keeps_its_distance_does_not_pause_as_well(low: Listener) -> None:
-    spec, stage = low
-    full(spec, is_running=True)
-    assert steps_s(stage, 3) < 0.05
+def test_a_step_that_keeps_its_distance_does_not_pause_as_well() -> None:
+    spec = GiveWaySpec(new_socket_name(), step_interval_per_stream_s=0.01, max_streams=8)
+    stage = GiveWay(spec)
+    stage.wait()
+    computing(spec, 5)
+    assert steps_s(stage, 1) >= 0.04
     assert stage.num_pauses == 0
+    stage.close()
+
+
+def test_a_step_that_took_longer_than_its_distance_pauses() -> None:
+    spec = GiveWaySpec(new_socket_name(), step_interval_per_stream_s=0.01, max_streams=8)
+    stage = GiveWay(spec)
+    stage.wait()
+    time.sleep(0.02)
+    computing(spec, 1)
+    stage.wait()
+    assert stage.num_pauses == 1
+    stage.close()

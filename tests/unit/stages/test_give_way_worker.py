@@ -61,7 +61,7 @@ def step(num_tokens: int) -> SchedulerOutput:
 
 
 def test_a_step_is_made_when_the_urgent_batch_has_ended(worker: Worker, spec: GiveWaySpec) -> None:
-    with BatchAnnouncer((spec,)).announced(is_urgent=True, is_full=False):
+    with BatchAnnouncer((spec,)).announced(is_urgent=True, num_streams=1):
         stepping = threading.Thread(target=worker.execute_model, args=(step(1),), daemon=True)
         stepping.start()
         stepping.join(0.05)
@@ -72,7 +72,7 @@ def test_a_step_is_made_when_the_urgent_batch_has_ended(worker: Worker, spec: Gi
 
 
 def test_a_step_without_tokens_is_not_put_off(worker: Worker, spec: GiveWaySpec) -> None:
-    with BatchAnnouncer((spec,)).announced(is_urgent=True, is_full=False):
+    with BatchAnnouncer((spec,)).announced(is_urgent=True, num_streams=1):
         worker.execute_model(step(0))
         assert worker.num_steps == 1
 
@@ -87,7 +87,7 @@ def test_no_step_is_put_off_without_speech(worker: Worker) -> None:
 def test_ranks_other_than_the_first_and_other_stages_do_not_listen(worker: Worker, spec: GiveWaySpec) -> None:
     bystanders = [Worker(StageRuntimeConfig("model", gives_way=spec), rank=1), Worker(StageRuntimeConfig("model"))]
     bystanders.append(Worker(None))
-    with BatchAnnouncer((spec,)).announced(is_urgent=True, is_full=False):
+    with BatchAnnouncer((spec,)).announced(is_urgent=True, num_streams=1):
         for bystander in bystanders:
             bystander.init_device()
             bystander.execute_model(step(1))

@@ -11,7 +11,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from omni_server.protocol.diffusion import COMPANY_KEY
+from omni_server.protocol.diffusion import STREAMS_KEY
 from omni_server.protocol.rows import RowsOutput
 from omni_server.protocol.runtime_config import QueueSpec
 from stages.runtime.joint_batches import BUSY_S, Arrivals, JointBatchScheduler
@@ -34,8 +34,8 @@ class Stage:
         for name in names:
             self.scheduler.add_request(request(name, 10, rows, max_tokens=max_tokens))
 
-    def arrive_window(self, name: str, *, in_company: bool) -> None:
-        params = PoolingParams(task="plugin", extra_kwargs={COMPANY_KEY: in_company})
+    def arrive_window(self, name: str, extra: dict[str, int]) -> None:
+        params = PoolingParams(task="plugin", extra_kwargs=extra)
         self.scheduler.add_request(Request(name, list(range(10)), None, params))
 
     def step(self) -> list[str]:
@@ -97,12 +97,12 @@ def test_a_prompt_whose_answer_is_text_only_waits_for_nobody(tmp_path: Path) -> 
 
 def test_a_window_waits_for_those_of_others_unless_there_are_none(tmp_path: Path) -> None:
     stage = Stage(tmp_path, JointBatchScheduler)
-    stage.arrive_window("alone", in_company=False)
+    stage.arrive_window("alone", {STREAMS_KEY: 1})
     assert stage.step() == ["alone"]
     stage.now += 1
-    stage.arrive_window("first", in_company=True)
+    stage.arrive_window("first", {STREAMS_KEY: 2})
     assert stage.step() == []
-    stage.arrive_window("second", in_company=True)
+    stage.arrive_window("second", {})  # whoever sent it does not know
     stage.now += PAUSE_S
     assert stage.step() == ["first", "second"]
 
