@@ -64,8 +64,8 @@ class ChunkPlan(FrozenModel):
     """New blocks of the first window, of the second and so on; the last number holds for all that follow. A single
     number is a ramp of one."""
     busy: Annotated[tuple[BusyChunks, ...], BeforeValidator(_as_list)] = ()
-    """Other windows where several speak at once, in ascending order of `min_streams`; the last that applies counts.
-    Without effect in mode `whole`."""
+    """Other windows where several speak at once, in ascending order of `min_streams`; the last that applies counts. One
+    needs no list. Without effect in mode `whole`."""
     future_blocks: Annotated[int, Field(ge=0)] = 1
     """Blocks after the new ones that a window waits for."""
     vocoder_margin_frames: Annotated[int, Field(ge=0)] = 20

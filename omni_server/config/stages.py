@@ -96,9 +96,19 @@ class ArStage(CommonStage):
     """Ranks that take turns. Must be 1 where hidden states leave or enter, which is every stage with an edge."""
     default_sampling: SamplingDefaults = SamplingDefaults()
     """Sampling where a request says nothing."""
-    step_interval_per_stream_ms: Annotated[float, Field(ge=0, le=10)] = 0
+    step_interval_per_stream_ms: Annotated[float, Field(ge=0, le=2)] = 0
     """Shortest time from step to step for each utterance that is under way (`max_num_seqs` at most), while a code2wav
-    on the same GPU is at work. Ignored on CPU."""
+    on the same GPU is at work; 18 ms in all at most. Ignored on CPU."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_gone(cls, value: object) -> object:
+        if isinstance(value, dict) and "busy_step_interval_ms" in value:
+            raise ValueError(
+                "busy_step_interval_ms is now step_interval_per_stream_ms, which is multiplied by the number of "
+                "utterances under way: write 0.23 for steps 15 ms apart where 64 speak at once"
+            )
+        return value
 
     @model_validator(mode="after")
     def _check_parallelism(self) -> "ArStage":

@@ -32,7 +32,7 @@ def diffusion_engine_args(
     """Arguments of the stage's `AsyncLLM`; its requests are `PoolingParams(task="plugin", ...)`.
 
     `hf_overrides` picks the stage's part of the checkpoint's config. `carries_state`: requests may be windows of a
-    stream, whose state the model keeps for the next one. `announces_to`: stages that pause for urgent batches. Raises
+    stream, whose state the model keeps for the next one. `announces_to`: stages that give way to its batches. Raises
     `ConfigError` if the stage asks for what such an engine cannot do.
     """
     # A request is computed whole, in one step, and what it depends on besides is the model's own affair.

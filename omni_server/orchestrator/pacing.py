@@ -26,9 +26,14 @@ class Pacer:
             self._schedules = [(least, WindowSchedule(plan, layout, ramp)) for least, ramp in ramps]
         self._origin = clock()
 
+    @property
+    def num_streams(self) -> int:
+        """Utterances under way, but for those so far ahead of their listeners that they keep out of the others' way."""
+        return self.start_gate.num_streams - self.gate.num_waiting
+
     def schedule(self) -> WindowSchedule | None:
         """For an utterance that is cut into its first window now; None where there are no windows before its end."""
-        num_streams = self.start_gate.num_streams
+        num_streams = self.num_streams
         return next((schedule for least, schedule in reversed(self._schedules) if num_streams >= least), None)
 
     def priority(self, due: float) -> int:

@@ -116,9 +116,8 @@ class SpeechStream:
     async def _compute(
         self, window_id: str, window: Code2WavRequest, priority: int, result: asyncio.Future[Samples]
     ) -> None:
-        num_streams = self._pacer.start_gate.num_streams
         samples = await self._code2wav.run(
-            window_id, window.token_ids, window.payload, priority=priority, num_streams=num_streams
+            window_id, window.token_ids, window.payload, priority=priority, num_streams=self._pacer.num_streams
         )
         fault = waveform_fault(samples, num_samples=window.num_samples, is_varied=window.is_varied)
         if fault is not None:

@@ -26,6 +26,11 @@ class WorkAheadGate:
     def num_inside(self) -> int:
         return self._num_inside
 
+    @property
+    def num_waiting(self) -> int:
+        """Windows that are kept out, at most one of each stream."""
+        return len(self._waiting)
+
     async def enter(self, due: float) -> None:
         """Returns when a window that is to be played at `due` (of the gate's clock) may be sent; `leave` must follow.
 

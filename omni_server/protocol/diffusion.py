@@ -5,4 +5,4 @@ INPUT_KEY = "omni_input"
 
 STREAMS_KEY = "omni_streams"
 """Key of `PoolingParams.extra_kwargs`: how many utterances were under way when this was sent, its own among them.
-Without the key nobody knows, and there may be others."""
+Without the key nobody knows: it is waited for others, and nobody is paced."""

@@ -41,7 +41,7 @@ class DiffusionRuntimeConfig(msgspec.Struct, frozen=True):
     has_low_gpu_priority: bool = False
     """Under NVIDIA's Multi-Process Service: kernels of other stages go first."""
     announces_to: tuple[GiveWaySpec, ...] = ()
-    """Stages that pause while this one computes an urgent batch; other sockets each time."""
+    """Stages that give way to the batches of this one; other sockets each time."""
     life: EngineLife | None = None
     """Ends the engine's process with its server."""
 

@@ -4,10 +4,10 @@ The first window of an utterance is hundreds of small kernels, each of which wai
 memory-bound steps of a language model it takes several times as long as alone, and the GPU's own priorities change
 little. So code2wav announces such a batch, and a stage of low priority puts off its next step, within a budget.
 
-When many speak at once, code2wav's time for each code is what the others have to be measured by. A language model that
-steps as fast as it can makes small batches, which cost as much as large ones, and codes that wait behind those of all
-the others. So while code2wav is at work a stage's steps begin at a minimal distance, in proportion to the utterances
-under way: each step makes a code for each of them.
+When many speak at once, code2wav binds. A language model that steps as fast as it can makes small batches, which cost
+as much as large ones, and codes that wait behind those of all the others. So while code2wav is at work a stage's steps
+begin at a minimal distance, in proportion to the utterances under way: among so many the codes are divided that
+code2wav has time for.
 """
 
 import contextlib
@@ -30,6 +30,16 @@ of its time, so that steps of up to 13 ms still come every 20 ms: the thinker's,
 
 GAP_S = 0.05
 """A batch that ended less than this ago: the next one is about to begin."""
+
+WIDE_INTERVAL_S = 0.008
+"""Steps this far apart leave room already, and first windows come so often that pauses would only come on top."""
+
+MAX_INTERVAL_S = 0.018
+"""No larger distance, however many there are: for each 20 ms of speech the talker makes a code, from a row of the
+thinker, or falls behind its listeners."""
+
+MAX_QUEUED = 10
+"""Linux keeps so many messages for a socket that nobody reads, by default, and no more of those that follow."""
 
 MAX_AGE_S = 1.0
 """A batch that began longer ago has ended, though nobody said so. None takes nearly as long."""
@@ -62,7 +72,7 @@ class BatchAnnouncer:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.setblocking(False)
             for address in self._addresses:
-                # The stage has ended, or has made no step for so long that its socket is full: it keeps ten messages.
+                # The stage has ended, or has made no step for so long that its socket is full.
                 with contextlib.suppress(OSError):
                     sender.sendto(message, address)
 
@@ -105,18 +115,18 @@ class GiveWay:
     def wait(self) -> None:
         """To be called before a step: returns when the step may begin.
 
-        A step that waits for its distance to the last one does not pause in addition. Costs one attempt to receive, a
-        few microseconds, where no batch has been announced.
+        A pause counts towards the distance to the last step. Costs one attempt to receive, a few microseconds, where no
+        batch has been announced.
         """
         newest = self._newest()
         if newest is not None:
             self._last = newest
         now = time.monotonic()
-        left_s = self._step_began_at + self._interval_s(now) - now
-        if left_s > 0:
-            time.sleep(left_s)
-        elif newest is not None and newest.is_running and newest.is_urgent and self._spec.pauses:
+        interval_s = self._interval_s(now)
+        is_urgent = newest is not None and newest.is_running and newest.is_urgent
+        if newest is not None and is_urgent and self._spec.pauses and interval_s < WIDE_INTERVAL_S:
             self._pause(newest, now)
+        time.sleep(max(0.0, self._step_began_at + interval_s - time.monotonic()))
         self._step_began_at = time.monotonic()
 
     def _interval_s(self, now: float) -> float:
@@ -124,7 +134,8 @@ class GiveWay:
         last = self._last
         if last is None or now - last.sent_at >= (MAX_AGE_S if last.is_running else GAP_S):
             return 0.0
-        return self._spec.step_interval_per_stream_s * min(last.num_streams, self._spec.max_streams)
+        num_streams = min(last.num_streams, self._spec.max_streams)
+        return min(self._spec.step_interval_per_stream_s * num_streams, MAX_INTERVAL_S)
 
     def _pause(self, batch: BatchNotice, now: float) -> None:
         left_s = self._budget.left_s(now)
@@ -137,12 +148,16 @@ class GiveWay:
         self.paused_s += ended - now
 
     def _newest(self) -> BatchNotice | None:
-        """The last message that is there."""
+        """The last message that is there; None where those that followed it may have been lost."""
         self._socket.setblocking(False)
         newest: BatchNotice | None = None
+        num_received = 0
         with contextlib.suppress(BlockingIOError):
             while True:
                 newest = self._receive() or newest
+                num_received += 1
+        if num_received >= MAX_QUEUED:
+            newest = self._last = None
         return newest
 
     def _wait_for_end(self, deadline: float) -> None:

@@ -96,12 +96,15 @@ class SimulatedCode2Wav:
             while self._waiting and self._waiting[0][3] <= room:
                 batch.append(heapq.heappop(self._waiting))
                 room -= batch[-1][3]
-            num_computed = sum(window[4] for window in batch)
-            await asyncio.sleep(self._step_s + self._code_s * num_computed)
+            await self._compute(self._max_codes - room, sum(window[4] for window in batch))
             for _, _, request_id, _, _, done in batch:
                 self.computed.append(request_id)
                 if not done.cancelled():
                     done.set_result(None)
+
+    async def _compute(self, num_codes: int, num_computed: int) -> None:
+        """A step of `num_codes`, context included, of which `num_computed` are not carried."""
+        await asyncio.sleep(self._step_s + self._code_s * num_computed)
 
 
 @dataclass

@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import ExitStack
 
-from omni_server.config.chunk_plan import BusyChunks, ChunkPlan
+from omni_server.config.chunk_plan import BusyChunks, ChunkPlan, PacingConfig
 from tests.unit.orchestrator.simulated_speech import LAYOUT, SimulatedCode2Wav, Simulation, is_whole
 from tests.unit.orchestrator.virtual_time import run
 
@@ -38,6 +38,26 @@ def test_utterances_that_begin_among_others_are_cut_as_the_plan_says_for_so_many
     assert run(lambda: cut_among(3)) == [4, 4, 4]
     assert run(lambda: cut_among(4)) == [4, 4, 4]
     assert run(lambda: cut_among(5)) == run(lambda: cut_among(9)) == [6, 6]
+
+
+def test_who_is_far_ahead_and_waits_does_not_count_among_many() -> None:
+    async def work() -> None:
+        plan = PLAN.model_copy(update={"pacing": PacingConfig(max_work_ahead_s=1.0)})
+        simulation = Simulation(SimulatedCode2Wav(step_s=0.1), plan.pacing, plan)
+        names = [f"long{number}" for number in range(4)]
+        tasks = [asyncio.create_task(simulation.speak(name, 100 * NUM_CODES)) for name in names]
+        await asyncio.sleep(0.05)
+        assert simulation.pacer.num_streams == 4
+        await asyncio.sleep(20.0)
+        assert simulation.pacer.start_gate.num_streams == 4
+        assert simulation.pacer.num_streams == 2  # who fill up code2wav's next steps
+        simulation.code2wav.calls.clear()
+        await simulation.speak("new", 24, code_s=0.001)
+        assert {call.num_streams for call in simulation.code2wav.calls if call.stream == "new"} <= {2, 3}
+        for task in tasks:
+            task.cancel()
+
+    run(work)
 
 
 def test_without_windows_for_busy_times_all_are_cut_alike() -> None:

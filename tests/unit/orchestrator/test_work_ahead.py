@@ -84,6 +84,7 @@ def test_urgent_windows_pass_those_that_wait() -> None:
             await windows.ask(f"at {due:g}", due)
         await windows.ask("new stream", due=0.0)
         assert windows.inside == ["at 10", "at 11", "new stream"]
+        assert (windows.gate.num_inside, windows.gate.num_waiting) == (3, 1)
 
     run(work)
 
