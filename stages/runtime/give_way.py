@@ -31,7 +31,7 @@ of its time, so that steps of up to 13 ms still come every 20 ms: the thinker's,
 GAP_S = 0.05
 """A batch that ended less than this ago: the next one is about to begin."""
 
-WIDE_INTERVAL_S = 0.008
+WIDE_INTERVAL_S = 0.005
 """Steps this far apart leave room already, and first windows come so often that pauses would only come on top."""
 
 MAX_INTERVAL_S = 0.018

@@ -2,7 +2,7 @@
 
 The orchestrator's part is the real one: windows, their order, the gate before first audio. Of the stages only the times
 are there. code2wav's step is a line over its codes, and slower while language models compute beside it; the language
-models take turns with nobody, but keep their distances.
+models take turns with nobody and do not pause for first windows, but keep their distances.
 """
 
 import asyncio
