@@ -2,7 +2,8 @@
 
 Codes become windows; windows go to code2wav, each with the time at which it will be played as its priority, so that
 the most urgent one of all utterances is computed first; results come back in order. The first window of an utterance
-is due at once. The others are due when what comes before them has been played, from the moment the first audio left.
+is due soon (`FIRST_DUE_S`). The others are due when what comes before them has been played, from the moment the first
+audio left.
 
 Where code2wav carries state from window to window, a window is sent only when the one before it has come back
 (`Pacer.max_outstanding_windows` is 1): so they are computed in order, and no step holds two of one utterance.
@@ -21,7 +22,7 @@ from omni_server.errors import CorruptDataError
 from omni_server.orchestrator.pacing import Pacer
 from omni_server.orchestrator.stage_clock import StageClock
 from omni_server.orchestrator.start_gate import Playback
-from omni_server.types import SAMPLE_RATE_HZ, AudioDelta
+from omni_server.types import AudioDelta
 
 Samples = npt.NDArray[np.float32]
 
@@ -91,10 +92,9 @@ class SpeechStream:
         number = 0
         while (window := await self._unsent.get()) is not None:
             await self._outstanding.acquire()
-            await self._pacer.gate.enter(self._due(window))
+            await self._pacer.gate.enter(self._playback.unsent_due)
             result: asyncio.Future[Samples] = asyncio.get_running_loop().create_future()
-            priority = self._pacer.priority(self._due(window))
-            self._playback.sent()
+            priority = self._pacer.priority(self._playback.sent())
             self._clock.window_sent()
             task = group.create_task(self._compute(f"{self._request_id}-{number}", window, priority, result))
             # Not in the task's own `finally`: a task that is cancelled before its first step never comes there.
@@ -106,12 +106,6 @@ class SpeechStream:
     def _has_left(self) -> None:
         self._pacer.gate.leave()
         self._outstanding.release()
-
-    def _due(self, window: Code2WavRequest) -> float:
-        """Before it is known when the first audio leaves: it cannot leave earlier than now."""
-        started_at = self._playback.started_at
-        start = self._pacer.clock() if started_at is None else started_at
-        return start + window.first_sample / SAMPLE_RATE_HZ
 
     async def _compute(
         self, window_id: str, window: Code2WavRequest, priority: int, result: asyncio.Future[Samples]

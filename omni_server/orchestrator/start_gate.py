@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from omni_server.orchestrator.due_windows import DueWindows
+from omni_server.orchestrator.due_windows import FIRST_DUE_S, DueWindows
 from omni_server.orchestrator.step_times import StepTimes
 from omni_server.orchestrator.talker_pace import TalkerPace
 from omni_server.orchestrator.window_schedule import WindowSchedule
@@ -46,7 +46,7 @@ class Playback:
         self.started_at: float | None = None
         self.next_window = 0
         """Number of the first window that has not come back."""
-        self._sent_at: deque[float] = deque()  # of the windows that are in code2wav
+        self._sent: deque[tuple[float, float]] = deque()  # of the windows in code2wav: when, and when due
         self._is_complete = False
         self._num_codes = 0
         self._first_codes: tuple[float, int] | None = None  # when, and how many
@@ -72,20 +72,39 @@ class Playback:
     @property
     def is_waiting(self) -> bool:
         """The next window is in code2wav."""
-        return bool(self._sent_at)
+        return bool(self._sent)
 
     @property
     def waiting_s(self) -> float:
         """For how long the next window has been in code2wav, 0 if it is not."""
-        return self._gate.clock() - self._sent_at[0] if self._sent_at else 0.0
+        return self._gate.clock() - self._sent[0][0] if self._sent else 0.0
 
-    def sent(self) -> None:
-        """The first window that had not been sent goes to code2wav."""
-        self._sent_at.append(self._gate.clock())
+    @property
+    def sent_due(self) -> float:
+        """When the next window is due, which is in code2wav."""
+        return self._sent[0][1]
+
+    @property
+    def unsent_due(self) -> float:
+        """When the first window that has not been sent is due, if it is sent now.
+
+        Before it is known when the first audio leaves: it cannot leave earlier than now."""
+        number = self.next_window + len(self._sent)
+        start_s = 0.0 if self.schedule is None else self.schedule.start_s(number)
+        if self.started_at is not None:
+            return self.started_at + start_s
+        return self._gate.clock() + start_s + (0.0 if self.next_window else FIRST_DUE_S)
+
+    def sent(self) -> float:
+        """The first window that had not been sent goes to code2wav; when it is due."""
+        due = self.unsent_due
+        self._sent.append((self._gate.clock(), due))
+        return due
 
     def came_back(self, num_codes: int) -> None:
         """The next window has been computed, `num_codes` in all."""
-        self._gate.review(self, num_codes, self._sent_at.popleft())
+        sent_at, _ = self._sent.popleft()
+        self._gate.review(self, num_codes, sent_at)
 
     def has_window(self, first_code: int) -> bool:
         """Whether there will be a window whose sound begins with this code; as long as the talker goes on, yes."""

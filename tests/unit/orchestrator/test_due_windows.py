@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from omni_server.config.chunk_plan import ChunkPlan
-from omni_server.orchestrator.due_windows import DueWindows
+from omni_server.orchestrator.due_windows import FIRST_DUE_S, DueWindows
 from omni_server.orchestrator.window_schedule import WindowSchedule
 from tests.unit.orchestrator.simulated_speech import LAYOUT
 
@@ -21,6 +21,7 @@ class Stream:
     next_window: int = 1
     is_waiting: bool = False
     waiting_s: float = 0.0
+    sent_due: float = 0.0
     num_codes: int = 10_000
     codes_at: float = 0.0
     schedule: WindowSchedule | None = SCHEDULE
@@ -80,15 +81,36 @@ def test_windows_whose_codes_come_late_are_told_apart() -> None:
 
 def test_the_next_window_of_a_stream_that_has_not_started_comes_before_those_that_get_their_codes_soon_after() -> None:
     own = Stream(codes_at=9.6)
-    new, held = Stream(next_window=0, codes_at=9.5), Stream(codes_at=9.5)
-    windows = DueWindows([own, new, held, Stream(is_waiting=True, codes_at=9.5)], horizon=100.0)
-    assert [windows.codes_coming_before(9.7, at, own, within_s=0.2) for at in (9.4, 9.5, 9.6, 9.8)] == [0, 24, 24, 0]
-    assert windows.codes_coming_before(9.8, 9.6, own, within_s=0.2) == 24 + 36, "0.24 s behind the first of its stream"
-    assert windows.codes_coming_before(9.9, 9.6, own, within_s=0.2) == 24 + 36, "its own does not count"
-    assert windows.codes_coming_before(9.9, 9.6, new, within_s=0.2) == 36 + 36
-    new.started_at = 9.5
-    windows.add_played(new)
-    assert windows.codes_coming_before(9.7, 9.6, own, within_s=0.2) == 24, "once, as one that is played"
+    held, other = Stream(codes_at=9.5), Stream(codes_at=9.55)
+    windows = DueWindows([own, held, other, Stream(is_waiting=True, codes_at=9.5)], horizon=100.0)
+    # Due 0.24 s after they have their codes, when their streams may start.
+    assert [windows.codes_coming_before(9.78, at, own, within_s=0.2) for at in (9.4, 9.5, 9.6, 9.8)] == [0, 36, 36, 0]
+    assert windows.codes_coming_before(9.8, 9.6, own, within_s=0.2) == 36 + 36, "its own does not count"
+    assert windows.codes_coming_before(9.8, 9.6, held, within_s=0.2) == 36
+    held.started_at = 9.5
+    windows.add_played(held)
+    assert windows.codes_coming_before(9.78, 9.6, own, within_s=0.2) == 36, "once, as one that is played"
+
+
+def test_a_first_window_comes_before_those_that_are_due_a_second_after_it_has_its_codes() -> None:
+    own, new = Stream(codes_at=9.6), Stream(next_window=0, codes_at=9.5)
+    windows = DueWindows([own, new], horizon=100.0)
+    due = 9.5 + FIRST_DUE_S
+    assert [windows.codes_coming_before(at, 9.6, own, within_s=0.2) for at in (due - 0.01, due)] == [0, 24]
+
+
+def test_a_window_of_a_stream_that_has_not_started_counts_if_it_was_due_earlier_when_it_was_sent() -> None:
+    own = Stream(is_waiting=True, sent_due=10.5)
+    others = [Stream(is_waiting=True, sent_due=due) for due in (10.0, 11.0, 11.0, 11.0)]
+    windows = DueWindows([own, *others], horizon=100.0)
+    assert [windows.codes_before(due, own, 1000) for due in (9.9, 10.2, 10.7, 11.0)] == [4 * 36] * 4, (
+        "they fill up a step"
+    )
+    assert [windows.codes_before(due, own, 36) for due in (9.9, 10.2, 10.7, 11.0)] == [36, 72, 72, 144]
+    first = others[0]
+    first.started_at = 9.9
+    windows.add_played(first)  # its next window begins 0.24 s after the start
+    assert [windows.codes_before(due, own, 36) for due in (10.1, 10.2)] == [36, 72]
 
 
 def test_windows_behind_the_horizon_are_left_out() -> None:

@@ -7,9 +7,11 @@ import pytest
 
 from omni_server.config.chunk_plan import ChunkPlan, PacingConfig
 from omni_server.errors import StageError
+from omni_server.orchestrator.due_windows import FIRST_DUE_S
 from tests.unit.orchestrator.simulated_speech import SimulatedCode2Wav, Simulation, Utterance, is_whole
 from tests.unit.orchestrator.virtual_time import clock, run
 
+FIRST_DUE = round(1000 * FIRST_DUE_S)
 SECOND = 50
 """Codec tokens of one second."""
 NO_DELAY = PacingConfig(max_start_delay_s=0)
@@ -51,7 +53,7 @@ def test_no_codes_make_no_sound_and_an_end() -> None:
     run(work)
 
 
-def test_first_windows_are_due_at_once_and_later_ones_when_they_will_be_played() -> None:
+def test_first_windows_are_due_a_second_later_and_later_ones_when_they_will_be_played() -> None:
     async def work() -> None:
         await asyncio.sleep(5.0)  # priorities count from the server's start, which is the simulation's
         simulation = Simulation(SimulatedCode2Wav(step_s=0.1), PacingConfig(max_outstanding_windows=1))
@@ -61,7 +63,7 @@ def test_first_windows_are_due_at_once_and_later_ones_when_they_will_be_played()
         # Blocks of 0.24 s, ramp 1 1 2 4 8: windows begin after 0, 1, 2, 4, 8 and 16 of them.
         left = 1100
         assert [call.priority for call in simulation.code2wav.calls] == [
-            1000, left + 240, left + 480, left + 960, left + 1920, left + 3840,
+            1000 + FIRST_DUE, left + 240, left + 480, left + 960, left + 1920, left + 3840,
         ]  # fmt: skip
 
     run(work)
@@ -72,17 +74,17 @@ def test_a_window_sent_before_the_first_audio_left_is_due_after_it_could_leave()
         simulation = Simulation(SimulatedCode2Wav(step_s=0.1), PacingConfig(max_outstanding_windows=2))
         await simulation.speak("u", 36, code_s=0.001)
         first, second = simulation.code2wav.calls[:2]
-        assert (first.priority, second.priority) == (24, 36 + 240)
+        assert (first.priority, second.priority) == (24 + FIRST_DUE, 36 + FIRST_DUE + 240)
 
     run(work)
 
 
-def test_the_first_window_of_a_new_stream_is_computed_before_queued_windows_of_others() -> None:
+def test_the_first_window_of_a_new_stream_is_computed_before_queued_windows_that_are_due_later() -> None:
     async def work() -> None:
         code2wav = SimulatedCode2Wav(step_s=0.05, max_codes=132)
         simulation = Simulation(code2wav, PacingConfig(max_work_ahead_s=None))
         early = [asyncio.create_task(simulation.speak(f"early{n}", 600)) for n in range(8)]
-        await asyncio.sleep(1.02)
+        await asyncio.sleep(2.02)
         new = asyncio.create_task(simulation.speak("new", 100))
         await asyncio.sleep(0)
         num_before = len(code2wav.computed)
