@@ -37,7 +37,8 @@ class BusyChunks(FrozenModel):
     audio would have to wait."""
 
     min_streams: Annotated[int, Field(ge=2)]
-    """From so many requests for speech under way at once on, also those that have not begun to speak."""
+    """From so many requests for speech under way at once on, also those that have not begun to speak, but not those
+    that are `max_work_ahead_s` ahead and wait."""
     new_blocks: Ramp
     """As in `chunks`."""
 

@@ -92,7 +92,7 @@ class SpeechStream:
         number = 0
         while (window := await self._unsent.get()) is not None:
             await self._outstanding.acquire()
-            await self._pacer.gate.enter(self._playback.unsent_due)
+            await self._pacer.gate.enter(self._playback.plays_unsent_at)
             result: asyncio.Future[Samples] = asyncio.get_running_loop().create_future()
             priority = self._pacer.priority(self._playback.sent())
             self._clock.window_sent()

@@ -85,19 +85,22 @@ class Playback:
         return self._sent[0][1]
 
     @property
-    def unsent_due(self) -> float:
-        """When the first window that has not been sent is due, if it is sent now.
+    def plays_unsent_at(self) -> float:
+        """When the first window that has not been sent is played, at the earliest.
 
         Before it is known when the first audio leaves: it cannot leave earlier than now."""
         number = self.next_window + len(self._sent)
         start_s = 0.0 if self.schedule is None else self.schedule.start_s(number)
-        if self.started_at is not None:
-            return self.started_at + start_s
-        return self._gate.clock() + start_s + (0.0 if self.next_window else FIRST_DUE_S)
+        return (self._gate.clock() if self.started_at is None else self.started_at) + start_s
 
     def sent(self) -> float:
-        """The first window that had not been sent goes to code2wav; when it is due."""
-        due = self.unsent_due
+        """The first window that had not been sent goes to code2wav; when it is due there.
+
+        That is when it is played, but for the first of an utterance, which has `FIRST_DUE_S` more, and those sent
+        before that one has come back, which do not pass it."""
+        due = self.plays_unsent_at
+        if self.next_window == 0 and self.started_at is None:
+            due = max(due, self.sent_due) if self._sent else due + FIRST_DUE_S
         self._sent.append((self._gate.clock(), due))
         return due
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from omni_server.config.chunk_plan import ChunkPlan
-from stages.runtime.give_way import GAP_S
+from stages.runtime.give_way import GAP_S, MAX_INTERVAL_S
 from tests.unit.orchestrator.simulated_speech import LAYOUT, SimulatedCode2Wav, Simulation
 from tests.unit.orchestrator.virtual_time import clock, run
 
@@ -95,7 +95,7 @@ class SharedCode2Wav(SimulatedCode2Wav):
         if (self._is_running and self._is_full) or now < self._full_until:
             least = max(least, full_s)
         if self._is_running or now < self._ended_at + GAP_S:
-            least = max(least, self._distances.per_stream_s * self.num_streams())
+            least = max(least, min(self._distances.per_stream_s * self.num_streams(), MAX_INTERVAL_S))
         return least
 
     def _slowdown(self) -> float:

@@ -33,3 +33,9 @@ def test_among_many_steps_at_a_distance_in_proportion_to_them_make_first_audio_e
     without = call(64, PLAN, Distances(), max_codes=MAX_CODES)
     assert first_audio_s(shipped) < 0.95 * first_audio_s(before) < 0.95 * first_audio_s(without)
     assert shipped.wall_s < 1.03 * before.wall_s < without.wall_s
+
+
+def test_among_many_hardly_anybody_stalls() -> None:
+    """Who is heard at once, between two waves of answers, is not passed by the first windows of all the others."""
+    shipped = call(64, PLAN, AS_SHIPPED, max_codes=MAX_CODES)
+    assert quantile(shipped.underrun_s, 0.99) < 0.03

@@ -69,12 +69,45 @@ def test_first_windows_are_due_a_second_later_and_later_ones_when_they_will_be_p
     run(work)
 
 
-def test_a_window_sent_before_the_first_audio_left_is_due_after_it_could_leave() -> None:
+def test_a_window_sent_before_the_first_has_come_back_does_not_pass_it() -> None:
     async def work() -> None:
         simulation = Simulation(SimulatedCode2Wav(step_s=0.1), PacingConfig(max_outstanding_windows=2))
         await simulation.speak("u", 36, code_s=0.001)
         first, second = simulation.code2wav.calls[:2]
-        assert (first.priority, second.priority) == (24 + FIRST_DUE, 36 + FIRST_DUE + 240)
+        assert (first.priority, second.priority) == (24 + FIRST_DUE, 24 + FIRST_DUE)
+
+    run(work)
+
+
+def test_a_window_that_a_listener_needs_soon_is_computed_before_first_windows_that_came_earlier() -> None:
+    async def work() -> None:
+        code2wav = SimulatedCode2Wav(step_s=0.2, max_codes=40)  # one window in a step
+        simulation = Simulation(code2wav, NO_DELAY)
+        tasks = []
+        for name in ("listener", "first", "second"):
+            tasks.append(asyncio.create_task(simulation.speak(name, 36)))
+            await asyncio.sleep(0.05)
+        await asyncio.gather(*tasks)
+        # The listener's second window, due 0.24 s after its first, came when the step of "first" had begun and
+        # "second-0" waited.
+        assert code2wav.computed[:3] == ["listener-0", "first-0", "listener-1"]
+        assert "second-0" in code2wav.computed
+
+    run(work)
+
+
+def test_the_first_window_of_a_new_stream_is_sent_at_once_however_far_others_may_not_be_ahead() -> None:
+    async def work() -> None:
+        code2wav = SimulatedCode2Wav(step_s=0.2, max_codes=132)
+        simulation = Simulation(code2wav, PacingConfig(max_work_ahead_s=0.0, max_start_delay_s=0))
+        early = [asyncio.create_task(simulation.speak(f"early{n}", 1000)) for n in range(4)]
+        await asyncio.sleep(3.0)
+        sent_at = clock()
+        await simulation.speak("new", 48)
+        [first] = [call for call in code2wav.calls if call.window_id == "new-0"]
+        assert first.at == pytest.approx(sent_at)
+        for task in early:
+            task.cancel()
 
     run(work)
 
