@@ -16,14 +16,14 @@ class GiveWaySpec(msgspec.Struct, frozen=True):
     """It works for no more than so many at once."""
 
 
-class BatchNotice(msgspec.Struct, frozen=True):
+class BatchNotice(msgspec.Struct, frozen=True, kw_only=True):
     """One datagram, as JSON: a batch begins, or has ended."""
 
     is_running: bool
     is_urgent: bool
     """Somebody waits for it."""
     num_streams: int
-    """Utterances under way."""
+    """Utterances that need code2wav."""
     sent_at: float
     """`time.monotonic()`, which is one clock for all processes of a machine."""
 

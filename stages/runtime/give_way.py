@@ -68,7 +68,10 @@ class BatchAnnouncer:
 
     def _send(self, *, is_running: bool, is_urgent: bool, num_streams: int) -> None:
         """Never blocks and never fails: a batch does not depend on who gives way to it."""
-        message = encode_notice(BatchNotice(is_running, is_urgent, num_streams, time.monotonic()))
+        notice = BatchNotice(
+            is_running=is_running, is_urgent=is_urgent, num_streams=num_streams, sent_at=time.monotonic()
+        )
+        message = encode_notice(notice)
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.setblocking(False)
             for address in self._addresses:

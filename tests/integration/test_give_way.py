@@ -163,7 +163,8 @@ async def test_a_window_whose_end_is_never_told_costs_one_pause(pair: Pair) -> N
     before = await pair.pauses()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         # From the future: it must not be too old when a slow machine comes to the thinker's next step.
-        message = encode_notice(BatchNotice(True, True, False, time.monotonic() + DEADLINE_S))
+        sent_at = time.monotonic() + DEADLINE_S
+        message = encode_notice(BatchNotice(is_running=True, is_urgent=True, num_streams=1, sent_at=sent_at))
         sender.sendto(message, socket_address(pair.spec.socket))
     assert await asyncio.wait_for(pair.text(), DEADLINE_S) == expected
     assert await pair.pauses() == before + 1

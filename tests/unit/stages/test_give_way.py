@@ -110,11 +110,11 @@ def send(spec: GiveWaySpec, *messages: bytes) -> None:
 
 
 def begun(age_s: float = 0.0) -> bytes:
-    return encode_notice(BatchNotice(True, True, 1, time.monotonic() - age_s))
+    return encode_notice(BatchNotice(is_running=True, is_urgent=True, num_streams=1, sent_at=time.monotonic() - age_s))
 
 
 def ended() -> bytes:
-    return encode_notice(BatchNotice(False, True, 1, time.monotonic()))
+    return encode_notice(BatchNotice(is_running=False, is_urgent=True, num_streams=1, sent_at=time.monotonic()))
 
 
 def stepping(stage: GiveWay) -> threading.Thread:
@@ -316,7 +316,9 @@ def test_a_stage_without_work_is_no_obstacle_and_hears_again_when_it_has_some(lo
 
 def computing(stage: GiveWaySpec, num_streams: int, *, is_running: bool = True, age_s: float = 0.0) -> None:
     """A batch begins, or has ended, with so many utterances under way."""
-    send(stage, encode_notice(BatchNotice(is_running, True, num_streams, time.monotonic() - age_s)))
+    sent_at = time.monotonic() - age_s
+    notice = BatchNotice(is_running=is_running, is_urgent=True, num_streams=num_streams, sent_at=sent_at)
+    send(stage, encode_notice(notice))
 
 
 def steps_s(stage: GiveWay, count: int) -> float:
