@@ -68,6 +68,7 @@ class SimulatedCode2Wav:
     ) -> npt.NDArray[np.float32]:
         stream = request_id.rpartition("-")[0]
         window = decode_codec_window(payload)
+        assert len(token_ids) <= self._max_codes, "no step has room for it"
         num_carried = 0 if window.stream is None else window.emit_start - window.first_code
         self.calls.append(Call(request_id, priority, clock(), window.stream, num_streams))
         self._running[stream] = self._running.get(stream, 0) + 1

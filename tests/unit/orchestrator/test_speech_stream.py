@@ -101,7 +101,8 @@ def test_the_first_window_of_a_new_stream_is_sent_at_once_however_far_others_may
         code2wav = SimulatedCode2Wav(step_s=0.2, max_codes=132)
         simulation = Simulation(code2wav, PacingConfig(max_work_ahead_s=0.0, max_start_delay_s=0))
         early = [asyncio.create_task(simulation.speak(f"early{n}", 1000)) for n in range(4)]
-        await asyncio.sleep(3.0)
+        await asyncio.sleep(2.9)  # in the middle of a step
+        assert simulation.pacer.gate.num_waiting > 0
         sent_at = clock()
         await simulation.speak("new", 48)
         [first] = [call for call in code2wav.calls if call.window_id == "new-0"]
