@@ -1,6 +1,7 @@
 """Builds one engine within a time limit, and gives up those that are no longer wanted, whole."""
 
 import asyncio
+import logging
 import multiprocessing
 import time
 from collections.abc import Callable
@@ -8,9 +9,12 @@ from multiprocessing.process import BaseProcess
 
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from omni_server.engine.engine_processes import EngineProcesses
 from omni_server.engine.progress import StartProgress
 from omni_server.engine.uninterrupted import uninterrupted
 from omni_server.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 GIVE_UP_TIMEOUT_S = 30.0
 """Longest wait for a constructor to notice that its engine process is gone."""
@@ -51,12 +55,11 @@ async def construct(
 
 async def _give_up(building: asyncio.Task[AsyncLLM], keep: Callable[[], set[int]]) -> None:
     deadline = time.monotonic() + GIVE_UP_TIMEOUT_S
+    killed: dict[int, EngineProcesses] = {}
     while not building.done() and time.monotonic() < deadline:
-        wanted = keep()
-        for child in _engine_cores():
-            if child.pid not in wanted:
-                child.kill()
+        killed = _killed(keep()) | killed  # the first look at a process saw most
         await asyncio.wait([building], timeout=0.2)  # it may just be about to spawn the process
+    await _clear_up(killed)
     if building.done() and not building.cancelled() and building.exception() is None:
         await asyncio.to_thread(building.result().shutdown)  # it came up at the last moment
 
@@ -68,11 +71,25 @@ def pids_of_engine_cores() -> set[int]:
 
 async def end_engine_cores(keep: set[int]) -> None:
     """End what constructors that failed have left: all engine cores of this process but those with the ids `keep`."""
-    left = [child for child in _engine_cores() if child.pid not in keep]
-    for child in left:
-        child.kill()
-    for child in left:
-        await asyncio.to_thread(child.join, GIVE_UP_TIMEOUT_S)
+    await _clear_up(_killed(keep))
+
+
+def _killed(keep: set[int]) -> dict[int, EngineProcesses]:
+    """The engine cores that are not to be kept, by process id, with their workers; all have got SIGKILL."""
+    killed = {}
+    for child in _engine_cores():
+        if child.pid is not None and child.pid not in keep:
+            killed[child.pid] = EngineProcesses(child)
+            killed[child.pid].kill()
+    return killed
+
+
+async def _clear_up(killed: dict[int, EngineProcesses]) -> None:
+    for pid, processes in killed.items():
+        if await asyncio.to_thread(processes.wait, GIVE_UP_TIMEOUT_S):
+            processes.remove_leftovers()
+        else:
+            logger.warning("process %d of an engine that was given up does not end after SIGKILL", pid)
 
 
 def _engine_cores() -> list[BaseProcess]:

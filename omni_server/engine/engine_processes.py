@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -23,14 +22,14 @@ class EngineProcesses:
     """
 
     def __init__(self, core: BaseProcess) -> None:
-        """To be made while the engine runs: the children of a dead process are nobody's."""
+        """To be made while the engine runs or starts: the children of a dead process are nobody's."""
         self._core = core
         assert core.pid is not None
         self.core_pid = core.pid
-        self._workers = {
-            pid: started for pid in _descendants(core.pid) if (started := _start_time(pid)) and not _is_tracker(pid)
-        }
-        self._shared_files = mapped_by([core.pid, *self._workers]) - mapped_by([os.getpid()])
+        self._started = {pid: started for pid in [core.pid] if (started := _start_time(pid))}
+        self._shared_files: frozenset[str] = frozenset()
+        self._look_for_workers()
+        self._look_for_shared_files()
 
     @property
     def has_ended(self) -> bool:
@@ -49,17 +48,21 @@ class EngineProcesses:
         return f"its engine process was killed (signal {-code})"
 
     def kill(self) -> None:
-        """SIGKILL to all that are still there, which ends stopped ones, too."""
-        self._core.kill()
-        for pid in self._running_workers():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        """SIGKILL to all that are still there, which ends stopped ones, too.
+
+        They are stopped first and looked at again, so that nothing is missed of what they have made since: an engine
+        that is being built makes most of it then."""
+        self._send(signal.SIGSTOP)
+        self._look_for_workers()
+        self._send(signal.SIGSTOP)
+        self._look_for_shared_files()
+        self._send(signal.SIGKILL)
 
     def wait(self, timeout_s: float) -> bool:
         """Blocks until all have ended; False if they have not in time."""
         deadline = time.monotonic() + timeout_s
         self._core.join(timeout_s)
-        while self._core.exitcode is None or any(self._running_workers()):
+        while self._core.exitcode is None or self._running():
             if time.monotonic() > deadline:
                 return False
             time.sleep(_POLL_S)
@@ -74,10 +77,23 @@ class EngineProcesses:
         the core again, not even vLLM, whose own watch takes up to a second to end."""
         self._core.close()
 
-    def _running_workers(self) -> Iterator[int]:
-        for pid, started in self._workers.items():
-            if _start_time(pid) == started:  # the number may be another process's by now
-                yield pid
+    def _look_for_workers(self) -> None:
+        if self.core_pid in self._running():
+            for pid in _descendants(self.core_pid):
+                if (started := _start_time(pid)) and not _is_tracker(pid):
+                    self._started[pid] = started
+
+    def _look_for_shared_files(self) -> None:
+        self._shared_files |= mapped_by(self._running()) - mapped_by([os.getpid()])
+
+    def _send(self, what: signal.Signals) -> None:
+        for pid in self._running():
+            with suppress(ProcessLookupError):
+                os.kill(pid, what)
+
+    def _running(self) -> list[int]:
+        """Of the core and the workers, without zombies. A number may be another process's by now: it started later."""
+        return [pid for pid, started in self._started.items() if _start_time(pid) == started]
 
 
 def _descendants(pid: int) -> list[int]:

@@ -47,5 +47,8 @@ def remove(names: Iterable[str]) -> list[str]:
         removed.append(name)
         kind = next(kind for beginning, kind in _KINDS if name.startswith(beginning))
         if kind is not None:
-            resource_tracker.unregister(f"/{name.removeprefix('sem.')}", kind)
+            path = f"/{name.removeprefix('sem.')}"
+            # The engine may have ended before it told, and what the tracker does not know it cannot forget.
+            resource_tracker.register(path, kind)
+            resource_tracker.unregister(path, kind)
     return removed

@@ -12,7 +12,14 @@ import pytest
 from stages.qwen2_5_omni.demo_checkpoint import make_demo_checkpoint
 from tests.faults.full_disk import make_room, with_full_disks
 from tests.faults.orders import FOLDER_VARIABLE
-from tests.faults.supervised_server import ANSWER_TIMEOUT_S, HANG_TIMEOUT_S, SupervisedServer, write_config
+from tests.faults.supervised_server import (
+    ANSWER_TIMEOUT_S,
+    HANG_TIMEOUT_S,
+    RECOVERY_TIMEOUT_S,
+    SupervisedServer,
+    write_config,
+)
+from tests.integration.server_process import wait_until
 from tests.integration.test_server import answer_to, outcome, spoken, written
 
 
@@ -42,13 +49,20 @@ def server(checkpoint: Path, orders: Path, tmp_path_factory: pytest.TempPathFact
     try:
         yield process
     finally:
+        before = process.shared_files().keys()
         process.signal("talker", signal.SIGKILL)
         with process.client() as client:
             process.wait_until_down(client, "talker")
+        # The next one has made a semaphore, which it will not be able to remove.
+        wait_until(lambda: any(map(_is_semaphore, process.shared_files().keys() - before)), RECOVERY_TIMEOUT_S)
         exit_code = process.terminate()
     assert exit_code == 0, process.log
     process.wait_until_nothing_is_left()
     assert "resource_tracker" not in process.log, "semaphores or shared memory of a dead engine were left"
+
+
+def _is_semaphore(name: str) -> bool:
+    return name.startswith("sem.mp-")
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ class SupervisedServer(ServerProcess):
             "file descriptors": len(list((process / "fd").iterdir())),
             "threads of sockets": sum(name.startswith("ZMQ") for name in threads),
             "processes": len(self.process_tree()),
-            "files in shared memory": len(self._shared_inodes()),
+            "files in shared memory": len(self.shared_inodes()),
         }
 
     def num_threads(self) -> int:
@@ -86,21 +86,6 @@ class SupervisedServer(ServerProcess):
             return {name: (wanted[name], now[name]) for name in wanted if now[name] != wanted[name]}
 
         wait_until(lambda: not difference(), 30, lambda: f"wanted and found: {difference()}")
-
-    def shared_files(self) -> dict[str, int]:
-        """Those in shared memory that this server and its engines use, by name, with the bytes that are not reserved
-        yet. Other programs' come and go."""
-        inodes = self._shared_inodes()
-        files = {entry.name: entry.stat() for entry in os.scandir("/dev/shm") if entry.inode() in inodes}
-        return {name: max(0, stat.st_size - 512 * stat.st_blocks) for name, stat in files.items()}
-
-    def _shared_inodes(self) -> set[int]:
-        """A mapped semaphore has another name in /proc than in the folder: the inode is what they share."""
-        inodes: set[int] = set()
-        for pid in self.process_tree():
-            maps = Path(f"/proc/{pid}/maps").read_text()
-            inodes.update(int(inode) for inode in re.findall(r" (\d+) +/dev/shm/", maps))
-        return inodes
 
 
 def samples(client: httpx2.Client) -> dict[str, float]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import httpx2
@@ -49,7 +50,7 @@ class ServerProcess:
             self.process.kill()
             self.process.wait()
             raise
-        self._shared_files = self._mapped_files()
+        self._shared_files = set(self.shared_files())
         assert any(name.startswith("omni-server-") for name in self._shared_files)
 
     @property
@@ -96,7 +97,7 @@ class ServerProcess:
 
     def terminate(self) -> int:
         """The exit code after SIGTERM."""
-        self._shared_files |= self._mapped_files()
+        self._shared_files |= self.shared_files().keys()
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(END_TIMEOUT_S)
 
@@ -110,10 +111,21 @@ class ServerProcess:
     def _left_behind(self) -> set[str]:
         return self._shared_files & {path.name for path in _SHARED_MEMORY.iterdir()}
 
-    def _mapped_files(self) -> set[str]:
-        """Names of the files in shared memory that the server or one of its descendants has mapped."""
-        maps = [Path(f"/proc/{pid}/maps").read_text() for pid in self.process_tree()]
-        return set(re.findall(r" /dev/shm/(\S+)$", "".join(maps), re.MULTILINE))
+    def shared_files(self) -> dict[str, int]:
+        """Those in shared memory that this server and its engines use, by name, with the bytes that are not reserved
+        yet. Other programs' come and go."""
+        inodes = self.shared_inodes()
+        files = {entry.name: entry.stat() for entry in os.scandir(_SHARED_MEMORY) if entry.inode() in inodes}
+        return {name: max(0, stat.st_size - 512 * stat.st_blocks) for name, stat in files.items()}
+
+    def shared_inodes(self) -> set[int]:
+        """A mapped semaphore has another name in /proc than in the folder: the inode is what they share."""
+        inodes: set[int] = set()
+        for pid in self.process_tree():
+            with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+                maps = Path(f"/proc/{pid}/maps").read_text()
+                inodes.update(int(inode) for inode in re.findall(rf" (\d+) +{_SHARED_MEMORY}/", maps))
+        return inodes
 
     def _engine_ticks(self) -> int:
         """Processor time of the engines.

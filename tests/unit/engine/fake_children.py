@@ -22,6 +22,16 @@ def hold_a_semaphore(ready: Connection) -> None:
     time.sleep(600)
 
 
+def make_more_when_told(ready: Connection, orders: Connection) -> None:
+    """After an order: a semaphore and a worker; tells the semaphore's name and the worker's id."""
+    ready.send(None)
+    orders.recv()
+    lock = multiprocessing.get_context("spawn").Lock()
+    worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    orders.send((vars(lock)["_semlock"].name, worker.pid))
+    time.sleep(600)
+
+
 def end(ready: Connection, exit_code: int) -> None:
     ready.send(None)
     os._exit(exit_code)

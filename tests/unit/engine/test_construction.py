@@ -7,7 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -15,20 +16,34 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from omni_server.engine.construction import construct, end_engine_cores, pids_of_engine_cores
 from omni_server.engine.progress import StartProgress
 from omni_server.errors import ConfigError
+from tests.unit.engine import fake_children
 
 SLOW_S = 1.0
 """What a constructor does before it starts its process; longer than the time that it is given."""
+TIMEOUT_S = 30.0
 
 
 class World:
     def __init__(self) -> None:
         self.num_building = 0
         self.started: list[BaseProcess] = []
+        self.semaphores: list[Path] = []
         self.others = pids_of_engine_cores()
         """Engines of whoever else uses this process: pipelines of other tests live until the last one."""
 
     def core(self) -> BaseProcess:
-        child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,), name="EngineCore")
+        return self._core(time.sleep, 600)
+
+    def core_with_a_semaphore(self) -> BaseProcess:
+        """As torch and tqdm make some while an engine starts."""
+        told, tells = multiprocessing.get_context("spawn").Pipe(duplex=False)
+        child = self._core(fake_children.hold_a_semaphore, tells)
+        assert told.poll(TIMEOUT_S)
+        self.semaphores.append(Path("/dev/shm") / f"sem.{told.recv().removeprefix('/')}")
+        return child
+
+    def _core(self, run: Callable[..., None], *args: Any) -> BaseProcess:
+        child = multiprocessing.get_context("spawn").Process(target=run, args=args, name="EngineCore")
         child.start()
         self.started.append(child)
         return child
@@ -127,3 +142,35 @@ async def test_engine_that_is_up_at_the_last_moment_is_shut_down(world: World) -
     with contextlib.suppress(ConfigError):
         await build(world, "talker", in_the_end, 0.1)
     assert shut_down.is_set()
+
+
+async def test_semaphores_of_an_engine_that_is_given_up_are_removed(world: World) -> None:
+    """Else they stay until the server ends, and Python says then that they were forgotten."""
+    has_semaphore = threading.Event()
+
+    def build_with_a_semaphore() -> AsyncLLM:
+        core = world.core_with_a_semaphore()
+        has_semaphore.set()
+        core.join()
+        raise RuntimeError("Engine core initialization failed")
+
+    task = asyncio.create_task(build(world, "talker", build_with_a_semaphore, 60.0))
+    assert await asyncio.to_thread(has_semaphore.wait, TIMEOUT_S)
+    assert [file.exists() for file in world.semaphores] == [True]
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert [file.exists() for file in world.semaphores] == [False]
+
+
+async def test_semaphores_that_a_failed_constructor_leaves_are_removed(world: World) -> None:
+    def leaves_its_process() -> AsyncLLM:
+        world.core_with_a_semaphore()
+        raise ValueError("block_size 7")
+
+    with pytest.raises(ConfigError):
+        await build(world, "talker", leaves_its_process, 60.0)
+    assert [file.exists() for file in world.semaphores] == [True]
+    await end_engine_cores(world.others)
+    assert [file.exists() for file in world.semaphores] == [False]
+    assert not world.cores()

@@ -110,3 +110,19 @@ def test_semaphores_of_a_killed_core_are_removed(start: Start) -> None:
     processes.remove_leftovers()  # harmless
     with own:  # what this process has is not touched
         assert (Path("/dev/shm") / f"sem.{vars(own)['_semlock'].name.removeprefix('/')}").exists()
+
+
+def test_what_a_core_has_made_and_started_since_it_was_looked_at_ends_with_it(start: Start) -> None:
+    orders, childs = multiprocessing.get_context("spawn").Pipe()
+    core, _ = start(fake_children.make_more_when_told, childs)
+    processes = EngineProcesses(core)
+    orders.send(None)
+    assert orders.poll(TIMEOUT_S)
+    name, worker = orders.recv()
+    file = Path("/dev/shm") / f"sem.{name.removeprefix('/')}"
+    assert file.exists()
+    processes.kill()
+    assert processes.wait(TIMEOUT_S)
+    processes.remove_leftovers()
+    assert not is_running(worker)
+    assert not file.exists()
