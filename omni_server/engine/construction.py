@@ -85,8 +85,9 @@ def _killed(keep: set[int]) -> dict[int, EngineProcesses]:
 
 
 async def _clear_up(killed: dict[int, EngineProcesses]) -> None:
+    deadline = time.monotonic() + GIVE_UP_TIMEOUT_S
     for pid, processes in killed.items():
-        if await asyncio.to_thread(processes.wait, GIVE_UP_TIMEOUT_S):
+        if await asyncio.to_thread(processes.wait, max(0.0, deadline - time.monotonic())):
             processes.remove_leftovers()
         else:
             logger.warning("process %d of an engine that was given up does not end after SIGKILL", pid)

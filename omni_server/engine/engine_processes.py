@@ -1,5 +1,6 @@
 """The processes of one engine, to be ended without their help."""
 
+import logging
 import os
 import signal
 import time
@@ -8,6 +9,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from omni_server.engine.shared_leftovers import mapped_by, remove
+
+logger = logging.getLogger(__name__)
 
 _RESOURCE_TRACKER = "multiprocessing.resource_tracker"
 """Python's cleaner of semaphores and shared memory: it ends by itself, after its work."""
@@ -56,6 +59,7 @@ class EngineProcesses:
         self._look_for_workers()
         self._send(signal.SIGSTOP)
         self._look_for_shared_files()
+        self._core.kill()  # also where /proc cannot be read: a server without file descriptors left
         self._send(signal.SIGKILL)
 
     def wait(self, timeout_s: float) -> bool:
@@ -84,7 +88,10 @@ class EngineProcesses:
                     self._started[pid] = started
 
     def _look_for_shared_files(self) -> None:
-        self._shared_files |= mapped_by(self._running()) - mapped_by([os.getpid()])
+        try:
+            self._shared_files |= mapped_by(self._running()) - mapped_by([os.getpid()])
+        except OSError as error:  # an engine can be ended without that
+            logger.warning("it is not known what process %d has in shared memory: %s", self.core_pid, error)
 
     def _send(self, what: signal.Signals) -> None:
         for pid in self._running():

@@ -40,15 +40,14 @@ def remove(names: Iterable[str]) -> list[str]:
     """Removes those of the files that are still there, and tells the resource tracker; returns which."""
     removed = []
     for name in names:
-        try:
+        with suppress(FileNotFoundError):  # the engine has ended in good order
             (SHARED_MEMORY_DIR / name).unlink()
-        except FileNotFoundError:  # the engine has ended in good order
-            continue
-        removed.append(name)
+            removed.append(name)
         kind = next(kind for beginning, kind in _KINDS if name.startswith(beginning))
         if kind is not None:
             path = f"/{name.removeprefix('sem.')}"
-            # The engine may have ended before it told, and what the tracker does not know it cannot forget.
+            # The engine may have ended between making or removing it and telling; the tracker cannot forget what it
+            # does not know, but may be told twice.
             resource_tracker.register(path, kind)
             resource_tracker.unregister(path, kind)
     return removed

@@ -48,7 +48,6 @@ def server(checkpoint: Path, orders: Path, tmp_path_factory: pytest.TempPathFact
     process = SupervisedServer(checkpoint, folder / "log.txt", "--stage-config", str(config))
     try:
         yield process
-    finally:
         before = process.shared_files().keys()
         process.signal("talker", signal.SIGKILL)
         with process.client() as client:
@@ -56,6 +55,9 @@ def server(checkpoint: Path, orders: Path, tmp_path_factory: pytest.TempPathFact
         # The next one has made a semaphore, which it will not be able to remove.
         wait_until(lambda: any(map(_is_semaphore, process.shared_files().keys() - before)), RECOVERY_TIMEOUT_S)
         exit_code = process.terminate()
+    finally:
+        process.process.kill()
+        process.process.wait()
     assert exit_code == 0, process.log
     process.wait_until_nothing_is_left()
     assert "resource_tracker" not in process.log, "semaphores or shared memory of a dead engine were left"

@@ -115,8 +115,13 @@ class ServerProcess:
         """Those in shared memory that this server and its engines use, by name, with the bytes that are not reserved
         yet. Other programs' come and go."""
         inodes = self.shared_inodes()
-        files = {entry.name: entry.stat() for entry in os.scandir(_SHARED_MEMORY) if entry.inode() in inodes}
-        return {name: max(0, stat.st_size - 512 * stat.st_blocks) for name, stat in files.items()}
+        files: dict[str, int] = {}
+        for entry in os.scandir(_SHARED_MEMORY):
+            if entry.inode() in inodes:
+                with suppress(FileNotFoundError):  # it has just been removed
+                    stat = entry.stat()
+                    files[entry.name] = max(0, stat.st_size - 512 * stat.st_blocks)
+        return files
 
     def shared_inodes(self) -> set[int]:
         """A mapped semaphore has another name in /proc than in the folder: the inode is what they share."""

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import multiprocessing
 import os
+import resource
 import signal
 from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
@@ -59,6 +60,23 @@ def test_core_and_its_workers_end_also_when_stopped_or_half_dead(start: Start, f
     assert not is_running(core.pid)
     assert not is_running(worker)
     processes.kill()  # harmless
+
+
+def test_a_core_ends_also_where_no_file_can_be_opened(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    core, _ = start(fake_children.sleep_with_a_worker)
+    processes = EngineProcesses(core)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        processes.kill()
+        EngineProcesses(core).kill()  # harmless
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert "it is not known what process" in caplog.text
+    core.join(TIMEOUT_S)
+    assert processes.has_ended
+    processes.kill()  # the worker
+    assert processes.wait(TIMEOUT_S)
 
 
 def test_closing_gives_the_file_descriptors_back(start: Start) -> None:
