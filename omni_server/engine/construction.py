@@ -17,7 +17,7 @@ from omni_server.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 GIVE_UP_TIMEOUT_S = 30.0
-"""Longest wait for a constructor to notice that its engine process is gone."""
+"""Longest wait for the processes of engines that were given up to end, and for a constructor to notice."""
 
 _CORE_NAME = "EngineCore"
 """vLLM's name for the process of an engine core; that of a data-parallel rank has a number behind it."""

@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -29,8 +30,9 @@ class EngineProcesses:
         self._core = core
         assert core.pid is not None
         self.core_pid = core.pid
-        self._started = {pid: started for pid in [core.pid] if (started := _start_time(pid))}
+        self._started: dict[int, str] = {}
         self._shared_files: frozenset[str] = frozenset()
+        self._add([core.pid])
         self._look_for_workers()
         self._look_for_shared_files()
 
@@ -83,9 +85,12 @@ class EngineProcesses:
 
     def _look_for_workers(self) -> None:
         if self.core_pid in self._running():
-            for pid in _descendants(self.core_pid):
-                if (started := _start_time(pid)) and not _is_tracker(pid):
-                    self._started[pid] = started
+            self._add(_descendants(self.core_pid))
+
+    def _add(self, pids: Iterable[int]) -> None:
+        for pid in pids:
+            if (started := _start_time(pid)) and not _is_tracker(pid):
+                self._started[pid] = started
 
     def _look_for_shared_files(self) -> None:
         try:

@@ -36,13 +36,11 @@ def mapped_by(pids: Iterable[int]) -> frozenset[str]:
     )
 
 
-def remove(names: Iterable[str]) -> list[str]:
-    """Removes those of the files that are still there, and tells the resource tracker; returns which."""
-    removed = []
+def remove(names: Iterable[str]) -> None:
+    """Removes those of the files that are still there, and has the resource tracker forget all."""
     for name in names:
         with suppress(FileNotFoundError):  # the engine has ended in good order
             (SHARED_MEMORY_DIR / name).unlink()
-            removed.append(name)
         kind = next(kind for beginning, kind in _KINDS if name.startswith(beginning))
         if kind is not None:
             path = f"/{name.removeprefix('sem.')}"
@@ -50,4 +48,3 @@ def remove(names: Iterable[str]) -> list[str]:
             # does not know, but may be told twice.
             resource_tracker.register(path, kind)
             resource_tracker.unregister(path, kind)
-    return removed

@@ -53,7 +53,10 @@ def server(checkpoint: Path, orders: Path, tmp_path_factory: pytest.TempPathFact
         with process.client() as client:
             process.wait_until_down(client, "talker")
         # The next one has made a semaphore, which it will not be able to remove.
-        wait_until(lambda: any(map(_is_semaphore, process.shared_files().keys() - before)), RECOVERY_TIMEOUT_S)
+        wait_until(
+            lambda: any(name.startswith("sem.mp-") for name in process.shared_files().keys() - before),
+            RECOVERY_TIMEOUT_S,
+        )
         exit_code = process.terminate()
     finally:
         process.process.kill()
@@ -61,10 +64,6 @@ def server(checkpoint: Path, orders: Path, tmp_path_factory: pytest.TempPathFact
     assert exit_code == 0, process.log
     process.wait_until_nothing_is_left()
     assert "resource_tracker" not in process.log, "semaphores or shared memory of a dead engine were left"
-
-
-def _is_semaphore(name: str) -> bool:
-    return name.startswith("sem.mp-")
 
 
 @dataclass(frozen=True)

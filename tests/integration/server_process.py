@@ -83,6 +83,27 @@ class ServerProcess:
         assert all(sizes)
         return sum(1024 * int(size[1]) for size in sizes if size is not None)
 
+    def shared_files(self) -> dict[str, int]:
+        """Those in shared memory that this server and its engines use, by name, with the bytes that are not reserved
+        yet. Other programs' come and go."""
+        inodes = self.shared_inodes()
+        files: dict[str, int] = {}
+        for entry in os.scandir(_SHARED_MEMORY):
+            if entry.inode() in inodes:
+                with suppress(FileNotFoundError):  # it has just been removed
+                    stat = entry.stat()
+                    files[entry.name] = max(0, stat.st_size - 512 * stat.st_blocks)
+        return files
+
+    def shared_inodes(self) -> set[int]:
+        """A mapped semaphore has another name in /proc than in the folder: the inode is what they share."""
+        inodes: set[int] = set()
+        for pid in self.process_tree():
+            with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+                maps = Path(f"/proc/{pid}/maps").read_text()
+                inodes.update(int(inode) for inode in re.findall(rf" (\d+) +{_SHARED_MEMORY}/", maps))
+        return inodes
+
     def wait_until_idle(self) -> None:
         """Returns when a second has passed in which no engine did any work."""
         ticks = self._engine_ticks()
@@ -110,27 +131,6 @@ class ServerProcess:
 
     def _left_behind(self) -> set[str]:
         return self._shared_files & {path.name for path in _SHARED_MEMORY.iterdir()}
-
-    def shared_files(self) -> dict[str, int]:
-        """Those in shared memory that this server and its engines use, by name, with the bytes that are not reserved
-        yet. Other programs' come and go."""
-        inodes = self.shared_inodes()
-        files: dict[str, int] = {}
-        for entry in os.scandir(_SHARED_MEMORY):
-            if entry.inode() in inodes:
-                with suppress(FileNotFoundError):  # it has just been removed
-                    stat = entry.stat()
-                    files[entry.name] = max(0, stat.st_size - 512 * stat.st_blocks)
-        return files
-
-    def shared_inodes(self) -> set[int]:
-        """A mapped semaphore has another name in /proc than in the folder: the inode is what they share."""
-        inodes: set[int] = set()
-        for pid in self.process_tree():
-            with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
-                maps = Path(f"/proc/{pid}/maps").read_text()
-                inodes.update(int(inode) for inode in re.findall(rf" (\d+) +{_SHARED_MEMORY}/", maps))
-        return inodes
 
     def _engine_ticks(self) -> int:
         """Processor time of the engines.
