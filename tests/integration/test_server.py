@@ -17,7 +17,8 @@ from tests.integration.server_process import MODEL, ServerProcess
 from tests.unit.api.clients import URL, base64_of, chat, data_url, error_of, media
 from tests.unit.api.schema import check_completion, check_model
 from tests.unit.api.sse_validator import StreamedAnswer, read_stream
-from tests.unit.api.test_bad_requests import NOT_JSON, REFUSED
+from tests.unit.api.test_bad_bodies import NOT_JSON
+from tests.unit.api.test_bad_requests import REFUSED
 
 SAMPLES_PER_CODE = 480
 KINDS = ("text", "audio", "image", "video")

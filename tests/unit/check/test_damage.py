@@ -15,21 +15,9 @@ from omni_server.cli.main import main
 from omni_server.config.load import find_shipped_config, load_stage_config
 from omni_server.config.stage_config import StageConfig
 from omni_server.errors import ConfigError
-from stages.qwen2_5_omni.demo_checkpoint import make_demo_checkpoint
 
 Damage = Callable[[Path], object]
 Header = dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_demo_checkpoint(tmp_path_factory.mktemp("whole") / "demo")
-
-
-@pytest.fixture
-def folder(whole: Path, tmp_path: Path) -> Path:
-    """A copy that may be damaged."""
-    return Path(shutil.copytree(whole, tmp_path / "demo"))
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +122,7 @@ def test_damaged_file_ends_the_start_with_its_name(name: str, folder: Path, caps
     "name", ["type of a weight", "index that leads outside", "index", "another tokenizer", "voices with code in them"]
 )
 def test_check_finds_it_as_well(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What test_check_command does not have."""
+    """What test_check_folders does not have."""
     damage, message = DAMAGE[name]
     damage(folder)
 

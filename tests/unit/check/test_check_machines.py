@@ -1,0 +1,153 @@
+"""`omni-server check` of machines: other programs on their GPUs, too little memory, ports in use."""
+
+import re
+import socket
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from omni_server.check import machine, run
+from omni_server.check.machine import Gpu
+from omni_server.check.report import DeviceMemory
+from omni_server.cli.main import main
+from omni_server.config.load import find_shipped_config
+from tests.unit.check.findings import CPU, GB, H100, Check, errors, the_error
+
+
+def gpu(index: int, *, total: int = H100, free: int = H100, capability: tuple[int, int] = (9, 0)) -> Gpu:
+    return Gpu(DeviceMemory(index, "A GPU", total, free), capability)
+
+
+@pytest.fixture
+def with_gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    def set_gpus(*gpus: Gpu) -> None:
+        monkeypatch.setattr(run, "gpus_of_this_machine", lambda: list(gpus))
+        monkeypatch.setattr(machine, "_version", lambda name: "0.32.0" if name == "vllm" else None)
+
+    return set_gpus
+
+
+GPU_7B = ["--load-format", "dummy", "--stage-config", "qwen2_5_omni"]
+
+
+def test_a_free_gpu_fits(check: Check, seven_b: Path, with_gpus: Callable[..., None]) -> None:
+    with_gpus(gpu(0))
+
+    assert check(seven_b, *GPU_7B)[0] == 0
+
+
+def test_a_gpu_that_others_use_is_told(check: Check, seven_b: Path, with_gpus: Callable[..., None]) -> None:
+    with_gpus(gpu(0, free=20 * GB))
+
+    error = the_error(check(seven_b, *GPU_7B))
+    assert error.startswith("memory: the stages ask for 55.8 GB of device 0, which has 20.0 GB of 85.9 GB free")
+    assert "gpu_memory_utilization of thinker, talker and code2wav" in error
+
+
+def test_a_gpu_that_is_not_there_is_told(check: Check, seven_b: Path, with_gpus: Callable[..., None]) -> None:
+    with_gpus(gpu(0))
+
+    words = ["--load-format", "dummy", "--stage-config", "qwen2_5_omni.2gpu"]
+    assert the_error(check(seven_b, *words)).startswith(
+        "memory: device 1, on which 'devices' puts talker and code2wav, is not there: this machine has 1 GPU; "
+    )
+
+
+def test_a_gpu_without_bfloat16_is_told(check: Check, seven_b: Path, with_gpus: Callable[..., None]) -> None:
+    with_gpus(gpu(0, capability=(7, 5)))
+
+    code, report = check(seven_b, *GPU_7B)
+    assert code == 2
+    assert errors(report)[0] == (
+        "memory: stages.thinker.dtype is bfloat16, which A GPU (compute capability 7.5) does not have: set it to "
+        "float16"
+    )
+
+
+def test_the_wrong_build_of_vllm_is_told(check: Check, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_version", lambda name: "0.32.0" if name == "vllm" else None)
+    assert "vllm 0.32.0 is installed, which is not the build for platform cpu" in the_error(check(whole, *CPU))
+
+    monkeypatch.setattr(machine, "_version", lambda name: None)
+    assert the_error(check(whole, *CPU)) == (
+        "installation: vLLM is not installed: in a checkout, run scripts/setup-env --cpu"
+    )
+
+
+def test_too_little_memory_is_told(check: Check, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "memory_of_this_machine", lambda: DeviceMemory(None, "memory", 4 * GB, 2 * GB))
+
+    error = the_error(check(whole, *CPU))
+    assert error.startswith("memory: all stages, the server and its queues take about 2.")
+    assert "of 4.0 GB memory 2.0 GB are free" in error
+
+
+def test_too_little_shared_memory_is_told(check: Check, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "shared_memory_free", lambda: 2**20)
+
+    error = the_error(check(whole, *CPU))
+    assert error.startswith("shared memory: the queues need ")
+    assert "docker run --shm-size" in error
+
+
+def test_a_kv_cache_smaller_than_one_sequence_is_told_with_the_size_that_will_do(
+    check: Check, whole: Path, tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine.yaml"
+    shipped = find_shipped_config("qwen2_5_omni.demo-cpu").read_text()
+    mine.write_text(shipped.replace("kv_cache_memory_bytes: 67108864", "kv_cache_memory_bytes: 1048576", 1))
+
+    error = the_error(check(whole, "--stage-config", mine))
+    assert error.startswith(
+        "memory: stages.thinker.engine_args.kv_cache_memory_bytes has room for 1024 tokens, fewer than"
+    )
+    wanted = error.partition("at least ")[2].partition(",")[0]
+    mine.write_text(shipped.replace("kv_cache_memory_bytes: 67108864", f"kv_cache_memory_bytes: {wanted}", 1))
+    assert check(whole, "--stage-config", mine)[0] == 0
+
+
+def test_a_kv_cache_without_a_size_is_a_warning(check: Check, whole: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    shipped = find_shipped_config("qwen2_5_omni.demo-cpu").read_text()
+    mine.write_text(re.sub(r"      kv_cache_memory_bytes: .*\n", "", shipped))
+
+    code, report = check(whole, "--stage-config", mine)
+    assert code == 0
+    assert {item["severity"] for item in report["findings"]} == {"warning"}
+    assert "stages.thinker.engine_args.kv_cache_memory_bytes is not set" in report["findings"][0]["message"]
+
+
+def test_windows_that_code2wav_cannot_hold_are_told(check: Check, whole: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    shipped = find_shipped_config("qwen2_5_omni.demo-cpu").read_text()
+    mine.write_text(shipped.replace("max_model_len: 2048", "max_model_len: 100"))
+
+    assert "code2wav's max_model_len is 100: raise it" in the_error(check(whole, "--stage-config", mine))
+
+
+def test_a_port_in_use_is_told(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert main(["check", str(whole), *CPU, "--port", str(port)]) == 2
+
+    text = capsys.readouterr().out
+    assert f"error: network: nothing can listen on 127.0.0.1:{port} (Address already in use): choose another" in text
+    assert text.endswith("It does not fit: 1 problem.\n")
+
+
+def test_what_this_machine_has_is_read_from_it() -> None:
+    memory = machine.memory_of_this_machine()
+
+    assert memory.free is not None
+    assert 0 < memory.free <= memory.total
+    assert machine.shared_memory_free() > 0
+    assert machine._version("pydantic") == metadata.version("pydantic")
+
+
+def test_a_stage_config_that_is_not_valid_exits_with_2(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(whole), "--stage-config", "qwen2_5_omny"]) == 2
+    assert "did you mean 'qwen2_5_omni'?" in capsys.readouterr().err
