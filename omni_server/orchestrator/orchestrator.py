@@ -57,6 +57,8 @@ class SpeechStages:
     talker: ArStageClient
     talker_config: ArStage
     code2wav: DiffusionStageClient
+    max_step_codes: int
+    """Codec tokens that a step of code2wav has room for (`max_num_batched_tokens`)."""
     chunks: ChunkPlan
     codec_edge: CodecEdgeFactory
     drop_block: Callable[[SharedBlock], None]
@@ -67,7 +69,7 @@ class _SharedSpeech:
 
     def __init__(self, stages: SpeechStages, layout: CodecLayout) -> None:
         self.outbox = FeedOutbox(stages.talker.send_feeds, stages.drop_block)
-        self.pacer = Pacer(stages.chunks, layout)
+        self.pacer = Pacer(stages.chunks, layout, max_step_codes=stages.max_step_codes)
 
 
 class Orchestrator:

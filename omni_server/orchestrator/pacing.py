@@ -12,14 +12,24 @@ from omni_server.orchestrator.work_ahead import WorkAheadGate
 
 
 class Pacer:
-    """One for a server. `clock` gives seconds, from any origin."""
+    """One for a server."""
 
-    def __init__(self, plan: ChunkPlan, layout: CodecLayout, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        plan: ChunkPlan,
+        layout: CodecLayout,
+        *,
+        max_step_codes: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`max_step_codes`: codec tokens that a step of code2wav has room for. `clock` gives seconds, from any
+        origin."""
         config = plan.pacing
         self.clock = clock
         self.max_outstanding_windows = plan.max_outstanding_windows
         self.gate = WorkAheadGate(config.max_work_ahead_s, clock)
-        self.start_gate = StartGate(config.max_start_delay_s, clock, TalkerPace(layout.codes_per_block))
+        pace = TalkerPace(layout.codes_per_block)
+        self.start_gate = StartGate(config.max_start_delay_s, clock, pace, max_step_codes=max_step_codes)
         self._schedules: list[tuple[int, WindowSchedule]] = []  # from how many streams on, ascending
         if plan.mode == "windows":
             ramps = [(0, plan.new_blocks), *((busy.min_streams, busy.new_blocks) for busy in plan.busy)]

@@ -2,34 +2,26 @@
 
 A player starts at the first audio it gets and needs every later piece when the pieces before it have been played. Under
 load the second piece can take longer than the first one plays; the remedy is to start later. Each stream is held until
-its next windows are expected in time, given what the talker still has to make of them, what of all streams is due
-before them, and how fast code2wav has been lately (`StepTimes`).
+its next windows are expected in time (`Forecast`).
 """
 
 import asyncio
-import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from omni_server.orchestrator.due_windows import FIRST_DUE_S, DueWindows
+from omni_server.orchestrator.forecast import FIRST_DUE_S, NUM_AHEAD, Forecast
 from omni_server.orchestrator.step_times import StepTimes
 from omni_server.orchestrator.talker_pace import TalkerPace
 from omni_server.orchestrator.window_schedule import WindowSchedule
 
-NUM_AHEAD = 4
-"""Windows of a stream that are looked at before it starts. Those behind have had time to become early or late."""
-MAX_ROUNDS = 4
-"""A later start lets more of the others' windows go first, and so on."""
 MANY_STREAMS = 8
 """So many other streams keep code2wav busy all the time."""
 LOOK_INTERVAL_S = 0.02
 """What a stream waits for may stay as far away as it was: looking at all of them takes milliseconds."""
-STEP_SHARE = 0.5
-"""A step that runs cannot be interrupted: what comes meanwhile waits for half of one, on average."""
 TALKER_SLACK = 1.1
 """The talker may turn out slower than it was by this factor."""
-JITTER_S = 0.1
+JITTER_S = 0.15
 """A window may come so much later than expected where many streams share the device, less where they are few. A later
 start is noticed less than a stall."""
 
@@ -75,9 +67,9 @@ class Playback:
         return bool(self._sent)
 
     @property
-    def waiting_s(self) -> float:
-        """For how long the next window has been in code2wav, 0 if it is not."""
-        return self._gate.clock() - self._sent[0][0] if self._sent else 0.0
+    def sent_at(self) -> float:
+        """When the next window was sent, which is in code2wav."""
+        return self._sent[0][0]
 
     @property
     def sent_due(self) -> float:
@@ -119,10 +111,10 @@ class Playback:
             return self._last_codes_at
         first_at, first_count = self._first_codes
         made, last_at = self._num_codes, self._last_codes_at
-        if made == first_count:
+        pace = self._gate.pace
+        if made == first_count and not pace.is_known:
             return last_at
         elapsed_s = last_at - first_at
-        pace = self._gate.pace
         next_block = (made // pace.codes_per_block + 1) * pace.codes_per_block
         next_in_s = pace.expected_s(first_count, made, next_block, elapsed_s) * TALKER_SLACK
         late_s = max(0.0, self._gate.clock() - last_at - next_in_s)  # it makes up for nothing
@@ -132,12 +124,16 @@ class Playback:
 class StartGate:
     """All streams of a server. `clock` is that of the running event loop's timers."""
 
-    def __init__(self, max_delay_s: float, clock: Callable[[], float], pace: TalkerPace) -> None:
-        """With no delay allowed, every stream starts when its first audio is ready; so does one without a schedule."""
+    def __init__(
+        self, max_delay_s: float, clock: Callable[[], float], pace: TalkerPace, *, max_step_codes: int
+    ) -> None:
+        """With no delay allowed, every stream starts when its first audio is ready; so does one without a schedule.
+        `max_step_codes`: what code2wav's steps have room for."""
         self.clock = clock
         self.pace = pace
         self.steps = StepTimes(clock)
         self._max_delay_s = max_delay_s
+        self._max_step_codes = max_step_codes
         self._streams: dict[Playback, None] = {}
         self._held: dict[Playback, float] = {}  # since when, the earliest first
         self._timer: asyncio.TimerHandle | None = None
@@ -169,70 +165,28 @@ class StartGate:
             # Not at once: windows of one step come back one after the other in the same moment.
             self._look_in(0.0)
 
-    def _delay_s(self, playback: Playback, windows: DueWindows) -> float:
-        """Seconds by which a held stream should wait from now on; 0: its next windows are expected in time."""
-        schedule = playback.schedule
-        if schedule is None:
-            return 0.0
-        now = self.clock()
-        start = now
-        steps = self.steps
-        # The more others there are, the surer a step is running when one of this stream's windows is ready.
-        chance = min(1.0, (len(self._streams) - 1) / MANY_STREAMS)
-        largest_step = steps.largest_step
-        others_inside = windows.codes_inside(playback)
-        running_s = max(steps.predict(min(others_inside, largest_step)), chance * steps.usual_step_s)
-        half_step_s = STEP_SHARE * running_s
-        rest_s = None
-        if playback.is_waiting:
-            all_inside = others_inside + schedule.computed_codes(playback.next_window)
-            rest_s = steps.rest_of_step_s(all_inside, playback.waiting_s, windows.longest_wait_s)
-        jitter_s = chance * JITTER_S
-        for _ in range(MAX_ROUNDS):
-            earliest, own_codes, in_turn_s = start, 0, -playback.waiting_s
-            for number in range(playback.next_window, playback.next_window + NUM_AHEAD):
-                if not playback.has_window(schedule.first_code(number)):
-                    break
-                offset, num_codes = schedule.start_s(number), schedule.computed_codes(number)
-                own_codes += num_codes
-                # Three things a window may have to wait for: the queue, its predecessors (one step each), its codes.
-                before = windows.codes_before(start + offset, playback, largest_step)
-                queued_s = half_step_s + steps.predict(before) + steps.predict_more(own_codes)
-                if rest_s is not None and number == playback.next_window:
-                    queued_s = rest_s
-                in_turn_s += steps.predict(num_codes)
-                wait_s = max(queued_s, in_turn_s) + jitter_s
-                codes_in_s = playback.expected_codes_at(schedule.needed_codes(number)) - now
-                if codes_in_s > 0:  # its last code comes while a step runs, as others' do
-                    coming = windows.codes_coming_before(start + offset, now + codes_in_s, playback, running_s)
-                    among_s = steps.predict_among_others(coming, num_codes, chance)
-                    # The step may just have begun. That and the jitter seldom come together.
-                    margin_s = math.hypot(half_step_s, jitter_s)
-                    wait_s = max(wait_s, codes_in_s + half_step_s + among_s + margin_s)
-                earliest = max(earliest, now + wait_s - offset)
-            if earliest - start < 1e-3:
-                break
-            start = earliest
-            if start - now >= self._max_delay_s:  # it is held no longer than that
-                break
-        return start - now
-
     def _release(self) -> None:
         """Start the held streams that need not wait, those first that wait longest."""
         now = self.clock()
+        # The more others there are, the more may come in between.
+        margin_s = JITTER_S * min(1.0, (len(self._streams) - 1) / MANY_STREAMS)
         next_look_s = self._max_delay_s
-        windows = DueWindows(
-            self._streams, now + self._max_delay_s + max(map(_looked_ahead_s, self._held), default=0.0)
+        forecast = Forecast(
+            self._streams,
+            self._held,
+            self.steps,
+            now=now,
+            max_step_codes=self._max_step_codes,
+            horizon=now + self._max_delay_s + max(map(_looked_ahead_s, self._held), default=0.0),
         )
         for playback, since in list(self._held.items()):
-            left_s = since + self._max_delay_s - now
-            delay_s = min(self._delay_s(playback, windows), left_s) if left_s > 0 else 0.0
-            if delay_s > 0:
+            left_s = since + self._max_delay_s - now  # it is held no longer than that
+            delay_s = min(forecast.late_s(playback) + margin_s, left_s)
+            if delay_s > LOOK_INTERVAL_S / 2:
                 next_look_s = min(next_look_s, delay_s)
             else:
                 del self._held[playback]
                 playback.started_at = now
-                windows.add_played(playback)
                 playback.start()
         if self._held:
             self._look_in(max(next_look_s, LOOK_INTERVAL_S))

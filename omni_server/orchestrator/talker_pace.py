@@ -25,6 +25,11 @@ class TalkerPace:
         self._block_s: list[float] = []
         self._sums_s: list[float] = []  # of the blocks before each; made anew when something has been learned
 
+    @property
+    def is_known(self) -> bool:
+        """Something has been learned."""
+        return bool(self._block_s)
+
     def learn(self, num_before: int, num_after: int, seconds: float) -> bool:
         """An utterance of `num_before` codes has got `num_after`, `seconds` later. False if they end no block: then
         nothing has been learned, and the next call is to be told of these, too."""

@@ -29,11 +29,16 @@ class WindowSchedule:
         """Codes that the talker must have made."""
         return (self._start(number + 1) + self._plan.future_blocks) * self._codes_per_block
 
-    def computed_codes(self, number: int) -> int:
-        """Codes that code2wav computes, its context included."""
-        past = 0 if self._plan.carries_state else min(self._plan.past_blocks, self._start(number))
+    def sent_codes(self, number: int) -> int:
+        """Codes that code2wav gets, its context included: a step has room for so many."""
+        past = min(self._plan.past_blocks, self._start(number))
         new = self._start(number + 1) - self._start(number)
         return (past + new + self._plan.future_blocks) * self._codes_per_block
+
+    def computed_codes(self, number: int) -> int:
+        """Codes of those that code2wav computes: not those before whose state it carries."""
+        carried = min(self._plan.past_blocks, self._start(number)) if self._plan.carries_state else 0
+        return self.sent_codes(number) - carried * self._codes_per_block
 
     def _start(self, number: int) -> int:
         ramp = self.new_blocks

@@ -245,7 +245,7 @@ class Stages:
             talker_stop_ids=(STOP_CODE,),
             codes_per_output=CODES_PER_OUTPUT,
             codec_edge=self.edge,
-            pacer=Pacer(ChunkPlan(), CodecLayout(CODES_PER_WINDOW, 2, SAMPLES_PER_CODE)),
+            pacer=Pacer(ChunkPlan(), CodecLayout(CODES_PER_WINDOW, 2, SAMPLES_PER_CODE), max_step_codes=2048),
             num_boundary_rows=1,
             outbox=self.outbox,
             drop_block=self.dropped.append,

@@ -52,7 +52,8 @@ class SimulatedCode2Wav:
         self.errors: dict[str, Exception] = {}
         self.num_missing = 0
         self._running: dict[str, int] = {}
-        self._step_s, self._code_s, self._max_codes = step_s, code_s, max_codes
+        self._step_s, self._code_s = step_s, code_s
+        self.max_codes = max_codes
         self._waiting: list[tuple[int, int, str, int, int, asyncio.Future[None]]] = []
         self._order = itertools.count()
         self._stepping: asyncio.Task[None] | None = None
@@ -68,7 +69,7 @@ class SimulatedCode2Wav:
     ) -> npt.NDArray[np.float32]:
         stream = request_id.rpartition("-")[0]
         window = decode_codec_window(payload)
-        assert len(token_ids) <= self._max_codes, "no step has room for it"
+        assert len(token_ids) <= self.max_codes, "no step has room for it"
         num_carried = 0 if window.stream is None else window.emit_start - window.first_code
         self.calls.append(Call(request_id, priority, clock(), window.stream, num_streams))
         self._running[stream] = self._running.get(stream, 0) + 1
@@ -93,11 +94,11 @@ class SimulatedCode2Wav:
     async def _step(self) -> None:
         await asyncio.sleep(0)  # what is asked for in the same moment goes together
         while self._waiting:
-            batch, room = [], self._max_codes
+            batch, room = [], self.max_codes
             while self._waiting and self._waiting[0][3] <= room:
                 batch.append(heapq.heappop(self._waiting))
                 room -= batch[-1][3]
-            await self._compute(self._max_codes - room, sum(window[4] for window in batch))
+            await self._compute(self.max_codes - room, sum(window[4] for window in batch))
             for _, _, request_id, _, _, done in batch:
                 self.computed.append(request_id)
                 if not done.cancelled():
@@ -139,7 +140,7 @@ class Simulation:
         pacing = PacingConfig() if pacing is None else pacing
         carry = pacing.max_outstanding_windows in (None, 1)
         self._plan = (ChunkPlan() if plan is None else plan).model_copy(update={"pacing": pacing, "carry": carry})
-        self.pacer = Pacer(self._plan, LAYOUT, clock)
+        self.pacer = Pacer(self._plan, LAYOUT, max_step_codes=code2wav.max_codes, clock=clock)
 
     def utterance(self, name: str) -> Utterance:
         pieces: list[tuple[float, AudioDelta]] = []

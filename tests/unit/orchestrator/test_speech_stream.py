@@ -7,7 +7,7 @@ import pytest
 
 from omni_server.config.chunk_plan import ChunkPlan, PacingConfig
 from omni_server.errors import StageError
-from omni_server.orchestrator.due_windows import FIRST_DUE_S
+from omni_server.orchestrator.forecast import FIRST_DUE_S
 from tests.unit.orchestrator.simulated_speech import SimulatedCode2Wav, Simulation, Utterance, is_whole
 from tests.unit.orchestrator.virtual_time import clock, run
 

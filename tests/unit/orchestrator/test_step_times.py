@@ -57,11 +57,10 @@ def test_idle_time_is_no_time_in_a_step(times: StepTimes, clock: Clock) -> None:
     assert times.predict(120) == pytest.approx(0.03 + 0.024, rel=0.03)
 
 
-def test_more_than_a_step_holds_takes_several(times: StepTimes, clock: Clock) -> None:
-    for windows in ([24], [100], [100], [24], [24]):
+def test_a_step_of_nothing_takes_no_time(times: StepTimes, clock: Clock) -> None:
+    for windows in ([24], [132], [36]):
         step(times, clock, windows)
-    assert times.largest_step == 100
-    assert times.predict(300) == pytest.approx(3 * 0.03 + 0.06, rel=0.03)
+    assert times.predict(0) == 0
 
 
 def test_steps_that_are_all_alike_say_nothing_of_larger_ones(times: StepTimes, clock: Clock) -> None:
@@ -82,42 +81,8 @@ def test_what_was_long_ago_is_forgotten(times: StepTimes, clock: Clock) -> None:
     assert times.predict(120) == pytest.approx(0.03 + 0.024, rel=0.03)
 
 
-def test_the_step_that_runs_at_any_moment_is_more_often_a_long_one(times: StepTimes, clock: Clock) -> None:
-    for windows in ([50], [850], [50], [850], [24]):  # 40 and 200 ms; the last one is not over
-        step(times, clock, windows)
-    assert times.usual_step_s == pytest.approx((0.04**2 + 0.2**2) / 0.24, rel=0.02)
-
-
-def test_among_others_a_window_waits_for_the_end_of_whole_steps(times: StepTimes, clock: Clock) -> None:
-    for windows in ([50], [850], [50], [850], [24]):
-        step(times, clock, windows)
-    usual_s = times.usual_step_s
-    assert times.predict_among_others(0, 50, 1.0) == pytest.approx(usual_s)
-    assert times.predict_among_others(0, 50, 0.5) == pytest.approx(usual_s / 2)
-    assert times.predict_among_others(20, 30, 0.0) == times.predict(50)
-    assert times.predict_among_others(800, 50, 1.0) == times.predict(850)
-    assert times.predict_among_others(801, 50, 1.0) == pytest.approx(2 * times.predict(850))
-    assert times.predict_among_others(0, 900, 0.0) == times.predict(900), "one window is in one step"
-
-
-def test_the_rest_of_a_step_counts_from_the_end_of_the_last_or_the_first_window_of_its_own(
-    times: StepTimes, clock: Clock
-) -> None:
-    for _ in range(2):
-        step(times, clock, [100])
-    clock.now += 0.0198  # with the 0.2 ms that lie behind the step
-    whole_s = times.predict(100)
-    assert times.rest_of_step_s(100, 0.5, 0.5) == pytest.approx(whole_s - 0.02)
-    assert times.rest_of_step_s(100, 0.01, 0.01) == pytest.approx(whole_s - 0.01)
-    clock.now += 1.0
-    assert times.rest_of_step_s(100, 0.5, 0.5) == 0.0
-
-
-def test_a_window_that_may_not_be_in_the_running_step_has_no_rest_of_it(times: StepTimes, clock: Clock) -> None:
-    for _ in range(2):
-        step(times, clock, [100])
-    clock.now += 0.0198
-    assert times.rest_of_step_s(101, 0.5, 0.5) is None, "all may not fit"
-    assert times.rest_of_step_s(100, 0.022, 0.5) is None, "it came as the last step ended"
-    assert times.rest_of_step_s(100, 0.005, 0.01) is None, "it came behind the first"
-    assert times.rest_of_step_s(100, 0.007, 0.01) is not None, "it came with the first"
+def test_a_step_ends_with_the_first_window_that_comes_back(times: StepTimes, clock: Clock) -> None:
+    step(times, clock, [24])
+    ended = clock.now + 0.03 + 0.0002 * 48
+    step(times, clock, [24, 24])
+    assert times.last_end == pytest.approx(ended)

@@ -27,6 +27,7 @@ def test_it_says_what_the_edge_does(
             assert window.first_sample == round(schedule.start_s(number) * SAMPLE_RATE_HZ)
             assert window.first_sample == schedule.first_code(number) * LAYOUT.samples_per_code
             assert window.num_computed == schedule.computed_codes(number)
+            assert len(window.token_ids) == schedule.sent_codes(number)
             number += 1
     assert number > 5
     *_, last = edge.finish()
