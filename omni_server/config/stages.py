@@ -106,7 +106,7 @@ class ArStage(CommonStage):
         if isinstance(value, dict) and "busy_step_interval_ms" in value:
             raise ValueError(
                 "busy_step_interval_ms is now step_interval_per_stream_ms, which is multiplied by the number of "
-                "utterances under way: write 0.23 for steps 15 ms apart where 64 speak at once"
+                "utterances under way: write 0.21 for steps 13 ms apart where 64 speak at once"
             )
         return value
 

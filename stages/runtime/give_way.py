@@ -19,9 +19,12 @@ from collections.abc import Iterator
 from omni_server.protocol.give_way import BatchNotice, GiveWaySpec, decode_notice, encode_notice
 from omni_server.protocol.local_socket import bound_socket, receive_own, socket_address
 
-MAX_PAUSE_S = 0.06
-"""Longest pause at once. A first window needs about 35 ms of a GPU that it has for itself, and before that the steps
-end that are already on their way."""
+MAX_PAUSE_S = 0.015
+"""Longest pause at once, of the about 35 ms that a first window needs of a GPU that it has for itself. A pause for all
+of them makes first audio 15 to 20 ms earlier and every answer as much longer (docs/performance.md)."""
+
+PAUSE_SAVINGS_S = 0.06
+"""So much can be paused for batches that follow one another at once."""
 
 PAUSE_PER_SECOND = 0.5
 """Seconds of pause that a second without one earns. When one urgent batch follows the other, a stage keeps two thirds
@@ -84,12 +87,12 @@ class PauseBudget:
     """A token bucket of seconds, full at first. Times are seconds of one clock, of any origin."""
 
     def __init__(self, now: float) -> None:
-        self._left_s = MAX_PAUSE_S
+        self._left_s = PAUSE_SAVINGS_S
         self._changed_at = now
 
     def left_s(self, now: float) -> float:
-        """What a pause may last that begins now; not positive if there should be none."""
-        return min(MAX_PAUSE_S, self._left_s + PAUSE_PER_SECOND * (now - self._changed_at))
+        """What is there for a pause that begins now; not positive if there should be none."""
+        return min(PAUSE_SAVINGS_S, self._left_s + PAUSE_PER_SECOND * (now - self._changed_at))
 
     def paused(self, began: float, ended: float) -> None:
         """A pause earns nothing while it lasts. One that lasted too long is made up for."""
@@ -141,7 +144,7 @@ class GiveWay:
         return min(self._spec.step_interval_per_stream_s * num_streams, MAX_INTERVAL_S)
 
     def _pause(self, batch: BatchNotice, now: float) -> None:
-        left_s = self._budget.left_s(now)
+        left_s = min(self._budget.left_s(now), MAX_PAUSE_S)
         if left_s <= 0 or now - batch.sent_at > MAX_AGE_S:
             return
         self._wait_for_end(now + left_s)

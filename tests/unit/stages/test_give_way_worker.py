@@ -48,6 +48,7 @@ def spec() -> GiveWaySpec:
 def worker(spec: GiveWaySpec, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
     """Waits for the end of a batch, however long it takes."""
     monkeypatch.setattr(give_way, "MAX_PAUSE_S", 10 * DEADLINE_S)
+    monkeypatch.setattr(give_way, "PAUSE_SAVINGS_S", 10 * DEADLINE_S)
     worker = Worker(StageRuntimeConfig("model", gives_way=spec))
     worker.init_device()
     yield worker
