@@ -15,6 +15,9 @@ needs a window earlier than that goes first. Where code2wav keeps up, nothing wa
 NUM_AHEAD = 4
 """Windows of a stream that are looked at before it starts. Those behind have had time to become early or late."""
 
+MAX_STEPS = 200
+"""It goes on for no more of them: seconds, or for ever while nothing is known of how long one takes."""
+
 
 class Stream(Protocol):
     """What is known of an utterance's windows (`Playback`)."""
@@ -77,7 +80,8 @@ class _Course:
 class Forecast:
     """Goes on from this moment as code2wav will: each step takes the waiting windows that are due first, as many as
     there is room for, and each stream sends its next window when the one before it has come back and the talker has
-    made the codes. Streams of which nothing has come yet are not in it.
+    made the codes. That is so where state is carried; elsewhere windows may come earlier than here. Streams of which
+    nothing has come yet are not in it.
     """
 
     def __init__(
@@ -123,7 +127,7 @@ class Forecast:
     def _go_on(self, inside: list[_Course], now: float, horizon: float) -> None:
         batch, time = self._running_step(inside, now)
         is_looked_at = {course for course in self._courses.values() if course.has_next or course.stream.is_waiting}
-        while True:
+        for _ in range(MAX_STEPS):
             for course in batch:
                 course.comes_back(time)
                 self._goes_on(course, time)
@@ -134,7 +138,7 @@ class Forecast:
             if not self._queue:  # there is something, or nothing would be left to be looked at
                 time = max(time, self._coming[0][0])
             while self._coming and self._coming[0][0] <= time:
-                self._push(self._queue, heappop(self._coming)[2])
+                self._push(heappop(self._coming)[2])
             batch, seconds = self._next_step()
             time += seconds
         for course in is_looked_at:  # no earlier than that
@@ -152,12 +156,12 @@ class Forecast:
         later: list[_Course] = []
         for course in inside:
             if course.stream.sent_at <= latest:
-                self._push(self._queue, course)
+                self._push(course)
             else:
                 later.append(course)
         batch, seconds = self._next_step()
         for course in later:
-            self._push(self._queue, course)
+            self._push(course)
         return batch, max(now, began + seconds)
 
     def _next_step(self) -> tuple[list[_Course], float]:
@@ -180,6 +184,6 @@ class Forecast:
             self._num_added += 1
             heappush(self._coming, (ready, self._num_added, course))
 
-    def _push(self, queue: list[tuple[float, int, _Course]], course: _Course) -> None:
+    def _push(self, course: _Course) -> None:
         self._num_added += 1
-        heappush(queue, (course.due, self._num_added, course))
+        heappush(self._queue, (course.due, self._num_added, course))

@@ -21,7 +21,7 @@ LOOK_INTERVAL_S = 0.02
 """What a stream waits for may stay as far away as it was: looking at all of them takes milliseconds."""
 TALKER_SLACK = 1.1
 """The talker may turn out slower than it was by this factor."""
-JITTER_S = 0.15
+JITTER_S = 0.12
 """A window may come so much later than expected where many streams share the device, less where they are few. A later
 start is noticed less than a stall."""
 

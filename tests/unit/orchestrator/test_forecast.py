@@ -183,3 +183,9 @@ def test_what_has_not_come_by_the_horizon_is_at_least_so_late() -> None:
 def test_nothing_is_late_while_nothing_is_known_of_steps() -> None:
     others = [Stream(started_at=NOW) for _ in range(20)]
     assert late_s(Stream(), *others, steps=StepTimes(lambda: NOW)) == pytest.approx(-STARTS_S[1])
+
+
+def test_it_comes_to_an_end_also_where_steps_take_no_time_and_a_talker_makes_all_codes_at_once() -> None:
+    endless = Stream(started_at=NOW, num_codes=10**12)
+    own = Stream(num_codes=until(2), codes_at=NOW + 0.5)
+    assert late_s(own, endless, steps=StepTimes(lambda: NOW)) <= 0.5 - STARTS_S[1]

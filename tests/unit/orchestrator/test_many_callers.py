@@ -25,11 +25,11 @@ def test_among_some_others_a_short_second_window_makes_first_audio_earlier_and_n
         assert max(shipped.underrun_s) == 0
 
 
-def test_among_many_steps_at_a_distance_make_first_audio_earlier_and_the_answers_too() -> None:
+def test_among_many_windows_of_about_one_length_make_first_audio_earlier() -> None:
     shipped = call(64, PLAN, AS_SHIPPED, max_codes=MAX_CODES)
-    without = call(64, PLAN, Distances(), max_codes=MAX_CODES)
-    assert first_audio_s(shipped) < 0.95 * first_audio_s(without)
-    assert shipped.wall_s < 0.95 * without.wall_s
+    usual = call(64, PLAN.model_copy(update={"busy": ()}), AS_SHIPPED, max_codes=MAX_CODES)
+    assert first_audio_s(shipped) < 0.75 * first_audio_s(usual)
+    assert shipped.wall_s < usual.wall_s
 
 
 def test_among_some_others_distances_in_proportion_to_them_do_not_slow_the_answers_down() -> None:
