@@ -16,7 +16,7 @@ NUM_AHEAD = 4
 """Windows of a stream that are looked at before it starts. Those behind have had time to become early or late."""
 
 MAX_STEPS = 200
-"""It goes on for no more of them: seconds, or for ever while nothing is known of how long one takes."""
+"""It stops after so many. They are seconds; but while nothing is known of how long one takes, time stands still."""
 
 
 class Stream(Protocol):
@@ -40,7 +40,7 @@ class Stream(Protocol):
     @property
     def sent_due(self) -> float: ...
 
-    def has_window(self, first_code: int) -> bool: ...
+    def has_window(self, number: int) -> bool: ...
 
     def expected_codes_at(self, needed: int) -> float: ...
 
@@ -59,13 +59,16 @@ class _Course:
 
     @property
     def has_next(self) -> bool:
-        return self.stream.has_window(self.schedule.first_code(self.number))
+        return self.stream.has_window(self.number)
 
-    def next_ready(self, now: float) -> float:
-        """When code2wav gets the next window, not before `now`; it is due then, too, if that was not known."""
+    def next_ready(self, now: float, max_ahead_s: float) -> float:
+        """When code2wav gets the next window, not before `now`; from then on it is known when that is due."""
         ready = max(now, self.stream.expected_codes_at(self.schedule.needed_codes(self.number)))
-        self.due = ready + FIRST_DUE_S if self.start is None else self.start + self.schedule.start_s(self.number)
-        return ready
+        if self.start is None:
+            self.due = ready + FIRST_DUE_S
+            return ready
+        self.due = self.start + self.schedule.start_s(self.number)
+        return max(ready, self.due - max_ahead_s)
 
     def comes_back(self, now: float) -> None:
         """The next window, now."""
@@ -79,9 +82,9 @@ class _Course:
 
 class Forecast:
     """Goes on from this moment as code2wav will: each step takes the waiting windows that are due first, as many as
-    there is room for, and each stream sends its next window when the one before it has come back and the talker has
-    made the codes. That is so where state is carried; elsewhere windows may come earlier than here. Streams of which
-    nothing has come yet are not in it.
+    there is room for, and each stream sends its next window when the one before it has come back, the talker has made
+    the codes, and the stream is not too far ahead of its listener. That is so where state is carried and among many;
+    elsewhere windows may come earlier than here. Streams of which nothing has come yet are not in it.
     """
 
     def __init__(
@@ -92,12 +95,15 @@ class Forecast:
         *,
         now: float,
         max_step_codes: int,
+        max_ahead_s: float | None,
         horizon: float,
     ) -> None:
         """`held`: those of `streams` that could start. All of them are taken to start `now`. `max_step_codes`: what
-        code2wav's steps have room for, context included. It goes on until `horizon` at the latest."""
+        code2wav's steps have room for, context included, in any number of windows. Where many speak, no window is sent
+        more than `max_ahead_s` before it is due (`WorkAheadGate`). It goes on until `horizon` at the latest."""
         self._steps = steps
         self._max_step_codes = max_step_codes
+        self._max_ahead_s = float("inf") if max_ahead_s is None else max_ahead_s
         self._num_added = 0  # of windows that are due at the same time, the first come first
         self._coming: list[tuple[float, int, _Course]] = []  # by when they are ready
         self._queue: list[tuple[float, int, _Course]] = []  # by when they are due
@@ -180,7 +186,7 @@ class Forecast:
 
     def _goes_on(self, course: _Course, now: float) -> None:
         if course.has_next:
-            ready = course.next_ready(now)
+            ready = course.next_ready(now, self._max_ahead_s)
             self._num_added += 1
             heappush(self._coming, (ready, self._num_added, course))
 

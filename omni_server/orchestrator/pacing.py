@@ -29,7 +29,13 @@ class Pacer:
         self.max_outstanding_windows = plan.max_outstanding_windows
         self.gate = WorkAheadGate(config.max_work_ahead_s, clock)
         pace = TalkerPace(layout.codes_per_block)
-        self.start_gate = StartGate(config.max_start_delay_s, clock, pace, max_step_codes=max_step_codes)
+        self.start_gate = StartGate(
+            config.max_start_delay_s,
+            clock,
+            pace,
+            max_step_codes=max_step_codes,
+            max_ahead_s=config.max_work_ahead_s,
+        )
         self._schedules: list[tuple[int, WindowSchedule]] = []  # from how many streams on, ascending
         if plan.mode == "windows":
             ramps = [(0, plan.new_blocks), *((busy.min_streams, busy.new_blocks) for busy in plan.busy)]

@@ -101,9 +101,14 @@ class Playback:
         sent_at, _ = self._sent.popleft()
         self._gate.review(self, num_codes, sent_at)
 
-    def has_window(self, first_code: int) -> bool:
-        """Whether there will be a window whose sound begins with this code; as long as the talker goes on, yes."""
-        return not self._is_complete or first_code < self._num_codes
+    def has_window(self, number: int) -> bool:
+        """Whether there will be this window; as long as the talker goes on, yes. The last one ends with the utterance,
+        also where it has fewer codes behind its own than it would have waited for."""
+        if not self._is_complete or self.schedule is None:
+            return True
+        if number and self._num_codes < self.schedule.needed_codes(number - 1):
+            return False
+        return self.schedule.first_code(number) < self._num_codes
 
     def expected_codes_at(self, needed: int) -> float:
         """When the talker will have made `needed` codes, at the pace it has had, and utterances before it had."""
@@ -125,15 +130,22 @@ class StartGate:
     """All streams of a server. `clock` is that of the running event loop's timers."""
 
     def __init__(
-        self, max_delay_s: float, clock: Callable[[], float], pace: TalkerPace, *, max_step_codes: int
+        self,
+        max_delay_s: float,
+        clock: Callable[[], float],
+        pace: TalkerPace,
+        *,
+        max_step_codes: int,
+        max_ahead_s: float | None,
     ) -> None:
         """With no delay allowed, every stream starts when its first audio is ready; so does one without a schedule.
-        `max_step_codes`: what code2wav's steps have room for."""
+        `max_step_codes` and `max_ahead_s`: see `Forecast`."""
         self.clock = clock
         self.pace = pace
         self.steps = StepTimes(clock)
         self._max_delay_s = max_delay_s
         self._max_step_codes = max_step_codes
+        self._max_ahead_s = max_ahead_s
         self._streams: dict[Playback, None] = {}
         self._held: dict[Playback, float] = {}  # since when, the earliest first
         self._timer: asyncio.TimerHandle | None = None
@@ -168,28 +180,34 @@ class StartGate:
     def _release(self) -> None:
         """Start the held streams that need not wait, those first that wait longest."""
         now = self.clock()
-        # The more others there are, the more may come in between.
+        # The more others there are, the more may come in between. Who lacks little of that need not wait for the next
+        # look, which is not at once.
         margin_s = JITTER_S * min(1.0, (len(self._streams) - 1) / MANY_STREAMS)
-        next_look_s = self._max_delay_s
-        forecast = Forecast(
-            self._streams,
-            self._held,
-            self.steps,
-            now=now,
-            max_step_codes=self._max_step_codes,
-            horizon=now + self._max_delay_s + max(map(_looked_ahead_s, self._held), default=0.0),
-        )
+        margin_s = max(0.0, margin_s - LOOK_INTERVAL_S / 2)
+        forecast = self._forecast(now) if self._max_delay_s > 0 else None
+        next_look_s, limit_s = self._max_delay_s, self._max_delay_s
         for playback, since in list(self._held.items()):
             left_s = since + self._max_delay_s - now  # it is held no longer than that
-            delay_s = min(forecast.late_s(playback) + margin_s, left_s)
-            if delay_s > LOOK_INTERVAL_S / 2:
-                next_look_s = min(next_look_s, delay_s)
+            delay_s = 0.0 if forecast is None else forecast.late_s(playback) + margin_s
+            if min(delay_s, left_s) > 0:
+                next_look_s, limit_s = min(next_look_s, delay_s), min(limit_s, left_s)
             else:
                 del self._held[playback]
                 playback.started_at = now
                 playback.start()
         if self._held:
-            self._look_in(max(next_look_s, LOOK_INTERVAL_S))
+            self._look_in(min(max(next_look_s, LOOK_INTERVAL_S), limit_s))
+
+    def _forecast(self, now: float) -> Forecast:
+        return Forecast(
+            self._streams,
+            self._held,
+            self.steps,
+            now=now,
+            max_step_codes=self._max_step_codes,
+            max_ahead_s=self._max_ahead_s,
+            horizon=now + self._max_delay_s + max(map(_looked_ahead_s, self._held), default=0.0),
+        )
 
     def _look_in(self, delay_s: float) -> None:
         self._cancel_timer()
@@ -204,4 +222,4 @@ class StartGate:
 def _looked_ahead_s(playback: Playback) -> float:
     """Where in its sound the last window begins that is looked at."""
     schedule = playback.schedule
-    return 0.0 if schedule is None else schedule.start_s(playback.next_window + NUM_AHEAD)
+    return 0.0 if schedule is None else schedule.start_s(playback.next_window + NUM_AHEAD - 1)

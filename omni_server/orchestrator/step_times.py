@@ -18,7 +18,7 @@ class StepTimes:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._steps: deque[tuple[int, float]] = deque(maxlen=NUM_STEPS)  # codes, seconds
-        self._last_end = clock()
+        self._end_before = clock()
         # The step whose windows are coming back.
         self._end = clock()
         self._codes = 0
@@ -28,7 +28,7 @@ class StepTimes:
 
     @property
     def last_end(self) -> float:
-        """When windows came back last."""
+        """When the step ended whose windows came back last: with the first of them."""
         return self._end
 
     def came_back(self, num_codes: int, sent_at: float) -> None:
@@ -48,8 +48,8 @@ class StepTimes:
     def _close(self) -> None:
         if not self._codes:
             return
-        self._steps.append((self._codes, self._end - max(self._last_end, self._sent_at)))
-        self._last_end = self._end
+        self._steps.append((self._codes, self._end - max(self._end_before, self._sent_at)))
+        self._end_before = self._end
         count = len(self._steps)
         mean_codes = sum(codes for codes, _ in self._steps) / count
         mean_s = sum(seconds for _, seconds in self._steps) / count

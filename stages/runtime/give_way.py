@@ -27,9 +27,9 @@ PAUSE_SAVINGS_S = 0.06
 """So much can be paused for batches that follow one another at once."""
 
 PAUSE_PER_SECOND = 0.5
-"""Seconds of pause that a second without one earns. When one urgent batch follows the other, a stage keeps two thirds
-of its time, so that steps of up to 13 ms still come every 20 ms: the thinker's, of which the talker needs one for each
-20 ms of speech."""
+"""Seconds of pause that a second without one earns. When one urgent batch follows the other, a stage keeps at least
+two thirds of its time, so that steps of up to 13 ms still come every 20 ms: the thinker's, of which the talker needs
+one for each 20 ms of speech."""
 
 GAP_S = 0.05
 """A batch that ended less than this ago: the next one is about to begin."""
@@ -103,9 +103,10 @@ class PauseBudget:
 class GiveWay:
     """The listening end, in the worker of a language model.
 
-    An urgent batch is given way to once. If it outlasts the budget it gets no further pause, so that what is earned
-    meanwhile is kept for the next batch. Short pauses before each of its steps would also help little: with async
-    scheduling a step is prepared while the one before it runs, and a pause of less than that runs out unnoticed.
+    An urgent batch is given way to once. If it outlasts the longest pause or the budget it gets no further one, so that
+    what is earned meanwhile is kept for the next batch. Short pauses before each of its steps would also help little:
+    with async scheduling a step is prepared while the one before it runs, and a pause of less than that runs out
+    unnoticed.
     """
 
     def __init__(self, spec: GiveWaySpec) -> None:

@@ -51,8 +51,8 @@ class Stream:
     num_codes: int = 10_000
     codes_at: float = 0.0
 
-    def has_window(self, first_code: int) -> bool:
-        return first_code < self.num_codes
+    def has_window(self, number: int) -> bool:
+        return SCHEDULE.first_code(number) < self.num_codes
 
     def expected_codes_at(self, needed: int) -> float:
         return self.codes_at
@@ -64,10 +64,22 @@ def until(number: int) -> int:
 
 
 def late_s(
-    own: Stream, *others: Stream, steps: StepTimes | None = None, max_step_codes: int = 1000, horizon: float = NOW + 10
+    own: Stream,
+    *others: Stream,
+    steps: StepTimes | None = None,
+    max_step_codes: int = 1000,
+    max_ahead_s: float | None = None,
+    horizon: float = NOW + 10,
 ) -> float:
-    streams = [*others, own]
-    forecast = Forecast(streams, {own}, steps or Steps(), now=NOW, max_step_codes=max_step_codes, horizon=horizon)
+    forecast = Forecast(
+        [*others, own],
+        {own},
+        steps or Steps(),
+        now=NOW,
+        max_step_codes=max_step_codes,
+        max_ahead_s=max_ahead_s,
+        horizon=horizon,
+    )
     return forecast.late_s(own)
 
 
@@ -177,7 +189,26 @@ def test_one_whose_first_window_is_on_its_way_is_played_from_when_that_comes() -
 
 def test_what_has_not_come_by_the_horizon_is_at_least_so_late() -> None:
     never = Stream(num_codes=until(2), codes_at=NOW + 1000.0)
-    assert late_s(never, horizon=NOW + 3.0) >= 3.0 - STARTS_S[1]
+    endless = Stream(started_at=NOW - 1.0, num_codes=10**12)  # so that time goes on step by step
+    late = late_s(never, endless, horizon=NOW + 3.0)
+    assert 3.0 <= late + STARTS_S[1] <= 3.0 + STEP_S + CODE_S * SCHEDULE.computed_codes(100)
+
+
+def test_of_windows_in_code2wav_those_go_first_that_were_due_first_when_they_were_sent() -> None:
+    own = Stream(is_waiting=True, sent_at=NOW - 0.03, sent_due=NOW + 2.0, num_codes=until(2))
+    other = Stream(is_waiting=True, sent_at=NOW - 0.03, sent_due=NOW + 1.0, num_codes=until(2))
+    first_s, second_s = step_s(1) - 0.03 - STARTS_S[1], 2 * step_s(1) - 0.03 - STARTS_S[1]
+    ended = Steps(last_end=NOW - 1.0)
+    assert late_s(own, other, steps=ended, max_step_codes=CODES[1]) == pytest.approx(second_s)
+    own.sent_due = NOW + 0.5
+    assert late_s(own, other, steps=ended, max_step_codes=CODES[1]) == pytest.approx(first_s)
+
+
+def test_a_stream_that_is_too_far_ahead_of_its_listener_sends_nothing() -> None:
+    own = Stream(num_codes=until(2), codes_at=NOW + 0.01)
+    ahead = Stream(started_at=NOW - 1.0, next_window=3)  # of which nothing is needed before STARTS_S[3] - 1.0
+    assert late_s(own, ahead) > late_s(own) + STEP_S, "its own codes come while a step of the other runs"
+    assert late_s(own, ahead, max_ahead_s=STARTS_S[3] - 1.0 - 0.1) == pytest.approx(late_s(own))
 
 
 def test_nothing_is_late_while_nothing_is_known_of_steps() -> None:
@@ -188,4 +219,4 @@ def test_nothing_is_late_while_nothing_is_known_of_steps() -> None:
 def test_it_comes_to_an_end_also_where_steps_take_no_time_and_a_talker_makes_all_codes_at_once() -> None:
     endless = Stream(started_at=NOW, num_codes=10**12)
     own = Stream(num_codes=until(2), codes_at=NOW + 0.5)
-    assert late_s(own, endless, steps=StepTimes(lambda: NOW)) <= 0.5 - STARTS_S[1]
+    assert late_s(own, endless, steps=StepTimes(lambda: NOW)) == pytest.approx(-STARTS_S[1])

@@ -54,13 +54,15 @@ def test_a_pause_that_lasted_too_long_is_made_up_for() -> None:
 
 @pytest.mark.parametrize("step_s", [0.007, 0.010, 0.015])
 @pytest.mark.parametrize("batch_s", [0.035, 0.050, 0.090])
-def test_when_announcer_follow_one_another_steps_keep_two_thirds_of_the_time(step_s: float, batch_s: float) -> None:
+def test_when_urgent_batches_follow_one_another_steps_keep_two_thirds_of_the_time(
+    step_s: float, batch_s: float
+) -> None:
     """A simulated stage whose steps are ready one behind the other, beside batches that are all urgent."""
     budget, now, pauses, steps = PauseBudget(0.0), 0.0, list[float](), list[float]()
     for batch in itertools.count(1):  # one pause for each
         left = budget.left_s(now)
         if left > 0:
-            ended = now + min(left, batch * batch_s - now)
+            ended = now + min(left, MAX_PAUSE_S, batch * batch_s - now)
             budget.paused(now, ended)
             pauses.append(ended - now)
             now = ended
@@ -69,11 +71,9 @@ def test_when_announcer_follow_one_another_steps_keep_two_thirds_of_the_time(ste
             steps.append(now)
         if now > 20.0:
             break
-    settled = pauses[10:]
-    assert max(settled) < 0.75 * PAUSE_SAVINGS_S
     assert sum(pauses) <= now / 3 + PAUSE_SAVINGS_S
     num_steps = sum(step > now / 2 for step in steps)
-    assert now / 2 / num_steps == pytest.approx(1.5 * step_s, rel=0.03), "a step and half of its time as pause"
+    assert now / 2 / num_steps <= 1.03 * 1.5 * step_s, "a step and at most half of its time as pause"
 
 
 Listener = tuple[GiveWaySpec, GiveWay]
@@ -208,7 +208,7 @@ def test_while_there_is_no_budget_there_are_no_pauses(low: Listener, monkeypatch
     for _ in range(2 * num_paid):
         send(spec, begun())
         assert_steps(stepping(stage))
-    assert stage.num_pauses == num_paid
+    assert 1 <= stage.num_pauses <= num_paid, "fewer if they last longer than they should"
 
 
 @pytest.mark.usefixtures("patient")
