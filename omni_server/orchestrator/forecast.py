@@ -132,7 +132,7 @@ class Forecast:
 
     def _go_on(self, inside: list[_Course], now: float, horizon: float) -> None:
         batch, time = self._running_step(inside, now)
-        is_looked_at = {course for course in self._courses.values() if course.has_next or course.stream.is_waiting}
+        is_looked_at = {course for course in self._courses.values() if course.has_next}
         for _ in range(MAX_STEPS):
             for course in batch:
                 course.comes_back(time)
