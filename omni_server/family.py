@@ -73,19 +73,39 @@ class KvLayout:
 
 
 @dataclass(frozen=True)
+class Quantizable:
+    """The weights of a stage that quantization makes smaller. All others stay as they are."""
+
+    weights: frozenset[str]
+    """Their names in a checkpoint that is not quantized."""
+    method: str | None
+    """How this checkpoint stores them, as `awq`; None: they are not quantized."""
+    bits: float
+    """Size of each in this checkpoint, its part of scales and zero points included."""
+    fp8_engine_args: Mapping[str, object]
+    """vLLM's engine arguments that make FP8 of these weights, and of no others, while they are loaded."""
+
+
+@dataclass(frozen=True)
 class StageFootprint:
     """What one stage takes of a checkpoint and of memory, as far as the checkpoint's config tells."""
 
     tensors: Mapping[str, tuple[int, ...]]
-    """Shapes of the weights that the stage loads, by their names in the checkpoint."""
+    """Shapes of the weights that the stage loads, by their names in a checkpoint that is not quantized."""
+    dtype: str
+    """What `dtype: auto` means for the stage: float32, bfloat16 or float16."""
     loads_float32: bool
     """Weights are float32 in memory, whatever their type in the checkpoint."""
+    encodes_media: bool
+    """Encoders of audio, images or video run in the stage."""
     kv: KvLayout | None
     """None: the stage has no KV cache."""
     values_per_token: int
     """An estimate of how many values a step holds at its widest place for each of its tokens."""
-    state_bytes: int = 0
-    """Reserved at the start, beside weights and KV cache."""
+    stream_state_bytes: int = 0
+    """Reserved at the start for each utterance whose state is kept, beside weights and KV cache."""
+    quantizable: Quantizable | None = None
+    """None: the stage is never quantized."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +161,8 @@ class ModelFamily(Protocol):
 
     architectures: tuple[str, ...]
     """What `architectures` of a config.json may say."""
+    engine_modules: tuple[str, ...]
+    """Modules of its models, which the fork server imports once for all engines."""
 
     def needed_files(self) -> tuple[NeededFile, ...]:
         """What a checkpoint's folder must hold besides config.json and weights."""
@@ -149,7 +171,8 @@ class ModelFamily(Protocol):
     def footprints(self, model_dir: Path, config: StageConfig) -> dict[str, StageFootprint]:
         """What each stage takes, by name; no weights are read. Raises `ConfigError` if config.json does not tell.
 
-        For `omni-server check`: nothing that is served depends on it.
+        Memory is planned and checked by it. It depends on the stages of `config`, their solver and dtype, but not on
+        their lengths, batch sizes and devices.
         """
         ...
 

@@ -3,7 +3,7 @@
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -82,7 +82,7 @@ class AsyncOmni:
             orchestrator = _orchestrator(config, model, engines)
             info = _model_info(model_dir, config, model, engines, served_model_names)
             omni = cls(info, engines, supervisor, orchestrator)
-            await omni._warm_up(on_progress, _crowds(config))
+            await _while_all_live(omni._warm_up(on_progress, _crowds(config)), engines)
             supervisor.start()
         except BaseException:
             await engines.stop()
@@ -206,6 +206,22 @@ class AsyncOmni:
         request = OmniRequest(f"warm-up-{uuid.uuid4().hex}", (message,), speech, sampling, is_logged=False)
         async for _ in await self.submit(request):
             pass
+
+
+async def _while_all_live(work: Coroutine[object, object, None], engines: "Engines") -> None:
+    """Does `work` before the supervisor watches. Raises `ConfigError` if an engine dies meanwhile."""
+    working = asyncio.create_task(work)
+    deaths = {asyncio.create_task(client.processes.until_ended()): client for client in engines.clients()}
+    try:
+        await asyncio.wait((working, *deaths), return_when=asyncio.FIRST_COMPLETED)
+        for death, client in deaths.items():
+            if death.done():
+                raise ConfigError(f"stage '{client.name}' has died: {client.processes.why_ended()}")
+        await working
+    finally:
+        for task in (working, *deaths):
+            task.cancel()
+        await asyncio.wait((working, *deaths))
 
 
 def _crowds(config: StageConfig) -> list[int]:

@@ -2,7 +2,7 @@
 
 
 def register() -> None:
-    """Make the model classes of all families known to vLLM; cheap, the classes are imported when needed."""
+    """Make the model classes of all families known to vLLM."""
     from stages.qwen2_5_omni import FAMILY
 
     FAMILY.register()

@@ -12,8 +12,8 @@ import uvicorn
 
 from omni_server.api.app import create_app
 from omni_server.api.config import ApiConfig
+from omni_server.api.http_protocol import http_protocol
 from omni_server.api.listener import address_of, listen, remove_unix_path
-from omni_server.api.stalled_clients import watched_http_protocol
 from omni_server.api.state import ServerState
 from omni_server.api.tls import TlsFiles
 from omni_server.api.tracing import tracing
@@ -44,7 +44,8 @@ async def run_server(
 
     The port is taken first: probes are answered with 503 while `start` loads the model. `on_ready` gets the
     server's address. SIGTERM and SIGINT let running requests finish for `shutdown_timeout_s`, a second SIGINT
-    aborts them at once. Must run in the main thread, where signals can be handled.
+    aborts them at once: 0. Before the server is ready they end it with 128 and the signal's number. Must run in the
+    main thread, where signals can be handled.
 
     Raises `ConfigError` if the address, a TLS file or the endpoint for traces cannot be used, and what `start` raises;
     `start` is cancelled if the server is stopped while it runs.
@@ -74,11 +75,12 @@ async def _serve(
 ) -> int:
     generator = await _start_unless_stopped(start, signals)
     if generator is None:
-        return 0
+        return 128 + signals.first
     try:
         state.generator = generator
-        if not signals.stop.is_set():
-            on_ready()
+        if signals.stop.is_set():
+            return 128 + signals.first
+        on_ready()
         died = asyncio.create_task(_wait_for_death(generator))
         try:
             await _first_of(died, web.serving, signals.stop.wait())
@@ -147,9 +149,13 @@ class _Signals:
     def __init__(self) -> None:
         self.stop = asyncio.Event()
         self.abort = asyncio.Event()
+        self.first = signal.SIGTERM
+        """The one that has set `stop`."""
 
     def on_signal(self, number: signal.Signals) -> None:
-        if self.stop.is_set() and number == signal.SIGINT:
+        if not self.stop.is_set():
+            self.first = number
+        elif number == signal.SIGINT:
             self.abort.set()
         self.stop.set()
 
@@ -206,7 +212,7 @@ class _WebServer:
         self._uvicorn = _QuietUvicorn(
             uvicorn.Config(
                 create_app(state, config),
-                http=watched_http_protocol(config.http_send_timeout_s),
+                http=http_protocol(config, state.metrics),
                 log_config=None,
                 log_level=config.log_level,
                 access_log=False,  # `RequestIdMiddleware` writes the line of a request

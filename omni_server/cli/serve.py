@@ -2,33 +2,43 @@
 
 import argparse
 import asyncio
+import contextlib
 import gc
 import logging
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from omni_server.api.config import ApiConfig
+from omni_server.api.listener import check_address
 from omni_server.api.local_only import is_loopback
+from omni_server.check.default_config import default_stage_config, describe
+from omni_server.check.placement import Quantization
 from omni_server.cli.access_flags import access_settings, add_access_flags
+from omni_server.cli.freed_memory import give_freed_memory_back
 from omni_server.cli.limit_flags import add_limit_flags, limit_settings
 from omni_server.cli.log_setup import LOG_FORMATS, LogFormat, log_progress, set_up_logging
+from omni_server.cli.placement_flags import add_placement_flags, refuse_contradictions
 from omni_server.cli.ready_message import ready_message
 from omni_server.cli.standard_streams import Printer, lose_what_cannot_be_written
 from omni_server.cli.values import port, seconds, seconds_or_zero
 from omni_server.config.load import find_stage_config, load_stage_config
 from omni_server.config.stage_config import StageConfig
+from omni_server.engine import fork_server
+from omni_server.engine.environment import set_engine_environment
+from omni_server.engine.progress import LONGEST_SILENCE_S
 from omni_server.errors import ConfigError
+from omni_server.family import load_family
 from omni_server.generation import Generator
 from omni_server.model_folder import (
-    CPU_CONFIG,
+    DEMO_CONFIG,
     EXAMPLE_MODEL,
-    GPU_CONFIG,
-    default_stage_config,
     has_gpu,
     resolve_model_folder,
 )
+from omni_server.native_stderr import redirect_native_stderr
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +54,8 @@ class ServeOptions:
 
     model: str
     stage_config: str | None
+    use_cpu: bool
+    quantization: Quantization | None
     served_model_names: tuple[str, ...]
     """Never empty; the first is what responses report."""
     revision: str | None
@@ -68,12 +80,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     model = parser.add_argument_group("model")
     model.add_argument("model", metavar="MODEL", nargs="?", help=f"local folder or hub id, such as {EXAMPLE_MODEL}")
     model.add_argument("--model", metavar="MODEL", dest="model_flag", help="the same as a flag, as vLLM's images do")
-    model.add_argument(
-        "--stage-config",
-        metavar="FILE",
-        help="stage config, or the name of a shipped one "
-        f"(default: {GPU_CONFIG} if there is an NVIDIA GPU, else {CPU_CONFIG})",
-    )
+    add_placement_flags(model)
     model.add_argument(
         "--served-model-name",
         metavar="NAME",
@@ -119,7 +126,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         action="store_true",
         help="chat answers by voice have their text in `content` as well, for clients that show nothing else",
     )
-    http.add_argument("--disable-fastapi-docs", action="store_true", help="no /docs, /redoc and /openapi.json")
+    http.add_argument("--disable-fastapi-docs", action="store_true", help="no /docs and /openapi.json")
     add_access_flags(parser)
     add_limit_flags(parser)
     logs = parser.add_argument_group("logs and traces")
@@ -152,6 +159,7 @@ def serve(options: ServeOptions) -> int:
     set_up_logging(options.log_level, options.log_format)
     if options.api.uds is None and not options.api.api_keys and not is_loopback(options.api.host):
         logger.warning("no --api-key is set: everybody who reaches %s can use this server", options.api.host)
+    check_address(options.api)  # before what takes seconds
     out = Printer()
     on_progress = log_progress if options.log_format == "json" else _progress_printer(out)
     config = _stage_config(options, on_progress)
@@ -167,7 +175,10 @@ def serve(options: ServeOptions) -> int:
 def _run(
     options: ServeOptions, model_dir: Path, config: StageConfig, on_progress: Callable[[str], None], out: Printer
 ) -> int:
-    # Both import what takes seconds: not for --help, nor before a mistake in the flags is found.
+    _load_vllm(config, on_progress)
+    # Of this process only: engines, which have been left a copy of it, see to their own.
+    redirect_native_stderr()
+    give_freed_memory_back()
     from omni_server.api.server import run_server
     from omni_server.check.damage import explained, refuse_damaged_files
     from omni_server.omni import AsyncOmni
@@ -207,17 +218,66 @@ def _run(
         gc.unfreeze()  # or what libraries check at the end of Python would look to them like leaks
 
 
+def _load_vllm(config: StageConfig, on_progress: Callable[[str], None]) -> None:
+    """Import it, and leave a copy of this process for the engines to be forked from."""
+    set_engine_environment(config)
+    family = load_family(config.model_family)
+    with _announced("importing PyTorch and vLLM", on_progress):
+        fork_server.import_engine_modules(family)
+    fork_server.fork_from_here(family)
+
+
+@contextlib.contextmanager
+def _announced(what: str, on_progress: Callable[[str], None]) -> Iterator[None]:
+    """Says `what` is going on, again and again while the block lasts."""
+    is_over = threading.Event()
+
+    def repeat() -> None:
+        while not is_over.wait(LONGEST_SILENCE_S):
+            on_progress(what)
+
+    on_progress(what)
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()  # the process is to have one thread afterwards
+
+
 def _stage_config(options: ServeOptions, on_progress: Callable[[str], None]) -> StageConfig:
-    path = default_stage_config() if options.stage_config is None else find_stage_config(options.stage_config)
+    config = (
+        _chosen_config(options, on_progress) if options.stage_config is None else _named_config(options, on_progress)
+    )
+    if options.request_timeout_s is not None:
+        config = config.model_copy(update={"request_timeout_s": options.request_timeout_s})
+    return config
+
+
+def _chosen_config(options: ServeOptions, on_progress: Callable[[str], None]) -> StageConfig:
+    """Before the weights of a model on the hub are downloaded: its small files tell whether it can run."""
+    folder = resolve_model_folder(
+        options.model, revision=options.revision, needs_weights=False, on_progress=on_progress
+    )
+    config = default_stage_config(folder, options.model, use_cpu=options.use_cpu, quantization=options.quantization)
+    on_progress(f"stage config made for this machine, {describe(config)}")
+    return config
+
+
+def _named_config(options: ServeOptions, on_progress: Callable[[str], None]) -> StageConfig:
+    assert options.stage_config is not None
+    refuse_contradictions(options.stage_config, options.quantization)
+    path = find_stage_config(options.stage_config)
     on_progress(f"stage config {path}")
     config = load_stage_config(path)
+    if config.platform == "cuda" and options.use_cpu:
+        raise ConfigError(f"{path}: platform is cuda, which --cpu contradicts")
     if config.platform == "cuda" and not has_gpu():
         raise ConfigError(
             f"{path}: platform is cuda, but torch finds no NVIDIA GPU here; choose a config with platform cpu, "
-            f"such as {CPU_CONFIG}"
+            f"such as {DEMO_CONFIG}"
         )
-    if options.request_timeout_s is not None:
-        config = config.model_copy(update={"request_timeout_s": options.request_timeout_s})
     return config
 
 
@@ -230,6 +290,8 @@ def _options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Se
     return ServeOptions(
         model=model,
         stage_config=options.stage_config,
+        use_cpu=options.cpu,
+        quantization=options.quantization,
         served_model_names=tuple(options.served_model_name or (model,)),
         revision=options.revision,
         load_format=options.load_format,

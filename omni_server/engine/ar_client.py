@@ -10,6 +10,7 @@ from vllm.inputs.engine import tokens_input
 
 from omni_server.engine.ar_stream import ArStream
 from omni_server.engine.async_engine import RowSink, StageAsyncLLM
+from omni_server.engine.construction import BuiltEngine
 from omni_server.engine.logprobs import TokenTable
 from omni_server.engine.prompt_rendering import PromptRenderer, RenderedPrompt
 from omni_server.engine.stage_client import StageClient, abort, stage_errors
@@ -30,25 +31,26 @@ class ArStageClient(StageClient[StageAsyncLLM]):
     def __init__(
         self,
         name: str,
-        engine: StageAsyncLLM,
+        built: BuiltEngine[StageAsyncLLM],
         *,
         output_ledger: BlockLedger | None = None,
         input_ledger: BlockLedger | None = None,
     ) -> None:
         """The ledgers are those of the queues that the stage writes rows to and reads rows from."""
-        self.metrics = engine.stage_metrics
+        self.metrics = built.client.stage_metrics
         self._output_ledger = output_ledger
         self._input_ledger = input_ledger
         self._tokens: TokenTable | None = None
-        super().__init__(name, engine)
+        super().__init__(name, built)
 
-    def attach(self, engine: StageAsyncLLM) -> None:
+    def attach(self, built: BuiltEngine[StageAsyncLLM]) -> None:
+        engine = built.client
         engine.stage_metrics = self.metrics  # counters go on
         engine.row_ledger = self._output_ledger
         self.max_model_len: int = engine.model_config.max_model_len
-        super().attach(engine)
+        super().attach(built)
 
-    def detach(self, reason: str) -> StageAsyncLLM | None:
+    def detach(self, reason: str) -> BuiltEngine[StageAsyncLLM] | None:
         self.metrics.reported(num_running=0, num_waiting=0, kv_cache_usage=0.0)
         return super().detach(reason)
 

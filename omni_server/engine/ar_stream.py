@@ -16,6 +16,10 @@ from omni_server.protocol.corruption import Corruption, decode_corruption
 from omni_server.protocol.grammar_refusal import GRAMMAR_ALLOWS_NOTHING, GRAMMAR_TOO_SLOW, GRAMMARS_BUSY
 from omni_server.types import FinishReason, SampledToken
 
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_NUM_LAST_TOKENS = 8
+"""More than the bytes of a character: the text of that many tokens ends as that of all does."""
+
 _TOO_SLOW = (
     "The grammar of the structured output or of the tools takes too long to follow. It can be read in too many ways: "
     "avoid repetitions inside repetitions."
@@ -61,6 +65,8 @@ class ArStream:
         self._tokens = tokens
         self._params = params
         self._is_finished = False
+        self._token_ids: list[int] = []  # where they are text
+        self._num_chars = 0
 
     @property
     def engine_id(self) -> str:
@@ -80,14 +86,38 @@ class ArStream:
                 self._meter.tokens(len(completion.token_ids), num_cached=num_cached)
                 if completion.finish_reason is not None:
                     self._meter.ended(completion.finish_reason)
+                finish_reason = self._finish_reason(completion)
                 yield ArOutput(
                     token_ids=tuple(completion.token_ids),
-                    text=completion.text,
-                    finish_reason=self._finish_reason(completion),
+                    text=self._text(completion),
+                    finish_reason=finish_reason,
                     num_cached_tokens=num_cached,
                     logprobs=self._logprobs(completion),
                     is_cut=isinstance(completion.stop_reason, str),
                 )
+
+    def _text(self, completion: CompletionOutput) -> str:
+        """With the end of a text that ends inside a character. vLLM keeps that back until the rest of the
+        character comes, which it never does."""
+        if not self._params.detokenize:
+            return ""
+        self._token_ids += completion.token_ids
+        self._num_chars += len(completion.text)
+        if completion.finish_reason is None or isinstance(completion.stop_reason, str):
+            return completion.text
+        if completion.finish_reason == "stop" and not self._params.include_stop_str_in_output:
+            self._token_ids.pop()
+        number = _NUM_LAST_TOKENS
+        while not (end := self._decode(self._token_ids[-number:])) and number < len(self._token_ids):
+            number *= 2  # special tokens have no text
+        if not end.endswith(_REPLACEMENT):
+            return completion.text
+        return completion.text + self._decode(self._token_ids)[self._num_chars :]
+
+    def _decode(self, token_ids: list[int]) -> str:
+        tokenizer = self._engine.get_tokenizer()
+        text: str = tokenizer.decode(token_ids, skip_special_tokens=self._params.skip_special_tokens)
+        return text
 
     def _logprobs(self, completion: CompletionOutput) -> tuple[SampledToken, ...]:
         if self._tokens is None:

@@ -1,97 +1,223 @@
-"""Builds one engine within a time limit, and gives up those that are no longer wanted, whole."""
+"""Builds one engine within a time limit: its process, forked, and vLLM's client for it in this one."""
 
 import asyncio
 import logging
-import multiprocessing
-import time
-from collections.abc import Callable
+import threading
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Generic, TypeVar
 
+import msgspec
+import zmq
+import zmq.asyncio
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.transformers_utils.config import maybe_register_config_serialize_by_value
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.utils import EngineHandshakeMetadata, EngineZmqAddresses
+from vllm.v1.executor import Executor
 
+from omni_server.engine.daemon_thread import in_daemon_thread
+from omni_server.engine.engine_main import run_engine
 from omni_server.engine.engine_processes import EngineProcesses
+from omni_server.engine.fork_server import start_process
 from omni_server.engine.progress import StartProgress
 from omni_server.engine.uninterrupted import uninterrupted
 from omni_server.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-GIVE_UP_TIMEOUT_S = 30.0
-"""Longest wait for the processes of engines that were given up to end, and for a constructor to notice."""
+EngineT = TypeVar("EngineT", bound=AsyncLLM)
 
-_CORE_NAME = "EngineCore"
-"""vLLM's name for the process of an engine core; that of a data-parallel rank has a number behind it."""
+KILL_TIMEOUT_S = 20.0
+"""For the processes of an engine that is given up to end after SIGKILL."""
+
+_IDENTITY = (0).to_bytes(2, "little")
+"""vLLM's name for the first data-parallel rank on its sockets; a stage has one."""
 
 
-async def construct(
-    name: str, build: Callable[[], AsyncLLM], timeout_s: float, keep: Callable[[], set[int]], progress: StartProgress
-) -> AsyncLLM:
-    """The engine of stage `name`, which `build` makes. The constructor does not run on after an error.
+@dataclass(frozen=True)
+class BuiltEngine(Generic[EngineT]):
+    """An engine that is ready."""
 
-    The constructor blocks until the engine is up, so it runs in a thread. A thread cannot be stopped; where the engine
-    is no longer wanted its process is killed, which lets the constructor fail. Which process is its own it does not
-    tell before it is done, so all engine cores of this process are killed except those that `keep` names (process
-    ids; it is asked again and again): no two engines may be built at once unless all of them are given up together.
+    client: EngineT
+    processes: EngineProcesses
 
-    Raises `ConfigError`; then `end_engine_cores` should follow as soon as nothing else is built.
+
+@dataclass(frozen=True)
+class _Sockets:
+    """Addresses in the server's own folder, which no other user can enter."""
+
+    handshake: str
+    input: str
+    output: str
+
+    @classmethod
+    def in_folder(cls, folder: Path) -> "_Sockets":
+        return cls(*(f"ipc://{folder}/{uuid.uuid4()}" for _ in range(3)))
+
+
+async def build_engine(
+    name: str,
+    client_class: type[EngineT],
+    arguments: AsyncEngineArgs,
+    *,
+    environment: Mapping[str, str],
+    folder: Path,
+    timeout_s: float,
+    progress: StartProgress,
+) -> BuiltEngine[EngineT]:
+    """The engine of stage `name`. `environment` is its process's whole environment, `folder` takes its sockets.
+
+    Nothing of it is left after an error. Raises `ConfigError`.
     """
-    task = asyncio.create_task(asyncio.to_thread(build))
+    building = _Building(client_class, arguments, environment, _Sockets.in_folder(folder))
+    limit = asyncio.timeout(timeout_s)
     try:
-        return await asyncio.wait_for(asyncio.shield(task), timeout_s)
-    except TimeoutError:
-        # Uninterrupted: stages that start together come to the end of their time together, too, and the first to say
-        # so has the others cancelled.
-        await uninterrupted(_give_up(task, keep))
+        async with limit:
+            return await building.run()
+    except Exception as exc:
+        if not limit.expired():
+            raise ConfigError(f"stage '{name}' did not start: {str(exc) or type(exc).__name__}") from exc
         reached = progress.last_phase(name) or "starting its process"
         raise ConfigError(
             f"stage '{name}' was not ready after {timeout_s:g} s (start_timeout_s); it had come to: {reached}"
         ) from None
-    except asyncio.CancelledError:  # the server is being stopped, or another stage failed
-        await uninterrupted(_give_up(task, keep))
-        raise
-    except Exception as exc:
-        raise ConfigError(f"stage '{name}' did not start: {str(exc) or type(exc).__name__}") from exc
 
 
-async def _give_up(building: asyncio.Task[AsyncLLM], keep: Callable[[], set[int]]) -> None:
-    deadline = time.monotonic() + GIVE_UP_TIMEOUT_S
-    killed: dict[int, EngineProcesses] = {}
-    while not building.done() and time.monotonic() < deadline:
-        killed = _killed(keep()) | killed  # the first look at a process saw most
-        await asyncio.wait([building], timeout=0.2)  # it may just be about to spawn the process
-    await _clear_up(killed)
-    if building.done() and not building.cancelled() and building.exception() is None:
-        await asyncio.to_thread(building.result().shutdown)  # it came up at the last moment
+class _Building(Generic[EngineT]):
+    """Blocking calls run in threads that are left to themselves when the engine is given up; what they come to make is
+    ended by them."""
 
+    def __init__(
+        self,
+        client_class: type[EngineT],
+        arguments: AsyncEngineArgs,
+        environment: Mapping[str, str],
+        sockets: _Sockets,
+    ) -> None:
+        self._client_class = client_class
+        self._arguments = arguments
+        self._environment = environment
+        self._sockets = sockets
+        self._is_given_up = threading.Event()
+        self._process: BaseProcess | None = None
+        self._client: asyncio.Task[EngineT] | None = None
+        self._has_client = threading.Event()
 
-def pids_of_engine_cores() -> set[int]:
-    """Of this process, those that are still being built included."""
-    return {child.pid for child in _engine_cores() if child.pid is not None}
+    async def run(self) -> BuiltEngine[EngineT]:
+        try:
+            config = await in_daemon_thread(self._arguments.create_engine_config)
+            processes = EngineProcesses(await in_daemon_thread(partial(self._start, config)))
+            # Both look at the model's files and take a second: at the same time.
+            self._client = asyncio.create_task(in_daemon_thread(partial(self._make_client, config)))
+            await self._handshake(processes)
+            client = await self._made_client(processes)
+            processes.look_again()
+            return BuiltEngine(client, processes)
+        except BaseException:
+            await uninterrupted(self._give_up())
+            raise
 
+    def _start(self, config: VllmConfig) -> BaseProcess:
+        maybe_register_config_serialize_by_value()
+        arguments = {
+            "vllm_config": config,
+            "local_client": True,
+            "handshake_address": self._sockets.handshake,
+            "executor_class": Executor.get_class(config),
+            "log_stats": False,
+        }
+        self._process = start_process(run_engine, dict(self._environment), arguments)
+        if self._is_given_up.is_set():
+            self._process.kill()
+        return self._process
 
-async def end_engine_cores(keep: set[int]) -> None:
-    """End what constructors that failed have left: all engine cores of this process but those with the ids `keep`."""
-    await _clear_up(_killed(keep))
+    def _make_client(self, config: VllmConfig) -> EngineT:
+        """Returns when the engine has greeted it."""
+        try:
+            client = self._client_class(
+                config,
+                Executor.get_class(config),
+                log_stats=False,
+                log_requests=False,
+                client_addresses={"input_address": self._sockets.input, "output_address": self._sockets.output},
+            )
+        finally:
+            self._has_client.set()
+        if self._is_given_up.is_set():
+            client.shutdown()
+        return client
 
+    async def _made_client(self, processes: EngineProcesses) -> EngineT:
+        """Raises `RuntimeError` if the engine ends before it has greeted its client."""
+        assert self._client is not None
+        ended = asyncio.create_task(processes.until_ended())
+        await asyncio.wait((self._client, ended), return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        if not self._client.done():
+            raise RuntimeError(f"{processes.why_ended()}; the lines above say why")
+        return self._client.result()
 
-def _killed(keep: set[int]) -> dict[int, EngineProcesses]:
-    """The engine cores that are not to be kept, by process id, with their workers; all have got SIGKILL."""
-    killed = {}
-    for child in _engine_cores():
-        if child.pid is not None and child.pid not in keep:
-            killed[child.pid] = EngineProcesses(child)
-            killed[child.pid].kill()
-    return killed
+    async def _handshake(self, processes: EngineProcesses) -> None:
+        """vLLM's: an engine says HELLO, learns the addresses of its client, and says READY when it is.
 
+        Raises `RuntimeError` if its process ends before.
+        """
+        metadata = EngineHandshakeMetadata(EngineZmqAddresses([self._sockets.input], [self._sockets.output]), {})
+        with zmq.asyncio.Context() as context, context.socket(zmq.ROUTER) as socket:
+            socket.linger = 0
+            socket.bind(self._sockets.handshake)
+            await self._message(socket, processes, "HELLO")
+            await socket.send_multipart([_IDENTITY, msgspec.msgpack.encode(metadata)])
+            await self._message(socket, processes, "READY")
 
-async def _clear_up(killed: dict[int, EngineProcesses]) -> None:
-    deadline = time.monotonic() + GIVE_UP_TIMEOUT_S
-    for pid, processes in killed.items():
-        if await asyncio.to_thread(processes.wait, max(0.0, deadline - time.monotonic())):
-            processes.remove_leftovers()
-        else:
-            logger.warning("process %d of an engine that was given up does not end after SIGKILL", pid)
+    async def _message(self, socket: zmq.asyncio.Socket, processes: EngineProcesses, expected: str) -> None:
+        assert self._client is not None
+        message = asyncio.ensure_future(socket.recv_multipart())
+        ended = asyncio.create_task(processes.until_ended())
+        try:
+            await asyncio.wait((message, ended, self._client), return_when=asyncio.FIRST_COMPLETED)
+            if self._client.done():
+                self._client.result()  # it fails where the model's files do not suit it
+                await asyncio.wait((message, ended), return_when=asyncio.FIRST_COMPLETED)
+            has_come = message.done()
+        finally:
+            message.cancel()  # does nothing to one that is done
+            ended.cancel()
+        if not has_come:
+            raise RuntimeError(f"{processes.why_ended()}; the lines above say why")
+        _, body = message.result()
+        status = msgspec.msgpack.decode(body)["status"]
+        if status != expected:
+            raise RuntimeError(f"its engine said {status} where {expected} was due")
 
+    async def _give_up(self) -> None:
+        self._is_given_up.set()
+        if self._process is not None:
+            processes = EngineProcesses(self._process)
+            processes.kill()
+            if await asyncio.to_thread(processes.wait, KILL_TIMEOUT_S):
+                processes.remove_leftovers()
+            else:
+                logger.warning("process %d of an engine does not end after SIGKILL", processes.core_pid)
+        if self._client is not None:
+            threading.Thread(target=self._greet, daemon=True).start()
+            if self._client.cancel():
+                return
+            # It was made just before.
+            if not self._client.cancelled() and self._client.exception() is None:
+                await in_daemon_thread(self._client.result().shutdown)
 
-def _engine_cores() -> list[BaseProcess]:
-    return [child for child in multiprocessing.active_children() if child.name.startswith(_CORE_NAME)]
+    def _greet(self) -> None:
+        """In place of the engine that is gone: vLLM's constructor waits for it, and cannot be interrupted."""
+        with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+            socket.linger = 0
+            socket.identity = _IDENTITY
+            socket.connect(self._sockets.input)
+            socket.send(b"")
+            self._has_client.wait()

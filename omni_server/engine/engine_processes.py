@@ -1,5 +1,6 @@
 """The processes of one engine, to be ended without their help."""
 
+import asyncio
 import logging
 import os
 import signal
@@ -33,8 +34,7 @@ class EngineProcesses:
         self._started: dict[int, str] = {}
         self._shared_files: frozenset[str] = frozenset()
         self._add([core.pid])
-        self._look_for_workers()
-        self._look_for_shared_files()
+        self.look_again()
 
     @property
     def has_ended(self) -> bool:
@@ -51,6 +51,21 @@ class EngineProcesses:
         with suppress(ValueError):
             return f"its engine process was killed ({signal.Signals(-code).name})"
         return f"its engine process was killed (signal {-code})"
+
+    def look_again(self) -> None:
+        """At what the core has started and shares by now: where it dies by itself, it is too late to look."""
+        self._look_for_workers()
+        self._look_for_shared_files()
+
+    async def until_ended(self) -> None:
+        """Returns when the engine core has ended."""
+        while not self.has_ended:  # noqa: ASYNC110 - it is looked at elsewhere, too
+            await asyncio.sleep(_POLL_S)
+
+    def terminate(self) -> None:
+        """SIGTERM to the core, which ends its workers."""
+        if not self.has_ended:
+            os.kill(self.core_pid, signal.SIGTERM)
 
     def kill(self) -> None:
         """SIGKILL to all that are still there, which ends stopped ones, too.
@@ -80,7 +95,7 @@ class EngineProcesses:
 
     def close(self) -> None:
         """Lets go of the file descriptors by which the core was watched. All must have ended, and nobody may ask for
-        the core again, not even vLLM, whose own watch takes up to a second to end."""
+        the core again."""
         self._core.close()
 
     def _look_for_workers(self) -> None:

@@ -33,16 +33,28 @@ def set_engine_environment(config: StageConfig) -> None:
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "1" if config.platform == "cuda" else "0")
     # Scores that are not numbers end their request (`stages.runtime.corrupt_requests`) instead of becoming a token.
     os.environ.setdefault("VLLM_COMPUTE_NANS_IN_LOGITS", "1")
+    # vLLM's client of an engine waits for it so long, from the start of its process on. `start_timeout_s` is the limit.
+    os.environ.setdefault("VLLM_ENGINE_READY_TIMEOUT_S", "86400")
     if config.platform == "cpu":
         # The worker lives in the engine's own process: half the memory, a third of the start-up time, and no
         # worker that spins on its queue.
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         # Engines that each bind to the same cores starve each other; small models are fastest on one thread.
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        if not compiles(config):
+            # vLLM compiles helpers of its sampler all the same, such as the one for logprobs, when the first request
+            # needs them: the engine would stand still for seconds.
+            os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     else:
-        # Engines are started from threads of a process that may already use CUDA.
+        # Workers of several ranks are started by an engine that may already use CUDA.
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+
+
+def compiles(config: StageConfig) -> bool:
+    """Whether vLLM compiles a model. It leaves code2wav as it is (`diffusion_args`)."""
+    stages = config.stages.values()
+    return any(stage.engine == "ar" and not stage.engine_args.get("enforce_eager", False) for stage in stages)
 
 
 def _check_folders() -> None:

@@ -5,16 +5,19 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 from vllm import envs as vllm_envs
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from omni_server.config.stage_config import Edge, StageConfig
+from omni_server.engine import fork_server
 from omni_server.engine.ar_client import ArStageClient
 from omni_server.engine.async_engine import StageAsyncLLM
 from omni_server.engine.cache_folder import check_cache_folder
-from omni_server.engine.construction import end_engine_cores, pids_of_engine_cores
+from omni_server.engine.construction import BuiltEngine
 from omni_server.engine.diffusion_client import DiffusionStageClient
+from omni_server.engine.environment import compiles
 from omni_server.engine.mps import MpsDaemon, start_mps
 from omni_server.engine.progress import StartProgress
 from omni_server.engine.queue_layout import queue_layout
@@ -48,19 +51,19 @@ class Engines:
         yield from self.ar.values()
         yield from self.diffusion.values()
 
-    def attach(self, name: str, engine: AsyncLLM) -> None:
-        """`engine` is the stage's from now on: its first one, or the one that takes the place of one that died."""
-        match engine:
-            case StageAsyncLLM() if name in self.ar:
-                self.ar[name].attach(engine)
-            case StageAsyncLLM():
-                output = next((ledger for (source, _), ledger in self.ledgers.items() if source == name), None)
-                taken = next((ledger for (_, target), ledger in self.ledgers.items() if target == name), None)
-                self.ar[name] = ArStageClient(name, engine, output_ledger=output, input_ledger=taken)
-            case _ if name in self.diffusion:
-                self.diffusion[name].attach(engine)
-            case _:
-                self.diffusion[name] = DiffusionStageClient(name, engine)
+    def attach(self, name: str, built: BuiltEngine[StageAsyncLLM] | BuiltEngine[AsyncLLM]) -> None:
+        """`built` is the stage's engine from now on: its first one, or the successor of one that died."""
+        if name in self.ar:
+            self.ar[name].attach(cast(BuiltEngine[StageAsyncLLM], built))
+        elif name in self.diffusion:
+            self.diffusion[name].attach(cast(BuiltEngine[AsyncLLM], built))
+        elif isinstance(built.client, StageAsyncLLM):
+            output = next((ledger for (source, _), ledger in self.ledgers.items() if source == name), None)
+            taken = next((ledger for (_, target), ledger in self.ledgers.items() if target == name), None)
+            ar = cast(BuiltEngine[StageAsyncLLM], built)
+            self.ar[name] = ArStageClient(name, ar, output_ledger=output, input_ledger=taken)
+        else:
+            self.diffusion[name] = DiffusionStageClient(name, built)
 
     def drop_block(self, block: SharedBlock) -> None:
         """End a reference that nobody will follow any more, unless it was ended in the place of an engine that died.
@@ -120,10 +123,9 @@ async def start_engines(
     """
     for path in sweep_dead_queues() + sweep_dead_folders():
         logger.warning("removed %s, left by a server that was killed", path)
-    check_cache_folder(Path(vllm_envs.VLLM_CACHE_ROOT), compiles=_compiles(config))
+    check_cache_folder(Path(vllm_envs.VLLM_CACHE_ROOT), compiles=compiles(config))
     family.register()
     engines = Engines()
-    others = pids_of_engine_cores()  # of a pipeline beside this one
     try:
         for edge in config.edges:
             if edge.queue.transport == "shared_memory":
@@ -131,6 +133,7 @@ async def start_engines(
                 engines.ledgers[edge.source, edge.target] = BlockLedger(queue)
         engines.temp = TempFolder()
         engines.mps = start_mps(config)
+        fork_server.start(family)
         launcher = StageLauncher(
             model_dir,
             config,
@@ -140,27 +143,20 @@ async def start_engines(
             mps=engines.mps,
             load_format=load_format,
         )
-        with StartProgress(on_progress) as progress, launcher.environment():
+        with StartProgress(on_progress) as progress:
             async with asyncio.TaskGroup() as group:
                 for name in config.stages:
-                    group.create_task(_start_stage(launcher, name, progress, engines, others))
+                    group.create_task(_start_stage(launcher, name, progress, engines))
     except BaseException as exc:
-        await uninterrupted(_end(engines, others))
+        await uninterrupted(engines.stop())
         if isinstance(exc, BaseExceptionGroup):
             raise exc.exceptions[0] from None
         raise
     return engines, launcher
 
 
-async def _start_stage(
-    launcher: StageLauncher, name: str, progress: StartProgress, engines: Engines, others: set[int]
-) -> None:
-    engines.attach(name, await launcher.build(name, progress, lambda: others | set(engines.pids().values())))
-
-
-async def _end(engines: Engines, others: set[int]) -> None:
-    await engines.stop()
-    await end_engine_cores(others)
+async def _start_stage(launcher: StageLauncher, name: str, progress: StartProgress, engines: Engines) -> None:
+    engines.attach(name, await launcher.build(name, progress))
 
 
 def _make_queue(config: StageConfig, edge: Edge, model: FamilyModel) -> SlabQueue:
@@ -173,9 +169,3 @@ def _make_queue(config: StageConfig, edge: Edge, model: FamilyModel) -> SlabQueu
         num_consumers=layout.num_consumers,
         create=True,
     )
-
-
-def _compiles(config: StageConfig) -> bool:
-    """Whether vLLM compiles a model. It leaves code2wav as it is (`diffusion_args`)."""
-    stages = config.stages.values()
-    return any(stage.engine == "ar" and not stage.engine_args.get("enforce_eager", False) for stage in stages)

@@ -14,8 +14,7 @@ import subprocess
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 from omni_server.config.stage_config import StageConfig
@@ -40,14 +39,9 @@ class MpsDaemon:
         self._process = process
         self.directory = directory
 
-    @contextmanager
-    def for_children(self) -> Iterator[None]:
-        """Processes that are started inside are its clients."""
-        os.environ |= {PIPE_VARIABLE: str(self.directory), LOG_VARIABLE: str(self.directory)}
-        try:
-            yield
-        finally:
-            del os.environ[PIPE_VARIABLE], os.environ[LOG_VARIABLE]
+    def variables(self) -> Mapping[str, str]:
+        """Environment of its clients."""
+        return {PIPE_VARIABLE: str(self.directory), LOG_VARIABLE: str(self.directory)}
 
     def stop(self) -> None:
         """Its clients should have ended. Harmless when it has ended by itself."""

@@ -12,6 +12,8 @@ from omni_server.protocol.progress import Phase, PhaseReport, ProgressSpec, deco
 logger = logging.getLogger(__name__)
 
 MAX_REPORT_BYTES = 4096
+LONGEST_SILENCE_S = 2.5
+"""Whoever watches a start reads a line at least this often."""
 
 
 class StartProgress:
@@ -21,7 +23,8 @@ class StartProgress:
     """
 
     def __init__(self, on_line: Callable[[str], None]) -> None:
-        self._on_line = on_line
+        self._listener = on_line
+        self._last_line = time.monotonic()
         self._socket_name = new_socket_name()
         self._began: dict[str, float] = {}
         """Stages that are starting."""
@@ -33,11 +36,13 @@ class StartProgress:
         self._socket = bound_socket(self._socket_name)
         self._socket.setblocking(False)
         self._loop.add_reader(self._socket, self._read)
+        self._next_look = self._loop.call_later(LONGEST_SILENCE_S, self._break_silence)
         return self
 
     def __exit__(
         self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._next_look.cancel()
         self._loop.remove_reader(self._socket)
         self._socket.close()
 
@@ -61,6 +66,20 @@ class StartProgress:
 
     def _say(self, stage: str, what: str) -> None:
         self._on_line(f"{stage}: {what} after {time.monotonic() - self._began[stage]:.1f} s")
+
+    def _on_line(self, line: str) -> None:
+        self._last_line = time.monotonic()
+        self._listener(line)
+
+    def _break_silence(self) -> None:
+        if self._began and time.monotonic() - self._last_line >= LONGEST_SILENCE_S:
+            self._on_line("waiting for " + ", ".join(f"{stage} ({self._phase(stage)})" for stage in self._began))
+        wait_s = max(0.1, self._last_line + LONGEST_SILENCE_S - time.monotonic())
+        self._next_look = self._loop.call_later(wait_s, self._break_silence)
+
+    def _phase(self, stage: str) -> str:
+        phase = self._phases.get(stage)
+        return "starting" if phase is None else phase.value
 
     def _read(self) -> None:
         while True:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 from vllm.exceptions import VLLMClientError
 from vllm.inputs import TextPrompt, TokensPrompt
 
@@ -54,10 +55,13 @@ class PromptRenderer:
     async def render(self, prompt: ThinkerPrompt, reply: str | None = None) -> RenderedPrompt:
         """Tokenise and preprocess media, off the event loop where that takes long; behind them the tokens of `reply`.
 
-        Raises `InvalidRequestError` if the prompt is too long or the media do not fit it.
+        Raises `InvalidRequestError` if the prompt is too long, or if the model cannot take its media.
         """
         media: dict[str, list[Any]] = {}
         if prompt.audios:
+            # The engine would find NaN in the encoder's output, and report that its own stage is at fault.
+            if not all(np.isfinite(samples).all() for samples, _ in prompt.audios):
+                raise _invalid_audio("has samples that are not finite numbers")
             media["audio"] = list(prompt.audios)
         if prompt.images:
             media["image"] = [_picture(pixels) for pixels in prompt.images]
@@ -80,6 +84,8 @@ class PromptRenderer:
                     (engine_input,) = await renderer.render_cmpl_async([raw], skip_mm_cache=True)
         except (VLLMClientError, ValueError, TypeError) as exc:
             raise _invalid_prompt(exc, self._max_model_len) from exc
+        if media:
+            self._check_media(engine_input)
         reply_ids = () if reply is None else self._plain_ids(reply)
         token_ids = (*engine_input["prompt_token_ids"], *reply_ids)
         if len(token_ids) >= self._max_model_len:
@@ -87,6 +93,18 @@ class PromptRenderer:
         if reply_ids:
             engine_input = engine_input | {"prompt_token_ids": list(token_ids)}
         return RenderedPrompt(token_ids, engine_input, reply, len(reply_ids))
+
+    def _check_media(self, engine_input: Any) -> None:
+        """Refuses what the encoder cache cannot hold; the engine would do so only once the request has begun."""
+        limit: int = self._engine.input_processor.mm_encoder_cache_size
+        for modality, places in engine_input["mm_placeholders"].items():
+            num_tokens = max(place.get_num_embeds() for place in places)
+            if num_tokens > limit:
+                raise InvalidRequestError(
+                    f"This server takes media of up to {limit} tokens each, but the {modality} has {num_tokens}.",
+                    param="messages",
+                    code="media_too_large",
+                )
 
     async def _ids_of(self, pieces: Sequence[str]) -> list[int]:
         """Tokens of a prompt none of which reaches over the border of two pieces.
@@ -145,7 +163,13 @@ def _invalid_prompt(exc: Exception, limit: int) -> InvalidRequestError:
     text = str(exc)
     if "maximum model length" in text or "maximum context length" in text or "context length" in text:
         return _prompt_too_long(limit)
+    if "too short to be represented" in text:  # and all its samples
+        return _invalid_audio("is too short")
     return InvalidRequestError(f"the prompt cannot be processed: {text}", param="messages")
+
+
+def _invalid_audio(what: str) -> InvalidRequestError:
+    return InvalidRequestError(f"The audio {what}.", param="messages", code="invalid_audio")
 
 
 def _picture(pixels: Any) -> Any:

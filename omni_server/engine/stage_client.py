@@ -1,22 +1,28 @@
 """What the server's ends of all stages have in common: a name, an engine, an end."""
 
 import asyncio
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing.process import BaseProcess
 from typing import Generic, TypeVar
 
 import zmq
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
+from omni_server.engine.construction import BuiltEngine
+from omni_server.engine.engine_processes import EngineProcesses
 from omni_server.engine.stage_life import StageLife
 from omni_server.errors import StageDeadError, StageError
 
+logger = logging.getLogger(__name__)
+
 EngineT = TypeVar("EngineT", bound=AsyncLLM)
 
-SHUTDOWN_TIMEOUT_S = 20.0
-"""An engine process takes seconds to tear its interpreter down, more on a busy machine; then it is killed."""
+SHUTDOWN_TIMEOUT_S = 3.0
+"""For an engine to end by itself. Nothing of it is needed any more: then it is killed."""
+KILL_TIMEOUT_S = 20.0
+"""For its processes to disappear after SIGKILL. One that waits for a device that does not answer may not."""
 
 WAKE_INTERVAL_S = 0.5
 
@@ -24,46 +30,53 @@ WAKE_INTERVAL_S = 0.5
 class StageClient(Generic[EngineT]):
     """Owns the stage's engine, and outlives it: where one dies, another takes its place."""
 
-    def __init__(self, name: str, engine: EngineT) -> None:
+    def __init__(self, name: str, built: BuiltEngine[EngineT]) -> None:
         self.name = name
         self.life = StageLife(name)
-        self._engine: EngineT | None = None
-        self.attach(engine)
+        self._built: BuiltEngine[EngineT] | None = None
+        self.attach(built)
 
-    def attach(self, engine: EngineT) -> None:
+    def attach(self, built: BuiltEngine[EngineT]) -> None:
         """The stage is up, with this engine."""
-        self._engine = engine
+        self._built = built
         self.life.came_up()
 
-    def detach(self, reason: str) -> EngineT | None:
+    def detach(self, reason: str) -> BuiltEngine[EngineT] | None:
         """The stage is down: every request that needs it fails at once with a `StageDeadError` that says `reason`.
         Returns the engine, which the caller has to end; None where there is none."""
-        engine, self._engine = self._engine, None
+        built, self._built = self._built, None
         self.life.went_down(reason)
-        return engine
+        return built
 
     @property
     def engine(self) -> EngineT:
-        """Raises `StageDeadError` while the stage is down, and after `shutdown`."""
-        if self._engine is None:
+        """vLLM's client of it. Raises `StageDeadError` while the stage is down, and after `shutdown`."""
+        if self._built is None:
             self.life.check()
             raise StageDeadError(self.name, "it has been shut down")
-        return self._engine
+        return self._built.client
+
+    @property
+    def processes(self) -> EngineProcesses:
+        """Raises `StageDeadError` while the stage is down, and after `shutdown`."""
+        if self._built is None:
+            raise StageDeadError(self.name, "it has no process")
+        return self._built.processes
 
     @property
     def is_dead(self) -> bool:
         """True while the stage is down, after `shutdown`, and when the engine process has died by itself."""
-        return self._engine is None or self._engine.errored
+        return self._built is None or self._built.client.errored or self._built.processes.has_ended
 
     @property
     def num_active(self) -> int:
         """Requests that the stage has not finished; 0 while it is down."""
-        return 0 if self._engine is None else self._engine.output_processor.get_num_unfinished_requests()
+        return 0 if self._built is None else self._built.client.output_processor.get_num_unfinished_requests()
 
     @property
     def pid(self) -> int | None:
         """Process id of the engine's core; None while the stage is down."""
-        return None if self._engine is None else core_process(self._engine).pid
+        return None if self._built is None else self._built.processes.core_pid
 
     async def check_health(self) -> None:
         """Returns when the engine's main loop, between two steps, and all of its workers have answered.
@@ -75,26 +88,27 @@ class StageClient(Generic[EngineT]):
             await self.engine.collective_rpc("check_health")
 
     async def shutdown(self) -> None:
-        """End the engine process. Harmless when it has ended already."""
-        if self._engine is None:
+        """End the engine's processes. Harmless when they have ended already."""
+        if self._built is None:
             return
         # The object goes too: its finaliser fails when it runs at interpreter exit.
-        engine, self._engine = self._engine, None
+        built, self._built = self._built, None
+        engine, processes = built.client, built.processes
         if engine.output_handler is not None:
             # It would report the end of the process as a failure.
             engine.output_handler.cancel()
-        ending = asyncio.create_task(asyncio.to_thread(engine.shutdown, timeout=SHUTDOWN_TIMEOUT_S))
+        processes.terminate()
+        ending = asyncio.create_task(asyncio.to_thread(processes.wait, SHUTDOWN_TIMEOUT_S))
         while not ending.done():
             await asyncio.wait([ending], timeout=WAKE_INTERVAL_S)
-            await _wake(engine)
-        await ending
-
-
-def core_process(engine: AsyncLLM) -> BaseProcess:
-    """The process of vLLM's engine core, a child of this one."""
-    resources = engine.engine_core.resources  # type: ignore[attr-defined]
-    process: BaseProcess = resources.engine_manager.processes[0]
-    return process
+            if not ending.done():
+                await _wake(engine)
+        if not await ending:
+            processes.kill()
+            if not await asyncio.to_thread(processes.wait, KILL_TIMEOUT_S):
+                logger.warning("processes of stage '%s' do not end after SIGKILL", self.name)
+        processes.remove_leftovers()
+        await close_frontend(engine)
 
 
 async def close_frontend(engine: AsyncLLM) -> None:
@@ -116,7 +130,7 @@ async def close_frontend(engine: AsyncLLM) -> None:
 async def _wake(engine: AsyncLLM) -> None:
     """A message that means nothing.
 
-    vLLM ends an engine with SIGTERM and expects that to interrupt its main thread, which waits for input. Where
+    SIGTERM ends an engine by interrupting its main thread, which waits for input. Where
     the kernel gives the signal to another thread (seen with CUDA), only the next message lets the main thread
     notice it.
     """

@@ -1,27 +1,25 @@
 """Builds the engine of one stage, at the start and again where it has died."""
 
-import contextlib
-import functools
-from collections.abc import Callable, Iterator, Mapping
+import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 from vllm import envs as vllm_envs
+from vllm.utils.torch_utils import OMP_NUM_THREADS_SET_BY_VLLM, startup_omp_num_threads
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from omni_server.config.stage_config import Edge, StageConfig
 from omni_server.config.stages import ArStage, DiffusionStage
 from omni_server.engine.ar_args import ar_engine_args
 from omni_server.engine.async_engine import StageAsyncLLM
-from omni_server.engine.construction import construct
+from omni_server.engine.construction import BuiltEngine, build_engine
 from omni_server.engine.diffusion_args import diffusion_engine_args
 from omni_server.engine.give_way import give_way_specs
 from omni_server.engine.mps import MpsDaemon
 from omni_server.engine.progress import StartProgress
-from omni_server.engine.startup_threads import shared_startup_threads
 from omni_server.engine.temp_folder import TempFolder
 from omni_server.family import ModelFamily
-from omni_server.protocol.engine_life import EngineLife
 from omni_server.protocol.runtime_config import QueueSpec, StageRuntimeConfig
 from omni_server.transport.slab_queue import SlabQueue
 
@@ -49,21 +47,8 @@ class StageLauncher:
         self._load_format = load_format
         self._ways = give_way_specs(config)
 
-    @contextlib.contextmanager
-    def environment(self) -> Iterator[None]:
-        """Engines are built inside of it: it says which part of the machine their processes may use, and where they
-        put their temporary files."""
-        with (
-            self._temp.for_children(),
-            shared_startup_threads(len(self._config.stages)),
-            self._mps.for_children() if self._mps is not None else contextlib.nullcontext(),
-        ):
-            yield
-
-    async def build(self, name: str, progress: StartProgress, keep: Callable[[], set[int]]) -> AsyncLLM:
-        """The stage's engine, ready; a `StageAsyncLLM` for an autoregressive stage. For `keep` see `construct`. Raises
-        `ConfigError`.
-        """
+    async def build(self, name: str, progress: StartProgress) -> BuiltEngine[StageAsyncLLM] | BuiltEngine[AsyncLLM]:
+        """The stage's engine, ready; with a `StageAsyncLLM` for an autoregressive stage. Raises `ConfigError`."""
         self._temp.check_room()
         config, stage = self._config, self._config.stages[name]
         overrides = self._family.hf_overrides(stage.model_stage)
@@ -93,18 +78,36 @@ class StageLauncher:
                 )
         arguments.additional_config = msgspec.structs.replace(
             arguments.additional_config,
-            life=EngineLife(),
             progress=watched,
             has_low_gpu_priority=stage.gpu_priority == "low",
         )
-        build = functools.partial(engine_class.from_engine_args, arguments)
-        engine = await construct(name, build, config.start_timeout_s, keep, progress)
-        if isinstance(engine, StageAsyncLLM):
+        built = await build_engine(
+            name,
+            engine_class,
+            arguments,
+            environment=self._environment(),
+            folder=self._temp.path,
+            timeout_s=config.start_timeout_s,
+            progress=progress,
+        )
+        if isinstance(built.client, StageAsyncLLM):
             edge = next((e for e in config.edges if e.source == name), None)
             if edge is not None:
-                engine.row_queue = self._queues.get((edge.source, edge.target))
+                built.client.row_queue = self._queues.get((edge.source, edge.target))
         progress.is_ready(name)
-        return engine
+        return built
+
+    def _environment(self) -> dict[str, str]:
+        """Of an engine's process: which part of the machine it may use, and where it puts its temporary files."""
+        variables = dict(os.environ) | dict(self._temp.variables())
+        if self._mps is not None:
+            variables |= self._mps.variables()
+        if "OMP_NUM_THREADS" not in os.environ:
+            # An engine loads weights on its part of the cores and serves on one thread. vLLM does the same where it
+            # starts the process; it counts the engines of one model only.
+            variables["OMP_NUM_THREADS"] = str(startup_omp_num_threads(len(self._config.stages)))
+            variables[OMP_NUM_THREADS_SET_BY_VLLM] = "1"
+        return variables
 
     def _runtime_config(self, name: str) -> StageRuntimeConfig:
         edges = self._config.edges

@@ -11,21 +11,20 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from omni_server.config.stage_config import SupervisionConfig
-from omni_server.engine.construction import end_engine_cores, pids_of_engine_cores
+from omni_server.engine.async_engine import StageAsyncLLM
+from omni_server.engine.construction import BuiltEngine
 from omni_server.engine.engine_processes import EngineProcesses
 from omni_server.engine.health_watch import until_down
 from omni_server.engine.launcher import AnyStageClient, Engines
 from omni_server.engine.progress import StartProgress
 from omni_server.engine.restarts import CrashLoopError, Restarts
-from omni_server.engine.stage_client import close_frontend, core_process
+from omni_server.engine.stage_client import KILL_TIMEOUT_S, close_frontend
 from omni_server.engine.stage_launcher import StageLauncher
 from omni_server.engine.uninterrupted import uninterrupted
 from omni_server.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-KILL_TIMEOUT_S = 20.0
-"""For processes to disappear after SIGKILL. One that waits for a device that does not answer may not."""
 FRONTEND_TIMEOUT_S = 30.0
 """For vLLM's side of a dead engine in this process: it waits for threads that preprocess prompts."""
 
@@ -51,10 +50,7 @@ class Supervisor:
         self._launcher = launcher
         self._policy = policy
         self._restarts = {client.name: Restarts(client.name, policy) for client in engines.clients()}
-        self._building = asyncio.Lock()
-        """One engine at a time: another one that is being built could not be told from one to be given up."""
         self._tasks: list[asyncio.Task[None]] = []
-        self._is_stopping = False
         self.failed_stage: str | None = None
         """The stage that will not be started again; then the server must end."""
 
@@ -62,9 +58,8 @@ class Supervisor:
         """All stages are up."""
         logging.getLogger(AsyncLLM.__module__).addFilter(_is_news)
         for client in self._engines.clients():
-            processes = EngineProcesses(core_process(client.engine))
-            logger.info("stage '%s' runs in process %d", client.name, processes.core_pid)
-            self._tasks.append(asyncio.create_task(self._supervise(client, processes), name=f"watch {client.name}"))
+            logger.info("stage '%s' runs in process %d", client.name, client.processes.core_pid)
+            self._tasks.append(asyncio.create_task(self._supervise(client), name=f"watch {client.name}"))
 
     @property
     def num_restarts(self) -> Mapping[str, int]:
@@ -74,23 +69,21 @@ class Supervisor:
     async def stop(self) -> None:
         """Nothing is watched any more; an engine that is being built is given up. Takes no longer than clearing up
         after a dead engine does. Harmless when not started."""
-        self._is_stopping = True
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    async def _supervise(self, client: AnyStageClient, processes: EngineProcesses) -> None:
-        name = client.name
+    async def _supervise(self, client: AnyStageClient) -> None:
+        name, processes = client.name, client.processes
         try:
-            # Being cancelled is not enough: asyncio.wait_for (Python 3.11), in which an engine is built, takes no
-            # notice of it if it was just about to return.
-            while not self._is_stopping:
+            while True:
                 reason = await until_down(client, processes, self._policy.hang_timeout_s)
                 began = time.monotonic()
                 await self._clear_up(client, processes, reason)
-                gone, processes = processes, await self._restart(name)
-                gone.close()
+                await self._restart(name)
+                processes.close()
+                processes = client.processes
                 _settle_heap()
                 took_s = time.monotonic() - began
                 logger.info("stage '%s' runs again, after %.1f s, in process %d", name, took_s, processes.core_pid)
@@ -104,16 +97,18 @@ class Supervisor:
 
     async def _clear_up(self, client: AnyStageClient, processes: EngineProcesses, reason: str) -> None:
         """Afterwards nothing of the engine is left: no request, no process, no block of a queue."""
-        engine = client.detach(reason)
+        built = client.detach(reason)
         logger.error("stage '%s' is down: %s", client.name, reason)
-        await uninterrupted(self._end(client.name, engine, processes))  # not half of it
+        await uninterrupted(self._end(client.name, built, processes))  # not half of it
 
-    async def _end(self, name: str, engine: AsyncLLM | None, processes: EngineProcesses) -> None:
+    async def _end(
+        self, name: str, built: BuiltEngine[StageAsyncLLM] | BuiltEngine[AsyncLLM] | None, processes: EngineProcesses
+    ) -> None:
         processes.kill()
         if not await asyncio.to_thread(processes.wait, KILL_TIMEOUT_S):
             raise RuntimeError(f"processes of stage '{name}' do not end after SIGKILL")
-        if engine is not None:
-            closing = asyncio.create_task(close_frontend(engine))
+        if built is not None:
+            closing = asyncio.create_task(close_frontend(built.client))
             await asyncio.wait([closing], timeout=FRONTEND_TIMEOUT_S)
             if closing.done():
                 await closing
@@ -123,29 +118,14 @@ class Supervisor:
         num_blocks = self._engines.end_blocks_of(name)
         logger.debug("stage '%s': %d blocks of its queues were ended in its place", name, num_blocks)
 
-    async def _restart(self, name: str) -> EngineProcesses:
+    async def _restart(self, name: str) -> None:
         """Tries again and again. Raises `CrashLoopError`."""
         restarts = self._restarts[name]
         while True:
             await asyncio.sleep(restarts.next_delay_s())
             try:
-                async with self._building:
-                    engine = await self._built(name)
+                with StartProgress(functools.partial(logger.debug, "restart: %s")) as progress:
+                    self._engines.attach(name, await self._launcher.build(name, progress))
+                return
             except ConfigError as error:
                 logger.error("a restart has failed: %s", error)
-                continue
-            processes = EngineProcesses(core_process(engine))
-            self._engines.attach(name, engine)
-            return processes
-
-    async def _built(self, name: str) -> AsyncLLM:
-        others = pids_of_engine_cores()
-        try:
-            with (
-                StartProgress(functools.partial(logger.debug, "restart: %s")) as progress,
-                self._launcher.environment(),
-            ):
-                return await self._launcher.build(name, progress, lambda: others)
-        except BaseException:
-            await uninterrupted(end_engine_cores(others))
-            raise

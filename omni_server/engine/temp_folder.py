@@ -12,11 +12,9 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-
-from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from omni_server.engine.disk_room import write_something
 from omni_server.errors import ConfigError
@@ -56,27 +54,13 @@ class TempFolder:
                 "there, or set TMPDIR to a folder that can be written"
             ) from error
 
-    @contextmanager
-    def for_children(self) -> Iterator[None]:
-        """Engines that are built inside put their sockets and temporary files here. Not what is to be found again by
-        the next start: the code that torch has compiled."""
-        variables = {_TEMPORARY_FILES: str(self.path)}
-        # What the operator has set, stays.
-        variables |= {
-            name: value
-            for name, value in ((_SOCKETS, str(self.path)), (_COMPILED, default_cache_dir()))
-            if name not in os.environ
-        }
-        before = {name: os.environ.get(name) for name in variables}
-        os.environ.update(variables)
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
+    def variables(self) -> Mapping[str, str]:
+        """Environment of the engines: sockets and temporary files go to this folder, but not what the next start is to
+        find again, the code that torch has compiled. What the operator has set for those stays."""
+        from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+        own = {_SOCKETS: str(self.path), _COMPILED: default_cache_dir()}
+        return {_TEMPORARY_FILES: str(self.path)} | {n: value for n, value in own.items() if n not in os.environ}
 
     def announce_end(self) -> None:
         """From now on the engines end on SIGTERM. Without it vLLM would wait, and kill them."""

@@ -4,6 +4,17 @@ OUTSIDE_TORCH_BYTES = 1 << 30
 """CUDA context, code of kernels, handles of libraries and the driver's part of CUDA graphs. torch counts none of
 these, and the driver tells a process only the sum over all processes."""
 
-SLACK_BYTES = 3 << 29
-"""Rounding and fragmentation inside torch's allocator, and buffers that come with the first requests. After audio in
-and long prompts 1 GiB was in fragments, and a step of 8,192 tokens found no room for its 0.6 GiB in one piece."""
+_ENCODER_SLACK_BYTES = 3 << 29
+_STEP_SLACK_BYTES = 1 << 29
+_TOKEN_SLACK_BYTES = 1 << 17
+
+
+def slack_bytes(max_num_batched_tokens: int, *, encodes_media: bool) -> int:
+    """Rounding and fragmentation inside torch's allocator, and buffers that come with the first requests.
+
+    In a stage with encoders and steps of 8,192 tokens 1 GiB was in fragments after audio and long prompts, and a step
+    found no room for its 0.6 GiB in one piece: 1.5 GiB, since what encoders allocate does not shrink with the steps.
+    Where there are none, fragments and pieces are as large as the steps: 0.5 GiB and 128 KiB for each token, the same
+    1.5 GiB at 8,192 tokens. For shorter steps that is reckoned, not measured."""
+    steps = _STEP_SLACK_BYTES + _TOKEN_SLACK_BYTES * min(max_num_batched_tokens, 8192)
+    return _ENCODER_SLACK_BYTES if encodes_media else steps

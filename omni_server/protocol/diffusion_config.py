@@ -5,7 +5,6 @@ from typing import Literal
 
 import msgspec
 
-from omni_server.protocol.engine_life import EngineLife
 from omni_server.protocol.give_way import GiveWaySpec
 from omni_server.protocol.progress import ProgressSpec
 
@@ -42,8 +41,6 @@ class DiffusionRuntimeConfig(msgspec.Struct, frozen=True):
     """Under NVIDIA's Multi-Process Service: kernels of other stages go first."""
     announces_to: tuple[GiveWaySpec, ...] = ()
     """Stages that give way to the batches of this one; other sockets each time."""
-    life: EngineLife | None = None
-    """Ends the engine's process with its server."""
 
     def max_num_blocks(self, codes_per_block: int) -> int:
         """The most blocks that one step can hold, where the last block of each request may be a part of one."""
@@ -53,5 +50,5 @@ class DiffusionRuntimeConfig(msgspec.Struct, frozen=True):
 
     def compute_hash(self) -> str:
         """Called by `vllm.config.VllmConfig.compute_hash`."""
-        lasting = msgspec.structs.replace(self, life=None, progress=None, has_low_gpu_priority=False, announces_to=())
+        lasting = msgspec.structs.replace(self, progress=None, has_low_gpu_priority=False, announces_to=())
         return hashlib.sha256(repr(lasting).encode()).hexdigest()

@@ -4,7 +4,6 @@ import hashlib
 
 import msgspec
 
-from omni_server.protocol.engine_life import EngineLife
 from omni_server.protocol.give_way import GiveWaySpec
 from omni_server.protocol.progress import ProgressSpec
 
@@ -42,8 +41,6 @@ class StageRuntimeConfig(msgspec.Struct, frozen=True):
     """On a GPU, a decoding step's linear layers and attention run our kernels, not vLLM's."""
     gives_way: GiveWaySpec | None = None
     """Where the stage hears of urgent batches on its GPU, for which it pauses; None if it pauses for none."""
-    life: EngineLife | None = None
-    """Ends the engine's process with its server."""
 
     def compute_hash(self) -> str:
         """Called by `vllm.config.VllmConfig.compute_hash`."""

@@ -29,6 +29,11 @@ class Qwen25OmniFamily:
     """Implements `omni_server.family.ModelFamily`."""
 
     architectures = ("Qwen2_5OmniModel", "Qwen2_5OmniForConditionalGeneration")
+    engine_modules: tuple[str, ...] = (
+        "stages.qwen2_5_omni.thinker",
+        "stages.qwen2_5_omni.talker",
+        "stages.qwen2_5_omni.code2wav.model",
+    )
 
     def open(self, model_dir: Path) -> "Qwen25OmniModel":
         return Qwen25OmniModel(model_dir)
@@ -60,12 +65,16 @@ class Qwen25OmniFamily:
         from vllm import ModelRegistry
 
         from stages.qwen2_5_omni.code2wav.config import ARCHITECTURE as CODE2WAV_ARCHITECTURE
+        from stages.qwen2_5_omni.code2wav.model import Qwen2_5OmniCode2Wav
+        from stages.qwen2_5_omni.talker import Qwen2_5OmniTalker
         from stages.qwen2_5_omni.talker_config import ARCHITECTURE as TALKER_ARCHITECTURE
+        from stages.qwen2_5_omni.thinker import Qwen2_5OmniThinker
         from stages.qwen2_5_omni.thinker_config import ARCHITECTURE as THINKER_ARCHITECTURE
 
-        ModelRegistry.register_model(THINKER_ARCHITECTURE, "stages.qwen2_5_omni.thinker:Qwen2_5OmniThinker")
-        ModelRegistry.register_model(TALKER_ARCHITECTURE, "stages.qwen2_5_omni.talker:Qwen2_5OmniTalker")
-        ModelRegistry.register_model(CODE2WAV_ARCHITECTURE, "stages.qwen2_5_omni.code2wav.model:Qwen2_5OmniCode2Wav")
+        # Classes and not names: vLLM would import a name in a process of its own, to look at the class.
+        ModelRegistry.register_model(THINKER_ARCHITECTURE, Qwen2_5OmniThinker)
+        ModelRegistry.register_model(TALKER_ARCHITECTURE, Qwen2_5OmniTalker)
+        ModelRegistry.register_model(CODE2WAV_ARCHITECTURE, Qwen2_5OmniCode2Wav)
 
 
 class Qwen25OmniModel:

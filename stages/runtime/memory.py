@@ -5,7 +5,7 @@ its profile run for its own consumption, and so would book the weights that anot
 *share* is `gpu_memory_utilization` x the device's memory, and it is divided up like this:
 
     share = OUTSIDE_TORCH + limit of torch's allocator
-    limit = resident (weights, buffers) + activations + CUDA graphs + SLACK + KV cache
+    limit = resident (weights, buffers) + activations + CUDA graphs + slack + KV cache
 
 Resident memory and activations are what torch's allocator of this process says after and during the profile run;
 the graphs' part is what it reserves while vLLM captures a sample of them; the KV cache gets what is left. The limit
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 
 from omni_server.errors import ConfigError
-from omni_server.protocol.device_memory import OUTSIDE_TORCH_BYTES, SLACK_BYTES
+from omni_server.protocol.device_memory import OUTSIDE_TORCH_BYTES
 
 GRAPH_BYTES = 2 << 20
 """Set aside for each graph that the sample does not hold. vLLM reckons with 1 MiB at least."""
@@ -43,11 +43,13 @@ class MemoryBudget:
     share: int
     use: MemoryUse
     graphs: int
+    slack: int
+    """`omni_server.protocol.device_memory.slack_bytes`"""
 
     @property
     def kv_cache(self) -> int:
         """May be negative: the share is too small."""
-        return torch_limit(self.share) - SLACK_BYTES - self.use.resident - self.use.activations - self.graphs
+        return torch_limit(self.share) - self.slack - self.use.resident - self.use.activations - self.graphs
 
     def describe(self) -> str:
         """The whole sum, for a log."""
@@ -56,7 +58,7 @@ class MemoryBudget:
             "weights and buffers": self.use.resident,
             "activations": self.use.activations,
             "CUDA graphs": self.graphs,
-            "reserve": OUTSIDE_TORCH_BYTES + SLACK_BYTES,
+            "reserve": OUTSIDE_TORCH_BYTES + self.slack,
         }
         return f"{self.share / 1e9:.1f} GB = " + " + ".join(f"{part / 1e9:.1f} {name}" for name, part in parts.items())
 

@@ -9,7 +9,10 @@ from vllm.platforms import current_platform
 from vllm.v1.worker.gpu_worker import Worker
 from vllm.v1.worker.worker_base import CompilationTimes
 
+from omni_server.native_stderr import redirect_native_stderr
+from omni_server.protocol.device_memory import slack_bytes
 from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
+from omni_server.protocol.parent_watch import end_with_parent
 from omni_server.protocol.progress import Phase, ProgressSpec
 from omni_server.protocol.runtime_config import StageRuntimeConfig
 from stages.runtime.memory import (
@@ -23,7 +26,6 @@ from stages.runtime.memory import (
     start_measuring,
     torch_limit,
 )
-from stages.runtime.parent_watch import end_with_parent
 from stages.runtime.progress import ProgressReporter
 
 MPS_PRIORITY_VARIABLE = "CUDA_MPS_CLIENT_PRIORITY"
@@ -84,6 +86,7 @@ class StageWorkerMixin:
 
     def init_device(self) -> None:
         end_with_parent()
+        redirect_native_stderr()
         self._set_gpu_priority()
         self.progress = ProgressReporter(self._progress_spec())
         super().init_device()  # type: ignore[misc]
@@ -132,7 +135,11 @@ class StageWorkerMixin:
         finally:
             cache.kv_cache_memory_bytes = None
         use = measured_use(self.device)
-        budget = MemoryBudget(share - frontend, use, self._graph_bytes(use))
+        slack = slack_bytes(
+            self.vllm_config.scheduler_config.max_num_batched_tokens,
+            encodes_media=self.vllm_config.model_config.is_multimodal_model,
+        )
+        budget = MemoryBudget(share - frontend, use, self._graph_bytes(use), slack)
         check_budget(budget, self.device)
         self.progress.report(Phase.BUDGETED, budget.describe())
         return budget.kv_cache

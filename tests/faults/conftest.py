@@ -132,7 +132,7 @@ def patient(
             patch.setenv(name, str(cache))
         for name, value in with_full_disks(temporary, *full_caches.values()).items():
             patch.setenv(name, value)
-        process = SupervisedServer(checkpoint, folder / "log.txt", *flags)
+        process = SupervisedServer(checkpoint, folder / "log.txt", *flags, is_forked=False)
     try:
         yield process
     finally:

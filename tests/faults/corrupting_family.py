@@ -47,6 +47,8 @@ def ordered(place: str) -> str | None:
 
 
 class CorruptingFamily(Qwen25OmniFamily):
+    engine_modules = (*Qwen25OmniFamily.engine_modules, "tests.faults.corrupting_models")
+
     def open(self, model_dir: Path) -> Qwen25OmniModel:
         """In the server's process only."""
         RowFeeder.take = spoiled_take  # type: ignore[method-assign, assignment]
@@ -64,8 +66,10 @@ class CorruptingFamily(Qwen25OmniFamily):
 def register_corrupting_models() -> None:
     from vllm import ModelRegistry
 
+    from tests.faults import corrupting_models
+
     for name in CLASSES.values():
-        ModelRegistry.register_model(name, f"tests.faults.corrupting_models:{name}")
+        ModelRegistry.register_model(name, vars(corrupting_models)[name])
 
 
 def corrupting_thinker(config: Any) -> Any:

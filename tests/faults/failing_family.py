@@ -14,6 +14,8 @@ CLASSES = {"thinker": "FailingThinker", "talker": "FailingTalker", "code2wav": "
 
 
 class FailingFamily(Qwen25OmniFamily):
+    engine_modules = (*Qwen25OmniFamily.engine_modules, "tests.faults.failing_models")
+
     def open(self, model_dir: Path) -> Qwen25OmniModel:
         answer_signals()
         return super().open(model_dir)
@@ -29,8 +31,10 @@ class FailingFamily(Qwen25OmniFamily):
 def register_failing_models() -> None:
     from vllm import ModelRegistry
 
+    from tests.faults import failing_models
+
     for name in CLASSES.values():
-        ModelRegistry.register_model(name, f"tests.faults.failing_models:{name}")
+        ModelRegistry.register_model(name, vars(failing_models)[name])
 
 
 def failing_thinker(config: Any) -> Any:

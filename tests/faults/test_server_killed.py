@@ -61,7 +61,7 @@ def check_swept(server: BusyServer, own_folder: Path) -> None:
 def test_server_killed_while_it_restarts_a_stage_and_speaks_takes_all_engines_with_it(
     checkpoint: Path, own_folder: Path, tmp_path: Path
 ) -> None:
-    server = BusyServer(checkpoint, tmp_path / "log.txt")
+    server = BusyServer(checkpoint, tmp_path / "log.txt", is_forked=False)
     try:
         with server.client() as client:
             tree = set(server.process_tree())
@@ -82,7 +82,7 @@ def test_server_killed_while_it_restarts_a_stage_and_speaks_takes_all_engines_wi
 def test_server_ended_while_it_starts_takes_all_engines_with_it(
     number: signal.Signals, checkpoint: Path, own_folder: Path, tmp_path: Path
 ) -> None:
-    server = StartingServer(checkpoint, tmp_path / "log.txt")
+    server = StartingServer(checkpoint, tmp_path / "log.txt", is_forked=False)
     try:
         if number == signal.SIGKILL:
             server.kill()
@@ -91,7 +91,7 @@ def test_server_ended_while_it_starts_takes_all_engines_with_it(
         tree = server.process_tree()
         for pid in tree:
             os.kill(pid, number)
-        assert server.process.wait(END_TIMEOUT_S) == 0, server.log
+        assert server.process.wait(END_TIMEOUT_S) == 128 + signal.SIGTERM, server.log
         wait_until(lambda: not any(map(is_running, tree)), END_TIMEOUT_S)
         assert engine_folders(own_folder) == []
         server.wait_until_nothing_is_left()

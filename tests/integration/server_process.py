@@ -13,6 +13,8 @@ from pathlib import Path
 
 import httpx2
 
+from tests.integration.forked_server import ForkedServer
+
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "omni"
 READY_TIMEOUT_S = 600.0
@@ -26,8 +28,11 @@ _SET_BY_TEST_RUNS = ("OMP_NUM_THREADS", "HF_HUB_OFFLINE")
 class ServerProcess:
     """Started by the constructor, which returns when `/ready` is 200."""
 
-    def __init__(self, checkpoint: Path, log: Path, *flags: str, stdout: Path | None = None) -> None:
-        """`stdout`: where its standard output goes, if not to the log."""
+    def __init__(
+        self, checkpoint: Path, log: Path, *flags: str, stdout: Path | None = None, is_forked: bool = True
+    ) -> None:
+        """`stdout`: where its standard output goes, if not to the log. Without `is_forked` it is a new interpreter,
+        which imports all by itself."""
         self._log = log
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}"
@@ -35,15 +40,11 @@ class ServerProcess:
         """Status and error code of every answer of `/ready` before the first 200."""
         self.health_while_loading: set[tuple[int, str]] = set()
         """The same of `/health`, asked just before."""
-        command = [sys.executable, "-m", "omni_server.cli.main", "serve", str(checkpoint)]
-        command += ["--stage-config", "configs/qwen2_5_omni.demo-cpu.yaml", "--port", str(port)]
-        command += ["--served-model-name", MODEL, *flags]
+        arguments = ["serve", str(checkpoint), "--stage-config", "configs/qwen2_5_omni.demo-cpu.yaml"]
+        arguments += ["--port", str(port), "--served-model-name", MODEL, *flags]
         environment = {name: value for name, value in os.environ.items() if name not in _SET_BY_TEST_RUNS}
         log.write_bytes(b"")
-        with log.open("ab") as errors, (stdout or log).open("ab") as output:
-            self.process = subprocess.Popen(
-                command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=errors
-            )
+        self.process = self._start(arguments, environment, stdout or log, is_forked=is_forked)
         try:
             self._wait_until_ready()
         except BaseException:
@@ -52,6 +53,17 @@ class ServerProcess:
             raise
         self._shared_files = set(self.shared_files())
         assert any(name.startswith("omni-server-") for name in self._shared_files)
+
+    def _start(
+        self, arguments: list[str], environment: dict[str, str], stdout: Path, *, is_forked: bool
+    ) -> "subprocess.Popen[bytes] | ForkedServer":
+        if is_forked:
+            return ForkedServer(arguments, cwd=ROOT, environment=environment, stdout=stdout, stderr=self._log)
+        command = [sys.executable, "-m", "omni_server.cli.entry", *arguments]
+        with self._log.open("ab") as errors, stdout.open("ab") as output:
+            return subprocess.Popen(
+                command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=errors
+            )
 
     @property
     def log(self) -> str:

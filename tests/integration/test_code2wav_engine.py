@@ -1,6 +1,7 @@
 """The code2wav stage in a real vLLM engine on the CPU, on the demo checkpoint."""
 
 import asyncio
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from omni_server.protocol.codec_window import CodecWindow, encode_codec_window
 from stages.codec_chunking import CodecChunker
 from stages.qwen2_5_omni.code2wav.config import code2wav_config
 from stages.qwen2_5_omni.code2wav.noise import noise_frames
+from tests.integration.engines import CPU_ENVIRONMENT, engine_of
 
 SOLVER = SolverConfig(num_steps=6)
 TABLE_SIZE = 8194
@@ -34,11 +36,9 @@ Waveform = npt.NDArray[np.float32]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def code2wav(other_sizes: Path) -> AsyncIterator[DiffusionStageClient]:
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
-        environment.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        environment.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-        environment.setenv("OMP_NUM_THREADS", "1")
+    with pytest.MonkeyPatch.context() as environment, tempfile.TemporaryDirectory(prefix="t-") as folder:
+        for name, value in CPU_ENVIRONMENT.items():
+            environment.setenv(name, value)
         stage = DiffusionStage(
             engine="diffusion",
             model_stage="code2wav",
@@ -55,8 +55,8 @@ async def code2wav(other_sizes: Path) -> AsyncIterator[DiffusionStageClient]:
             hf_overrides=code2wav_config,
             carries_state=True,
         )
-        engine = await asyncio.to_thread(AsyncLLM.from_engine_args, arguments)
-        client = DiffusionStageClient("code2wav", engine)
+        built = await engine_of("code2wav", AsyncLLM, arguments, Path(folder))
+        client = DiffusionStageClient("code2wav", built)
         try:
             yield client
         finally:

@@ -6,6 +6,7 @@ On a CPU the launcher lets no stage give way, so the two engines are told here w
 import asyncio
 import itertools
 import socket
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -21,6 +22,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from omni_server.config.stages import ArStage, DiffusionStage
 from omni_server.engine.ar_args import ar_engine_args
+from omni_server.engine.ar_client import ArStageClient
 from omni_server.engine.async_engine import StageAsyncLLM
 from omni_server.engine.diffusion_args import diffusion_engine_args
 from omni_server.engine.diffusion_client import DiffusionStageClient
@@ -29,6 +31,7 @@ from omni_server.protocol.codec_window import CodecWindow, encode_codec_window
 from omni_server.protocol.give_way import BatchNotice, GiveWaySpec, encode_notice
 from omni_server.protocol.local_socket import new_socket_name, socket_address
 from omni_server.protocol.runtime_config import StageRuntimeConfig
+from tests.integration.engines import CPU_ENVIRONMENT, engine_of
 from tests.integration.live import demo_config
 
 DEADLINE_S = 60.0
@@ -84,11 +87,9 @@ class Pair:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pair(checkpoint: Path) -> AsyncIterator[Pair]:
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
-        environment.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        environment.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-        environment.setenv("OMP_NUM_THREADS", "1")
+    with pytest.MonkeyPatch.context() as environment, tempfile.TemporaryDirectory(prefix="t-") as folder:
+        for name, value in CPU_ENVIRONMENT.items():
+            environment.setenv(name, value)
         config = demo_config()
         family = load_family(config.model_family)
         family.register()
@@ -98,35 +99,32 @@ async def pair(checkpoint: Path) -> AsyncIterator[Pair]:
         overrides = family.hf_overrides("code2wav")
         assert overrides is not None
         spec = GiveWaySpec(new_socket_name())
-        thinker = await asyncio.to_thread(
-            StageAsyncLLM.from_engine_args,
-            ar_engine_args(
-                checkpoint,
-                thinker_stage,
-                StageRuntimeConfig(str(checkpoint), gives_way=spec),
-                platform="cpu",
-                load_format="auto",
-                hf_overrides=family.hf_overrides("thinker"),
-            ),
+        thinker_arguments = ar_engine_args(
+            checkpoint,
+            thinker_stage,
+            StageRuntimeConfig(str(checkpoint), gives_way=spec),
+            platform="cpu",
+            load_format="auto",
+            hf_overrides=family.hf_overrides("thinker"),
         )
-        code2wav = await asyncio.to_thread(
-            AsyncLLM.from_engine_args,
-            diffusion_engine_args(
-                checkpoint,
-                code2wav_stage,
-                platform="cpu",
-                load_format="auto",
-                hf_overrides=overrides,
-                carries_state=False,
-                announces_to=(spec,),
-            ),
+        code2wav_arguments = diffusion_engine_args(
+            checkpoint,
+            code2wav_stage,
+            platform="cpu",
+            load_format="auto",
+            hf_overrides=overrides,
+            carries_state=False,
+            announces_to=(spec,),
         )
+        thinker = await engine_of("thinker", StageAsyncLLM, thinker_arguments, Path(folder))
+        thinker_client = ArStageClient("thinker", thinker)
+        code2wav = await engine_of("code2wav", AsyncLLM, code2wav_arguments, Path(folder))
         client = DiffusionStageClient("code2wav", code2wav)
         try:
-            yield Pair(thinker, client, spec, itertools.count())
+            yield Pair(thinker.client, client, spec, itertools.count())
         finally:
             await client.shutdown()
-            await asyncio.to_thread(thinker.shutdown)
+            await thinker_client.shutdown()
 
 
 @pytest.mark.asyncio(loop_scope="module")

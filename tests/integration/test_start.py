@@ -2,15 +2,20 @@
 
 import asyncio
 import multiprocessing
+import os
+import signal
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 
 from omni_server.errors import ConfigError
+from omni_server.generation import Generation
 from omni_server.omni import AsyncOmni
-from omni_server.types import ChatMessage, TextPart
+from omni_server.types import ChatMessage, OmniRequest, TextPart
 from tests.integration.live import LiveOmni, demo_config, queue_files, written
+
+DEADLINE_S = 120.0
 
 
 async def engine_processes() -> set[BaseProcess]:
@@ -25,8 +30,8 @@ async def engine_processes() -> set[BaseProcess]:
 
 async def test_engines_that_are_not_ready_in_time_are_ended(checkpoint: Path) -> None:
     files, children = queue_files(), set(multiprocessing.active_children())
-    with pytest.raises(ConfigError, match=r"not ready after 1\.5 s"):
-        await AsyncOmni.start(checkpoint, demo_config(start_timeout_s=1.5))
+    with pytest.raises(ConfigError, match=r"not ready after 0\.5 s"):
+        await AsyncOmni.start(checkpoint, demo_config(start_timeout_s=0.5))
     assert await engine_processes() == children
     assert queue_files() == files
 
@@ -35,7 +40,9 @@ async def test_a_start_that_is_cancelled_ends_its_engines(checkpoint: Path) -> N
     """What SIGTERM does while the server loads."""
     files, children = queue_files(), set(multiprocessing.active_children())
     starting = asyncio.create_task(AsyncOmni.start(checkpoint, demo_config()))
-    await asyncio.sleep(4)  # long enough for the engines' processes to exist, too short for them to be ready
+    async with asyncio.timeout(DEADLINE_S):
+        while set(multiprocessing.active_children()) == children:  # noqa: ASYNC110 - until there is an engine's process
+            await asyncio.sleep(0.02)
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
@@ -56,8 +63,8 @@ async def test_a_start_that_fails_leaves_another_pipeline_of_the_process_alone(
     checkpoint: Path, whole: LiveOmni
 ) -> None:
     engines = whole.omni.engine_pids()
-    with pytest.raises(ConfigError, match=r"not ready after 1\.5 s"):
-        await AsyncOmni.start(checkpoint, demo_config(start_timeout_s=1.5))
+    with pytest.raises(ConfigError, match=r"not ready after 0\.5 s"):
+        await AsyncOmni.start(checkpoint, demo_config(start_timeout_s=0.5))
     assert whole.omni.engine_pids() == engines
     assert {child.pid for child in await engine_processes()} >= set(engines.values())
     assert whole.answer(written((ChatMessage("user", (TextPart("Hello"),)),))).text
@@ -80,4 +87,22 @@ async def test_a_queue_that_shared_memory_has_no_room_for_is_refused_before_anyt
     with pytest.raises(ConfigError, match=r"needs \d+ MiB in /dev/shm .*--shm-size"):
         await AsyncOmni.start(checkpoint, config)
     assert set(multiprocessing.active_children()) == children
+    assert queue_files() == files
+
+
+async def test_an_engine_that_dies_in_the_first_request_ends_the_start(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody supervises it yet."""
+    files = queue_files()
+    submit = AsyncOmni.submit
+
+    async def kill_and_submit(omni: AsyncOmni, request: OmniRequest) -> Generation:
+        os.kill(omni.engine_pids()["talker"], signal.SIGKILL)
+        return await submit(omni, request)
+
+    monkeypatch.setattr(AsyncOmni, "submit", kill_and_submit)
+    expected = r"stage 'talker' has died: its engine process was killed \(SIGKILL\)"
+    with pytest.raises(ConfigError, match=expected):
+        await asyncio.wait_for(AsyncOmni.start(checkpoint, demo_config()), DEADLINE_S)
     assert queue_files() == files

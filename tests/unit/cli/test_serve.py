@@ -1,5 +1,6 @@
 """`omni-server serve` up to the point where engines would start."""
 
+import json
 import ssl
 from pathlib import Path
 
@@ -8,13 +9,19 @@ import pytest
 from omni_server.api.config import ApiConfig
 from omni_server.api.cors import CorsRules
 from omni_server.api.tls import TlsFiles
+from omni_server.check import default_config
+from omni_server.check.machine import Gpu
+from omni_server.check.report import DeviceMemory
 from omni_server.cli import serve
 from omni_server.cli.access_flags import KEY_VARIABLES
 from omni_server.cli.main import main
 from omni_server.cli.serve import ServeOptions
-from omni_server.config.load import find_shipped_config
+from omni_server.config.load import find_shipped_config, load_stage_config
+from omni_server.config.stage_config import StageConfig
 from omni_server.errors import ConfigError, StageDeadError
 from omni_server.media.limits import MediaLimits
+from stages.qwen2_5_omni.demo_checkpoint import make_demo_checkpoint
+from stages.qwen2_5_omni.demo_checkpoint.genuine import genuine_model_config
 
 
 @pytest.fixture
@@ -37,6 +44,8 @@ def test_the_defaults(parsed: list[ServeOptions]) -> None:
         ServeOptions(
             model="some/model",
             stage_config=None,
+            use_cpu=False,
+            quantization=None,
             served_model_names=("some/model",),
             revision=None,
             load_format="auto",
@@ -50,7 +59,8 @@ def test_the_defaults(parsed: list[ServeOptions]) -> None:
 
 def test_every_flag_reaches_its_place(parsed: list[ServeOptions]) -> None:
     flags = (
-        "--stage-config mine.yaml --served-model-name first second --revision v2 --load-format dummy --host 0.0.0.0 "
+        "--stage-config mine.yaml --cpu --quantization fp8 --served-model-name first second --revision v2 "
+        "--load-format dummy --host 0.0.0.0 "
         "--port 9000 --max-body-size 64M --allowed-media-domains a.example b.example --request-timeout 90 "
         "--shutdown-timeout 0 --disable-fastapi-docs --log-level debug --uvicorn-log-level warning "
         "--disable-uvicorn-access-log --chat-text-in-content --log-format json --root-path /omni/ "
@@ -73,6 +83,8 @@ def test_every_flag_reaches_its_place(parsed: list[ServeOptions]) -> None:
         ServeOptions(
             model="some/model",
             stage_config="mine.yaml",
+            use_cpu=True,
+            quantization="fp8",
             served_model_names=("first", "second"),
             revision="v2",
             load_format="dummy",
@@ -158,7 +170,9 @@ def test_wrong_flags_exit_with_2_and_a_reason(arguments: str, message: str, caps
         main(["serve", *arguments.split()])
 
     assert caught.value.code == 2
-    assert capsys.readouterr().err.splitlines()[-1] == f"omni-server serve: error: {message}"
+    reason, help_command = capsys.readouterr().err.splitlines()
+    assert reason == f"omni-server serve: error: {message}"
+    assert help_command.endswith(" serve --help")
 
 
 @pytest.mark.parametrize(("text", "num_bytes"), [("512", 512), ("2k", 2048), ("2KiB", 2048), ("1gb", 2**30)])
@@ -256,6 +270,101 @@ def test_origins_may_be_a_json_list_as_in_vllm(parsed: list[ServeOptions]) -> No
     assert main(["serve", "some/model", "--allowed-origins", '["*"]']) == 0
 
     assert parsed[0].api.cors.allowed_origins == ("*",)
+
+
+@pytest.fixture
+def no_start(monkeypatch: pytest.MonkeyPatch) -> list[StageConfig]:
+    """Configs that engines would have been started with, in an environment that stays as it is."""
+    monkeypatch.setattr(default_config, "set_engine_environment", lambda config: None)
+    configs: list[StageConfig] = []
+
+    def record(options: ServeOptions, model_dir: Path, config: StageConfig, *_: object) -> int:
+        configs.append(config)
+        return 0
+
+    monkeypatch.setattr(serve, "_run", record)
+    return configs
+
+
+@pytest.fixture
+def seven_b(tmp_path: Path) -> Path:
+    """The 7B as far as a plan looks at it."""
+    (tmp_path / "config.json").write_text(json.dumps(genuine_model_config("7b")))
+    return tmp_path
+
+
+def test_without_a_gpu_a_genuine_model_is_refused_in_one_line_before_weights_are_looked_for(
+    seven_b: Path, no_start: list[StageConfig], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    assert main(["serve", str(seven_b)]) == 2
+    assert capsys.readouterr().err == (
+        f"omni-server: error: {seven_b} (10.7 billion parameters) needs an NVIDIA GPU, and torch finds none here; with "
+        "--cpu it runs on the processor (stage config qwen2_5_omni.cpu), much slower than speech\n"
+    )
+    assert no_start == []
+
+
+def test_with_cpu_a_genuine_model_runs_with_a_config_made_for_it_and_a_warning(
+    seven_b: Path, no_start: list[StageConfig], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)  # which is not used
+    machine = DeviceMemory(None, "memory", 64 * 10**9, 60 * 10**9)
+    monkeypatch.setattr(default_config, "memory_of_this_machine", lambda: machine)
+    assert main(["serve", str(seven_b), "--cpu", "--load-format", "dummy"]) == 0
+    assert no_start == [load_stage_config(find_shipped_config("qwen2_5_omni.cpu"))]
+    assert "runs on the processor, which is much slower than speech" in caplog.text
+
+
+def test_a_cpu_with_too_little_memory_is_refused(
+    seven_b: Path, no_start: list[StageConfig], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = DeviceMemory(None, "memory", 16 * 10**9, 12 * 10**9)
+    monkeypatch.setattr(default_config, "memory_of_this_machine", lambda: machine)
+    assert main(["serve", str(seven_b), "--cpu", "--load-format", "dummy"]) == 2
+    assert "GB of memory on a CPU, and of 16.0 GB 12.0 GB are free" in capsys.readouterr().err
+    assert no_start == []
+
+
+def test_a_demo_runs_on_a_cpu_with_its_own_config(
+    tmp_path: Path, no_start: list[StageConfig], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    demo = make_demo_checkpoint(tmp_path / "demo", weights="dummy")
+    assert main(["serve", str(demo), "--load-format", "dummy"]) == 0
+    assert no_start == [load_stage_config(find_shipped_config("qwen2_5_omni.demo-cpu"))]
+    assert "slower than speech" not in caplog.text
+
+
+def test_on_a_gpu_the_config_is_planned_for_it(
+    seven_b: Path, no_start: list[StageConfig], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpu = Gpu(DeviceMemory(0, "A GPU", 24 * 2**30, 24 * 2**30), (8, 9))
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr(default_config, "gpus_of_this_machine", lambda: [gpu])
+    assert main(["serve", str(seven_b), "--load-format", "dummy"]) == 2
+    assert "What would fit: --quantization fp8" in capsys.readouterr().err
+    assert main(["serve", str(seven_b), "--load-format", "dummy", "--quantization", "fp8"]) == 0
+    (config,) = no_start
+    assert config.stages["thinker"].engine_args["quantization"] == "online"
+    assert "stage config made for this machine, platform cuda: thinker (device 0, share 0." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--stage-config qwen2_5_omni --quantization fp8", "set engine_args.quantization of its thinker instead"),
+        ("--stage-config qwen2_5_omni --cpu", "platform is cuda, which --cpu contradicts"),
+        ("--cpu --quantization fp8", "--quantization fp8 needs an NVIDIA GPU"),
+    ],
+)
+def test_flags_that_contradict_the_stage_config_are_refused(
+    flags: str, message: str, seven_b: Path, no_start: list[StageConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", str(seven_b), "--load-format", "dummy", *flags.split()]) == 2
+
+    assert message in capsys.readouterr().err
+    assert no_start == []
 
 
 def test_a_missing_model_folder_exits_with_2_and_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from vllm import SamplingParams
 from vllm.logprobs import Logprob
+from vllm.multimodal.inputs import PlaceholderRange
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.renderers.params import TokenizeParams
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
@@ -17,6 +18,8 @@ from vllm.v1.engine.output_processor import RequestOutputCollector
 from omni_server.engine.ar_client import ArStageClient
 from omni_server.engine.ar_stream import ArOutput
 from omni_server.engine.async_engine import RowSink, StageAsyncLLM
+from omni_server.engine.construction import BuiltEngine
+from omni_server.engine.engine_processes import EngineProcesses
 from omni_server.errors import (
     CorruptDataError,
     InvalidRequestError,
@@ -35,7 +38,7 @@ from omni_server.protocol.token_blocks import TOKENS_PER_OUTPUT_KEY
 
 
 class FakeTokenizer:
-    """Token 7 is a word, token 8 is special."""
+    """Token 8 is special; others are words, and those from 128 on single bytes."""
 
     all_special_ids = (8,)
     max_chars_per_token = 7
@@ -45,6 +48,11 @@ class FakeTokenizer:
 
     def convert_ids_to_tokens(self, token_id: int) -> str:
         return f"w{token_id}"
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+        texts = {8: b"" if skip_special_tokens else b"<|end|>"}
+        texts |= {i: bytes([i]) if i >= 128 else f"w{i}".encode() for i in token_ids if i != 8}
+        return b"".join(texts[i] for i in token_ids).decode(errors="replace")
 
 
 class FakeEngine:
@@ -63,6 +71,7 @@ class FakeEngine:
         self.fed: list[AddressedFeed] = []
         self.stage_metrics = ArStageMetrics()
         self.renderer: FakeRenderer | None = None
+        self.input_processor = SimpleNamespace(mm_encoder_cache_size=50)
 
     async def add_request(
         self, request_id: str, engine_input: object, params: SamplingParams
@@ -101,7 +110,8 @@ class Refused(SamplingParams):
 
 
 def client_of(engine: FakeEngine) -> ArStageClient:
-    return ArStageClient("talker", cast(StageAsyncLLM, engine))
+    built = BuiltEngine(cast(StageAsyncLLM, engine), cast(EngineProcesses, None))
+    return ArStageClient("talker", built)
 
 
 class FakeRenderer:
@@ -130,7 +140,13 @@ class FakeRenderer:
         return list(prompts)
 
     async def render_cmpl_async(self, prompts: list[dict[str, Any]], *, skip_mm_cache: bool) -> list[dict[str, Any]]:
-        return list(prompts)
+        """A media item has as many tokens as samples."""
+        (prompt,) = prompts
+        lengths = [len(samples) for samples, _ in prompt["multi_modal_data"]["audio"]]
+        if 0 in lengths:
+            raise ValueError("The audio [] (len=0) is too short to be represented inside the model")
+        places = [PlaceholderRange(offset=0, length=length) for length in lengths]
+        return [prompt | {"mm_placeholders": {"audio": places}}]
 
 
 def client_that_renders(renderer: FakeRenderer | None = None, *, max_model_len: int = 64) -> ArStageClient:
@@ -149,6 +165,22 @@ async def test_pieces_of_a_prompt_are_tokenised_by_themselves() -> None:
     assert prompt.token_ids == (0, *map(ord, "a<b>"))
     assert prompt.engine_input["multi_modal_data"] == {"audio": [(sound, 16_000)]}
     assert renderer.tokenised == ["a<b>", "a<", "b>"]
+
+
+@pytest.mark.parametrize(
+    ("samples", "code", "message"),
+    [
+        ([0.0, np.nan], "invalid_audio", "The audio has samples that are not finite numbers."),
+        ([-np.inf, 0.0], "invalid_audio", "The audio has samples that are not finite numbers."),
+        ([], "invalid_audio", "The audio is too short."),
+        ([0.0] * 51, "media_too_large", "This server takes media of up to 50 tokens each, but the audio has 51."),
+    ],
+)
+async def test_media_that_the_model_cannot_take_are_refused(samples: list[float], code: str, message: str) -> None:
+    audios = tuple((np.array(each, np.float32), 16_000) for each in ([0.0] * 50, samples))
+    with pytest.raises(InvalidRequestError) as error:
+        await client_that_renders().render(ThinkerPrompt("a", audios=audios))
+    assert (error.value.param, error.value.code, error.value.message) == ("messages", code, message)
 
 
 @pytest.mark.parametrize(
@@ -345,3 +377,41 @@ async def test_end_token_has_a_log_probability_where_the_text_shows_it(
     engine.queue.put(output)
     (got,) = [one async for one in stream.outputs()]
     assert [token.sampled.text for token in got.logprobs] == texts
+
+
+CHARACTER = tuple("語".encode())
+
+
+@pytest.mark.parametrize(
+    ("pieces", "reason", "text"),
+    [
+        pytest.param([((5,), "w5"), (CHARACTER[:2], "")], "length", "w5\ufffd", id="one character"),
+        pytest.param([((5, *CHARACTER[:2]), "w5")], "length", "w5\ufffd", id="in the last output"),
+        pytest.param([((5,), "w5"), (CHARACTER[:1] * 20, "")], "length", "w5" + "\ufffd" * 20, id="many"),
+        pytest.param([((5,), "w5"), ((*CHARACTER[:2], 8), "")], "stop", "w5\ufffd", id="before the end token"),
+        pytest.param([(CHARACTER[:2], ""), ((8,) * 20, "")], "length", "\ufffd", id="before special tokens"),
+        pytest.param([(CHARACTER[:2], ""), ((*CHARACTER[2:], *CHARACTER), "語語")], "length", "語語", id="whole"),
+        pytest.param([((5,), "w5"), ((*CHARACTER[:2], 5), "\ufffdw5")], "length", "w5\ufffdw5", id="in the middle"),
+        pytest.param([((5, *CHARACTER[:2]), "")], "a stop string", "", id="cut"),
+    ],
+)
+async def test_text_that_ends_inside_a_character_ends_with_a_replacement_character(
+    pieces: list[tuple[tuple[int, ...], str]], reason: str, text: str
+) -> None:
+    """vLLM gives no text for the beginning of a character."""
+    engine = FakeEngine()
+    stream = await client_of(engine).open("a", (1, 2), SamplingParams())
+    got = ""
+    outputs = stream.outputs()
+    for number, (token_ids, piece) in enumerate(pieces, 1):
+        is_last = number == len(pieces)
+        output = last_output("length" if reason == "length" else "stop", None)
+        completion = output.outputs[0]
+        completion.token_ids, completion.text = list(token_ids), piece
+        if not is_last:
+            completion.finish_reason, output.finished = None, False
+        elif reason == "a stop string":
+            completion.stop_reason = reason
+        engine.queue.put(output)
+        got += (await anext(outputs)).text
+    assert got == text

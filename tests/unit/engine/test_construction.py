@@ -1,176 +1,231 @@
-"""Engines that are given up while they are built; stand-ins for vLLM's, with processes of vLLM's name."""
+"""How an engine is built and given up; stand-ins for vLLM's engine and client, with processes and sockets."""
 
 import asyncio
-import contextlib
 import multiprocessing
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import zmq
+from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from omni_server.engine.construction import construct, end_engine_cores, pids_of_engine_cores
+from omni_server.engine import construction
+from omni_server.engine.construction import BuiltEngine, build_engine
 from omni_server.engine.progress import StartProgress
+from omni_server.engine.shared_leftovers import mapped_by
 from omni_server.errors import ConfigError
-from tests.unit.engine import fake_children
+from tests.unit.engine import fake_engine
 
-SLOW_S = 1.0
-"""What a constructor does before it starts its process; longer than the time that it is given."""
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
+Engine = Callable[[str], None]
+
+
+class Client:
+    """As vLLM's: its constructor returns when the engine has greeted it."""
+
+    made: list["Client"]
+
+    def __init__(self, config: Any, executor_class: Any, *, client_addresses: dict[str, str], **_: object) -> None:
+        self.is_shut_down = threading.Event()
+        Client.made.append(self)
+        with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
+            socket.bind(client_addresses["input_address"])
+            assert socket.poll(TIMEOUT_S * 1000)
+
+    def shutdown(self) -> None:
+        self.is_shut_down.set()
+
+
+class FailingClient(Client):
+    def __init__(self, *_: object, **__: object) -> None:
+        raise ValueError("block_size 7")
 
 
 class World:
-    def __init__(self) -> None:
-        self.num_building = 0
-        self.started: list[BaseProcess] = []
-        self.semaphores: list[Path] = []
-        self.others = pids_of_engine_cores()
-        """Engines of whoever else uses this process: pipelines of other tests live until the last one."""
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.processes: list[BaseProcess] = []
+        self.has_started = threading.Event()
+        self.start_s = 0.0
+        self.lines: list[str] = []
 
-    def core(self) -> BaseProcess:
-        return self._core(time.sleep, 600)
+    def runs(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+        """`engine` is what runs in place of vLLM's engine core."""
 
-    def core_with_a_semaphore(self) -> BaseProcess:
-        """As torch and tqdm make some while an engine starts."""
-        told, tells = multiprocessing.get_context("spawn").Pipe(duplex=False)
-        child = self._core(fake_children.hold_a_semaphore, tells)
-        assert told.poll(TIMEOUT_S)
-        self.semaphores.append(Path("/dev/shm") / f"sem.{told.recv().removeprefix('/')}")
-        return child
+        def start_process(run: object, environment: dict[str, str], arguments: dict[str, Any]) -> BaseProcess:
+            time.sleep(self.start_s)
+            address = arguments["handshake_address"]
+            process = multiprocessing.get_context("spawn").Process(target=engine, args=(address,))
+            process.start()
+            self.processes.append(process)
+            self.has_started.set()
+            return process
 
-    def _core(self, run: Callable[..., None], *args: Any) -> BaseProcess:
-        child = multiprocessing.get_context("spawn").Process(target=run, args=args, name="EngineCore")
-        child.start()
-        self.started.append(child)
-        return child
+        monkeypatch.setattr(construction, "start_process", start_process)
 
-    def cores(self) -> set[int]:
-        return pids_of_engine_cores() - self.others
+    async def build(
+        self, *, client_class: type[Client] = Client, timeout_s: float = TIMEOUT_S, name: str = "talker"
+    ) -> BuiltEngine[AsyncLLM]:
+        with StartProgress(self.lines.append) as progress:
+            progress.began(name)
+            return await build_engine(
+                name,
+                cast(type[AsyncLLM], client_class),
+                cast(AsyncEngineArgs, SimpleNamespace(create_engine_config=lambda: "config")),
+                environment={},
+                folder=self.folder,
+                timeout_s=timeout_s,
+                progress=progress,
+            )
 
-    def build(self) -> AsyncLLM:
-        """As vLLM's constructor does: waits until the process is ready or has ended."""
-        self.num_building += 1
-        try:
-            time.sleep(SLOW_S)
-            self.core().join()
-            raise RuntimeError("Engine core initialization failed")
-        finally:
-            self.num_building -= 1
+    def num_alive(self) -> int:
+        return sum(process.is_alive() for process in self.processes)
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
-    world = World()
-    yield world
-    for child in world.started:
-        child.kill()
-        child.join()
-    assert pids_of_engine_cores() >= world.others
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.setattr(construction, "Executor", SimpleNamespace(get_class=lambda config: None))
+    monkeypatch.setattr(Client, "made", [], raising=False)
+    with tempfile.TemporaryDirectory(prefix="t-") as folder:  # pytest's own paths are too long for sockets
+        world = World(Path(folder))
+        world.runs(fake_engine.become_ready, monkeypatch)
+        yield world
+        for process in world.processes:
+            process.kill()
+            process.join()
 
 
-async def build(
-    world: World, name: str, constructor: Callable[[], AsyncLLM], timeout_s: float, keep: frozenset[int] = frozenset()
-) -> AsyncLLM:
-    with StartProgress(lambda line: None) as progress:
-        progress.began(name)
-        return await construct(name, constructor, timeout_s, lambda: world.others | keep, progress)
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(TIMEOUT_S):
+        while not condition():  # noqa: ASYNC110 - threads and processes are looked at
+            await asyncio.sleep(0.01)
 
 
-async def test_stages_that_run_out_of_time_together_are_all_given_up(world: World) -> None:
+async def test_an_engine_that_greets_its_server_and_its_client_is_ready(world: World) -> None:
+    built = await world.build()
+    assert isinstance(built.client, Client)
+    assert built.processes.core_pid == world.processes[0].pid
+    assert not built.processes.has_ended
+
+
+async def test_stages_that_run_out_of_time_together_are_all_given_up(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.runs(fake_engine.never_become_ready, monkeypatch)
+
     async def all_stages() -> None:
         async with asyncio.TaskGroup() as group:
             for name in ("thinker", "talker", "code2wav"):
-                group.create_task(build(world, name, world.build, 0.1))
+                group.create_task(world.build(name=name, timeout_s=5.0))
 
     with pytest.raises(ExceptionGroup) as caught:
         await all_stages()
     assert isinstance(caught.value.exceptions[0], ConfigError)
-    assert world.num_building == 0
-    assert not world.cores()
+    await until(lambda: world.num_alive() == 0)
+    assert len(Client.made) == 3
+    await until(lambda: all(client.is_shut_down.is_set() for client in Client.made))
 
 
-async def test_being_cancelled_again_and_again_leaves_no_constructor_at_work(world: World) -> None:
-    task = asyncio.create_task(build(world, "talker", world.build, 60.0))
+async def test_a_stage_that_is_not_ready_in_time_says_how_far_it_came(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.runs(fake_engine.never_become_ready, monkeypatch)
+    expected = r"stage 'talker' was not ready after 1 s \(start_timeout_s\); it had come to: starting its process"
+    with pytest.raises(ConfigError, match=expected):
+        await world.build(timeout_s=1.0)
+    await until(lambda: world.num_alive() == 0)
+
+
+async def test_being_cancelled_again_and_again_leaves_no_process_and_no_client(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.runs(fake_engine.never_become_ready, monkeypatch)
+    task = asyncio.create_task(world.build())
+    await until(lambda: bool(Client.made))
     while not task.done():
-        await asyncio.sleep(0.05)
         task.cancel()
+        await asyncio.sleep(0.01)
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert world.num_building == 0
-    assert not world.cores()
+    assert world.num_alive() == 0
+    await until(Client.made[0].is_shut_down.is_set)
 
 
-async def test_engines_that_are_to_be_kept_live_on(world: World) -> None:
-    other = world.core()
-    keep = frozenset(world.cores())
-    with pytest.raises(ConfigError, match=r"stage 'talker' was not ready after 0\.1 s \(start_timeout_s\)"):
-        await build(world, "talker", world.build, 0.1, keep)
-    assert other.is_alive()
-    assert len(world.started) == 2
-    assert world.cores() == keep
-
-
-async def test_process_of_a_failed_constructor_is_ended(world: World) -> None:
-    def leaves_its_process() -> AsyncLLM:
-        world.core()
-        raise ValueError("block_size 7")
-
-    other = world.core()
-    keep = frozenset(world.cores())
-    with pytest.raises(ConfigError, match="stage 'talker' did not start: block_size 7"):
-        await build(world, "talker", leaves_its_process, 60.0, keep)
-    await end_engine_cores(world.others | keep)
-    assert other.is_alive()
-    assert world.cores() == keep
-
-
-async def test_engine_that_is_up_at_the_last_moment_is_shut_down(world: World) -> None:
-    shut_down = threading.Event()
-
-    class Engine:
-        def shutdown(self) -> None:
-            shut_down.set()
-
-    def in_the_end() -> AsyncLLM:
-        time.sleep(SLOW_S)
-        return cast(AsyncLLM, Engine())
-
-    with contextlib.suppress(ConfigError):
-        await build(world, "talker", in_the_end, 0.1)
-    assert shut_down.is_set()
-
-
-async def test_semaphores_of_an_engine_that_is_given_up_are_removed(world: World) -> None:
-    """Else they stay until the server ends, and Python says then that they were forgotten."""
-    has_semaphore = threading.Event()
-
-    def build_with_a_semaphore() -> AsyncLLM:
-        core = world.core_with_a_semaphore()
-        has_semaphore.set()
-        core.join()
-        raise RuntimeError("Engine core initialization failed")
-
-    task = asyncio.create_task(build(world, "talker", build_with_a_semaphore, 60.0))
-    assert await asyncio.to_thread(has_semaphore.wait, TIMEOUT_S)
-    assert [file.exists() for file in world.semaphores] == [True]
+async def test_a_process_that_comes_after_its_engine_was_given_up_is_ended(world: World) -> None:
+    world.start_s = 0.5
+    task = asyncio.create_task(world.build())
+    await asyncio.sleep(0.1)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert [file.exists() for file in world.semaphores] == [False]
+    assert not world.processes
+    await until(world.has_started.is_set)
+    await until(lambda: world.num_alive() == 0)
 
 
-async def test_semaphores_that_a_failed_constructor_leaves_are_removed(world: World) -> None:
-    def leaves_its_process() -> AsyncLLM:
-        world.core_with_a_semaphore()
-        raise ValueError("block_size 7")
+async def test_an_engine_that_ends_by_itself_is_told_from_one_that_is_slow(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.runs(fake_engine.fail, monkeypatch)
+    expected = r"stage 'talker' did not start: its engine process has ended \(exit code 3\)"
+    with pytest.raises(ConfigError, match=expected):
+        await world.build()
 
-    with pytest.raises(ConfigError):
-        await build(world, "talker", leaves_its_process, 60.0)
-    assert [file.exists() for file in world.semaphores] == [True]
-    await end_engine_cores(world.others)
-    assert [file.exists() for file in world.semaphores] == [False]
-    assert not world.cores()
+
+async def test_the_process_of_a_client_that_fails_is_ended(world: World) -> None:
+    with pytest.raises(ConfigError, match="stage 'talker' did not start: block_size 7"):
+        await world.build(client_class=FailingClient)
+    assert world.num_alive() == 0
+
+
+async def test_semaphores_of_an_engine_that_is_given_up_are_removed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else they stay until the server ends, and Python says then that they were forgotten."""
+    world.runs(fake_engine.hold_a_semaphore, monkeypatch)
+    task = asyncio.create_task(world.build())
+
+    def semaphores() -> frozenset[str]:
+        return mapped_by([process.pid for process in world.processes if process.pid is not None])
+
+    await until(lambda: bool(semaphores()))
+    held = semaphores()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not [name for name in held if (Path("/dev/shm") / name).exists()]
+
+
+class SlowClient(Client):
+    """Does not look at its socket before the engine has died."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        time.sleep(2.0)
+        super().__init__(*arguments, **options)
+
+
+async def test_an_engine_that_dies_as_soon_as_it_is_ready_is_noticed_at_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.runs(fake_engine.become_ready_and_fail, monkeypatch)
+    expected = r"stage 'talker' did not start: its engine process has ended \(exit code 3\)"
+    with pytest.raises(ConfigError, match=expected):
+        await world.build(client_class=SlowClient)
+    await until(lambda: bool(Client.made) and Client.made[0].is_shut_down.is_set())
+
+
+class ImpatientClient(Client):
+    def __init__(self, *_: object, **__: object) -> None:
+        raise TimeoutError("Timed out waiting for engine core processes to start.")
+
+
+async def test_a_time_limit_of_vllm_is_not_taken_for_ours(world: World) -> None:
+    with pytest.raises(ConfigError, match="stage 'talker' did not start: Timed out waiting for engine core"):
+        await world.build(client_class=ImpatientClient)

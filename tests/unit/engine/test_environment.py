@@ -85,3 +85,13 @@ def test_no_folder_for_temporary_files_is_told_wherever_compiled_code_goes(
     environment["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path)
     with pytest.raises(ConfigError, match="set TMPDIR"):
         set_engine_environment(CPU)
+
+
+def test_nothing_is_compiled_where_no_model_is(environment: dict[str, str]) -> None:
+    """vLLM would compile helpers of its sampler when the first request needs them."""
+    set_engine_environment(CPU)
+    assert environment["TORCHDYNAMO_DISABLE"] == "1"
+    environment.clear()
+    thinker = CPU.stages["thinker"].model_copy(update={"engine_args": {}})
+    set_engine_environment(CPU.model_copy(update={"stages": {**CPU.stages, "thinker": thinker}}))
+    assert "TORCHDYNAMO_DISABLE" not in environment

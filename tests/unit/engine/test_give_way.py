@@ -9,6 +9,9 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from omni_server.config.stage_config import StageConfig
+from omni_server.engine import fork_server, stage_launcher
+from omni_server.engine.construction import BuiltEngine
+from omni_server.engine.engine_processes import EngineProcesses
 from omni_server.engine.give_way import give_way_specs
 from omni_server.engine.launcher import start_engines
 from omni_server.family import FamilyModel, ModelFamily
@@ -88,14 +91,15 @@ def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, AsyncEngineArgs]:
     """The arguments of every engine that is built, by the name under which its worker reports."""
     arguments: dict[str, AsyncEngineArgs] = {}
 
-    def from_engine_args(cls: type, engine_args: AsyncEngineArgs) -> object:
+    async def build_engine(name: str, _: type, engine_args: AsyncEngineArgs, **__: object) -> BuiltEngine[AsyncLLM]:
         runtime = engine_args.additional_config
         assert isinstance(runtime, StageRuntimeConfig | DiffusionRuntimeConfig)
         assert runtime.progress is not None
         arguments[runtime.progress.stage] = engine_args
-        return object()
+        return BuiltEngine(cast(AsyncLLM, object()), cast(EngineProcesses, None))
 
-    monkeypatch.setattr(AsyncLLM, "from_engine_args", classmethod(from_engine_args))
+    monkeypatch.setattr(stage_launcher, "build_engine", build_engine)
+    monkeypatch.setattr(fork_server, "start", lambda family: None)
     return arguments
 
 

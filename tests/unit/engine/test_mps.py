@@ -1,6 +1,5 @@
 """The Multi-Process Service daemon, with a stand-in for NVIDIA's program."""
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -56,9 +55,7 @@ def test_children_are_clients_of_a_daemon_that_leaves_nothing_behind(install) ->
     install(WORKING)
     daemon = start_mps(config())
     assert daemon is not None
-    with daemon.for_children():
-        assert os.environ[PIPE_VARIABLE] == str(daemon.directory)
-    assert PIPE_VARIABLE not in os.environ
+    assert daemon.variables()[PIPE_VARIABLE] == str(daemon.directory)
     pid = int((daemon.directory / "pid").read_text())
     assert is_running(pid)
     daemon.stop()

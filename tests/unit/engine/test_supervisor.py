@@ -1,11 +1,10 @@
 """What happens from the death of an engine to the next one, in order; without engines."""
 
 import asyncio
-import contextlib
 import gc
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,6 +13,8 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from omni_server.config.stage_config import SupervisionConfig
 from omni_server.engine import health_watch, supervisor
+from omni_server.engine.construction import BuiltEngine
+from omni_server.engine.engine_processes import EngineProcesses
 from omni_server.engine.launcher import Engines
 from omni_server.engine.stage_client import StageClient
 from omni_server.engine.stage_launcher import StageLauncher
@@ -31,16 +32,15 @@ class World:
 
     def __init__(self) -> None:
         self.events: list[str] = []
-        self.client = Client("talker", self.engine())
+        self.client = Client("talker", self.built())
         self.build_errors: list[Exception] = []
         self.may_build = asyncio.Event()
         self.may_build.set()
         self.do_end = True
         self.end_s = 0.0
 
-    @staticmethod
-    def engine() -> AsyncLLM:
-        return cast(AsyncLLM, SimpleNamespace(errored=False))
+    def built(self) -> BuiltEngine[AsyncLLM]:
+        return BuiltEngine(cast(AsyncLLM, SimpleNamespace(errored=False)), cast(EngineProcesses, Processes(self)))
 
     def die(self) -> None:
         cast(Any, self.client.engine).errored = True
@@ -50,24 +50,17 @@ class World:
     def clients(self) -> list[Client]:
         return [self.client]
 
-    def attach(self, name: str, engine: AsyncLLM) -> None:
+    def attach(self, name: str, built: BuiltEngine[AsyncLLM]) -> None:
         self.events.append("attached")
-        self.client.attach(engine)
+        self.client.attach(built)
 
     def end_blocks_of(self, stage: str) -> int:
         self.events.append("blocks ended")
         return 0
 
-    def pids(self) -> dict[str, int]:
-        return {}
-
     # StageLauncher
 
-    @contextlib.contextmanager
-    def environment(self) -> Iterator[None]:
-        yield
-
-    async def build(self, name: str, progress: object, keep: Callable[[], set[int]]) -> AsyncLLM:
+    async def build(self, name: str, progress: object) -> BuiltEngine[AsyncLLM]:
         self.events.append("build")
         try:
             await self.may_build.wait()
@@ -76,7 +69,7 @@ class World:
             raise
         if self.build_errors:
             raise self.build_errors.pop(0)
-        return self.engine()
+        return self.built()
 
 
 class Processes:
@@ -112,8 +105,6 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
     world = World()
     monkeypatch.setattr(health_watch, "POLL_S", 0.001)
-    monkeypatch.setattr(supervisor, "EngineProcesses", lambda core: Processes(world))
-    monkeypatch.setattr(supervisor, "core_process", lambda engine: engine)
     monkeypatch.setattr(supervisor, "close_frontend", close_frontend)
     monkeypatch.setattr(gc, "collect", lambda: 0)  # of all that a test run has imported: seconds
     return world

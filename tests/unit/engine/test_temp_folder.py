@@ -41,9 +41,9 @@ def test_only_its_user_may_enter_it_and_it_is_removed_with_all_that_is_in_it(par
 
 def test_engines_put_their_files_there_and_compiled_code_where_the_next_start_finds_it(parent: Path) -> None:
     folder = TempFolder()
-    with folder.for_children():
-        assert os.environ["TMPDIR"] == os.environ["VLLM_RPC_BASE_PATH"] == str(folder.path)
-        assert Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).parent == parent
+    variables = folder.variables()
+    assert variables["TMPDIR"] == variables["VLLM_RPC_BASE_PATH"] == str(folder.path)
+    assert Path(variables["TORCHINDUCTOR_CACHE_DIR"]).parent == parent
     assert not os.environ.keys() & set(VARIABLES)
     assert tempfile.gettempdir() == str(parent), "this process goes on as before"
     folder.remove()
@@ -53,10 +53,7 @@ def test_what_the_operator_has_set_stays(parent: Path, monkeypatch: pytest.Monke
     for name in VARIABLES:
         monkeypatch.setenv(name, f"/of/the/operator/{name}")
     folder = TempFolder()
-    with folder.for_children():
-        assert os.environ["VLLM_RPC_BASE_PATH"] == "/of/the/operator/VLLM_RPC_BASE_PATH"
-        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/of/the/operator/TORCHINDUCTOR_CACHE_DIR"
-    assert os.environ["TMPDIR"] == "/of/the/operator/TMPDIR"
+    assert folder.variables() == {"TMPDIR": str(folder.path)}
     folder.remove()
 
 

@@ -21,31 +21,40 @@ from omni_server.protocol.ending import ending_marker
 GRACE_S = 10.0
 """For an orderly end; the process is killed after it."""
 
-_started = threading.Event()
+_watches = threading.Event()
+_filters_sigterm = threading.Event()
 _is_orphan = threading.Event()
 
 
-def end_with_parent() -> None:
-    """Watch the process that spawned this one; harmless to call again and in a process without such a parent."""
+def watch_parent() -> None:
+    """End this process with the one that started it; harmless to call again, and in a process without such a parent."""
     parent = multiprocessing.parent_process()
-    if parent is None or _started.is_set():
+    if parent is None or _watches.is_set():
         return
-    _started.set()
+    _watches.set()
     os.setpgid(0, 0)
-    _heed_sigterm_from_the_server_only()
     threading.Thread(target=_watch, args=(parent.sentinel,), name="parent watch", daemon=True).start()
+
+
+def end_with_parent() -> None:
+    """`watch_parent`, and heed SIGTERM from the server only. To be called in the main thread, when vLLM has set its own
+    handler; harmless to call again."""
+    watch_parent()
+    if _watches.is_set() and not _filters_sigterm.is_set():
+        _filters_sigterm.set()
+        _heed_sigterm_from_the_server_only()
 
 
 def _watch(sentinel: int) -> None:
     wait([sentinel])
     _is_orphan.set()
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(GRACE_S)
+    if signal.getsignal(signal.SIGTERM) != signal.SIG_IGN:  # else the engine has only just been forked
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(GRACE_S)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _heed_sigterm_from_the_server_only() -> None:
-    """In the main thread, when vLLM has set its own handler."""
     before = signal.getsignal(signal.SIGTERM)
     marker = ending_marker(Path(tempfile.gettempdir()))
 

@@ -1,0 +1,46 @@
+"""The program `omni-server`: a Ctrl-C while Python still imports the commands ends it without a traceback."""
+
+import atexit
+import os
+import signal
+import sys
+from types import FrameType
+
+
+def run() -> None:
+    """Run one command and end the process with its exit code."""
+    _end_at_once_on_signals()
+    # The threads of OpenBLAS, which NumPy starts when it is imported, would keep engines from being forked from here.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    from omni_server.cli.main import main
+
+    if sys.argv[1:2] != ["serve"]:  # which has its own handlers once there is something to clear away
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _end_process(main())
+
+
+def _end_at_once_on_signals() -> None:
+    """From now on SIGINT and SIGTERM end this process at the next bytecode, with 130 and 143."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _end)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    os._exit(128 + number)
+
+
+def _end_process(code: int) -> None:
+    """Without taking the interpreter down, which takes seconds where vLLM has been imported, and which threads must not
+    see that were left to themselves when a start was given up."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,139 @@
+"""The process that engines are forked from: it has imported vLLM, has touched no device and has started no thread.
+
+Importing vLLM takes seconds of a core. A forked engine starts without them, after a crash too, and shares the memory of
+what was imported. Python's own fork server (`multiprocessing.forkserver`) does the work; this module decides where its
+process comes from. A program with one thread forks it from itself (`fork_from_here`), so that server and engines import
+once: `omni-server serve` does. For other programs Python starts it as a new interpreter, which imports again (`start`).
+"""
+
+import atexit
+import gc
+import importlib
+import logging
+import multiprocessing
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing import forkserver
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from omni_server.engine.temp_folder import TempFolder
+from omni_server.family import ModelFamily
+
+logger = logging.getLogger(__name__)
+
+ENGINE_NAME = "EngineCore"
+"""Name of an engine's process, as vLLM calls it."""
+
+THREAD_TIMEOUT_S = 1.0
+
+_SHIELD = "omni_server.engine.fork_server_process"
+
+_MODULES = (
+    "vllm.v1.engine.core",
+    "vllm.v1.executor.uniproc_executor",
+    "omni_server.engine.engine_main",
+    "stages.runtime.ar_worker",
+    "stages.runtime.diffusion_worker",
+    "stages.runtime.row_scheduling",
+    "stages.runtime.joint_batches",
+)
+"""What the engines of all families import; loaded by name, as vLLM loads our classes."""
+
+
+def import_engine_modules(family: ModelFamily) -> None:
+    """What engines of `family` need; takes seconds. vLLM must find the environment that it is to see."""
+    for module in _modules(family):
+        importlib.import_module(module)
+
+
+def fork_from_here(family: ModelFamily) -> None:
+    """Make a copy of this process the fork server, after `import_engine_modules`.
+
+    A process with more than one thread is not forked: a lock that another one holds would stay locked in the copy.
+    Then a new interpreter starts, as by `start`.
+    """
+    if not _can_fork():
+        return
+    if _num_threads() > 1:
+        logger.info("this process has threads: engines are forked from a new interpreter, which imports vLLM again")
+        start(family)
+        return
+    folder = TempFolder()  # removed by the fork server, which outlives this process by a moment
+    address = str(folder.path / "fork-server")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+        is_alive, alive = os.pipe()  # readable when all processes that may ask for engines have ended
+        pid = os.fork()
+        if pid == 0:
+            os.close(alive)
+            _serve(listener, is_alive, folder)
+    os.close(is_alive)
+    # The standard library has no public way to take a process for the fork server that it did not start.
+    vars(forkserver._forkserver).update(  # type: ignore[attr-defined]
+        _forkserver_address=address, _forkserver_alive_fd=alive, _forkserver_pid=pid
+    )
+
+
+def start(family: ModelFamily) -> None:
+    """Have Python start the fork server, unless there is one; it imports while this process goes on."""
+    if not _can_fork():
+        return
+    multiprocessing.set_forkserver_preload([_SHIELD, *_modules(family)])
+    forkserver.ensure_running()
+
+
+def start_process(run: Callable[..., None], *arguments: object) -> BaseProcess:
+    """A forked child that runs `run(*arguments)`. Blocks while the fork server imports.
+
+    Raises `OSError` or `EOFError` if there is no fork server any more.
+    """
+    kind = (
+        multiprocessing.get_context("forkserver").Process
+        if _can_fork()
+        else multiprocessing.get_context("spawn").Process
+    )
+    process = kind(target=run, args=arguments, name=ENGINE_NAME)
+    process.start()
+    return process
+
+
+@atexit.register
+def _kill_engines() -> None:
+    """Those of a program that ends without closing its `Omni`. multiprocessing would wait for them, and they wait for
+    this process; its own function for the end is registered earlier, so it runs later."""
+    for child in multiprocessing.active_children():
+        if child.name == ENGINE_NAME:
+            child.kill()
+
+
+def _serve(listener: socket.socket, is_alive: int, folder: TempFolder) -> None:
+    importlib.import_module(_SHIELD)
+    gc.freeze()
+    try:
+        forkserver.main(listener.detach(), is_alive, [])
+    finally:
+        # Only in the fork server itself: the standard library ends the children by `os._exit`, too.
+        folder.remove()
+        os._exit(0)
+
+
+def _can_fork() -> bool:
+    """torch counts the instances of a partitioned GPU by means of the CUDA driver, which no forked process can use
+    after that. Engines are new interpreters then."""
+    return not os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-")
+
+
+def _num_threads() -> int:
+    """Of this process, native ones included. One that has been joined takes a moment to disappear."""
+    deadline = time.monotonic() + THREAD_TIMEOUT_S
+    while (number := len(list(Path("/proc/self/task").iterdir()))) > 1 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return number
+
+
+def _modules(family: ModelFamily) -> Sequence[str]:
+    return (*_MODULES, *family.engine_modules)

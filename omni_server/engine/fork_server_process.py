@@ -1,0 +1,10 @@
+"""Shields the fork server from signals; imported for that, first of all, in its process only.
+
+A Ctrl-C in a terminal and a service manager's SIGTERM reach every process. The fork server ends when nobody is left who
+may ask it for engines.
+"""
+
+import signal
+
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)

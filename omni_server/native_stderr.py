@@ -1,0 +1,183 @@
+"""What native libraries write to standard error, as lines of the log: in its format, and not more than a few.
+
+C and C++ libraries write to file descriptor 2, past Python's logging. Some write a line for each fault of what a client
+has sent, so that a small request makes megabytes. Here the descriptor becomes a pipe, which a thread reads. The log
+itself and everything else that Python prints go to the real standard error as before.
+"""
+
+import atexit
+import contextlib
+import faulthandler
+import fcntl
+import io
+import logging
+import os
+import select
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+
+from omni_server.log_format import TEXT_FORMAT
+
+logger = logging.getLogger("native")
+
+MAX_LINES = 20
+"""Logged in a period of `PERIOD_S`; of the others the number is."""
+PERIOD_S = 10.0
+MAX_LINE_CHARS = 500
+_PIPE_BYTES = 1 << 20
+"""As much as Linux allows. What finds the pipe full is lost, and `std::cerr` is silent after that: a library that
+waited for the reader, which needs the interpreter's lock, might itself hold that lock."""
+_READ_BYTES = 1 << 16
+_PARTIAL_LINE_S = 1.0
+"""A line whose end has not come after this time is logged as it is."""
+_LAST_LINES_S = 1.0
+"""At the end of the process, the reader gets this long for what has been written."""
+
+_STDERR = 2
+
+
+@dataclass
+class _Redirection:
+    raw: io.FileIO
+    """Under `sys.stderr`: its descriptor is `real` while this lasts."""
+    real: int
+    """What descriptor 2 was."""
+    read_end: int
+    write_end: int
+    reader: threading.Thread = field(init=False)
+    is_ending: threading.Event = field(default_factory=threading.Event)
+
+
+_redirection: _Redirection | None = None
+_lock = threading.Lock()
+
+
+def redirect_native_stderr() -> None:
+    """Once in each process, after logging was set up; harmless to call again. A process that was forked from one that
+    did starts without. Where `sys.stderr` is not Python's own for descriptor 2, everything stays as it is."""
+    global _redirection
+    with _lock:
+        raw = _raw_stderr()
+        if _redirection is not None or raw is None:
+            return
+        if not logger.hasHandlers():  # in an engine, where vLLM sets up loggers of its own only
+            handler = logging.StreamHandler(sys.stderr)
+            handler.setFormatter(logging.Formatter(TEXT_FORMAT))
+            logger.addHandler(handler)
+        read_end, write_end = os.pipe()
+        os.set_blocking(write_end, False)
+        with contextlib.suppress(OSError):  # beyond what the system allows its user
+            fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        _redirection = _Redirection(raw, os.dup(_STDERR), read_end, write_end)
+        _point(raw, _redirection.real)
+        # What a library says when it aborts the process is lost; this tells where it was.
+        faulthandler.enable(file=_redirection.real)
+        _redirection.reader = threading.Thread(
+            target=_read, args=(read_end, _redirection.is_ending), name="native stderr", daemon=True
+        )
+        _redirection.reader.start()
+        os.dup2(write_end, _STDERR)
+
+
+def _raw_stderr() -> io.FileIO | None:
+    """The unbuffered end of `sys.stderr`, if that is descriptor 2."""
+    buffer = sys.stderr.buffer if isinstance(sys.stderr, io.TextIOWrapper) else None
+    raw = buffer.raw if isinstance(buffer, io.BufferedWriter) else buffer
+    return raw if isinstance(raw, io.FileIO) and raw.fileno() == _STDERR else None
+
+
+def _point(raw: io.FileIO, descriptor: int) -> None:
+    """In place: handlers of the log hold the stream, some of them since before this module was imported."""
+    raw.__init__(descriptor, "w", closefd=False)  # type: ignore[misc]
+
+
+def _read(read_end: int, is_ending: threading.Event) -> None:
+    log = _LimitedLog()
+    poll = select.poll()
+    poll.register(read_end, select.POLLIN)
+    rest = b""
+    while True:
+        wait_s = _PARTIAL_LINE_S if rest else log.wait_s()
+        if not poll.poll(None if wait_s is None else 1000 * wait_s):
+            log.write([rest] if rest else [])
+            rest = b""
+            continue
+        *lines, rest = (rest + os.read(read_end, _READ_BYTES)).split(b"\n")
+        rest = rest[: 4 * MAX_LINE_CHARS]  # more is not shown
+        log.write(lines)
+        if is_ending.is_set() and not poll.poll(0):
+            log.write([rest])
+            log.end_period()
+            return
+
+
+class _LimitedLog:
+    def __init__(self) -> None:
+        self._period_ends = 0.0
+        self._num_logged = 0
+        self._num_dropped = 0
+
+    def wait_s(self) -> float | None:
+        """Until the number of dropped lines is to be told; None if there is none."""
+        return max(self._period_ends - time.monotonic(), 0.0) if self._num_dropped else None
+
+    def write(self, lines: list[bytes]) -> None:
+        now = time.monotonic()
+        if now >= self._period_ends:
+            self.end_period()
+            self._period_ends = now + PERIOD_S
+        for line in filter(None, lines):
+            if self._num_logged == MAX_LINES:
+                self._num_dropped += 1
+            else:
+                self._num_logged += 1
+                logger.warning("%s", _shown(line))
+
+    def end_period(self) -> None:
+        if self._num_dropped:
+            logger.warning("%d more lines of native libraries were dropped", self._num_dropped)
+        self._num_logged = self._num_dropped = 0
+
+
+def _shown(line: bytes) -> str:
+    text = line[: 4 * MAX_LINE_CHARS].decode(errors="replace").rstrip()
+    shown = "".join(character if character.isprintable() else " " for character in text[:MAX_LINE_CHARS])
+    return shown + ("..." if len(text) > MAX_LINE_CHARS else "")
+
+
+def _restore(redirection: _Redirection) -> None:
+    os.dup2(redirection.real, _STDERR)
+    faulthandler.enable(file=_STDERR)
+    _point(redirection.raw, _STDERR)
+    os.close(redirection.real)
+
+
+@atexit.register
+def _end() -> None:
+    """What libraries write when Python itself ends goes to the real standard error."""
+    global _redirection
+    redirection, _redirection = _redirection, None
+    if redirection is None:
+        return
+    os.dup2(redirection.real, _STDERR)
+    redirection.is_ending.set()
+    with contextlib.suppress(BlockingIOError):
+        os.write(redirection.write_end, b"\n")  # or the reader would wait for something to read
+    redirection.reader.join(_LAST_LINES_S)
+    _restore(redirection)
+
+
+def _after_fork() -> None:
+    """The reader is in the other process."""
+    global _redirection, _lock
+    _lock = threading.Lock()
+    redirection, _redirection = _redirection, None
+    if redirection is not None:
+        _restore(redirection)
+        os.close(redirection.read_end)
+        os.close(redirection.write_end)
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,66 @@
+"""Ctrl-C and SIGTERM before the server is ready: it ends at once and in silence, with the usual exit code."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.integration.server_process import ROOT, wait_until
+
+END_TIMEOUT_S = 60.0
+
+When = Callable[[Path], bool]
+
+
+def at_once(log: Path) -> bool:
+    """Python still imports the command line."""
+    return True
+
+
+def while_it_imports(log: Path) -> bool:
+    return "importing PyTorch and vLLM" in log.read_text()
+
+
+def while_engines_start(log: Path) -> bool:
+    return "thinker: starting" in log.read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("when", [at_once, while_it_imports, while_engines_start])
+def test_a_server_that_is_not_ready_ends_at_once_and_in_silence(
+    when: When, number: signal.Signals, checkpoint: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "log.txt"
+    command = [sys.executable, "-m", "omni_server.cli.entry", "serve", str(checkpoint), "--port", "0"]
+    with log.open("wb") as output:
+        server = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, start_new_session=True)
+    try:
+        time.sleep(0.3)  # Python itself has started
+        wait_until(lambda: when(log), END_TIMEOUT_S, log.read_text)
+        os.killpg(server.pid, number)  # as a terminal and a service manager do
+        assert server.wait(END_TIMEOUT_S) == 128 + number
+        text = log.read_text()
+        assert "Traceback" not in text
+        assert "rror" not in text.replace("uvicorn.error", "")
+        assert "leaked" not in text
+        wait_until(lambda: not processes_of_group(server.pid), END_TIMEOUT_S)
+    finally:
+        server.kill()
+        server.wait()
+
+
+def processes_of_group(group: int) -> list[int]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended
+            continue
+        if int(fields[3]) == group and fields[0] != "Z":  # the session: engines have groups of their own
+            found.append(int(folder.name))
+    return found

@@ -1,0 +1,77 @@
+"""The environment that an engine's process gets."""
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from vllm.utils.torch_utils import OMP_NUM_THREADS_SET_BY_VLLM, available_cpu_count
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from omni_server.config.load import find_shipped_config, load_stage_config
+from omni_server.engine import stage_launcher
+from omni_server.engine.construction import BuiltEngine
+from omni_server.engine.engine_processes import EngineProcesses
+from omni_server.engine.mps import MpsDaemon
+from omni_server.engine.progress import StartProgress
+from omni_server.engine.stage_launcher import StageLauncher
+from omni_server.engine.temp_folder import TempFolder
+from omni_server.family import ModelFamily
+
+CONFIG = load_stage_config(find_shipped_config("qwen2_5_omni.demo-cpu"))
+
+
+@pytest.fixture
+def environments(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
+    """Of each engine that is built."""
+    built: list[dict[str, str]] = []
+
+    async def build_engine(*_: Any, environment: dict[str, str], **__: Any) -> BuiltEngine[AsyncLLM]:
+        built.append(environment)
+        return BuiltEngine(cast(AsyncLLM, object()), cast(EngineProcesses, None))
+
+    monkeypatch.setattr(stage_launcher, "build_engine", build_engine)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv(OMP_NUM_THREADS_SET_BY_VLLM, raising=False)
+    return built
+
+
+async def build(folder: Path, mps: object = None) -> None:
+    temp = SimpleNamespace(path=folder, check_room=lambda: None, variables=lambda: {"TMPDIR": str(folder)})
+    family = SimpleNamespace(hf_overrides=lambda stage: None)
+    launcher = StageLauncher(
+        folder,
+        CONFIG,
+        cast(ModelFamily, family),
+        queues={},
+        temp=cast(TempFolder, temp),
+        mps=cast(MpsDaemon, mps),
+        load_format="dummy",
+    )
+    with StartProgress(lambda line: None) as progress:
+        await launcher.build("thinker", progress)
+
+
+async def test_engines_share_the_cores_while_they_load_and_vllm_may_reduce_them_later(
+    environments: list[dict[str, str]], tmp_path: Path
+) -> None:
+    await build(tmp_path)
+    assert environments[0]["OMP_NUM_THREADS"] == str(max(1, available_cpu_count() // len(CONFIG.stages)))
+    assert environments[0][OMP_NUM_THREADS_SET_BY_VLLM] == "1"
+    assert environments[0]["TMPDIR"] == str(tmp_path)
+    assert not os.environ.keys() & {"OMP_NUM_THREADS", OMP_NUM_THREADS_SET_BY_VLLM}, "the server goes on as it was"
+
+
+async def test_threads_that_the_operator_has_set_stay(
+    environments: list[dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    await build(tmp_path)
+    assert environments[0]["OMP_NUM_THREADS"] == "3"
+    assert OMP_NUM_THREADS_SET_BY_VLLM not in environments[0]
+
+
+async def test_engines_are_clients_of_the_servers_mps(environments: list[dict[str, str]], tmp_path: Path) -> None:
+    await build(tmp_path, SimpleNamespace(variables=lambda: {"CUDA_MPS_PIPE_DIRECTORY": "/pipes"}))
+    assert environments[0]["CUDA_MPS_PIPE_DIRECTORY"] == "/pipes"
