@@ -38,8 +38,18 @@ class RequestTooLargeError(InvalidRequestError):
     code = "request_too_large"
 
 
+class UrlTooLongError(InvalidRequestError):
+    status = 414
+    code = "url_too_long"
+
+
+class HeadersTooLargeError(InvalidRequestError):
+    status = 431
+    code = "headers_too_large"
+
+
 class UploadTimeoutError(InvalidRequestError):
-    """The body of the request did not arrive in time."""
+    """The request did not arrive in time."""
 
     status = 408
     code = "upload_timeout"

@@ -182,6 +182,9 @@ class OmniRequest:
     tools: ToolUse | None = None
     """With speech: only what the answer says before its first call is spoken."""
     structured_output: StructuredOutput | None = None
+    can_be_shortened: bool = False
+    """The caller has a shorter prompt to try: one that leaves less room than the thinker's default `max_tokens`
+    is refused with `context_length_exceeded`. Without it the answer gets the room that is left."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from omni_server.api.auth import ApiKeys, AuthMiddleware, OpenPaths
 from omni_server.api.body_limits import BodyBudget, BodyLimitMiddleware
 from omni_server.api.chat import chat_router
 from omni_server.api.config import ApiConfig
-from omni_server.api.cors import CorsHeaders, WebSocketOriginMiddleware
+from omni_server.api.cors import CorsHeaders, CrossSiteMiddleware
 from omni_server.api.errors import install_error_handlers
 from omni_server.api.health import health_router
 from omni_server.api.limits import Admission, AdmissionMiddleware
@@ -22,6 +22,7 @@ from omni_server.api.speech import speech_router
 from omni_server.api.state import ServerState
 from omni_server.api.transcriptions import transcriptions_router
 from omni_server.api.unsent import UnsentBudget
+from omni_server.api.web.docs_page import docs_router
 from omni_server.api.web.page import page_router
 
 
@@ -41,6 +42,8 @@ def create_app(state: ServerState, config: ApiConfig) -> FastAPI:
         description="OpenAPI knows no WebSockets: `/v1/realtime`, OpenAI's realtime API, is served as well.",
         version=__version__,
         openapi_url="/openapi.json" if config.docs else None,
+        docs_url=None,  # `docs_router` serves it without a CDN
+        redoc_url=None,
         redirect_slashes=False,
         root_path=config.root_path,
     )
@@ -53,6 +56,8 @@ def create_app(state: ServerState, config: ApiConfig) -> FastAPI:
     app.include_router(health_router(state, admission))
     app.include_router(metrics_router(state, admission))
     app.include_router(page_router())
+    if config.docs:
+        app.include_router(docs_router())
     app.include_router(realtime_router(state, config))
     # The one added last is outermost.
     app.add_middleware(
@@ -66,12 +71,12 @@ def create_app(state: ServerState, config: ApiConfig) -> FastAPI:
     open_paths = OpenPaths(metrics_need_key=config.metrics_need_key, public_voice_lists=config.public_voice_lists)
     app.add_middleware(AuthMiddleware, keys=keys, open_paths=open_paths)
     if not keys:
-        app.add_middleware(WebSocketOriginMiddleware, allowed_origins=config.cors.allowed_origins)
+        app.add_middleware(CrossSiteMiddleware, allowed_origins=config.cors.allowed_origins)
     if is_local_only(config):
         app.add_middleware(HostMiddleware, allowed_origins=config.cors.allowed_origins)
     app.add_middleware(UnexpectedErrorMiddleware)
     if config.cors.allowed_origins:
         app.add_middleware(CorsHeaders, rules=config.cors)
     app.add_middleware(RequestIdMiddleware, metrics=state.metrics, is_logged=config.access_log, tracer=state.tracer)
-    install_openapi(app, needs_key=open_paths.exclude if keys else None, checks_host=is_local_only(config))
+    install_openapi(app, needs_key=open_paths.exclude if keys else None)
     return app

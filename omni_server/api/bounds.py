@@ -28,6 +28,14 @@ Metadata = Annotated[
 ]
 
 
+def _without_fraction(value: object) -> object:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Integer = Annotated[int, BeforeValidator(_without_fraction)]
+"""Takes 5.0 as well: JSON Schema, in which the API is described, calls that an integer."""
+
+
 class ExactModel(BaseModel):
     """JSON's types as they are, and no unknown key: the first one is told."""
 

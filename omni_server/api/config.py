@@ -34,6 +34,14 @@ class ApiConfig:
     """Requests and WebSocket sessions under `/v1/` that run or wait; more are answered with 503. 0 is no limit."""
     max_concurrency_per_key: int = 0
     """Of these, the most that one API key may have; more are answered with 429. 0 is no limit."""
+    max_header_bytes: int = 64 * 1024
+    """Of all header fields of a request, and the trailers of its body; larger ones are answered with 431."""
+    max_header_fields: int = 100
+    """More header fields, trailers included, are answered with 431."""
+    max_url_bytes: int = 16 * 1024
+    """Longer URLs are answered with 414."""
+    header_timeout_s: float = 30.0
+    """Time for a request's headers to arrive, from their first byte on; slower ones are answered with 408."""
     max_body_bytes: int = 128 * 1024 * 1024
     """Larger request bodies are answered with 413."""
     body_timeout_s: float = 60.0
@@ -51,7 +59,8 @@ class ApiConfig:
     allowed_local_media_path: Path | None = None
     """Folder below which `file:` URLs in requests may name files; None allows no `file:` URL."""
     allowed_media_domains: tuple[str, ...] = ()
-    """Hosts that http(s) URLs in requests may name; see `omni_server.media.source.MediaSource`."""
+    """Hosts that http(s) URLs in requests may name, each with or without a port; see
+    `omni_server.media.source.MediaSource`."""
     media_limits: MediaLimits = field(default_factory=MediaLimits)
     media_threads: int = 2
     """Media items that are decoded at the same time."""
@@ -97,4 +106,4 @@ class ApiConfig:
     otlp_traces_endpoint: str | None = None
     """URL of a collector that takes OpenTelemetry's traces over HTTP; None traces nothing."""
     docs: bool = True
-    """Serve `/docs`, `/redoc` and `/openapi.json`."""
+    """Serve `/docs` and `/openapi.json`."""

@@ -49,27 +49,49 @@ class CorsHeaders(CORSMiddleware):
         return error_response(refusal, kept)
 
 
-class WebSocketOriginMiddleware:
-    """403 for WebSockets that a browser opens on behalf of another web site.
+class CrossSiteMiddleware:
+    """403 for requests that a browser sends on behalf of another web site, WebSockets included.
 
-    CORS does not cover WebSockets: without this, any page that somebody has open could talk to a server on their
-    machine that needs no key. Programs that are no browsers send no `Origin`.
+    CORS keeps other sites from reading answers, but not from sending requests that need no preflight (a form with a
+    file, for example) or from opening WebSockets: without this, any page that somebody has open could make a server on
+    their machine that needs no key work for it. Links from other sites still work. Programs that are not browsers send
+    neither `Sec-Fetch-Site` nor `Origin`.
     """
 
     def __init__(self, app: ASGIApp, allowed_origins: Sequence[str]) -> None:
+        """`*` among the origins lets every site in."""
         self.app = app
         self._allowed = frozenset(allowed_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "websocket" and not self._is_allowed(Headers(scope=scope)):
-            error = OriginNotAllowedError("This server does not accept WebSockets of that web site.")
+        if scope["type"] in ("http", "websocket") and not self._is_allowed(scope, Headers(scope=scope)):
+            error = OriginNotAllowedError(
+                "This server takes no requests of other web sites, unless they are among its --allowed-origins."
+            )
             await error_response(error)(scope, receive, send)
             return
         await self.app(scope, receive, send)
 
-    def _is_allowed(self, headers: Headers) -> bool:
+    def _is_allowed(self, scope: Scope, headers: Headers) -> bool:
+        site = headers.get("sec-fetch-site")  # no script can set it; browsers leave it out on plain HTTP
         origin = headers.get("origin")
-        if origin is None or "*" in self._allowed or origin in self._allowed:
+        if "*" in self._allowed or origin in self._allowed or site in ("same-origin", "none"):
             return True
-        host = headers.get("host", "").lower()
-        return host != "" and origin.lower().partition("://")[2] == host
+        if site is None:
+            return origin is None or _is_own(origin, headers)
+        return origin is None and _is_link(scope, headers)
+
+
+def _is_own(origin: str, headers: Headers) -> bool:
+    host = headers.get("host", "").lower()
+    return host != "" and origin.lower().partition("://")[2] == host
+
+
+def _is_link(scope: Scope, headers: Headers) -> bool:
+    """The browser opens the URL in a window, where the site that it came from cannot see it."""
+    return (
+        scope["type"] == "http"
+        and scope["method"] in ("GET", "HEAD")
+        and headers.get("sec-fetch-mode") == "navigate"
+        and headers.get("sec-fetch-dest") == "document"
+    )

@@ -7,6 +7,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match, Route
+from starlette.types import Receive, Scope, Send
 
 from omni_server.api.request_record import current_request
 from omni_server.api.responses import ErrorBody, ErrorEnvelope
@@ -45,6 +46,8 @@ def error_response(error: OmniError, headers: Mapping[str, str] | None = None) -
     elif error.status >= 500:
         # By themselves the clients would repeat it twice: a request that failed or ran for too long once will again.
         all_headers["x-should-retry"] = "false"
+    if error.status in (408, 413):  # the rest of a body is not worth reading
+        all_headers["connection"] = "close"
     return Response(
         envelope(error).model_dump_json(), status_code=error.status, headers=all_headers, media_type="application/json"
     )
@@ -60,6 +63,18 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_request_validation_error)
     app.add_exception_handler(ClientDisconnect, _on_client_disconnect)
+    not_found = app.router.default
+
+    async def no_route(scope: Scope, receive: Receive, send: Send) -> None:
+        """Starlette refuses WebSockets at unknown URLs with an empty 403."""
+        if scope["type"] != "websocket":
+            await not_found(scope, receive, send)
+            return
+        error = InvalidRequestError(f"Invalid URL (WebSocket {scope['path'][:200]}).", code="unknown_url")
+        error.status = 404
+        await error_response(error)(scope, receive, send)
+
+    app.router.default = no_route
 
 
 async def _on_omni_error(request: Request, error: Exception) -> Response:

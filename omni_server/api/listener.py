@@ -1,4 +1,4 @@
-"""The socket that the server listens on, taken before anything slow begins."""
+"""The socket that the server listens on. Whether its address is free is known before anything slow begins."""
 
 import socket
 from contextlib import suppress
@@ -36,6 +36,12 @@ def listen(config: ApiConfig) -> socket.socket:
         ) from error
     listener.setblocking(False)
     return listener
+
+
+def check_address(config: ApiConfig) -> None:
+    """Raises `ConfigError` as `listen` would."""
+    listen(config).close()
+    remove_unix_path(config)
 
 
 def address_of(listener: socket.socket, *, is_tls: bool = False) -> str:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from omni_server.api.audio_history import CallerHistory
 from omni_server.api.media_loader import MediaLoader
-from omni_server.api.schemas import MediaContent, Message, TextContent
+from omni_server.api.schemas import MediaContent, Message, RefusalContent, TextContent
 from omni_server.errors import InvalidRequestError
 from omni_server.types import ChatMessage, ContentPart, MediaKind, ModelInfo, Role, TextPart, ToolCall
 
@@ -36,6 +36,7 @@ async def load_messages(
     """Raises `InvalidRequestError`. Nothing is fetched or decoded before all messages have been looked at. Results of
     tools come in the order of their calls."""
     _check_number(messages, model)
+    _check_results(messages)
     drafts = [_draft(message, f"messages[{index}]", history) for index, message in enumerate(messages)]
     _check_media_counts([part for draft in drafts for part in draft if isinstance(part, _PendingMedia)], model)
     loaded: list[ChatMessage] = []
@@ -57,6 +58,33 @@ def _check_number(messages: list[Message], model: ModelInfo) -> None:
             param="messages",
             code="context_length_exceeded",
         )
+
+
+def _check_results(messages: list[Message]) -> None:
+    """Each result of a tool answers a call of the assistant's message before it. A call without an id may be the one
+    that any result answers."""
+    ids: set[str | None] = set()
+    for index, message in enumerate(messages):
+        if message.role != "tool":
+            ids = {call.id for call in message.tool_calls or []} if message.role == "assistant" else set()
+            continue
+        param = f"messages[{index}]"
+        if message.tool_call_id is None:
+            raise InvalidRequestError(
+                f"Missing required parameter: '{param}.tool_call_id'.",
+                param=f"{param}.tool_call_id",
+                code="missing_required_parameter",
+            )
+        if not ids:
+            raise InvalidRequestError(
+                "Messages with the role 'tool' must follow an assistant message with 'tool_calls'.",
+                param=f"{param}.role",
+            )
+        if message.tool_call_id not in ids and None not in ids:
+            raise InvalidRequestError(
+                f"There is no call '{message.tool_call_id[:64]}' in the assistant message before.",
+                param=f"{param}.tool_call_id",
+            )
 
 
 def _calls(message: Message) -> tuple[ToolCall, ...]:
@@ -86,12 +114,6 @@ def _in_order_of_calls(messages: list[Message]) -> list[int]:
 
 
 def _draft(message: Message, param: str, history: CallerHistory) -> list[TextPart | _PendingMedia]:
-    if message.role == "tool" and message.tool_call_id is None:
-        raise InvalidRequestError(
-            f"Missing required parameter: '{param}.tool_call_id'.",
-            param=f"{param}.tool_call_id",
-            code="missing_required_parameter",
-        )
     match message.content:
         case None | "" if message.role == "assistant":
             return [TextPart(_spoken_or_refused(message, param, history))]
@@ -104,12 +126,25 @@ def _draft(message: Message, param: str, history: CallerHistory) -> list[TextPar
         case str(text):
             return [TextPart(text)]
         case parts:
-            return [
-                TextPart(part.text)
-                if isinstance(part, TextContent)
-                else _pending(part, message, f"{param}.content[{i}]")
-                for i, part in enumerate(parts)
-            ]
+            return [_draft_part(part, message, f"{param}.content[{i}]") for i, part in enumerate(parts)]
+
+
+def _draft_part(
+    part: TextContent | RefusalContent | MediaContent, message: Message, param: str
+) -> TextPart | _PendingMedia:
+    match part:
+        case TextContent(text=text):
+            return TextPart(text)
+        case RefusalContent(refusal=text):
+            if message.role != "assistant":
+                raise InvalidRequestError(
+                    f"Messages with the role '{message.role}' cannot hold a refusal.",
+                    param=f"{param}.type",
+                    code="unsupported_value",
+                )
+            return TextPart(text)
+        case _:
+            return _pending(part, message, param)
 
 
 def _spoken_or_refused(message: Message, param: str, history: CallerHistory) -> str:

@@ -3,14 +3,13 @@
 import logging
 import re
 import time
-import uuid
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from omni_server.api.access_log import log_request, shown_path
 from omni_server.api.errors import CLIENT_CLOSED_REQUEST, error_response, unexpected_error
-from omni_server.api.request_record import RequestRecord, begin_request, current_request, path_of
+from omni_server.api.request_record import RequestRecord, begin_request, current_request, new_request_id, path_of
 from omni_server.api.request_span import RequestTracer
 from omni_server.api.state import ServerState
 from omni_server.metrics.server_metrics import ServerMetrics
@@ -135,7 +134,7 @@ def _record(scope: Scope, *, is_logged: bool) -> RequestRecord:
     given = headers.get("x-request-id", "")
     retries = headers.get("x-stainless-retry-count", "")
     return RequestRecord(
-        request_id=given if _REQUEST_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}",
+        request_id=given if _REQUEST_ID.fullmatch(given) else new_request_id(),
         is_websocket=scope["type"] == "websocket",
         is_logged=is_logged,
         num_retries=int(retries) if _RETRY_COUNT.fullmatch(retries) else 0,

@@ -38,7 +38,7 @@ OpenApi = dict[int | str, dict[str, Any]]
 _ERRORS = {
     400: "The request is wrong; `param` names the field.",
     401: "The request has no API key, or one that the server does not know.",
-    403: "The server is for its own machine only, and was asked by another name.",
+    403: "Another web site asks, or the `Host` is no name of the server.",
     404: "No such model, or no such URL.",
     405: "The URL does not take this method.",
     408: "The body took too long to arrive.",
@@ -171,10 +171,10 @@ def request_body(schema: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": content}}}
 
 
-def install_openapi(app: FastAPI, *, needs_key: Callable[[str, str], bool] | None, checks_host: bool) -> None:
+def install_openapi(app: FastAPI, *, needs_key: Callable[[str, str], bool] | None) -> None:
     """Adds to the document that FastAPI makes: the schemas that only `$ref`s mention, and what the middlewares do for
-    all routes. `needs_key` tells it for a path and a method; None where the server has no keys. `checks_host`: requests
-    by another name than the machine's own are refused."""
+    all routes. `needs_key` tells it for a path and a method; None where the server has no keys: then
+    it refuses requests of other web sites."""
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -187,7 +187,7 @@ def install_openapi(app: FastAPI, *, needs_key: Callable[[str, str], bool] | Non
                 components["securitySchemes"] = {_API_KEY: {"type": "http", "scheme": "bearer"}}
             for path, methods in document["paths"].items():
                 for method, operation in methods.items():
-                    statuses = [*_OF_EVERY_OPERATION, *([403] if checks_host else [])]
+                    statuses = [*_OF_EVERY_OPERATION, *([403] if needs_key is None else [])]
                     if needs_key is not None and needs_key(path, method.upper()):
                         operation["security"] = [{_API_KEY: []}]
                         statuses.append(401)

@@ -9,7 +9,7 @@ from omni_server.api.audio_history import CallerHistory
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.messages import load_messages
 from omni_server.api.sampling import THINKER, stage_sampling
-from omni_server.api.schemas import ChatCompletionRequest, Message, TextContent
+from omni_server.api.schemas import ChatCompletionRequest, Message, RefusalContent, TextContent
 from omni_server.api.structure import structured_output
 from omni_server.api.tools import is_named, tool_use
 from omni_server.api.voices import resolve_voice
@@ -121,7 +121,7 @@ def _choices(request: OmniRequest, number: int) -> tuple[OmniRequest, ...]:
 
 def _has_media(messages: Sequence[Message]) -> bool:
     return any(
-        not isinstance(part, TextContent)
+        not isinstance(part, TextContent | RefusalContent)
         for message in messages
         if isinstance(message.content, list)
         for part in message.content
@@ -131,7 +131,10 @@ def _has_media(messages: Sequence[Message]) -> bool:
 def check_model(name: str, model: ModelInfo) -> None:
     """Raises `ModelNotFoundError` unless `name` is one of the served names."""
     if name != model.name and name not in model.aliases:
-        raise ModelNotFoundError(f"The model '{name[:200]}' does not exist.", param="model")
+        served = ", ".join(f"'{served}'" for served in (model.name, *model.aliases))
+        raise ModelNotFoundError(
+            f"The model '{name[:200]}' does not exist. This server serves: {served}.", param="model"
+        )
 
 
 def _speech_output(

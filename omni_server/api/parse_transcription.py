@@ -44,7 +44,11 @@ def parse_transcription_form(form: Form, model: ModelInfo, *, to_english: bool) 
     if "audio" not in model.input_modalities:
         raise InvalidRequestError("This model does not take audio input.", param="model", code="unsupported_value")
     text_format = _text_format(body.response_format)
-    stream = body.stream is True and not to_english
+    stream = body.stream is True
+    if stream and to_english:
+        raise InvalidRequestError(
+            "'stream' is not supported for translations.", param="stream", code="unsupported_value"
+        )
     if stream and text_format == "verbose_json":
         raise InvalidRequestError(
             "'stream' is allowed only with the response formats 'json' and 'text'.", param="stream"

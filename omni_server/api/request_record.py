@@ -1,6 +1,7 @@
 """What is known about the HTTP request that is being served, for its log line and for limits."""
 
 import time
+import uuid
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -13,6 +14,10 @@ from omni_server.errors import OmniError
 
 ANONYMOUS = "anonymous"
 """Name of a caller without a key."""
+
+
+def new_request_id() -> str:
+    return f"req_{uuid.uuid4().hex}"
 
 
 @dataclass

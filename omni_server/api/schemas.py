@@ -5,9 +5,9 @@ Rules between fields, and all that depends on the model, are in `omni_server.api
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, JsonValue, Tag
 
-from omni_server.api.bounds import ExactModel, Metadata, at_most
+from omni_server.api.bounds import ExactModel, Integer, Metadata, at_most
 from omni_server.api.structure_schemas import ResponseFormat, StructuredOutputs
 from omni_server.api.tool_schemas import PastToolCall, Tool, ToolChoice
 from omni_server.audio.formats import AUDIO_FORMATS
@@ -15,15 +15,15 @@ from omni_server.audio.formats import AUDIO_FORMATS
 _INT32_MAX = 2**31 - 1
 _INT64_MAX = 2**63 - 1
 
-Count = Annotated[int, Field(ge=1, le=_INT32_MAX)]
+Count = Annotated[Integer, Field(ge=1, le=_INT32_MAX)]
 Temperature = Annotated[float, Field(ge=0, le=2)]
 TopP = Annotated[float, Field(gt=0, le=1)]
-TopK = Annotated[int, Field(ge=-1, le=_INT32_MAX, description="0 and -1 consider all tokens.")]
+TopK = Annotated[Integer, Field(ge=-1, le=_INT32_MAX, description="0 and -1 consider all tokens.")]
 MinP = Annotated[float, Field(ge=0, le=1)]
 RepetitionPenalty = Annotated[float, Field(gt=0, le=100)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
-Seed = Annotated[int, Field(ge=-_INT64_MAX - 1, le=_INT64_MAX)]
-TokenId = Annotated[int, Field(ge=0, le=_INT32_MAX)]
+Seed = Annotated[Integer, Field(ge=-_INT64_MAX - 1, le=_INT64_MAX)]
+TokenId = Annotated[Integer, Field(ge=0, le=_INT32_MAX)]
 NonEmpty = Annotated[str, Field(min_length=1)]
 BadWord = Annotated[str, Field(min_length=1, max_length=1024)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
@@ -31,7 +31,7 @@ Bias = Annotated[float, Field(ge=-100, le=100)]
 Modality = Annotated[str, Field(json_schema_extra={"enum": ["text", "audio"]})]
 """Checked in `omni_server.api.parse`: OpenAI names the whole list as the parameter, not the item."""
 
-# JSON has types: "1", true and 1.0 are no integers, "false" is no boolean.
+# JSON has types: "1" and true are no integers, "false" is no boolean.
 _TOLERANT = ConfigDict(strict=True, extra="ignore")
 
 
@@ -39,6 +39,12 @@ class TextContent(BaseModel):
     model_config = _TOLERANT
     type: Literal["text"]
     text: str
+
+
+class RefusalContent(BaseModel):
+    model_config = _TOLERANT
+    type: Literal["refusal"]
+    refusal: str
 
 
 class InputAudio(ExactModel):
@@ -96,8 +102,6 @@ def _canonical_part(part: object) -> object:
     declared = canonical.get("type")
     if isinstance(declared, str):
         canonical["type"] = _TYPE_ALIASES.get(declared, declared)
-    if canonical.get("type") == "refusal":
-        canonical = {"type": "text", "text": canonical.get("refusal")}
     for key in _URL_KEYS:
         if isinstance(canonical.get(key), str):
             canonical[key] = {"url": canonical[key]}
@@ -107,11 +111,6 @@ def _canonical_part(part: object) -> object:
 class GivenText(BaseModel):
     type: Literal["text", "input_text", "output_text"] = "text"
     text: str
-
-
-class GivenRefusal(BaseModel):
-    type: Literal["refusal"]
-    refusal: str
 
 
 class GivenAudio(BaseModel):
@@ -135,10 +134,10 @@ class GivenVideoUrl(BaseModel):
 
 
 # What `_canonical_part` takes, for the API's description.
-_GivenPart = GivenText | GivenRefusal | GivenAudio | GivenImageUrl | GivenAudioUrl | GivenVideoUrl
+_GivenPart = GivenText | RefusalContent | GivenAudio | GivenImageUrl | GivenAudioUrl | GivenVideoUrl
 
 ContentPart = Annotated[
-    TextContent | InputAudioContent | ImageUrlContent | AudioUrlContent | VideoUrlContent,
+    TextContent | RefusalContent | InputAudioContent | ImageUrlContent | AudioUrlContent | VideoUrlContent,
     Field(discriminator="type"),
     BeforeValidator(_canonical_part, json_schema_input_type=_GivenPart),
 ]
@@ -164,8 +163,14 @@ class PastAudio(BaseModel):
     transcript: str | None = None
 
 
+_TOOL_MESSAGES_NAME_THEIR_CALL: dict[str, JsonValue] = {
+    "if": {"properties": {"role": {"const": "tool"}}},
+    "then": {"properties": {"tool_call_id": {"type": "string"}}, "required": ["tool_call_id"]},
+}
+
+
 class Message(BaseModel):
-    model_config = _TOLERANT
+    model_config = ConfigDict(strict=True, extra="ignore", json_schema_extra=_TOOL_MESSAGES_NAME_THEIR_CALL)
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: MessageContent | None = None
     audio: PastAudio | None = None
@@ -256,11 +261,11 @@ class ChatCompletionRequest(BaseModel):
     ignore_eos: bool | None = None
     stage_sampling: StageSamplings | None = None
     """Extension: sampling of the talker, which the fields above do not change."""
-    n: Annotated[int, Field(ge=1, le=128)] | None = None
+    n: Annotated[Integer, Field(ge=1, le=128)] | None = None
     """Only 1 for an answer by voice, and at most 8 where messages hold sound or pictures."""
 
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    top_logprobs: Annotated[Integer, Field(ge=0, le=20)] | None = None
     logit_bias: Annotated[dict[str, Bias], Field(max_length=1024), at_most(1024)] | None = None
     """By token id."""
     allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=1024)] | None = None

@@ -7,12 +7,10 @@ import termios
 from array import array
 from typing import cast
 
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
-
 logger = logging.getLogger(__name__)
 
 
-class _StallWatch(asyncio.Protocol):
+class StallWatch(asyncio.Protocol):
     """Goes in front of uvicorn's HTTP protocol.
 
     Above 64 KiB that the client has not taken, the transport pauses writing, and uvicorn lets the application wait
@@ -22,6 +20,7 @@ class _StallWatch(asyncio.Protocol):
     """
 
     stall_timeout_s: float
+    """Clients are cut off after once to twice this time."""
     _transport: asyncio.Transport
     _check: asyncio.TimerHandle | None = None
 
@@ -64,8 +63,3 @@ class _StallWatch(asyncio.Protocol):
         client = self._transport.get_extra_info("peername")
         logger.warning("the client %s took nothing for %g s and is cut off", client, self.stall_timeout_s)
         self._transport.abort()
-
-
-def watched_http_protocol(timeout_s: float) -> type[asyncio.Protocol]:
-    """uvicorn's own choice of HTTP protocol, cutting off clients after `timeout_s` seconds (once to twice that)."""
-    return type("WatchedHttpProtocol", (_StallWatch, AutoHTTPProtocol), {"stall_timeout_s": timeout_s})

@@ -32,7 +32,7 @@ class TranscriptionForm(BaseModel):
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     """0 (default) takes the likeliest words."""
     stream: Annotated[bool, WithJsonSchema({"type": "string", "pattern": BOOLEAN_PATTERN})] | None = None
-    """Transcriptions only."""
+    """Transcriptions only; translations refuse `true`."""
     timestamp_granularities: Annotated[list[str], Field(json_schema_extra={"maxItems": 0})] | None = None
     """Not served: the model gives no timestamps."""
     include: Annotated[list[str], Field(json_schema_extra={"maxItems": 0})] | None = None

@@ -1,9 +1,10 @@
 """pydantic's errors in OpenAI's words: which parameter, what was expected, which code.
 
-Messages never hold the value that was sent, except the beginning of a word that was no valid choice: it may be
-megabytes of base64.
+Messages never hold the value that was sent, except a number or the beginning of a word that was no valid choice: it may
+be megabytes of base64.
 """
 
+import json
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -15,6 +16,7 @@ from omni_server.errors import InvalidRequestError
 Model = TypeVar("Model", bound=BaseModel)
 
 _MAX_SHOWN = 64
+_MAX_SHOWN_INTEGER = 2**63
 _MAX_PATH = 200
 
 _EXPECTED_TYPES = {
@@ -126,8 +128,10 @@ def _invalid_request(error: ErrorDetails, body: object) -> InvalidRequestError:
 
 
 def _shown(value: object) -> str:
-    text = value if isinstance(value, str) else _json_type(value)
-    return f"'{text[:_MAX_SHOWN]}'" + ("..." if len(text) > _MAX_SHOWN else "")
+    if isinstance(value, str):
+        return f"'{value[:_MAX_SHOWN]}'" + ("..." if len(value) > _MAX_SHOWN else "")
+    is_short = isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < _MAX_SHOWN_INTEGER)
+    return json.dumps(value) if is_short else _json_type(value)
 
 
 def _json_type(value: object) -> str:

@@ -18,6 +18,7 @@ _SOURCES = (
 
 _OF_CLIENTS = frozenset(
     {
+        "Invalid HTTP request received.",  # it has a line of its own
         "Invalid UTF-8 sequence received from client.",  # with a traceback; the client is told by code 1007
         "ASGI callable returned without completing handshake.",  # of one that left meanwhile
     }

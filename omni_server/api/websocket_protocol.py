@@ -1,12 +1,24 @@
 """WebSocket connections, as uvicorn serves them, with bounds where it has none."""
 
+import asyncio
+import http
+import logging
 from contextlib import suppress
+from typing import Any
 
 from uvicorn._types import ASGISendEvent
+from uvicorn.config import Config
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from uvicorn.server import ServerState
 from websockets.exceptions import InvalidState
 from websockets.frames import CloseCode, Frame
+from websockets.http11 import Response
+from websockets.server import ServerProtocol
+
+from omni_server.api.errors import error_response, unexpected_error
+from omni_server.api.request_record import new_request_id
+from omni_server.errors import InvalidRequestError
 
 MAX_FRAGMENTS = 65536
 """Of one message. Empty ones would come without end, whatever the limit of bytes is; clients that send 15 MiB of sound
@@ -19,6 +31,23 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
     uvicorn answers every ping, whether the client reads or not: what it does not read would be kept without limit. It
     raises `RuntimeError` to whoever sends on a connection that was closed in the meantime, which is nobody's fault.
     """
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self.conn = _Handshake(max_size=self.config.ws_max_size, logger=logging.getLogger("uvicorn.error"))
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.conn.handshake_exc is not None and not self.handshake_initiated:
+            # A line that websockets finds too long: uvicorn would neither send its answer nor close the connection.
+            self.transport.write(b"".join(self.conn.data_to_send()))
+            self.transport.close()
 
     def handle_ping(self) -> None:
         if self.writable.is_set():
@@ -44,3 +73,21 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
         if self.transport.is_closing() or (self.close_sent and self.initial_response is None):
             raise ClientDisconnected
         await super().send(message)
+
+
+class _Handshake(ServerProtocol):
+    """Refuses upgrades in the envelope that all errors have."""
+
+    def reject(self, status: http.HTTPStatus | int, text: str) -> Response:
+        response = super().reject(status, text)
+        error = unexpected_error()
+        if response.status_code < 500:
+            message = text.partition("\n")[0] or f"{response.reason_phrase}."
+            error = InvalidRequestError(message, code="invalid_websocket_handshake")
+            error.status = response.status_code
+        answer = error_response(error, {"x-request-id": new_request_id()})
+        response.body = bytes(answer.body)
+        for name, value in answer.headers.items():
+            response.headers.pop(name, None)  # or both would be sent
+            response.headers[name] = value
+        return response

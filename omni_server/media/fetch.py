@@ -2,6 +2,7 @@
 
 import asyncio
 import ipaddress
+import logging
 import re
 import socket
 from collections.abc import Sequence
@@ -15,6 +16,8 @@ from yarl import URL
 from omni_server.errors import ConfigError, InvalidRequestError
 from omni_server.media.limits import MediaLimits
 
+logger = logging.getLogger(__name__)
+
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -22,7 +25,7 @@ _CHUNK_BYTES = 64 * 1024
 _LOOKUP_THREADS = 4
 _MAX_URL_CHARS = 8192
 """As much as most servers take. A host's name of megabytes in another script would keep the event loop for seconds."""
-_HOST_NAME = re.compile(r"[\w-]+(\.[\w-]+)*")
+_ALLOWED_PLACE = re.compile(r"([\w-]+(\.[\w-]+)*|\[[0-9A-Fa-f:.]+\])(:[1-9][0-9]{0,4})?")
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 """RFC 6052: the last 32 bits are an IPv4 address that a gateway connects to."""
 _IPV4_COMPATIBLE = ipaddress.IPv6Network("::/96")
@@ -38,9 +41,9 @@ class HttpFetcher:
 
     def __init__(self, allowed_domains: Sequence[str], limits: MediaLimits) -> None:
         self._limits = limits
-        self._allowed_hosts = frozenset(_bare_host(entry) for entry in allowed_domains)
+        self._allowed_places = frozenset(_allowed_place(entry) for entry in allowed_domains)
         self._allowed_addresses = frozenset(
-            address for address in map(_parse_address, self._allowed_hosts) if address is not None
+            address for host, _ in self._allowed_places if (address := _parse_address(host)) is not None
         )
         # A lookup that nobody answers holds its thread for long: none that anything else waits for.
         self._lookup_threads = ThreadPoolExecutor(_LOOKUP_THREADS, "media-lookup")
@@ -77,7 +80,7 @@ class HttpFetcher:
                         return await self._body(response)
                     location = response.headers.get("Location")
                 if location is None:
-                    raise _fetch_failed("was redirected to nowhere")
+                    raise _fetch_failed("could not be fetched")
                 target = self._checked_url(location, base=target)
         raise _fetch_failed(f"was redirected more than {self._limits.max_redirects} times")
 
@@ -91,13 +94,18 @@ class HttpFetcher:
             raise InvalidRequestError("The media URL is not a valid URL.", code="invalid_url") from error
         if url.scheme not in ("http", "https") or not host or port is None:
             raise InvalidRequestError("The media URL is not a valid http(s) URL.", code="invalid_url")
-        if host not in self._allowed_hosts:
+        is_allowed = (host, port) in self._allowed_places or (
+            url.is_default_port() and (host, None) in self._allowed_places
+        )
+        if not is_allowed:
             raise _not_allowed()
         return url
 
     async def _body(self, response: aiohttp.ClientResponse) -> bytes:
         if response.status != 200:
-            raise _fetch_failed(f"was answered with HTTP status {response.status}")
+            # For the operator. To the caller it would tell what the network behind the server holds.
+            logger.info("media from %s: HTTP status %d", response.url.raw_host, response.status)
+            raise _fetch_failed("could not be fetched")
         limit = self._limits.max_bytes
         too_large = InvalidRequestError(
             f"The media item is larger than the {limit} bytes allowed.", code="media_too_large"
@@ -166,17 +174,21 @@ def is_public(address: IPAddress) -> bool:
     return address.is_global and not address.is_multicast
 
 
-def _bare_host(entry: str) -> str:
-    """An entry of the allow-list in the form in which yarl gives a URL's host. Raises `ConfigError`."""
+def _allowed_place(entry: str) -> tuple[str, int | None]:
+    """The host of an entry of the allow-list, in the form in which yarl gives a URL's host, and the port if there is
+    one. Raises `ConfigError`."""
     if _parse_address(entry) is not None:
-        return str(ipaddress.ip_address(entry))
+        return str(ipaddress.ip_address(entry)), None
     try:
-        host = URL(f"http://{entry}/").raw_host if _HOST_NAME.fullmatch(entry) else None
+        url = URL(f"http://{entry}/") if _ALLOWED_PLACE.fullmatch(entry) else None
     except ValueError:
-        host = None
-    if host is None:
-        raise ConfigError(f"allowed media domain {entry!r} must be a host name or an IP address, nothing more")
-    return host
+        url = None
+    if url is None or url.raw_host is None:
+        raise ConfigError(
+            f"allowed media domain {entry!r} must be a host name or an IP address, with or without a port"
+        )
+    address = _parse_address(url.raw_host)
+    return url.raw_host if address is None else str(address), url.explicit_port
 
 
 def _parse_address(text: str) -> IPAddress | None:
@@ -187,7 +199,7 @@ def _parse_address(text: str) -> IPAddress | None:
 
 
 def _not_allowed() -> InvalidRequestError:
-    return InvalidRequestError("The media URL's host is not allowed by this server.", code="media_not_allowed")
+    return InvalidRequestError("The media URL's host or port is not allowed by this server.", code="media_not_allowed")
 
 
 def _fetch_failed(what: str) -> InvalidRequestError:

@@ -4,7 +4,7 @@ import io
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from omni_server.errors import InvalidRequestError
 from omni_server.media.limits import MediaLimits
@@ -26,15 +26,24 @@ def decode_image(data: bytes, limits: MediaLimits) -> ImagePart:
         image = Image.open(io.BytesIO(data), formats=_FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise _invalid(f"has more than the {limits.max_image_pixels} pixels allowed") from error
-    except Exception as error:
+    except UnidentifiedImageError as error:
         raise _invalid(f"is not in a known format ({', '.join(_FORMATS)})") from error
+    except Exception as error:
+        raise _invalid(_fault(error)) from error
     with image:
         _check_size(image.width, image.height, limits)
         try:
             pixels = _to_rgb(ImageOps.exif_transpose(image))
         except Exception as error:
-            raise _invalid("is damaged or incomplete") from error
+            raise _invalid(_fault(error)) from error
     return ImagePart(pixels)
+
+
+def _fault(error: Exception) -> str:
+    # Pillow unpacks at most 1 MiB of each chunk of a PNG that is not pixels, and says so in these words only.
+    if isinstance(error, ValueError) and str(error).startswith(("Decompressed data too large", "Too much memory used")):
+        return "holds text or a colour profile that unpacks to more than 1 MiB"
+    return "is damaged or incomplete"
 
 
 def _check_size(width: int, height: int, limits: MediaLimits) -> None:

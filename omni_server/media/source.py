@@ -18,12 +18,13 @@ _ASCII_WHITESPACE = dict.fromkeys(map(ord, string.whitespace))
 class MediaSource:
     """Reads the bytes that a request's URLs stand for.
 
-    `allowed_domains` are bare host names or IP addresses; a URL's host must equal one of them (subdomains are not
-    included). An empty list allows `data:` URLs only.
+    `allowed_domains` are host names or IP addresses, each with or without a port, as in `media.example:8080`. A URL's
+    host must equal one of them (subdomains are not included). An entry without a port allows the default port of the
+    URL's scheme only. An empty list allows `data:` URLs only.
 
     A host's name alone does not open private, loopback, link-local and other addresses that are not public: to read
     `http://files.intranet/` from 10.0.0.5, allow `files.intranet` and `10.0.0.5`; for `localhost`, allow `127.0.0.1`
-    as well. Raises `ConfigError` for an entry that is more than a host.
+    as well. Raises `ConfigError` for an entry that is more than a host and a port.
 
     `local_folder` allows `file:` URLs of what is below it; None allows none.
     """

@@ -31,7 +31,7 @@ MAX_LEFT_BEHIND = 2
 _MIN_WAIT_S = 0.005
 
 
-class _Call:
+class Call:
     """One call in a worker's hands."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
@@ -63,7 +63,7 @@ class _Worker:
     """A thread that makes calls. A daemon: a call that was left behind must not hold up the end of the process."""
 
     def __init__(self) -> None:
-        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self._calls: SimpleQueue[Call | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="grammar", daemon=True)
         self._thread.start()
 
@@ -71,8 +71,8 @@ class _Worker:
         while (call := self._calls.get()) is not None:
             call.run()
 
-    def start(self, function: Callable[[], Any]) -> _Call:
-        call = _Call(function)
+    def start(self, function: Callable[[], Any]) -> Call:
+        call = Call(function)
         self._calls.put(call)
         return call
 
@@ -104,7 +104,7 @@ class GrammarWatch:
         is_busy = len(self._left_behind) >= self._max_left_behind
         return WatchedGrammar(self, grammar, request_id, GRAMMARS_BUSY if is_busy else None)
 
-    def call(self, function: Callable[[], Any]) -> _Call | None:
+    def call(self, function: Callable[[], Any]) -> Call | None:
         """None if it took too long; then it still runs. Time is the processor's, so that a busy machine does not
         count against the grammar."""
         try:

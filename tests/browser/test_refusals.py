@@ -14,7 +14,7 @@ def test_unknown_model_is_told_and_the_served_one_found(page: WebPage, server: S
     server.generator.model_info = replace(MODEL, name="another", aliases=())
     page.ask("Hello")
     page.wait("document.querySelector('.failure').checkVisibility()")
-    assert page.texts(".failure p") == ["The model 'org/omni-tiny' does not exist."]
+    assert page.texts(".failure p") == ["The model 'org/omni-tiny' does not exist. This server serves: 'another'."]
     page.wait("document.querySelector('#state-text').textContent === 'another'")
     page.click(".retry")
     page.wait_answered(2)

@@ -136,7 +136,16 @@ class ResponseParams(BaseModel):
 
 
 _OVERRIDABLE = frozenset(
-    {"instructions", "output_modalities", "tools", "tool_choice", "max_output_tokens", "audio", "prompt"}
+    {
+        "instructions",
+        "output_modalities",
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
+        "max_output_tokens",
+        "audio",
+        "prompt",
+    }
 )
 
 

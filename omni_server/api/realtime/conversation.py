@@ -1,8 +1,9 @@
 """The items of a session, in order."""
 
 import logging
+from collections.abc import Container
 
-from omni_server.api.realtime.items import AssistantItem, Item, SpokenAudio, num_bytes
+from omni_server.api.realtime.items import AssistantItem, CallItem, CallOutputItem, Item, SpokenAudio, num_bytes
 from omni_server.api.realtime.server_events import new_id
 from omni_server.errors import InvalidRequestError
 
@@ -30,6 +31,10 @@ class Conversation:
     def last_id(self) -> str | None:
         return self._items[-1].id if self._items else None
 
+    @property
+    def call_ids(self) -> set[str]:
+        return {item.call_id for item in self._items if isinstance(item, CallItem)}
+
     def find(self, item_id: str) -> Item | None:
         return next((item for item in self._items if item.id == item_id), None)
 
@@ -42,6 +47,8 @@ class Conversation:
             raise InvalidRequestError("The item is larger than a conversation may be.", param="item")
         if self.find(item.id) is not None:
             raise InvalidRequestError(f"Item with item_id '{item.id}' already exists.", param="item.id")
+        if isinstance(item, CallOutputItem):
+            check_call_id(item.call_id, self.call_ids, "item")
         position = len(self._items) if previous_item_id is None else self._position_after(previous_item_id)
         self._items.insert(position, item)
         before = self._items[position - 1].id if position else None
@@ -92,6 +99,17 @@ class Conversation:
             logger.debug("conversation %s is full; forgetting item %a", self.id, oldest.id)
             self._items.remove(oldest)
             total -= num_bytes(oldest)
+
+
+def check_call_id(call_id: str, known: Container[str], param: str) -> None:
+    """Of a function's output, which `param` names. Raises `InvalidRequestError`, in OpenAI's words, where the call is
+    not `known`."""
+    if call_id not in known:
+        raise InvalidRequestError(
+            f"Tool call ID '{call_id}' not found in conversation.",
+            param=f"{param}.call_id",
+            code="invalid_tool_call_id",
+        )
 
 
 def unknown_item(doing: str, item_id: str, code: str) -> InvalidRequestError:

@@ -1,12 +1,12 @@
 """Items that clients write themselves, with their sound and pictures decoded."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.realtime import client_events as client
 from omni_server.api.realtime.audio_format import decode_audio, rate_of
-from omni_server.api.realtime.conversation import MAX_BYTES
+from omni_server.api.realtime.conversation import MAX_BYTES, Conversation, check_call_id
 from omni_server.api.realtime.items import (
     AssistantItem,
     CallItem,
@@ -48,9 +48,9 @@ class ItemLoader:
         given: Sequence[client.GivenItem | client.ItemReference],
         format: WireFormat,
         param: str,
-        find: Callable[[str], Item | None],
+        conversation: Conversation,
     ) -> tuple[Item, ...]:
-        """What a response is to read instead of the conversation, in which `find` looks up an item by its id.
+        """What a response is to read instead of the conversation, whose items and calls it may name.
 
         Raises as `load` does; what holds for an item there holds for all that is `given` here.
         """
@@ -58,13 +58,18 @@ class ItemLoader:
         self._check_media([(item, name) for item, name in named if not isinstance(item, client.ItemReference)], param)
         room = _Room("input", param)
         items: list[Item] = []
+        call_ids = conversation.call_ids
         for item, name in named:
-            if not isinstance(item, client.ItemReference):
-                items.append(await self._load(item, format, name, room))
-                continue
-            found = find(item.id)
-            if found is None:
-                raise InvalidRequestError(f"The item '{item.id}' does not exist.", param=f"{name}.id")
+            if isinstance(item, client.ItemReference):
+                found = conversation.find(item.id)
+                if found is None:
+                    raise InvalidRequestError(f"The item '{item.id}' does not exist.", param=f"{name}.id")
+            else:
+                found = await self._load(item, format, name, room)
+            if isinstance(found, CallItem):
+                call_ids.add(found.call_id)
+            elif isinstance(found, CallOutputItem):
+                check_call_id(found.call_id, call_ids, name)
             items.append(found)
         return tuple(items)
 

@@ -228,7 +228,7 @@ class LiveSession:
         items = self._conversation.items
         if params.input is not None:
             items = await self._loader.load_input(
-                params.input, self._config.audio.input.format, "response.input", self._conversation.find
+                params.input, self._config.audio.input.format, "response.input", self._conversation
             )
             self._check_room(is_beside)  # a turn that was due may be answered by now
         self._start(self._plan(params, items))

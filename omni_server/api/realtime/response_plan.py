@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from omni_server.api.realtime.prompt import without_oldest
 from omni_server.api.realtime.session import SessionConfig
 from omni_server.api.realtime.tools import tool_use
 from omni_server.api.realtime.wire import ResponseAudio, ResponseOutput, ResponseStatus, WireResponse
@@ -26,6 +27,7 @@ class ResponsePlan:
         return tool_use(self.config) is not None
 
     def request(self, messages: tuple[ChatMessage, ...]) -> OmniRequest:
+        """For `messages`, which are those of the plan, or what `shorter` has left of them."""
         limit = self.config.max_output_tokens
         sampling = SamplingConfig(max_tokens=None if limit == "inf" else limit)
         speech = SpeechOutput(voice=self.config.audio.output.voice) if self.config.with_speech else None
@@ -35,7 +37,12 @@ class ResponsePlan:
             speech=speech,
             sampling={THINKER: sampling},
             tools=tool_use(self.config),
+            can_be_shortened=self.shorter(messages) is not None,
         )
+
+    def shorter(self, messages: tuple[ChatMessage, ...]) -> tuple[ChatMessage, ...] | None:
+        """Without the oldest turns; None if only the last is left, or if `truncation` is "disabled"."""
+        return None if self.config.truncation == "disabled" else without_oldest(messages)
 
     def wire(self, status: ResponseStatus = "in_progress") -> WireResponse:
         output = self.config.audio.output

@@ -7,7 +7,6 @@ from contextlib import aclosing
 
 from omni_server.api.errors import logged, unexpected_error
 from omni_server.api.event_feed import follow
-from omni_server.api.realtime.prompt import without_oldest
 from omni_server.api.realtime.response_plan import ResponsePlan
 from omni_server.api.realtime.response_writer import ResponseWriter
 from omni_server.api.realtime.wire import CancelReason, StatusDetails, WireUsage
@@ -102,7 +101,7 @@ class ResponseRun:
         )
 
     def _shorter(self, request: OmniRequest) -> OmniRequest | None:
-        messages = without_oldest(request.messages) if self._plan.config.truncation != "disabled" else None
+        messages = self._plan.shorter(request.messages)
         return self._plan.request(messages) if messages is not None else None
 
     def _finish(self, finished: Finished) -> None:

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, JsonValue, Tag
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, JsonValue, Tag
 
+from omni_server.api.bounds import ExactModel
 from omni_server.api.grammar_size import check_grammar_size
 from omni_server.api.tool_parameters import schema_of_object
 from omni_server.api.validation import validate
@@ -14,39 +15,35 @@ from omni_server.types import ModelInfo
 
 JsonObject = Mapping[str, JsonValue]
 
-_LENIENT = ConfigDict(strict=True, extra="ignore")
-
 NotApplied = Annotated[None, BeforeValidator(lambda _: None)]
 """Accepted from clients that send it by habit, without effect, and shown so: the effective value is null."""
+Unshown = Annotated[NotApplied, Field(exclude=True)]
+"""The same where clients do not know the field: Pipecat ends at one in `transcription` that it does not know."""
 
 
-class PcmFormat(BaseModel):
+class PcmFormat(ExactModel):
     """16 bit, little-endian, mono."""
 
-    model_config = _LENIENT
     type: Literal["audio/pcm"] = "audio/pcm"
     rate: Literal[24000] = 24000
 
 
-class UlawFormat(BaseModel):
+class UlawFormat(ExactModel):
     """G.711 at 8 kHz."""
 
-    model_config = _LENIENT
     type: Literal["audio/pcmu"]
 
 
-class AlawFormat(BaseModel):
+class AlawFormat(ExactModel):
     """G.711 at 8 kHz."""
 
-    model_config = _LENIENT
     type: Literal["audio/pcma"]
 
 
 WireFormat = Annotated[PcmFormat | UlawFormat | AlawFormat, Field(discriminator="type")]
 
 
-class ServerVad(BaseModel):
-    model_config = _LENIENT
+class ServerVad(ExactModel):
     type: Literal["server_vad"] = "server_vad"
     threshold: Annotated[float, Field(ge=0, le=1)] = 0.5
     prefix_padding_ms: Annotated[int, Field(ge=0, le=5_000)] = 300
@@ -61,10 +58,9 @@ class ServerVad(BaseModel):
         return self.silence_duration_ms
 
 
-class SemanticVad(BaseModel):
+class SemanticVad(ExactModel):
     """Taken for clients whose default it is: the same detector, eagerness is how much silence it waits for."""
 
-    model_config = _LENIENT
     type: Literal["semantic_vad"]
     eagerness: Literal["low", "medium", "high", "auto"] = "auto"
     create_response: bool = True
@@ -86,17 +82,18 @@ class SemanticVad(BaseModel):
 TurnDetection = ServerVad | SemanticVad
 
 
-class Transcription(BaseModel):
+class Transcription(ExactModel):
     """Writes down what the user says. It is the served model that does, whatever `model` names."""
 
-    model_config = _LENIENT
     model: str | None = None
     language: str | None = None
     prompt: str | None = None
+    delay: Unshown = None
+    keywords: Unshown = None
+    languages: Unshown = None
 
 
-class InputConfig(BaseModel):
-    model_config = _LENIENT
+class InputConfig(ExactModel):
     format: WireFormat = PcmFormat()
     transcription: Transcription | None = None
     noise_reduction: NotApplied = None
@@ -107,24 +104,22 @@ def _voice_name(voice: object) -> object:
     return voice["id"] if isinstance(voice, dict) and set(voice) == {"id"} else voice
 
 
-class OutputConfig(BaseModel):
-    model_config = _LENIENT
+class OutputConfig(ExactModel):
     format: WireFormat = PcmFormat()
     voice: Annotated[str, BeforeValidator(_voice_name)] | None = None
     speed: Annotated[float, Field(ge=1, le=1)] = 1.0
     """The model has one speed."""
 
 
-class AudioConfig(BaseModel):
-    model_config = _LENIENT
+class AudioConfig(ExactModel):
     input: InputConfig = InputConfig()
     output: OutputConfig = OutputConfig()
 
 
-class RetentionRatio(BaseModel):
-    model_config = _LENIENT
+class RetentionRatio(ExactModel):
     type: Literal["retention_ratio"]
     retention_ratio: Annotated[float, Field(ge=0, le=1)]
+    token_limits: Unshown = None
 
 
 def _word_or_object(value: object) -> str:
@@ -137,18 +132,16 @@ Truncation = Annotated[
 ]
 
 
-class FunctionDefinition(BaseModel):
+class FunctionDefinition(ExactModel):
     """Flat, unlike in chat completions."""
 
-    model_config = _LENIENT
     type: Literal["function"]
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
     description: str | None = None
     parameters: dict[str, JsonValue] | None = None
 
 
-class NamedFunction(BaseModel):
-    model_config = _LENIENT
+class NamedFunction(ExactModel):
     type: Literal["function"]
     name: str
 
@@ -161,22 +154,24 @@ ToolChoice = Annotated[
 MaxOutputTokens = Annotated[int, Field(ge=1, le=4096)] | Literal["inf"]
 
 
-class SessionConfig(BaseModel):
+class SessionConfig(ExactModel):
     """The part of the session that `session.update` changes."""
 
-    model_config = _LENIENT
     type: Literal["realtime"] = "realtime"
     model: str
     output_modalities: Annotated[list[Literal["text", "audio"]], Field(min_length=1, max_length=1)]
     """One of the two: `audio` brings its transcript along."""
     instructions: str = ""
-    tools: Annotated[list[FunctionDefinition], Field(max_length=128)] = []
+    tools: Annotated[list[FunctionDefinition], Field(max_length=128)] = Field(default_factory=list)
     tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: Annotated[bool | None, Field(exclude_if=lambda value: value is None)] = None
+    """False: a response calls one function at most. None is the same as true."""
     max_output_tokens: MaxOutputTokens = "inf"
     truncation: Truncation = "auto"
     tracing: NotApplied = None
     prompt: None = None
     include: NotApplied = None
+    reasoning: Unshown = None
     audio: AudioConfig = AudioConfig()
 
     @property

@@ -15,7 +15,12 @@ def tool_use(config: SessionConfig) -> ToolUse | None:
     tools = tuple(_function_tool(tool) for tool in config.tools)
     if isinstance(choice, NamedFunction):
         return ToolUse(tools, frozenset({choice.name}), is_required=True, is_parallel=False)
-    return ToolUse(tools, frozenset(tool.name for tool in tools), is_required=choice == "required")
+    return ToolUse(
+        tools,
+        frozenset(tool.name for tool in tools),
+        is_required=choice == "required",
+        is_parallel=config.parallel_tool_calls is not False,
+    )
 
 
 def _function_tool(tool: FunctionDefinition) -> FunctionTool:

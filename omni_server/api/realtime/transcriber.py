@@ -19,8 +19,6 @@ from omni_server.types import Finished, OmniRequest, SamplingConfig, TextDelta, 
 
 logger = logging.getLogger(__name__)
 
-_MAX_TOKENS = 1024
-
 
 class Transcriber:
     def __init__(self, outbox: Outbox, state: ServerState) -> None:
@@ -64,7 +62,7 @@ class Transcriber:
         request = OmniRequest(
             request_id=events.new_id("transcribe"),
             messages=generator.task_messages(task),
-            sampling={THINKER: SamplingConfig(temperature=0.0, max_tokens=_MAX_TOKENS)},
+            sampling={THINKER: SamplingConfig(temperature=0.0)},
         )
         generation = await generator.submit(request)
         text: list[str] = []

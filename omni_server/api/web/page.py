@@ -5,6 +5,7 @@ of the page, which asks the user for an API key where the server wants one.
 """
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,31 +23,30 @@ _MEDIA_TYPES = {
     ".svg": "image/svg+xml",
 }
 
-_CONTENT_SECURITY_POLICY = "; ".join(
-    (
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
-        "img-src 'self' blob:",
-        "media-src blob:",
-        "connect-src 'self'",
-        "base-uri 'none'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
-    )
+
+def page_headers(*policy: str) -> dict[str, str]:
+    """Of a page and its files, which may load and do only what the Content-Security-Policy's directives allow."""
+    fixed = ("default-src 'none'", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'")
+    return {
+        # Checked at each use: modules of different releases must not meet, and their names are the same in all.
+        "cache-control": "no-cache",
+        "content-security-policy": "; ".join((*fixed, *policy)),
+        "cross-origin-opener-policy": "same-origin",
+        "cross-origin-resource-policy": "same-origin",
+        "permissions-policy": "microphone=(self), camera=(), geolocation=()",
+        "referrer-policy": "no-referrer",
+        "x-content-type-options": "nosniff",
+    }
+
+
+_HEADERS = page_headers(
+    "script-src 'self'",
+    "style-src 'self'",
+    "img-src 'self' blob:",
+    "media-src blob:",
+    "connect-src 'self'",
 )
 """Nothing from other hosts, no inline scripts or styles, no embedding. blob: are files that the user has chosen."""
-
-_HEADERS = {
-    # Checked at each use: modules of different releases must not meet, and their names are the same in all.
-    "cache-control": "no-cache",
-    "content-security-policy": _CONTENT_SECURITY_POLICY,
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-    "permissions-policy": "microphone=(self), camera=(), geolocation=()",
-    "referrer-policy": "no-referrer",
-    "x-content-type-options": "nosniff",
-}
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,10 @@ class Asset:
 
 def load_assets() -> dict[str, Asset]:
     """The files of the page by their names. Nothing else can be asked for: requests never touch the file system."""
-    return {file.name: _asset(file) for file in sorted(_STATIC.iterdir()) if file.suffix in _MEDIA_TYPES}
+    return {file.name: load_asset(file) for file in sorted(_STATIC.iterdir()) if file.suffix in _MEDIA_TYPES}
 
 
-def _asset(file: Path) -> Asset:
+def load_asset(file: Path) -> Asset:
     content = file.read_bytes()
     return Asset(content, _MEDIA_TYPES[file.suffix], f'"{hashlib.sha256(content).hexdigest()[:32]}"')
 
@@ -74,21 +74,21 @@ def page_router() -> APIRouter:
     @router.head("/")
     @router.get("/")
     async def show_page(request: Request) -> Response:
-        return _respond(request, page)
+        return respond(request, page, _HEADERS)
 
     @router.head(ASSETS_PREFIX + "{name}")
     @router.get(ASSETS_PREFIX + "{name}")
     async def show_asset(request: Request, name: str) -> Response:
         if name not in assets:
             raise HTTPException(404)
-        return _respond(request, assets[name])
+        return respond(request, assets[name], _HEADERS)
 
     return router
 
 
-def _respond(request: Request, asset: Asset) -> Response:
+def respond(request: Request, asset: Asset, headers: Mapping[str, str]) -> Response:
     """304 without a body where the client has this very version."""
-    headers = {**_HEADERS, "etag": asset.etag}
+    headers = {**headers, "etag": asset.etag}
     known = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
     if asset.etag in known or "*" in known:
         return Response(status_code=304, headers=headers)

@@ -17,14 +17,16 @@ def curl(server: ServerProcess) -> Curl:
 
 
 @pytest.fixture(scope="session")
-def guarded_servers(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedServers]:
-    with GuardedServers(checkpoint, tmp_path_factory.mktemp("guarded")) as servers:
+def guarded_servers(
+    checkpoint: Path, tmp_path_factory: pytest.TempPathFactory, media_host: MediaHost
+) -> Iterator[GuardedServers]:
+    with GuardedServers(checkpoint, tmp_path_factory.mktemp("guarded"), media_host) as servers:
         yield servers
 
 
 @pytest.fixture
 def guarded(guarded_servers: GuardedServers) -> ServerProcess:
-    """With keys, limits, an allowed site and an allowed host (`GuardedServers.FLAGS`), and nothing to do."""
+    """With keys, limits, an allowed site and an allowed host (`GuardedServers`), and nothing to do."""
     server = guarded_servers.running()
     wait_until(lambda: httpx2.get(f"{server.url}/load").json() == {"server_load": 0}, 60)
     return server

@@ -22,22 +22,22 @@ class GuardedServers:
         *("--api-key", KEY, OTHER_KEY),
         *("--served-model-name", MODEL, NAME_WITH_SLASH),
         *("--allowed-origins", SITE),
-        *("--allowed-media-domains", "127.0.0.1"),
         *("--media-fetch-timeout", "1"),
         *("--max-body-size", str(MAX_BODY_BYTES)),
         *("--max-queue", str(MAX_QUEUE)),
         *("--shutdown-timeout", "120"),
     )
 
-    def __init__(self, checkpoint: Path, folder: Path) -> None:
+    def __init__(self, checkpoint: Path, folder: Path, media_host: "MediaHost") -> None:
         self._checkpoint = checkpoint
+        self._flags = (*self.FLAGS, "--allowed-media-domains", f"127.0.0.1:{media_host.port}")
         self._folder = folder
         self._started: list[ServerProcess] = []
 
     def running(self) -> ServerProcess:
         if not self._started or self._started[-1].process.poll() is not None:
             log = self._folder / f"log{len(self._started)}.txt"
-            self._started.append(ServerProcess(self._checkpoint, log, *self.FLAGS))
+            self._started.append(ServerProcess(self._checkpoint, log, *self._flags))
         return self._started[-1]
 
     def __enter__(self) -> Self:

@@ -45,13 +45,17 @@ def test_body_above_the_limit(guarded: ServerProcess, row: str) -> None:
     assert curl.post(URL, written(**SHORT)).status_code == 200
 
 
-def test_e05_connection_can_be_used_again(guarded: ServerProcess) -> None:
+def test_e05_connection_is_closed_and_the_next_one_served(guarded: ServerProcess) -> None:
     head = f"Host: 127.0.0.1\r\nAuthorization: Bearer {KEY}\r\nContent-Type: application/json\r\n"
     length = 2 * MAX_BODY_BYTES
     with connect(guarded.url) as raw:
         raw.sendall(f"POST {URL} HTTP/1.1\r\n{head}Content-Length: {length}\r\n\r\n".encode())
-        assert answer(raw).status == 413  # although no byte of the body was sent
-        raw.sendall(bytes(length) + f"GET /v1/models HTTP/1.1\r\n{head}\r\n".encode())
+        refusal = answer(raw)  # although no byte of the body was sent
+        assert refusal.status == 413
+        assert refusal.headers["connection"] == "close"
+        assert raw.recv(1) == b""
+    with connect(guarded.url) as raw:
+        raw.sendall(f"GET /v1/models HTTP/1.1\r\n{head}\r\n".encode())
         assert answer(raw).status == 200
 
 

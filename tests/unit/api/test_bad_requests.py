@@ -49,6 +49,10 @@ def messages(*given: Any) -> dict[str, Any]:
     return {"model": "omni", "messages": list(given)}
 
 
+ASKED = {"role": "user", "content": "hi"}
+CALL = {"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f"}}]}
+RESULT = {"role": "tool", "tool_call_id": "a", "content": "1"}
+
 REFUSED: list[tuple[str, Any, str | None, str]] = [
     # name, body, param, code
     ("model missing", {"messages": [{"role": "user", "content": "hi"}]}, "model", "missing_required_parameter"),
@@ -138,7 +142,6 @@ REFUSED: list[tuple[str, Any, str | None, str]] = [
     ("max_tokens zero", chat(max_tokens=0), "max_tokens", "integer_below_min_value"),
     ("max_tokens negative", chat(max_tokens=-1), "max_tokens", "integer_below_min_value"),
     ("max_tokens a decimal", chat(max_tokens=1.5), "max_tokens", "invalid_type"),
-    ("max_tokens a whole decimal", chat(max_tokens=2.0), "max_tokens", "invalid_type"),
     ("max_tokens a string", chat(max_tokens="5"), "max_tokens", "invalid_type"),
     ("max_tokens a boolean", chat(max_tokens=True), "max_tokens", "invalid_type"),
     ("max_tokens huge", chat(max_tokens=10**30), "max_tokens", "integer_above_max_value"),
@@ -214,6 +217,42 @@ REFUSED: list[tuple[str, Any, str | None, str]] = [
         "invalid_value",
     ),
     ("parallel_tool_calls a word", chat(parallel_tool_calls="no"), "parallel_tool_calls", "invalid_type"),
+    (
+        "refusal of the user",
+        chat([{"type": "text", "text": "hi"}, {"type": "refusal", "refusal": "no"}]),
+        "messages[0].content[1].type",
+        "unsupported_value",
+    ),
+    (
+        "refusal without its words",
+        messages({"role": "assistant", "content": [{"type": "refusal"}]}),
+        "messages[0].content[0].refusal",
+        "missing_required_parameter",
+    ),
+    (
+        "tool result at the beginning",
+        messages({"role": "tool", "tool_call_id": "a", "content": "1"}),
+        "messages[0].role",
+        "invalid_value",
+    ),
+    (
+        "tool result after an answer in words",
+        messages(ASKED, {"role": "assistant", "content": "hi"}, {"role": "tool", "tool_call_id": "a", "content": "1"}),
+        "messages[2].role",
+        "invalid_value",
+    ),
+    (
+        "tool result of a call before the user's message",
+        messages(CALL, RESULT, ASKED, RESULT),
+        "messages[3].role",
+        "invalid_value",
+    ),
+    (
+        "tool result of an unknown call",
+        messages(CALL, RESULT, RESULT | {"tool_call_id": "b"}),
+        "messages[2].tool_call_id",
+        "invalid_value",
+    ),
     (
         "tool result without id",
         messages({"role": "tool", "content": "1"}),
@@ -410,6 +449,21 @@ async def test_unknown_model_is_not_found() -> None:
     error = await refusal_of(chat(model="x" * 1000), 404)
     assert (error["param"], error["code"]) == ("model", "model_not_found")
     assert len(error["message"]) < 300
+
+
+async def test_unknown_model_is_answered_with_the_names_of_the_served_one() -> None:
+    error = await refusal_of(chat(model="gpt-4o"), 404)
+    assert error["message"] == "The model 'gpt-4o' does not exist. This server serves: 'org/omni-tiny', 'omni'."
+
+
+async def test_an_integer_may_be_written_with_a_zero_fraction_as_json_schema_has_it() -> None:
+    generator = FakeGenerator()
+    body = json.dumps(chat(max_tokens=2.0, seed=-3.0, n=1.0))
+    assert "2.0" in body
+    assert (await post(app_of(generator), json.loads(body))).status_code == 200
+    sampling = generator.last_request.sampling["thinker"]
+    assert (sampling.max_tokens, sampling.seed) == (2, -3)
+    assert isinstance(sampling.max_tokens, int)
 
 
 async def test_unknown_voice_names_the_voices_there_are() -> None:

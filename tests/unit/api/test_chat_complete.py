@@ -201,7 +201,11 @@ async def test_roles_and_text_parts_reach_the_generator_in_order() -> None:
         },
         {"role": "assistant", "content": [{"type": "output_text", "text": "d"}], "tool_calls": None},
         {"role": "assistant", "content": None, "refusal": "no"},
-        {"role": "assistant", "content": [{"type": "refusal", "refusal": "never"}]},
+        {
+            "role": "assistant",
+            "content": [{"type": "refusal", "refusal": "never"}],
+            "tool_calls": [{"id": "call_1", "type": "function", "function": {"name": "f"}}],
+        },
         {"role": "tool", "content": "42", "tool_call_id": "call_1"},
         {"role": "user", "content": ""},
     ]

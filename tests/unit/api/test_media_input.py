@@ -111,9 +111,12 @@ async def test_pictures_are_accepted_in_every_spelling(part: dict[str, Any]) -> 
 async def test_tool_results_may_hold_media() -> None:
     generator = FakeGenerator()
     body = chat()
-    body["messages"].append({"role": "tool", "tool_call_id": "c", "content": [image(data_url(PNG))]})
+    body["messages"] += [
+        {"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f"}}]},
+        {"role": "tool", "tool_call_id": "c", "content": [image(data_url(PNG))]},
+    ]
     assert (await post(app_of(generator), body)).status_code == 200
-    assert isinstance(generator.last_request.messages[1].content[0], ImagePart)
+    assert isinstance(generator.last_request.messages[-1].content[0], ImagePart)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,10 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 from openai import NotFoundError
 
 import omni_server
@@ -130,7 +132,6 @@ async def test_version() -> None:
 async def test_description_declares_the_envelope_on_every_operation() -> None:
     async with http_client(app_of(FakeGenerator())) as client:
         document = (await client.get("/openapi.json")).json()
-        assert (await client.get("/docs")).status_code == 200
     assert document["openapi"].startswith("3.1")
     chat_operation = document["paths"]["/v1/chat/completions"]["post"]
     assert {"400", "404", "413", "500", "503"} <= set(chat_operation["responses"])
@@ -158,17 +159,18 @@ async def test_description_says_what_needs_a_key() -> None:
                 status = (await client.request(method, path)).status_code
             assert operation.get("security", []) == ([{"ApiKey": []}] if status == 401 else [])
             assert ("401" in operation["responses"]) == (status == 401)
+            assert "403" not in operation["responses"]
     assert "security" in document["paths"]["/v1/audio/voices"]["get"]
     assert "security" not in document["paths"]["/metrics"]["get"]
 
 
-async def test_description_without_keys_has_no_security_but_tells_of_the_host() -> None:
-    for config, has_403 in ((ApiConfig(), True), (ApiConfig(host="0.0.0.0"), False)):
+async def test_description_without_keys_has_no_security_but_tells_of_other_sites() -> None:
+    for config in (ApiConfig(), ApiConfig(host="0.0.0.0")):
         document = app_of(FakeGenerator(), config).openapi()
         assert "securitySchemes" not in document["components"]
         for methods in document["paths"].values():
             for operation in methods.values():
-                assert ("403" in operation["responses"]) == has_403
+                assert "403" in operation["responses"]
                 assert "security" not in operation
 
 
@@ -186,9 +188,29 @@ async def test_examples_of_the_description_are_answered() -> None:
     assert num_examples == 8
 
 
+@pytest.mark.parametrize(
+    ("result", "is_valid"),
+    [({"tool_call_id": "a"}, True), ({}, False), ({"tool_call_id": None}, False)],
+    ids=["with the id of its call", "without it", "null"],
+)
+async def test_description_requires_of_a_tool_message_what_the_server_does(
+    result: dict[str, Any], *, is_valid: bool
+) -> None:
+    app = app_of(FakeGenerator())
+    body = chat()
+    body["messages"] += [
+        {"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f"}}]},
+        {"role": "tool", "content": "1", **result},
+    ]
+    components = app.openapi()["components"]
+    schema = {"$ref": "#/components/schemas/ChatCompletionRequest", "components": components}
+    assert Draft202012Validator(schema).is_valid(body) == is_valid
+    assert ((await post(app, body)).status_code == 200) == is_valid
+
+
 async def test_description_can_be_switched_off() -> None:
     async with http_client(app_of(FakeGenerator(), ApiConfig(docs=False))) as client:
-        for path in ("/openapi.json", "/docs", "/redoc"):
+        for path in ("/openapi.json", "/docs", "/docs/swagger-ui-bundle.js"):
             assert (await client.get(path)).status_code == 404
 
 

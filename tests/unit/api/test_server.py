@@ -192,7 +192,7 @@ async def test_sigterm_while_the_model_loads_cancels_loading() -> None:
     async with served(life, QUIET, start) as running:
         await asyncio.wait_for(started.wait(), 10)
         os.kill(os.getpid(), signal.SIGTERM)
-        assert await exit_code(running) == 0
+        assert await exit_code(running) == 128 + signal.SIGTERM
     assert life.start_cancelled
     assert (life.num_stops, life.ready.is_set()) == (0, False)
 

@@ -168,7 +168,6 @@ async def test_calls_and_results_of_earlier_turns_reach_the_model_in_order() -> 
     body["messages"] += [
         {"role": "assistant", "content": None, "tool_calls": calls},
         {"role": "tool", "tool_call_id": "call_b", "content": "noon"},
-        {"role": "tool", "tool_call_id": "other", "content": "?"},
         {"role": "tool", "tool_call_id": "call_a", "content": "sunny"},
         {"role": "user", "content": "And?"},
     ]
@@ -176,8 +175,19 @@ async def test_calls_and_results_of_earlier_turns_reach_the_model_in_order() -> 
     _, assistant, *results, user = generator.last_request.messages
     assert assistant.tool_calls == (ToolCall("weather", PARIS), ToolCall("time", "{}"))
     assert assistant.content == (TextPart(""),)
-    assert [message.content for message in results] == [(TextPart(text),) for text in ("sunny", "noon", "?")]
+    assert [message.content for message in results] == [(TextPart(text),) for text in ("sunny", "noon")]
     assert user.content == (TextPart("And?"),)
+
+
+async def test_a_result_may_answer_a_call_without_an_id() -> None:
+    generator = FakeGenerator()
+    body = chat("Go.")
+    body["messages"] += [
+        {"role": "assistant", "tool_calls": [{"function": {"name": "time"}}]},
+        {"role": "tool", "tool_call_id": "a", "content": "noon"},
+    ]
+    assert (await post(app_of(generator), body)).status_code == 200
+    assert generator.last_request.messages[-1].content == (TextPart("noon"),)
 
 
 async def test_results_of_a_call_whose_id_is_there_twice_belong_to_the_first() -> None:
@@ -199,7 +209,8 @@ async def test_more_messages_and_calls_than_tokens_fit_are_refused_unread(num_ca
     generator = FakeGenerator()
     body = chat("Go.")
     body["messages"] += [{"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}] * num_calls}]
-    body["messages"] += [{"role": "tool", "tool_call_id": "a", "content": "x"}] * (MODEL.max_model_len - num_calls - 2)
+    result = {"role": "tool", "tool_call_id": "a", "content": "x"} if num_calls else {"role": "user", "content": "x"}
+    body["messages"] += [result] * (MODEL.max_model_len - num_calls - 2)
     assert (await post(app_of(generator), body)).status_code == 200
     body["messages"].append({"role": "tool", "content": "x"})  # without the id of its call
     error = error_of(await post(app_of(generator), body))

@@ -129,9 +129,20 @@ async def test_the_sound_is_what_is_transcribed() -> None:
 
 async def test_a_translation_is_to_english() -> None:
     generator = FakeGenerator()
-    await heard_by(generator, TRANSLATE, prompt="names", stream="true")
+    await heard_by(generator, TRANSLATE, prompt="names", stream="false")
     task = only_task(generator)
     assert (task.to_english, task.hint) == (True, "names")
+
+
+async def test_a_streamed_translation_is_refused() -> None:
+    generator = FakeGenerator()
+    async with http_client(app_of(generator)) as client:
+        response = await client.post(
+            TRANSLATE, data={"model": "omni", "stream": "true"}, files={"file": ("a.wav", WAV)}
+        )
+    error = error_of(response)
+    assert (error["param"], error["code"]) == ("stream", "unsupported_value")
+    assert generator.requests == []
 
 
 async def test_empty_optional_fields_count_as_absent() -> None:

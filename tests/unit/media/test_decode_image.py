@@ -1,6 +1,7 @@
 import io
 import random
 import struct
+import tracemalloc
 import zlib
 from pathlib import Path
 
@@ -131,6 +132,28 @@ def test_more_bytes_than_allowed_are_refused() -> None:
     data = _file(_gradient())
     decode_image(data, MediaLimits(max_bytes=len(data)))
     assert "bytes allowed" in _refusal(data, MediaLimits(max_bytes=len(data) - 1))
+
+
+@pytest.mark.parametrize("is_last", [False, True], ids=["before the pixels", "behind them"])
+@pytest.mark.parametrize(
+    ("kind", "head"),
+    [(b"zTXt", b"a\0\0"), (b"iTXt", b"a\0\1\0\0\0"), (b"iCCP", b"a\0\0")],
+    ids=["zTXt", "iTXt", "iCCP"],
+)
+def test_text_that_unpacks_to_much_is_refused_for_what_it_is(kind: bytes, head: bytes, *, is_last: bool) -> None:
+    packer = zlib.compressobj()
+    body = head + b"".join(packer.compress(bytes(1 << 20)) for _ in range(300)) + packer.flush()
+    chunk = struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+    file = _file(_gradient())
+    position = len(file) - 12 if is_last else 33
+    tracemalloc.start()
+    try:
+        message = _refusal(file[:position] + chunk + file[position:])
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert message == "The image holds text or a colour profile that unpacks to more than 1 MiB."
+    assert most < 8 << 20
 
 
 @pytest.mark.parametrize("format", ["PNG", "JPEG", "GIF", "BMP", "WEBP"])

@@ -45,6 +45,10 @@ class Server:
     def url(self, path: str, host: str = LOOPBACK) -> str:
         return f"http://{host}:{self.port}{path}"
 
+    def at(self, host: str = LOOPBACK) -> str:
+        """An entry that allows it."""
+        return f"{host}:{self.port}"
+
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.paths.append(request.path_qs)
         match request.path:
@@ -173,7 +177,7 @@ class TestDataUrls:
 
 class TestWhoMayBeAsked:
     async def test_an_allowed_address_is_read(self, server: Server) -> None:
-        assert await _read(server.url("/all-bytes"), LOOPBACK) == ALL_BYTES
+        assert await _read(server.url("/all-bytes"), server.at()) == ALL_BYTES
 
     @pytest.mark.parametrize(
         "url",
@@ -220,7 +224,9 @@ class TestWhoMayBeAsked:
         self, server: Server, lookups: Callable[..., list[str]], host: str
     ) -> None:
         asked = lookups(LOOPBACK)
-        assert (await _refusal(server.url("/all-bytes", host), "media.example", LOOPBACK))[0] == "media_not_allowed"
+        assert (await _refusal(server.url("/all-bytes", host), server.at("media.example"), server.at()))[
+            0
+        ] == "media_not_allowed"
         assert asked == []
         assert server.paths == []
 
@@ -231,7 +237,40 @@ class TestWhoMayBeAsked:
         self, server: Server, lookups: Callable[..., list[str]], allowed: str, host: str
     ) -> None:
         lookups(LOOPBACK)
-        assert await _read(server.url("/all-bytes", host), allowed, LOOPBACK) == ALL_BYTES
+        assert await _read(server.url("/all-bytes", host), server.at(allowed), LOOPBACK) == ALL_BYTES
+
+    @pytest.mark.parametrize("allowed", [LOOPBACK, f"{LOOPBACK}:1", "[::1]", "[::1]:80"])
+    async def test_an_entry_opens_no_other_port(self, server: Server, allowed: str) -> None:
+        assert (await _refusal(server.url("/all-bytes"), allowed))[0] == "media_not_allowed"
+        redirected = server.url(f"/redirect?to={quote('http://127.0.0.1:1/x')}")
+        assert (await _refusal(redirected, server.at()))[0] == "media_not_allowed"
+        assert server.paths == ["/redirect?to=http://127.0.0.1:1/x"]
+
+    @pytest.mark.parametrize(
+        ("url", "allowed"),
+        [
+            ("http://media.example/x", "media.example"),
+            ("https://media.example/x", "media.example"),
+            ("http://media.example:80/x", "media.example"),
+            ("http://media.example:8080/x", "media.example:8080"),
+            ("https://media.example:80/x", "media.example:80"),
+        ],
+    )
+    async def test_an_entry_opens_the_default_port_or_its_own(
+        self, lookups: Callable[..., list[str]], url: str, allowed: str
+    ) -> None:
+        asked = lookups("10.0.0.1")
+        # Refused for its address, which comes after.
+        assert (await _refusal(url, allowed))[0] == "media_not_allowed"
+        assert asked == ["media.example"]
+
+    @pytest.mark.parametrize("entry", ["::1", "[::1]:{port}", "[0:0::1]:{port}"])
+    async def test_entries_may_be_addresses_of_ip_6(self, entry: str) -> None:
+        with socket.socket(socket.AF_INET6) as unused:
+            unused.bind(("::1", 0))
+            port = unused.getsockname()[1]
+            code, _ = await _refusal(f"http://[::1]:{port}/x", entry.format(port=port))
+        assert code == ("media_not_allowed" if entry == "::1" else "media_fetch_failed")
 
     async def test_names_are_looked_up_in_threads_of_their_own(
         self, server: Server, lookups: Callable[..., list[str]]
@@ -242,7 +281,7 @@ class TestWhoMayBeAsked:
         blocked = asyncio.ensure_future(asyncio.to_thread(release.wait, 30))
         await asyncio.sleep(0)
         try:
-            reading = _read(server.url("/all-bytes", "media.example"), "media.example", LOOPBACK)
+            reading = _read(server.url("/all-bytes", "media.example"), server.at("media.example"), LOOPBACK)
             assert await asyncio.wait_for(reading, 10) == ALL_BYTES
         finally:
             release.set()
@@ -253,7 +292,8 @@ class TestWhoMayBeAsked:
     ) -> None:
         asked = lookups(LOOPBACK)
         assert (
-            await _read(server.url("/all-bytes", "b\u00fccher.example"), "b\u00fccher.example", LOOPBACK) == ALL_BYTES
+            await _read(server.url("/all-bytes", "b\u00fccher.example"), server.at("b\u00fccher.example"), LOOPBACK)
+            == ALL_BYTES
         )
         assert asked == ["xn--bcher-kva.example"]
 
@@ -262,7 +302,13 @@ class TestWhoMayBeAsked:
         [
             "",
             "http://media.example",
-            "media.example:80",
+            "media.example:",
+            "media.example:0",
+            "media.example:65536",
+            "media.example:http",
+            "media.example:80:80",
+            "[::1",
+            "[1.2.3.4]",
             "media.example/x",
             "user@media.example",
             "a b",
@@ -270,7 +316,7 @@ class TestWhoMayBeAsked:
             ".example",
         ],
     )
-    def test_allow_list_entries_must_be_bare_hosts(self, entry: str) -> None:
+    def test_allow_list_entries_must_be_hosts_with_or_without_a_port(self, entry: str) -> None:
         with pytest.raises(ConfigError, match="host name or an IP address"):
             MediaSource([entry], MediaLimits())
 
@@ -281,20 +327,21 @@ class TestAddresses:
         self, server: Server, lookups: Callable[..., list[str]], address: str
     ) -> None:
         lookups(address)
-        assert (await _refusal(server.url("/all-bytes", "media.example"), "media.example"))[0] == "media_not_allowed"
+        url = server.url("/all-bytes", "media.example")
+        assert (await _refusal(url, server.at("media.example")))[0] == "media_not_allowed"
         assert server.paths == []
 
     async def test_an_allowed_name_opens_an_address_that_is_allowed_as_well(
         self, server: Server, lookups: Callable[..., list[str]]
     ) -> None:
         lookups("::1", LOOPBACK)
-        assert await _read(server.url("/all-bytes", "media.example"), "media.example", LOOPBACK) == ALL_BYTES
+        assert await _read(server.url("/all-bytes", "media.example"), server.at("media.example"), LOOPBACK) == ALL_BYTES
 
     async def test_the_address_that_was_checked_is_the_one_connected_to(
         self, server: Server, lookups: Callable[..., list[str]]
     ) -> None:
         asked = lookups(LOOPBACK)
-        await _read(server.url("/all-bytes", "media.example"), "media.example", LOOPBACK)
+        await _read(server.url("/all-bytes", "media.example"), server.at("media.example"), LOOPBACK)
         assert asked == ["media.example"]
 
     async def test_a_name_without_addresses_cannot_be_fetched(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,84 +392,89 @@ class TestAddresses:
 class TestRedirects:
     async def test_relative_and_absolute_redirects_are_followed(self, server: Server) -> None:
         for target in ("/all-bytes", "all-bytes", server.url("/all-bytes")):
-            assert await _read(server.url(f"/redirect?to={quote(target)}"), LOOPBACK) == ALL_BYTES
+            assert await _read(server.url(f"/redirect?to={quote(target)}"), server.at()) == ALL_BYTES
 
     async def test_three_redirects_are_followed_and_no_more(self, server: Server) -> None:
-        assert await _read(server.url("/redirect-times?n=3"), LOOPBACK) == ALL_BYTES
+        assert await _read(server.url("/redirect-times?n=3"), server.at()) == ALL_BYTES
         server.paths.clear()
-        code, message = await _refusal(server.url("/redirect-times?n=4"), LOOPBACK)
+        code, message = await _refusal(server.url("/redirect-times?n=4"), server.at())
         assert (code, message) == ("media_fetch_failed", "The media URL was redirected more than 3 times.")
         assert "/all-bytes" not in server.paths
 
     @pytest.mark.parametrize("target", ["http://evil.example/x", "//evil.example/x", "http://169.254.169.254/latest"])
     async def test_redirects_to_hosts_that_are_not_allowed_are_refused(self, server: Server, target: str) -> None:
-        code, message = await _refusal(server.url(f"/redirect?to={quote(target)}"), LOOPBACK)
+        code, message = await _refusal(server.url(f"/redirect?to={quote(target)}"), server.at())
         assert code == "media_not_allowed"
         assert "evil" not in message
 
     @pytest.mark.parametrize("target", ["file:///etc/hostname", "data:,abc", "ftp://127.0.0.1/x"])
     async def test_redirects_to_other_schemes_are_refused(self, server: Server, target: str) -> None:
-        assert (await _refusal(server.url(f"/redirect?to={quote(target)}"), LOOPBACK))[0] == "invalid_url"
+        assert (await _refusal(server.url(f"/redirect?to={quote(target)}"), server.at()))[0] == "invalid_url"
 
     async def test_a_redirect_to_an_allowed_name_at_a_private_address_is_refused(
         self, server: Server, lookups: Callable[..., list[str]]
     ) -> None:
         lookups("10.0.0.1")
         url = server.url(f"/redirect?to={quote('http://media.example/x')}")
-        assert (await _refusal(url, LOOPBACK, "media.example"))[0] == "media_not_allowed"
+        assert (await _refusal(url, server.at(), "media.example"))[0] == "media_not_allowed"
 
     async def test_a_redirect_to_nowhere_fails(self, server: Server) -> None:
-        assert (await _refusal(server.url("/redirect-nowhere"), LOOPBACK))[0] == "media_fetch_failed"
+        assert (await _refusal(server.url("/redirect-nowhere"), server.at()))[0] == "media_fetch_failed"
 
 
 class TestBodies:
     async def test_a_body_of_just_the_limit_is_read(self, server: Server) -> None:
-        assert await _read(server.url("/all-bytes"), LOOPBACK, limits=MediaLimits(max_bytes=256)) == ALL_BYTES
-        code, message = await _refusal(server.url("/all-bytes"), LOOPBACK, limits=MediaLimits(max_bytes=255))
+        assert await _read(server.url("/all-bytes"), server.at(), limits=MediaLimits(max_bytes=256)) == ALL_BYTES
+        code, message = await _refusal(server.url("/all-bytes"), server.at(), limits=MediaLimits(max_bytes=255))
         assert code == "media_too_large"
         assert "255 bytes" in message
 
     async def test_an_empty_body_is_left_to_the_decoders(self, server: Server) -> None:
-        assert await _read(server.url("/empty"), LOOPBACK) == b""
+        assert await _read(server.url("/empty"), server.at()) == b""
 
     async def test_an_endless_body_is_cut_off(self, server: Server) -> None:
         limits = MediaLimits(max_bytes=1 << 20)
-        assert (await _refusal(server.url("/endless"), LOOPBACK, limits=limits))[0] == "media_too_large"
+        assert (await _refusal(server.url("/endless"), server.at(), limits=limits))[0] == "media_too_large"
 
     async def test_a_body_declared_too_large_is_not_awaited(self, server: Server) -> None:
-        assert (await _refusal(server.url("/claims-much"), LOOPBACK))[0] == "media_too_large"
+        assert (await _refusal(server.url("/claims-much"), server.at()))[0] == "media_too_large"
 
     async def test_a_compressed_body_is_not_inflated(self, server: Server) -> None:
-        body = await _read(server.url("/compressed"), LOOPBACK, limits=MediaLimits(max_bytes=10_000))
+        body = await _read(server.url("/compressed"), server.at(), limits=MediaLimits(max_bytes=10_000))
         assert gzip.decompress(body) == bytes(1 << 20)
 
     async def test_a_body_cut_short_fails(self, server: Server) -> None:
-        assert (await _refusal(server.url("/cut-short"), LOOPBACK))[0] == "media_fetch_failed"
+        assert (await _refusal(server.url("/cut-short"), server.at()))[0] == "media_fetch_failed"
 
     @pytest.mark.parametrize("path", ["/silent", "/drip"])
     async def test_a_slow_server_is_given_up(self, server: Server, path: str) -> None:
-        code, message = await _refusal(server.url(path), LOOPBACK, limits=MediaLimits(fetch_timeout_s=0.2))
+        code, message = await _refusal(server.url(path), server.at(), limits=MediaLimits(fetch_timeout_s=0.2))
         assert (code, message) == ("media_fetch_failed", "The media URL did not arrive within 0.2 s.")
 
     @pytest.mark.parametrize("status", [204, 206, 304, 400, 401, 404, 500, 503])
     async def test_other_statuses_fail(self, server: Server, status: int) -> None:
-        code, message = await _refusal(server.url(f"/status?code={status}"), LOOPBACK)
-        assert code == "media_fetch_failed"
-        assert str(status) in message
+        refusal = await _refusal(server.url(f"/status?code={status}"), server.at())
+        assert refusal == ("media_fetch_failed", "The media URL could not be fetched.")
+
+    async def test_a_status_is_told_to_the_operator(self, server: Server, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level("INFO", "omni_server.media.fetch")
+        await _refusal(server.url("/status?code=418&key=secret"), server.at())
+        told = [record.message for record in caplog.records if record.name == "omni_server.media.fetch"]
+        assert told == ["media from 127.0.0.1: HTTP status 418"]
 
     async def test_a_server_that_is_not_there_cannot_be_fetched(self) -> None:
         with socket.socket() as unused:
             unused.bind((LOOPBACK, 0))
             port = unused.getsockname()[1]
-            code, message = await _refusal(f"http://{LOOPBACK}:{port}/x", LOOPBACK)
+            code, message = await _refusal(f"http://{LOOPBACK}:{port}/x", f"{LOOPBACK}:{port}")
         assert (code, message) == ("media_fetch_failed", "The media URL could not be fetched.")
 
     async def test_requests_carry_no_cookies_or_credentials(self, server: Server) -> None:
-        headers = (await _read(server.url("/headers"), LOOPBACK)).decode().lower().split()
+        headers = (await _read(server.url("/headers"), server.at())).decode().lower().split()
         assert set(headers) == {"host", "accept", "accept-encoding", "user-agent", "connection"}
 
     async def test_many_urls_are_read_at_once(self, server: Server) -> None:
-        source = MediaSource([LOOPBACK], MediaLimits())
+        source = MediaSource([server.at()], MediaLimits())
         bodies = await asyncio.gather(*(source.read(server.url("/all-bytes")) for _ in range(20)))
         assert bodies == [ALL_BYTES] * 20
 

@@ -180,6 +180,19 @@ async def test_a_conversation_that_is_too_long_loses_its_oldest_turns() -> None:
         assert details["error"]["code"] == "context_length_exceeded"
 
 
+@pytest.mark.parametrize("truncation", ["auto", "disabled"])
+async def test_turns_are_lost_for_the_room_that_an_answer_may_need_while_there_are_older_ones(truncation: str) -> None:
+    async with RealtimeClient(Small()) as client:
+        await client.opened(truncation=truncation)
+        for number in range(2):
+            await client.say(str(number))
+            await client.send("response.create")
+            await client.until("response.done")
+        first, second = client.generator.requests
+    assert not first.can_be_shortened
+    assert second.can_be_shortened == (truncation == "auto")
+
+
 @pytest.mark.parametrize(
     ("truncation", "outcome", "reason", "heard_s"),
     [("auto", "ok", "stop", 0.5), ("disabled", "error", "context_length_exceeded", 1.0)],

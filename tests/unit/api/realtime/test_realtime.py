@@ -136,12 +136,14 @@ async def test_habits_of_clients_are_taken() -> None:
         await client.opened(
             model="omni",
             tracing="auto",
-            unknown_field=1,
+            reasoning={"effort": "low"},
+            truncation={"type": "retention_ratio", "retention_ratio": 0.8, "token_limits": {"post_instructions": 9}},
             audio={
                 "input": {
                     "turn_detection": {"type": "semantic_vad", "eagerness": "low"},
                     "noise_reduction": {"type": "near_field"},
                     "format": {"type": "audio/pcmu"},
+                    "transcription": {"model": "whisper-1", "delay": "low", "keywords": ["a"], "languages": ["en"]},
                 },
                 "output": {"voice": {"id": "alloy"}, "format": {"type": "audio/pcma"}, "speed": 1},
             },
@@ -155,7 +157,10 @@ async def test_habits_of_clients_are_taken() -> None:
         }
         assert session["audio"]["input"]["noise_reduction"] is None
         assert session["audio"]["output"]["voice"] == "Chelsie"
+        assert session["audio"]["input"]["transcription"] == {"model": "whisper-1", "language": None, "prompt": None}
+        assert session["truncation"] == {"type": "retention_ratio", "retention_ratio": 0.8}
         assert session["tracing"] is None
+        assert "reasoning" not in session
 
 
 async def test_null_is_what_clients_send_for_fields_that_they_do_not_set() -> None:
@@ -175,6 +180,43 @@ async def test_null_is_what_clients_send_for_fields_that_they_do_not_set() -> No
         await client.send("session.update", session={"type": "realtime", "audio": audio})
         detection = (await client.next())["session"]["audio"]["input"]["turn_detection"]
         assert (detection["eagerness"], detection["interrupt_response"]) == ("auto", True)
+
+
+UNKNOWN: list[tuple[dict[str, Any], str]] = [
+    ({"voice": "Ethan"}, "session.voice"),
+    ({"turn_detection": {"type": "server_vad"}}, "session.turn_detection"),
+    ({"input_audio_format": "pcm16"}, "session.input_audio_format"),
+    ({"temperature": 0.8}, "session.temperature"),
+    ({"audio": {"voice": "Ethan"}}, "session.audio.voice"),
+    ({"audio": {"input": {"format": {"type": "audio/pcmu", "rate": 8000}}}}, "session.audio.input.format.rate"),
+    ({"audio": {"input": {"turn_detection": {"treshold": 0.5}}}}, "session.audio.input.turn_detection.treshold"),
+    ({"audio": {"input": {"transcription": {"modl": "x"}}}}, "session.audio.input.transcription.modl"),
+    ({"audio": {"output": {"rate": 24000}}}, "session.audio.output.rate"),
+    ({"tools": [{"type": "function", "name": "f", "strict": True}]}, "session.tools[0].strict"),
+]
+
+
+@pytest.mark.parametrize(("session", "param"), UNKNOWN, ids=[param for _, param in UNKNOWN])
+async def test_an_unknown_field_is_named_and_changes_nothing(session: dict[str, Any], param: str) -> None:
+    async with RealtimeClient() as client:
+        before = (await client.next())["session"]
+        error = await client.refused("session.update", session={"type": "realtime", "instructions": "x"} | session)
+        assert (error["param"], error["code"]) == (param, "unknown_parameter")
+        assert error["message"] == f"Unknown parameter: '{param}'."
+        await client.send("session.update", session={"type": "realtime"})
+        assert (await client.next())["session"] == before
+
+
+@pytest.mark.parametrize(
+    ("rate", "shown"), [(16000, "16000"), ("24000", "'24000'"), ({}, "an object"), ([], "an array")]
+)
+async def test_another_sample_rate_is_answered_with_the_supported_one(rate: object, shown: str) -> None:
+    async with RealtimeClient() as client:
+        await client.opened()
+        audio = {"input": {"format": {"type": "audio/pcm", "rate": rate}}}
+        error = await client.refused("session.update", session={"type": "realtime", "audio": audio})
+        assert error["message"] == f"Invalid value: {shown}. Supported values are: 24000."
+        assert error["param"] == "session.audio.input.format.rate"
 
 
 @pytest.mark.parametrize(

@@ -152,6 +152,39 @@ async def test_the_choice_says_what_may_be_called(choice: Any, names: set[str], 
         assert use.is_required == is_required
 
 
+@pytest.mark.parametrize("is_parallel", [True, False])
+async def test_a_session_may_ask_for_one_call_at_a_time(*, is_parallel: bool) -> None:
+    async with RealtimeClient() as client:
+        await client.opened(tools=[WEATHER, TIME], parallel_tool_calls=is_parallel)
+        assert client.events[-1]["session"]["parallel_tool_calls"] == is_parallel
+        await client.send("response.create")
+        await client.until("response.done")
+        use = client.generator.last_request.tools
+        assert use is not None
+        assert use.is_parallel == is_parallel
+        await client.send("response.create", response={"parallel_tool_calls": not is_parallel})
+        await client.until("response.done")
+        use = client.generator.last_request.tools
+        assert use is not None
+        assert use.is_parallel != is_parallel
+
+
+async def test_the_output_of_an_unknown_call_is_refused() -> None:
+    async with RealtimeClient() as client:
+        await client.opened()
+        await client.say("Hello")
+        result = {"type": "function_call_output", "call_id": "call_x", "output": "noon"}
+        error = await client.refused("conversation.item.create", item=result)
+        assert (error["param"], error["code"]) == ("item.call_id", "invalid_tool_call_id")
+        assert error["message"] == "Tool call ID 'call_x' not found in conversation."
+        call = {"type": "function_call", "call_id": "call_x", "name": "time", "arguments": "{}"}
+        error = await client.refused("response.create", response={"input": [result, call]})
+        assert (error["param"], error["code"]) == ("response.input[0].call_id", "invalid_tool_call_id")
+        await client.send("response.create", response={"input": [call, result]})
+        await client.until("response.done")
+        assert [message.role for message in client.generator.last_request.messages] == ["assistant", "tool"]
+
+
 async def test_without_a_choice_the_model_sees_no_tools() -> None:
     async with RealtimeClient() as client:
         await client.opened(tools=[WEATHER], tool_choice="none")

@@ -1,0 +1,256 @@
+"""HTTP connections as uvicorn serves them, with limits on everything around a request's body."""
+
+import asyncio
+import http
+import time
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from omni_server.api.access_log import log_request
+from omni_server.api.config import ApiConfig
+from omni_server.api.errors import error_response
+from omni_server.api.request_record import RequestRecord, begin_request, new_request_id
+from omni_server.api.stalled_clients import StallWatch
+from omni_server.errors import (
+    HeadersTooLargeError,
+    InvalidRequestError,
+    OmniError,
+    UploadTimeoutError,
+    UrlTooLongError,
+)
+from omni_server.metrics.server_metrics import ServerMetrics
+
+_FIELD_OVERHEAD = 4
+"""Bytes: the colon, the space and the line end of a header field."""
+_REQUEST_LINE_OVERHEAD = 64
+"""Bytes of a request line besides the URL, rounded up."""
+_LINGER_S = 10.0
+"""How long a client that was answered early may go on sending its body. The server drops what arrives: closing the
+connection at once would reset it, and the client might lose the answer."""
+
+
+class BoundedHttpProtocol(HttpToolsProtocol):
+    """Refuses oversized, slow and malformed request heads, in the API's error envelope.
+
+    uvicorn has no limits here: its parser collects a header field until it ends, and a connection stays open as long
+    as its client takes to complete a head. Trailers of a chunked body count against the same limits as the headers,
+    and are dropped.
+    """
+
+    api_config: ApiConfig
+    metrics: ServerMetrics
+
+    url: bytes = b""
+    _error: OmniError | None = None
+    """Why a parser callback has stopped the parser."""
+    _is_head: bool = True
+    """The next bytes belong to a request line or to headers."""
+    _num_fields: int = 0
+    _num_field_bytes: int = 0
+    _num_pending: int = 0
+    """Bytes read since the last ones that completed a head or belonged to a body: the parser may be holding them."""
+    _num_new: int = 0
+    """Of the current read, the bytes that may have to be added to `_num_pending`."""
+    _head_deadline: asyncio.TimerHandle | None = None
+    _end: asyncio.TimerHandle | None = None
+    _is_discarding: bool = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait_idle()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_head_deadline()
+        self._stop_lingering()
+        self._unset_keepalive_if_required()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_discarding:
+            return
+        self._num_new = len(data)
+        super().data_received(data)
+        if self._is_discarding or self.transport.is_closing():
+            return
+        self._num_pending += self._num_new
+        if self._num_pending > self.api_config.max_header_bytes + len(self.url) + _REQUEST_LINE_OVERHEAD:
+            self._refuse(self._too_large())
+        elif self._is_head and self._num_pending and self._head_deadline is None:
+            self._start_head_deadline()
+
+    # Callbacks of the parser
+
+    def on_message_begin(self) -> None:
+        self._num_fields = self._num_field_bytes = 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        if len(self.url) > self.api_config.max_url_bytes:
+            self._stop(UrlTooLongError(f"The URL is longer than the {self.api_config.max_url_bytes} bytes accepted."))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._num_fields += 1
+        self._num_field_bytes += len(name) + len(value) + _FIELD_OVERHEAD
+        if self._num_fields > self.api_config.max_header_fields:
+            self._stop(
+                HeadersTooLargeError(
+                    f"The request has more than the {self.api_config.max_header_fields} header fields accepted."
+                )
+            )
+        if self._num_field_bytes > self.api_config.max_header_bytes:
+            self._stop(self._too_large())
+        if self._is_head:  # not a trailer, which would change the headers of a request that has been let in
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        num_hosts = sum(name == b"host" for name, _ in self.headers)
+        if num_hosts > 1 or (num_hosts == 0 and self.parser.get_http_version() == "1.1"):
+            self._stop(
+                InvalidRequestError(
+                    "An HTTP/1.1 request needs exactly one Host header.", param="Host", code="invalid_host_header"
+                )
+            )
+        super().on_headers_complete()
+        self._is_head = False
+        self._nothing_pending()
+        self._stop_head_deadline()
+        if self.cycle is not None:  # None in a WebSocket upgrade
+            self.cycle.transport = _ResponseTransport(self, self.transport)
+
+    def on_body(self, body: bytes) -> None:
+        self._nothing_pending()
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._is_head = True
+        self._nothing_pending()
+        super().on_message_complete()
+        if self._end is not None:  # answered before its body had arrived
+            self._stop_lingering()
+            self._wait_idle()
+
+    # Answers
+
+    def send_400_response(self, msg: str) -> None:
+        """uvicorn's answer to what its parser does not take."""
+        unreadable = InvalidRequestError("This is not a valid HTTP request.", code="invalid_http_request")
+        self._refuse(self._error or unreadable)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.cycle.response_complete and self.cycle.more_body and not self.transport.is_closing():
+            self._linger()
+
+    def end(self) -> None:
+        """Closes the connection, at once unless it has been answered before its request has arrived."""
+        if self.cycle.response_complete and self.cycle.more_body:
+            self._discard()
+        else:
+            self.transport.close()
+
+    def _stop(self, error: OmniError) -> None:
+        """Stops the parser, out of one of its callbacks; `send_400_response` is called next."""
+        self._error = error
+        raise error
+
+    def _too_large(self) -> OmniError:
+        return HeadersTooLargeError(
+            f"The request's headers are larger than the {self.api_config.max_header_bytes} bytes accepted."
+        )
+
+    def _refuse(self, error: OmniError) -> None:
+        if self.pipeline or (self._is_answering() and self.cycle.response_started):
+            self.transport.close()  # a second answer would be read as part of the first
+            return
+        if self._is_answering():  # reading its body; to the application, the client has left
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        record = RequestRecord(new_request_id(), is_logged=self.api_config.access_log)
+        begin_request(record)
+        response = error_response(error, {"x-request-id": record.request_id, "connection": "close"})
+        phrase = http.HTTPStatus(error.status).phrase
+        head = [f"HTTP/1.1 {error.status} {phrase}".encode()]
+        head += [name + b": " + value for name, value in (*self.server_state.default_headers, *response.raw_headers)]
+        self.transport.write(b"\r\n".join([*head, b"", bytes(response.body)]))
+        self.metrics.http_ended("none", "other", error.status, time.perf_counter() - record.began, is_retry=False)
+        client = self.client[0] if self.client else None
+        log_request("unreadable request", "none", record, status=error.status, client=client)
+        self._discard()
+
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    # The connection
+
+    def _nothing_pending(self) -> None:
+        self._num_pending = self._num_new = 0
+
+    def _wait_idle(self) -> None:
+        """As uvicorn does after a response."""
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    def _start_head_deadline(self) -> None:
+        self._head_deadline = self.loop.call_later(self.api_config.header_timeout_s, self._on_head_deadline)
+
+    def _stop_head_deadline(self) -> None:
+        if self._head_deadline is not None:
+            self._head_deadline.cancel()
+            self._head_deadline = None
+
+    def _on_head_deadline(self) -> None:
+        if self._is_answering():  # an earlier request of this connection, while nothing may be read
+            self._start_head_deadline()
+            return
+        self._refuse(
+            UploadTimeoutError(
+                f"The headers did not arrive within the {self.api_config.header_timeout_s:g} s that this server waits.",
+                code="header_timeout",
+            )
+        )
+
+    def _discard(self) -> None:
+        """Nothing that still arrives is read. The client is told that the connection ends."""
+        self._is_discarding = True
+        self.parser = None  # type: ignore[assignment]  # it holds what was too large; uvicorn frees it so too
+        self._error = None  # its traceback does so, too
+        self._stop_head_deadline()
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._linger()
+
+    def _linger(self) -> None:
+        if self._end is None:
+            self._end = self.loop.call_later(_LINGER_S, self.transport.abort)
+
+    def _stop_lingering(self) -> None:
+        if self._end is not None:
+            self._end.cancel()
+            self._end = None
+
+
+class _ResponseTransport(asyncio.Transport):
+    """The connection as uvicorn's response writer uses it, which closes it after some responses."""
+
+    def __init__(self, protocol: BoundedHttpProtocol, transport: asyncio.Transport) -> None:
+        self._protocol = protocol
+        self._transport = transport
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self._transport.write(data)
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def close(self) -> None:
+        self._protocol.end()
+
+
+def http_protocol(config: ApiConfig, metrics: ServerMetrics) -> type[asyncio.Protocol]:
+    """What uvicorn is to serve HTTP connections with."""
+    return type(
+        "HttpProtocol",
+        (StallWatch, BoundedHttpProtocol),
+        {"stall_timeout_s": config.http_send_timeout_s, "api_config": config, "metrics": metrics},
+    )
