@@ -1,5 +1,5 @@
 """What to serve: from MODEL, a local folder or a Hugging Face hub id, to a folder that holds a complete omni
-checkpoint, and to the stage config that is meant where none is named.
+checkpoint.
 
 The hub client reads HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE itself.
 """
@@ -20,18 +20,23 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from omni_server.config.load import find_shipped_config
 from omni_server.errors import ConfigError
 
 EXAMPLE_MODEL = "Qwen/Qwen2.5-Omni-7B"
 GPU_CONFIG = "qwen2_5_omni"
-CPU_CONFIG = "qwen2_5_omni.demo-cpu"
+CPU_CONFIG = "qwen2_5_omni.cpu"
+DEMO_CONFIG = "qwen2_5_omni.demo-cpu"
+
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.pt"]
 """Configs, tokenizer and voices."""
 _WEIGHTS = ["*.safetensors"]
 """And not what a repository holds besides: pictures, weights in other formats."""
+
+
+class HubUnreachableError(ConfigError):
+    """The checkpoint is not on this machine, and the hub cannot be asked for it."""
 
 
 def resolve_model_folder(
@@ -43,8 +48,9 @@ def resolve_model_folder(
 ) -> Path:
     """The folder of the checkpoint that `model` names; downloaded first if it is a hub id that is not in the cache.
 
-    Raises `ConfigError` if there is no such folder or repository, if it cannot be reached, or if what is there
-    is no omni checkpoint. `needs_weights=False` (load format `dummy`) accepts a folder without weights.
+    Raises `ConfigError` if there is no such folder or repository, or if what is there is no omni checkpoint, and
+    `HubUnreachableError` if a hub id cannot be looked up. `needs_weights=False` (load format `dummy`) accepts a folder
+    without weights.
     """
     folder = Path(model).expanduser()
     if not folder.is_dir():
@@ -57,11 +63,6 @@ def resolve_model_folder(
         folder = _download(model, revision, _SMALL_FILES + (_WEIGHTS if needs_weights else []), on_progress)
     _check_checkpoint(model, folder, needs_weights=needs_weights)
     return folder
-
-
-def default_stage_config() -> Path:
-    """The shipped config for this machine: for one GPU where torch finds one, else the one for CPU."""
-    return find_shipped_config(GPU_CONFIG if has_gpu() else CPU_CONFIG)
 
 
 def has_gpu() -> bool:
@@ -89,15 +90,15 @@ def _download(repository: str, revision: str | None, patterns: list[str], on_pro
             "HF_TOKEN if it is private"
         ) from error
     except IncompleteSnapshotError as error:
-        raise ConfigError(f"MODEL '{name}' is in the cache in part only: {_why_unreachable()}") from error
+        raise HubUnreachableError(f"MODEL '{name}' is in the cache in part only: {_why_unreachable()}") from error
     except LocalEntryNotFoundError as error:
-        raise ConfigError(
+        raise HubUnreachableError(
             f"MODEL '{name}' is not in the cache {constants.HF_HUB_CACHE}: {_why_unreachable()}"
         ) from error
     except HFValidationError as error:
         raise ConfigError(f"MODEL '{name}': no such folder, and not a hub id either: {error}") from error
     except HfHubHTTPError as error:
-        raise ConfigError(f"MODEL '{name}' cannot be downloaded: {error}") from error
+        raise HubUnreachableError(f"MODEL '{name}' cannot be downloaded: {error}") from error
 
 
 def _why_unreachable() -> str:

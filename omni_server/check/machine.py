@@ -1,14 +1,19 @@
 """What this machine has: GPUs, memory, shared memory, a free port, vLLM."""
 
+import errno
+import json
 import os
 import re
 import socket
+import subprocess
+import sys
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
 from omni_server.check.report import DeviceMemory, Report
+from omni_server.errors import ConfigError
 from omni_server.transport.slab_queue import SHARED_MEMORY_DIR
 
 BFLOAT16_CAPABILITY = (8, 0)
@@ -22,17 +27,32 @@ class Gpu:
     """None where only a size was given."""
 
 
-def gpus_of_this_machine() -> list[Gpu]:
-    """As torch sees them."""
-    import torch
+_LIST_GPUS = """
+import json, torch
+devices = range(torch.cuda.device_count())
+print(json.dumps([
+    [*torch.cuda.mem_get_info(i), torch.cuda.get_device_name(i), *torch.cuda.get_device_capability(i)] for i in devices
+]))
+"""
+_LIST_TIMEOUT_S = 120
+"""Of a process that imports torch and initialises every GPU; seconds, unless a driver hangs."""
 
-    found = []
-    for index in range(torch.cuda.device_count()):
-        free, total = torch.cuda.mem_get_info(index)
-        name = torch.cuda.get_device_name(index)
-        major, minor = torch.cuda.get_device_capability(index)
-        found.append(Gpu(DeviceMemory(index, name, total, free), (major, minor)))
-    return found
+
+def gpus_of_this_machine() -> list[Gpu]:
+    """As torch sees them, in a process of its own: whoever asks keeps a CUDA context on every GPU, some 0.5 GB. Raises
+    `ConfigError` where the driver does not answer."""
+    command = [sys.executable, "-c", _LIST_GPUS]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_LIST_TIMEOUT_S).stdout
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(f"the GPUs did not answer within {_LIST_TIMEOUT_S} s: see what nvidia-smi says") from error
+    except subprocess.CalledProcessError as error:
+        reason = error.stderr.strip().rpartition("\n")[2]
+        raise ConfigError(f"torch cannot use the GPUs ({reason}): see what nvidia-smi says") from error
+    return [
+        Gpu(DeviceMemory(index, name, total, free), (major, minor))
+        for index, (free, total, name, major, minor) in enumerate(json.loads(answer))
+    ]
 
 
 def memory_of_this_machine() -> DeviceMemory:
@@ -54,19 +74,18 @@ def shared_memory_free() -> int:
 
 
 def check_address(host: str, port: int, report: Report) -> None:
-    """Whether the server could listen there."""
+    """Whether the server could listen there. A model that fits does so on any port, hence the warning."""
     report.address = f"{host}:{port}"
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except (OSError, OverflowError) as error:
-            reason = error.strerror if isinstance(error, OSError) else str(error)
-            report.error(
-                "network",
-                f"nothing can listen on {host}:{port} ({reason}): choose another --port, 0 for a free one, or --host",
-            )
+        except OSError as error:
+            reason = f"nothing can listen on {host}:{port} ({error.strerror}): choose another --port or --host"
+            if error.errno == errno.EADDRINUSE:
+                reason = f"port {port} of {host} is taken: choose another --port, 0 for a free one"
+            report.warn("network", reason)
 
 
 def check_installation(platform: Literal["cpu", "cuda"], report: Report) -> None:

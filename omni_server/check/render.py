@@ -3,8 +3,9 @@
 import dataclasses
 import json
 
-from omni_server.check.report import Report, StageMemory
+from omni_server.check.report import Report, Severity, StageMemory
 
+_COLUMNS = "requests: max_num_seqs. context: max_model_len. tokens: that the KV cache has room for."
 _ESTIMATED = (
     "~ estimated, from runs on an H200: activations, and the part of the reserve that is not the server's own. All\n"
     "  else is computed from the checkpoint's config and headers; the KV cache is what is left of the share."
@@ -16,7 +17,7 @@ _ESTIMATED_CPU = (
 
 
 def as_json(report: Report) -> str:
-    """All fields, sizes in bytes, and `fits`."""
+    """All fields, sizes in bytes, and `fits`: true, false, or null where that is not known."""
     return json.dumps({"fits": report.fits} | dataclasses.asdict(report), indent=2)
 
 
@@ -41,21 +42,34 @@ def as_text(report: Report) -> str:
     if report.address is not None:
         lines.append(f"address       {report.address}")
     if report.stages:
-        lines += ["", *_table(report.stages), _ESTIMATED if report.platform == "cuda" else _ESTIMATED_CPU]
+        lines += ["", *_table(report.stages), _COLUMNS, _ESTIMATED if report.platform == "cuda" else _ESTIMATED_CPU]
     lines.append("")
     for finding in report.findings:
         lines.append(f"{finding.severity}: {finding.area}: {finding.message}")
-    errors = sum(finding.severity == "error" for finding in report.findings)
-    lines.append("It fits." if report.fits else f"It does not fit: {errors} problem{'' if errors == 1 else 's'}.")
-    return "\n".join(lines)
+    return "\n".join([*lines, _verdict(report)])
+
+
+def _verdict(report: Report) -> str:
+    if report.fits is None:
+        return "Whether it fits is not known."
+    counted: Severity = "warning" if report.fits else "error"
+    number = sum(finding.severity == counted for finding in report.findings)
+    plural = "" if number == 1 else "s"
+    if not report.fits:
+        return f"It does not fit: {number} problem{plural}."
+    return f"It fits, with {number} warning{plural}." if number else "It fits."
 
 
 def _table(stages: list[StageMemory]) -> list[str]:
-    rows = [["stage (GB)", "device", "share", "weights", "state", "activations~", "reserve~", "KV cache", "tokens"]]
+    header = ["stage (GB)", "device", "precision", "requests", "context", "share", "weights", "state", "activations~"]
+    rows = [[*header, "reserve~", "KV cache", "tokens"]]
     rows += [
         [
             stage.name,
             ",".join(map(str, stage.devices)) or "-",
+            stage.precision,
+            str(stage.max_num_seqs),
+            f"{stage.max_model_len:,}",
             _number(stage.share),
             _number(stage.weights),
             _number(stage.state),

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-Severity = Literal["error", "warning"]
+Severity = Literal["error", "warning", "unknown"]
 Area = Literal["files", "stage config", "memory", "shared memory", "installation", "network"]
 
 
@@ -12,7 +12,8 @@ class Finding:
     """Something to change, in words that name the file, the field or the flag."""
 
     severity: Severity
-    """`error`: the server would not start. `warning`: it may, but not as wanted."""
+    """`error`: the model does not fit. `warning`: it does, but the server may not start or run as wanted.
+    `unknown`: whether it fits cannot be told from here."""
     area: Area
     message: str
 
@@ -38,6 +39,9 @@ class StageMemory:
     kv_tokens: int | None
     """Tokens for which it has room."""
     max_model_len: int
+    max_num_seqs: int
+    precision: str
+    """Of the weights, as `bfloat16`; where a language model's are quantized the method, as `fp8`, `awq`."""
 
     @property
     def taken(self) -> int:
@@ -83,6 +87,11 @@ class Report:
     def warn(self, area: Area, message: str) -> None:
         self.findings.append(Finding("warning", area, message))
 
+    def leave_open(self, area: Area, message: str) -> None:
+        self.findings.append(Finding("unknown", area, message))
+
     @property
-    def fits(self) -> bool:
-        return not any(finding.severity == "error" for finding in self.findings)
+    def fits(self) -> bool | None:
+        """None where that is not known."""
+        severities = {finding.severity for finding in self.findings}
+        return False if "error" in severities else None if "unknown" in severities else True

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from omni_server.check.default_config import base_config_name, chosen_config
 from omni_server.check.files import check_architecture, check_small_files, check_weights, open_model
 from omni_server.check.machine import (
     Gpu,
@@ -15,15 +16,16 @@ from omni_server.check.machine import (
     shared_memory_free,
 )
 from omni_server.check.memory import check_cpu_memory, check_gpu_memory
+from omni_server.check.placement import ModelSizes, Quantization
 from omni_server.check.report import DeviceMemory, Report
 from omni_server.check.safetensors_headers import StoredWeights
-from omni_server.config.load import load_stage_config
+from omni_server.config.load import find_shipped_config, load_stage_config
 from omni_server.config.stage_config import StageConfig
 from omni_server.edge import check_longest_window
 from omni_server.engine.queue_layout import queue_layout
 from omni_server.errors import ConfigError
 from omni_server.family import FamilyModel, ModelFamily, StageFootprint, load_family
-from omni_server.model_folder import resolve_model_folder
+from omni_server.model_folder import HubUnreachableError, has_gpu, resolve_model_folder
 
 
 @dataclass(frozen=True)
@@ -31,11 +33,14 @@ class CheckOptions:
     """What the command line asked for."""
 
     model: str
-    stage_config: Path
+    stage_config: Path | None = None
+    """None: what `serve` would choose."""
+    use_cpu: bool = False
+    quantization: Quantization | None = None
     revision: str | None = None
     load_format: str = "auto"
-    device_memory: int | None = None
-    """Bytes of every GPU of the machine that is meant, which is not this one; None: this one."""
+    device_memory: tuple[int, ...] | None = None
+    """Bytes of each GPU of the machine that is meant, which is not this one; None: this one."""
     host: str = "127.0.0.1"
     port: int = 8091
 
@@ -44,9 +49,11 @@ def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
     """Everything that can be told without starting an engine. Raises `ConfigError` for a stage config that is not
     valid by itself."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # read at its import; warns of ids that are right here
-    config = load_stage_config(options.stage_config)
+    on_gpu = not options.use_cpu and (options.device_memory is not None or has_gpu())
+    path = options.stage_config or find_shipped_config(base_config_name(on_gpu=on_gpu))
+    config = load_stage_config(path)
     family = load_family(config.model_family)
-    report = Report(options.model, stage_config=str(options.stage_config), platform=config.platform)
+    report = Report(options.model, stage_config=str(path), platform=config.platform)
     is_here = options.device_memory is None
     if is_here:
         check_installation(config.platform, report)
@@ -55,6 +62,9 @@ def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
         folder = resolve_model_folder(
             options.model, revision=options.revision, needs_weights=False, on_progress=on_progress
         )
+    except HubUnreachableError as error:
+        report.leave_open("files", str(error))
+        return report
     except ConfigError as error:
         report.error("files", str(error))
         return report
@@ -68,10 +78,20 @@ def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
     if options.load_format != "dummy":
         is_hub_id = not Path(options.model).expanduser().is_dir()
         stored = check_weights(folder, options.model, footprints, is_hub_id=is_hub_id, report=report)
+    if options.stage_config is None and footprints:
+        sizes = ModelSizes(options.model, footprints, stored)
+        gpus = _gpus(config, options) if on_gpu else []
+        try:
+            config = chosen_config(gpus, config, sizes, use_cpu=options.use_cpu, quantization=options.quantization)
+        except ConfigError as error:
+            report.devices = [gpu.memory for gpu in gpus]
+            report.error("memory", str(error))
+            return report
+        report.stage_config = f"chosen for this model and these devices, from {path}"
     if model is not None:
         _check_windows(config, model, report)
         _check_shared_memory(config, model, report, is_here=is_here)
-        _check_memory(config, footprints, stored, model.dtype_name(), options, report)
+        _check_memory(config, footprints, stored, options, report)
     return report
 
 
@@ -111,19 +131,22 @@ def _check_memory(
     config: StageConfig,
     footprints: dict[str, StageFootprint],
     stored: StoredWeights,
-    dtype: str,
     options: CheckOptions,
     report: Report,
 ) -> None:
     if config.platform == "cpu":
         machine = memory_of_this_machine()
         if options.device_memory is not None:
-            machine = DeviceMemory(None, "memory", options.device_memory, options.device_memory)
-        check_cpu_memory(config, footprints, stored, dtype, machine, report.shared_memory_needed or 0, report)
+            machine = DeviceMemory(None, "memory", options.device_memory[0], options.device_memory[0])
+        check_cpu_memory(config, footprints, stored, machine, report.shared_memory_needed or 0, report)
         return
-    if options.device_memory is not None:
-        indices = sorted({device for stage in config.stages.values() for device in stage.devices})
-        gpus = [Gpu(DeviceMemory(i, "GPU of the size given", options.device_memory, None), None) for i in indices]
-    else:
-        gpus = gpus_of_this_machine()
-    check_gpu_memory(config, footprints, stored, dtype, gpus, report)
+    check_gpu_memory(config, footprints, stored, _gpus(config, options), report)
+
+
+def _gpus(config: StageConfig, options: CheckOptions) -> list[Gpu]:
+    if options.device_memory is None:
+        return gpus_of_this_machine()
+    sizes = list(options.device_memory)
+    if options.stage_config is not None:  # one size stands for all devices that the file names
+        sizes += sizes[-1:] * max(0, 1 + max(max(stage.devices) for stage in config.stages.values()) - len(sizes))
+    return [Gpu(DeviceMemory(i, "GPU of the size given", size, None), None) for i, size in enumerate(sizes)]

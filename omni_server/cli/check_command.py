@@ -5,12 +5,15 @@ import re
 import sys
 
 from omni_server.api.config import ApiConfig
-from omni_server.config.load import find_shipped_config, find_stage_config
-from omni_server.model_folder import CPU_CONFIG, EXAMPLE_MODEL, GPU_CONFIG, default_stage_config
+from omni_server.cli.placement_flags import add_placement_flags, refuse_contradictions
+from omni_server.cli.values import port
+from omni_server.config.load import find_stage_config
+from omni_server.model_folder import EXAMPLE_MODEL
 
 _DEFAULTS = ApiConfig()
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
-DOES_NOT_FIT = 2
+EXIT_CODES = {True: 0, False: 2, None: 1}
+"""By whether the model fits; None: not known."""
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -21,16 +24,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         description="Tell whether a model would start here with a stage config, without starting it: memory of each "
         "stage, missing and damaged files, shared memory, the port, the installation. Reads headers of weights, not "
         "the weights; of a model on the hub it downloads the small files only.",
-        epilog="Exit code: 0 if it fits (perhaps with warnings), 2 if not.",
+        epilog="Exit code: 0 if it fits (perhaps with warnings), 2 if not, 1 if that is not known because the hub "
+        "cannot be reached.",
         allow_abbrev=False,
     )
     parser.add_argument("model", metavar="MODEL", help=f"local folder or hub id, such as {EXAMPLE_MODEL}")
-    parser.add_argument(
-        "--stage-config",
-        metavar="FILE",
-        help="stage config, or the name of a shipped one "
-        f"(default: {GPU_CONFIG} if there is an NVIDIA GPU or with --device-memory, else {CPU_CONFIG})",
-    )
+    add_placement_flags(parser)
     parser.add_argument("--revision", help="branch, tag or commit of the hub repository (default: its main branch)")
     parser.add_argument(
         "--load-format",
@@ -41,12 +40,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument(
         "--device-memory",
         metavar="SIZE",
-        type=_size,
-        help="check for another machine, whose GPUs have this much memory each, as in 80G or 24G; files and memory are "
-        "checked, nothing else of this machine",
+        type=_sizes,
+        help="check for another machine, with one GPU of this much memory, as in 80G, or with several, as in 24G,24G; "
+        "files and memory are checked, nothing else of this machine",
     )
     parser.add_argument("--host", default=_DEFAULTS.host, help="address to listen on (default: %(default)s)")
-    parser.add_argument("--port", type=int, default=_DEFAULTS.port, help="port to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=port, default=_DEFAULTS.port, help="port to listen on (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON, sizes in bytes")
     parser.set_defaults(run=_check)
 
@@ -55,15 +54,12 @@ def _check(options: argparse.Namespace) -> int:
     from omni_server.check.render import as_json, as_text
     from omni_server.check.run import CheckOptions, check
 
-    if options.stage_config is not None:
-        path = find_stage_config(options.stage_config)
-    elif options.device_memory is not None:
-        path = find_shipped_config(GPU_CONFIG)
-    else:
-        path = default_stage_config()
+    refuse_contradictions(options.stage_config, options.quantization)
     wanted = CheckOptions(
         model=options.model,
-        stage_config=path,
+        stage_config=None if options.stage_config is None else find_stage_config(options.stage_config),
+        use_cpu=options.cpu,
+        quantization=options.quantization,
         revision=options.revision,
         load_format=options.load_format,
         device_memory=options.device_memory,
@@ -72,7 +68,11 @@ def _check(options: argparse.Namespace) -> int:
     )
     report = check(wanted, on_progress=lambda line: print(line, file=sys.stderr))
     print(as_json(report) if options.json else as_text(report))
-    return 0 if report.fits else DOES_NOT_FIT
+    return EXIT_CODES[report.fits]
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(_size(part) for part in text.split(","))
 
 
 def _size(text: str) -> int:

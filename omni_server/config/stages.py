@@ -41,7 +41,8 @@ class SamplingDefaults(FrozenModel):
     seed: int | None = None
     """Makes what is drawn repeatable."""
     max_tokens: Annotated[int, Field(ge=1)] | None = None
-    """Longest answer. On the talker it bounds the speech: 50 codec tokens are one second."""
+    """Longest answer, where the prompt leaves so much room. On the talker it bounds the speech: 50 codec tokens are
+    one second."""
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     """Shortest answer: tokens that end it are barred before."""
     ignore_eos: bool | None = None

@@ -10,7 +10,7 @@ from transformers import AutoConfig, Qwen2_5OmniConfig, Qwen2_5OmniForConditiona
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import DiffusionStage, ModelStage, Stage
 from omni_server.errors import ConfigError
-from omni_server.family import KvLayout, NeededFile, StageFootprint
+from omni_server.family import KvLayout, NeededFile, Quantizable, StageFootprint
 from stages.qwen2_5_omni.code2wav.dit import EVALUATIONS, GUIDANCE_OFF_BELOW
 from stages.qwen2_5_omni.code2wav.stream_kv import slot_shape
 from stages.qwen2_5_omni.code2wav.voices import VOICES_FILE
@@ -22,6 +22,13 @@ NEEDED_FILES = (
     NeededFile(("chat_template.json", "chat_template.jinja", "tokenizer_config.json"), "the chat template"),
     NeededFile((VOICES_FILE,), "the voices"),
 )
+
+_LANGUAGE_MODEL = "thinker.model.layers."
+_FP8 = {
+    "quantization": "online",
+    # By the names of vLLM's thinker. Audio and vision encoders, embeddings and lm_head match nothing.
+    "quantization_config": {"targets": {"language_model.model.layers.*_proj": "fp8_per_tensor"}},
+}
 
 _PREFIXES: dict[ModelStage, str] = {"thinker": "thinker.", "talker": "talker.", "code2wav": "token2wav."}
 
@@ -58,17 +65,37 @@ def _footprint(
         )
     if isinstance(stage, DiffusionStage):
         return _code2wav(whole, config, stage, shapes)
-    decoder = whole.thinker_config.text_config if stage.model_stage == "thinker" else whole.talker_config
-    head_dim = decoder.hidden_size // decoder.num_attention_heads
-    if stage.model_stage == "talker":
-        head_dim = decoder.head_dim
+    is_thinker = stage.model_stage == "thinker"
+    decoder = whole.thinker_config.text_config if is_thinker else whole.talker_config
+    head_dim = decoder.hidden_size // decoder.num_attention_heads if is_thinker else decoder.head_dim
     return StageFootprint(
         tensors=shapes,
+        dtype=_dtype_name(whole),
         loads_float32=False,
+        encodes_media=is_thinker,
         kv=KvLayout(decoder.num_hidden_layers, decoder.num_key_value_heads, head_dim),
         # Both halves of the feed-forward part and their product; the residual, its norm, and what goes in and out.
         values_per_token=3 * decoder.intermediate_size + 4 * decoder.hidden_size,
+        quantizable=_quantizable(whole, shapes) if is_thinker else None,
     )
+
+
+def _dtype_name(whole: Qwen2_5OmniConfig) -> str:
+    return "bfloat16" if whole.dtype is None else str(whole.dtype).removeprefix("torch.")
+
+
+def _quantizable(whole: Qwen2_5OmniConfig, shapes: dict[str, tuple[int, ...]]) -> Quantizable:
+    """The matrices of the thinker's language model, in published AWQ and GPTQ checkpoints as in FP8."""
+    weights = frozenset(name for name, shape in shapes.items() if name.startswith(_LANGUAGE_MODEL) and len(shape) == 2)
+    stored: dict[str, object] | None = whole.to_dict().get("quantization_config")
+    if stored is None:
+        return Quantizable(weights, None, 16, _FP8)
+    method = str(stored.get("quant_method"))
+    bits, group = stored.get("bits"), stored.get("group_size")
+    if method not in ("awq", "gptq") or not isinstance(bits, int) or not isinstance(group, int):
+        return Quantizable(weights, method, 16, _FP8)  # what is not known is not counted on
+    # Each group has a scale of 16 bits and a zero point; a group of -1 is a whole column, of thousands.
+    return Quantizable(weights, method, bits + ((16 + bits) / group if group > 0 else 0), _FP8)
 
 
 def _code2wav(
@@ -85,16 +112,17 @@ def _code2wav(
         inner=dit.num_attention_heads * dit.head_dim,
     )
     is_float32 = stage.dtype == "float32" or (stage.dtype == "auto" and config.platform == "cpu")
-    num_streams = stage.num_stream_slots if config.carries_state else 0
     # A block of the DiT holds its residual, norm, queries, keys, values and feed-forward part; the vocoder's widest
     # layer its input, and output and activations at twice the rate.
     per_frame = branches * 10 * dit.hidden_size + 6 * _widest(vocoder.upsample_initial_channel, vocoder.upsample_rates)
     return StageFootprint(
         tensors=shapes,
+        dtype="float32",
         loads_float32=True,
+        encodes_media=False,
         kv=None,
         values_per_token=dit.repeats * per_frame,
-        state_bytes=num_streams * math.prod(per_stream) * (4 if is_float32 else 2),
+        stream_state_bytes=math.prod(per_stream) * (4 if is_float32 else 2),
     )
 
 

@@ -9,9 +9,8 @@ from huggingface_hub import constants
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
 from omni_server import model_folder
-from omni_server.config.load import find_shipped_config
 from omni_server.errors import ConfigError
-from omni_server.model_folder import default_stage_config, resolve_model_folder
+from omni_server.model_folder import resolve_model_folder
 
 
 def make_checkpoint(folder: Path, *, weights: bool = True) -> Path:
@@ -164,10 +163,3 @@ def test_what_the_hub_answers_is_told(
     monkeypatch.setattr(model_folder, "snapshot_download", refuse)
 
     assert message in refusal("some/model", revision="v9")
-
-
-@pytest.mark.parametrize(("num_gpus", "name"), [(0, "qwen2_5_omni.demo-cpu"), (1, "qwen2_5_omni")])
-def test_the_default_config_follows_the_machine(monkeypatch: pytest.MonkeyPatch, num_gpus: int, name: str) -> None:
-    monkeypatch.setattr("torch.cuda.device_count", lambda: num_gpus)
-
-    assert default_stage_config() == find_shipped_config(name)

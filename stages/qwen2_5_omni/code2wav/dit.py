@@ -75,9 +75,11 @@ class PackedDiT:
         dtype: torch.dtype,
         longest_window_frames: int,
         num_streams: int,
+        frees_modules: bool = False,
     ) -> None:
         """`voices` gives the order of the rows that `BlockLayout.voice` names; `num_streams` is the number of slots, of
-        which a layout may name any."""
+        which a layout may name any. `frees_modules`: the weights of a layer of `dit` are freed as soon as they have
+        been copied, so that a device never holds both of all layers; `dit` is of no use afterwards."""
         config = dit.config
         self._ops = ops
         self._dtype = dtype
@@ -89,10 +91,12 @@ class PackedDiT:
         self.block_size: int = config.block_size
         self.hidden_size: int = config.hidden_size
         looks_back = [layer.look_backward_block > 0 for layer in dit.transformer_blocks]
-        self._layers = [
-            _prepared(layer, dtype, config.head_dim, back_number=sum(looks_back[:number]))
-            for number, layer in enumerate(dit.transformer_blocks)
-        ]
+        self._layers: list[_Layer] = []
+        for number, layer in enumerate(dit.transformer_blocks):
+            self._layers.append(_prepared(layer, dtype, config.head_dim, back_number=sum(looks_back[:number])))
+            if frees_modules:
+                layer.attn.to("meta")
+                layer.ff.to("meta")
         self._last = dit.proj_out.weight.detach().clone(), dit.proj_out.bias.detach().clone()
         self._codec_table = dit.text_embed.codec_embed.weight.detach().clone()
         # Columns of the input projection: state | ECAPA of the reference mel | code embedding | x-vector.

@@ -114,7 +114,11 @@ class Qwen2_5OmniCode2Wav(torch.nn.Module):
             assert self.code2wav_bigvgan_model is not None
             with torch.inference_mode():
                 self._pipeline = Code2WavPipeline(
-                    self.code2wav_dit_model, self.code2wav_bigvgan_model, tuple(self._voices.values()), self._runtime
+                    self.code2wav_dit_model,
+                    self.code2wav_bigvgan_model,
+                    tuple(self._voices.values()),
+                    self._runtime,
+                    frees_modules=True,
                 )
             self.code2wav_dit_model = self.code2wav_bigvgan_model = None
         return self._pipeline

@@ -49,8 +49,11 @@ class Code2WavPipeline:
         bigvgan: Qwen2_5OmniToken2WavBigVGANModel,
         voices: Sequence[Voice],
         runtime: DiffusionRuntimeConfig,
+        *,
+        frees_modules: bool = False,
     ) -> None:
-        """It keeps `bigvgan` where it is run as it is; of `dit` it keeps nothing."""
+        """It keeps `bigvgan` where it is run as it is; of `dit` it keeps nothing. `frees_modules`: weights are freed
+        as soon as they have been copied; the modules are of no use afterwards."""
         self._frames_per_code: int = dit.config.repeats
         codes_per_block = dit.config.block_size // dit.config.repeats
         device = dit.proj_out.weight.device
@@ -65,6 +68,8 @@ class Code2WavPipeline:
 
             ops = TritonDiTOps()
             self._vocoder = GraphedVocoder(bigvgan, dtype, longest_crop=longest_window_frames, device=device)
+            if frees_modules:
+                bigvgan.to("meta")
         else:
             ops = TorchDiTOps()
             self._vocoder = PlainVocoder(bigvgan)
@@ -80,6 +85,7 @@ class Code2WavPipeline:
                 dtype=dtype,
                 longest_window_frames=longest_window_frames,
                 num_streams=runtime.num_streams,
+                frees_modules=frees_modules,
             ),
             codes_per_block=codes_per_block,
             max_num_blocks=runtime.max_num_blocks(codes_per_block),

@@ -25,13 +25,13 @@ class Preprocessing:
     """Limits of the preprocessors, for which vLLM sizes its profiling run."""
 
     max_audio_s: int
-    """Every sound is padded to this length before its features are taken."""
+    """What the processor hears of a recording; the rest is cut off."""
     max_pixels: int
     """Larger images are scaled down to this."""
 
 
-DEMO_PREPROCESSING = Preprocessing(max_audio_s=30, max_pixels=50_176)
-"""Small: with the genuine limits vLLM would profile with a sound of 300 s and an image of 16 thousand tokens."""
+DEMO_PREPROCESSING = Preprocessing(max_audio_s=300, max_pixels=50_176)
+"""The published limit for audio. Images are smaller: vLLM would profile with one of 16 thousand tokens."""
 
 _AUDIO_RATE_HZ, _AUDIO_HOP = 16_000, 160
 

@@ -20,8 +20,7 @@ from stages.qwen2_5_omni.demo_checkpoint.config import (
 from stages.qwen2_5_omni.demo_checkpoint.genuine import (
     GENUINE_MEL_FRAMES,
     GENUINE_PREPROCESSING,
-    GENUINE_SIZE,
-    GENUINE_WEIGHTS_GB,
+    GENUINE_SIZES,
     genuine_model_config,
 )
 from stages.qwen2_5_omni.demo_checkpoint.sizes import SIZES, DemoSize
@@ -38,8 +37,8 @@ DEMO_MEL_FRAMES = 120
 class _Contents:
     """What is to be written."""
 
-    size: DemoSize | None
-    """None: the genuine one."""
+    size: DemoSize | str
+    """A name: one of `GENUINE_SIZES`."""
     vocabulary: Vocabulary
     dtype: Dtype
     weights: Weights
@@ -58,16 +57,16 @@ def make_demo_checkpoint(
 ) -> Path:
     """Write a Qwen2.5-Omni in the layout of the published ones; returns `out`.
 
-    `size` is one of `SIZES`, or `GENUINE_SIZE`: the sizes of Qwen2.5-Omni-7B. `weights` "dummy" leaves
-    model.safetensors out: such a folder is served with `--load-format dummy`, and the genuine size comes in no other
-    way. `vocabulary` is "small" (the default) or "full", `dtype` "float32" (the default) or "bfloat16"; of the genuine
-    size they are "full" and "bfloat16".
+    `size` is one of `SIZES` or of `GENUINE_SIZES`: the sizes of Qwen2.5-Omni-7B and -3B. `weights` "dummy" leaves
+    model.safetensors out: such a folder is served with `--load-format dummy`, and genuine sizes come in no other way.
+    `vocabulary` is "small" (the default) or "full", `dtype` "float32" (the default) or "bfloat16"; of genuine sizes
+    they are "full" and "bfloat16".
 
     The same arguments give the same model.safetensors, byte for byte (with one release of torch, on machines with
     AVX2). `dtype` is that of the thinker and the talker; code2wav stays in float32, in which the reference always runs
     it. The folder appears under its name only when it is complete.
 
-    Raises `ConfigError` for an unknown size, for what the genuine size cannot be, and where `out` exists already and
+    Raises `ConfigError` for an unknown size, for what a genuine size cannot be, and where `out` exists already and
     is not an empty folder.
     """
     contents = _contents(size, weights, vocabulary, dtype)
@@ -91,18 +90,18 @@ def make_demo_checkpoint(
 
 
 def _contents(size: DemoSize | str, weights: Weights, vocabulary: Vocabulary | None, dtype: Dtype | None) -> _Contents:
-    if size == GENUINE_SIZE:
+    if isinstance(size, str) and size in GENUINE_SIZES:
         if weights == "random":
             raise ConfigError(
-                f"size {GENUINE_SIZE} is written without weights only: they would be {GENUINE_WEIGHTS_GB} GB of random "
+                f"size {size} is written without weights only: they would be {GENUINE_SIZES[size]} GB of random "
                 "numbers, which the engines draw faster than they read them; use weights dummy"
             )
         if vocabulary == "small" or dtype == "float32":
-            raise ConfigError(f"size {GENUINE_SIZE} has the full vocabulary and bfloat16, as published")
-        return _Contents(None, "full", "bfloat16", weights, GENUINE_PREPROCESSING, GENUINE_MEL_FRAMES)
+            raise ConfigError(f"size {size} has the full vocabulary and bfloat16, as published")
+        return _Contents(size, "full", "bfloat16", weights, GENUINE_PREPROCESSING, GENUINE_MEL_FRAMES)
     if isinstance(size, str):
         if size not in SIZES:
-            raise ConfigError(f"unknown demo checkpoint size '{size}'; there are {', '.join((*SIZES, GENUINE_SIZE))}")
+            raise ConfigError(f"unknown demo checkpoint size '{size}'; there are {', '.join((*SIZES, *GENUINE_SIZES))}")
         size = SIZES[size]
     return _Contents(size, vocabulary or "small", dtype or "float32", weights, DEMO_PREPROCESSING, DEMO_MEL_FRAMES)
 
@@ -110,7 +109,7 @@ def _contents(size: DemoSize | str, weights: Weights, vocabulary: Vocabulary | N
 def _write(folder: Path, contents: _Contents, seed: int) -> None:
     ids = write_tokenizer(folder, contents.vocabulary)
     size = contents.size
-    model = genuine_model_config() if size is None else demo_model_config(size, ids, contents.dtype)
+    model = genuine_model_config(size) if isinstance(size, str) else demo_model_config(size, ids, contents.dtype)
     write_configs(folder, model, ids, contents.preprocessing)
     if contents.weights == "random":
         _write_weights(folder, ids, seed, contents.dtype)

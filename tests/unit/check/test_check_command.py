@@ -65,8 +65,11 @@ def test_the_7b_fits_on_80_gb(check: Check, seven_b: Path) -> None:
     assert talker["kv_cache"] == pytest.approx(3.3 * GB, rel=0.08)
 
 
+SHIPPED = ["--load-format", "dummy", "--stage-config", "qwen2_5_omni"]
+
+
 def test_the_7b_does_not_fit_on_24_gb(check: Check, seven_b: Path) -> None:
-    error = the_error(check(seven_b, "--load-format", "dummy", "--device-memory", "24G"))
+    error = the_error(check(seven_b, *SHIPPED, "--device-memory", "24G"))
 
     assert error.startswith(
         "memory: device 0 has 25.8 GB, of which stages may take 24.5 GB; they need at least 38.4 GB"
@@ -75,7 +78,7 @@ def test_the_7b_does_not_fit_on_24_gb(check: Check, seven_b: Path) -> None:
 
 
 def test_shares_that_would_fit_are_proposed_and_do_fit(check: Check, seven_b: Path, tmp_path: Path) -> None:
-    code, report = check(seven_b, "--load-format", "dummy", "--device-memory", "48G")
+    code, report = check(seven_b, *SHIPPED, "--device-memory", "48G")
     assert code == 2
     proposed = dict(item.rsplit(" ", 1) for item in errors(report)[0].partition("Shares that fit: ")[2].split(", "))
     assert proposed.keys() == {"thinker", "talker", "code2wav"}
@@ -117,3 +120,45 @@ def test_two_gpus_are_checked_each_by_itself(check: Check, seven_b: Path) -> Non
 
     error = the_error(check(seven_b, *words, "--device-memory", "20G"))
     assert error.startswith("memory: device 0 has 21.5 GB")
+
+
+def test_without_a_stage_config_the_plan_for_the_size_is_printed_as_a_table(
+    check: Check, seven_b: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--load-format", "dummy", "--device-memory", "24G", "--quantization", "fp8"]
+    code, report = check(seven_b, *words)
+    assert (code, report["findings"]) == (0, [])
+    assert report["stage_config"].startswith("chosen for this model and these devices, from ")
+    stages = [
+        (stage["name"], stage["devices"], stage["precision"], stage["max_num_seqs"], stage["max_model_len"])
+        for stage in report["stages"]
+    ]
+    assert stages == [
+        ("thinker", [0], "fp8", 4, 8192),
+        ("talker", [0], "bfloat16", 4, 8192),
+        ("code2wav", [0], "float32", 4, 156),
+    ]
+
+    assert main(["check", str(seven_b), *words, "--port", "0"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["thinker", "0", "fp8", "4", "8,192"] in [line[:5] for line in lines]
+    header = next(line for line in lines if line[:2] == ["stage", "(GB)"])
+    assert header[2:] == [
+        "device", "precision", "requests", "context", "share", "weights", "state", "activations~", "reserve~", "KV",
+        "cache", "tokens",
+    ]  # fmt: skip
+
+
+def test_several_sizes_are_several_gpus(check: Check, seven_b: Path) -> None:
+    code, report = check(seven_b, "--load-format", "dummy", "--device-memory", "24G,24G")
+
+    assert code == 0
+    assert [stage["devices"] for stage in report["stages"]] == [[0], [1], [1]]
+    assert [device["index"] for device in report["devices"]] == [0, 1]
+
+
+def test_what_fits_no_gpu_is_told_with_what_would(check: Check, seven_b: Path) -> None:
+    error = the_error(check(seven_b, "--load-format", "dummy", "--device-memory", "24G"))
+
+    assert error.startswith(f"memory: {seven_b} does not fit: device 0 has 25.8 GB")
+    assert "--quantization fp8" in error

@@ -1,0 +1,86 @@
+"""The stage config where none is named: planned for this machine's GPUs, or made for a CPU."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from omni_server.check.machine import Gpu, gpus_of_this_machine, memory_of_this_machine
+from omni_server.check.placement import ModelSizes, Quantization, check_cpu_plan, plan
+from omni_server.check.safetensors_headers import read_weights
+from omni_server.config.load import find_shipped_config, load_stage_config
+from omni_server.config.stage_config import StageConfig
+from omni_server.engine.environment import set_engine_environment
+from omni_server.errors import ConfigError
+from omni_server.family import load_family
+from omni_server.model_folder import CPU_CONFIG, DEMO_CONFIG, GPU_CONFIG, has_gpu
+
+logger = logging.getLogger(__name__)
+
+LARGEST_DEMO = 500_000_000
+"""Parameters of a checkpoint that is taken for a demo (those of scripts/make_demo_checkpoint have some millions) and
+runs on any machine. The smallest genuine model of the family has 5.5 billion."""
+
+
+def base_config_name(*, on_gpu: bool) -> str:
+    """The shipped config that a plan starts from."""
+    return GPU_CONFIG if on_gpu else CPU_CONFIG
+
+
+def default_stage_config(
+    folder: Path, name: str, *, use_cpu: bool = False, quantization: Quantization | None = None
+) -> StageConfig:
+    """For the checkpoint in `folder` on this machine. `name` is how messages call the model.
+
+    Raises `ConfigError`, in one line, where it cannot run.
+    """
+    on_gpu = has_gpu() and not use_cpu
+    base = load_stage_config(find_shipped_config(base_config_name(on_gpu=on_gpu)))
+    set_engine_environment(base)  # before the family imports what reads it
+    footprints = load_family(base.model_family).footprints(folder, base)
+    model = ModelSizes(name, footprints, read_weights(folder))
+    if on_gpu:
+        return chosen_config(gpus_of_this_machine(), base, model, quantization=quantization)
+    config = chosen_config((), base, model, use_cpu=use_cpu, quantization=quantization)
+    check_cpu_plan(memory_of_this_machine(), config, model)
+    if config is base:
+        logger.warning(
+            "%s runs on the processor, which is much slower than speech; OMP_NUM_THREADS says how many cores each "
+            "engine uses",
+            name,
+        )
+    return config
+
+
+def chosen_config(
+    gpus: Sequence[Gpu],
+    base: StageConfig,
+    model: ModelSizes,
+    *,
+    use_cpu: bool = False,
+    quantization: Quantization | None = None,
+) -> StageConfig:
+    """The plan for `gpus`, made from `base`; without any, `base` or the demo's config. Raises `ConfigError`."""
+    if gpus:
+        return plan(gpus, base, model, quantization)
+    if quantization is not None:
+        raise ConfigError(f"--quantization {quantization} needs an NVIDIA GPU")
+    if model.num_parameters <= LARGEST_DEMO:
+        return load_stage_config(find_shipped_config(DEMO_CONFIG))
+    if not use_cpu:
+        raise ConfigError(
+            f"{model.name} ({model.num_parameters / 1e9:.1f} billion parameters) needs an NVIDIA GPU, and torch finds "
+            f"none here; with --cpu it runs on the processor (stage config {CPU_CONFIG}), much slower than speech"
+        )
+    return base
+
+
+def describe(config: StageConfig) -> str:
+    """The plan in one line."""
+    stages = []
+    for name, stage in config.stages.items():
+        where = f"device {','.join(map(str, stage.devices))}, share {stage.gpu_memory_utilization:g}, "
+        stages.append(
+            f"{name} ({where if config.platform == 'cuda' else ''}{stage.max_num_seqs} requests of at most "
+            f"{stage.max_model_len} tokens)"
+        )
+    return f"platform {config.platform}: {', '.join(stages)}"

@@ -1,0 +1,279 @@
+"""A stage config for the GPUs that there are: which stages run where, with which shares, lengths and batch sizes.
+
+Nothing here looks at the machine: sizes come in, a stage config or the reason why there is none comes out.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from omni_server.check.machine import BFLOAT16_CAPABILITY, Gpu
+from omni_server.check.report import DeviceMemory
+from omni_server.check.safetensors_headers import StoredWeights
+from omni_server.check.stage_memory import PROCESS_BYTES, StageNeeds, needs_on_cpu, needs_on_gpu
+from omni_server.config.stage_config import MAX_MEMORY_FRACTION, StageConfig
+from omni_server.config.stages import DiffusionStage, Stage
+from omni_server.errors import ConfigError
+from omni_server.family import StageFootprint
+
+Quantization = Literal["fp8", "awq", "gptq"]
+
+TOKENS_PER_REQUEST = 1024
+"""KV cache that each of `max_num_seqs` requests is given room for: prompt and answer of a few minutes of speech."""
+
+_SHARE_STEPS = 10_000
+"""Shares are multiples of a ten-thousandth of their device."""
+_INT4 = "awq"
+_INT4_BITS = 4.16
+"""4 bits, and for each group of 128 a scale of 16 and a zero point of 4."""
+
+
+@dataclass(frozen=True)
+class ModelSizes:
+    """What a checkpoint takes."""
+
+    name: str
+    """For messages."""
+    footprints: Mapping[str, StageFootprint]
+    """By stage."""
+    stored: StoredWeights
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(math.prod(shape) for stage in self.footprints.values() for shape in stage.tensors.values())
+
+
+@dataclass(frozen=True)
+class _Size:
+    """Upper bounds of what a deployment takes on at once."""
+
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+_SIZES = (
+    _Size(32768, 64, 8192),
+    _Size(32768, 32, 4096),
+    _Size(32768, 16, 2048),
+    _Size(16384, 8, 2048),
+    _Size(8192, 8, 1024),
+    _Size(8192, 4, 1024),
+    _Size(4096, 4, 1024),
+)
+"""The largest that fits is chosen. What the shipped config has less of stays as it is there."""
+
+_Devices = dict[str, Gpu]
+"""By stage."""
+
+
+def plan(gpus: Sequence[Gpu], base: StageConfig, model: ModelSizes, quantization: Quantization | None) -> StageConfig:
+    """`base` with devices, shares, lengths, batch sizes and precision such that `model` fits `gpus`.
+
+    On a GPU for which `base` is made it stays as it is. The largest deployment that fits is chosen, on one GPU where
+    that does, else with the first stage on one and the others on a second. Raises `ConfigError`, whose one line says
+    what would fit.
+    """
+    base = _quantized(base, model, quantization)
+    fitting = _fitting(gpus, base, model)
+    if fitting is None:
+        raise ConfigError(_refusal(gpus, base, model, can_be_quantized=quantization is None))
+    _check_bfloat16(gpus, fitting)
+    return fitting
+
+
+def check_cpu_plan(machine: DeviceMemory, config: StageConfig, model: ModelSizes) -> None:
+    """Raises `ConfigError` if the stages do not fit the memory of a machine."""
+    needs = [needs_on_cpu(name, config, footprint, model.stored) for name, footprint in model.footprints.items()]
+    total = sum(need.memory.taken + (need.memory.kv_cache or 0) for need in needs) + PROCESS_BYTES
+    if machine.free is not None and total > machine.free:
+        raise ConfigError(
+            f"{model.name} takes about {_gb(total)} of memory on a CPU, and of {_gb(machine.total)} "
+            f"{_gb(machine.free)} are free: end other programs, or choose a smaller model"
+        )
+
+
+def _quantized(base: StageConfig, model: ModelSizes, quantization: Quantization | None) -> StageConfig:
+    """`base` with the engine arguments that the wanted precision takes. Raises `ConfigError` where the checkpoint's own
+    is another one."""
+    found = {name: fp.quantizable for name, fp in model.footprints.items() if fp.quantizable is not None}
+    methods = {quantizable.method for quantizable in found.values() if quantizable.method is not None}
+    if quantization is None or quantization in methods:
+        return base  # vLLM goes by the checkpoint
+    if methods:
+        raise ConfigError(
+            f"--quantization {quantization}: the weights of {model.name} are quantized already, with "
+            f"{', '.join(sorted(methods))}: leave the flag out"
+        )
+    if quantization != "fp8":
+        raise ConfigError(
+            f"--quantization {quantization}: {model.name} names no quantization_config in its config.json: give a "
+            f"checkpoint that was quantized with {quantization}, or --quantization fp8, which needs none"
+        )
+    return _with_stages(
+        base,
+        {
+            name: base.stages[name].model_copy(
+                update={"engine_args": {**base.stages[name].engine_args, **quantizable.fp8_engine_args}}
+            )
+            for name, quantizable in found.items()
+        },
+    )
+
+
+def _fitting(gpus: Sequence[Gpu], base: StageConfig, model: ModelSizes) -> StageConfig | None:
+    placements = list(_placements(gpus, base))
+    for devices in placements:
+        if len({gpu.memory.index for gpu in devices.values()}) == 1:
+            as_it_is = _placed(base, devices)
+            if _fits_as_it_is(as_it_is, devices, model):
+                return as_it_is
+    for size in _SIZES:
+        for devices in placements:
+            fitting = _with_shares(_sized(_placed(base, devices), size), devices, model)
+            if fitting is not None:
+                return fitting
+    return None
+
+
+def _placements(gpus: Sequence[Gpu], base: StageConfig) -> Iterator[_Devices]:
+    """The largest GPU for all stages; the first stage on it, and the others on the next largest."""
+    largest = sorted(gpus, key=lambda gpu: -_budget(gpu))[:2]
+    for gpu in largest[:1]:
+        yield dict.fromkeys(base.stages, gpu)
+    if len(largest) == 2 and len(base.stages) > 1:
+        first, *others = base.stages
+        yield {first: largest[0]} | dict.fromkeys(others, largest[1])
+
+
+def _budget(gpu: Gpu) -> int:
+    """What stages may take of a GPU."""
+    limit = int(MAX_MEMORY_FRACTION * gpu.memory.total)
+    return limit if gpu.memory.free is None else min(limit, gpu.memory.free)
+
+
+def _placed(base: StageConfig, devices: _Devices) -> StageConfig:
+    return _with_stages(
+        base, {name: base.stages[name].model_copy(update={"devices": (_index(gpu),)}) for name, gpu in devices.items()}
+    )
+
+
+def _index(gpu: Gpu) -> int:
+    assert gpu.memory.index is not None  # only a machine's own memory has none
+    return gpu.memory.index
+
+
+def _sized(config: StageConfig, size: _Size) -> StageConfig:
+    return _with_stages(config, {name: _sized_stage(stage, size) for name, stage in config.stages.items()})
+
+
+def _sized_stage(stage: Stage, size: _Size) -> Stage:
+    num_seqs = min(stage.max_num_seqs, size.max_num_seqs)
+    if not isinstance(stage, DiffusionStage):
+        return stage.model_copy(
+            update={
+                "max_model_len": min(stage.max_model_len, size.max_model_len),
+                "max_num_seqs": num_seqs,
+                "max_num_batched_tokens": min(stage.max_num_batched_tokens, size.max_num_batched_tokens),
+            }
+        )
+    return stage.model_copy(
+        update={
+            "max_num_seqs": num_seqs,
+            "max_streams": min(stage.num_stream_slots, 2 * num_seqs),
+            # Half of the windows as long as can be.
+            "max_num_batched_tokens": min(stage.max_num_batched_tokens, stage.max_model_len * max(1, num_seqs // 2)),
+        }
+    )
+
+
+def _fits_as_it_is(config: StageConfig, devices: _Devices, model: ModelSizes) -> bool:
+    needs = _needs(config, devices, model)
+    (gpu,) = {id(gpu): gpu for gpu in devices.values()}.values()
+    shares = [need.memory.share or 0 for need in needs.values()]
+    has_room = all(need.least <= share for need, share in zip(needs.values(), shares, strict=True))
+    return has_room and sum(shares) <= _budget(gpu)
+
+
+def _with_shares(config: StageConfig, devices: _Devices, model: ModelSizes) -> StageConfig | None:
+    """Shares in proportion to what the stages need at least, as large as the GPUs allow; None: they need more."""
+    needs = _needs(config, devices, model)
+    least = {name: _least(config.stages[name], need) for name, need in needs.items()}
+    stages: dict[str, Stage] = {}
+    for name, gpu in devices.items():
+        together = sum(least[other] for other in devices if devices[other] is gpu)
+        largest = least[name] * _budget(gpu) / together / gpu.memory.total
+        share = math.floor(_SHARE_STEPS * largest) / _SHARE_STEPS
+        if share * gpu.memory.total < least[name]:
+            return None
+        stages[name] = config.stages[name].model_copy(update={"gpu_memory_utilization": share})
+    return StageConfig.model_validate(_with_stages(config, stages).model_dump(by_alias=True))
+
+
+def _least(stage: Stage, need: StageNeeds) -> int:
+    """With KV cache for one sequence of full length, and for a short one of each request."""
+    return need.memory.taken + need.kv_bytes(max(stage.max_model_len, stage.max_num_seqs * TOKENS_PER_REQUEST))
+
+
+def _needs(config: StageConfig, devices: _Devices, model: ModelSizes) -> dict[str, StageNeeds]:
+    return {
+        name: needs_on_gpu(name, config, model.footprints[name], model.stored, gpu.memory.total)
+        for name, gpu in devices.items()
+    }
+
+
+def _check_bfloat16(gpus: Sequence[Gpu], config: StageConfig) -> None:
+    for gpu in gpus:
+        stages = [n for n, s in config.stages.items() if _index(gpu) in s.devices and s.dtype == "bfloat16"]
+        if stages and gpu.capability is not None and gpu.capability < BFLOAT16_CAPABILITY:
+            raise ConfigError(
+                f"device {_index(gpu)} ({gpu.memory.name}, compute capability {'.'.join(map(str, gpu.capability))}) "
+                f"has no bfloat16, in which {' and '.join(stages)} would run: write a stage config with dtype float16"
+            )
+
+
+def _refusal(gpus: Sequence[Gpu], base: StageConfig, model: ModelSizes, *, can_be_quantized: bool) -> str:
+    """One line: what there is, and what would fit."""
+    there = ", ".join(
+        f"device {_index(gpu)} has {_gb(gpu.memory.total)}, {_gb(_budget(gpu))} of them for stages" for gpu in gpus
+    )
+    would_fit = []
+    is_quantized = any(fp.quantizable is not None and fp.quantizable.method for fp in model.footprints.values())
+    if can_be_quantized and not is_quantized:
+        if _fitting(gpus, _quantized(base, model, "fp8"), model) is not None:
+            would_fit.append("--quantization fp8")
+        if _fitting(gpus, base, _in_int4(model)) is not None:
+            would_fit.append("a checkpoint of it in 4 bits (AWQ or GPTQ)")
+    one, two = (_smallest_gpus(base, model, number) for number in (1, 2))
+    would_fit.append(f"one GPU with {one} GB")
+    would_fit.append(f"two with {two} GB each")
+    return f"{model.name} does not fit: {there}. What would fit: {', '.join(would_fit)}, or a smaller model"
+
+
+def _in_int4(model: ModelSizes) -> ModelSizes:
+    footprints = {
+        name: footprint
+        if footprint.quantizable is None
+        else replace(footprint, quantizable=replace(footprint.quantizable, method=_INT4, bits=_INT4_BITS))
+        for name, footprint in model.footprints.items()
+    }
+    return replace(model, footprints=footprints)
+
+
+def _smallest_gpus(base: StageConfig, model: ModelSizes, number: int) -> int:
+    """GB of each of `number` GPUs that the smallest deployment takes."""
+    nowhere = [Gpu(DeviceMemory(index, "", 1, None), None) for index in range(number)]
+    *_, devices = _placements(nowhere, base)
+    config = _sized(_placed(base, devices), _SIZES[-1])
+    least = {name: _least(config.stages[name], need) for name, need in _needs(config, devices, model).items()}
+    fullest = max(sum(least[name] for name in devices if devices[name] is gpu) for gpu in nowhere)
+    return math.ceil(fullest / MAX_MEMORY_FRACTION / 1e9)
+
+
+def _with_stages(config: StageConfig, stages: Mapping[str, Stage]) -> StageConfig:
+    return config.model_copy(update={"stages": {**config.stages, **stages}})
+
+
+def _gb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB"

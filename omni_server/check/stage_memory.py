@@ -1,0 +1,167 @@
+"""What one stage takes of one GPU, or of a machine without one, reckoned from its config and its checkpoint's sizes.
+
+Exact are the weights, the state of utterances, the size of the KV cache for a token, and what the server sets aside;
+the rest are estimates, calibrated on one H200 with the 7B's sizes (steps of 8192 tokens, 64 requests).
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from omni_server.check.report import StageMemory
+from omni_server.check.safetensors_headers import StoredWeights
+from omni_server.config.stage_config import StageConfig
+from omni_server.config.stages import ArStage, DiffusionStage, Stage
+from omni_server.family import StageFootprint
+from omni_server.protocol.device_memory import OUTSIDE_TORCH_BYTES, slack_bytes
+
+BUFFER_BYTES = 500_000_000
+"""Estimate of a language model's buffers beside its weights: 0.3 and 0.5 GB were measured."""
+GRAPH_BYTES = 300_000_000
+"""Estimate of a language model's CUDA graphs: 0.2 and 0.3 GB were measured."""
+PROCESS_BYTES = 600_000_000
+"""Estimate of a process on a CPU without weights and KV cache: the demo's server and its three engines took 2.4 GB."""
+
+_NUM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_DEFAULT_BLOCK_SIZE = {"cuda": 16, "cpu": 128}
+"""vLLM's, in tokens."""
+_FP8_METHODS = ("online", "fp8_per_tensor", "fp8_per_channel", "fp8_per_block")
+"""vLLM's names of quantization to FP8 while weights are loaded."""
+
+
+@dataclass(frozen=True)
+class StageNeeds:
+    """A stage's part of one device."""
+
+    memory: StageMemory
+    kv_token_bytes: float
+    block_size: int
+    given_kv_bytes: int | None = None
+    """`kv_cache_memory_bytes`, where it is set."""
+
+    def kv_bytes(self, num_tokens: int) -> int:
+        """Of a KV cache for `num_tokens`."""
+        return math.ceil(self.kv_token_bytes * (num_tokens + self.block_size))
+
+    @property
+    def sequence_bytes(self) -> int:
+        """KV cache of one sequence of `max_model_len`."""
+        return self.kv_bytes(self.memory.max_model_len)
+
+    @property
+    def least(self) -> int:
+        """The smallest share with which the stage starts: with the KV cache that is asked for, or with room for one
+        sequence."""
+        return self.memory.taken + (self.sequence_bytes if self.given_kv_bytes is None else self.given_kv_bytes)
+
+
+def needs_on_gpu(
+    name: str, config: StageConfig, footprint: StageFootprint, stored: StoredWeights, total: int
+) -> StageNeeds:
+    """Of a stage on a GPU with `total` bytes."""
+    stage = config.stages[name]
+    share = int(total * stage.gpu_memory_utilization)
+    is_ar = isinstance(stage, ArStage)
+    ranks = stage.tensor_parallel_size * stage.pipeline_parallel_size if isinstance(stage, ArStage) else 1
+    # Only where something is sized by what is left does the server set memory aside for what comes later.
+    slack = slack_bytes(stage.max_num_batched_tokens, encodes_media=footprint.encodes_media)
+    reserve = OUTSIDE_TORCH_BYTES + (slack + BUFFER_BYTES if is_ar else 0)
+    if is_ar and not stage.engine_args.get("enforce_eager"):
+        reserve += GRAPH_BYTES
+    memory = replace(
+        _without_kv_cache(name, config, footprint, stored, ranks),
+        devices=tuple(stage.devices),
+        share=share,
+        reserve=reserve,
+    )
+    if footprint.kv is None:
+        return StageNeeds(memory, 0, 0)
+    given = stage.engine_args.get("kv_cache_memory_bytes")
+    left = int(given) if given is not None else share - memory.taken
+    needs = _with_kv_cache(memory, stage, footprint, left, "cuda")
+    return needs if given is None else replace(needs, given_kv_bytes=int(given))
+
+
+def needs_on_cpu(name: str, config: StageConfig, footprint: StageFootprint, stored: StoredWeights) -> StageNeeds:
+    """Of a stage in the memory of a machine."""
+    stage = config.stages[name]
+    memory = replace(_without_kv_cache(name, config, footprint, stored, 1), reserve=PROCESS_BYTES)
+    given = stage.engine_args.get("kv_cache_memory_bytes")
+    if footprint.kv is None or given is None:
+        return StageNeeds(memory, 0, 0)
+    return _with_kv_cache(memory, stage, footprint, int(given), "cpu")
+
+
+def _without_kv_cache(
+    name: str, config: StageConfig, footprint: StageFootprint, stored: StoredWeights, ranks: int
+) -> StageMemory:
+    stage = config.stages[name]
+    num_streams = stage.num_stream_slots if isinstance(stage, DiffusionStage) and config.carries_state else 0
+    values = stage.max_num_batched_tokens * footprint.values_per_token
+    return StageMemory(
+        name=name,
+        devices=(),
+        share=None,
+        weights=_weight_bytes(stage, footprint, stored) // ranks,
+        state=num_streams * footprint.stream_state_bytes,
+        activations=values * _NUM_BYTES[_dtype(stage, footprint)] // ranks,
+        reserve=0,
+        kv_cache=None,
+        kv_tokens=None,
+        max_model_len=stage.max_model_len,
+        max_num_seqs=stage.max_num_seqs,
+        precision=_precision(stage, footprint),
+    )
+
+
+def _with_kv_cache(
+    memory: StageMemory, stage: Stage, footprint: StageFootprint, kv_bytes: int, platform: Literal["cuda", "cpu"]
+) -> StageNeeds:
+    assert footprint.kv is not None
+    kv = footprint.kv
+    ranks = stage.tensor_parallel_size if isinstance(stage, ArStage) else 1
+    cache_dtype = str(stage.engine_args.get("kv_cache_dtype", "auto"))
+    value_bytes = 1 if cache_dtype.startswith("fp8") else _NUM_BYTES[_dtype(stage, footprint)]
+    # Keys and values. A head is on one rank, and on each of them where there are more ranks than heads.
+    token_bytes = 2 * kv.num_layers * max(1, kv.num_kv_heads // ranks) * kv.head_dim * value_bytes
+    block_size = int(stage.engine_args.get("block_size", _DEFAULT_BLOCK_SIZE[platform]))
+    tokens = max(0, kv_bytes) // (token_bytes * block_size) * block_size
+    return StageNeeds(replace(memory, kv_cache=kv_bytes, kv_tokens=tokens), token_bytes, block_size)
+
+
+def _dtype(stage: Stage, footprint: StageFootprint) -> str:
+    """What the stage computes with, and its KV cache is of."""
+    return footprint.dtype if stage.dtype == "auto" else stage.dtype
+
+
+def _is_fp8(stage: Stage) -> bool:
+    return stage.engine_args.get("quantization") in _FP8_METHODS
+
+
+def _precision(stage: Stage, footprint: StageFootprint) -> str:
+    """Of the weights that quantization concerns, else of all."""
+    if footprint.quantizable is not None:
+        if footprint.quantizable.method is not None:
+            return footprint.quantizable.method
+        if _is_fp8(stage):
+            return "fp8"
+    return _dtype(stage, footprint)
+
+
+def _weight_bytes(stage: Stage, footprint: StageFootprint, stored: StoredWeights) -> int:
+    """In memory. Weights that are stored smaller than config.json says stay as they are stored."""
+    num_bytes = 4 if footprint.loads_float32 else _NUM_BYTES[_dtype(stage, footprint)]
+    quantizable = footprint.quantizable
+    total = 0.0
+    for name, shape in footprint.tensors.items():
+        found = stored.tensors.get(name)
+        size: float = math.prod(shape) * num_bytes
+        if found is not None and found.num_bytes < math.prod(shape):
+            size = found.num_bytes
+        elif quantizable is not None and name in quantizable.weights:
+            if quantizable.method is not None:
+                size = math.prod(shape) * min(quantizable.bits / 8, num_bytes)
+            elif _is_fp8(stage):
+                size = math.prod(shape)
+        total += size
+    return math.ceil(total)

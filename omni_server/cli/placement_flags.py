@@ -1,0 +1,35 @@
+"""Flags of `serve` and `check` that say where and how a model runs."""
+
+import argparse
+from typing import get_args
+
+from omni_server.check.placement import Quantization
+from omni_server.errors import ConfigError
+
+
+def add_placement_flags(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:
+    """Add --stage-config, --cpu and --quantization."""
+    parser.add_argument(
+        "--stage-config",
+        metavar="FILE",
+        help="stage config, or the name of a shipped one (default: one made for this model and the GPUs that there "
+        "are; 'omni-server check' prints it)",
+    )
+    parser.add_argument(
+        "--cpu", action="store_true", help="run on the processor, which is much slower than speech for a genuine model"
+    )
+    parser.add_argument(
+        "--quantization",
+        choices=get_args(Quantization),
+        help="precision of the thinker's language model; fp8: made while the weights are loaded; awq, gptq: as its "
+        "checkpoint has it (default: the checkpoint's own)",
+    )
+
+
+def refuse_contradictions(stage_config: str | None, quantization: str | None) -> None:
+    """Raises `ConfigError` for --quantization beside --stage-config."""
+    if stage_config is not None and quantization is not None:
+        raise ConfigError(
+            "--quantization says how a stage config is made, and --stage-config names one: set "
+            "engine_args.quantization of its thinker instead"
+        )

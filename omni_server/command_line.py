@@ -1,0 +1,58 @@
+"""What the commands share: a parser with short errors, and the name by which the user can start this program."""
+
+import argparse
+import shlex
+import shutil
+import sys
+import sysconfig
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NoReturn
+
+PROGRAM = "omni-server"
+
+
+def program() -> str:
+    """What to type in the working directory to start this program, quoted for a shell.
+
+    The bare name works only where PATH leads to this very program. In a checkout whose environment is not
+    activated it does not.
+    """
+    started = Path(sys.argv[0])
+    file = started if started.name == PROGRAM else Path(sysconfig.get_path("scripts"), PROGRAM)
+    if not file.is_file():
+        return shlex.join([sys.executable, "-m", "omni_server.cli.main"])
+    found = shutil.which(PROGRAM)
+    if found is not None and file.samefile(found):
+        return PROGRAM
+    file = file.absolute()
+    try:
+        folder = Path.cwd()
+    except FileNotFoundError:  # somebody has removed it
+        return shlex.quote(str(file))
+    # A path without a slash would be looked up in PATH, hence `file.parent`.
+    return shlex.quote(str(file.relative_to(folder) if folder in file.parent.parents else file))
+
+
+class Parser(argparse.ArgumentParser):
+    """Its errors are two lines, without the usage, in which the reason is lost among dozens of flags.
+
+    `parser` of what it parses is itself, or the innermost of its sub-parsers that took part.
+    """
+
+    def __init__(self, **options: Any) -> None:  # noqa: ANN401 - what argparse takes
+        super().__init__(**options)
+        self.set_defaults(parser=self)
+
+    def error(self, message: str) -> NoReturn:
+        name, *commands = self.prog.split()
+        command = " ".join([program(), *commands]) if name == PROGRAM else self.prog
+        self.exit(2, f"{self.prog}: error: {message}\nHelp: {command} --help\n")
+
+    def unrecognized(self, arguments: Sequence[str]) -> str:
+        """An error message for unknown `arguments`, with the flags that were probably meant."""
+        flags = [argument.partition("=")[0] for argument in arguments if argument.startswith("-")]
+        meant = [match for flag in flags for match in get_close_matches(flag, self._option_string_actions, n=1)]
+        hint = f"; did you mean {' and '.join(meant)}?" if meant else ""
+        return f"unrecognized arguments: {' '.join(arguments)}{hint}"

@@ -1,0 +1,237 @@
+"""Stage configs for GPUs of many sizes, one and two of them; no GPU is looked at."""
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+
+import pytest
+
+from omni_server.check.machine import Gpu
+from omni_server.check.memory import check_gpu_memory
+from omni_server.check.placement import TOKENS_PER_REQUEST, ModelSizes, Quantization, plan
+from omni_server.check.report import DeviceMemory, Report
+from omni_server.check.safetensors_headers import StoredWeights
+from omni_server.config.load import find_shipped_config, load_stage_config
+from omni_server.config.stage_config import MAX_MEMORY_FRACTION, StageConfig
+from omni_server.config.stages import DiffusionStage
+from omni_server.errors import ConfigError
+from omni_server.family import StageFootprint
+from omni_server.protocol.device_memory import OUTSIDE_TORCH_BYTES, slack_bytes
+from stages.qwen2_5_omni.demo_checkpoint.genuine import genuine_model_config
+from stages.qwen2_5_omni.footprint import stage_footprints
+
+GIB = 2**30
+BASE = load_stage_config(find_shipped_config("qwen2_5_omni"))
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "modules_to_not_convert": ["visual"]}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
+MODELS: dict[str, tuple[str, dict[str, object] | None, Quantization | None]] = {
+    "7b": ("7b", None, None),
+    "7b fp8": ("7b", None, "fp8"),
+    "7b awq": ("7b", AWQ, None),
+    "7b gptq": ("7b", GPTQ, "gptq"),
+    "3b": ("3b", None, None),
+}
+SIZES = (16, 23.6, 24, 32, 40, 48, 80, 141)
+"""GiB. Of a card with 24 GiB, torch sees 23.6 or so."""
+NOTHING = None
+TUNED = (32768, 64)
+# Context and requests at once, by model and size; the 80 GB and more are the shipped config's own.
+ONE_GPU: dict[str, tuple[tuple[int, int] | None, ...]] = {
+    "7b": (NOTHING, NOTHING, NOTHING, (16384, 8), (32768, 32), TUNED, TUNED, TUNED),
+    "7b fp8": (NOTHING, (4096, 4), (8192, 4), (32768, 32), TUNED, TUNED, TUNED, TUNED),
+    "7b awq": (NOTHING, (16384, 8), (16384, 8), TUNED, TUNED, TUNED, TUNED, TUNED),
+    "7b gptq": (NOTHING, (16384, 8), (16384, 8), TUNED, TUNED, TUNED, TUNED, TUNED),
+    "3b": (NOTHING, (32768, 32), (32768, 32), TUNED, TUNED, TUNED, TUNED, TUNED),
+}
+TWO_GPUS: dict[str, tuple[tuple[int, int] | None, ...]] = {
+    "7b": (NOTHING, (32768, 32), (32768, 32), TUNED, TUNED, TUNED, TUNED, TUNED),
+    "7b fp8": ((16384, 8), TUNED, TUNED, TUNED, TUNED, TUNED, TUNED, TUNED),
+    "7b awq": ((32768, 32), TUNED, TUNED, TUNED, TUNED, TUNED, TUNED, TUNED),
+    "7b gptq": ((32768, 32), TUNED, TUNED, TUNED, TUNED, TUNED, TUNED, TUNED),
+    "3b": (TUNED, TUNED, TUNED, TUNED, TUNED, TUNED, TUNED, TUNED),
+}
+OUTCOMES = [
+    pytest.param(model, number, size, expected, id=f"{model} on {number} x {size}")
+    for number, table in ((1, ONE_GPU), (2, TWO_GPUS))
+    for model, row in table.items()
+    for size, expected in zip(SIZES, row, strict=True)
+]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, ModelSizes]:
+    found: dict[str, dict[str, StageFootprint]] = {}
+    for name, (size, quantization, _) in MODELS.items():
+        if quantization is None and size in found:
+            found[name] = found[size]
+            continue
+        folder = tmp_path_factory.mktemp("model")
+        config = genuine_model_config(size) | ({"quantization_config": quantization} if quantization else {})
+        (folder / "config.json").write_text(json.dumps(config))
+        found[name] = stage_footprints(folder, BASE)
+    return {name: ModelSizes(name, footprints, StoredWeights()) for name, footprints in found.items()}
+
+
+def gpus(number: int, gib: float) -> list[Gpu]:
+    return [Gpu(DeviceMemory(index, "A GPU", int(gib * GIB), None), (9, 0)) for index in range(number)]
+
+
+def planned(models: Mapping[str, ModelSizes], model: str, devices: list[Gpu]) -> StageConfig | None:
+    try:
+        return plan(devices, BASE, models[model], MODELS[model][2])
+    except ConfigError:
+        return None
+
+
+def size_of(config: StageConfig | None) -> tuple[int, int] | None:
+    return None if config is None else (config.stages["thinker"].max_model_len, config.stages["thinker"].max_num_seqs)
+
+
+@pytest.mark.parametrize(("model", "number", "gib", "expected"), OUTCOMES)
+def test_the_plan_fits_its_gpus(
+    model: str, number: int, gib: float, expected: tuple[int, int] | None, models: Mapping[str, ModelSizes]
+) -> None:
+    devices = gpus(number, gib)
+    config = planned(models, model, devices)
+    assert size_of(config) == expected
+    if config is None:
+        return
+    sums: dict[int, float] = defaultdict(float)
+    for name, stage in config.stages.items():
+        (device,) = stage.devices
+        sums[device] += stage.gpu_memory_utilization
+        # The share equation of stages/runtime/memory.py.
+        share = stage.gpu_memory_utilization * devices[device].memory.total
+        footprint = models[model].footprints[name]
+        if isinstance(stage, DiffusionStage):
+            assert stage.max_num_batched_tokens >= stage.max_model_len
+            assert share > OUTSIDE_TORCH_BYTES + weight_bytes(model, name) + stage.num_stream_slots * 14_155_776
+            continue
+        slack = slack_bytes(stage.max_num_batched_tokens, encodes_media=name == "thinker")
+        activations = 2 * stage.max_num_batched_tokens * footprint.values_per_token
+        kv = footprint.kv
+        assert kv is not None
+        kv_token = 2 * 2 * kv.num_layers * kv.num_kv_heads * kv.head_dim
+        graphs_and_buffers = 800_000_000
+        left = share - OUTSIDE_TORCH_BYTES - slack - weight_bytes(model, name) - activations - graphs_and_buffers
+        assert left / kv_token >= stage.max_model_len
+        assert stage.max_model_len >= 4096
+        if config.stages["thinker"].gpu_memory_utilization != 0.45:  # the shipped config has its own measure
+            assert left / kv_token >= stage.max_num_seqs * TOKENS_PER_REQUEST
+    assert max(sums.values()) <= MAX_MEMORY_FRACTION
+    report = Report(model)
+    check_gpu_memory(config, models[model].footprints, StoredWeights(), devices, report)
+    assert report.findings == []
+    assert StageConfig.model_validate(config.model_dump(by_alias=True)) == config
+
+
+def weight_bytes(model: str, stage: str) -> float:
+    """From the numbers of parameters of the published models."""
+    size = MODELS[model][0]
+    if stage == "code2wav":
+        return 4 * 449_051_264
+    if stage == "talker":
+        return 2 * {"7b": 1_351_360_256, "3b": 384_604_928}[size]
+    thinker = 2 * {"7b": 8_931_813_888, "3b": 4_703_464_448}[size]
+    matrices = {"7b": 28 * (2 * 3584 * 3584 + 2 * 3584 * 512 + 3 * 3584 * 18944)}.get(size, 0)
+    saved = {"7b fp8": 1.0, "7b awq": 2 - 0.52, "7b gptq": 2 - 0.52}.get(model, 0.0)
+    return thinker - saved * matrices
+
+
+@pytest.mark.parametrize("gib", [79.1, 80, 141])
+def test_on_80_gb_and_more_the_shipped_config_stays_as_it_is(models: Mapping[str, ModelSizes], gib: float) -> None:
+    for number in (1, 2):
+        assert planned(models, "7b", gpus(number, gib)) == BASE
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("number", [1, 2])
+def test_more_memory_never_makes_a_smaller_deployment(
+    model: str, number: int, models: Mapping[str, ModelSizes]
+) -> None:
+    sizes = [size_of(planned(models, model, gpus(number, gib))) or (0, 0) for gib in range(12, 100, 2)]
+    assert sizes == sorted(sizes)
+    assert sizes[-1] == TUNED
+    for gib in range(12, 100, 8):
+        one, two = (size_of(planned(models, model, gpus(count, gib))) or (0, 0) for count in (1, 2))
+        assert one <= two
+
+
+def test_two_gpus_are_used_where_one_has_no_room_for_as_much(models: Mapping[str, ModelSizes]) -> None:
+    for gib, devices in ((24, {0, 1}), (40, {0, 1}), (48, {0}), (80, {0})):
+        config = planned(models, "7b", gpus(2, gib))
+        assert config is not None
+        assert {device for stage in config.stages.values() for device in stage.devices} == devices
+        assert config.stages["talker"].devices == config.stages["code2wav"].devices
+
+
+def test_the_thinker_is_on_the_larger_gpu(models: Mapping[str, ModelSizes]) -> None:
+    config = planned(models, "7b", [gpus(1, 16)[0], gpus(2, 24)[1]])
+    assert config is not None
+    assert [stage.devices for stage in config.stages.values()] == [(1,), (0,), (0,)]
+
+
+def test_what_other_programs_use_is_not_planned_with(models: Mapping[str, ModelSizes]) -> None:
+    total = 80 * GIB
+    config = plan([Gpu(DeviceMemory(0, "A GPU", total, 40 * GIB), (9, 0))], BASE, models["7b"], None)
+    assert sum(stage.gpu_memory_utilization for stage in config.stages.values()) * total <= 40 * GIB
+    assert size_of(config) == (32768, 64)
+
+
+def test_everything_else_is_as_the_shipped_config_has_it(models: Mapping[str, ModelSizes]) -> None:
+    config = planned(models, "7b fp8", gpus(1, 24))
+    assert config is not None
+    chosen = {
+        "devices", "gpu_memory_utilization", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_streams",
+    }  # fmt: skip
+    for name, stage in config.stages.items():
+        changed = {field for field in type(stage).model_fields if vars(stage)[field] != vars(BASE.stages[name])[field]}
+        assert changed - chosen == ({"engine_args"} if name == "thinker" else set())
+        assert BASE.stages[name].engine_args.items() <= stage.engine_args.items()
+    assert config.edges == BASE.edges
+
+
+def test_a_model_that_does_not_fit_is_refused_in_one_line_with_what_would(models: Mapping[str, ModelSizes]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan(gpus(1, 24), BASE, models["7b"], None)
+    assert str(caught.value) == (
+        "7b does not fit: device 0 has 25.8 GB, 24.5 GB of them for stages. What would fit: --quantization fp8, a "
+        "checkpoint of it in 4 bits (AWQ or GPTQ), one GPU with 33 GB, two with 23 GB each, or a smaller model"
+    )
+    with pytest.raises(ConfigError) as caught:
+        plan(gpus(1, 16), BASE, models["7b awq"], None)
+    assert str(caught.value) == (
+        "7b awq does not fit: device 0 has 17.2 GB, 16.3 GB of them for stages. What would fit: one GPU with 22 GB, "
+        "two with 13 GB each, or a smaller model"
+    )
+
+
+@pytest.mark.parametrize(("model", "number"), [(model, number) for model in MODELS for number in (1, 2)])
+def test_what_a_refusal_says_would_fit_does_fit(model: str, number: int, models: Mapping[str, ModelSizes]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan(gpus(1, 8), BASE, models[model], MODELS[model][2])
+    word = {1: "one GPU with ", 2: "two with "}[number]
+    gigabytes = int(str(caught.value).partition(word)[2].partition(" ")[0])
+    assert planned(models, model, gpus(number, (gigabytes + 0.1) * 1e9 / GIB)) is not None
+    assert planned(models, model, gpus(number, (gigabytes - 1.1) * 1e9 / GIB)) is None
+
+
+@pytest.mark.parametrize(
+    ("model", "quantization", "message"),
+    [
+        ("7b awq", "fp8", "--quantization fp8: the weights of 7b awq are quantized already, with awq"),
+        ("7b awq", "gptq", "--quantization gptq: the weights of 7b awq are quantized already, with awq"),
+        ("7b", "awq", "--quantization awq: 7b names no quantization_config in its config.json"),
+    ],
+)
+def test_a_precision_that_the_checkpoint_cannot_have_is_refused(
+    model: str, quantization: Quantization, message: str, models: Mapping[str, ModelSizes]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan(gpus(1, 80), BASE, models[model], quantization)
+    assert message in str(caught.value)
+
+
+def test_a_gpu_without_bfloat16_is_refused(models: Mapping[str, ModelSizes]) -> None:
+    with pytest.raises(ConfigError, match=r"compute capability 7\.5\) has no bfloat16, in which thinker and talker"):
+        plan([Gpu(DeviceMemory(0, "A GPU", 80 * GIB, None), (7, 5))], BASE, models["7b"], None)
