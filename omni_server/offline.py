@@ -18,10 +18,11 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from omni_server.check.default_config import default_stage_config
 from omni_server.config.load import find_stage_config, load_stage_config
 from omni_server.config.stage_config import StageConfig
-from omni_server.errors import OmniError
-from omni_server.model_folder import default_stage_config, resolve_model_folder
+from omni_server.errors import InvalidRequestError, OmniError
+from omni_server.model_folder import resolve_model_folder
 from omni_server.omni import AsyncOmni
 from omni_server.types import (
     AudioDelta,
@@ -57,7 +58,7 @@ class OmniOutput:
 class Omni:
     """Starts the engines in the constructor; `close`, or leaving the `with` block, ends them.
 
-    On CPU, engines are spawned processes: a script that uses this class needs the usual
+    Engines are processes of their own: a script that uses this class needs the usual
     `if __name__ == "__main__":` guard.
     """
 
@@ -65,7 +66,7 @@ class Omni:
         self, model: str | Path, *, stage_config: str | Path | StageConfig | None = None, load_format: str = "auto"
     ) -> None:
         """`model` is a folder or a hub id; `stage_config` a file, the name of a shipped config, a config, or None
-        for the platform's default.
+        for one that is made for the model and this machine's GPUs.
 
         Raises `ConfigError`.
         """
@@ -74,7 +75,7 @@ class Omni:
             case StageConfig():
                 config = stage_config
             case None:
-                config = load_stage_config(default_stage_config())
+                config = default_stage_config(model_dir, str(model))
             case _:
                 config = load_stage_config(find_stage_config(str(stage_config)))
         self._loop = asyncio.new_event_loop()
@@ -99,7 +100,8 @@ class Omni:
     ) -> OmniOutput:
         """Answer a chat; a string is one user turn.
 
-        `sampling` is keyed by stage name; `seed` seeds the waveform's noise. Raises `OmniError`.
+        `sampling` is keyed by stage name; `seed` seeds the waveform's noise. Raises `OmniError`, which is an
+        `InvalidRequestError` where the arguments are at fault.
         """
         omni = self._running()
         return self._wait(collect(omni, _request(messages, voice, speech, sampling, seed, timeout_s)))
@@ -214,6 +216,8 @@ def _request(
     timeout_s: float | None,
 ) -> OmniRequest:
     chat = (ChatMessage("user", (TextPart(messages),)),) if isinstance(messages, str) else tuple(messages)
+    if not chat:
+        raise InvalidRequestError("there are no messages to answer", param="messages")
     return OmniRequest(
         request_id=f"omni-{uuid.uuid4().hex}",
         messages=chat,

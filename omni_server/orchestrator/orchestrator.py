@@ -143,6 +143,12 @@ class Orchestrator:
                 prompt = await thinker.client.render(rendered, reply)
         except TimeoutError:
             raise DeadlineExceededError(f"reading the prompt took longer than {deadline_s:g} s") from None
+        is_default_asked = reply is not None or request.can_be_shortened
+        asked = sampling if is_default_asked else request.sampling.get(thinker.client.name)
+        limit = _token_limit(
+            thinker.client, len(prompt.token_ids), asked, sampling, params=("max_completion_tokens", "min_tokens")
+        )
+        params.max_tokens, params.min_tokens = limit, min(params.min_tokens, limit)
         run = self._admitted(request, prompt, sampling, params, voice, deadline_s - (time.monotonic() - began))
         self._running[request.request_id] = run
         run.start()
@@ -160,7 +166,6 @@ class Orchestrator:
         """`sampling` and `params` are the thinker's."""
         thinker = self._thinker
         self._check_open(request)  # again: rendering takes time
-        _check_length(thinker.client, len(prompt.token_ids), sampling.max_tokens)
         if voice is not None:
             add_rows(params, RowsOutput(voice=voice, num_reply=prompt.num_reply))
         speech = None
@@ -226,17 +231,24 @@ class Orchestrator:
         assert shared is not None
         family = self._family
         talker_prompt = family.talker_prompt(prompt_length)
-        _check_length(stages.talker, len(talker_prompt.token_ids), None)
-        sampling = merged(stages.talker_config.default_sampling, request.sampling.get(stages.talker.name))
-        room = stages.talker.max_model_len - len(talker_prompt.token_ids)
-        sampling = replace(sampling, max_tokens=room if sampling.max_tokens is None else min(sampling.max_tokens, room))
+        asked = request.sampling.get(stages.talker.name)
+        sampling = merged(stages.talker_config.default_sampling, asked)
+        param = f"stage_sampling.{stages.talker.name}"
+        limit = _token_limit(
+            stages.talker,
+            len(talker_prompt.token_ids),
+            asked,
+            sampling,
+            params=(f"{param}.max_tokens", f"{param}.min_tokens"),
+        )
         params = sampling_params(
             stages.talker.name,
-            sampling,
+            replace(sampling, max_tokens=limit) if sampling.max_tokens is None else sampling,
             end_ids=family.talker_stop_ids,
             is_text=False,
             rows=RowsInput(num_replaced=talker_prompt.num_replaced),
         )
+        params.max_tokens, params.min_tokens = limit, min(params.min_tokens, limit)
         seed = speech.seed if speech.seed is not None else random.getrandbits(63)
         return SpeechPlan(
             talker=stages.talker,
@@ -263,9 +275,25 @@ def _num_chars(message: ChatMessage) -> int:
     return texts + sum(len(call.arguments) for call in message.tool_calls)
 
 
-def _check_length(client: ArStageClient, prompt_length: int, max_tokens: int | None) -> None:
-    """An explicit max_tokens must fit; without one, the rest of the context is the limit."""
-    needed = prompt_length + (max_tokens or 1)
+def _token_limit(
+    client: ArStageClient,
+    prompt_length: int,
+    asked: SamplingConfig | None,
+    sampling: SamplingConfig,
+    *,
+    params: tuple[str, str],
+) -> int:
+    """How many tokens the stage may sample behind a prompt of `prompt_length` tokens.
+
+    `asked` is what the request says of the stage: its `max_tokens` and `min_tokens` must fit the context.
+    `sampling` has the stage config's defaults as well: its `max_tokens` applies as far as the context goes.
+    `params` are the request's fields of those two names. Raises `InvalidRequestError`.
+    """
+    max_tokens, min_tokens = (None, None) if asked is None else (asked.max_tokens, asked.min_tokens)
+    needed = prompt_length + (max_tokens or min_tokens or 1)
+    room = client.max_model_len - prompt_length
     if needed > client.max_model_len:
-        param = "messages" if prompt_length >= client.max_model_len else "max_completion_tokens"
+        max_param, min_param = params
+        param = "messages" if room < 1 else max_param if max_tokens else min_param
         raise context_length_exceeded(client.max_model_len, needed, param)
+    return room if sampling.max_tokens is None else min(sampling.max_tokens, room)

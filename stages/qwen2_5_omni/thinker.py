@@ -1,9 +1,11 @@
-"""The thinker as a vLLM model: vLLM's own, to which sound is given without minutes of silence behind it, and with
-attention and rotary embedding in one operator."""
+"""The thinker as a vLLM model: vLLM's own, with audio prepared as the checkpoint's processor prepares it but
+without minutes of silence behind it, and with attention and rotary embedding in one operator."""
 
 from collections.abc import Mapping
 
 from vllm.config import VllmConfig
+from vllm.config.multimodal import MultiModalDummyOptions
+from vllm.inputs import MultiModalDataDict
 from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 from vllm.model_executor.models.qwen2_5_omni_thinker import (
     Qwen2_5OmniThinkerDummyInputsBuilder,
@@ -18,14 +20,47 @@ from vllm.multimodal.processing.processor import HFMultiModalInputs
 from stages.qwen2_5_omni.rope_attention import use_rope_attention
 
 
-class ThinkerProcessor(Qwen2_5OmniThinkerMultiModalProcessor[Qwen2_5OmniThinkerProcessingInfo]):
-    """Computes the spectrogram of what was said, not of the 300 s that `Qwen2_5OmniProcessor` pads each sound to
-    (`n_samples` of preprocessor_config.json), which takes a quarter of a second of a processor core.
+class ThinkerProcessingInfo(Qwen2_5OmniThinkerProcessingInfo):
+    """Makes room for the longest audio that the checkpoint's feature extractor takes.
 
-    The features are the same, where it was measured to the last bit. Their mask leaves out every frame whose middle
-    lies behind the sound. A frame is `n_fft` samples wide, so with twice as many zeros behind the sound all frames that
-    have a part of it are there, for the loudest one of which the logarithm is clipped, and none is mirrored at the end
-    (`WhisperFeatureExtractor._torch_extract_fbank_features`).
+    vLLM plans for 30 s. Its encoder cache then holds a longer recording only if `max_num_batched_tokens`, or
+    the largest image, happens to need as many tokens.
+    """
+
+    def get_mm_max_tokens_per_item(self, seq_len: int, mm_counts: Mapping[str, int] | None = None) -> Mapping[str, int]:
+        max_tokens = dict(super().get_mm_max_tokens_per_item(seq_len, mm_counts))
+        if "audio" in max_tokens:
+            # Two steps of stride 2: a convolution, padded, and an average.
+            num_states = (self.get_feature_extractor().nb_max_frames - 1) // 2 + 1
+            max_tokens["audio"] = num_states // 2
+        return max_tokens
+
+
+class ThinkerDummyInputs(Qwen2_5OmniThinkerDummyInputsBuilder[ThinkerProcessingInfo]):
+    """vLLM measures the encoders' memory with these, so audio is as long as `ThinkerProcessingInfo` allows."""
+
+    def get_dummy_mm_data(
+        self, seq_len: int, mm_counts: Mapping[str, int], mm_options: MultiModalDummyOptions
+    ) -> MultiModalDataDict:
+        audio = self._get_dummy_audios(
+            length=self.info.get_feature_extractor().n_samples,
+            num_audios=mm_counts.get("audio", 0),
+            overrides=mm_options.get("audio"),
+        )
+        return {**super().get_dummy_mm_data(seq_len, mm_counts, mm_options), "audio": audio}
+
+
+class ThinkerProcessor(Qwen2_5OmniThinkerMultiModalProcessor[ThinkerProcessingInfo]):
+    """Gives the features that `Qwen2_5OmniProcessor` gives.
+
+    Audio longer than the feature extractor's `n_samples` (300 s in the published checkpoints) is cut to that
+    length. vLLM's processor leaves it whole.
+
+    Shorter audio is not padded to `n_samples` with silence, whose spectrogram takes a quarter of a second of a
+    processor core. The features are the same, where it was measured to the last bit. Their mask leaves out every
+    frame whose middle lies behind the sound. A frame is `n_fft` samples wide, so with twice as many zeros behind
+    the sound all frames that have a part of it are there, for the loudest one of which the logarithm is clipped,
+    and none is mirrored at the end (`WhisperFeatureExtractor._torch_extract_fbank_features`).
     """
 
     def _get_hf_mm_inputs(self, mm_items: MultiModalDataItems, hf_kwargs: Mapping[str, object]) -> HFMultiModalInputs:
@@ -34,15 +69,15 @@ class ThinkerProcessor(Qwen2_5OmniThinkerMultiModalProcessor[Qwen2_5OmniThinkerP
         if not isinstance(audios, list) or not audios:
             return inputs
         extractor = self.info.get_feature_extractor()
-        num_samples = max(len(audio) for audio in audios) + 2 * extractor.n_fft
-        if len(audios) == 1 and num_samples >= extractor.n_samples:  # without so much silence its end is mirrored
+        audios = [audio[: extractor.n_samples] for audio in audios]
+        inputs = inputs._replace(hf_data={**inputs.hf_data, "audio": audios})
+        num_samples = max(map(len, audios)) + 2 * extractor.n_fft
+        if num_samples >= extractor.n_samples:  # without so much silence the end is mirrored
             return inputs
         return inputs._replace(hf_kwargs={**inputs.hf_kwargs, "audio_kwargs": {"max_length": num_samples}})
 
 
-@MULTIMODAL_REGISTRY.register_processor(
-    ThinkerProcessor, info=Qwen2_5OmniThinkerProcessingInfo, dummy_inputs=Qwen2_5OmniThinkerDummyInputsBuilder
-)
+@MULTIMODAL_REGISTRY.register_processor(ThinkerProcessor, info=ThinkerProcessingInfo, dummy_inputs=ThinkerDummyInputs)
 class Qwen2_5OmniThinker(Qwen2_5OmniThinkerForConditionalGeneration):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)

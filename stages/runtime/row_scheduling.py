@@ -15,8 +15,10 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
+from omni_server.native_stderr import redirect_native_stderr
 from omni_server.protocol.corruption import Corruption
 from omni_server.protocol.feeds import FEEDS_KEY, AddressedFeed, decode_feeds
+from omni_server.protocol.parent_watch import end_with_parent
 from omni_server.protocol.rows import (
     REQUEST_KEY,
     RowsFeed,
@@ -31,10 +33,10 @@ from omni_server.protocol.token_blocks import TOKENS_PER_OUTPUT_KEY
 from omni_server.transport.slab_queue import SlabQueue
 from stages.runtime.batch import StageStep, TakenSlot, attach_step
 from stages.runtime.corrupt_requests import end_corrupt_requests, step_findings
+from stages.runtime.grammar_compilers import GrammarCompilers, GrammarRefusedError
 from stages.runtime.grammar_watch import GrammarWatch, WatchedGrammar
 from stages.runtime.joint_batches import Arrivals, without_tokens
 from stages.runtime.load_report import LoadReport
-from stages.runtime.parent_watch import end_with_parent
 from stages.runtime.queue_end import open_queue
 from stages.runtime.token_blocks import TokenBlock, keep_back
 
@@ -82,7 +84,9 @@ class StageSchedulerMixin:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        end_with_parent()  # the worker does the same, but may live in another process
+        # The worker does the same two, but may live in another process.
+        end_with_parent()
+        redirect_native_stderr()
         config = self.vllm_config.additional_config  # type: ignore[attr-defined]
         if not isinstance(config, StageRuntimeConfig):
             raise TypeError("an omni stage needs additional_config=StageRuntimeConfig(...)")
@@ -96,6 +100,8 @@ class StageSchedulerMixin:
         self._is_output_full = False
         self._load_report = LoadReport()
         self._grammar_watch = GrammarWatch()
+        self._uncompiled: dict[str, str] = {}  # requests that ended in this step for their grammar, and why
+        self.structured_output_manager.executor = GrammarCompilers()  # type: ignore[attr-defined]
         self.arrivals: Arrivals | None = None
         if config.input_queue is None:
             self.arrivals = Arrivals(PROMPT_PAUSE_S, LONGEST_PROMPT_PAUSE_S)
@@ -223,10 +229,13 @@ class StageSchedulerMixin:
             structured.grammar = self._grammar_watch.watched(grammar, request.request_id)
 
     def _explain(self, request: Request) -> None:
-        """vLLM sends `stop_reason` with the last output of the request."""
+        """vLLM sends `stop_reason` with the last output of the request, unless its grammar was not compiled."""
         structured = request.structured_output_request
-        if structured is not None and isinstance(structured.grammar, WatchedGrammar):
-            request.stop_reason = structured.grammar.refusal
+        match structured.grammar if structured is not None else None:
+            case WatchedGrammar(refusal=refusal):
+                request.stop_reason = refusal
+            case GrammarRefusedError(reason=reason):
+                self._uncompiled[request.request_id] = reason
 
     # -- outputs
 
@@ -245,6 +254,11 @@ class StageSchedulerMixin:
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(  # type: ignore[misc]
             scheduler_output, model_runner_output
         )
+        if self._uncompiled:
+            uncompiled, self._uncompiled = self._uncompiled, {}
+            for group in outputs.values():
+                for output in group.outputs:
+                    output.stop_reason = uncompiled.get(output.request_id, output.stop_reason)
         for client, output in ended:
             outputs.setdefault(client, EngineCoreOutputs()).outputs.append(output)
         if self._output_queue is not None and model_runner_output.pooler_output:

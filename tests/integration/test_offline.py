@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from omni_server import Omni
 from omni_server.errors import InvalidRequestError, OmniError
 from omni_server.types import (
     AudioDelta,
+    AudioPart,
     ChatMessage,
     CodecDelta,
     Finished,
@@ -132,6 +134,32 @@ async def test_unknown_voice_is_an_error_in_both_ways(omni: Omni) -> None:
         omni.generate("Hello", voice="nobody")
     with pytest.raises(InvalidRequestError, match="nobody"):
         async for _ in omni.stream("Hello", voice="nobody"):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        (np.full(16_000, np.nan, np.float32), "The audio has samples that are not finite numbers."),
+        (np.array([0.0, np.inf] * 8_000, np.float32), "The audio has samples that are not finite numbers."),
+        (np.full(30, 0.25, np.float32), "The audio is too short."),
+        (np.zeros(0, np.float32), "The audio is too short."),
+    ],
+    ids=["not a number", "infinite", "short", "empty"],
+)
+def test_audio_that_the_model_cannot_take_is_an_error(
+    omni: Omni, samples: npt.NDArray[np.float32], message: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as failure:
+        omni.generate([ChatMessage("user", (AudioPart(samples, 16_000),))])
+    assert (failure.value.message, failure.value.code) == (message, "invalid_audio")
+
+
+async def test_chat_without_messages_is_an_error_in_both_ways(omni: Omni) -> None:
+    with pytest.raises(InvalidRequestError, match="no messages"):
+        omni.generate([])
+    with pytest.raises(InvalidRequestError, match="no messages"):
+        async for _ in omni.stream([]):
             pass
 
 

@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 
+from omni_server.types import AudioPart
 from tests.integration.live import LiveOmni
 from tests.integration.parity import Expected, expected, same_tokens, signal_to_noise_db
-from tests.reference.cases import CASES
+from tests.reference.cases import CASES, Case, ask, recording
 from tests.reference.reference import Reference
+from tests.reference.synthetic_media import chirp
 
 WAVEFORM_SNR_DB = 60.0
 """36 evaluations of the DiT amplify float32 rounding; what is above this is rounding."""
@@ -28,6 +30,18 @@ def test_tokens_codes_and_waveform_equal_the_reference(
     answer = whole.answer(want.request)
     same_tokens(answer, want)
     assert signal_to_noise_db(want.result.waveform, answer.audio) > WAVEFORM_SNR_DB
+
+
+def test_audio_is_cut_where_the_reference_cuts_it(reference: Reference, whole: LiveOmni) -> None:
+    speech = recording("speech_hello.wav")
+    rate = speech.sample_rate_hz
+    audio = AudioPart(np.resize(speech.samples, 301 * rate), rate)
+    audio.samples[300 * rate :] = chirp(1.0, 700).samples
+    want = expected(reference, Case("long_audio", ask(audio)))
+    answer = whole.answer(want.request)
+    same_tokens(answer, want)
+    assert answer.usage.prompt.total == len(want.result.prompt_ids)
+    assert answer.usage.prompt.audio == 7500
 
 
 def test_requests_together_give_the_same_tokens_as_alone(answers: dict[str, Expected], whole: LiveOmni) -> None:

@@ -65,7 +65,7 @@ def test_text_cut_by_a_stop_string_is_not_spoken(whole: LiveOmni) -> None:
 
 
 def test_a_prompt_that_is_too_long_is_refused_before_it_starts(whole: LiveOmni) -> None:
-    messages = CASES["hello"].messages[:1] * 200 + CASES["hello"].messages[1:]
+    messages = CASES["hello"].messages[:1] * 500 + CASES["hello"].messages[1:]
     with pytest.raises(InvalidRequestError, match="maximum context length") as error:
         whole.answer(spoken(messages))
     assert error.value.code == "context_length_exceeded"

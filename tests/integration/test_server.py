@@ -389,11 +389,37 @@ def test_bad_media_are_refused(client: httpx2.Client, name: str, content: Any, c
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_prompt_that_is_too_long_is_refused(client: httpx2.Client, stream: bool) -> None:
-    # 4096 tokens fit: the first has too many for the tokenizer's limit, the second together with its answer.
+    # 8192 tokens fit: the first has too many for the tokenizer's limit, the second together with its answer.
     error = error_of(client.post(URL, json=spoken("word " * 20_000, stream=stream)))
     assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
-    error = error_of(client.post(URL, json=spoken("hi", max_tokens=4095, stream=stream)))
+    error = error_of(client.post(URL, json=spoken("hi", max_tokens=8191, stream=stream)))
     assert (error["param"], error["code"]) == ("max_completion_tokens", "context_length_exceeded")
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "min_tokens"])
+def test_speech_limit_that_does_not_fit_the_talkers_context_is_refused(client: httpx2.Client, name: str) -> None:
+    error = error_of(client.post(URL, json=spoken(stage_sampling={"talker": {"max_tokens": 10240, name: 10240}})))
+    assert error["param"] == "stage_sampling.talker.max_tokens"
+    assert error["code"] == "context_length_exceeded"
+
+
+def test_prompt_that_leaves_less_room_than_the_default_limit_is_answered_within_it(client: httpx2.Client) -> None:
+    num_others = answer_to(client, written("word"))["usage"]["prompt_tokens"] - 1
+    longest = " ".join(["word"] * (8191 - num_others))
+    answer = answer_to(client, written(longest, max_tokens=None, ignore_eos=True))
+    assert answer["usage"]["prompt_tokens"] == 8191
+    assert answer["usage"]["completion_tokens"] == 1
+    assert answer["choices"][0]["finish_reason"] == "length"
+
+
+def test_audio_of_the_longest_duration_allowed_is_heard(client: httpx2.Client) -> None:
+    samples, rate = soundfile.read(io.BytesIO(media("speech_hello.wav")), dtype="int16")
+    file = io.BytesIO()
+    soundfile.write(file, np.resize(samples, 300 * rate), rate, format="FLAC")
+    part = {"type": "input_audio", "input_audio": {"data": base64_of(file.getvalue()), "format": "flac"}}
+    answer = answer_to(client, spoken([part]))
+    assert answer["usage"]["prompt_tokens_details"]["audio_tokens"] == 7500
+    assert num_tokens(answer)[1] > 0
 
 
 def test_min_tokens_above_the_limit_of_the_stage_config_are_refused(client: httpx2.Client) -> None:

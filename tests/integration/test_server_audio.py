@@ -26,6 +26,7 @@ NUM_CODES = 120
 SAMPLES_PER_CODE = 480
 SPEECH_URL = "/v1/audio/speech"
 TEXT = "Good morning! It is a quarter past nine."
+SPEECH_BAND_HZ = 4000.0
 GREEDY_TALKER: dict[str, Any] = {"temperature": 0, "min_tokens": NUM_CODES, "max_tokens": NUM_CODES}
 REPEATABLE: dict[str, Any] = {"seed": 7, "stage_sampling": {"talker": GREEDY_TALKER}}
 ENDLESS: dict[str, Any] = {"stage_sampling": {"talker": {"max_tokens": 3500, "ignore_eos": True}}}
@@ -67,6 +68,13 @@ def similarity(decoded: Samples, wanted: Samples) -> float:
     return float(np.corrcoef(decoded[start : start + len(wanted)], wanted)[0, 1])
 
 
+def below(frequency_hz: float, samples: Samples) -> Samples:
+    """Without what is above: codecs for speech spend little on it, and most of the demo's sound is noise up there."""
+    spectrum = np.fft.rfft(samples)
+    spectrum[np.fft.rfftfreq(len(samples), 1 / SAMPLE_RATE_HZ) > frequency_hz] = 0
+    return np.fft.irfft(spectrum, len(samples)).astype(np.float32)
+
+
 @pytest.mark.parametrize("audio_format", ["wav", "flac", "mp3", "opus"])
 def test_official_client_gets_the_same_speech_in_every_format(
     official: openai.OpenAI, pcm: Samples, audio_format: Any
@@ -78,7 +86,7 @@ def test_official_client_gets_the_same_speech_in_every_format(
     if audio_format in ("wav", "flac"):
         np.testing.assert_array_equal(samples, pcm)
     else:
-        assert similarity(samples, pcm) > 0.9
+        assert similarity(below(SPEECH_BAND_HZ, samples), below(SPEECH_BAND_HZ, pcm)) > 0.9
 
 
 def test_official_client_streams_speech(official: openai.OpenAI, pcm: Samples) -> None:
@@ -150,9 +158,9 @@ def test_commands_of_the_page_work(server: ServerProcess, tmp_path: Path) -> Non
     page = (ROOT / "docs" / "speech.md").read_text()
     commands = re.findall(r"^```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     assert len(commands) == 3
-    (tmp_path / "question.wav").write_bytes(WAV)
+    (tmp_path / "tests").symlink_to(ROOT / "tests")
     for command in commands:
-        script = "set -e\n" + command.replace("http://127.0.0.1:8091", server.url)
+        script = "set -e\n" + command.replace("http://127.0.0.1:8091", server.url).replace("qwen2_5_omni-demo", MODEL)
         subprocess.run(["bash", "-c", script], cwd=tmp_path, check=True, timeout=300)
     assert soundfile.info(tmp_path / "speech.mp3").samplerate == SAMPLE_RATE_HZ
     assert soundfile.info(tmp_path / "speech.wav").frames > 0
@@ -192,10 +200,10 @@ def test_a_recording_in_webm_or_m4a_is_heard_as_in_wav(official: openai.OpenAI) 
 
 
 def test_a_recording_longer_than_the_context_is_transcribed(client: httpx2.Client) -> None:
-    """200 s are 5000 positions; the thinker has 4096."""
+    """336 s are 8400 positions; the thinker has 8192."""
     samples, rate = soundfile.read(io.BytesIO(WAV), dtype="int16")
     long = io.BytesIO()
-    soundfile.write(long, np.tile(samples, 95), rate, format="FLAC")
+    soundfile.write(long, np.tile(samples, 160), rate, format="FLAC")
     response = client.post(
         "/v1/audio/translations",
         data={"model": MODEL, "response_format": "verbose_json"},
@@ -204,4 +212,4 @@ def test_a_recording_longer_than_the_context_is_transcribed(client: httpx2.Clien
     body = response.json()
     assert response.status_code == 200, body
     assert body["text"]
-    assert body["duration"] == pytest.approx(95 * len(samples) / rate, abs=0.001)
+    assert body["duration"] == pytest.approx(160 * len(samples) / rate, abs=0.001)

@@ -146,6 +146,24 @@ def test_single_tokens_are_barred_and_forced(client: httpx2.Client, reference: R
     assert "," not in without
 
 
+@pytest.mark.parametrize("fields", [{}, {"stop": "nothing"}], ids=["free", "with a stop string"])
+def test_text_that_ends_inside_a_character_ends_with_a_replacement_character(
+    client: httpx2.Client, reference: Reference, fields: dict[str, Any]
+) -> None:
+    tokenizer = reference.processor.tokenizer
+    begin_id = tokenizer.encode("é", add_special_tokens=False)[0]
+    text = tokenizer.decode([begin_id])
+    assert text == "\ufffd"
+    body: dict[str, Any] = {"allowed_token_ids": [begin_id], "max_tokens": 3} | fields
+    answer = answer_to(client, written(logprobs=True, **body))
+    assert text_of(answer) == 3 * text
+    assert [entry["bytes"] for entry in entries_of(answer)] == 3 * [list("é".encode()[:1])]
+    assert stream_of(client, written(**body)).text == 3 * text
+    heard = answer_to(client, spoken(**body))
+    assert text_of(heard) == stream_of(client, spoken(**body)).transcript == 3 * text
+    assert outcome(heard) == outcome(answer_to(client, spoken(**body | {"stop": None})))
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

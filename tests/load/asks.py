@@ -105,7 +105,7 @@ def bad_asks() -> list[tuple[Ask, int]]:
         (_chat("bad input", spoken([broken_image])), 400),
         (_chat("bad input", spoken([broken_video], **STREAM)), 400),
         (_chat("bad input", written([broken_sound])), 400),
-        (_chat("bad input", written("word " * 5000)), 400),
+        (_chat("bad input", written("word " * 10_000)), 400),
         (_chat("bad input", chat("hi") | {"model": "another"}), 404),
         (_json("bad input", SPEECH_URL, _read_aloud(" ")), 400),
         (Ask("bad input", TRANSCRIPTIONS_URL, f"multipart/form-data; boundary={_BOUNDARY}", b"--nothing"), 400),

@@ -25,7 +25,7 @@ from omni_server.errors import (
 )
 from omni_server.family import CodecLayout, FamilyModel, PlaceholderIds, TalkerPrompt, ThinkerPrompt
 from omni_server.orchestrator.orchestrator import Orchestrator, SpeechStages, ThinkerStage
-from omni_server.protocol.rows import REQUEST_KEY, RowsOutput, decode_request
+from omni_server.protocol.rows import REQUEST_KEY, RowsOutput, RowsPayload, Segment, SharedBlock, decode_request
 from omni_server.types import (
     ChatMessage,
     FunctionTool,
@@ -43,6 +43,8 @@ from tests.unit.orchestrator.fake_stages import FakeArStage, FakeCode2Wav, FakeC
 
 MAX_MODEL_LEN = 64
 AUDIO, IMAGE, VIDEO = 901, 902, 903
+THINKER_DEFAULTS = SamplingDefaults(temperature=0.5, max_tokens=9)
+NO_DEFAULTS = SamplingDefaults()
 
 
 class FakeFamily:
@@ -104,15 +106,20 @@ class Stage(FakeArStage):
 
 
 class Pipeline:
-    def __init__(self, *, speech: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        speech: bool = True,
+        thinker_defaults: SamplingDefaults = THINKER_DEFAULTS,
+        talker_defaults: SamplingDefaults = NO_DEFAULTS,
+    ) -> None:
         self.thinker, self.talker, self.code2wav = Stage("thinker"), Stage("talker"), FakeCode2Wav()
         stage = ArStage(
-            engine="ar", model_stage="thinker", max_model_len=MAX_MODEL_LEN,
-            default_sampling=SamplingDefaults(temperature=0.5, max_tokens=9),
-        )  # fmt: skip
+            engine="ar", model_stage="thinker", max_model_len=MAX_MODEL_LEN, default_sampling=thinker_defaults
+        )
         speech_stages = SpeechStages(
             talker=cast(ArStageClient, self.talker),
-            talker_config=stage.model_copy(update={"model_stage": "talker", "default_sampling": SamplingDefaults()}),
+            talker_config=stage.model_copy(update={"model_stage": "talker", "default_sampling": talker_defaults}),
             code2wav=cast(DiffusionStageClient, self.code2wav),
             max_step_codes=2048,
             chunks=ChunkPlan(mode="whole"),
@@ -130,6 +137,19 @@ class Pipeline:
 def request(request_id: str = "a", *, voice: str | None = None, speech: bool = True) -> OmniRequest:
     message = ChatMessage("user", (TextPart("Hello"),))
     return OmniRequest(request_id, (message,), SpeechOutput(voice) if speech else None)
+
+
+async def sampling_of(pipeline: Pipeline, request: OmniRequest) -> tuple[SamplingParams, SamplingParams]:
+    """What the thinker and the talker are given. The talker is, as soon as the prompt's rows have come."""
+    run = await pipeline.orchestrator.submit(request)
+    await settle()
+    sink, num_prompt = pipeline.thinker.stream.row_sink, len(pipeline.thinker.prompt)
+    assert sink is not None
+    sink(RowsPayload(num_prompt, 0, 4, "float32", SharedBlock(0, 1, 0), (Segment(0, num_prompt + 1, 0),)))
+    await settle()
+    await run.aclose()
+    ((thinker,), (talker,)) = pipeline.thinker.params, pipeline.talker.params
+    return thinker, talker
 
 
 async def test_prompt_tokens_are_counted_by_what_they_stand_for() -> None:
@@ -341,16 +361,72 @@ async def test_sampling_of_an_unknown_stage_is_refused() -> None:
         await Pipeline().orchestrator.submit(replace(request(), sampling={"singer": SamplingConfig()}))
 
 
-@pytest.mark.parametrize(("max_tokens", "fits"), [(MAX_MODEL_LEN - 6, True), (MAX_MODEL_LEN - 5, False)])
-async def test_max_tokens_must_fit_the_context(max_tokens: int, fits: bool) -> None:
-    wanted = replace(request(speech=False), sampling={"thinker": SamplingConfig(max_tokens=max_tokens)})
-    orchestrator = Pipeline().orchestrator
-    if fits:
-        await (await orchestrator.submit(wanted)).aclose()
-        return
+@pytest.mark.parametrize(
+    ("stage", "name", "param"),
+    [
+        ("thinker", "max_tokens", "max_completion_tokens"),
+        ("thinker", "min_tokens", "min_tokens"),
+        ("talker", "max_tokens", "stage_sampling.talker.max_tokens"),
+        ("talker", "min_tokens", "stage_sampling.talker.min_tokens"),
+    ],
+)
+async def test_limits_of_a_request_must_fit_the_stages_context(stage: str, name: str, param: str) -> None:
+    num_prompt = {"thinker": 6, "talker": 8}[stage]
+
+    def asking_for(number: int) -> OmniRequest:
+        limit = SamplingConfig(max_tokens=number) if name == "max_tokens" else SamplingConfig(min_tokens=number)
+        return replace(request(), sampling={stage: limit})
+
+    pipeline = Pipeline(thinker_defaults=NO_DEFAULTS)
+    await (await pipeline.orchestrator.submit(asking_for(MAX_MODEL_LEN - num_prompt))).aclose()
+    with pytest.raises(InvalidRequestError, match=rf"is {MAX_MODEL_LEN} .* needs {MAX_MODEL_LEN + 1}\.") as error:
+        await pipeline.orchestrator.submit(asking_for(MAX_MODEL_LEN - num_prompt + 1))
+    assert (error.value.code, error.value.param) == ("context_length_exceeded", param)
+    assert pipeline.orchestrator.num_running == 0
+
+
+@pytest.mark.parametrize("defaults", [SamplingDefaults(max_tokens=40), SamplingDefaults(max_tokens=40, min_tokens=30),
+                                      NO_DEFAULTS])  # fmt: skip
+async def test_without_a_limit_in_the_request_the_rest_of_each_context_is_the_limit(defaults: SamplingDefaults) -> None:
+    pipeline = Pipeline(thinker_defaults=defaults, talker_defaults=defaults)
+    pipeline.thinker.prompt = (10,) * (MAX_MODEL_LEN - 5)
+    thinker, talker = await sampling_of(pipeline, request())
+    assert (thinker.max_tokens, talker.max_tokens) == (5, 3)
+    assert thinker.min_tokens <= 5
+    assert talker.min_tokens <= 3
+
+
+async def test_a_prompt_that_can_be_shortened_must_leave_room_for_the_default_limit() -> None:
+    pipeline = Pipeline()
+    pipeline.thinker.prompt = (10,) * (MAX_MODEL_LEN - 8)
+    long = replace(request(), can_be_shortened=True)
     with pytest.raises(InvalidRequestError) as error:
-        await orchestrator.submit(wanted)
-    assert (error.value.code, error.value.param) == ("context_length_exceeded", "max_completion_tokens")
+        await pipeline.orchestrator.submit(long)
+    assert error.value.code == "context_length_exceeded"
+    pipeline.thinker.prompt = (10,) * (MAX_MODEL_LEN - 9)
+    await (await pipeline.orchestrator.submit(long)).aclose()
+
+
+@pytest.mark.parametrize("stage", ["thinker", "talker"])
+async def test_more_tokens_than_the_default_limit_must_not_be_asked_for_without_another_limit(stage: str) -> None:
+    defaults = SamplingDefaults(max_tokens=9)
+    pipeline = Pipeline(thinker_defaults=defaults, talker_defaults=defaults)
+    with pytest.raises(InvalidRequestError, match="min_tokens"):
+        await pipeline.orchestrator.submit(replace(request(), sampling={stage: SamplingConfig(min_tokens=10)}))
+    assert pipeline.orchestrator.num_running == 0
+
+
+async def test_with_room_enough_the_stage_configs_limit_holds() -> None:
+    pipeline = Pipeline(talker_defaults=SamplingDefaults(max_tokens=11))
+    assert [params.max_tokens for params in await sampling_of(pipeline, request())] == [9, 11]
+
+
+async def test_a_prompt_that_leaves_no_room_is_refused_by_its_messages() -> None:
+    pipeline = Pipeline()
+    pipeline.thinker.prompt = (10,) * MAX_MODEL_LEN
+    with pytest.raises(InvalidRequestError) as error:
+        await pipeline.orchestrator.submit(request(speech=False))
+    assert (error.value.code, error.value.param) == ("context_length_exceeded", "messages")
 
 
 async def test_a_prompt_that_fills_the_talkers_context_is_refused() -> None:

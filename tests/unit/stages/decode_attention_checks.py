@@ -1,4 +1,4 @@
-"""Run by test_decode_attention.py in Triton's interpreter."""
+"""Run by test_kernels.py in Triton's interpreter."""
 
 import pytest
 import torch
@@ -21,15 +21,16 @@ def check(step: Step, attention: DecodeAttention) -> None:
     torch.testing.assert_close(step.cache.double(), cache, atol=2e-5, rtol=2e-5)
 
 
-@pytest.mark.parametrize("heads_first", [False, True])
 @pytest.mark.parametrize(
-    "lengths",
+    ("lengths", "heads_first"),
     [
-        [1],  # nothing before it
-        [2, 16, 17, 128, 129, 130],  # ends of blocks and tiles
-        [3000, 40],  # several tiles for each of the programs, beside one that is short
-        [0, 20, 0],  # padding
-        [5 + 9 * k for k in range(20)],  # many requests share out fewer programs
+        ([1], False),  # nothing before it
+        ([1], True),
+        ([2, 16, 17, 128, 129, 130], False),  # ends of blocks and tiles
+        ([2, 16, 17, 128, 129, 130], True),
+        ([3000, 40], False),  # several tiles for each of the programs, beside one that is short
+        ([0, 20, 0], True),  # padding
+        ([5 + 9 * k for k in range(20)], True),  # many requests share out fewer programs
     ],
     ids=str,
 )

@@ -1,4 +1,4 @@
-"""Run by test_few_rows.py in Triton's interpreter."""
+"""Run by test_kernels.py in Triton's interpreter."""
 
 import pytest
 import torch

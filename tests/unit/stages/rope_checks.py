@@ -1,4 +1,4 @@
-"""Run by test_rope_kernel.py in Triton's interpreter."""
+"""Run by test_kernels.py in Triton's interpreter."""
 
 import pytest
 import torch

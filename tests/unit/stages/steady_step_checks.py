@@ -1,4 +1,4 @@
-"""Run by test_steady_step.py in Triton's interpreter."""
+"""Run by test_kernels.py in Triton's interpreter."""
 
 from dataclasses import fields
 

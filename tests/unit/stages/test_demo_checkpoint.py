@@ -19,7 +19,7 @@ from transformers import (
 
 from omni_server.errors import ConfigError
 from omni_server.model_folder import resolve_model_folder
-from stages.qwen2_5_omni.demo_checkpoint import GENUINE_SIZE, SIZES, make_demo_checkpoint
+from stages.qwen2_5_omni.demo_checkpoint import GENUINE_SIZES, SIZES, make_demo_checkpoint
 
 SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "make_demo_checkpoint"
 
@@ -44,7 +44,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def genuine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sizes of the 7B, no weights."""
-    return make_demo_checkpoint(tmp_path_factory.mktemp("genuine") / "checkpoint", size=GENUINE_SIZE, weights="dummy")
+    return make_demo_checkpoint(tmp_path_factory.mktemp("genuine") / "checkpoint", size="7b", weights="dummy")
 
 
 def _json(folder: Path, name: str) -> Any:
@@ -94,13 +94,16 @@ def test_making_one_does_not_disturb_torchs_generator(tmp_path: Path) -> None:
 def test_transformers_loads_it_without_missing_or_unexpected_keys(name: str, request: pytest.FixtureRequest) -> None:
     folder = request.getfixturevalue(name)
     # The class's own from_pretrained cannot report: it asks the returned pair for its voices.
-    _, report = PreTrainedModel.from_pretrained.__func__(
+    model, report = PreTrainedModel.from_pretrained.__func__(
         Qwen2_5OmniForConditionalGeneration, folder, output_loading_info=True
     )
     assert {kind for kind, keys in report.items() if keys} == set(), report
-    model = Qwen2_5OmniForConditionalGeneration.from_pretrained(folder)
-    assert set(model.speaker_map) == {"Chelsie", "Ethan"}
     assert next(model.thinker.parameters()).dtype == (torch.bfloat16 if name == "full" else torch.float32)
+
+
+def test_transformers_finds_the_voices(tiny: Path) -> None:
+    model = Qwen2_5OmniForConditionalGeneration.from_pretrained(tiny)
+    assert set(model.speaker_map) == {"Chelsie", "Ethan"}
 
 
 @pytest.mark.parametrize("name", ["tiny", "full", "genuine"])
@@ -206,7 +209,7 @@ def test_sizes_reach_the_weights(tiny: Path, wide: Path) -> None:
     assert _json(wide, "config.json")["talker_config"]["rope_scaling"]["mrope_section"] == [8, 8, 0]
 
 
-@pytest.mark.parametrize("size", [*SIZES, GENUINE_SIZE])
+@pytest.mark.parametrize("size", [*SIZES, *GENUINE_SIZES])
 def test_without_weights_everything_else_is_there(size: str, tiny: Path, tmp_path: Path) -> None:
     folder = make_demo_checkpoint(tmp_path / "checkpoint", size=size, weights="dummy")
     names = {file.name for file in folder.iterdir()}
@@ -237,6 +240,14 @@ def test_the_genuine_size_has_the_parameters_of_the_7b(genuine: Path) -> None:
     assert model.config.dtype == torch.bfloat16
 
 
+def test_the_size_3b_has_the_parameters_of_the_3b(tmp_path: Path) -> None:
+    folder = make_demo_checkpoint(tmp_path / "checkpoint", size="3b", weights="dummy")
+    with torch.device("meta"):
+        model = Qwen2_5OmniForConditionalGeneration(AutoConfig.from_pretrained(folder))
+    assert model.num_parameters() == 5_537_120_640
+    assert sum(weight.numel() for weight in model.talker.parameters()) == 384_604_928
+
+
 def test_the_genuine_size_has_voices_and_limits_of_the_7b(genuine: Path) -> None:
     voices = torch.load(genuine / "spk_dict.pt", weights_only=True)
     shapes = {name: (tuple(voice["cond"].shape), tuple(voice["ref_mel"].shape)) for name, voice in voices.items()}
@@ -255,12 +266,12 @@ def test_the_genuine_size_has_voices_and_limits_of_the_7b(genuine: Path) -> None
 )
 def test_what_the_genuine_size_cannot_be_is_refused(changes: dict[str, Any], reason: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=reason):
-        make_demo_checkpoint(tmp_path / "checkpoint", size=GENUINE_SIZE, **changes)
+        make_demo_checkpoint(tmp_path / "checkpoint", size="7b", **changes)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_unknown_size_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"'huge'.*tiny, wide, 7b"):
+    with pytest.raises(ConfigError, match=r"'huge'.*tiny, wide, 7b, 3b"):
         make_demo_checkpoint(tmp_path / "checkpoint", size="huge")
     assert list(tmp_path.iterdir()) == []
 

@@ -31,9 +31,10 @@ def uses_of_the_environment(source: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", sorted(STAGES.rglob("*.py")), ids=lambda path: str(path.relative_to(STAGES)))
-def test_no_module_of_the_stages_reads_the_environment(path: Path) -> None:
-    assert uses_of_the_environment(path.read_text()) == []
+def test_no_module_of_the_stages_reads_the_environment() -> None:
+    found = {str(path.relative_to(STAGES)): uses_of_the_environment(path.read_text()) for path in STAGES.rglob("*.py")}
+    assert {path: lines for path, lines in found.items() if lines} == {}
+    assert len(found) > 50
 
 
 @pytest.mark.parametrize(

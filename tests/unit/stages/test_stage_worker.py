@@ -11,7 +11,7 @@ from vllm.config import CompilationMode, CUDAGraphMode
 
 from omni_server.engine.progress import StartProgress
 from omni_server.errors import ConfigError
-from omni_server.protocol.device_memory import OUTSIDE_TORCH_BYTES, SLACK_BYTES
+from omni_server.protocol.device_memory import OUTSIDE_TORCH_BYTES, slack_bytes
 from omni_server.protocol.runtime_config import StageRuntimeConfig
 from stages.runtime import platform
 from stages.runtime.memory import GRAPH_BYTES
@@ -23,6 +23,7 @@ SHARE = 36 * GIB
 WEIGHTS = 18 * GIB
 ACTIVATIONS = 3 * GIB
 GRAPHS = 1 * GIB
+SLACK = 3 * GIB // 2
 CAPTURE_SIZES = [1, 2, 4, 8]
 
 
@@ -80,6 +81,8 @@ class FakeWorker:
         self.requested_memory = SHARE
         self.vllm_config: Any = SimpleNamespace(
             additional_config=config,
+            model_config=SimpleNamespace(is_multimodal_model=True),
+            scheduler_config=SimpleNamespace(max_num_batched_tokens=8192),
             cache_config=SimpleNamespace(kv_cache_memory_bytes=kv_cache_memory_bytes),
             compilation_config=SimpleNamespace(
                 mode=CompilationMode.VLLM_COMPILE if graphs else CompilationMode.NONE,
@@ -136,13 +139,28 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Start:
 def test_the_kv_cache_gets_what_the_stage_itself_leaves_of_its_share(start: Start) -> None:
     _, worker = start()
     graphs = GRAPHS + 2 * len(CAPTURE_SIZES) * GRAPH_BYTES
-    left = SHARE - OUTSIDE_TORCH_BYTES - SLACK_BYTES - WEIGHTS - ACTIVATIONS - graphs
+    left = SHARE - OUTSIDE_TORCH_BYTES - SLACK - WEIGHTS - ACTIVATIONS - graphs
     assert worker.determine_available_memory() == left
+
+
+def test_slack_is_smaller_only_where_steps_are_short_and_no_encoder_runs() -> None:
+    assert {slack_bytes(tokens, encodes_media=True) for tokens in (512, 8192, 16384)} == {SLACK}
+    assert slack_bytes(8192, encodes_media=False) == slack_bytes(16384, encodes_media=False) == SLACK
+    assert slack_bytes(1024, encodes_media=False) == 5 * GIB // 8
+
+
+def test_a_stage_without_encoders_and_with_short_steps_has_more_kv_cache(start: Start) -> None:
+    _, worker = start()
+    with_encoders = worker.determine_available_memory()
+    _, worker = start()
+    worker.vllm_config.model_config.is_multimodal_model = False
+    worker.vllm_config.scheduler_config.max_num_batched_tokens = 1024
+    assert worker.determine_available_memory() == with_encoders + SLACK - 5 * GIB // 8
 
 
 def test_without_graphs_nothing_is_set_aside_for_them(start: Start) -> None:
     _, worker = start(graphs=False)
-    left = SHARE - OUTSIDE_TORCH_BYTES - SLACK_BYTES - WEIGHTS - ACTIVATIONS
+    left = SHARE - OUTSIDE_TORCH_BYTES - SLACK - WEIGHTS - ACTIVATIONS
     assert worker.determine_available_memory() == left
 
 

@@ -2,7 +2,6 @@
 and steady_step_checks.py; here it does nothing."""
 
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +15,6 @@ from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
 
 from stages.runtime import steady_step
 from stages.runtime.steady_step import SteadySteps
-from tests.unit.stages.interpreter import run_checks
 
 SIZE = 4
 CAPTURED = BatchExecutionDescriptor(cg_mode=CUDAGraphMode.FULL, num_tokens=SIZE, num_reqs=SIZE, uniform_token_count=1)
@@ -248,7 +246,3 @@ def test_they_are_made_in_each_step_whose_graph_was_captured_for_prompts_too() -
     steps.prepare(whole)
     assert steps.next(descriptor=whole) is not None
     assert steps.steady.metadata() is None
-
-
-def test_the_kernel_passes_its_checks_in_the_interpreter() -> None:
-    run_checks(Path(__file__).with_name("steady_step_checks.py"))

@@ -1,6 +1,7 @@
 """Streams of windows that carry state, against one pass over the whole utterance and against windows by themselves."""
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 
 import msgspec
 import pytest
@@ -44,6 +45,21 @@ def make_pipeline(token2wav: Qwen2_5OmniToken2WavModel, voices: tuple[Voice, Voi
         return Code2WavPipeline(token2wav.code2wav_dit_model, token2wav.code2wav_bigvgan_model, voices, runtime)
 
     return make
+
+
+def test_modules_that_are_freed_while_they_are_copied_make_no_difference(
+    token2wav: Qwen2_5OmniToken2WavModel, voices: tuple[Voice, Voice], make_pipeline: MakePipeline
+) -> None:
+    codes = torch.randint(0, 200, (60,), generator=torch.Generator().manual_seed(4))
+    jobs = windows(codes, ChunkPlan(mode="whole"), None)
+    with torch.inference_mode():
+        expected = make_pipeline(0).run(jobs)
+        dit = deepcopy(token2wav.code2wav_dit_model)
+        runtime = msgspec.structs.replace(RUNTIME, num_streams=0, solver=QUICK)
+        freed = Code2WavPipeline(dit, token2wav.code2wav_bigvgan_model, voices, runtime, frees_modules=True)
+        layers = dit.transformer_blocks
+        assert {weight.device.type for layer in layers for weight in layer.ff.parameters()} == {"meta"}
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(freed.run(jobs), expected, strict=True))
 
 
 def windows(
