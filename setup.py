@@ -12,7 +12,7 @@ setup(
     package_data={
         "omni_server": ["json_logging.json"],
         "omni_server.configs": ["*.yaml"],
-        "omni_server.api.web": ["static/*"],
+        "omni_server.api.web": ["static/*", "docs/*"],
         "omni_server.engine": ["empty_generation_config/*.json"],
         "stages.qwen2_5_omni.demo_checkpoint": ["*.json"],
     },

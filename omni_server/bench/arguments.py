@@ -2,9 +2,12 @@
 `--help` answers without any environment."""
 
 import argparse
+import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+
+from omni_server.command_line import Parser
 
 DESCRIPTION = """\
 Load a server over HTTP, streamed, and measure what its callers would: time to first text (TTFT) and to first sound
@@ -21,21 +24,22 @@ workloads:
   W3  2,500 prompt tokens; 900 text tokens and 3,500 codec tokens (70 s of speech) in answer
 
 examples:
-  %(prog)s --json w1.json --plot w1.png --targets ttfa=0.25,0.30,0.60,1.5 --targets underrun=0,0,0,0.1
-  %(prog)s --workload W3 --concurrency 1,8,32
-  %(prog)s --request-rate 0.5,1,2 --num-requests 100
-  %(prog)s --server openai-text --base-url http://127.0.0.1:8000 --json plain.json
-  %(prog)s --modalities text --compare plain.json
+  {program} --concurrency 1,4,16,64 --json w1.json
+  {program} --concurrency 1,4 --plot w1.png --targets ttfa=0.25,0.30 --targets underrun=0,0
+  {program} --workload W3 --concurrency 1,8,32
+  {program} --request-rate 0.5,1,2 --num-requests 100
+  {program} --server openai-text --base-url http://127.0.0.1:8000 --json plain.json
+  {program} --modalities text --compare plain.json
 
 Exit code: 0, 1 if a request failed, 2 for a wrong command line, 130 after Ctrl-C."""
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The command line of scripts/bench_serving."""
-    parser = argparse.ArgumentParser(
-        prog="bench_serving",
+    parser = Parser(
+        prog=sys.argv[0],
         description=DESCRIPTION,
-        epilog=EPILOG,
+        epilog=EPILOG.format(program=sys.argv[0]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -103,7 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--concurrency",
         type=_list_of(_positive(int)),
         metavar="C,C,...",
-        help="closed loop, one level each: so many clients, each of which waits for its answer (default: 1,4,16,64)",
+        help="closed loop, one level each: so many clients, each of which waits for its answer (default: 1,4)",
     )
     how.add_argument(
         "--request-rate",
@@ -150,7 +154,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Exits with code 2 where the arguments are wrong or contradict each other."""
     command = parser()
-    return check(command, command.parse_args(arguments))
+    options, unknown = command.parse_known_args(arguments)
+    if unknown:
+        command.error(command.unrecognized(unknown))
+    return check(command, options)
 
 
 def check(command: argparse.ArgumentParser, args: argparse.Namespace) -> argparse.Namespace:
@@ -165,7 +172,7 @@ def check(command: argparse.ArgumentParser, args: argparse.Namespace) -> argpars
             if getattr(args, name):
                 command.error(f"--{name.replace('_', '-')} is about speech, which --modalities text does not ask for")
     if args.concurrency is None and args.request_rate is None:
-        args.concurrency = [1, 4, 16, 64]
+        args.concurrency = [1, 4]
     levels = len(args.concurrency or args.request_rate)
     for name, values in args.targets:
         if len(values) != levels:

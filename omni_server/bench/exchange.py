@@ -4,13 +4,13 @@ import time
 from dataclasses import dataclass, field
 
 import aiohttp
-from pydantic import ValidationError
 
 from omni_server.bench.adapters import Adapter, Delta, RequestFailedError, TokenCounts
 from omni_server.bench.playback import AudioArrival, gaps, play
 from omni_server.bench.results import RequestRow
 from omni_server.bench.workload import SAMPLES_PER_CODE
-from omni_server.client.chunks import ErrorBody
+from omni_server.client.chunks import error_message
+from omni_server.client.reach import why_unreachable
 from omni_server.client.sse import EventParser
 
 _BYTES_PER_SAMPLE = 2
@@ -102,7 +102,7 @@ class Client:
         except aiohttp.ClientPayloadError:
             failure, end_s = "the stream broke", time.perf_counter()
         except aiohttp.ClientError as error:
-            failure, end_s = f"{type(error).__name__}: {error}"[:200], time.perf_counter()
+            failure, end_s = f"the server cannot be reached: {why_unreachable(error)}"[:200], time.perf_counter()
         playback = play(answer.arrivals)
         tokens = answer.tokens
         return RequestRow(
@@ -128,7 +128,7 @@ class Client:
         parser = EventParser()
         async with self._session.post(self._url, data=body, timeout=self._timeout) as response:
             if response.status != 200:
-                raise RequestFailedError(f"HTTP {response.status}: {_message(await response.read())}")
+                raise RequestFailedError(f"HTTP {response.status}: {error_message(await response.read())[:200]}")
             async for piece in response.content.iter_any():
                 now_s = time.perf_counter()  # before any parsing, which is not the server's time
                 for data in parser.feed(piece):
@@ -136,10 +136,3 @@ class Client:
                         answer.done = True
                     else:
                         answer.add(self._adapter.read(data), now_s)
-
-
-def _message(body: bytes) -> str:
-    try:
-        return ErrorBody.model_validate_json(body).error.message[:200]
-    except ValidationError:
-        return body[:200].decode(errors="replace")

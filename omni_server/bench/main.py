@@ -20,7 +20,7 @@ from omni_server.bench.plan import LevelPlan, RequestFactory, plan_levels
 from omni_server.bench.plot import plot, require_matplotlib
 from omni_server.bench.progress import Progress, shown
 from omni_server.bench.results import Level, Run, Server, load_run
-from omni_server.bench.table import comparison, table
+from omni_server.bench.table import comparison, summary, table
 from omni_server.bench.workload import WORKLOADS, Workload
 from omni_server.client.discover import Served, discover
 
@@ -73,6 +73,7 @@ def shown_command(command: Sequence[str]) -> str:
 
 
 async def _measure(args: argparse.Namespace, command: Sequence[str]) -> Run:
+    host = describe_host()
     base_url = args.base_url.rstrip("/").removesuffix("/v1")
     headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
     if args.api_key is not None:
@@ -100,7 +101,7 @@ async def _measure(args: argparse.Namespace, command: Sequence[str]) -> Run:
     return Run(
         date=date,
         command=shown_command(command),
-        host=describe_host(),
+        host=host,
         server=Server(adapter=args.server, base_url=base_url, model=served.model, version=served.version),
         workload=workload,
         temperature=args.temperature,
@@ -110,42 +111,54 @@ async def _measure(args: argparse.Namespace, command: Sequence[str]) -> Run:
 
 
 async def _run_levels(plans: Sequence[LevelPlan], factory: RequestFactory, client: Client) -> list[Level]:
-    """All levels; after Ctrl-C those that had begun, the last one with what was answered until then. A second Ctrl-C
-    ends the program."""
+    """All levels; after Ctrl-C those that had begun, the last one with what was answered until then.
+
+    The process ignores any further Ctrl-C, which would take the results away.
+    """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def interrupt() -> None:
         loop.remove_signal_handler(signal.SIGINT)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         _say("interrupted")
         stop.set()
 
     loop.add_signal_handler(signal.SIGINT, interrupt)
     levels: list[Level] = []
-    try:
-        for plan in plans:
-            warmup, measured = factory.requests(plan)
-            if warmup:
-                clients = int(plan.load) if plan.kind == "closed" else 1
-                warm = await closed_loop(warmup, clients, client.send, Progress(planned=len(warmup)), stop)
-                for reason in sorted(set(warm.failures)):
-                    _say(f"{plan.label}: a request before the measurement failed: {reason}")
-            if stop.is_set():
-                levels.append(Level.of(plan.kind, plan.load, [], client_cpu_s=0.0, peak_in_flight=0, interrupted=True))
-                break
-            progress = Progress(planned=len(measured))
-            async with shown(plan.label, progress, sys.stderr):
-                if plan.kind == "closed":
-                    level = await closed_loop(measured, int(plan.load), client.send, progress, stop)
-                else:
-                    arrivals_s = plan.arrivals_s(factory.seed)
-                    level = await open_loop(measured, plan.load, arrivals_s, client.send, progress, stop)
-            levels.append(level)
-            if stop.is_set():
-                break
-    finally:
-        loop.remove_signal_handler(signal.SIGINT)
+    for plan in plans:
+        warmup, measured = factory.requests(plan)
+        if warmup:
+            clients = int(plan.load) if plan.kind == "closed" else 1
+            warm = await closed_loop(warmup, clients, client.send, Progress(planned=len(warmup)), stop)
+            for reason in sorted(set(warm.failures)):
+                _say(f"{plan.label}: a request before the measurement failed: {reason}")
+        if stop.is_set():
+            levels.append(Level.of(plan.kind, plan.load, [], client_cpu_s=0.0, peak_in_flight=0, interrupted=True))
+            break
+        _say(f"{plan.label}: {plan.requests} requests{_estimate(plan, levels)}")
+        progress = Progress(planned=len(measured))
+        async with shown(plan.label, progress, sys.stderr):
+            if plan.kind == "closed":
+                level = await closed_loop(measured, int(plan.load), client.send, progress, stop)
+            else:
+                arrivals_s = plan.arrivals_s(factory.seed)
+                level = await open_loop(measured, plan.load, arrivals_s, client.send, progress, stop)
+        levels.append(level)
+        if stop.is_set():
+            break
+        _say(summary(level))
+    loop.remove_signal_handler(signal.SIGINT)
     return levels
+
+
+def _estimate(plan: LevelPlan, levels: Sequence[Level]) -> str:
+    """How long the level will take, where it can be told."""
+    if plan.kind == "open":
+        return f", about {plan.requests / plan.load:.0f} s"
+    if not levels or not levels[-1].requests_per_s:
+        return ""
+    return f", about {plan.requests / levels[-1].requests_per_s:.0f} s at the rate of {levels[-1].label}"
 
 
 def _version(adapter: str, served: Served) -> str:

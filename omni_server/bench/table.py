@@ -16,6 +16,25 @@ def table(run: Run) -> str:
     return "\n".join([*_aligned(rows), *_failures(run.levels), *_textless(run.levels), *_effort(run.levels)])
 
 
+def summary(level: Level) -> str:
+    """The medians of one load level and its throughput, in a line."""
+    medians = [
+        f"{name} {_number(percentiles.p50)}{unit}"
+        for name, percentiles, unit in (
+            ("TTFT", level.ttft_s, " s"),
+            ("TTFA", level.ttfa_s, " s"),
+            ("RTF", level.rtf, ""),
+            ("underrun", level.underrun_s, " s"),
+            ("end to end", level.end_to_end_s, " s"),
+        )
+        if percentiles is not None
+    ]
+    parts = [f"median {', '.join(medians)}"] if medians else []
+    parts += [f"{_number(level.audio_s_per_s)} audio s/s"] if level.audio_s_per_s else []
+    parts.append(f"{_number(level.requests_per_s)} requests/s")
+    return f"{level.label}: {'; '.join(parts)}"
+
+
 def comparison(run: Run, earlier: Run) -> str:
     """The load levels that both runs have, side by side."""
     lines = [f"compared with {earlier.date}: {earlier.server.adapter}, {earlier.command}"]

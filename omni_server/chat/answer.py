@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import aiohttp
 from pydantic import JsonValue, ValidationError
 
-from omni_server.client.chunks import Chunk, ErrorBody, ErrorObject
+from omni_server.client.chunks import Chunk, ErrorObject, error_message
+from omni_server.client.reach import why_unreachable
 from omni_server.client.sse import EventParser
 
 SAMPLE_RATE_HZ = 24_000
@@ -62,7 +63,7 @@ async def ask(
         headers = {"Content-Type": "application/json"}
         async with session.post(url, data=data, headers=headers, timeout=timeout) as response:
             if response.status != 200:
-                raise AnswerFailedError(f"the server answers {response.status}: {_message(await response.read())}")
+                raise AnswerFailedError(f"the server answers {response.status}: {error_message(await response.read())}")
             parser = EventParser()
             async for part in response.content.iter_any():
                 for event in parser.feed(part):
@@ -77,7 +78,7 @@ async def ask(
     except aiohttp.ClientPayloadError as error:
         raise AnswerFailedError("the connection broke in the middle of the answer") from error
     except aiohttp.ClientError as error:
-        raise AnswerFailedError(f"the server cannot be reached: {error}") from error
+        raise AnswerFailedError(f"the server cannot be reached: {why_unreachable(error)}") from error
     raise AnswerFailedError("the answer broke off")
 
 
@@ -117,10 +118,3 @@ def _decoded(data: str) -> bytes:
         return base64.b64decode(data, validate=True)
     except binascii.Error as error:
         raise AnswerFailedError("the server sends sound that is not base64") from error
-
-
-def _message(body: bytes) -> str:
-    try:
-        return ErrorBody.model_validate_json(body).error.message
-    except ValidationError:
-        return body[:200].decode(errors="replace")

@@ -15,13 +15,8 @@ from omni_server.chat.conversation import Asked, Conversation
 from omni_server.chat.media import MediaKind, media_part
 from omni_server.chat.player import PLAYERS, Player, find_player
 from omni_server.chat.recordings import Recordings
-from omni_server.client.discover import NoServerError, discover
-from omni_server.errors import ConfigError
+from omni_server.client.discover import discover
 
-HOW_TO_START = (
-    "start one with 'omni-server serve MODEL', or with 'scripts/serve' out of a checkout for the demo model; --url "
-    "names another address"
-)
 _READ_BUFFER_BYTES = 2**20
 _CLOSING_S = 0.02
 """Connections are closed by the loop, which stands still while the person types: a server would go on with an answer
@@ -140,11 +135,9 @@ def open_chat(options: ChatOptions) -> Chat:
         voice = served.voice if listed and not options.is_text_only else None
         asked = Asked(served.model, voice, options.system, options.max_tokens)
         player = find_player() if voice is not None and options.plays else None
-    except BaseException as error:
+    except BaseException:
         runner.run(http.close())
         runner.close()
-        if isinstance(error, NoServerError):
-            raise ConfigError(f"{error}; {HOW_TO_START}") from error
         raise
     return Chat(runner, http, f"{base_url}/v1/chat/completions", Conversation(asked), player, recordings, attached)
 

@@ -3,6 +3,7 @@
 import argparse
 
 from omni_server.bench import arguments
+from omni_server.command_line import program
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -11,7 +12,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "bench",
         help="load a running server and measure what its callers would",
         description=arguments.DESCRIPTION,
-        epilog=arguments.EPILOG,
+        epilog=arguments.EPILOG.format(program=f"{program()} bench"),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from omni_server.api.config import ApiConfig
+from omni_server.command_line import program
 
 API_KEY_VARIABLE = "OMNI_SERVER_API_KEY"
 
@@ -18,10 +19,10 @@ Questions come from the prompt; or one per line from stdin, where that is no ter
 Text goes to stdout as it comes, everything else to stderr. Ctrl-C stops an answer; at the prompt it ends.
 
 examples:
-  omni-server chat
-  omni-server chat --once "Hello, who are you?" --save answers
-  omni-server chat --audio question.wav --once
-  printf 'Hello.\\nAnd you?\\n' | omni-server chat --text-only
+  {program} chat
+  {program} chat --once "Hello, who are you?" --save answers
+  {program} chat --audio FILE --once
+  printf 'Hello.\\nAnd you?\\n' | {program} chat --text-only
 
 Exit code: 0, 1 if a question was not answered, 2 if no server answers or the command line is wrong,
 130 after Ctrl-C."""
@@ -33,7 +34,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "chat",
         help="talk to a running server in the terminal",
         description=_DESCRIPTION,
-        epilog=_EPILOG,
+        epilog=_EPILOG.format(program=program()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

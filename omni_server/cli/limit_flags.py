@@ -29,6 +29,34 @@ def add_limit_flags(parser: argparse.ArgumentParser) -> None:
         help="of these, the most of one API key; more get 429. 0 is no limit (default: %(default)s)",
     )
     limits.add_argument(
+        "--max-header-size",
+        metavar="SIZE",
+        type=size,
+        default=_DEFAULTS.max_header_bytes,
+        help="all headers of a request together; larger ones get 431 (default: 64K)",
+    )
+    limits.add_argument(
+        "--max-header-fields",
+        metavar="N",
+        type=positive_count,
+        default=_DEFAULTS.max_header_fields,
+        help="headers of a request; more get 431 (default: %(default)s)",
+    )
+    limits.add_argument(
+        "--max-url-size",
+        metavar="SIZE",
+        type=size,
+        default=_DEFAULTS.max_url_bytes,
+        help="URL of a request; longer ones get 414 (default: 16K)",
+    )
+    limits.add_argument(
+        "--header-timeout",
+        metavar="SECONDS",
+        type=seconds,
+        default=_DEFAULTS.header_timeout_s,
+        help="time for a request's headers to arrive; slower ones get 408 (default: %(default)g)",
+    )
+    limits.add_argument(
         "--max-body-size",
         metavar="SIZE",
         type=size,
@@ -73,10 +101,11 @@ def add_limit_flags(parser: argparse.ArgumentParser) -> None:
     media = parser.add_argument_group("media in requests")
     media.add_argument(
         "--allowed-media-domains",
-        metavar="HOST",
+        metavar="HOST[:PORT]",
         nargs="+",
         default=[],
-        help="hosts that http(s) URLs of audio, images and videos may name (default: none, only data URLs)",
+        help="hosts that http(s) URLs of audio, images and videos may name; without a port, only the scheme's default "
+        "port (default: none, only data URLs)",
     )
     media.add_argument(
         "--allowed-local-media-path",
@@ -181,6 +210,10 @@ def limit_settings(config: ApiConfig, options: argparse.Namespace) -> ApiConfig:
         config,
         max_queue=options.max_queue,
         max_concurrency_per_key=options.max_concurrency_per_key,
+        max_header_bytes=options.max_header_size,
+        max_header_fields=options.max_header_fields,
+        max_url_bytes=options.max_url_size,
+        header_timeout_s=options.header_timeout,
         max_body_bytes=options.max_body_size,
         body_timeout_s=options.body_timeout,
         max_total_body_bytes=options.max_total_body_size,

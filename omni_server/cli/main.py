@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from omni_server import __version__
 from omni_server.cli import bench_command, chat_command, check_command, config_command, serve
 from omni_server.cli.standard_streams import complain
+from omni_server.command_line import PROGRAM, Parser
 from omni_server.config.stages import ArStage, DiffusionStage
 from omni_server.errors import ConfigError, OmniError
 
@@ -21,7 +22,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else list(arguments)
     options, unknown = parser.parse_known_args(words)
     if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}{_stage_field_hint(unknown)}")
+        command: Parser = options.parser
+        command.error(_stage_field_hint(unknown) or command.unrecognized(unknown))
     options.words = [parser.prog, *words]
     run: Callable[[argparse.Namespace], int] = options.run
     try:
@@ -37,8 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="omni-server",
+    parser: argparse.ArgumentParser = Parser(
+        prog=PROGRAM,
         description="Serve a speech-to-speech model that runs as a chain of stages, with an OpenAI-compatible API.",
         epilog="COMMAND --help explains each. In this order: check whether a model fits, serve it, chat with it.",
         allow_abbrev=False,
@@ -53,14 +55,17 @@ def _build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _stage_field_hint(unknown: Sequence[str]) -> str:
+def _stage_field_hint(unknown: Sequence[str]) -> str | None:
     """Users of `vllm serve` set one engine's arguments by flag; here each stage has its own."""
     fields = ArStage.model_fields.keys() | DiffusionStage.model_fields.keys()
     for argument in unknown:
         field = argument.partition("=")[0].removeprefix("--").replace("-", "_")
         if argument.startswith("--") and field in fields:
-            return f"\n{field} belongs to a stage: set stages.<name>.{field} in the file that --stage-config names"
-    return ""
+            return (
+                f"unrecognized argument {argument}: {field} belongs to a stage; set stages.<name>.{field} in the file "
+                "that --stage-config names"
+            )
+    return None
 
 
 if __name__ == "__main__":

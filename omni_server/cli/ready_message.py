@@ -4,6 +4,7 @@ import json
 import shlex
 
 from omni_server.audio.formats import AUDIO_FORMATS, STREAMABLE_FORMATS
+from omni_server.command_line import program
 from omni_server.types import ModelInfo
 
 RESPONSE_FORMATS = f"{', '.join(AUDIO_FORMATS)} (streamed: {', '.join(STREAMABLE_FORMATS)})"
@@ -32,7 +33,7 @@ def ready_message(address: str, model: ModelInfo) -> str:
         lines.append("  Voices   none: this deployment answers in text only")
     lines += ["", "Try it:", "", curl_example(address, model), ""]
     if _socket_path(address) is None:
-        lines += [f"Or talk to it: omni-server chat --url {address}", ""]
+        lines += [f"Or talk to it: {program()} chat --url {address}", ""]
     return "\n".join(lines)
 
 

@@ -1,6 +1,6 @@
 """The chunks of a streamed answer as JSON: the fields that are read here, with their types; others are skipped."""
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 
 class ErrorObject(BaseModel):
@@ -55,3 +55,11 @@ class ErrorBody(BaseModel):
     """Of an answer whose status is not 200."""
 
     error: ErrorObject
+
+
+def error_message(body: bytes) -> str:
+    """Of an answer whose status is not 200: its message, or its first 200 bytes where it has none."""
+    try:
+        return ErrorBody.model_validate_json(body).error.message
+    except ValidationError:
+        return body[:200].decode(errors="replace")

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 import aiohttp
 from pydantic import BaseModel, ValidationError
 
+from omni_server.client.chunks import error_message
+from omni_server.client.reach import why_unreachable
+from omni_server.command_line import program
 from omni_server.errors import ConfigError
 
 _DEFAULT_VOICE = "Chelsie"
@@ -23,10 +26,6 @@ class _Version(BaseModel):
     version: str
 
 
-class NoServerError(ConfigError):
-    """Nothing answers at the address."""
-
-
 @dataclass(frozen=True)
 class Served:
     model: str
@@ -40,7 +39,7 @@ async def discover(
     session: aiohttp.ClientSession, base_url: str, model: str | None, voice: str | None, timeout_s: float = 30.0
 ) -> Served:
     """`model` and `voice` are taken as given; None takes what `/v1/models` lists first. Raises
-    `NoServerError` if no server answers there, and `ConfigError` if one answers with something else."""
+    `ConfigError` if no server answers there, or one answers with something else."""
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     url = f"{base_url}/v1/models"
     try:
@@ -48,12 +47,18 @@ async def discover(
             status, body = response.status, await response.read()
         async with session.get(f"{base_url}/version", timeout=timeout) as response:
             version = _version(await response.read()) if response.status == 200 else None
+    except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
+        raise ConfigError(f"'{base_url}' is not the URL of a server, such as http://127.0.0.1:8091") from error
     except (aiohttp.ClientError, TimeoutError) as error:
-        raise NoServerError(f"no server answers at {base_url}: {error or 'timeout'}") from error
+        raise ConfigError(
+            f"no server answers at {base_url} ({why_unreachable(error)}). Is it running? Start one with "
+            f"'{program()} serve MODEL', or with 'scripts/serve' in a checkout for the demo model; --url names "
+            "another address"
+        ) from error
     if status == 401:
         raise ConfigError(f"{base_url} asks for a key: give one with --api-key")
     if status != 200:
-        raise ConfigError(f"{url} answers {status}: {body[:200].decode(errors='replace')}")
+        raise ConfigError(f"{url} answers {status}: {error_message(body)}")
     try:
         models = _ModelList.model_validate_json(body).data
     except ValidationError as error:

@@ -51,9 +51,10 @@ def faults(source: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("file", SOURCES, ids=[str(file.relative_to(ROOT)) for file in SOURCES])
-def test_no_module_executes_what_it_loads(file: Path) -> None:
-    assert faults(file.read_text()) == []
+def test_no_module_executes_what_it_loads() -> None:
+    found = {str(file.relative_to(ROOT)): faults(file.read_text()) for file in SOURCES}
+    assert {file: lines for file, lines in found.items() if lines} == {}
+    assert len(found) > 300
 
 
 @pytest.mark.parametrize(

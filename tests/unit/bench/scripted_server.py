@@ -35,6 +35,7 @@ class ScriptedServer:
 
     reply: Callable[[Json, int], Reply]
     models: Json = field(default_factory=lambda: {"data": [{"id": "scripted", "voices": ["Ada", "Grace"]}]})
+    models_status: int = 200
     requests: list[Json] = field(default_factory=list)
     authorizations: list[str | None] = field(default_factory=list)
     in_flight: int = 0
@@ -65,7 +66,7 @@ class ScriptedServer:
         return runner
 
     async def _list_models(self, request: web.Request) -> web.Response:
-        return web.json_response(self.models)
+        return web.json_response(self.models, status=self.models_status)
 
     async def _show_version(self, request: web.Request) -> web.Response:
         return web.json_response({"version": "1.2.3"})

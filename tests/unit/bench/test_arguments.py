@@ -3,10 +3,10 @@ import pytest
 from omni_server.bench.arguments import parse
 
 
-def test_the_default_load_is_closed_at_four_concurrencies() -> None:
+def test_the_default_load_is_closed_at_two_small_concurrencies() -> None:
     args = parse([])
 
-    assert (args.concurrency, args.request_rate, args.requests_per_client) == ([1, 4, 16, 64], None, 4)
+    assert (args.concurrency, args.request_rate, args.requests_per_client) == ([1, 4], None, 4)
     assert (args.workload, args.modalities, args.server) == ("W1", "text,audio", "omni-server")
 
 
@@ -31,12 +31,13 @@ def test_a_plain_text_server_is_asked_for_text() -> None:
         (["--request-rate", "nan"], "expected a number"),
         (["--concurrency", "1", "--request-rate", "1"], "not allowed with"),
         (["--targets", "rtf=1"], "expected ttfa="),
-        (["--targets", "ttfa=1,2"], "2 values for 4 load levels"),
+        (["--targets", "ttfa=1,2,3"], "3 values for 2 load levels"),
         (["--server", "openai-text", "--modalities", "text,audio"], "answers with text only"),
         (["--modalities", "text", "--codec-tokens", "5"], "--codec-tokens is about speech"),
         (["--modalities", "text", "--plot", "x.png"], "--plot is about speech"),
         (["--json", "/no/such/folder/x.json"], "no such folder"),
         (["--con", "1"], "unrecognized arguments"),
+        (["--concurency", "1"], "unrecognized arguments: --concurency 1; did you mean --concurrency?"),
     ],
 )
 def test_a_wrong_command_line_is_refused_with_its_reason(

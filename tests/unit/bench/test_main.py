@@ -1,7 +1,10 @@
 """From the command line to the results, against a server whose answers are known."""
 
 import os
+import re
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,9 +17,18 @@ from omni_server.errors import ConfigError
 from tests.unit.bench.frames import DONE, chunk, frame, pcm16, spoken, usage, written
 from tests.unit.bench.scripted_server import Json, Pause, Reply, ScriptedServer
 
+ROOT = Path(__file__).parents[3]
 Start = Callable[[Callable[[Json, int], Reply]], ScriptedServer]
 SMALL = ("--text-tokens", "8", "--codec-tokens", "40")
 WHOLE = spoken(8, 40)
+
+
+@pytest.fixture(autouse=True)
+def sigint() -> Iterator[None]:
+    """An interrupted run ignores further interrupts until its process ends, which here goes on."""
+    handler = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, handler)
 
 
 @pytest.fixture
@@ -205,6 +217,52 @@ def test_an_interrupt_ends_the_run_with_what_was_measured(
     captured = capsys.readouterr()
     assert "interrupted" in captured.err
     assert "unfinished" in captured.out
+
+
+def test_each_level_is_told_as_it_ends_with_an_estimate_for_the_next(
+    start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen_before_the_second_level: list[str] = []
+
+    def reply(body: Json, number: int) -> Reply:
+        if number == 2:
+            seen_before_the_second_level.append(capsys.readouterr().err)
+        return Reply(WHOLE)
+
+    bench(start(reply), tmp_path, *SMALL, "--concurrency", "1,2", "--requests-per-client", "2")
+
+    first, *_, row, estimate = seen_before_the_second_level[0].splitlines()
+    assert first.startswith("W1 against scripted at http://127.0.0.1:")
+    assert re.fullmatch(
+        r"c=1: median TTFT [\d.]+ s, TTFA [\d.]+ s, RTF [\d.]+, underrun 0 s, end to end [\d.]+ s; [\d.]+ audio s/s; "
+        r"[\d.]+ requests/s",
+        row,
+    )
+    assert re.fullmatch(r"c=2: 4 requests, about \d+ s at the rate of c=1", estimate)
+
+
+def test_a_second_interrupt_does_not_take_the_results_away(start: Start) -> None:
+    running: list[subprocess.Popen[str]] = []
+
+    def reply(body: Json, number: int) -> Reply:
+        if number > 0:
+            running[0].send_signal(signal.SIGINT)
+            return Reply((Pause(60),))
+        return Reply(WHOLE)
+
+    words = ["--base-url", start(reply).url, *SMALL, "--warmup", "0", "--concurrency", "1,2"]
+    command = [sys.executable, ROOT / "scripts" / "bench_serving", *words, "--requests-per-client", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        running.append(process)
+        assert process.stderr is not None
+        while process.stderr.readline() not in ("interrupted\n", ""):
+            pass
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
+
+    assert process.returncode == 130
+    header, requests, *_ = out.splitlines()
+    assert (header.split(), requests.split()) == (["c=1", "c=2"], ["requests", "1", "0"])
 
 
 def test_an_interrupt_before_anything_was_measured_ends_the_run_too(start: Start, tmp_path: Path) -> None:

@@ -266,8 +266,10 @@ def test_no_server_is_told_with_how_to_start_one(capsys: pytest.CaptureFixture[s
     assert main(["chat", "--url", "http://127.0.0.1:9", "--once", "Hi"]) == 2
 
     message = capsys.readouterr().err
-    assert message.startswith("omni-server: error: no server answers at http://127.0.0.1:9")
-    assert "start one with 'omni-server serve MODEL'" in message
+    assert message.startswith(
+        "omni-server: error: no server answers at http://127.0.0.1:9 (Connection refused). Is it running? Start one "
+    )
+    assert "serve MODEL', or with 'scripts/serve'" in message
 
 
 BROKEN = base64.b64encode(SAMPLES).decode()[:-3]

@@ -1,6 +1,7 @@
 """`omni-server bench`: the load generator as a command."""
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,7 +39,7 @@ def test_arguments_that_contradict_each_other_are_told_with_the_commands_own_nam
         main(["bench", "--server", "openai-text", "--modalities", "text,audio"])
 
     assert ended.value.code == 2
-    assert capsys.readouterr().err.splitlines()[-1] == (
+    assert capsys.readouterr().err.splitlines()[0] == (
         "omni-server bench: error: --server openai-text answers with text only"
     )
 
@@ -48,7 +49,13 @@ def test_no_server_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert "omni-server: error: no server answers at http://127.0.0.1:9" in capsys.readouterr().err
 
 
-def test_examples_in_the_help_name_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_examples_in_the_help_name_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "omni-server"
+    program.touch(0o755)
+    monkeypatch.setattr(sys, "argv", [str(program)])
+    monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SystemExit):
         main(["bench", "--help"])
 

@@ -42,11 +42,37 @@ def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
 
 def test_a_flag_of_one_stage_is_refused_with_the_place_where_it_belongs(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_and_exit("serve", "some/model", "--gpu-memory-utilization=0.5") == 2
-    assert capsys.readouterr().err.endswith(
-        "unrecognized arguments: --gpu-memory-utilization=0.5\n"
-        "gpu_memory_utilization belongs to a stage: set stages.<name>.gpu_memory_utilization in the file that "
-        "--stage-config names\n"
+    assert capsys.readouterr().err.splitlines()[0] == (
+        "omni-server serve: error: unrecognized argument --gpu-memory-utilization=0.5: gpu_memory_utilization belongs "
+        "to a stage; set stages.<name>.gpu_memory_utilization in the file that --stage-config names"
     )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ("serve a --prot 9000", "serve: error: unrecognized arguments: --prot 9000; did you mean --port?"),
+        ("serve a --prot=9000", "serve: error: unrecognized arguments: --prot=9000; did you mean --port?"),
+        (
+            "check a --stage-confg b",
+            "check: error: unrecognized arguments: --stage-confg b; did you mean --stage-config?",
+        ),
+        ("config show a --jsn", "config show: error: unrecognized arguments: --jsn; did you mean --json?"),
+        ("serve a --zzz", "serve: error: unrecognized arguments: --zzz"),
+        (
+            "chat --modle a --vioce b",
+            "chat: error: unrecognized arguments: --modle a --vioce b; did you mean --model and --voice?",
+        ),
+    ],
+)
+def test_a_misspelt_flag_is_told_in_one_line_with_the_flag_that_was_meant(
+    arguments: str, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_and_exit(*arguments.split()) == 2
+
+    complaint, help_command = capsys.readouterr().err.splitlines()
+    assert complaint == f"omni-server {reason}"
+    assert help_command.endswith("--help")
 
 
 @pytest.mark.parametrize("name", sorted(shipped_configs()))

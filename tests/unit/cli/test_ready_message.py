@@ -3,6 +3,7 @@
 import base64
 import json
 import subprocess
+import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socketserver import ThreadingUnixStreamServer
@@ -13,6 +14,10 @@ import pytest
 
 from omni_server.cli.ready_message import curl_example, ready_message
 from omni_server.types import ModelInfo
+from tests.unit.bench.frames import spoken
+from tests.unit.bench.scripted_server import Reply, ScriptedServer
+
+ROOT = Path(__file__).parents[3]
 
 
 def model_info(*, name: str = "demo", voices: tuple[str, ...] = ("Chelsie", "Ethan")) -> ModelInfo:
@@ -68,6 +73,28 @@ def test_it_names_address_model_voices_and_formats() -> None:
     assert "omni-server chat --url http://127.0.0.1:8091\n" in text
     assert "Voices   Chelsie (default), Ethan\n" in text
     assert "Formats  wav, mp3, flac, opus, pcm16 (streamed: pcm16, wav, mp3)\n" in text
+
+
+def test_the_command_to_talk_works_where_the_server_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / ".venv" / "bin" / "omni-server"
+    program.parent.mkdir(parents=True)
+    program.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -m omni_server.cli.main "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "argv", [str(program), "serve", "some/model"])
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.chdir(tmp_path)
+    server = ScriptedServer(lambda body, number: Reply(spoken(8, 40)))
+    text = ready_message(server.url, model_info())
+    command = text.partition("Or talk to it: ")[2]
+
+    answered = subprocess.run(["bash", "-c", command], input="Hello.\n", capture_output=True, text=True, check=False)
+    server.close()
+
+    assert command == f".venv/bin/omni-server chat --url {server.url}\n"
+    assert answered.returncode == 0, answered.stderr
+    assert [body["messages"] for body in server.requests] == [[{"role": "user", "content": "Hello."}]]
 
 
 def test_a_deployment_without_voices_says_so() -> None:

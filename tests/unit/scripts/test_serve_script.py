@@ -1,5 +1,6 @@
 """`scripts/serve`: what it sets up and what it starts, with stand-ins for both."""
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -27,8 +28,15 @@ def checkout(tmp_path: Path) -> Path:
     return folder
 
 
-def run(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([checkout / "scripts" / "serve", *arguments], capture_output=True, text=True, check=True)
+def run(checkout: Path, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """`checkout/bin` comes first in PATH."""
+    return subprocess.run(
+        [checkout / "scripts" / "serve", *arguments],
+        env=os.environ | {"PATH": f"{checkout / 'bin'}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=check,
+    )
 
 
 def test_a_model_is_served_with_the_flags_as_they_are(checkout: Path) -> None:
@@ -43,11 +51,39 @@ def test_the_model_may_be_a_flag(checkout: Path, arguments: list[str]) -> None:
     assert run(checkout, *arguments).stdout.splitlines() == ["serve", *arguments]
 
 
-def test_the_build_is_for_the_setup_and_not_for_the_server(checkout: Path) -> None:
+def test_cuda_is_for_the_setup_and_not_for_the_server(checkout: Path) -> None:
+    write_program(checkout / "bin" / "nvidia-smi", "echo 'GPU 0: some name (UUID: GPU-0)'")
+
     finished = run(checkout, "some/model", "--cuda")
 
     assert finished.stdout.splitlines() == ["serve", "some/model"]
     assert finished.stderr == "setup-env --cuda\n"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["some/model", "--cpu", "--port", "9000"], ["--port", "9000", "--cpu", "--model=a"]]
+)
+def test_cpu_is_for_both(checkout: Path, arguments: list[str]) -> None:
+    finished = run(checkout, *arguments)
+
+    assert finished.stdout.splitlines() == ["serve", *(word for word in arguments if word != "--cpu"), "--cpu"]
+    assert finished.stderr == "setup-env --cpu\n"
+
+
+@pytest.mark.parametrize("arguments", [["--cuda"], ["some/model", "--cuda"]])
+def test_cuda_without_a_gpu_is_refused_before_anything_is_installed(checkout: Path, arguments: list[str]) -> None:
+    """On a machine with the device files of a GPU, it does not matter that nvidia-smi fails."""
+    write_program(checkout / "bin" / "nvidia-smi", "echo 'NVIDIA-SMI has failed' >&2; exit 9")
+
+    finished = run(checkout, *arguments, check=False)
+
+    if any(Path("/dev").glob("nvidia[0-9]*")):
+        assert finished.stderr.startswith("setup-env --cuda\n")
+        return
+    assert finished.returncode == 2
+    (line,) = finished.stderr.splitlines()
+    assert line.startswith("serve: --cuda needs an NVIDIA GPU, and this machine has none")
+    assert finished.stdout == ""
 
 
 def test_without_a_model_the_demo_is_made_once_and_served_on_cpu(checkout: Path) -> None:

@@ -88,6 +88,14 @@ def test_with_a_gpu_the_cuda_build_is_installed_beside_it(checkout: Checkout) ->
     assert checkout.installed() == ["--editable .[cuda]"]
 
 
+def test_the_cuda_build_can_be_made_without_a_gpu_which_is_told_first(checkout: Checkout) -> None:
+    finished = checkout.run("--cuda")
+
+    assert finished.stdout == ".venv-cuda\n"
+    assert "nvidia-smi lists no GPU here" in finished.stderr.splitlines()[0]
+    assert checkout.installed() == ["--editable .[cuda]"]
+
+
 def test_the_cpu_build_can_be_asked_for_beside_a_gpu(checkout: Checkout) -> None:
     add_gpu(checkout)
 
