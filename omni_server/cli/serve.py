@@ -212,10 +212,7 @@ def _run(
         if options.api.api_keys:
             out("This server needs a key: add -H 'Authorization: Bearer YOUR_KEY' to the command.\n")
 
-    try:
-        return asyncio.run(run_server(start, stop, options.api, on_ready))
-    finally:
-        gc.unfreeze()  # or what libraries check at the end of Python would look to them like leaks
+    return asyncio.run(run_server(start, stop, options.api, on_ready))
 
 
 def _load_vllm(config: StageConfig, on_progress: Callable[[str], None]) -> None:

@@ -24,6 +24,7 @@ def run_engine(environment: Mapping[str, str], arguments: Mapping[str, Any]) -> 
     watch_parent()
     warnings.simplefilter("ignore", FutureWarning)  # of libraries about each other
     gc.freeze()  # what the fork server has imported stays shared: the collector would write to each of its pages
+    gc.enable()
     os.environ.clear()
     os.environ.update(environment)
     tempfile.tempdir = None  # Python has looked at the fork server's TMPDIR
