@@ -74,6 +74,7 @@ def fork_from_here(family: ModelFamily) -> None:
             os.close(alive)
             _serve(listener, is_alive, folder)
     os.close(is_alive)
+    _preload(family)  # for the one that Python starts should this one die
     # The standard library has no public way to take a process for the fork server that it did not start.
     vars(forkserver._forkserver).update(  # type: ignore[attr-defined]
         _forkserver_address=address, _forkserver_alive_fd=alive, _forkserver_pid=pid
@@ -84,7 +85,7 @@ def start(family: ModelFamily) -> None:
     """Have Python start the fork server, unless there is one; it imports while this process goes on."""
     if not _can_fork():
         return
-    multiprocessing.set_forkserver_preload([_PREPARATION, *_modules(family)])
+    _preload(family)
     forkserver.ensure_running()
 
 
@@ -132,6 +133,10 @@ def _no_garbage_collection() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def _preload(family: ModelFamily) -> None:
+    multiprocessing.set_forkserver_preload([_PREPARATION, *_modules(family)])
 
 
 def _can_fork() -> bool:
