@@ -10,7 +10,7 @@ from types import FrameType
 def run() -> None:
     """Run one command and end the process with its exit code."""
     _end_at_once_on_signals()
-    # The threads of OpenBLAS, which NumPy starts when it is imported, would keep engines from being forked from here.
+    # Importing NumPy would start OpenBLAS's threads, and engines are forked from a process with one thread.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from omni_server.cli.main import main
 

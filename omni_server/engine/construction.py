@@ -4,7 +4,7 @@ import asyncio
 import logging
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.process import BaseProcess
@@ -17,6 +17,7 @@ import zmq.asyncio
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.transformers_utils.config import maybe_register_config_serialize_by_value
+from vllm.utils.network_utils import ZmqListener, make_zmq_listener
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.utils import EngineHandshakeMetadata, EngineZmqAddresses
 from vllm.v1.executor import Executor
@@ -35,6 +36,9 @@ EngineT = TypeVar("EngineT", bound=AsyncLLM)
 
 KILL_TIMEOUT_S = 20.0
 """For the processes of an engine that is given up to end after SIGKILL."""
+
+CONNECT_TIMEOUT_S = 5
+"""To a socket that is there already."""
 
 _IDENTITY = (0).to_bytes(2, "little")
 """vLLM's name for the first data-parallel rank on its sockets; a stage has one."""
@@ -114,7 +118,8 @@ class _Building(Generic[EngineT]):
             config = await in_daemon_thread(self._arguments.create_engine_config)
             processes = EngineProcesses(await in_daemon_thread(partial(self._start, config)))
             # Both look at the model's files and take a second: at the same time.
-            self._client = asyncio.create_task(in_daemon_thread(partial(self._make_client, config)))
+            make_client = partial(self._make_client, config, self._listeners())
+            self._client = asyncio.create_task(in_daemon_thread(make_client))
             await self._handshake(processes)
             client = await self._made_client(processes)
             processes.look_again()
@@ -137,18 +142,31 @@ class _Building(Generic[EngineT]):
             self._process.kill()
         return self._process
 
-    def _make_client(self, config: VllmConfig) -> EngineT:
+    def _listeners(self) -> tuple[ZmqListener, ZmqListener]:
+        """For the client's sockets. When it comes to open them, its engine may have been given up and the folder may be
+        gone; vLLM would leave a socket behind that it cannot bind, and with it a context that never ends."""
+        return make_zmq_listener(self._sockets.input, zmq.ROUTER), make_zmq_listener(self._sockets.output, zmq.PULL)
+
+    def _make_client(self, config: VllmConfig, listeners: tuple[ZmqListener, ZmqListener]) -> EngineT:
         """Returns when the engine has greeted it."""
+        inputs, outputs = listeners
         try:
             client = self._client_class(
                 config,
                 Executor.get_class(config),
                 log_stats=False,
                 log_requests=False,
-                client_addresses={"input_address": self._sockets.input, "output_address": self._sockets.output},
+                client_addresses={
+                    "input_address": inputs.address,
+                    "input_listener": inputs.socket,
+                    "output_address": outputs.address,
+                    "output_listener": outputs.socket,
+                },
             )
         finally:
             self._has_client.set()
+            inputs.close()
+            outputs.close()
         if self._is_given_up.is_set():
             client.shutdown()
         return client
@@ -206,18 +224,26 @@ class _Building(Generic[EngineT]):
             else:
                 logger.warning("process %d of an engine does not end after SIGKILL", processes.core_pid)
         if self._client is not None:
-            threading.Thread(target=self._greet, daemon=True).start()
+            if not self._has_client.is_set():
+                has_connected = asyncio.Event()
+                connected = partial(asyncio.get_running_loop().call_soon_threadsafe, has_connected.set)
+                threading.Thread(target=self._greet, args=(connected,), daemon=True).start()
+                await has_connected.wait()  # the folder may be removed afterwards
             if self._client.cancel():
                 return
             # It was made just before.
             if not self._client.cancelled() and self._client.exception() is None:
                 await in_daemon_thread(self._client.result().shutdown)
 
-    def _greet(self) -> None:
+    def _greet(self, connected: Callable[[], object]) -> None:
         """In place of the engine that is gone: vLLM's constructor waits for it, and cannot be interrupted."""
         with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
             socket.linger = 0
             socket.identity = _IDENTITY
-            socket.connect(self._sockets.input)
+            with socket.get_monitor_socket(zmq.EVENT_CONNECTED) as monitor:
+                socket.connect(self._sockets.input)
+                monitor.poll(CONNECT_TIMEOUT_S * 1000)
+                socket.disable_monitor()
+            connected()
             socket.send(b"")
             self._has_client.wait()

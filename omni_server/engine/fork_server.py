@@ -1,4 +1,4 @@
-"""The process that engines are forked from: it has imported vLLM, has touched no device and has started no thread.
+"""The process that engines are forked from: it has imported vLLM, has touched no device and runs no second thread.
 
 Importing vLLM takes seconds of a core. A forked engine starts without them, after a crash too, and shares the memory of
 what was imported. Python's own fork server (`multiprocessing.forkserver`) does the work; this module decides where its
@@ -14,11 +14,10 @@ import logging
 import multiprocessing
 import os
 import socket
-import time
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 
 from omni_server.engine.temp_folder import TempFolder
 from omni_server.family import ModelFamily
@@ -27,8 +26,6 @@ logger = logging.getLogger(__name__)
 
 ENGINE_NAME = "EngineCore"
 """Name of an engine's process, as vLLM calls it."""
-
-THREAD_TIMEOUT_S = 1.0
 
 _PREPARATION = "omni_server.engine.fork_server_process"
 
@@ -54,12 +51,14 @@ def import_engine_modules(family: ModelFamily) -> None:
 def fork_from_here(family: ModelFamily) -> None:
     """Make a copy of this process the fork server, after `import_engine_modules`.
 
-    A process with more than one thread is not forked: a lock that another one holds would stay locked in the copy.
-    Then a new interpreter starts, as by `start`.
+    A process with more than one Python thread is not forked: a lock that another one holds would stay locked in the
+    copy. Then a new interpreter starts, as by `start`. Threads that libraries start for themselves when they are
+    imported are no obstacle: with NVML's, which torch starts by counting GPUs, and with that of pyarrow's jemalloc, a
+    copy uses CUDA as if they had not been there (seen on an H200 with driver 580).
     """
     if not _can_fork():
         return
-    if _num_threads() > 1:
+    if threading.active_count() > 1:
         logger.info("this process has threads: engines are forked from a new interpreter, which imports vLLM again")
         start(family)
         return
@@ -143,14 +142,6 @@ def _can_fork() -> bool:
     """torch counts the instances of a partitioned GPU by means of the CUDA driver, which no forked process can use
     after that. Engines are new interpreters then."""
     return not os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-")
-
-
-def _num_threads() -> int:
-    """Of this process, native ones included. One that has been joined takes a moment to disappear."""
-    deadline = time.monotonic() + THREAD_TIMEOUT_S
-    while (number := len(list(Path("/proc/self/task").iterdir()))) > 1 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return number
 
 
 def _modules(family: ModelFamily) -> Sequence[str]:

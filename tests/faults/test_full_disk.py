@@ -14,7 +14,7 @@ def test_start_without_room_for_temporary_files_ends_with_an_error_that_names_th
     folders = [Path(folder).resolve() for folder in ("/tmp", "/var/tmp", "/usr/tmp", ROOT)]
     elsewhere = ("TORCHINDUCTOR_CACHE_DIR", "TEMP", "TMP")
     environment = {name: value for name, value in os.environ.items() if name not in elsewhere}
-    command = [sys.executable, "-m", "omni_server.cli.main", "serve", str(checkpoint), "--port", "0"]
+    command = [sys.executable, "-m", "omni_server.cli.entry", "serve", str(checkpoint), "--port", "0"]
     command += ["--stage-config", "qwen2_5_omni.demo-cpu"]
     ended = subprocess.run(
         command,

@@ -36,7 +36,7 @@ def test_o06_description_is_valid_openapi_with_errors_and_streams(guarded: Serve
 
 
 def failing_start(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "omni_server.cli.main", "serve", *arguments]
+    command = [sys.executable, "-m", "omni_server.cli.entry", "serve", *arguments]
     return subprocess.run(
         command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False
     )

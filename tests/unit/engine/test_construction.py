@@ -2,6 +2,7 @@
 
 import asyncio
 import multiprocessing
+import shutil
 import tempfile
 import threading
 import time
@@ -14,6 +15,7 @@ from typing import Any, cast
 import pytest
 import zmq
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.utils.network_utils import make_zmq_socket
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from omni_server.engine import construction
@@ -32,11 +34,11 @@ class Client:
 
     made: list["Client"]
 
-    def __init__(self, config: Any, executor_class: Any, *, client_addresses: dict[str, str], **_: object) -> None:
+    def __init__(self, config: Any, executor_class: Any, *, client_addresses: dict[str, Any], **_: object) -> None:
         self.is_shut_down = threading.Event()
         Client.made.append(self)
-        with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
-            socket.bind(client_addresses["input_address"])
+        address, listener = client_addresses["input_address"], client_addresses["input_listener"]
+        with zmq.Context() as context, make_zmq_socket(context, address, zmq.ROUTER, listener=listener) as socket:
             assert socket.poll(TIMEOUT_S * 1000)
 
     def shutdown(self) -> None:
@@ -229,3 +231,27 @@ class ImpatientClient(Client):
 async def test_a_time_limit_of_vllm_is_not_taken_for_ours(world: World) -> None:
     with pytest.raises(ConfigError, match="stage 'talker' did not start: Timed out waiting for engine core"):
         await world.build(client_class=ImpatientClient)
+
+
+class LateClient(Client):
+    """Opens its sockets when the folder for them has been removed."""
+
+    def __init__(self, *arguments: Any, client_addresses: dict[str, Any], **options: Any) -> None:
+        folder = Path(client_addresses["input_address"].removeprefix("ipc://")).parent
+        deadline = time.monotonic() + TIMEOUT_S
+        while folder.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        super().__init__(*arguments, client_addresses=client_addresses, **options)
+
+
+async def test_a_client_whose_engine_was_given_up_opens_its_sockets_and_is_shut_down(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that cannot would leave a context behind, whose end the garbage collector would wait for, for ever."""
+    world.runs(fake_engine.never_become_ready, monkeypatch)
+    world.folder = world.folder / "of this engine"
+    world.folder.mkdir()
+    with pytest.raises(ConfigError, match="was not ready after 1 s"):
+        await world.build(client_class=LateClient, timeout_s=1.0)
+    shutil.rmtree(world.folder)
+    await until(lambda: bool(Client.made) and Client.made[0].is_shut_down.is_set())
