@@ -104,6 +104,8 @@ class StageFootprint:
     """An estimate of how many values a step holds at its widest place for each of its tokens."""
     stream_state_bytes: int = 0
     """Reserved at the start for each utterance whose state is kept, beside weights and KV cache."""
+    preparation_bytes: int = 0
+    """Held beside the loaded weights while they are turned into what a GPU runs; free again before the first step."""
     quantizable: Quantizable | None = None
     """None: the stage is never quantized."""
 

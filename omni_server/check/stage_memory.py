@@ -17,8 +17,13 @@ from omni_server.protocol.device_memory import OUTSIDE_TORCH_BYTES, slack_bytes
 
 BUFFER_BYTES = 500_000_000
 """Estimate of a language model's buffers beside its weights: 0.3 and 0.5 GB were measured."""
-GRAPH_BYTES = 300_000_000
-"""Estimate of a language model's CUDA graphs: 0.2 and 0.3 GB were measured."""
+GRAPH_BYTES = 100_000_000
+GRAPH_WIDTHS = 17
+"""Estimate of a language model's CUDA graphs: `GRAPH_BYTES`, and for each token of the largest one so many times what a
+token takes at the widest place of a step. For graphs of up to 512 tokens that makes 1.3 and 0.8 GB for the thinkers of
+7B and 3B and 1.2 GB for the talker of the 7B; 1.3, 0.6 and 0.6 GB were measured."""
+CAPTURE_SIZE = "max_cudagraph_capture_size"
+"""vLLM's engine argument: the number of tokens of the largest graph."""
 PROCESS_BYTES = 600_000_000
 """Estimate of a process on a CPU without weights and KV cache: the demo's server and its three engines took 2.4 GB."""
 
@@ -67,7 +72,8 @@ def needs_on_gpu(
     slack = slack_bytes(stage.max_num_batched_tokens, encodes_media=footprint.encodes_media)
     reserve = OUTSIDE_TORCH_BYTES + (slack + BUFFER_BYTES if is_ar else 0)
     if is_ar and not stage.engine_args.get("enforce_eager"):
-        reserve += GRAPH_BYTES
+        values = largest_graph(stage) * footprint.values_per_token
+        reserve += GRAPH_BYTES + GRAPH_WIDTHS * values * _NUM_BYTES[_dtype(stage, footprint)] // ranks
     memory = replace(
         _without_kv_cache(name, config, footprint, stored, ranks),
         devices=tuple(stage.devices),
@@ -80,6 +86,11 @@ def needs_on_gpu(
     left = int(given) if given is not None else share - memory.taken
     needs = _with_kv_cache(memory, stage, footprint, left, "cuda")
     return needs if given is None else replace(needs, given_kv_bytes=int(given))
+
+
+def largest_graph(stage: Stage) -> int:
+    """Tokens of the largest step with a CUDA graph; vLLM's own choice is twice the number of requests."""
+    return int(stage.engine_args.get(CAPTURE_SIZE, min(2 * stage.max_num_seqs, 512)))
 
 
 def needs_on_cpu(name: str, config: StageConfig, footprint: StageFootprint, stored: StoredWeights) -> StageNeeds:
@@ -104,7 +115,7 @@ def _without_kv_cache(
         share=None,
         weights=_weight_bytes(stage, footprint, stored) // ranks,
         state=num_streams * footprint.stream_state_bytes,
-        activations=values * _NUM_BYTES[_dtype(stage, footprint)] // ranks,
+        activations=max(values * _NUM_BYTES[_dtype(stage, footprint)], footprint.preparation_bytes) // ranks,
         reserve=0,
         kv_cache=None,
         kv_tokens=None,

@@ -30,6 +30,7 @@ _FP8 = {
     "quantization_config": {"targets": {"language_model.model.layers.*_proj": "fp8_per_tensor"}},
 }
 
+_VOCODER_PREFIX = "token2wav.code2wav_bigvgan_model."
 _PREFIXES: dict[ModelStage, str] = {"thinker": "thinker.", "talker": "talker.", "code2wav": "token2wav."}
 
 
@@ -113,8 +114,11 @@ def _code2wav(
     )
     is_float32 = stage.dtype == "float32" or (stage.dtype == "auto" and config.platform == "cpu")
     # A block of the DiT holds its residual, norm, queries, keys, values and feed-forward part; the vocoder's widest
-    # layer its input, and output and activations at twice the rate.
+    # layer its input, and output and activations at twice the rate. Twice that is the CUDA graphs' (`dtype` says
+    # float32): with the 7B's sizes in float16 code2wav took 1.26, 1.71, 2.59, 3.11 and 4.07 GB of one H200 for 4, 8,
+    # 16, 32 and 64 requests when its graphs were recorded; this makes 2.20, 2.32, 2.81, 3.29 and 4.20 GB.
     per_frame = branches * 10 * dit.hidden_size + 6 * _widest(vocoder.upsample_initial_channel, vocoder.upsample_rates)
+    vocoder_values = sum(math.prod(shape) for name, shape in shapes.items() if name.startswith(_VOCODER_PREFIX))
     return StageFootprint(
         tensors=shapes,
         dtype="float32",
@@ -122,6 +126,8 @@ def _code2wav(
         encodes_media=False,
         kv=None,
         values_per_token=dit.repeats * per_frame,
+        # The vocoder's copy, while its float32 weights are there; and a layer of it in between.
+        preparation_bytes=vocoder_values * (4 if is_float32 else 2) * 5 // 4,
         stream_state_bytes=math.prod(per_stream) * (4 if is_float32 else 2),
     )
 

@@ -67,7 +67,13 @@ class Code2WavPipeline:
             from stages.qwen2_5_omni.code2wav.vocoder_graphs import GraphedVocoder
 
             ops = TritonDiTOps()
-            self._vocoder = GraphedVocoder(bigvgan, dtype, longest_crop=longest_window_frames, device=device)
+            self._vocoder = GraphedVocoder(
+                bigvgan,
+                dtype,
+                longest_crop=longest_window_frames,
+                max_num_crops=runtime.max_num_windows,
+                device=device,
+            )
             if frees_modules:
                 bigvgan.to("meta")
         else:

@@ -15,7 +15,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniTo
 
 from stages.qwen2_5_omni.code2wav.bigvgan import FusedBigVGAN
 from stages.qwen2_5_omni.code2wav.vocoder import MelCrop, kept
-from stages.qwen2_5_omni.code2wav.vocoder_batches import BATCH_SIZES, batch_plan, batch_sizes
+from stages.qwen2_5_omni.code2wav.vocoder_batches import batch_plan, batch_sizes
 
 LENGTH_STEP = 48
 """Mel frames between two lengths. One more, 64, is the crop of a single block with both its margins."""
@@ -25,16 +25,24 @@ class GraphedVocoder:
     """Implements `Vocoder` on CUDA."""
 
     def __init__(
-        self, bigvgan: Qwen2_5OmniToken2WavBigVGANModel, dtype: torch.dtype, *, longest_crop: int, device: torch.device
+        self,
+        bigvgan: Qwen2_5OmniToken2WavBigVGANModel,
+        dtype: torch.dtype,
+        *,
+        longest_crop: int,
+        max_num_crops: int,
+        device: torch.device,
     ) -> None:
-        """Crops of more than `longest_crop` frames, and those that are a whole utterance, run without a graph."""
+        """Crops of more than `longest_crop` frames, and those that are a whole utterance, run without a graph. No more
+        than `max_num_crops` come at once."""
         self._samples_per_frame = math.prod(bigvgan.config.upsample_rates)
         self._vocoder = FusedBigVGAN(bigvgan, dtype)
         self._lengths = [48, 64, *range(96, longest_crop + LENGTH_STEP, LENGTH_STEP)]
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+        self._max_num_crops = max_num_crops
         mel_dim: int = bigvgan.config.mel_dim
-        largest = BATCH_SIZES[-1] * self._lengths[-1]
+        largest = max(length * self._batch_sizes(length)[-1] for length in self._lengths)
         # Silence, in the units of the input: a graph may run before anything was written here.
         self._mel = torch.full((largest, mel_dim), -11.5, device=device)
         self._waveform = torch.zeros(largest * self._samples_per_frame, device=device)
@@ -42,9 +50,12 @@ class GraphedVocoder:
     @torch.inference_mode()
     def capture(self) -> None:
         """Record all graphs now instead of at their first use."""
-        for length in reversed(self._lengths):
-            for batch_size in reversed(batch_sizes(length)):
-                self._graph(batch_size, length)
+        shapes = [(size, length) for length in reversed(self._lengths) for size in reversed(self._batch_sizes(length))]
+        for shape in shapes:
+            self._compile(*shape)
+        torch.cuda.empty_cache()  # graphs have memory of their own
+        for shape in shapes:
+            self._record(*shape)
 
     @torch.inference_mode()
     def synthesize(self, mels: Sequence[torch.Tensor], crops: Sequence[MelCrop]) -> list[torch.Tensor]:
@@ -104,14 +115,26 @@ class GraphedVocoder:
         inputs = self._mel[:size].view(batch_size, length, -1)
         return inputs, self._waveform[: size * self._samples_per_frame].view(batch_size, -1)
 
+    def _batch_sizes(self, length: int) -> tuple[int, ...]:
+        """The sizes that `batch_plan` can come to."""
+        sizes = batch_sizes(length)
+        return sizes[: bisect.bisect_left(sizes, self._max_num_crops) + 1]
+
     def _graph(self, batch_size: int, length: int) -> torch.cuda.CUDAGraph:
-        key = (batch_size, length)
-        if key not in self._graphs:
-            inputs, outputs = self._buffers(batch_size, length)
-            outputs.copy_(self._vocoder.synthesize(inputs))  # compiles kernels, which a capture must not
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool):
-                outputs.copy_(self._vocoder.synthesize(inputs))
-            self._graphs[key] = graph
-        return self._graphs[key]
+        if (batch_size, length) not in self._graphs:
+            self._compile(batch_size, length)
+            self._record(batch_size, length)
+        return self._graphs[batch_size, length]
+
+    def _compile(self, batch_size: int, length: int) -> None:
+        """Kernels, which a capture must not."""
+        inputs, outputs = self._buffers(batch_size, length)
+        outputs.copy_(self._vocoder.synthesize(inputs))
+        torch.cuda.synchronize()
+
+    def _record(self, batch_size: int, length: int) -> None:
+        inputs, outputs = self._buffers(batch_size, length)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            outputs.copy_(self._vocoder.synthesize(inputs))
+        self._graphs[batch_size, length] = graph
