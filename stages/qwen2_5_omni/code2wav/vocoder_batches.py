@@ -4,6 +4,7 @@ A CUDA graph is of a fixed number of crops. One that holds more than there are c
 graph of few frames takes as long as its kernels' launches, however few.
 """
 
+import bisect
 from functools import cache
 
 BATCH_SIZES = (1, 2, 4, 8, 16)
@@ -19,6 +20,12 @@ to the frames: 2.2 ms and 0.0085 ms per frame on one H200."""
 def batch_sizes(length: int) -> tuple[int, ...]:
     """Crops of `length` mel frames per graph, in ascending order."""
     return tuple(sorted(BATCH_SIZES + SHORT_BATCH_SIZES)) if length <= LAUNCH_FRAMES else BATCH_SIZES
+
+
+def needed_sizes(length: int, max_num_crops: int) -> tuple[int, ...]:
+    """Those of `batch_sizes` that `batch_plan` comes to for at most `max_num_crops` crops."""
+    sizes = batch_sizes(length)
+    return sizes[: bisect.bisect_left(sizes, max_num_crops) + 1]
 
 
 @cache

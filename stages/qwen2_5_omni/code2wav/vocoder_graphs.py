@@ -15,7 +15,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniTo
 
 from stages.qwen2_5_omni.code2wav.bigvgan import FusedBigVGAN
 from stages.qwen2_5_omni.code2wav.vocoder import MelCrop, kept
-from stages.qwen2_5_omni.code2wav.vocoder_batches import batch_plan, batch_sizes
+from stages.qwen2_5_omni.code2wav.vocoder_batches import batch_plan, needed_sizes
 
 LENGTH_STEP = 48
 """Mel frames between two lengths. One more, 64, is the crop of a single block with both its margins."""
@@ -33,8 +33,8 @@ class GraphedVocoder:
         max_num_crops: int,
         device: torch.device,
     ) -> None:
-        """Crops of more than `longest_crop` frames, and those that are a whole utterance, run without a graph. No more
-        than `max_num_crops` come at once."""
+        """Crops of more than `longest_crop` frames, and those that are a whole utterance, run without a graph. Not more
+        than `max_num_crops` crops are computed at once."""
         self._samples_per_frame = math.prod(bigvgan.config.upsample_rates)
         self._vocoder = FusedBigVGAN(bigvgan, dtype)
         self._lengths = [48, 64, *range(96, longest_crop + LENGTH_STEP, LENGTH_STEP)]
@@ -42,7 +42,7 @@ class GraphedVocoder:
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         self._max_num_crops = max_num_crops
         mel_dim: int = bigvgan.config.mel_dim
-        largest = max(length * self._batch_sizes(length)[-1] for length in self._lengths)
+        largest = max(length * needed_sizes(length, max_num_crops)[-1] for length in self._lengths)
         # Silence, in the units of the input: a graph may run before anything was written here.
         self._mel = torch.full((largest, mel_dim), -11.5, device=device)
         self._waveform = torch.zeros(largest * self._samples_per_frame, device=device)
@@ -50,7 +50,11 @@ class GraphedVocoder:
     @torch.inference_mode()
     def capture(self) -> None:
         """Record all graphs now instead of at their first use."""
-        shapes = [(size, length) for length in reversed(self._lengths) for size in reversed(self._batch_sizes(length))]
+        shapes = [
+            (batch_size, length)
+            for length in reversed(self._lengths)
+            for batch_size in reversed(needed_sizes(length, self._max_num_crops))
+        ]
         for shape in shapes:
             self._compile(*shape)
         torch.cuda.empty_cache()  # graphs have memory of their own
@@ -69,9 +73,13 @@ class GraphedVocoder:
                 waveforms[index] = kept(self._vocoder.synthesize(mel[None])[0], crop, self._samples_per_frame)
             else:
                 groups[length].append(index)
-        for length, members in groups.items():
-            rest = members
-            for batch_size in batch_plan(len(members), length):
+        parts = [
+            (length, members[start : start + self._max_num_crops])
+            for length, members in groups.items()
+            for start in range(0, len(members), self._max_num_crops)
+        ]
+        for length, rest in parts:
+            for batch_size in batch_plan(len(rest), length):
                 part, rest = rest[:batch_size], rest[batch_size:]
                 for index, waveform in zip(part, self._run(batch_size, length, part, mels, crops), strict=True):
                     waveforms[index] = waveform
@@ -114,11 +122,6 @@ class GraphedVocoder:
         size = batch_size * length
         inputs = self._mel[:size].view(batch_size, length, -1)
         return inputs, self._waveform[: size * self._samples_per_frame].view(batch_size, -1)
-
-    def _batch_sizes(self, length: int) -> tuple[int, ...]:
-        """The sizes that `batch_plan` can come to."""
-        sizes = batch_sizes(length)
-        return sizes[: bisect.bisect_left(sizes, self._max_num_crops) + 1]
 
     def _graph(self, batch_size: int, length: int) -> torch.cuda.CUDAGraph:
         if (batch_size, length) not in self._graphs:
