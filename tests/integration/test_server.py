@@ -2,6 +2,7 @@
 
 import base64
 import io
+import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -63,6 +64,7 @@ def answer_to(client: httpx2.Client, body: Any) -> dict[str, Any]:
     completion: dict[str, Any] = response.json()
     check_completion(completion)
     assert completion["model"] == MODEL
+    assert re.fullmatch(r"fp_[0-9a-f]{10}", completion["system_fingerprint"])
     usage = completion["usage"]
     assert usage["prompt_tokens"] == sum(usage["prompt_tokens_details"][f"{kind}_tokens"] for kind in KINDS)
     assert usage["prompt_tokens_details"]["cached_tokens"] < usage["prompt_tokens"]

@@ -28,6 +28,7 @@ async def test_text_answer_has_content_and_no_audio() -> None:
     assert (message["content"], message["audio"]) == (TEXT, None)
     assert body["choices"][0]["finish_reason"] == "stop"
     assert body["model"] == "org/omni-tiny"
+    assert body["system_fingerprint"] == "fp_0123456789"
     assert generator.last_request.speech is None
     assert generator.last_request.request_id == body["id"]
 

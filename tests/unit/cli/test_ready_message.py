@@ -30,6 +30,7 @@ def model_info(*, name: str = "demo", voices: tuple[str, ...] = ("Chelsie", "Eth
         input_modalities=("audio",),
         max_media_per_prompt={"audio": 1},
         created=0,
+        fingerprint="fp_0123456789",
     )
 
 
