@@ -1,12 +1,14 @@
 """The whole pipeline as one object, for the server and for programs with an event loop of their own."""
 
 import asyncio
+import hashlib
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from omni_server import __version__
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import ArStage
 from omni_server.edge import CodecEdgeFactory, check_longest_window, load_edge_function
@@ -294,4 +296,13 @@ def _model_info(
         input_modalities=INPUT_MODALITIES,
         max_media_per_prompt={kind: thinker.max_media(kind) for kind in INPUT_MODALITIES},
         created=int(time.time()),
+        fingerprint=fingerprint_of(model_dir, config),
     )
+
+
+def fingerprint_of(model_dir: Path, config: StageConfig) -> str:
+    """`ModelInfo.fingerprint`."""
+    digest = hashlib.sha256()
+    for part in (__version__.encode(), (model_dir / "config.json").read_bytes(), config.model_dump_json().encode()):
+        digest.update(part)
+    return f"fp_{digest.hexdigest()[:10]}"

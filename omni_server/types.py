@@ -347,3 +347,5 @@ class ModelInfo:
     max_media_per_prompt: Mapping[MediaKind, int]
     created: int
     """Unix time of the server's start."""
+    fingerprint: str
+    """Differs where the server's version, the checkpoint's config or the stage config do."""

@@ -63,6 +63,7 @@ class ChatService:
             id=request_id,
             created=int(time.time()),
             model=generator.model_info.name,
+            fingerprint=generator.model_info.fingerprint,
             audio_id=f"audio_{uuid.uuid4().hex}" if turn.audio_format is not None else None,
             text_in_content=self._text_in_content,
         )

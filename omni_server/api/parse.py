@@ -13,7 +13,7 @@ from omni_server.api.schemas import ChatCompletionRequest, Message, RefusalConte
 from omni_server.api.structure import structured_output
 from omni_server.api.tools import is_named, tool_use
 from omni_server.api.voices import resolve_voice
-from omni_server.audio.formats import AUDIO_FORMATS, STREAMABLE_FORMATS, AudioFormat, parse_format
+from omni_server.audio.formats import AUDIO_FORMATS, AudioFormat, parse_format
 from omni_server.errors import InvalidRequestError, ModelNotFoundError
 from omni_server.types import FinishReason, ModelInfo, OmniRequest, SpeechOutput
 
@@ -61,7 +61,7 @@ async def parse_chat_request(
             param="stage_sampling.talker",
             code="unknown_parameter",
         )
-    output = _speech_output(body, model, stream=stream)
+    output = _speech_output(body, model)
     num_choices = body.n if body.n is not None else 1
     if num_choices > 1 and output is not None:
         raise InvalidRequestError("Only n=1 is supported with audio.", param="n", code="unsupported_value")
@@ -137,9 +137,7 @@ def check_model(name: str, model: ModelInfo) -> None:
         )
 
 
-def _speech_output(
-    body: ChatCompletionRequest, model: ModelInfo, *, stream: bool
-) -> tuple[SpeechOutput, AudioFormat] | None:
+def _speech_output(body: ChatCompletionRequest, model: ModelInfo) -> tuple[SpeechOutput, AudioFormat] | None:
     if body.modalities is None:
         return None
     for modality in body.modalities:
@@ -159,9 +157,7 @@ def _speech_output(
         raise _missing("audio.format")
     audio_format = parse_format(body.audio.format)
     if audio_format is None:
-        raise _unsupported_format(body.audio.format, "", AUDIO_FORMATS)
-    if stream and audio_format not in STREAMABLE_FORMATS:
-        raise _unsupported_format(body.audio.format, " when stream=true", STREAMABLE_FORMATS)
+        raise _unsupported_format(body.audio.format)
     # Sources of noise commonly refuse negative seeds, which OpenAI's int64 includes.
     seed = body.seed % 2**63 if body.seed is not None else None
     return SpeechOutput(voice=resolve_voice(body.audio.voice, model), seed=seed), audio_format
@@ -173,10 +169,10 @@ def _missing(param: str) -> InvalidRequestError:
     )
 
 
-def _unsupported_format(name: str, where: str, supported: tuple[AudioFormat, ...]) -> InvalidRequestError:
-    values = ", ".join(f"'{value}'" for value in supported)
+def _unsupported_format(name: str) -> InvalidRequestError:
+    values = ", ".join(f"'{value}'" for value in AUDIO_FORMATS)
     return InvalidRequestError(
-        f"Unsupported value: 'audio.format' does not support '{name[:64]}'{where}. Supported values are: {values}.",
+        f"Unsupported value: 'audio.format' does not support '{name[:64]}'. Supported values are: {values}.",
         param="audio.format",
         code="unsupported_value",
     )

@@ -24,6 +24,8 @@ class SpeechJob:
     requests: tuple[OmniRequest, ...]
     """Never empty; their sounds, joined, are the answer."""
     audio_format: AudioFormat
+    speed: float
+    """How many times as fast as the model speaks."""
     as_events: bool
 
 
@@ -35,7 +37,6 @@ def parse_speech_request(body: SpeechRequest, name: str, generator: Generator) -
         logger.debug("ignoring the unknown field %.64r", field)
     voice = _voice(body.voice, model)
     audio_format = _audio_format(body.response_format)
-    _check_speed(body.speed)
     _check_length(body.input, "input")
     texts = passages(body.input)
     if not texts:
@@ -52,7 +53,13 @@ def parse_speech_request(body: SpeechRequest, name: str, generator: Generator) -
         )
         for index, text in enumerate(texts)
     ]
-    return SpeechJob(name, tuple(requests), audio_format, as_events=body.stream_format == "sse")
+    return SpeechJob(
+        name,
+        tuple(requests),
+        audio_format,
+        speed=1.0 if body.speed is None else body.speed,
+        as_events=body.stream_format == "sse",
+    )
 
 
 def _voice(name: str | None, model: ModelInfo) -> str | None:
@@ -72,16 +79,6 @@ def _audio_format(name: str | None) -> AudioFormat:
             code="unsupported_value",
         )
     return audio_format
-
-
-def _check_speed(speed: float | None) -> None:
-    if speed is not None and speed != 1:
-        raise InvalidRequestError(
-            "Unsupported value: 'speed' does not support values other than 1.0: the model sets its own pace, "
-            "which 'instructions' may ask it to change.",
-            param="speed",
-            code="unsupported_value",
-        )
 
 
 def _instructions(given: str | None) -> str | None:

@@ -33,6 +33,7 @@ class Answer:
     id: str
     created: int
     model: str
+    fingerprint: str
     audio_id: str | None
     """None where the answer is text only."""
     text_in_content: bool = False
@@ -86,6 +87,7 @@ def render_completion(answer: Answer, choices: Sequence[ChoiceText], audio: Mess
         id=answer.id,
         created=answer.created,
         model=answer.model,
+        system_fingerprint=answer.fingerprint,
         choices=[
             Choice(
                 index=index,
@@ -129,6 +131,7 @@ class ChunkRenderer:
             object="chat.completion.chunk",
             created=self.answer.created,
             model=self.answer.model,
+            system_fingerprint=self.answer.fingerprint,
             choices=choices,
         )
         if self._include_usage:

@@ -23,8 +23,9 @@ from omni_server.api.state import ServerState
 from omni_server.api.stream_start import joined
 from omni_server.api.validation import validate
 from omni_server.audio.base64_stream import Base64Stream
-from omni_server.audio.encode import StreamEncoder, encode
-from omni_server.audio.formats import MEDIA_TYPES, STREAMABLE_FORMATS, AudioFormat
+from omni_server.audio.encode import StreamEncoder
+from omni_server.audio.formats import MEDIA_TYPES
+from omni_server.audio.tempo import TempoFilter
 from omni_server.types import SAMPLE_RATE_HZ
 
 logger = logging.getLogger(__name__)
@@ -35,9 +36,6 @@ _HEADERS = {
     "cache-control": "no-cache",
     "x-accel-buffering": "no",  # keeps nginx from collecting the stream
 }
-_MAX_DELTA_BYTES = 48 * 1024
-"""Of a file that is sent as events in one go; a multiple of six, as `Base64Stream` cuts."""
-
 _DELTAS = FrameTemplate(lambda data: SpeechAudioDelta(type="speech.audio.delta", audio=data))
 
 
@@ -65,33 +63,52 @@ class SpeechService:
             events = _events(run, job, self._keep_alive_s)
             first = await anext(events)
             return EventStreamResponse(name, joined(first, events), events.aclose)
-        media_type = MEDIA_TYPES[job.audio_format]
-        if job.audio_format not in STREAMABLE_FORMATS:
-            data = await _whole_file(run, job.audio_format)
-            _log_end(run, name)
-            return Response(data, media_type=media_type, headers=_HEADERS)
         pieces = _file_pieces(run, job)
         first = await anext(pieces, b"")
+        media_type = MEDIA_TYPES[job.audio_format]
         return AudioStreamResponse(name, joined(first, pieces), pieces.aclose, media_type=media_type, headers=_HEADERS)
+
+
+class _File:
+    """The audio file of one answer while it is made."""
+
+    def __init__(self, job: SpeechJob) -> None:
+        self._tempo = TempoFilter(job.speed) if job.speed != 1 else None
+        self._encoder = StreamEncoder(job.audio_format)
+
+    async def write(self, samples: npt.NDArray[np.float32]) -> bytes:
+        """The next bytes of the file; there may be none yet."""
+        if self._tempo is None and self._encoder.is_quick:
+            return self._encoder.write(samples)
+        return await asyncio.to_thread(self._write, samples)
+
+    async def close(self) -> bytes:
+        """The last bytes of the file."""
+        return await asyncio.to_thread(self._close)
+
+    def _write(self, samples: npt.NDArray[np.float32]) -> bytes:
+        return self._encoder.write(samples if self._tempo is None else self._tempo.push(samples))
+
+    def _close(self) -> bytes:
+        rest = b"" if self._tempo is None else self._encoder.write(self._tempo.flush())
+        return rest + self._encoder.close()
 
 
 async def _file_pieces(run: ReadAloudRun, job: SpeechJob) -> AsyncGenerator[bytes, None]:
     """The file as it is made; pieces are never empty."""
-    encoder = StreamEncoder(job.audio_format)
+    file = _File(job)
     async with aclosing(run.sound()) as sound:
         async for samples in sound:
-            if samples is not None and (data := await _encoded(encoder, samples)):
+            if samples is not None and (data := await file.write(samples)):
                 yield data
-    if data := encoder.close():
+    if data := await file.close():
         yield data
     _log_end(run, job.name)
 
 
 async def _events(run: ReadAloudRun, job: SpeechJob, keep_alive_s: float) -> AsyncGenerator[bytes, None]:
     """Frames, the first when there is sound."""
-    is_streamed = job.audio_format in STREAMABLE_FORMATS
-    encoder = StreamEncoder(job.audio_format) if is_streamed else None
-    collected: list[npt.NDArray[np.float32]] = []
+    file = _File(job)
     base64 = Base64Stream()
     has_begun = False
     async with aclosing(run.sound(keep_alive_s)) as sound:
@@ -99,19 +116,11 @@ async def _events(run: ReadAloudRun, job: SpeechJob, keep_alive_s: float) -> Asy
             if samples is None:
                 if has_begun:
                     yield KEEP_ALIVE
-            elif encoder is not None:
-                if data := base64.push(await _encoded(encoder, samples)):
-                    has_begun = True
-                    yield _DELTAS.frame(data)
-            else:
-                collected.append(samples)
-                if not has_begun:
-                    has_begun = True
-                    yield KEEP_ALIVE  # all that can be sent so far: the status
-    file = encoder.close() if encoder is not None else await _encoded_whole(collected, job.audio_format)
-    for start in range(0, len(file), _MAX_DELTA_BYTES):
-        if data := base64.push(file[start : start + _MAX_DELTA_BYTES]):
-            yield _DELTAS.frame(data)
+            elif data := base64.push(await file.write(samples)):
+                has_begun = True
+                yield _DELTAS.frame(data)
+    if data := base64.push(await file.close()):
+        yield _DELTAS.frame(data)
     if data := base64.flush():
         yield _DELTAS.frame(data)
     usage = SpeechUsage(
@@ -121,23 +130,6 @@ async def _events(run: ReadAloudRun, job: SpeechJob, keep_alive_s: float) -> Asy
     )
     yield frame(SpeechAudioDone(type="speech.audio.done", usage=usage))
     _log_end(run, job.name)
-
-
-async def _encoded(encoder: StreamEncoder, samples: npt.NDArray[np.float32]) -> bytes:
-    if encoder.is_quick:
-        return encoder.write(samples)
-    return await asyncio.to_thread(encoder.write, samples)
-
-
-async def _whole_file(run: ReadAloudRun, audio_format: AudioFormat) -> bytes:
-    async with aclosing(run.sound()) as sound:
-        pieces = [samples async for samples in sound if samples is not None]
-    return await _encoded_whole(pieces, audio_format)
-
-
-async def _encoded_whole(pieces: list[npt.NDArray[np.float32]], audio_format: AudioFormat) -> bytes:
-    silence = np.zeros(0, dtype=np.float32)
-    return await asyncio.to_thread(lambda: encode(np.concatenate([silence, *pieces]), audio_format))
 
 
 def _log_end(run: ReadAloudRun, name: str) -> None:

@@ -9,7 +9,7 @@ from omni_server.api.schemas import Seed, StageSamplings, Voice
 MAX_CHARACTERS = 4096
 """Of `input` and of `instructions`; OpenAI's limits. These, and the formats, are checked in
 `omni_server.api.parse_speech`."""
-SPEECH_FORMATS = ("mp3", "opus", "flac", "wav", "pcm")
+SPEECH_FORMATS = ("mp3", "opus", "aac", "flac", "wav", "pcm")
 
 
 class SpeechRequest(BaseModel):
@@ -26,8 +26,8 @@ class SpeechRequest(BaseModel):
     """How to read it. "None" and the empty string count as absent: Home Assistant sends the former."""
     response_format: Annotated[str, Field(json_schema_extra={"enum": [*SPEECH_FORMATS, "pcm16"]})] | None = None
     """`mp3` is the default; `pcm`, also called `pcm16`, is 24 kHz, mono, 16 bit, little-endian."""
-    speed: Annotated[float, Field(ge=0.25, le=4.0, json_schema_extra={"enum": [1]})] | None = None
-    """Only 1 is served."""
+    speed: Annotated[float, Field(ge=0.25, le=4.0)] | None = None
+    """How many times as fast as the model speaks, at the same pitch; 1 is the default."""
     stream_format: Literal["audio", "sse"] | None = None
     seed: Seed | None = None
     """Extension: makes the speech repeatable."""

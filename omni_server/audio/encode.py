@@ -2,13 +2,15 @@
 
 import io
 import struct
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
 
+import av
 import numpy as np
 import numpy.typing as npt
-import soundfile
 
-from omni_server.audio.formats import STREAMABLE_FORMATS, AudioFormat
+from omni_server.audio.formats import AudioFormat
 from omni_server.errors import OmniError
 from omni_server.types import SAMPLE_RATE_HZ
 
@@ -22,20 +24,22 @@ would wrap around in the RIFF size."""
 
 
 @dataclass(frozen=True)
-class _Container:
-    """How libsndfile is asked for a format (`soundfile.SoundFile`'s arguments of the same names)."""
+class _Codec:
+    """FFmpeg's names of a container and an encoder."""
 
-    format: str
-    subtype: str
-    bitrate_mode: str | None = None
-    compression_level: float | None = None
+    container: str
+    encoder: str
+    bit_rate: int | None = None
+    """Bits per second; None for a lossless encoder."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Of the container."""
 
 
-_CONTAINERS: dict[AudioFormat, _Container] = {
-    "flac": _Container("FLAC", "PCM_16"),
-    "opus": _Container("OGG", "OPUS"),
-    # libsndfile's default is a variable bit rate that fell to 14 kbit/s on a sine; this one gives 80 kbit/s at 24 kHz.
-    "mp3": _Container("MP3", "MPEG_LAYER_III", bitrate_mode="CONSTANT", compression_level=0.5),
+_CODECS: dict[AudioFormat, _Codec] = {
+    "mp3": _Codec("mp3", "libmp3lame", 80_000, {"id3v2_version": "0"}),
+    "opus": _Codec("ogg", "libopus", 64_000, {"page_duration": "100000"}),  # in us; a second by default
+    "aac": _Codec("adts", "aac", 80_000),
+    "flac": _Codec("flac", "flac"),
 }
 
 
@@ -55,53 +59,39 @@ def to_int16(samples: npt.NDArray[np.float32]) -> npt.NDArray[np.int16]:
 def encode(samples: npt.NDArray[np.float32], format: AudioFormat) -> bytes:
     """A complete file of `samples` [num_samples], float32 at 24 kHz.
 
-    No samples give an empty `pcm16`, a `wav` of no samples, and one sample of silence in the other formats, of
-    which libsndfile writes no file that a reader would open. Raises `OmniError` as `to_int16` does.
+    Without samples, `pcm16` is empty, `wav` is a header, and the other formats hold one sample of silence, because
+    readers refuse a file without any. Raises `OmniError` as `to_int16` does.
     """
     pcm = to_int16(samples)
     if format == "pcm16":
         return pcm.tobytes()
     if format == "wav":
         return _wav_header(pcm.nbytes) + pcm.tobytes()
-    container = _CONTAINERS[format]
     file = io.BytesIO()
-    with _open(file, container) as writer:
-        writer.write(pcm if pcm.size else _ONE_SAMPLE)
+    writer = _CompressedWriter(file, _CODECS[format])
+    writer.write(pcm)
+    writer.close()
     return file.getvalue()
-
-
-def _open(file: "io.BytesIO | _Outflow", container: _Container) -> soundfile.SoundFile:
-    return soundfile.SoundFile(
-        file,
-        "w",
-        samplerate=SAMPLE_RATE_HZ,
-        channels=1,
-        format=container.format,
-        subtype=container.subtype,
-        bitrate_mode=container.bitrate_mode,
-        compression_level=container.compression_level,
-    )
 
 
 class StreamEncoder:
     """Encodes a waveform piece by piece; the pieces joined are one file.
 
-    Takes the formats of `STREAMABLE_FORMATS`, others raise `ValueError`. A `wav` declares the greatest length,
-    since its own is not known when the header leaves. An `mp3` lacks the frame that tells its length and how many
-    samples to cut off at its ends: players add up to 0.12 s of silence. Encoding a second of it takes milliseconds.
+    The file does not know its own length: a `wav` declares the greatest one, a `flac` none, and an `mp3` lacks the
+    frame that says how many samples to cut off at its ends, so players add up to 0.12 s of silence. Encoding a second
+    into one of the compressed formats takes milliseconds.
     """
 
     def __init__(self, format: AudioFormat) -> None:
-        if format not in STREAMABLE_FORMATS:
-            raise ValueError(f"{format} cannot be streamed")
         self._header = _wav_header(_UNKNOWN_DATA_BYTES) if format == "wav" else b""
-        self._mp3 = _Mp3Stream() if format == "mp3" else None
+        self._outflow = _Outflow()
+        self._writer = _CompressedWriter(self._outflow, _CODECS[format]) if format in _CODECS else None
         self._closed = False
 
     @property
     def is_quick(self) -> bool:
         """Writing a second takes microseconds. Otherwise it belongs in a thread, or all other requests wait for it."""
-        return self._mp3 is None
+        return self._writer is None
 
     def write(self, samples: npt.NDArray[np.float32]) -> bytes:
         """Bytes of the next samples [num_samples], the first time after the header.
@@ -111,74 +101,70 @@ class StreamEncoder:
         if self._closed:
             raise ValueError("write after close")
         pcm = to_int16(samples)
-        if self._mp3 is not None:
-            return self._mp3.write(pcm)
+        if self._writer is not None:
+            self._writer.write(pcm)
+            return self._outflow.take()
         header, self._header = self._header, b""
         return header + pcm.tobytes()
 
     def close(self) -> bytes:
-        """What is left to send: the header of a `wav` of which nothing was written, the last frames of an `mp3`."""
+        """What is left to send: the header of a `wav` of which nothing was written, the last frames of the others."""
         if self._closed:
             return b""
         self._closed = True
-        if self._mp3 is not None:
-            return self._mp3.close()
+        if self._writer is not None:
+            self._writer.close()
+            return self._outflow.take()
         header, self._header = self._header, b""
         return header
 
 
-class _Mp3Stream:
-    def __init__(self) -> None:
-        self._outflow = _Outflow()
-        self._writer = _open(self._outflow, _CONTAINERS["mp3"])
-        self._is_empty = True
+class _CompressedWriter:
+    """One file in one of `_CODECS`, written by FFmpeg. `file` need not be able to seek."""
 
-    def write(self, pcm: npt.NDArray[np.int16]) -> bytes:
-        self._is_empty &= not pcm.size
-        self._writer.write(pcm)
-        return self._outflow.take()
+    def __init__(self, file: "io.BytesIO | _Outflow", codec: _Codec) -> None:
+        # Without bitexact, Ogg's stream number is random and files name the version of FFmpeg.
+        options = {"fflags": "+bitexact", **codec.options}
+        self._container = av.open(file, "w", format=codec.container, options=options)
+        stream = self._container.add_stream(codec.encoder, rate=SAMPLE_RATE_HZ, layout="mono")
+        assert isinstance(stream, av.AudioStream)
+        if codec.bit_rate is not None:
+            stream.bit_rate = codec.bit_rate
+        self._stream = stream
+        self._num_samples = 0
 
-    def close(self) -> bytes:
-        if self._is_empty:
-            self._writer.write(_ONE_SAMPLE)
-        self._writer.close()
-        return self._outflow.take()
+    def write(self, pcm: npt.NDArray[np.int16]) -> None:
+        """`pcm` [num_samples]."""
+        if not pcm.size:
+            return
+        frame = av.AudioFrame.from_ndarray(pcm[None], format="s16", layout="mono")
+        frame.sample_rate = SAMPLE_RATE_HZ
+        frame.time_base = Fraction(1, SAMPLE_RATE_HZ)
+        frame.pts = self._num_samples
+        self._num_samples += pcm.size
+        self._container.mux(self._stream.encode(frame))
+
+    def close(self) -> None:
+        if not self._num_samples:
+            self.write(_ONE_SAMPLE)
+        self._container.mux(self._stream.encode(None))
+        self._container.close()
 
 
 class _Outflow:
-    """The file that libsndfile writes to, as far as it needs one. What is written can be taken away at once.
-
-    When it closes a file libsndfile goes back to fill in the first frame. That has been sent by then as a frame of
-    silence, and stays one.
-    """
+    """A file that only grows, and from which everything written can be taken away at once."""
 
     def __init__(self) -> None:
         self._new = bytearray()
-        self._position = 0
-        self._length = 0
+
+    def write(self, data: bytes) -> int:
+        self._new += data
+        return len(data)
 
     def take(self) -> bytes:
         """What has been written since the last call."""
         taken, self._new = bytes(self._new), bytearray()
         return taken
-
-    def write(self, data: bytes) -> int:
-        data = bytes(data)  # libsndfile's own memory
-        self._new += data[self._length - self._position :]
-        self._position += len(data)
-        self._length = max(self._length, self._position)
-        return len(data)
-
-    def read(self, size: int = -1) -> bytes:
-        return b""
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._length}[whence]
-        self._position = start + offset
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
 
 
 def _wav_header(data_bytes: int) -> bytes:

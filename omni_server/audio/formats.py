@@ -2,20 +2,17 @@
 
 from typing import Literal
 
-AudioFormat = Literal["wav", "mp3", "flac", "opus", "pcm16"]
+AudioFormat = Literal["wav", "mp3", "flac", "opus", "aac", "pcm16"]
 
-AUDIO_FORMATS: tuple[AudioFormat, ...] = ("wav", "mp3", "flac", "opus", "pcm16")
-"""All that a complete answer can be encoded to. OpenAI's `aac` is not among them: libsndfile cannot write it."""
-
-STREAMABLE_FORMATS: tuple[AudioFormat, ...] = ("pcm16", "wav", "mp3")
-"""Formats of which every piece can be sent as soon as it is there (`encode.StreamEncoder`). libsndfile holds pieces
-of an Ogg stream back for a second, and a FLAC file whose header was never completed is refused by readers."""
+AUDIO_FORMATS: tuple[AudioFormat, ...] = ("wav", "mp3", "flac", "opus", "aac", "pcm16")
+"""Every one can be sent whole (`encode.encode`) and while it is made (`encode.StreamEncoder`)."""
 
 MEDIA_TYPES: dict[AudioFormat, str] = {
     "wav": "audio/wav",
     "mp3": "audio/mpeg",
     "flac": "audio/flac",
     "opus": "audio/ogg",
+    "aac": "audio/aac",
     "pcm16": "audio/pcm",
 }
 """What a `Content-Type` calls each format."""

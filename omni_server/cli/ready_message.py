@@ -3,11 +3,9 @@
 import json
 import shlex
 
-from omni_server.audio.formats import AUDIO_FORMATS, STREAMABLE_FORMATS
+from omni_server.audio.formats import AUDIO_FORMATS
 from omni_server.command_line import program
 from omni_server.types import ModelInfo
-
-RESPONSE_FORMATS = f"{', '.join(AUDIO_FORMATS)} (streamed: {', '.join(STREAMABLE_FORMATS)})"
 
 _SAVE_AUDIO = (
     "import base64, json, sys; a = json.load(sys.stdin)['choices'][0]['message']['audio']; "
@@ -28,7 +26,7 @@ def ready_message(address: str, model: ModelInfo) -> str:
         lines.insert(3, f"  Page     {address}/")
     if model.voices:
         lines.append(f"  Voices   {', '.join(_marked_default(model))}")
-        lines.append(f"  Formats  {RESPONSE_FORMATS}")
+        lines.append(f"  Formats  {', '.join(AUDIO_FORMATS)}")
     else:
         lines.append("  Voices   none: this deployment answers in text only")
     lines += ["", "Try it:", "", curl_example(address, model), ""]

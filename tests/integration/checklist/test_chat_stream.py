@@ -11,6 +11,7 @@ import openai
 import pytest
 import soundfile
 
+from tests.audio_files import read_audio
 from tests.integration.checklist.curl import Curl
 from tests.integration.checklist.test_chat import SHORT
 from tests.integration.server_process import ServerProcess
@@ -69,8 +70,11 @@ def test_s08_streamed_wav_has_one_header_and_is_read_as_a_file(curl: Curl, clien
     assert samples.tobytes() == whole[44:] != b""
 
 
-def test_s09_flac_is_refused_before_the_stream(curl: Curl) -> None:
-    assert error_of(curl.post(URL, spoken(audio_format="flac", stream=True)))["param"] == "audio.format"
+def test_s09_streamed_flac_is_the_whole_file_in_pieces(curl: Curl, client: httpx2.Client) -> None:
+    body = spoken(audio_format="flac", **SHORT)
+    streamed = read_stream(curl.post(URL, body | {"stream": True}, "--no-buffer").text)
+    whole = base64.b64decode(answer_to(client, body)["choices"][0]["message"]["audio"]["data"])
+    assert read_audio(streamed.data).tobytes() == read_audio(whole).tobytes() != b""
 
 
 def test_s10_first_frame_comes_while_the_request_waits_for_others(server: ServerProcess) -> None:

@@ -33,6 +33,7 @@ MODEL = ModelInfo(
     input_modalities=("audio", "image", "video"),
     max_media_per_prompt={"audio": 2, "image": 2, "video": 1},
     created=1_780_000_000,
+    fingerprint="fp_0123456789",
 )
 TEXT_ONLY_MODEL = replace(MODEL, voices=(), default_voice=None)
 

@@ -38,7 +38,9 @@ def read_stream(body: str, *, include_usage: bool = False) -> StreamedAnswer:
     chunks: list[dict[str, Any]] = [json.loads(payload) for payload in payloads[:-1]]
     for chunk in chunks:
         check_chunk(chunk)
-    assert len({(chunk["id"], chunk["created"], chunk["model"]) for chunk in chunks}) == 1
+    assert (
+        len({tuple(chunk[name] for name in ("id", "created", "model", "system_fingerprint")) for chunk in chunks}) == 1
+    )
 
     usage = None
     if include_usage:

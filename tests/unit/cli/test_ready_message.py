@@ -30,6 +30,7 @@ def model_info(*, name: str = "demo", voices: tuple[str, ...] = ("Chelsie", "Eth
         input_modalities=("audio",),
         max_media_per_prompt={"audio": 1},
         created=0,
+        fingerprint="fp_0123456789",
     )
 
 
@@ -72,7 +73,7 @@ def test_it_names_address_model_voices_and_formats() -> None:
     assert "Model    demo, second name\n" in text
     assert "omni-server chat --url http://127.0.0.1:8091\n" in text
     assert "Voices   Chelsie (default), Ethan\n" in text
-    assert "Formats  wav, mp3, flac, opus, pcm16 (streamed: pcm16, wav, mp3)\n" in text
+    assert "Formats  wav, mp3, flac, opus, aac, pcm16\n" in text
 
 
 def test_the_command_to_talk_works_where_the_server_was_started(
