@@ -5,6 +5,7 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.process import BaseProcess
@@ -228,7 +229,9 @@ class _Building(Generic[EngineT]):
                 has_connected = asyncio.Event()
                 connected = partial(asyncio.get_running_loop().call_soon_threadsafe, has_connected.set)
                 threading.Thread(target=self._greet, args=(connected,), daemon=True).start()
-                await has_connected.wait()  # the folder may be removed afterwards
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                        await has_connected.wait()  # the folder may be removed afterwards
             if self._client.cancel():
                 return
             # It was made just before.
