@@ -6,11 +6,12 @@ process (entry-point group `torch.backends`), so `Omni` and `AsyncOmni` are look
 
 from typing import TYPE_CHECKING
 
+from omni_server.version import VERSION as __version__
+
 if TYPE_CHECKING:
     from omni_server.offline import Omni
     from omni_server.omni import AsyncOmni
 
-__version__ = "0.1.0"
 __all__ = ["AsyncOmni", "Omni", "__version__"]
 
 

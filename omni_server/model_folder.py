@@ -19,6 +19,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.utils.tqdm import tqdm
 
 from omni_server.errors import ConfigError
 
@@ -73,6 +74,7 @@ def has_gpu() -> bool:
 
 
 def _download(repository: str, revision: str | None, patterns: list[str], on_progress: Callable[[str], None]) -> Path:
+    tqdm.monitor_interval = 0  # its thread would stay, and engines are forked from a process with one thread
     name = repository if revision is None else f"{repository} (revision {revision})"
     on_progress(f"looking up {name} in {constants.HF_HUB_CACHE}")
     try:

@@ -16,7 +16,9 @@ import select
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 
 from omni_server.log_format import TEXT_FORMAT
 
@@ -66,6 +68,7 @@ def redirect_native_stderr() -> None:
             handler = logging.StreamHandler(sys.stderr)
             handler.setFormatter(logging.Formatter(TEXT_FORMAT))
             logger.addHandler(handler)
+        resource_tracker.ensure_running()  # what it says of leaks is no library's
         read_end, write_end = os.pipe()
         os.set_blocking(write_end, False)
         with contextlib.suppress(OSError):  # beyond what the system allows its user
@@ -79,6 +82,20 @@ def redirect_native_stderr() -> None:
         )
         _redirection.reader.start()
         os.dup2(write_end, _STDERR)
+
+
+@contextlib.contextmanager
+def real_stderr() -> Iterator[None]:
+    """For starting programs, which inherit descriptor 2 and have something to say: in the block, it is what it was
+    before `redirect_native_stderr`."""
+    with _lock:
+        if _redirection is not None:
+            os.dup2(_redirection.real, _STDERR)
+        try:
+            yield
+        finally:
+            if _redirection is not None:
+                os.dup2(_redirection.write_end, _STDERR)
 
 
 def _raw_stderr() -> io.FileIO | None:

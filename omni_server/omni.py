@@ -8,7 +8,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from omni_server import __version__
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import ArStage
 from omni_server.edge import CodecEdgeFactory, check_longest_window, load_edge_function
@@ -28,6 +27,7 @@ from omni_server.types import (
     Task,
     TextPart,
 )
+from omni_server.version import VERSION
 
 if TYPE_CHECKING:  # importing them imports vLLM, whose environment `start` sets first
     from omni_server.engine.launcher import Engines
@@ -303,6 +303,6 @@ def _model_info(
 def fingerprint_of(model_dir: Path, config: StageConfig) -> str:
     """`ModelInfo.fingerprint`."""
     digest = hashlib.sha256()
-    for part in (__version__.encode(), (model_dir / "config.json").read_bytes(), config.model_dump_json().encode()):
+    for part in (VERSION.encode(), (model_dir / "config.json").read_bytes(), config.model_dump_json().encode()):
         digest.update(part)
     return f"fp_{digest.hexdigest()[:10]}"

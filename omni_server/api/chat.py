@@ -127,7 +127,7 @@ class ChatService:
                         yield await _rendered_audio(renderer, encoder, event.samples)
                     case Finished():
                         usages.append(event.usage)
-                        last_audio = encoder.close() if encoder is not None else b""
+                        last_audio = await _last_audio(encoder) if encoder is not None else b""
                         expires_at = self._remember(answer, "".join(text))
                         reason = api_finish_reason(event.finish_reason, turn.call_finish_reason)
                         # What is there at once is sent at once: each piece costs a system call.
@@ -165,6 +165,10 @@ async def _rendered_audio(renderer: ChoiceRenderer, encoder: StreamEncoder, samp
     if encoder.is_quick and len(samples) <= _INLINE_SAMPLES:
         return renderer.audio(encoder.write(samples))
     return await asyncio.to_thread(lambda: renderer.audio(encoder.write(samples)))
+
+
+async def _last_audio(encoder: StreamEncoder) -> bytes:
+    return encoder.close() if encoder.is_quick else await asyncio.to_thread(encoder.close)
 
 
 def chat_router(state: ServerState, config: ApiConfig) -> APIRouter:

@@ -64,6 +64,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._stop_lingering()
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
+        if self.cycle is not None:
+            self.cycle.transport = self.transport  # not the wrapper, which refers to this protocol: no cycle is left
 
     def data_received(self, data: bytes) -> None:
         if self._is_discarding:
@@ -111,11 +113,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                     "An HTTP/1.1 request needs exactly one Host header.", param="Host", code="invalid_host_header"
                 )
             )
+        self._unset_keepalive_if_required()  # set within the same read, at the end of the request before
         super().on_headers_complete()
         self._is_head = False
         self._nothing_pending()
         self._stop_head_deadline()
-        if self.cycle is not None:  # None in a WebSocket upgrade
+        if self.cycle is not None:  # None where a connection begins with a WebSocket upgrade
             self.cycle.transport = _ResponseTransport(self, self.transport)
 
     def on_body(self, body: bytes) -> None:

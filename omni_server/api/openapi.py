@@ -116,7 +116,7 @@ CHAT_RESPONSES: OpenApi = {
 
 SPEECH_RESPONSES: OpenApi = {
     200: {
-        "description": "The file, sent while it is made where its format allows; or, with `stream_format: sse`, its "
+        "description": "The file, sent while it is made; or, with `stream_format: sse`, its "
         "bytes as server-sent events, the last of which is `speech.audio.done`.",
         "headers": {name: {"$ref": f"#/components/headers/{name}"} for name in _HEADERS if name.startswith("X-Audio")},
         "content": {

@@ -52,12 +52,11 @@ async def run_server(
     """
     listener = listen(config)
     try:
-        async with tracing(config.otlp_traces_endpoint) as tracer:
-            state = ServerState(tracer=tracer)
-            web = _WebServer(state, config, listener)
-            address = address_of(listener, is_tls=config.tls is not None)
-            with keys_kept_out(), _stop_signals() as signals:
-                async with web:
+        with keys_kept_out(), _stop_signals() as signals:
+            async with tracing(config.otlp_traces_endpoint) as tracer:
+                state = ServerState(tracer=tracer)
+                address = address_of(listener, is_tls=config.tls is not None)
+                async with _WebServer(state, config, listener) as web:
                     return await _serve(start, stop, state, config, signals, web, lambda: on_ready(address))
     finally:
         listener.close()

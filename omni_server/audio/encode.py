@@ -2,6 +2,7 @@
 
 import io
 import struct
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -126,6 +127,9 @@ class _CompressedWriter:
         # Without bitexact, Ogg's stream number is random and files name the version of FFmpeg.
         options = {"fflags": "+bitexact", **codec.options}
         self._container = av.open(file, "w", format=codec.container, options=options)
+        # In PyAV, container and stream refer to each other until the container is closed; an answer that is given up
+        # would leave megabytes to the garbage collector, which does not see them.
+        weakref.finalize(self, self._container.close)
         stream = self._container.add_stream(codec.encoder, rate=SAMPLE_RATE_HZ, layout="mono")
         assert isinstance(stream, av.AudioStream)
         if codec.bit_rate is not None:

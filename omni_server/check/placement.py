@@ -27,7 +27,8 @@ from omni_server.family import StageFootprint
 Quantization = Literal["fp8", "awq", "gptq"]
 
 TOKENS_PER_REQUEST = 1024
-"""KV cache that each of `max_num_seqs` requests is given room for: prompt and answer of a few minutes of speech."""
+"""KV cache that each of `max_num_seqs` requests is given room for: about 20 s of speech in the talker, where the
+prompt and 50 codec tokens per second stand. Requests that grow beyond what there is are preempted."""
 
 _SHARE_STEPS = 10_000
 """Shares are multiples of a ten-thousandth of their device."""
@@ -85,6 +86,7 @@ def plan(gpus: Sequence[Gpu], base: StageConfig, model: ModelSizes, quantization
     what would fit.
     """
     base = _quantized(base, model, quantization)
+    gpus = [gpu for gpu in gpus if _has_bfloat16(gpu)] or gpus
     fitting = _fitting(gpus, base, model)
     if fitting is None:
         raise ConfigError(_refusal(gpus, base, model, can_be_quantized=quantization is None))
@@ -239,11 +241,16 @@ def _needs(config: StageConfig, devices: _Devices, model: ModelSizes) -> dict[st
 def _check_bfloat16(gpus: Sequence[Gpu], config: StageConfig) -> None:
     for gpu in gpus:
         stages = [n for n, s in config.stages.items() if _index(gpu) in s.devices and s.dtype == "bfloat16"]
-        if stages and gpu.capability is not None and gpu.capability < BFLOAT16_CAPABILITY:
+        if stages and not _has_bfloat16(gpu):
+            assert gpu.capability is not None
             raise ConfigError(
                 f"device {_index(gpu)} ({gpu.memory.name}, compute capability {'.'.join(map(str, gpu.capability))}) "
                 f"has no bfloat16, in which {' and '.join(stages)} would run: write a stage config with dtype float16"
             )
+
+
+def _has_bfloat16(gpu: Gpu) -> bool:
+    return gpu.capability is None or gpu.capability >= BFLOAT16_CAPABILITY
 
 
 def _refusal(gpus: Sequence[Gpu], base: StageConfig, model: ModelSizes, *, can_be_quantized: bool) -> str:

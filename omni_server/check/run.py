@@ -78,6 +78,7 @@ def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
     if options.load_format != "dummy":
         is_hub_id = not Path(options.model).expanduser().is_dir()
         stored = check_weights(folder, options.model, footprints, is_hub_id=is_hub_id, report=report)
+    gpus: list[Gpu] | None = None
     if options.stage_config is None and footprints:
         sizes = ModelSizes(options.model, footprints, stored)
         gpus = _gpus(config, options) if on_gpu else []
@@ -91,7 +92,7 @@ def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
     if model is not None:
         _check_windows(config, model, report)
         _check_shared_memory(config, model, report, is_here=is_here)
-        _check_memory(config, footprints, stored, options, report)
+        _check_memory(config, footprints, stored, options, gpus, report)
     return report
 
 
@@ -132,15 +133,17 @@ def _check_memory(
     footprints: dict[str, StageFootprint],
     stored: StoredWeights,
     options: CheckOptions,
+    gpus: list[Gpu] | None,
     report: Report,
 ) -> None:
+    """`gpus`: those that the config was made for, which are not asked again for their free memory."""
     if config.platform == "cpu":
         machine = memory_of_this_machine()
         if options.device_memory is not None:
             machine = DeviceMemory(None, "memory", options.device_memory[0], options.device_memory[0])
         check_cpu_memory(config, footprints, stored, machine, report.shared_memory_needed or 0, report)
         return
-    check_gpu_memory(config, footprints, stored, _gpus(config, options), report)
+    check_gpu_memory(config, footprints, stored, _gpus(config, options) if gpus is None else gpus, report)
 
 
 def _gpus(config: StageConfig, options: CheckOptions) -> list[Gpu]:

@@ -89,8 +89,9 @@ def needs_on_gpu(
 
 
 def largest_graph(stage: Stage) -> int:
-    """Tokens of the largest step with a CUDA graph; vLLM's own choice is twice the number of requests."""
-    return int(stage.engine_args.get(CAPTURE_SIZE, min(2 * stage.max_num_seqs, 512)))
+    """Tokens of the largest step with a CUDA graph; vLLM's own choice is twice the number of requests, at most 512."""
+    given = stage.engine_args.get(CAPTURE_SIZE)
+    return min(2 * stage.max_num_seqs, 512) if given is None else int(given)
 
 
 def needs_on_cpu(name: str, config: StageConfig, footprint: StageFootprint, stored: StoredWeights) -> StageNeeds:

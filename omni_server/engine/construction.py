@@ -111,13 +111,14 @@ class _Building(Generic[EngineT]):
         self._sockets = sockets
         self._is_given_up = threading.Event()
         self._process: BaseProcess | None = None
+        self._processes: EngineProcesses | None = None
         self._client: asyncio.Task[EngineT] | None = None
         self._has_client = threading.Event()
 
     async def run(self) -> BuiltEngine[EngineT]:
         try:
             config = await in_daemon_thread(self._arguments.create_engine_config)
-            processes = EngineProcesses(await in_daemon_thread(partial(self._start, config)))
+            processes = self._processes = EngineProcesses(await in_daemon_thread(partial(self._start, config)))
             # Both look at the model's files and take a second: at the same time.
             make_client = partial(self._make_client, config, self._listeners())
             self._client = asyncio.create_task(in_daemon_thread(make_client))
@@ -218,7 +219,7 @@ class _Building(Generic[EngineT]):
     async def _give_up(self) -> None:
         self._is_given_up.set()
         if self._process is not None:
-            processes = EngineProcesses(self._process)
+            processes = self._processes or EngineProcesses(self._process)
             processes.kill()
             if await asyncio.to_thread(processes.wait, KILL_TIMEOUT_S):
                 processes.remove_leftovers()

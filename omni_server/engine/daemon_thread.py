@@ -8,6 +8,9 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+NAME = "blocking call"
+"""Of the threads."""
+
 
 async def in_daemon_thread(function: Callable[[], T]) -> T:
     """The result of `function()`, or what it raises. Cancelling the call leaves the thread to itself."""
@@ -31,5 +34,5 @@ async def in_daemon_thread(function: Callable[[], T]) -> T:
         with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(settle, result, error)
 
-    threading.Thread(target=run, daemon=True).start()
+    threading.Thread(target=run, name=NAME, daemon=True).start()
     return await future

@@ -17,6 +17,9 @@ logger = logging.getLogger(__name__)
 _RESOURCE_TRACKER = "multiprocessing.resource_tracker"
 """Python's cleaner of semaphores and shared memory: it ends by itself, after its work."""
 
+_UNKNOWN_EXIT_CODE = 255
+"""What multiprocessing says of a forked process when the fork server, which would know, has ended."""
+
 _POLL_S = 0.02
 
 
@@ -46,6 +49,8 @@ class EngineProcesses:
         code = self._core.exitcode
         if code is None:
             return "its engine has failed"
+        if code == _UNKNOWN_EXIT_CODE and self.core_pid in self._running():
+            return "the process that its engine was forked from has ended"
         if code >= 0:
             return f"its engine process has ended (exit code {code})"
         with suppress(ValueError):

@@ -15,12 +15,15 @@ import multiprocessing
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 
 from omni_server.engine.temp_folder import TempFolder
 from omni_server.family import ModelFamily
+from omni_server.native_stderr import real_stderr
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +31,20 @@ ENGINE_NAME = "EngineCore"
 """Name of an engine's process, as vLLM calls it."""
 
 _PREPARATION = "omni_server.engine.fork_server_process"
+
+KILL_TIMEOUT_S = 5.0
+"""For engines to disappear after SIGKILL when the program ends."""
+
+
+@dataclass(frozen=True)
+class _Forked:
+    """The fork server that is a copy of this process."""
+
+    pid: int
+    folder: TempFolder
+
+
+_forked: _Forked | None = None
 
 _MODULES = (
     "vllm.v1.engine.core",
@@ -73,6 +90,8 @@ def fork_from_here(family: ModelFamily) -> None:
             os.close(alive)
             _serve(listener, is_alive, folder)
     os.close(is_alive)
+    global _forked
+    _forked = _Forked(pid, folder)
     _preload(family)  # for the one that Python starts should this one die
     # The standard library has no public way to take a process for the fork server that it did not start.
     vars(forkserver._forkserver).update(  # type: ignore[attr-defined]
@@ -85,7 +104,8 @@ def start(family: ModelFamily) -> None:
     if not _can_fork():
         return
     _preload(family)
-    forkserver.ensure_running()
+    with real_stderr():
+        forkserver.ensure_running()
 
 
 def start_process(run: Callable[..., None], *arguments: object) -> BaseProcess:
@@ -93,23 +113,35 @@ def start_process(run: Callable[..., None], *arguments: object) -> BaseProcess:
 
     Raises `OSError` or `EOFError` if there is no fork server any more.
     """
-    kind = (
-        multiprocessing.get_context("forkserver").Process
-        if _can_fork()
-        else multiprocessing.get_context("spawn").Process
-    )
-    process = kind(target=run, args=arguments, name=ENGINE_NAME)
-    process.start()
+    if _can_fork():
+        with real_stderr():
+            forkserver.ensure_running()
+        process: BaseProcess = multiprocessing.get_context("forkserver").Process(
+            target=run, args=arguments, name=ENGINE_NAME
+        )
+        process.start()
+        return process
+    process = multiprocessing.get_context("spawn").Process(target=run, args=arguments, name=ENGINE_NAME)
+    with real_stderr():
+        process.start()
     return process
 
 
 @atexit.register
 def _kill_engines() -> None:
     """Those of a program that ends without closing its `Omni`. multiprocessing would wait for them, and they wait for
-    this process; its own function for the end is registered earlier, so it runs later."""
-    for child in multiprocessing.active_children():
-        if child.name == ENGINE_NAME:
-            child.kill()
+    this process; its own function for the end is registered earlier, so it runs later. It would wait without end for
+    one that does not end after SIGKILL, because a device does not answer."""
+    engines = [child for child in multiprocessing.active_children() if child.name == ENGINE_NAME]
+    for engine in engines:
+        engine.kill()
+    deadline = time.monotonic() + KILL_TIMEOUT_S
+    for engine in engines:
+        engine.join(max(0.0, deadline - time.monotonic()))
+        if engine.is_alive():
+            vars(multiprocessing.process)["_children"].discard(engine)
+    if _forked is not None and _forked.pid != vars(forkserver._forkserver)["_forkserver_pid"]:  # type: ignore[attr-defined]
+        _forked.folder.remove()  # it was killed, and another took its place
 
 
 def _serve(listener: socket.socket, is_alive: int, folder: TempFolder) -> None:

@@ -24,6 +24,9 @@ SHUTDOWN_TIMEOUT_S = 3.0
 KILL_TIMEOUT_S = 20.0
 """For its processes to disappear after SIGKILL. One that waits for a device that does not answer may not."""
 
+FRONTEND_TIMEOUT_S = 30.0
+"""For `close_frontend`."""
+
 WAKE_INTERVAL_S = 0.5
 
 
@@ -108,13 +111,18 @@ class StageClient(Generic[EngineT]):
             if not await asyncio.to_thread(processes.wait, KILL_TIMEOUT_S):
                 logger.warning("processes of stage '%s' do not end after SIGKILL", self.name)
         processes.remove_leftovers()
-        await close_frontend(engine)
+        closing = asyncio.create_task(close_frontend(engine))
+        await asyncio.wait([closing], timeout=FRONTEND_TIMEOUT_S)
+        if closing.done():
+            await closing
+        else:
+            logger.warning("stage '%s': vLLM's client of its engine does not close", self.name)
 
 
 async def close_frontend(engine: AsyncLLM) -> None:
     """Let go of what vLLM holds in this process for an engine whose processes are gone: tasks, threads, sockets.
 
-    Waits for threads that preprocess prompts, and may so take as long as they do.
+    Waits for the thread in which vLLM warms up its preprocessing of media. It has no deadline of its own.
     """
     if engine.output_handler is not None:  # after it, no message of the engine is read any more
         engine.output_handler.cancel()

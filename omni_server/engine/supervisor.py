@@ -18,15 +18,12 @@ from omni_server.engine.health_watch import until_down
 from omni_server.engine.launcher import AnyStageClient, Engines
 from omni_server.engine.progress import StartProgress
 from omni_server.engine.restarts import CrashLoopError, Restarts
-from omni_server.engine.stage_client import KILL_TIMEOUT_S, close_frontend
+from omni_server.engine.stage_client import FRONTEND_TIMEOUT_S, KILL_TIMEOUT_S, close_frontend
 from omni_server.engine.stage_launcher import StageLauncher
 from omni_server.engine.uninterrupted import uninterrupted
 from omni_server.errors import ConfigError
 
 logger = logging.getLogger(__name__)
-
-FRONTEND_TIMEOUT_S = 30.0
-"""For vLLM's side of a dead engine in this process: it waits for threads that preprocess prompts."""
 
 
 def _is_news(record: logging.LogRecord) -> bool:

@@ -45,7 +45,7 @@ def server(checkpoint: Path, orders: Path, tmp_path_factory: pytest.TempPathFact
     config = write_config(
         folder / "stages.yaml", failing=True, hang_timeout_s=HANG_TIMEOUT_S, max_restarts=100, max_backoff_s=0
     )
-    process = SupervisedServer(checkpoint, folder / "log.txt", "--stage-config", str(config))
+    process = SupervisedServer(checkpoint, folder / "log.txt", "--stage-config", str(config), is_forked=False)
     try:
         yield process
         before = process.shared_files().keys()

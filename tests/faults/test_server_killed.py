@@ -48,9 +48,10 @@ class StartingServer(BusyServer):
 
 def check_swept(server: BusyServer, own_folder: Path) -> None:
     """As the next start does it."""
-    assert len(server.queue_files()) == 1
+    assert len(server.queue_files()) <= 1  # another server that starts now sweeps it, too
     assert len(engine_folders(own_folder)) == 1
     sweep_dead_queues()
+    assert server.queue_files() == []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(own_folder))
         assert len(sweep_dead_folders()) == 1

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,7 +39,7 @@ def test_a_server_that_is_not_ready_ends_at_once_and_in_silence(
     with log.open("wb") as output:
         server = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, start_new_session=True)
     try:
-        time.sleep(0.3)  # Python itself has started
+        wait_until(lambda: has_handler(server.pid, signal.SIGTERM), END_TIMEOUT_S, log.read_text)
         wait_until(lambda: when(log), END_TIMEOUT_S, log.read_text)
         os.killpg(server.pid, number)  # as a terminal and a service manager do
         assert server.wait(END_TIMEOUT_S) == 128 + number
@@ -52,6 +51,12 @@ def test_a_server_that_is_not_ready_ends_at_once_and_in_silence(
     finally:
         server.kill()
         server.wait()
+
+
+def has_handler(pid: int, number: int) -> bool:
+    """Python itself never handles SIGTERM."""
+    caught = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt"))
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
 
 
 def processes_of_group(group: int) -> list[int]:

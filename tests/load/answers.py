@@ -2,14 +2,13 @@
 to `ROUNDING`."""
 
 import base64
-import io
 import json
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import soundfile
 
+from tests.audio_files import read_audio
 from tests.load.wire import Reply
 from tests.unit.api.schema import check_completion, check_error
 from tests.unit.api.sse_validator import parse_frames, read_stream
@@ -120,5 +119,5 @@ def _samples(file: bytes) -> bytes:
         return file
     if file.startswith(b"RIFF"):  # streamed: its header does not tell how long it is
         return file[44:]
-    samples, _ = soundfile.read(io.BytesIO(file), dtype="int16")
+    samples = read_audio(file)
     return bytes(samples.astype("<i2").tobytes())

@@ -6,7 +6,14 @@ from pathlib import Path
 import httpx
 import pytest
 from huggingface_hub import constants
-from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.utils.tqdm import tqdm
 
 from omni_server import model_folder
 from omni_server.errors import ConfigError
@@ -163,3 +170,18 @@ def test_what_the_hub_answers_is_told(
     monkeypatch.setattr(model_folder, "snapshot_download", refuse)
 
     assert message in refusal("some/model", revision="v9")
+
+
+def test_a_download_leaves_no_thread_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Engines are forked from the process that downloads; tqdm's monitor would be a second thread."""
+
+    def download(*_: object, **__: object) -> str:
+        with tqdm(total=1, disable=False) as bar:
+            bar.update()
+        raise LocalEntryNotFoundError("no network")
+
+    monkeypatch.setattr(tqdm, "monitor", None)
+    monkeypatch.setattr(model_folder, "snapshot_download", download)
+    with pytest.raises(ConfigError):
+        resolve_model_folder("org/model")
+    assert tqdm.monitor is None

@@ -128,7 +128,7 @@ REFUSED: list[tuple[str, Any, str | None, str]] = [
     ("voice unknown", chat(**speech(voice="nobody", format="wav")), "audio.voice", "invalid_value"),
     ("format missing", chat(**speech(voice="Ethan")), "audio.format", "missing_required_parameter"),
     ("format unknown", chat(**speech(voice="Ethan", format="webm")), "audio.format", "unsupported_value"),
-    ("format aac", chat(**speech(voice="Ethan", format="aac")), "audio.format", "unsupported_value"),
+    ("format m4a", chat(**speech(voice="Ethan", format="m4a")), "audio.format", "unsupported_value"),
     ("audio with a typo", chat(audio={"voice": "Ethan", "fmt": "wav"}), "audio.fmt", "unknown_parameter"),
     ("stream_options without stream", chat(stream_options={}), "stream_options", "invalid_value"),
     ("stream_options not an object", chat(stream=True, stream_options=1), "stream_options", "invalid_type"),

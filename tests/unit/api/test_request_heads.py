@@ -13,17 +13,15 @@ import websockets
 
 from omni_server.api.config import ApiConfig
 from tests.unit.api.clients import URL, chat
-from tests.unit.api.fake_generator import Hang
+from tests.unit.api.fake_generator import FakeGenerator, Hang, Wait, text_script
 from tests.unit.api.schema import check_error
 from tests.unit.api.test_server import QUIET, Life, client_of, served
 from tests.unit.api.test_websocket_bytes import HANDSHAKE
 
 GET = b"GET /live HTTP/1.1\r\nHost: localhost\r\n"
 UPGRADE = HANDSHAKE.removesuffix(b"\r\n")
-CHUNKED = (
-    b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    b"Transfer-Encoding: chunked\r\n\r\n"
-)
+CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+CHUNKED = CHAT + b"Transfer-Encoding: chunked\r\n\r\n"
 DEADLINE_S = 20.0
 
 
@@ -314,6 +312,19 @@ async def test_a_connection_is_used_again_when_the_body_that_was_not_wanted_has_
         writer.write(b"POST /v1/nope HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n")
         assert await respond(reader) == 404
         writer.write(b"x" * 1_000_000 + GET + b"\r\n")
+        assert await respond(reader) == 200
+
+
+async def test_a_request_that_came_with_the_rest_of_a_refused_body_is_not_cut_by_the_idle_timeout() -> None:
+    go_on = asyncio.Event()
+    life = Life(FakeGenerator(script=[Wait(go_on), *text_script()]))
+    body = json.dumps(chat()).encode()
+    head = CHAT + f"Content-Length: {len(body)}\r\n\r\n".encode()
+    async with served(life, ApiConfig(port=0, http_keep_alive_s=1)), connected(life) as (reader, writer):
+        writer.write(b"POST /v1/nope HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n")
+        assert await respond(reader) == 404
+        writer.write(b"x" * 1_000 + head + body)
+        asyncio.get_running_loop().call_later(1.5, go_on.set)
         assert await respond(reader) == 200
 
 

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import io
 import json
+from contextlib import suppress
 from typing import Any
 
 import httpx2
@@ -397,6 +398,12 @@ async def test_failure_of_a_later_passage_leaves_the_response_without_an_end() -
         await call.message()
         generator.submit_error = OverloadedError("full")
         await call.task
+        messages = []
+        with suppress(TimeoutError):
+            while True:
+                messages.append(await asyncio.wait_for(call.message(), 0.05))
+        assert messages
+        assert all(message["more_body"] for message in messages)
     assert all(generation.num_closed == 1 for generation in generator.generations)
 
 

@@ -1,6 +1,8 @@
 import io
 import wave
+from typing import Any
 
+import av
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -240,6 +242,33 @@ def test_closing_twice_adds_nothing(format: AudioFormat) -> None:
     encoder = StreamEncoder(format)
     encoder.close()
     assert encoder.close() == b""
+
+
+@pytest.mark.parametrize("format", COMPRESSED)
+def test_an_encoder_that_is_given_up_frees_its_memory_at_once(
+    format: AudioFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not when the garbage collector comes: it does not see FFmpeg's megabytes."""
+    closed: list[str] = []
+
+    class Container:
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            self._real = opened(*arguments, **options)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._real, name)
+
+        def close(self) -> None:
+            closed.append(self._real.format.name)
+            self._real.close()
+
+    opened = av.open
+    monkeypatch.setattr(av, "open", Container)
+    encoder = StreamEncoder(format)
+    encoder.write(_tone(5_000))
+    assert not closed
+    del encoder
+    assert len(closed) == 1
 
 
 def test_writing_after_close_is_an_error() -> None:

@@ -237,6 +237,12 @@ def test_a_precision_that_the_checkpoint_cannot_have_is_refused(
     assert message in str(caught.value)
 
 
+def test_a_larger_gpu_without_bfloat16_is_passed_over(models: Mapping[str, ModelSizes]) -> None:
+    old, new = Gpu(DeviceMemory(0, "Old", 32 * GIB, None), (7, 0)), Gpu(DeviceMemory(1, "New", 24 * GIB, None), (8, 6))
+    config = plan([old, new], BASE, models["3b"], None)
+    assert {stage.devices for stage in config.stages.values()} == {(1,)}
+
+
 def test_a_gpu_without_bfloat16_is_refused(models: Mapping[str, ModelSizes]) -> None:
     with pytest.raises(ConfigError, match=r"compute capability 7\.5\) has no bfloat16, in which thinker and talker"):
         plan([Gpu(DeviceMemory(0, "A GPU", 80 * GIB, None), (7, 5))], BASE, models["7b"], None)
