@@ -22,7 +22,7 @@ def program() -> str:
     started = Path(sys.argv[0])
     file = started if started.name == PROGRAM else Path(sysconfig.get_path("scripts"), PROGRAM)
     if not file.is_file():
-        return shlex.join([sys.executable, "-m", "omni_server.cli.main"])
+        return shlex.join([sys.executable, "-m", "omni_server.cli.entry"])
     found = shutil.which(PROGRAM)
     if found is not None and file.samefile(found):
         return PROGRAM

@@ -23,7 +23,7 @@ def set_engine_environment(config: StageConfig) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     # Each engine process would print dozens of lines that no user can act on. Set any of these to see them.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    # The variable acts where vLLM sets up logging, which is in the engine processes only.
+    # The variable acts when vLLM is imported; the level of this process's logger is set here as well.
     logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"].upper())
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

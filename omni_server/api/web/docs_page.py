@@ -7,10 +7,9 @@ origin. The package `fastapi_offline` carries Swagger UI's files.
 from importlib.resources import as_file, files
 from pathlib import Path
 
-from fastapi import APIRouter, Request, Response
-from starlette.exceptions import HTTPException
+from fastapi import APIRouter
 
-from omni_server.api.web.page import load_asset, page_headers, respond
+from omni_server.api.web.page import asset_router, load_asset, page_headers
 
 DOCS = "/docs"
 
@@ -26,22 +25,8 @@ _HEADERS = page_headers(
 
 
 def docs_router() -> APIRouter:
-    router = APIRouter(include_in_schema=False)
     page = load_asset(_OWN / "index.html")
     assets = {"start.js": load_asset(_OWN / "start.js")}
     with as_file(files("fastapi_offline") / "static") as folder:
         assets |= {name: load_asset(folder / name) for name in _SWAGGER_UI}
-
-    @router.head(DOCS)
-    @router.get(DOCS)
-    async def show_docs(request: Request) -> Response:
-        return respond(request, page, _HEADERS)
-
-    @router.head(DOCS + "/{name}")
-    @router.get(DOCS + "/{name}")
-    async def show_docs_asset(request: Request, name: str) -> Response:
-        if name not in assets:
-            raise HTTPException(404)
-        return respond(request, assets[name], _HEADERS)
-
-    return router
+    return asset_router(DOCS, page, f"{DOCS}/", assets, _HEADERS)

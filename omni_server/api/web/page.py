@@ -67,21 +67,28 @@ def load_asset(file: Path) -> Asset:
 
 
 def page_router() -> APIRouter:
-    router = APIRouter(include_in_schema=False)
     assets = load_assets()
     page = assets.pop(_PAGE)
+    return asset_router("/", page, ASSETS_PREFIX, assets, _HEADERS)
 
-    @router.head("/")
-    @router.get("/")
+
+def asset_router(
+    path: str, page: Asset, prefix: str, assets: Mapping[str, Asset], headers: Mapping[str, str]
+) -> APIRouter:
+    """Serves `page` at `path` and each of `assets` at `prefix` and its name."""
+    router = APIRouter(include_in_schema=False)
+
+    @router.head(path)
+    @router.get(path)
     async def show_page(request: Request) -> Response:
-        return respond(request, page, _HEADERS)
+        return respond(request, page, headers)
 
-    @router.head(ASSETS_PREFIX + "{name}")
-    @router.get(ASSETS_PREFIX + "{name}")
+    @router.head(prefix + "{name}")
+    @router.get(prefix + "{name}")
     async def show_asset(request: Request, name: str) -> Response:
         if name not in assets:
             raise HTTPException(404)
-        return respond(request, assets[name], _HEADERS)
+        return respond(request, assets[name], headers)
 
     return router
 
