@@ -1,5 +1,5 @@
 """Every command and program of docs/quickstart.md is run as it stands, against the real server; and those of README.md
-that ask a server something."""
+and docs/container.md that ask a server something."""
 
 import os
 import re
@@ -32,7 +32,12 @@ NOT_RUN = {
     "omni-server serve Qwen/Qwen2.5-Omni-7B --stage-config qwen2_5_omni.2gpu\n": "needs the hub and two GPUs",
 }
 RUN = [(language, text) for language, text in BLOCKS if text not in NOT_RUN]
-RUN += [(language, text) for language, text in blocks("README.md") if f"{ADDRESS}/" in text]
+RUN += [
+    (language, text)
+    for page in ("README.md", "docs/container.md")
+    for language, text in blocks(page)
+    if f"{ADDRESS}/" in text
+]
 
 
 @pytest.fixture
@@ -66,14 +71,17 @@ def test_it_works_as_it_stands(server: ServerProcess, checkout: Path, language: 
     )
 
     assert finished.returncode == 0, (finished.stdout + finished.stderr).decode()
+    if "-o speech.mp3" in text:
+        assert (checkout / "speech.mp3").stat().st_size > 1000
     for name in ("answers/answer-001.wav", "answer.wav", "streamed.wav"):
         if Path(name).name in text or ("--save answers" in text and "answers" in name):
             with wave.open(str(checkout / name)) as file:
                 assert (file.getnchannels(), file.getsampwidth(), file.getframerate()) == (1, 2, 24_000)
 
 
-def test_the_python_api_works_as_the_readme_says(checkpoint: Path, tmp_path: Path) -> None:
-    (program,) = [text for _, text in blocks("README.md") if text.startswith("from omni_server import Omni")]
+@pytest.mark.parametrize("page", ["README.md", "docs/faq.md"])
+def test_the_python_api_works_as_the_page_says(page: str, checkpoint: Path, tmp_path: Path) -> None:
+    (program,) = [text for _, text in blocks(page) if text.startswith("from omni_server import Omni")]
     (tmp_path / ".cache").mkdir()
     (tmp_path / ".cache" / "qwen2_5_omni-demo").symlink_to(checkpoint)
     finished = subprocess.run(
