@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from omni_server import __version__
-from omni_server.cli import bench_command, chat_command, check_command, config_command, serve
+from omni_server.cli import bench_command, chat_command, check_command, config_command, serve, verify
 from omni_server.cli.standard_streams import complain
 from omni_server.command_line import PROGRAM, Parser
 from omni_server.config.stages import ArStage, DiffusionStage
@@ -51,6 +51,7 @@ def _build_parser() -> argparse.ArgumentParser:
     chat_command.add_parser(commands)
     bench_command.add_parser(commands)
     check_command.add_parser(commands)
+    verify.add_parser(commands)
     config_command.add_parser(commands)
     return parser
 

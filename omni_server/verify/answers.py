@@ -1,0 +1,203 @@
+"""This server's answers: its engines, started with a stage config, and what a caller would measure."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+
+from omni_server.config.chunk_plan import ChunkPlan
+from omni_server.config.stage_config import StageConfig
+from omni_server.edge import Code2WavRequest, CodecEdgeFactory, load_edge_function
+from omni_server.engine import fork_server
+from omni_server.errors import OmniError
+from omni_server.family import CodecLayout, ModelFamily
+from omni_server.omni import AsyncOmni
+from omni_server.types import (
+    SAMPLE_RATE_HZ,
+    AudioDelta,
+    CodecDelta,
+    Finished,
+    OmniRequest,
+    SamplingConfig,
+    SpeechOutput,
+    TextDelta,
+)
+from omni_server.verify.cases import Case
+
+NOISE_SEED = 7
+"""Of every waveform, here and in the reference."""
+TALKER_PENALTY = 1.05
+"""Default of `talker_repetition_penalty` in transformers' `generate`."""
+STOP_TIMEOUT_S = 120.0
+
+Samples = npt.NDArray[np.float32]
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one request brought. T: codec tokens; 480 samples each."""
+
+    prompt_tokens: int
+    text_ids: tuple[int, ...]
+    """The end token included, if the thinker came to it."""
+    codes: tuple[int, ...]  # T, the stop code excluded
+    streamed: Samples  # [480 T], 24 kHz
+    whole: Samples | None
+    """[480 T], the same codes decoded in one window; None if there are none, or more than a window holds."""
+    first_audio_s: float | None
+    """Seconds from the request to the first sound."""
+    total_s: float
+    """Seconds from the request to the end of the answer."""
+
+    @property
+    def real_time_factor(self) -> float | None:
+        """Seconds that one second of speech took; None without speech."""
+        return self.total_s * SAMPLE_RATE_HZ / len(self.streamed) if len(self.streamed) else None
+
+
+@dataclass(frozen=True)
+class NoAnswer:
+    reason: str
+
+
+def answer_all(
+    cases: Sequence[Case],
+    folder: Path,
+    config: StageConfig,
+    family: ModelFamily,
+    codec: CodecLayout,
+    *,
+    timeout_s: float,
+    on_progress: Progress,
+) -> list[Answer | NoAnswer]:
+    """Answers one after the other, so that times are those of a single caller. The engines have ended
+    afterwards, however this ends. `timeout_s` is for each answer.
+
+    Raises `ConfigError` if the engines do not start, and `OmniError` if they do not end.
+    """
+    on_progress("importing PyTorch and vLLM")
+    fork_server.import_engine_modules(family)
+    fork_server.fork_from_here(family)  # a Ctrl-C would find a new interpreter in the middle of its imports
+    return asyncio.run(_answer_all(cases, folder, config, codec, timeout_s, on_progress))
+
+
+async def _answer_all(
+    cases: Sequence[Case],
+    folder: Path,
+    config: StageConfig,
+    codec: CodecLayout,
+    timeout_s: float,
+    on_progress: Progress,
+) -> list[Answer | NoAnswer]:
+    omni = await _WholeDecoder.start(folder, config, on_progress=on_progress)
+    assert isinstance(omni, _WholeDecoder)
+    try:
+        answers: list[Answer | NoAnswer] = []
+        for number, case in enumerate(cases, 1):
+            on_progress(f"omni-server, {number} of {len(cases)}: {case.name}")
+            try:
+                async with asyncio.timeout(timeout_s):
+                    answers.append(await _answer(omni, case, config, codec, timeout_s))
+            except OmniError as error:
+                answers.append(NoAnswer(f"omni-server failed: {error}"))
+            except TimeoutError:
+                answers.append(NoAnswer(f"omni-server took more than {timeout_s:g} s"))
+        return answers
+    finally:
+        await _stop(omni)
+
+
+class _WholeDecoder(AsyncOmni):
+    """Sends code2wav what no request does: all codes of an utterance at once, whatever its windows are."""
+
+    async def decode(self, stage: str, window: Code2WavRequest) -> Samples:
+        code2wav = self._engines.diffusion[stage]
+        return await code2wav.run(f"verify-{uuid.uuid4().hex}", window.token_ids, window.payload)
+
+
+async def _stop(omni: AsyncOmni) -> None:
+    try:
+        async with asyncio.timeout(STOP_TIMEOUT_S):
+            await omni.stop()
+    except TimeoutError as error:
+        raise OmniError(f"the engines have not ended within {STOP_TIMEOUT_S:g} s") from error
+
+
+async def _answer(omni: _WholeDecoder, case: Case, config: StageConfig, codec: CodecLayout, timeout_s: float) -> Answer:
+    text_ids: list[int] = []
+    codes: list[int] = []
+    sound: list[Samples] = []
+    first_audio_s: float | None = None
+    prompt_tokens = 0
+    began = time.monotonic()
+    async for event in await omni.submit(_request(case, config, timeout_s)):
+        match event:
+            case TextDelta():
+                text_ids.extend(event.token_ids)
+            case CodecDelta():
+                codes.extend(event.codes)
+            case AudioDelta():
+                if first_audio_s is None:
+                    first_audio_s = time.monotonic() - began
+                sound.append(event.samples)
+            case Finished():
+                prompt_tokens = event.usage.prompt.total
+    total_s = time.monotonic() - began
+    return Answer(
+        prompt_tokens=prompt_tokens,
+        text_ids=tuple(text_ids),
+        codes=tuple(codes),
+        streamed=np.concatenate(sound) if sound else np.zeros(0, np.float32),
+        whole=await _decoded_whole(omni, case, tuple(codes), config, codec),
+        first_audio_s=first_audio_s,
+        total_s=total_s,
+    )
+
+
+def _request(case: Case, config: StageConfig, timeout_s: float) -> OmniRequest:
+    """Greedy in both stages, whatever the stage config's defaults."""
+    prompt = case.prompt
+    sampling: dict[str, SamplingConfig] = {}
+    if (thinker := config.stage_named("thinker")) is not None:
+        sampling[thinker] = _greedy(prompt.max_text_tokens, 1.0)
+    if (talker := config.stage_named("talker")) is not None:
+        sampling[talker] = _greedy(prompt.max_codes, TALKER_PENALTY)
+    speech = None if case.voice is None else SpeechOutput(case.voice, NOISE_SEED, prompt.text)
+    return OmniRequest(
+        f"verify-{uuid.uuid4().hex}", prompt.messages, speech, sampling, deadline_s=timeout_s, is_logged=False
+    )
+
+
+def _greedy(max_tokens: int, penalty: float) -> SamplingConfig:
+    return SamplingConfig(
+        temperature=0.0,
+        top_p=1.0,
+        top_k=0,
+        min_p=0.0,
+        repetition_penalty=penalty,
+        presence_penalty=0.0,
+        frequency_penalty=0.0,
+        min_tokens=0,
+        ignore_eos=False,
+        max_tokens=max_tokens,
+    )
+
+
+async def _decoded_whole(
+    omni: _WholeDecoder, case: Case, codes: tuple[int, ...], config: StageConfig, codec: CodecLayout
+) -> Samples | None:
+    stage = config.stage_named("code2wav")
+    if stage is None or case.voice is None or not 0 < len(codes) <= config.stages[stage].max_model_len:
+        return None
+    function = next(edge.function for edge in config.edges if edge.target == stage)
+    factory = cast(CodecEdgeFactory, load_edge_function(function))
+    edge = factory(ChunkPlan(mode="whole"), codec, voice=case.voice, noise_seed=NOISE_SEED)
+    (window,) = [*edge.push(codes), *edge.finish()]
+    return await omni.decode(stage, window)

@@ -1,0 +1,111 @@
+"""What is asked: prompts of every kind, each answered in text and in every voice."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from omni_server.errors import ConfigError
+from omni_server.types import ChatMessage, ContentPart, ReadAloud, Role, Task, TextPart
+from omni_server.verify.media import disc_on_tiles, moving_disc, rising_tone
+
+MAX_TEXT_TOKENS = 48
+MAX_CODES = 144
+"""2.9 s of speech: 12 blocks of code2wav, which the shipped stage configs can compute in one window, too."""
+MAX_CODES_LONG = 480
+"""Enough for the longest of their windows."""
+
+_PARAGRAPH = (
+    "The river rises in the hills, runs past the mill and under the old bridge, and reaches the sea in the "
+    "evening. Boats go down with the tide and come back with the next one. In spring the water is high and "
+    "brown, in summer children wade across it, and in autumn leaves float on it until they sink. The miller "
+    "says that no two days on the river are alike, and his daughter says that all of them are. "
+)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A chat to be answered; with `text`, which is spoken word for word instead of an answer."""
+
+    name: str
+    messages: tuple[ChatMessage, ...]
+    text: str | None = None
+    max_text_tokens: int = MAX_TEXT_TOKENS
+    max_codes: int = MAX_CODES
+
+
+@dataclass(frozen=True)
+class Case:
+    """One request; without a voice it is answered in text."""
+
+    prompt: Prompt
+    voice: str | None
+
+    @property
+    def name(self) -> str:
+        return f"{self.prompt.name}, {self.voice or 'text only'}"
+
+
+def all_prompts(task_messages: Callable[[Task], tuple[ChatMessage, ...]]) -> tuple[Prompt, ...]:
+    """One of each kind. `task_messages` is the model family's."""
+    sound, picture = rising_tone(1.5, 500), disc_on_tiles(168, 224)
+    video = moving_disc(8, 112, 168, fps=2.0)
+    aloud = ReadAloud("Good morning. The train to the coast leaves at a quarter past nine, on platform four.")
+    return (
+        Prompt("text", _ask("Hello, how are you today?")),
+        Prompt("system prompt", (_say("system", "You answer in short sentences."), *_ask("What is a horse?"))),
+        Prompt(
+            "several turns",
+            (
+                *_ask("What is a horse?"),
+                _say("assistant", "A large animal with four legs and a mane."),
+                *_ask("And what does it eat?"),
+            ),
+        ),
+        Prompt("audio", _ask(sound, "What do you hear?")),
+        Prompt("image", _ask(picture, "Describe the picture.")),
+        Prompt("video", _ask(video, "What happens in the video?")),
+        Prompt("audio and image", _ask("Here is a sound", sound, "and a picture", picture, "Describe both.")),
+        Prompt(
+            "long text",
+            _ask("Say in your own words what this text tells.\n\n" + 3 * _PARAGRAPH),
+            max_text_tokens=160,
+            max_codes=MAX_CODES_LONG,
+        ),
+        Prompt("read aloud", task_messages(aloud), text=aloud.text),
+    )
+
+
+def chosen(prompts: Sequence[Prompt], wanted: str | None) -> tuple[Prompt, ...]:
+    """Those that --cases names, separated by commas, or the first so many. Raises `ConfigError`."""
+    if wanted is None:
+        return tuple(prompts)
+    if wanted.isdecimal():
+        if int(wanted) == 0:
+            raise ConfigError("--cases 0 compares nothing")
+        return tuple(prompts[: int(wanted)])
+    names = [name.strip() for name in wanted.split(",")]
+    known = {prompt.name: prompt for prompt in prompts}
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ConfigError(f"--cases: there is no '{unknown[0]}'; prompts are {', '.join(known)}")
+    return tuple(known[name] for name in dict.fromkeys(names))
+
+
+def cases_of(prompts: Sequence[Prompt], voices: Sequence[str]) -> tuple[Case, ...]:
+    """Each prompt in text, unless it is a text to be read aloud, and in each voice. Raises `ConfigError`
+    where nothing is left to ask."""
+    cases = []
+    for prompt in prompts:
+        if prompt.text is None:
+            cases.append(Case(prompt, None))
+        cases += [Case(prompt, voice) for voice in voices]
+    if not cases:
+        raise ConfigError("--cases names texts to be read aloud only, and this deployment does not speak")
+    return tuple(cases)
+
+
+def _say(role: Role, *parts: ContentPart | str) -> ChatMessage:
+    return ChatMessage(role, tuple(TextPart(part) if isinstance(part, str) else part for part in parts))
+
+
+def _ask(*parts: ContentPart | str) -> tuple[ChatMessage, ...]:
+    return (_say("user", *parts),)

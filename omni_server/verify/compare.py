@@ -1,0 +1,151 @@
+"""An answer of this server beside the reference's."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from omni_server.verify.answers import Answer, NoAnswer, Samples
+from omni_server.verify.cases import Case
+from omni_server.verify.reference_job import Difference, ReferenceAnswer
+
+NEAR_TIE = {"float32": 2**-16, "bfloat16": 2**-5, "float16": 2**-8}
+"""Of two tokens whose logits are closer than this part of the step's largest logit, rounding decides. That is
+four units in the last place of the 16-bit types, in which both sides keep what goes from layer to layer. In
+float32, where sums are rounded in the type itself, in an order that is each side's own, it is 128."""
+
+MIN_SNR_DB = {"float32": 60.0, "float16": 40.0, "bfloat16": 25.0}
+"""By the type in which code2wav computes; the reference is float32. Its 36 evaluations amplify rounding."""
+
+
+@dataclass(frozen=True)
+class TokenMatch:
+    """How tokens that this server chose compare with what the reference prefers at the same place."""
+
+    num_tokens: int
+    near_ties: tuple[Difference, ...] = ()
+    differences: tuple[Difference, ...] = ()
+    """Those that rounding does not explain."""
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """None stands for what was not compared; `left_out` and `failure` say why."""
+
+    case: Case
+    answer: Answer | None
+    text: TokenMatch | None = None
+    codes: TokenMatch | None = None
+    snr_db: float | None = None
+    """Of the utterance decoded in one window, against the reference's."""
+    streamed_snr_db: float | None = None
+    """Of what a caller hears, against the reference's. Windows see less of what surrounds them."""
+    problems: tuple[str, ...] = ()
+    """What differs."""
+    left_out: tuple[str, ...] = ()
+    """Parts that were not compared, as nobody could."""
+    failure: str | None = None
+    """Why nothing was compared although it should have been."""
+
+    @property
+    def agrees(self) -> bool:
+        return not self.problems and self.failure is None
+
+    @property
+    def near_ties(self) -> tuple[Difference, ...]:
+        return tuple(tie for match in (self.text, self.codes) if match is not None for tie in match.near_ties)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(match.num_tokens for match in (self.text, self.codes) if match is not None)
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Types in which this server computes: float32, bfloat16 or float16."""
+
+    language_models: str
+    code2wav: str | None
+    """None: there is none, or the reference does not solve its equation the same way."""
+
+
+def compare(
+    case: Case, answer: Answer | NoAnswer, reference: ReferenceAnswer | NoAnswer, precision: Precision
+) -> CaseResult:
+    """`reference` was led along `answer`."""
+    if isinstance(answer, NoAnswer):
+        return CaseResult(case, None, failure=answer.reason)
+    if isinstance(reference, NoAnswer):
+        return CaseResult(case, answer, failure=reference.reason)
+    problems, left_out = [], []
+    if answer.prompt_tokens != reference.prompt_tokens:
+        problems.append(f"prompt: {answer.prompt_tokens} tokens, reference {reference.prompt_tokens}")
+    text = None
+    if reference.given_ids is None:
+        text = token_match(answer.text_ids, reference.text, precision.language_models)
+        problems += _told("text", text)
+    elif answer.text_ids != reference.given_ids:
+        problems.append(f"text to be read: {len(answer.text_ids)} tokens are not the reference's")
+    if case.voice is None:
+        return CaseResult(case, answer, text, problems=tuple(problems))
+
+    codes = token_match(answer.codes, reference.codes, precision.language_models)
+    problems += _told("codes", codes)
+    snr_db, streamed_snr_db = None, None
+    if not answer.codes:
+        left_out.append("waveform: there are no codes")
+    elif precision.code2wav is None:
+        left_out.append("waveform: the solver of the stage config is not the reference's")
+    else:
+        streamed_snr_db = signal_to_noise_db(reference.waveform, answer.streamed)
+        if math.isnan(streamed_snr_db):
+            problems.append(_lengths("streamed waveform", answer.streamed, reference.waveform))
+        if answer.whole is None:
+            left_out.append("waveform in one window: it would be longer than the stage config's longest")
+        else:
+            snr_db = signal_to_noise_db(reference.waveform, answer.whole)
+            if math.isnan(snr_db):
+                problems.append(_lengths("waveform", answer.whole, reference.waveform))
+            elif snr_db < MIN_SNR_DB[precision.code2wav]:
+                least = MIN_SNR_DB[precision.code2wav]
+                problems.append(f"waveform: {snr_db:.1f} dB, where at least {least:g} are expected")
+    return CaseResult(case, answer, text, codes, snr_db, streamed_snr_db, tuple(problems), tuple(left_out))
+
+
+def token_match(tokens: Sequence[int], differences: Sequence[Difference], dtype: str) -> TokenMatch:
+    """`differences` of `tokens`, told apart by whether rounding in `dtype` explains them."""
+    near = NEAR_TIE[dtype]
+    return TokenMatch(
+        len(tokens),
+        tuple(d for d in differences if d.margin <= near * d.largest),
+        tuple(d for d in differences if d.margin > near * d.largest),
+    )
+
+
+def signal_to_noise_db(signal: Samples, other: Samples) -> float:
+    """Of `other` against `signal`, both [num_samples], 1 at least; infinite if they are equal, NaN if their
+    lengths are not."""
+    if signal.shape != other.shape:
+        return math.nan
+    noise = float(np.mean((signal.astype(np.float64) - other) ** 2))
+    if noise == 0:
+        return math.inf
+    power = float(np.mean(signal.astype(np.float64) ** 2))
+    return 10 * math.log10(power / noise) if power else -math.inf
+
+
+def _lengths(what: str, ours: Samples, reference: Samples) -> str:
+    return f"{what}: {len(ours)} samples, reference {len(reference)}"
+
+
+def _told(what: str, match: TokenMatch) -> list[str]:
+    if not match.differences:
+        return []
+    first = match.differences[0]
+    others = len(match.differences) - 1
+    more = f", and {others} more" if others else ""
+    return [
+        f"{what}: first difference at token {first.index} of {match.num_tokens}: {first.ours}, reference "
+        f"{first.reference}, ahead by {first.margin:.3g} of a largest logit of {first.largest:.3g}{more}"
+    ]

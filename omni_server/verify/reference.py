@@ -1,0 +1,236 @@
+"""The reference: transformers' Qwen2.5-Omni, greedy, led along an answer of this server.
+
+Repairs of transformers 5.19, without which it does not do what its authors' model does:
+- `generate()` drops an attention mask of ones, and without one the talker neither adds the codec pad and
+  start embeddings to the end of its prompt nor computes M-RoPE positions. A padded batch does both; so does
+  this.
+- `talker.generate` is handed `pixel_values` and `pixel_values_videos` and refuses them.
+- An answer of one token (nothing is left to speak) or of no codes fails on an empty tensor; here it is
+  silence.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import transformers
+from PIL import Image
+from torch.overrides import TorchFunctionMode
+from transformers import AutoProcessor, BatchFeature, LogitsProcessorList, Qwen2_5OmniForConditionalGeneration
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
+    Qwen2_5OmniTalkerForConditionalGeneration,
+    Qwen2_5OmniToken2WavDiTModel,
+)
+
+from omni_server.types import AudioPart, ChatMessage, ContentPart, ImagePart, TextPart, VideoPart
+from omni_server.verify.forced_choice import ForcedChoice
+from omni_server.verify.reference_job import ReferenceAnswer, ReferenceJob
+
+Noise = Callable[[int, int], npt.NDArray[np.float32]]
+"""Number of mel frames, and of mel bands -> the flow's initial noise, float32 [frames, bands]."""
+
+# As the model card has it. On purpose not the server's constant: that it inserts this text is compared, too.
+_SPEECH_SYSTEM_PROMPT = ChatMessage(
+    "system",
+    (
+        TextPart(
+            "You are Qwen, a virtual human developed by the Qwen Team, Alibaba Group, capable of perceiving "
+            "auditory and visual inputs, as well as generating text and speech."
+        ),
+    ),
+)
+
+
+class _NothingToSpeakError(Exception):
+    """Leaves `generate` where transformers would fail on an empty tensor."""
+
+
+class _GivenNoise(TorchFunctionMode):
+    """Answers `torch.randn` of [1, frames, bands], within a `with` statement and this thread only."""
+
+    def __init__(self, noise: Noise) -> None:
+        super().__init__()
+        self._noise = noise
+
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> object:
+        kwargs = kwargs or {}
+        if func is not torch.randn:
+            return func(*args, **kwargs)
+        _, frames, bands = args[0]
+        noise = torch.from_numpy(self._noise(frames, bands))[None]
+        return noise.to(device=kwargs.get("device"), dtype=kwargs.get("dtype"))
+
+
+class Reference:
+    """One loaded checkpoint."""
+
+    def __init__(self, folder: Path, *, device: str, dtype: str, noise: Noise) -> None:
+        """`device` as in cuda:0; `dtype` is that of thinker and talker, code2wav's is float32."""
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+        self._processor = AutoProcessor.from_pretrained(folder)
+        model = Qwen2_5OmniForConditionalGeneration.from_pretrained(folder, dtype=_torch_dtype(dtype))
+        self._model = model = model.eval().to(device)
+        ends = model.thinker.generation_config.eos_token_id
+        self._text_ends = _ids(self._processor.tokenizer.eos_token_id if ends is None else ends)
+        if model.has_talker:
+            self._repair(model.talker)
+            self._give_noise(model.token2wav.code2wav_dit_model, noise)
+
+    def _repair(self, talker: Qwen2_5OmniTalkerForConditionalGeneration) -> None:
+        generate = talker.generate
+
+        def with_mask(
+            _: object, args: tuple[object, ...], kwargs: dict[str, Any]
+        ) -> tuple[tuple[object, ...], dict[str, Any]]:
+            if kwargs.get("attention_mask") is None:
+                embeddings, cache = kwargs.get("inputs_embeds"), kwargs.get("past_key_values")
+                given = kwargs["input_ids"] if embeddings is None else embeddings
+                length = given.shape[1] + (0 if cache is None else cache.get_seq_length())
+                kwargs["attention_mask"] = torch.ones(1, length, dtype=torch.long, device=given.device)
+            return args, kwargs
+
+        def without_pictures(
+            *,
+            input_ids: torch.Tensor,
+            eos_token_id: list[int],
+            pixel_values: object = None,
+            pixel_values_videos: object = None,
+            **kwargs: object,
+        ) -> torch.Tensor:
+            sequences: torch.Tensor = generate(input_ids=input_ids, eos_token_id=eos_token_id, **kwargs)
+            if int(sequences[0, input_ids.shape[1]]) in eos_token_id:
+                raise _NothingToSpeakError
+            return sequences
+
+        talker.register_forward_pre_hook(with_mask, with_kwargs=True)
+        talker.generate = without_pictures
+
+    def _give_noise(self, dit: Qwen2_5OmniToken2WavDiTModel, noise: Noise) -> None:
+        sample = dit.sample
+
+        def with_noise(*args: object, **kwargs: object) -> object:
+            with _GivenNoise(noise):
+                return sample(*args, **kwargs)
+
+        dit.sample = with_noise
+
+    @torch.inference_mode()
+    def answer(self, job: ReferenceJob) -> ReferenceAnswer:
+        """Raises whatever transformers raises."""
+        inputs = self._inputs(job)
+        given_ids = None
+        if job.given_text is not None:
+            tokenized = self._processor.tokenizer(job.given_text, add_special_tokens=False)
+            given_ids = tuple(tokenized["input_ids"])
+            # All of them are spoken, and the last token that the thinker samples is not.
+            text = ForcedChoice([*_each(given_ids), self._text_ends])
+        else:
+            text = ForcedChoice(_steps(job.text_ids, self._text_ends, job.max_text_tokens))
+        codes, waveform = ForcedChoice([]), np.zeros(0, np.float32)
+        if job.voice is None or text.num_steps == 1:  # the last token is not spoken
+            self._model.thinker.generate(**inputs, **_along(text), use_audio_in_video=False)
+        else:
+            codes, waveform = self._speak(inputs, job, text)
+        return ReferenceAnswer(
+            prompt_tokens=inputs["input_ids"].shape[1],
+            text=tuple(text.differences) if given_ids is None else (),
+            given_ids=given_ids,
+            codes=tuple(codes.differences),
+            waveform=waveform,
+        )
+
+    def _speak(
+        self, inputs: BatchFeature, job: ReferenceJob, text: ForcedChoice
+    ) -> tuple[ForcedChoice, npt.NDArray[np.float32]]:
+        talker = self._model.talker
+        stops = (talker.codec_pad_token, talker.codec_eos_token)
+        codes = ForcedChoice(_steps(job.codes, stops, job.max_codes))
+        try:
+            _, waveform = self._model.generate(
+                **inputs,
+                speaker=job.voice,
+                **_prefixed("thinker", _along(text)),
+                **_prefixed("talker", _along(codes)),
+                talker_eos_token_id=list(stops),
+                talker_repetition_penalty=job.talker_penalty,
+            )
+        except _NothingToSpeakError:
+            return codes, np.zeros(0, np.float32)
+        return codes, waveform.float().cpu().numpy()
+
+    def _inputs(self, job: ReferenceJob) -> BatchFeature:
+        """Chat template and processor, as the model's documentation has it."""
+        messages = job.messages
+        if job.voice is not None and not any(message.role == "system" for message in messages):
+            messages = (_SPEECH_SYSTEM_PROMPT, *messages)
+        rendered = self._processor.apply_chat_template(
+            [{"role": m.role, "content": [_template_item(part) for part in m.content]} for m in messages],
+            add_generation_prompt=True,
+            tokenize=False,
+        )
+        parts = [part for message in messages for part in message.content]
+        media: dict[str, object] = {}
+        if sounds := [part.samples for part in parts if isinstance(part, AudioPart)]:
+            media["audio"] = sounds
+        if pictures := [Image.fromarray(part.pixels) for part in parts if isinstance(part, ImagePart)]:
+            media["images"] = pictures
+        if videos := [part for part in parts if isinstance(part, VideoPart)]:
+            media["videos"] = [torch.from_numpy(video.frames).permute(0, 3, 1, 2) for video in videos]
+            # All frames as they are; transformers derives seconds per grid from the rate.
+            media["videos_kwargs"] = {"fps": videos[0].fps, "do_sample_frames": False}
+        inputs = self._processor(text=[rendered], return_tensors="pt", **media)
+        return inputs.to(self._model.device).to(self._model.thinker.dtype)
+
+
+def _steps(ids: tuple[int, ...], ends: tuple[int, ...], limit: int) -> list[tuple[int, ...]]:
+    """The tokens of an answer, and its end if it came before the limit without a word on which token it was."""
+    has_ended = bool(ids) and ids[-1] in ends
+    return [*_each(ids), ends] if len(ids) < limit and not has_ended else _each(ids)
+
+
+def _each(ids: Sequence[int]) -> list[tuple[int, ...]]:
+    return [(token,) for token in ids]
+
+
+def _along(choice: ForcedChoice) -> dict[str, object]:
+    """Arguments of `generate`."""
+    return {
+        "do_sample": False,
+        "max_new_tokens": choice.num_steps,
+        "logits_processor": LogitsProcessorList([choice]),
+    }
+
+
+def _prefixed(prefix: str, arguments: dict[str, object]) -> dict[str, object]:
+    return {f"{prefix}_{name}": value for name, value in arguments.items()}
+
+
+def _template_item(part: ContentPart) -> dict[str, str]:
+    """What the chat template looks at; the media themselves go to the processor."""
+    match part:
+        case TextPart(text):
+            return {"type": "text", "text": text}
+        case AudioPart():
+            return {"type": "audio"}
+        case ImagePart():
+            return {"type": "image"}
+        case VideoPart():
+            return {"type": "video"}
+
+
+def _torch_dtype(name: str) -> torch.dtype:
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+
+
+def _ids(value: int | Sequence[int]) -> tuple[int, ...]:
+    return (value,) if isinstance(value, int) else tuple(value)

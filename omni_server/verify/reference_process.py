@@ -1,0 +1,127 @@
+"""The reference in a process of its own, which can be ended whatever it is doing, and its memory with it."""
+
+import multiprocessing
+import os
+import signal
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+
+from omni_server.protocol.parent_watch import watch_parent
+from omni_server.verify.noise import family_noise
+from omni_server.verify.reference_job import ReferenceAnswer, ReferenceJob
+
+END_TIMEOUT_S = 10.0
+"""For the process to disappear after SIGKILL."""
+
+
+@dataclass(frozen=True)
+class ReferenceSettings:
+    folder: Path
+    device: str
+    """As torch calls it: cpu, cuda:0."""
+    dtype: str
+    """Of thinker and talker."""
+    model_family: str
+    noise_seed: int
+
+
+class ReferenceFailedError(Exception):
+    """No answer of the reference; the message says why, in one line."""
+
+
+@dataclass(frozen=True)
+class _Ready:
+    pass
+
+
+@dataclass(frozen=True)
+class _Failed:
+    reason: str
+
+
+class ReferenceProcess:
+    """Started by the constructor; ended by `close`, or by leaving the `with` block."""
+
+    def __init__(self, settings: ReferenceSettings, *, timeout_s: float) -> None:
+        """Loads the checkpoint, for `timeout_s` at most. Raises `ReferenceFailedError`."""
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, settings), name="reference", daemon=True)
+        self._process.start()
+        theirs.close()
+        try:
+            self._receive(timeout_s)
+        except BaseException:
+            self.close()
+            raise
+
+    def answer(self, job: ReferenceJob, *, timeout_s: float) -> ReferenceAnswer:
+        """Raises `ReferenceFailedError`; after a timeout or the death of the process, at once."""
+        try:
+            self._connection.send(job)
+        except OSError as error:
+            raise ReferenceFailedError("transformers' process has ended before") from error
+        answer = self._receive(timeout_s)
+        assert isinstance(answer, ReferenceAnswer)
+        return answer
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.join(END_TIMEOUT_S)
+        self._connection.close()
+
+    def __enter__(self) -> "ReferenceProcess":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _receive(self, timeout_s: float) -> ReferenceAnswer | _Ready:
+        if not self._connection.poll(timeout_s):
+            self.close()
+            raise ReferenceFailedError(f"transformers took more than {timeout_s:g} s")
+        try:
+            message: ReferenceAnswer | _Ready | _Failed = self._connection.recv()
+        except (EOFError, ConnectionResetError) as error:
+            self._process.join(END_TIMEOUT_S)
+            raise ReferenceFailedError(
+                f"transformers' process has died (exit code {self._process.exitcode}; -9 may mean that there "
+                "is not enough memory)"
+            ) from error
+        if isinstance(message, _Failed):
+            raise ReferenceFailedError(message.reason)
+        return message
+
+
+def _serve(connection: Connection, settings: ReferenceSettings) -> None:
+    """What the process does: one job after the other."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends this process
+    watch_parent()
+    os.environ["HF_HUB_OFFLINE"] = "1"  # everything is in the folder
+    try:
+        from omni_server.verify.reference import Reference  # imports transformers
+
+        noise = partial(family_noise(settings.model_family), settings.noise_seed, 0)
+        reference = Reference(settings.folder, device=settings.device, dtype=settings.dtype, noise=noise)
+    except Exception as error:  # noqa: BLE001 - transformers and torch raise all kinds of them
+        connection.send(_Failed(f"transformers cannot load the checkpoint: {_in_one_line(error)}"))
+        return
+    connection.send(_Ready())
+    while True:
+        try:
+            job: ReferenceJob = connection.recv()
+        except EOFError:
+            return
+        try:
+            connection.send(reference.answer(job))
+        except Exception as error:  # noqa: BLE001
+            connection.send(_Failed(f"transformers failed: {_in_one_line(error)}"))
+
+
+def _in_one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

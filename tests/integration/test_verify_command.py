@@ -1,0 +1,198 @@
+"""`omni-server verify` on the demo checkpoint: a comparison that agrees, one that does not, and Ctrl-C."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from omni_server.cli.main import main
+from omni_server.verify import run
+from omni_server.verify.answers import NOISE_SEED, Answer
+from omni_server.verify.cases import Case
+from stages.qwen2_5_omni.code2wav.noise import noise_frames
+from tests.reference.cases import ask
+from tests.reference.reference import Reference
+
+TIMEOUT_S = 300
+CONFIG = ("--stage-config", "qwen2_5_omni.demo-cpu")
+
+
+def start(checkpoint: Path, folder: Path, *flags: str) -> "subprocess.Popen[str]":
+    """In a session of its own, as a terminal would start it."""
+    command = [sys.executable, "-m", "omni_server.cli.entry", "verify", str(checkpoint), *CONFIG, *flags]
+    return subprocess.Popen(
+        command,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def members(session: int) -> list[str]:
+    """Processes of a session that have not ended."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(fields[3]) == session and fields[0] != "Z":
+            found.append(folder.name)
+    return found
+
+
+def nothing_is_left_of(session: int) -> bool:
+    """Python's resource tracker ends a moment after its parent."""
+    deadline = time.monotonic() + 20
+    while (left := members(session)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return not left
+
+
+def test_the_report_says_that_the_demo_answers_as_transformers_does(checkpoint: Path, tmp_path: Path) -> None:
+    process = start(checkpoint, tmp_path, "--cases", "text,read aloud")
+    table, progress = process.communicate(timeout=TIMEOUT_S)
+
+    assert process.returncode == 0, progress
+    assert "Traceback" not in progress
+    assert nothing_is_left_of(process.pid)
+    rows = [re.split(r" {2,}", line) for line in table.splitlines()[1:6]]
+    assert [row[:3] for row in rows] == [
+        ["text", "-", "equal"],
+        ["text", "Chelsie", "equal"],
+        ["text", "Ethan", "equal"],
+        ["read aloud", "Chelsie", "equal"],
+        ["read aloud", "Ethan", "equal"],
+    ]
+    for _, voice, _, _, codes, snr_db, _, first_audio, factor in rows:
+        if voice != "-":
+            equal, total = codes.split(" of ")
+            assert int(equal) == int(total) > 20
+            assert float(snr_db) > 60
+            assert float(first_audio) > 0
+            assert float(factor) > 0
+    (report,) = tmp_path.iterdir()
+    assert report.name == f"omni-server-verify-{checkpoint.name}.md"
+    text = report.read_text()
+    assert "**This server and transformers agree in all 5 cases" in text
+    assert "| stage config | qwen2_5_omni.demo-cpu, below |" in text
+    assert "- prompts that --cases left out or that need speech: system prompt, several turns, audio," in text
+    for private in (str(checkpoint.parent), str(Path.home()), os.uname().nodename):
+        assert private not in text
+
+
+def answers_of_the_reference(checkpoint: Path, cases: Sequence[Case]) -> list[Answer]:
+    """What this project's tests take for right, instead of that of engines."""
+
+    def noise(num_frames: int) -> torch.Tensor:
+        return torch.from_numpy(noise_frames(NOISE_SEED, 0, num_frames, 80))
+
+    reference = Reference(checkpoint)
+    answers: list[Answer] = []
+    for case in cases:
+        spoken = case.voice is not None
+        messages = ask(*case.prompt.messages[0].content) if spoken else case.prompt.messages
+        result = reference.run(
+            messages,
+            case.voice or "Chelsie",
+            case.prompt.max_text_tokens,
+            case.prompt.max_codes if spoken else 1,
+            noise=noise,
+        )
+        waveform = result.waveform if spoken else np.zeros(0, np.float32)
+        codes = result.codes if spoken else ()
+        answers.append(
+            Answer(len(result.prompt_ids), result.text_ids, codes, waveform, waveform if spoken else None, None, 1.0)
+        )
+    return answers
+
+
+def verified(answers: Sequence[Answer], checkpoint: Path, report: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The exit code of a comparison of given answers with those of transformers."""
+
+    def answer_all(*_: object, **__: object) -> list[Answer]:
+        return list(answers)
+
+    monkeypatch.setattr(run, "answer_all", answer_all)
+    return main(["verify", str(checkpoint), *CONFIG, "--cases", "text", "--report", str(report)])
+
+
+def test_answers_of_the_reference_of_our_tests_agree(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference_answers: list[Answer]
+) -> None:
+    report = tmp_path / "report.md"
+    assert verified(reference_answers, checkpoint, report, monkeypatch) == 0, report.read_text()
+
+
+def test_what_is_altered_is_found_and_named(
+    checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    reference_answers: list[Answer],
+) -> None:
+    written, chelsie, ethan = reference_answers
+    text_ids, codes = list(written.text_ids), list(ethan.codes)
+    text_ids[2], codes[4] = text_ids[3], codes[5]
+    altered = (
+        replace(written, text_ids=tuple(text_ids)),
+        replace(chelsie, codes=chelsie.codes[:-7]),
+        replace(ethan, codes=tuple(codes)),
+    )
+    report = tmp_path / "report.md"
+
+    assert verified(altered, checkpoint, report, monkeypatch) == 1
+    names = "text, text only; text, Chelsie; text, Ethan"
+    assert f"DIFFER in 3 of 3 cases: {names}." in capsys.readouterr().out
+    text, num_codes = report.read_text(), len(chelsie.codes) - 7
+    assert "- text, text only: text: first difference at token 2 of " in text
+    assert f"- text, Chelsie: codes: first difference at token {num_codes} of {num_codes}: " in text, (
+        "they end too early"
+    )
+    assert "- text, Ethan: codes: first difference at token 4 of " in text
+    assert "- text, Ethan: waveform: " in text, "these codes sound otherwise"
+
+
+@pytest.fixture(scope="module")
+def reference_answers(checkpoint: Path) -> list[Answer]:
+    prompt = run.all_prompts(lambda _: ())[0]
+    return answers_of_the_reference(checkpoint, [Case(prompt, voice) for voice in (None, "Chelsie", "Ethan")])
+
+
+@pytest.mark.parametrize(
+    ("moment", "number"),
+    [("code2wav: starting", signal.SIGINT), ("transformers, 1 of", signal.SIGTERM)],
+    ids=["Ctrl-C while engines start", "SIGTERM while transformers works"],
+)
+def test_it_can_be_ended_at_any_time_and_leaves_nothing(
+    moment: str, number: signal.Signals, checkpoint: Path, tmp_path: Path
+) -> None:
+    process = start(checkpoint, tmp_path, "--cases", "1")
+    assert process.stderr is not None
+    said = ""
+    while moment not in said:
+        line = process.stderr.readline()
+        assert line, said
+        said += line
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)  # a terminal sends it to the whole group
+    else:
+        process.send_signal(number)
+    _, rest = process.communicate(timeout=60)
+
+    assert process.returncode == 130
+    assert "Traceback" not in said + rest
+    assert nothing_is_left_of(process.pid)
+    assert not list(tmp_path.iterdir())

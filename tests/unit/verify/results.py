@@ -1,0 +1,30 @@
+"""Cases, answers and references for tests of the comparison."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from omni_server.types import ChatMessage, TextPart
+from omni_server.verify.answers import Answer
+from omni_server.verify.cases import Case, Prompt
+from omni_server.verify.compare import Precision
+from omni_server.verify.reference_job import ReferenceAnswer
+
+FLOAT32 = Precision("float32", "float32")
+WAVEFORM = np.sin(np.arange(960, dtype=np.float32) / 10)
+
+PROMPT = Prompt("text", (ChatMessage("user", (TextPart("Hello"),)),))
+SPOKEN = Case(PROMPT, "Chelsie")
+WRITTEN = Case(PROMPT, None)
+
+ANSWER = Answer(
+    prompt_tokens=9,
+    text_ids=(5, 6, 7),
+    codes=(1, 2),
+    streamed=WAVEFORM,
+    whole=WAVEFORM,
+    first_audio_s=0.25,
+    total_s=0.02,
+)
+WRITTEN_ANSWER = replace(ANSWER, codes=(), streamed=np.zeros(0, np.float32), whole=None, first_audio_s=None)
+REFERENCE = ReferenceAnswer(prompt_tokens=9, text=(), given_ids=None, codes=(), waveform=WAVEFORM)

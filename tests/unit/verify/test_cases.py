@@ -1,0 +1,87 @@
+"""Which cases `omni-server verify` asks."""
+
+import numpy as np
+import pytest
+
+from omni_server.errors import ConfigError
+from omni_server.types import AudioPart, ChatMessage, ImagePart, Task, TextPart, VideoPart
+from omni_server.verify.cases import Prompt, all_prompts, cases_of, chosen
+
+
+def task_messages(task: Task) -> tuple[ChatMessage, ...]:
+    return (ChatMessage("user", (TextPart(str(task)),)),)
+
+
+@pytest.fixture
+def prompts() -> tuple[Prompt, ...]:
+    return all_prompts(task_messages)
+
+
+def test_there_is_a_prompt_of_every_kind_of_content_and_of_every_role(prompts: tuple[Prompt, ...]) -> None:
+    messages = [message for prompt in prompts for message in prompt.messages]
+    kinds = {type(part) for message in messages for part in message.content}
+    assert kinds == {TextPart, AudioPart, ImagePart, VideoPart}
+    assert {message.role for message in messages} == {"system", "user", "assistant"}
+
+
+def test_media_are_the_same_each_time(prompts: tuple[Prompt, ...]) -> None:
+    def media(some: tuple[Prompt, ...]) -> list[bytes]:
+        parts = [part for prompt in some for message in prompt.messages for part in message.content]
+        sounds = [part.samples.tobytes() for part in parts if isinstance(part, AudioPart)]
+        pictures = [part.pixels.tobytes() for part in parts if isinstance(part, ImagePart)]
+        return sounds + pictures + [part.frames.tobytes() for part in parts if isinstance(part, VideoPart)]
+
+    assert media(prompts) == media(all_prompts(task_messages))
+
+
+def test_the_video_moves(prompts: tuple[Prompt, ...]) -> None:
+    (video,) = (
+        part
+        for prompt in prompts
+        for message in prompt.messages
+        for part in message.content
+        if isinstance(part, VideoPart)
+    )
+    assert all(not np.array_equal(one, other) for one, other in zip(video.frames, video.frames[1:], strict=False))
+
+
+def test_each_prompt_is_answered_in_text_and_in_each_voice(prompts: tuple[Prompt, ...]) -> None:
+    names = [case.name for case in cases_of(chosen(prompts, "image"), ("Chelsie", "Ethan"))]
+    assert names == ["image, text only", "image, Chelsie", "image, Ethan"]
+
+
+def test_a_text_to_be_read_aloud_is_spoken_only(prompts: tuple[Prompt, ...]) -> None:
+    assert [case.name for case in cases_of(chosen(prompts, "read aloud"), ("Ethan",))] == ["read aloud, Ethan"]
+
+
+def test_without_a_talker_all_is_text(prompts: tuple[Prompt, ...]) -> None:
+    assert {case.voice for case in cases_of(prompts, ())} == {None}
+
+
+def test_without_a_talker_nothing_can_be_read_aloud(prompts: tuple[Prompt, ...]) -> None:
+    with pytest.raises(ConfigError, match="does not speak"):
+        cases_of(chosen(prompts, "read aloud"), ())
+
+
+@pytest.mark.parametrize(
+    ("wanted", "names"),
+    [
+        (None, None),
+        ("2", ["text", "system prompt"]),
+        ("99", None),
+        ("video, text,video", ["video", "text"]),
+    ],
+)
+def test_prompts_are_chosen_by_number_and_by_name(
+    prompts: tuple[Prompt, ...], wanted: str | None, names: list[str] | None
+) -> None:
+    expected = [prompt.name for prompt in prompts] if names is None else names
+    assert [prompt.name for prompt in chosen(prompts, wanted)] == expected
+
+
+@pytest.mark.parametrize(
+    ("wanted", "reason"), [("0", "compares nothing"), ("text,vidoe", "no 'vidoe'; prompts are text, system prompt")]
+)
+def test_a_wrong_choice_is_refused_with_what_there_is(prompts: tuple[Prompt, ...], wanted: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        chosen(prompts, wanted)

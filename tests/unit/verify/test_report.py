@@ -1,0 +1,152 @@
+"""The report: what it says, what it keeps to itself, and where it is written."""
+
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from omni_server.config.load import find_shipped_config, load_stage_config
+from omni_server.errors import ConfigError
+from omni_server.verify.anonymous import without_personal_data
+from omni_server.verify.answers import NoAnswer
+from omni_server.verify.compare import CaseResult, compare
+from omni_server.verify.machine import Checkpoint, checkpoint, hardware, versions
+from omni_server.verify.reference_job import Difference
+from omni_server.verify.render import as_markdown, as_table, verdict
+from omni_server.verify.report import Report
+from omni_server.verify.report_file import ReportFile
+from tests.unit.verify.results import ANSWER, FLOAT32, REFERENCE, SPOKEN, WRITTEN
+
+FOLDER = Path("/home/Jane Doe/models/mine")
+
+
+def report(*results: CaseResult) -> Report:
+    return Report(
+        model="mine",
+        checkpoint=Checkpoint("0" * 64, 1234567, 2, None),
+        versions=(("omni-server", "1.2.3"),),
+        hardware=("a processor",),
+        stage_config_name=None,
+        stage_config=load_stage_config(find_shipped_config("qwen2_5_omni.demo-cpu")),
+        precision=FLOAT32,
+        reference_device="cpu",
+        results=results,
+        left_out=("sampling: all is greedy",),
+        folders=(FOLDER,),
+    )
+
+
+EQUAL = compare(SPOKEN, ANSWER, REFERENCE, FLOAT32)
+DIFFERENT = compare(SPOKEN, ANSWER, replace(REFERENCE, prompt_tokens=8), FLOAT32)
+FAILED = compare(WRITTEN, NoAnswer(f"{FOLDER}/config.json is broken"), REFERENCE, FLOAT32)
+
+
+def test_if_all_agree_the_verdict_says_so() -> None:
+    assert report(EQUAL).agrees
+    assert verdict(report(EQUAL)) == "This server and transformers agree in all 1 cases (5 tokens, no near ties)."
+
+
+def test_near_ties_are_told_beside_the_verdict() -> None:
+    tie = Difference(index=0, ours=1, reference=2, margin=0.0002, largest=20.0)
+    near = compare(SPOKEN, ANSWER, replace(REFERENCE, text=(tie,)), FLOAT32)
+    assert "(5 tokens, 1 near ties of at most 1e-05 of the largest logit)" in verdict(report(near))
+    assert "text    Chelsie  near ties  2 of 3, 1 near  2 of 2" in as_table(report(near))
+
+
+def test_the_verdict_names_the_cases_that_differ() -> None:
+    assert not report(EQUAL, DIFFERENT).agrees
+    assert verdict(report(EQUAL, DIFFERENT)) == ("This server and transformers DIFFER in 1 of 2 cases: text, Chelsie.")
+
+
+def test_what_could_not_be_compared_is_not_called_different() -> None:
+    assert not report(EQUAL, FAILED).agrees
+    assert verdict(report(EQUAL, FAILED)) == "NOT COMPARED are 1 of 2 cases: text, text only."
+
+
+def test_the_table_has_a_line_for_each_case() -> None:
+    lines = as_table(report(EQUAL, FAILED)).splitlines()
+    assert lines[1].split() == [
+        *("text", "Chelsie", "equal", "3", "of", "3", "2", "of", "2", "equal", "equal", "0.250", "0.50"),
+    ]
+    assert lines[2].split() == ["text", "-", "NOT", "COMPARED", *"------"]
+
+
+def test_the_report_has_its_sections_and_the_stage_config() -> None:
+    text = as_markdown(report(EQUAL))
+    assert [line for line in text.splitlines() if line.startswith("#")] == [
+        "# omni-server verify: mine",
+        "## Cases",
+        "## What was not compared",
+        "## Stage config",
+    ]
+    assert "| omni-server | 1.2.3 |" in text
+    assert "1,234,567 bytes" in text
+    assert "- sampling: all is greedy" in text
+    assert "model_family: stages.qwen2_5_omni:FAMILY" in text
+
+
+def test_the_report_names_no_folder() -> None:
+    text = as_markdown(report(EQUAL, FAILED))
+    assert "- text, text only: config.json is broken" in text
+    assert "Jane" not in text
+
+
+@pytest.mark.parametrize(
+    ("text", "rest"),
+    [
+        ("cannot read /home/me/models/config.json: no", "cannot read config.json: no"),
+        ("see ~/models/a.txt and ~me/b", "see a.txt and b"),
+        ("'/opt/x/y' (file:///srv/z/w)", "'y' (w)"),
+        ("Qwen/Qwen2.5-Omni-7B, https://hub.co/x", "Qwen/Qwen2.5-Omni-7B, https://hub.co/x"),
+        ("3 / 4, and/or", "3 / 4, and/or"),
+        (f"{FOLDER} is gone", "mine is gone"),
+        (f"{Path.cwd()}/x", "x"),
+    ],
+)
+def test_paths_are_cut_to_their_last_part(text: str, rest: str) -> None:
+    assert without_personal_data(text, [FOLDER]) == rest
+
+
+def test_the_host_name_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "janes-box")
+    assert without_personal_data("no route to janes-box:80", []) == "no route to HOST:80"
+
+
+def test_what_computes_is_named_with_its_version() -> None:
+    assert {"omni-server", "torch", "transformers", "python"} <= dict(versions()).keys()
+    assert hardware(on_gpu=False)[0].endswith("Linux")
+
+
+def test_a_checkpoint_is_named_by_its_config_its_size_and_its_commit(tmp_path: Path) -> None:
+    folder = tmp_path / ("a1" * 20)
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(bytes(10))
+    found = checkpoint(folder)
+    assert found.config_sha256 == "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
+    assert (found.weight_bytes, found.num_weight_files, found.commit) == (10, 1, folder.name)
+
+
+def test_no_report_is_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    written = [str(ReportFile(None, "Qwen/My Model").write(text)) for text in ("one", "two", "three")]
+    assert written == [f"omni-server-verify-My-Model{number}.md" for number in ("", "-2", "-3")]
+    assert Path(written[0]).read_text() == "one"
+
+
+def test_a_named_report_must_not_exist(tmp_path: Path) -> None:
+    file = tmp_path / "report.md"
+    assert ReportFile(file, "m").write("text") == file
+    with pytest.raises(ConfigError, match=r"report\.md exists"):
+        ReportFile(file, "m")
+
+
+def test_a_report_that_cannot_be_written_is_refused_beforehand(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be written: No such file or directory"):
+        ReportFile(tmp_path / "none" / "report.md", "m")
+
+
+def test_nothing_is_left_of_a_report_that_is_not_written(tmp_path: Path) -> None:
+    ReportFile(tmp_path / "report.md", "m")
+    assert list(tmp_path.iterdir()) == []
