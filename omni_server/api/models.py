@@ -4,7 +4,7 @@ from fastapi import APIRouter
 
 from omni_server.api.openapi import error_responses
 from omni_server.api.parse import check_model
-from omni_server.api.responses import Model, ModelList
+from omni_server.api.responses import About, Model, ModelList
 from omni_server.api.state import ServerState
 from omni_server.types import ModelInfo
 
@@ -38,4 +38,7 @@ def _card(name: str, info: ModelInfo) -> Model:
             "output": ["text", "audio"] if info.voices else ["text"],
         },
         voices=list(info.voices),
+        about=None
+        if info.about is None
+        else About(notice=info.about.notice, example_prompts=list(info.about.example_prompts)),
     )

@@ -98,6 +98,13 @@ class ChatCompletion(BaseModel):
     usage: CompletionUsage
 
 
+class About(BaseModel):
+    """`about.json` of the checkpoint."""
+
+    notice: str | None
+    example_prompts: list[str]
+
+
 class Model(BaseModel):
     id: str
     object: Literal["model"] = "model"
@@ -108,6 +115,7 @@ class Model(BaseModel):
     max_model_len: int
     modalities: dict[Literal["input", "output"], list[str]]
     voices: list[str]
+    about: About | None
 
 
 class ModelList(BaseModel):

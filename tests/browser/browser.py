@@ -9,7 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
+import soundfile
 from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
@@ -29,7 +32,6 @@ _FLAGS = (
     "--disable-component-update",
     "--disable-sync",
     "--use-fake-device-for-media-stream",
-    f"--use-file-for-fake-audio-capture={MEDIA / 'speech_hello.wav'}",
 )
 
 _RECORDER = """
@@ -51,8 +53,17 @@ AudioBufferSourceNode.prototype.stop = function () {
 """Notes what the page hands to the sound card, before the page's own scripts run."""
 
 
+PAUSE_S = 1.5
+"""In what the microphone hears: longer than the server waits for the end of a turn."""
+
+
+def _with_pause(file: Path) -> tuple[npt.NDArray[np.int16], int]:
+    samples, rate_hz = soundfile.read(file, dtype="int16")
+    return np.concatenate([samples, np.zeros(int(PAUSE_S * rate_hz), dtype=np.int16)]), rate_hz
+
+
 class Browser:
-    """One Chromium with a microphone that hears `speech_hello.wav` again and again."""
+    """One Chromium with a microphone that hears `speech_hello.wav` and a pause, again and again."""
 
     def __init__(self) -> None:
         chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
@@ -64,7 +75,10 @@ class Browser:
         self._profile = tempfile.TemporaryDirectory(prefix="omni-browser-", ignore_cleanup_errors=True)
         options = ChromeOptions()
         options.binary_location = chromium
-        for flag in (*_FLAGS, f"--user-data-dir={self._profile.name}"):
+        voice = Path(self._profile.name) / "voice.wav"
+        soundfile.write(voice, *_with_pause(MEDIA / "speech_hello.wav"))
+        microphone = f"--use-file-for-fake-audio-capture={voice}"
+        for flag in (*_FLAGS, microphone, f"--user-data-dir={self._profile.name}"):
             options.add_argument(flag)
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
         self.driver = Chrome(options=options, service=Service(driver))
@@ -83,7 +97,8 @@ class Browser:
         self.cdp("Emulation.setEmulatedMedia", features=[{"name": name, "value": value} for name, value in features])
 
     def open(self, url: str, *, microphone: str = "granted", script: str = "") -> "WebPage":
-        """The page in a fresh tab, with empty logs; `microphone` is "granted" or "denied", `script` runs first."""
+        """The page in a fresh tab, with empty logs and nothing kept. `microphone` is "granted" or "denied", `script`
+        runs first."""
         old = self.driver.current_window_handle
         self.driver.switch_to.new_window("tab")
         new = self.driver.current_window_handle
@@ -93,6 +108,7 @@ class Browser:
         # These hold for as long as the tab.
         self.cdp("Page.addScriptToEvaluateOnNewDocument", source=_RECORDER + script)
         self.cdp("Browser.setPermission", origin=url, permission={"name": "microphone"}, setting=microphone)
+        self.cdp("Storage.clearDataForOrigin", origin=url.partition("#")[0], storageTypes="local_storage")
         self.emulate(1280, 860)
         for log in ("browser", "performance"):
             self.driver.get_log(log)
@@ -106,6 +122,7 @@ class WebPage:
     def __init__(self, browser: Browser) -> None:
         self.browser = browser
         self._requests: list[dict[str, Any]] = []
+        self._frames: list[dict[str, Any]] = []
 
     def js(self, expression: str, *arguments: object) -> Any:
         return self.browser.driver.execute_script(f"return {expression}", *arguments)
@@ -168,7 +185,12 @@ class WebPage:
         self.wait(f"document.querySelectorAll('#attachments li').length === {number}")
 
     def drop(self, *files: tuple[Path, str]) -> None:
-        """Drags files, each with its media type, over the page and drops them there."""
+        """Files, each with its media type, onto the chat."""
+        self.drop_here(*files)
+        self.wait_attached(len(files))
+
+    def drop_here(self, *files: tuple[Path, str]) -> None:
+        """Drags files over the tab that is open and drops them there."""
         described = [[file.name, kind, base64.b64encode(file.read_bytes()).decode()] for file, kind in files]
         self.browser.driver.execute_script(
             """
@@ -176,7 +198,7 @@ class WebPage:
             for (const [name, type, data] of arguments[0]) {
               transfer.items.add(new File([Uint8Array.from(atob(data), (c) => c.charCodeAt(0))], name, { type }));
             }
-            const target = document.querySelector("#conversation");
+            const target = document.querySelector("[role=tabpanel]:not([hidden])");
             for (const name of ["dragenter", "dragover", "drop"]) {
               const event = new DragEvent(name, { dataTransfer: transfer, bubbles: true, cancelable: true });
               target.dispatchEvent(event);
@@ -184,7 +206,6 @@ class WebPage:
             """,
             described,
         )
-        self.wait_attached(len(files))
 
     def sounds(self) -> list[dict[str, Any]]:
         """What was scheduled for playback: `{time, rate, samples}` of each piece."""
@@ -202,15 +223,47 @@ class WebPage:
 
     def requests(self) -> list[dict[str, Any]]:
         """All requests so far: `{url, method, headers, postData?}`."""
+        self._read_log()
+        return self._requests
+
+    def frames(self) -> list[dict[str, Any]]:
+        """All events that have been sent through WebSockets."""
+        self._read_log()
+        return self._frames
+
+    def _read_log(self) -> None:
         for entry in self.browser.driver.get_log("performance"):
             message = json.loads(entry["message"])["message"]
-            if message["method"] == "Network.requestWillBeSent":
-                self._requests.append(message["params"]["request"])
-        return self._requests
+            match message["method"]:
+                case "Network.requestWillBeSent":
+                    self._requests.append(message["params"]["request"])
+                case "Network.webSocketFrameSent" if message["params"]["response"]["opcode"] == 1:
+                    self._frames.append(json.loads(message["params"]["response"]["payloadData"]))
 
     def questions(self) -> list[dict[str, Any]]:
         """The bodies of all requests for an answer."""
-        return [json.loads(r["postData"]) for r in self.requests() if r["url"].endswith("/v1/chat/completions")]
+        return self.bodies("v1/chat/completions")
+
+    def bodies(self, path: str) -> list[dict[str, Any]]:
+        """Of all requests for `path` that have JSON."""
+        return [json.loads(r["postData"]) for r in self.requests() if r["url"].endswith(f"/{path}")]
+
+    def settle(self, **fields: str) -> None:
+        """Writes into the fields of the settings; underscores stand for the hyphens of their ids."""
+        self.click("#settings-button")
+        for name, text in fields.items():
+            field = self.find(f"#{name.replace('_', '-')}")
+            field.clear()
+            field.send_keys(text)
+        self.click("#settings-dialog .primary")
+
+    def copied(self, selector: str) -> str:
+        """What a click on the button copies."""
+        self.browser.cdp("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
+        self.click(selector)
+        self.wait(f"document.querySelector({json.dumps(selector)}).textContent === 'Copied'")
+        text: str = self.browser.driver.execute_async_script("navigator.clipboard.readText().then(arguments[0])")
+        return text
 
 
 def wait_until(condition: Callable[[], bool], explain: Callable[[], str] = lambda: "") -> None:

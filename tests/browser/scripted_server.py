@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from omni_server.api.app import create_app
 from omni_server.api.config import ApiConfig
 from omni_server.api.state import ServerState
+from omni_server.api.websocket_protocol import BoundedWebSocketProtocol
 from tests.unit.api.fake_generator import FakeGenerator
 
 
@@ -22,7 +23,12 @@ class ScriptedServer:
         listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
         config = uvicorn.Config(
-            self._serve, interface="asgi3", log_config=None, lifespan="off", ws="none", timeout_graceful_shutdown=1
+            self._serve,
+            interface="asgi3",
+            log_config=None,
+            lifespan="off",
+            ws=BoundedWebSocketProtocol,
+            timeout_graceful_shutdown=1,
         )
         self._uvicorn = uvicorn.Server(config)
         self._thread = threading.Thread(target=lambda: self._uvicorn.run(sockets=[listener]))
@@ -49,14 +55,18 @@ class ScriptedServer:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._loop = asyncio.get_running_loop()
-        path, headers = scope["path"], dict(scope["headers"])
-        is_let_in = self.key is None or headers.get(b"authorization") == f"Bearer {self.key}".encode()
-        if path.startswith("/v1/") and not is_let_in:
+        path = scope["path"]
+        if path.startswith("/v1/") and not self._is_let_in(scope):
             error = {"message": "Incorrect API key provided.", "type": "authentication_error", "param": None}
             return await _send_json(send, 401, {"error": error | {"code": "invalid_api_key"}})
         if path == "/v1/audio/voices" and self.voices is not None:
             return await _send_json(send, 200, {"voices": self.voices})
         return await self._app(scope, receive, send)
+
+    def _is_let_in(self, scope: Scope) -> bool:
+        if scope["type"] == "websocket":
+            return self.key is None or f"openai-insecure-api-key.{self.key}" in scope["subprotocols"]
+        return self.key is None or dict(scope["headers"]).get(b"authorization") == f"Bearer {self.key}".encode()
 
 
 async def _send_json(send: Send, status: int, content: object) -> None:

@@ -11,7 +11,7 @@ from tests.browser.browser import MEDIA, WebPage
 from tests.browser.scripted_server import ScriptedServer
 from tests.unit.api.fake_generator import TEXT, Hang
 
-CONTROLS = {"button", "textbox", "combobox", "switch", "checkbox", "link", "DisclosureTriangle"}
+CONTROLS = {"button", "textbox", "combobox", "switch", "checkbox", "link", "DisclosureTriangle", "tab"}
 
 
 def accessible_controls(page: WebPage) -> list[tuple[str, str]]:
@@ -30,7 +30,8 @@ def test_every_control_has_a_name(page: WebPage) -> None:
     assert [role for role, name in controls if not name.strip()] == []
     names = {name for _, name in controls}
     assert {"Question", "Attach a file", "Speak your question", "Send", "Answer by voice", "Voice"} <= names
-    assert {"Play the answer", "Save the answer", "Remove shapes.png", "New conversation"} <= names
+    assert {"Play the answer", "Save the answer", "Remove shapes.png", "New chat", "History"} <= names
+    assert {"Chat", "Conversation", "Read aloud", "Transcribe", "Settings", "Help"} <= names
 
 
 def test_question_can_be_asked_with_the_keyboard_alone(page: WebPage, server: ScriptedServer) -> None:

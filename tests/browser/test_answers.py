@@ -70,6 +70,8 @@ def test_sound_is_played_whole_and_without_a_gap(page: WebPage, server: Scripted
 def test_timeline_shows_every_stage(page: WebPage) -> None:
     page.ask("Hello")
     page.wait_answered()
+    assert page.texts(".lane") == []  # until somebody wants to know
+    page.click("summary")
     assert page.texts(".lane > span") == ["Request", "Text", "Speech", "Playback", ""]
     label = page.js("document.querySelector('.timeline').getAttribute('aria-label')")
     assert re.fullmatch(r"Timeline: Request from .* s; Text from .* s; Speech from .* s; Playback from .* s\.", label)
@@ -155,6 +157,7 @@ def test_answer_without_voice_has_text_only(page: WebPage, server: ScriptedServe
     assert server.generator.last_request.speech is None
     assert page.text(".answer > .text") == TEXT
     assert page.sounds() == []
+    page.click("summary")
     assert page.texts(".lane > span") == ["Request", "Text", ""]
     page.ask("And then?")
     page.wait_answered(2)
@@ -192,7 +195,8 @@ def test_model_that_cannot_speak_is_not_asked_to(page: WebPage, server: Scripted
     server.generator.model_info = replace(TEXT_ONLY_MODEL, input_modalities=("image",))
     page.browser.driver.refresh()
     page.wait_ready()
-    assert page.texts("#speak-option, #voice-option, #mic, #big-mic") == []
+    assert page.texts("#speak-option, .voice-option, #mic, #big-mic") == []
+    assert page.texts("[role=tab]") == ["Chat"]
     page.ask("Hello")
     page.wait_answered()
     assert page.text(".answer > .text") == TEXT

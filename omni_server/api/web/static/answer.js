@@ -1,21 +1,20 @@
 // One answer: asks, shows and plays what streams in, and takes the times.
 
 import { startAnswer } from "./api.js";
-import { ANSWER_RATE_HZ, PcmDecoder, Playback } from "./playback.js";
+import { PcmDecoder } from "./pcm.js";
+import { ANSWER_RATE_HZ, Playback } from "./playback.js";
 import { Timings } from "./timings.js";
 
 export class Answer {
   #view;
-  #voice;
   #abort = new AbortController();
   #decoder = new PcmDecoder();
   #playback = null;
   #announcedId = null;
 
-  /** `view` shows the answer, see `AnswerView`. `voice` is null for an answer without speech. */
-  constructor(view, voice) {
+  /** `view` shows the answer, see `TurnView`. */
+  constructor(view) {
     this.#view = view;
-    this.#voice = voice;
     this.text = "";
     /** For later turns; null unless the whole answer has been spoken. */
     this.audioId = null;
@@ -23,14 +22,15 @@ export class Answer {
     this.stopped = false;
   }
 
-  /** Resolves when the answer is complete or was stopped; its sound may still be playing. Throws `ApiError`. */
-  async run(model, messages) {
+  /**
+   * Resolves when the answer is complete or was stopped; its sound may still be playing. Throws `ApiError`.
+   */
+  async run(body) {
     this.timings = new Timings();
     try {
-      const body = { model, messages, ...this.#output() };
       const { requestId, chunks } = await startAnswer(body, this.#abort.signal);
       this.timings.markAccepted();
-      this.#view.begin(this, requestId);
+      this.#view.begin(this, requestId, body);
       for await (const chunk of chunks) this.#take(chunk);
     } catch (error) {
       if (error.name !== "AbortError") throw error;
@@ -61,17 +61,12 @@ export class Answer {
     if (this.#playback) this.timings.played = this.#playback.segments;
   }
 
-  #output() {
-    if (this.#voice === null) return { modalities: ["text"] };
-    return { modalities: ["text", "audio"], audio: { voice: this.#voice, format: "pcm16" } };
-  }
-
   #take(chunk) {
     const choice = chunk.choices[0];
     if (!choice) return;
     const { content, audio } = choice.delta;
     this.#addText(content ?? audio?.transcript ?? "");
-    if (audio?.data) this.#addSound(this.#decoder.decode(audio.data));
+    if (audio?.data) this.#addSound(this.#decoder.decodeBase64(audio.data));
     if (audio?.id) this.#announcedId = audio.id;
     // An answer can be referred to by its id only once the server has said until when.
     if (audio?.expires_at) this.audioId = this.#announcedId;

@@ -3,6 +3,13 @@
 import { readEvents } from "./sse.js";
 
 const KEY_ITEM = "omni-server.api-key";
+const WORDS = {
+  413: "This is larger than what the server takes",
+  429: "The server has too much to do; try again in a moment",
+  502: "The server cannot be reached at the moment",
+  503: "The server cannot answer at the moment",
+  504: "The server took too long",
+};
 
 /** A refusal or failure that the server, or the way to it, has put into words. */
 export class ApiError extends Error {
@@ -21,7 +28,10 @@ export const apiKey = {
   set: (key) => (key ? sessionStorage.setItem(KEY_ITEM, key) : sessionStorage.removeItem(KEY_ITEM)),
 };
 
-/** What is served: `{id, voices: [{id, name}], inputs}`; `voices` is empty for a model that cannot speak. */
+/**
+ * What is served: `{id, voices: [{id, name}], inputs, about}`; `voices` is empty for a model that cannot
+ * speak, `about` is `{notice, example_prompts}` or null.
+ */
 export async function describeModel() {
   const { data } = await (await request("v1/models")).json();
   const model = data[0];
@@ -30,6 +40,7 @@ export async function describeModel() {
     id: model.id,
     voices: speaks ? ((await listVoices()) ?? (model.voices ?? []).map((id) => ({ id, name: id }))) : [],
     inputs: model.modalities?.input ?? ["text", "audio", "image", "video"],
+    about: model.about ?? null,
   };
 }
 
@@ -49,29 +60,67 @@ async function listVoices() {
  * Both throw `ApiError`, or an `AbortError` after `signal`.
  */
 export async function startAnswer(body, signal) {
-  const response = await request("v1/chat/completions", {
-    method: "POST",
-    headers: { "Content-Type": "application/json" },
-    body: JSON.stringify({ ...body, stream: true }),
-    signal,
-  });
-  return { requestId: response.headers.get("x-request-id"), chunks: readChunks(response.body) };
+  const response = await postJson("v1/chat/completions", { ...body, stream: true }, signal);
+  const chunks = readJsonEvents(response.body);
+  return { requestId: response.headers.get("x-request-id"), chunks };
 }
 
-async function* readChunks(body) {
+/**
+ * Has a text read aloud. Yields the bytes of the file as they come. Throws `ApiError`, or an `AbortError`
+ * after `signal`.
+ */
+export async function* readAloud(body, signal) {
+  const response = await postJson("v1/audio/speech", body, signal);
+  const reader = response.body.getReader();
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      yield value;
+    }
+  } catch (error) {
+    throw inWords(error);
+  }
+}
+
+/** Has a sound file written down. Yields the text piece by piece. Throws as `readAloud` does. */
+export async function* transcribe(file, model, signal) {
+  const form = new FormData();
+  form.set("model", model);
+  form.set("stream", "true");
+  form.set("file", file, file.name);
+  const response = await request("v1/audio/transcriptions", { method: "POST", body: form, signal });
+  for await (const event of readJsonEvents(response.body)) {
+    if (event.type === "transcript.text.delta") yield event.delta;
+    if (event.type === "transcript.text.done") return;
+  }
+}
+
+/** The events of `body`. Throws `ApiError` where it ends without the reader having seen the last one. */
+async function* readJsonEvents(body) {
   try {
     for await (const data of readEvents(body)) {
       if (data === "[DONE]") return;
-      const chunk = JSON.parse(data);
-      if (chunk.error) throw new ApiError(chunk.error.message, { code: chunk.error.code });
-      yield chunk;
+      const event = JSON.parse(data);
+      if (event.error) throw new ApiError(event.error.message, { code: event.error.code });
+      yield event;
     }
   } catch (error) {
-    if (error instanceof TypeError) throw new ApiError("The connection to the server was lost.");
-    if (error instanceof SyntaxError) throw new ApiError("The answer is damaged: it holds no valid JSON.");
-    throw error;
+    throw inWords(error);
   }
   throw new ApiError("The connection ended before the answer was complete.");
+}
+
+/** What broke off a response that had begun. */
+function inWords(error) {
+  if (error instanceof TypeError) return new ApiError("The connection to the server was lost.");
+  if (error instanceof SyntaxError) return new ApiError("The answer is damaged: it holds no valid JSON.");
+  return error;
+}
+
+function postJson(path, body, signal) {
+  const headers = { "Content-Type": "application/json" };
+  return request(path, { method: "POST", headers, body: JSON.stringify(body), signal });
 }
 
 /** Addresses are relative to the page, so that it also works below a path of a reverse proxy. */
@@ -96,6 +145,8 @@ async function refusal(response) {
     return new ApiError(message, { status: response.status, code });
   } catch {
     // Not this server's words: a proxy has answered.
-    return new ApiError(`The server answered with status ${response.status}.`, { status: response.status });
+    return new ApiError(`${WORDS[response.status] ?? "The server answered"} (status ${response.status}).`, {
+      status: response.status,
+    });
   }
 }

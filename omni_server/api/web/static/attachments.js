@@ -7,8 +7,8 @@ const MAX_PIXELS = 768 * 1024;
 
 /**
  * What a question holds beside its text:
- * `{kind: "audio" | "image" | "video", name, part, url?, samples?}`, where `part` is the API's content part, `url`
- * shows a picture or video on this page, and `samples` are mono at `SPEECH_RATE_HZ`.
+ * `{kind: "audio" | "image" | "video", name, part, url?, samples?}`, where `part` is the API's content part,
+ * `url` shows a picture or video on this page, and `samples` are mono at `SPEECH_RATE_HZ`.
  */
 export async function attachmentOf(file) {
   const kind = file.type.split("/")[0];
@@ -18,11 +18,21 @@ export async function attachmentOf(file) {
     case "image": {
       const picture = await scaledDown(file);
       const url = await dataUrl(picture);
-      return { kind, name: file.name, part: { type: "image_url", image_url: { url } }, url: URL.createObjectURL(picture) };
+      return {
+        kind,
+        name: file.name,
+        part: { type: "image_url", image_url: { url } },
+        url: URL.createObjectURL(picture),
+      };
     }
     case "video": {
       const url = await dataUrl(file);
-      return { kind, name: file.name, part: { type: "video_url", video_url: { url } }, url: URL.createObjectURL(file) };
+      return {
+        kind,
+        name: file.name,
+        part: { type: "video_url", video_url: { url } },
+        url: URL.createObjectURL(file),
+      };
     }
   }
   throw new Error(`“${file.name}” is neither sound nor a picture nor a video.`);
@@ -32,7 +42,12 @@ export async function attachmentOf(file) {
 export async function recordingOf(samples, name = "Recording") {
   const url = await dataUrl(encodeWav(samples, SPEECH_RATE_HZ));
   const data = url.slice(url.indexOf(",") + 1);
-  return { kind: "audio", name, samples, part: { type: "input_audio", input_audio: { data, format: "wav" } } };
+  return {
+    kind: "audio",
+    name,
+    samples,
+    part: { type: "input_audio", input_audio: { data, format: "wav" } },
+  };
 }
 
 /** To be called when the picture or video of an attachment is shown no more. */
@@ -67,7 +82,9 @@ async function scaledDown(file) {
   canvas.width = Math.round(bitmap.width * scale);
   canvas.height = Math.round(bitmap.height * scale);
   canvas.getContext("2d").drawImage(bitmap, 0, 0, canvas.width, canvas.height);
-  return new Promise((resolve) => canvas.toBlob(resolve, file.type === "image/png" ? "image/png" : "image/jpeg", 0.9));
+  return new Promise((resolve) =>
+    canvas.toBlob(resolve, file.type === "image/png" ? "image/png" : "image/jpeg", 0.9),
+  );
 }
 
 function dataUrl(blob) {

@@ -1,16 +1,10 @@
 // A piece of sound on the page: its waveform, how far it has been played, a button to play it again.
 
-import { Playback } from "./playback.js";
+import { download } from "./page.js";
+import { Playback, silence } from "./playback.js";
 import { encodeWav, toInt16 } from "./wav.js";
 
 const BARS = 64;
-
-/** The one clip that is being replayed. */
-let replaying = null;
-
-export function stopReplay() {
-  replaying?.stop();
-}
 
 export class Clip {
   #pieces = [];
@@ -23,14 +17,21 @@ export class Clip {
   constructor(element, rateHz, name) {
     this.#element = element;
     this.#rateHz = rateHz;
-    this.#part("play").addEventListener("click", () => (this.#playback ? this.#playback.stop() : this.#replay()));
+    this.#part("play").addEventListener("click", () =>
+      this.#playback ? this.#playback.stop() : this.#replay(),
+    );
     this.#part("play").setAttribute("aria-label", `Play ${name}`);
-    this.#part("save")?.addEventListener("click", () => this.#save());
+    this.#part("save")?.addEventListener("click", () => download(this.file(), "speech.wav"));
     this.#part("save")?.setAttribute("aria-label", `Save ${name}`);
   }
 
   get seconds() {
     return this.#numSamples / this.#rateHz;
+  }
+
+  /** What there is of it, as a WAV file. */
+  file() {
+    return encodeWav(this.#samples(), this.#rateHz);
   }
 
   /** More samples, an Int16Array or Float32Array. */
@@ -46,13 +47,19 @@ export class Clip {
     this.#part("duration").textContent = formatDuration(this.seconds);
   }
 
-  /** Shows how far `playback`, which plays this clip, has come, until it is finished. Its button then stops it. */
+  /**
+   * Shows how far `playback`, which plays this clip, has come, until it is finished. Its button then stops
+   * it.
+   */
   async follow(playback) {
     this.#playback = playback;
     this.#element.classList.add("playing");
     const show = () => {
       if (this.#playback !== playback) return;
-      this.#element.style.setProperty("--played", String(playback.playedSeconds / Math.max(this.seconds, 0.01)));
+      this.#element.style.setProperty(
+        "--played",
+        String(playback.playedSeconds / Math.max(this.seconds, 0.01)),
+      );
       requestAnimationFrame(show);
     };
     show();
@@ -63,27 +70,21 @@ export class Clip {
   }
 
   async #replay() {
-    stopReplay();
+    silence();
     const playback = new Playback(this.#rateHz);
-    replaying = playback;
     for (const piece of this.#pieces) playback.push(piece);
     playback.end();
     await this.follow(playback);
-    if (replaying === playback) replaying = null;
   }
 
-  #save() {
+  #samples() {
     const samples = new Int16Array(this.#numSamples);
     let position = 0;
     for (const piece of this.#pieces) {
       samples.set(piece instanceof Int16Array ? piece : toInt16(piece), position);
       position += piece.length;
     }
-    const link = document.createElement("a");
-    link.href = URL.createObjectURL(encodeWav(samples, this.#rateHz));
-    link.download = "speech.wav";
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+    return samples;
   }
 
   #part(name) {

@@ -1,8 +1,7 @@
 // Asks for the API key.
 
 import { ApiError, apiKey } from "./api.js";
-
-const element = (id) => document.getElementById(id);
+import { element } from "./page.js";
 
 let asking = null;
 
@@ -33,7 +32,10 @@ function openDialog(reason) {
   });
 }
 
-/** The result of `request`, which is repeated with another key for as long as the server refuses it and one is given. */
+/**
+ * The result of `request`, which is repeated with another key for as long as the server refuses it and one is
+ * given.
+ */
 export async function withKey(request) {
   for (;;) {
     try {
@@ -41,7 +43,9 @@ export async function withKey(request) {
     } catch (error) {
       if (!(error instanceof ApiError) || error.status !== 401) throw error;
       element("key-button").hidden = false;
-      const reason = apiKey.get() ? "The server has refused this key. Try another one." : "This server asks for a key.";
+      const reason = apiKey.get()
+        ? "The server has refused this key. Try another one."
+        : "This server asks for a key.";
       if (!(await askForKey(reason))) throw error;
     }
   }

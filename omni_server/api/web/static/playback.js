@@ -9,6 +9,13 @@ const JITTER_S = 0.12;
 const LEAD_S = 0.03;
 
 let context = null;
+/** What has not been heard to its end. */
+const sounding = new Set();
+
+/** Everything falls silent: only one thing is to be heard at a time, and nothing while somebody speaks. */
+export function silence() {
+  for (const playback of sounding) playback.stop();
+}
 
 /** To be called within a click or key press, without which browsers stay silent. */
 export function unlockSound() {
@@ -30,6 +37,8 @@ export class Playback {
     this.#rateHz = rateHz;
     /** Resolves when the last sample has been heard, or after `stop`. */
     this.finished = new Promise((resolve) => (this.#resolve = resolve));
+    sounding.add(this);
+    this.finished.then(() => sounding.delete(this));
   }
 
   /** More samples, an Int16Array or Float32Array. */
@@ -68,7 +77,9 @@ export class Playback {
   get segments() {
     const offset = performance.now() - 1000 * context.currentTime;
     const latency = context.outputLatency || context.baseLatency || 0;
-    return this.#segments.map(({ start, end }) => [start, end].map((time) => offset + 1000 * (time + latency)));
+    return this.#segments.map(({ start, end }) =>
+      [start, end].map((time) => offset + 1000 * (time + latency)),
+    );
   }
 
   #schedule() {
@@ -96,7 +107,10 @@ export class Playback {
 
   #start(samples, time) {
     const buffer = context.createBuffer(1, samples.length, this.#rateHz);
-    buffer.copyToChannel(samples instanceof Int16Array ? Float32Array.from(samples, (s) => s / 32768) : samples, 0);
+    buffer.copyToChannel(
+      samples instanceof Int16Array ? Float32Array.from(samples, (s) => s / 32768) : samples,
+      0,
+    );
     const source = context.createBufferSource();
     source.buffer = buffer;
     source.connect(context.destination);
@@ -110,22 +124,5 @@ export class Playback {
 
   #settle() {
     if (this.#ended && this.#waiting.length === 0 && this.#sources.size === 0) this.#resolve();
-  }
-}
-
-/** Base64 of 16-bit little-endian samples, cut anywhere: a half sample waits for its other half. */
-export class PcmDecoder {
-  #half = null;
-
-  decode(base64) {
-    const text = atob(base64);
-    const offset = this.#half === null ? 0 : 1;
-    const bytes = new Uint8Array(offset + text.length);
-    if (offset) bytes[0] = this.#half;
-    for (let i = 0; i < text.length; i++) bytes[offset + i] = text.charCodeAt(i);
-    const numSamples = bytes.length >> 1;
-    this.#half = bytes.length % 2 ? bytes[bytes.length - 1] : null;
-    const view = new DataView(bytes.buffer);
-    return Int16Array.from({ length: numSamples }, (_, i) => view.getInt16(2 * i, true));
   }
 }

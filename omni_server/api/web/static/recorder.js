@@ -1,10 +1,10 @@
 // The composer's recording state: level meter, time, discard and send.
 
-import { Recording } from "./microphone.js";
 import { formatDuration } from "./clip.js";
+import { element } from "./page.js";
+import { Recording } from "./recording.js";
 
 const METER_BARS = 40;
-const element = (id) => document.getElementById(id);
 
 export class Recorder {
   #recording = null;

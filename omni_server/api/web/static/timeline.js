@@ -22,14 +22,21 @@ function lanesOf(timings, now) {
   const seconds = (time) => timings.since(time);
   const arrivals = (times) => (times.length > 0 ? [[seconds(times[0]), seconds(times.at(-1))]] : []);
   const accepted = seconds(timings.accepted ?? timings.ended ?? now);
-  const answered = seconds(Math.min(timings.text[0] ?? Infinity, timings.sound[0] ?? Infinity, timings.ended ?? now));
+  const answered = seconds(
+    Math.min(timings.text[0] ?? Infinity, timings.sound[0] ?? Infinity, timings.ended ?? now),
+  );
   const lanes = [
     { name: "Request", className: "request", bars: [[0, accepted]], pale: [accepted, answered], ticks: [] },
     { name: "Text", className: "text", bars: arrivals(timings.text), ticks: timings.text.map(seconds) },
   ];
   if (timings.sound.length > 0) {
     const played = timings.played.map(([from, to]) => [seconds(from), seconds(to)]);
-    lanes.push({ name: "Speech", className: "sound", bars: arrivals(timings.sound), ticks: timings.sound.map(seconds) });
+    lanes.push({
+      name: "Speech",
+      className: "sound",
+      bars: arrivals(timings.sound),
+      ticks: timings.sound.map(seconds),
+    });
     lanes.push({ name: "Playback", className: "played", bars: played, ticks: [] });
   }
   return lanes;
@@ -43,12 +50,23 @@ function marksUpTo(end) {
 function laneRow({ name, className, bars, pale, ticks }, end, marks) {
   const svg = drawing(LANE_HEIGHT);
   const x = (time) => percent(time / end);
-  for (const mark of marks) svg.append(shape("line", { class: "grid", x1: x(mark), x2: x(mark), y1: 0, y2: LANE_HEIGHT }));
+  for (const mark of marks)
+    svg.append(shape("line", { class: "grid", x1: x(mark), x2: x(mark), y1: 0, y2: LANE_HEIGHT }));
   const bar = (className, [from, to]) =>
-    svg.append(shape("rect", { class: className, x: x(from), width: x(Math.max(0, to - from)), y: 3, height: LANE_HEIGHT - 6, rx: 2 }));
+    svg.append(
+      shape("rect", {
+        class: className,
+        x: x(from),
+        width: x(Math.max(0, to - from)),
+        y: 3,
+        height: LANE_HEIGHT - 6,
+        rx: 2,
+      }),
+    );
   if (pale) bar("pale", pale);
   for (const span of bars) bar("span", span);
-  for (const tick of ticks) svg.append(shape("rect", { class: "tick", x: x(tick), width: 1.5, y: 2, height: LANE_HEIGHT - 4 }));
+  for (const tick of ticks)
+    svg.append(shape("rect", { class: "tick", x: x(tick), width: 1.5, y: 2, height: LANE_HEIGHT - 4 }));
   return row(name, svg, className);
 }
 

@@ -35,7 +35,10 @@ export async function resample(samples, fromHz, toHz) {
   return (await context.startRendering()).getChannelData(0);
 }
 
-/** Any sound file that the browser can read, as mono samples at `SPEECH_RATE_HZ`. Throws a DOMException if it cannot. */
+/**
+ * Any sound file that the browser can read, as mono samples at `SPEECH_RATE_HZ`. Throws a DOMException if it
+ * cannot.
+ */
 export async function decodeSound(file) {
   const context = new OfflineAudioContext(1, 1, SPEECH_RATE_HZ);
   const buffer = await context.decodeAudioData(await file.arrayBuffer());

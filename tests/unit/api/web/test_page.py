@@ -3,6 +3,7 @@
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import urljoin
 
 import httpx2
 import pytest
@@ -38,6 +39,10 @@ class Tags(HTMLParser):
         self.found.append((tag, dict(attrs)))
 
 
+def references(html: str) -> set[str]:
+    return {value for _, a in Tags(html).found for value in (a.get("src"), a.get("href")) if value}
+
+
 async def test_the_page_is_there_before_the_model_is() -> None:
     response = await get("/")
     assert response.status_code == 200
@@ -48,7 +53,12 @@ async def test_the_page_is_there_before_the_model_is() -> None:
 @pytest.mark.parametrize("name", ASSETS)
 async def test_every_file_is_served_with_its_type(name: str) -> None:
     response = await get(f"/web/{name}")
-    types = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
+    types = {
+        ".html": "text/html; charset=utf-8",
+        ".css": "text/css; charset=utf-8",
+        ".js": "text/javascript; charset=utf-8",
+        ".svg": "image/svg+xml",
+    }
     assert response.status_code == 200
     assert response.headers["content-type"] == types[Path(name).suffix]
     assert response.content == (STATIC / name).read_bytes()
@@ -67,8 +77,9 @@ async def test_policy_allows_nothing_but_the_servers_own_files(path: str) -> Non
     assert "microphone=(self)" in headers["permissions-policy"]
 
 
-def test_the_page_has_no_inline_script_or_style() -> None:
-    for tag, attributes in Tags(page()).found:
+@pytest.mark.parametrize("name", ["index.html", "guide.html"])
+def test_pages_have_no_inline_script_or_style(name: str) -> None:
+    for tag, attributes in Tags((STATIC / name).read_text()).found:
         assert tag != "style"
         assert tag != "script" or attributes.get("src")
         assert not [name for name in attributes if name == "style" or name.startswith("on")], (tag, attributes)
@@ -81,14 +92,16 @@ def test_no_file_names_another_host() -> None:
 
 
 async def test_all_that_the_files_refer_to_is_served() -> None:
-    references = {value for _, a in Tags(page()).found for value in (a.get("src"), a.get("href")) if value}
+    wanted = {name for name in references(page()) if not name.startswith("#")}
     scripts = "".join(file.read_text() for file in STATIC.glob("*.js"))
-    modules = re.findall(r'from "\./([^"]+)"|new URL\("([^"]+)", import\.meta\.url\)', scripts)
-    wanted = {name for name in references if not name.startswith("#")}
+    modules = re.findall(r'(?:from|import) "\./([^"]+)"|new URL\("([^"]+)", import\.meta\.url\)', scripts)
     wanted |= {f"web/{first or second}" for first, second in modules}
+    guide = (STATIC / "guide.html").read_text()
+    wanted |= {urljoin("web/guide.html", name) for name in references(guide)} - {""}
     assert {"web/style.css", "web/app.js", "web/sse.js", "web/capture-worklet.js"} <= wanted
-    for name in wanted:
-        assert (await get(f"/{name}")).status_code == 200, name
+    async with http_client(app_of(None)) as client:
+        for name in wanted:
+            assert (await client.get(f"/{name}")).status_code == 200, name
     unused = {f"web/{name}" for name in ASSETS} - wanted
     assert unused == set()
 
@@ -163,7 +176,7 @@ def test_colours_have_the_contrast_of_wcag_aa(scheme: int) -> None:
     blocks = re.findall(r":root \{(.*?)\}", (STATIC / "style.css").read_text(), re.DOTALL)
     colors = dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6});", blocks[scheme]))
     text = [("ink", "page"), ("ink", "surface"), ("ink", "raised"), ("muted", "page"), ("muted", "surface")]
-    text += [("muted", "raised"), ("on-accent", "accent"), ("danger", "page"), ("page", "ink")]
+    text += [("muted", "raised"), ("ink", "selected"), ("on-accent", "accent"), ("danger", "page"), ("page", "ink")]
     graphics = [("accent", "page"), ("accent", "surface"), ("line-strong", "page"), ("line-strong", "surface")]
     for pairs, least in ((text, 4.5), (graphics, 3.0)):
         for first, second in pairs:

@@ -1,51 +1,28 @@
-// Turns of the conversation on the page.
+// Turns of the chat on the page.
 
-import { discard } from "./attachments.js";
+import { attachmentView } from "./attachment_view.js";
 import { Clip } from "./clip.js";
+import { copyButton } from "./copy_button.js";
+import { copyOf, element } from "./page.js";
 import { ANSWER_RATE_HZ } from "./playback.js";
+import { chatAsCurl, chatAsPython } from "./program_text.js";
 import { drawTimeline } from "./timeline.js";
 import { formatSeconds } from "./timings.js";
-import { SPEECH_RATE_HZ } from "./wav.js";
 
 const REDRAW_MS = 120;
 const NEAR_PX = 80;
 
-const page = document.getElementById("conversation");
+const page = element("chat-scroll");
 /** Whether the end is to stay in view: until the reader scrolls up. */
 let following = true;
 page.addEventListener("scroll", () => {
   following = page.scrollHeight - page.scrollTop - page.clientHeight < NEAR_PX;
 });
+// A phone's keyboard takes half of the page.
+new ResizeObserver(() => following && scrollToEnd()).observe(page);
 
-/** A copy of the element in the template called `name`. */
-export function copyOf(name) {
-  return document.getElementById(`${name}-template`).content.firstElementChild.cloneNode(true);
-}
-
-/** What shows an attachment: a waveform, a picture, a video, or its name where the browser cannot read it. */
-export function attachmentView(attachment) {
-  const { kind, name, url, samples } = attachment;
-  if (kind === "audio" && samples) {
-    const element = copyOf("clip");
-    element.querySelector(".save").remove();
-    const clip = new Clip(element, SPEECH_RATE_HZ, name);
-    clip.add(samples);
-    clip.draw();
-    element.title = name;
-    return element;
-  }
-  const label = Object.assign(document.createElement("span"), { className: "file", textContent: name });
-  if (!url) return label;
-  const shown =
-    kind === "image"
-      ? Object.assign(document.createElement("img"), { src: url, alt: name })
-      : Object.assign(document.createElement("video"), { src: url, controls: true, muted: true, title: name });
-  // The server may know the format nevertheless.
-  shown.addEventListener("error", () => {
-    shown.replaceWith(label);
-    discard(attachment);
-  });
-  return shown;
+function scrollToEnd() {
+  page.scrollTop = page.scrollHeight;
 }
 
 /** One question and its answer. */
@@ -61,17 +38,23 @@ export class TurnView {
     question.querySelector(".text").hidden = !text;
     question.querySelector(".media").append(...attachments.map(attachmentView));
     question.querySelector(".media").hidden = attachments.length === 0;
-    for (const details of list.querySelectorAll("details")) details.open = false;
     list.append(this.#turn);
     this.#scroll(true);
   }
 
-  /** The server has accepted the request. */
-  begin(answer, requestId) {
+  /** Shows the text of an answer of an earlier visit. */
+  restore(text) {
+    this.text(text);
+    this.complete();
+  }
+
+  /** The server has accepted the request, which was `body`. */
+  begin(answer, requestId, body) {
     this.#answer = answer;
-    const times = this.#part(".times");
-    times.hidden = false;
-    times.open = true;
+    this.#part(".times").hidden = false;
+    this.#part(".copies").hidden = false;
+    copyButton(this.#part(".as-curl"), () => chatAsCurl(body));
+    copyButton(this.#part(".as-python"), () => chatAsPython(body));
     this.#part(".request-id").textContent = requestId ? `Request ${requestId}` : "";
     this.#drawing = setInterval(() => this.#draw(), REDRAW_MS);
     this.#draw();
@@ -147,7 +130,8 @@ export class TurnView {
   #time(selector, time) {
     const element = this.#part(selector);
     element.hidden = time === null;
-    if (time !== null) element.querySelector("b").textContent = formatSeconds(this.#answer.timings.since(time));
+    if (time !== null)
+      element.querySelector("b").textContent = formatSeconds(this.#answer.timings.since(time));
   }
 
   #part(selector) {
@@ -155,6 +139,6 @@ export class TurnView {
   }
 
   #scroll(always = false) {
-    if (always || following) page.scrollTop = page.scrollHeight;
+    if (always || following) scrollToEnd();
   }
 }
