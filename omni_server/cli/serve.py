@@ -15,6 +15,7 @@ from omni_server.api.config import ApiConfig
 from omni_server.api.listener import check_address
 from omni_server.api.local_only import is_loopback
 from omni_server.check.default_config import default_stage_config, describe
+from omni_server.check.machine import refuse_cuda_build_without_gpu
 from omni_server.check.placement import Quantization
 from omni_server.cli.access_flags import access_settings, add_access_flags
 from omni_server.cli.freed_memory import give_freed_memory_back
@@ -26,6 +27,7 @@ from omni_server.cli.standard_streams import Printer, lose_what_cannot_be_writte
 from omni_server.cli.values import port, seconds, seconds_or_zero
 from omni_server.config.load import find_stage_config, load_stage_config
 from omni_server.config.stage_config import StageConfig
+from omni_server.demos import DEFAULT_DEMO, DEMOS
 from omni_server.engine import fork_server
 from omni_server.engine.environment import set_engine_environment
 from omni_server.engine.progress import LONGEST_SILENCE_S
@@ -78,8 +80,16 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         allow_abbrev=False,
     )
     model = parser.add_argument_group("model")
-    model.add_argument("model", metavar="MODEL", nargs="?", help=f"local folder or hub id, such as {EXAMPLE_MODEL}")
+    model.add_argument(
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        help=f"local folder or hub id, such as {EXAMPLE_MODEL} (default: the demo model that comes with the program)",
+    )
     model.add_argument("--model", metavar="MODEL", dest="model_flag", help="the same as a flag, as vLLM's images do")
+    model.add_argument(
+        "--demo", choices=tuple(DEMOS), help=f"which demo model to serve instead of MODEL (default: {DEFAULT_DEMO})"
+    )
     add_placement_flags(model)
     model.add_argument(
         "--served-model-name",
@@ -247,6 +257,8 @@ def _stage_config(options: ServeOptions, on_progress: Callable[[str], None]) -> 
     config = (
         _chosen_config(options, on_progress) if options.stage_config is None else _named_config(options, on_progress)
     )
+    if config.platform == "cpu" and not has_gpu():
+        refuse_cuda_build_without_gpu()
     if options.request_timeout_s is not None:
         config = config.model_copy(update={"request_timeout_s": options.request_timeout_s})
     return config
@@ -282,14 +294,15 @@ def _options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Se
     if options.model is not None and options.model_flag is not None:
         parser.error("MODEL is given twice: as an argument and with --model")
     model = options.model or options.model_flag
-    if not model:
-        parser.error(f"MODEL is missing: a local folder, or a hub id such as {EXAMPLE_MODEL}")
+    if model and options.demo:
+        parser.error("MODEL and --demo contradict each other: give one of them")
+    demo = DEMOS[options.demo or DEFAULT_DEMO]
     return ServeOptions(
-        model=model,
+        model=model or str(demo.path()),
         stage_config=options.stage_config,
         use_cpu=options.cpu,
         quantization=options.quantization,
-        served_model_names=tuple(options.served_model_name or (model,)),
+        served_model_names=tuple(options.served_model_name or (model or demo.served_name,)),
         revision=options.revision,
         load_format=options.load_format,
         request_timeout_s=options.request_timeout,

@@ -44,7 +44,7 @@ def test_text_and_sound_are_there_before_the_answer_is_complete(page: WebPage, s
 
     server.set(sound)
     page.wait("window.scheduledSounds.length > 0")
-    page.wait("/^First sound [0-9.]+ s$/.test(document.querySelector('.first-sound').textContent)")
+    page.wait("/^First audio [0-9.]+ s$/.test(document.querySelector('.first-sound').textContent)")
     assert page.texts(".total") == []
 
     server.set(rest)

@@ -112,7 +112,7 @@ def test_sound_is_heard_before_it_is_complete_and_can_be_stopped(page: WebPage, 
     server.generator.script = [AudioDelta(0, np.tile(SAMPLES, 20)), Hang()]
     read(page)
     page.wait("window.scheduledSounds.length > 0")
-    assert page.text("#read-status").startswith("First sound after ")
+    assert page.text("#read-status").startswith("First audio after ")
     page.click("#read-stop")
     wait_read(page)
     page.wait("document.querySelector('#read-status').textContent === 'Stopped.'")

@@ -17,7 +17,7 @@ from tests.integration.server_process import MODEL, ROOT, ServerProcess
 
 PAGE = (ROOT / "docs" / "api.md").read_text()
 ADDRESS = "http://127.0.0.1:8091"
-DEMO_NAME = "qwen2_5_omni-demo"
+DEMO_NAME = "speaking-demo"
 
 Check = Callable[[bytes, Path], None]
 

@@ -159,7 +159,7 @@ def test_commands_of_the_page_work(server: ServerProcess, tmp_path: Path) -> Non
     assert len(commands) == 3
     (tmp_path / "tests").symlink_to(ROOT / "tests")
     for command in commands:
-        script = "set -e\n" + command.replace("http://127.0.0.1:8091", server.url).replace("qwen2_5_omni-demo", MODEL)
+        script = "set -e\n" + command.replace("http://127.0.0.1:8091", server.url).replace("speaking-demo", MODEL)
         subprocess.run(["bash", "-c", script], cwd=tmp_path, check=True, timeout=300)
     assert soundfile.info(tmp_path / "speech.mp3").samplerate == SAMPLE_RATE_HZ
     assert soundfile.info(tmp_path / "speech.wav").frames > 0

@@ -117,22 +117,46 @@ def write_tokenizer(folder: Path, vocabulary: Vocabulary) -> TokenIds:
     vocab, merges = _plain_vocabulary()
     if vocabulary == "full":
         vocab = _spread_to_genuine_ids(vocab)
-    tokenizer = _tokenizer(vocab, merges)
-    added = {content: len(vocab) + i for i, (content, _) in enumerate(_ADDED)}
-
-    tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
+    _save(folder, models.BPE(vocab=vocab, merges=merges), vocab, _SPLIT, "Qwen2Tokenizer")
     _dump(folder / "vocab.json", vocab, indent=None)
     (folder / "merges.txt").write_text("#version: 0.2\n" + "".join(f"{a} {b}\n" for a, b in merges), encoding="utf-8")
-    _dump(folder / "added_tokens.json", added)
-    _write_tokenizer_config(folder, added)
+    _dump(folder / "added_tokens.json", _added_ids(vocab))
+    spoken = tuple(sorted([vocab[_SPACE + word] for word in SPOKEN] + [vocab[mark] for mark in PUNCTUATION]))
+    if vocabulary == "full":
+        return _token_ids(vocab, _GENUINE_VOCAB_SIZE, _GENUINE_TTS_IDS, spoken)
+    return _packed_token_ids(vocab, spoken)
+
+
+def write_word_tokenizer(folder: Path, vocab: dict[str, int], split: str) -> TokenIds:
+    """The same for a vocabulary of whole words and the 256 bytes: what `split`, a regular expression, cuts out of a
+    text is one token if `vocab` has it, and bytes otherwise; nothing is merged. All plain tokens count as spoken.
+
+    transformers' class for Qwen2 would leave `ignore_merges` and `split` out, so the general one is named.
+    """
+    model = models.BPE(vocab=vocab, merges=[], ignore_merges=True)
+    _save(folder, model, vocab, split, "PreTrainedTokenizerFast")
+    return _packed_token_ids(vocab, tuple(vocab.values()))
+
+
+def _save(folder: Path, model: models.BPE, vocab: dict[str, int], split: str, tokenizer_class: str) -> None:
+    _tokenizer(model, split).save(str(folder / "tokenizer.json"), pretty=False)
+    _write_tokenizer_config(folder, _added_ids(vocab), tokenizer_class)
     _dump(folder / "chat_template.json", {"chat_template": _CHAT_TEMPLATE})
 
-    if vocabulary == "full":
-        vocab_size, tts = _GENUINE_VOCAB_SIZE, _GENUINE_TTS_IDS
-    else:
-        first = len(vocab) + len(_ADDED)
-        tts = {name: first + i for i, name in enumerate(_GENUINE_TTS_IDS)}
-        vocab_size = -(-(first + len(tts)) // 64) * 64
+
+def _added_ids(vocab: dict[str, int]) -> dict[str, int]:
+    return {content: len(vocab) + i for i, (content, _) in enumerate(_ADDED)}
+
+
+def _packed_token_ids(vocab: dict[str, int], spoken: tuple[int, ...]) -> TokenIds:
+    """The ids of the speech part follow the added tokens."""
+    first = len(vocab) + len(_ADDED)
+    tts = {name: first + i for i, name in enumerate(_GENUINE_TTS_IDS)}
+    return _token_ids(vocab, -(-(first + len(tts)) // 64) * 64, tts, spoken)
+
+
+def _token_ids(vocab: dict[str, int], vocab_size: int, tts: dict[str, int], spoken: tuple[int, ...]) -> TokenIds:
+    added = _added_ids(vocab)
     return TokenIds(
         vocab_size=vocab_size,
         end_of_text=added["<|endoftext|>"],
@@ -152,7 +176,7 @@ def write_tokenizer(folder: Path, vocabulary: Vocabulary) -> TokenIds:
         tts_start=tts["start"],
         tts_end=tts["end"],
         speakers={name: tts[name] for name in ("Chelsie", "Ethan")},
-        spoken=tuple(sorted([vocab[_SPACE + word] for word in SPOKEN] + [vocab[mark] for mark in PUNCTUATION])),
+        spoken=spoken,
     )
 
 
@@ -183,12 +207,12 @@ def _spread_to_genuine_ids(vocab: dict[str, int]) -> dict[str, int]:
     return spread
 
 
-def _tokenizer(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+def _tokenizer(model: models.BPE, split: str) -> Tokenizer:
+    tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(_SPLIT), behavior="isolated", invert=False),
+            pre_tokenizers.Split(Regex(split), behavior="isolated", invert=False),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -203,7 +227,7 @@ def _tokenizer(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Tokenize
     return tokenizer
 
 
-def _write_tokenizer_config(folder: Path, added: dict[str, int]) -> None:
+def _write_tokenizer_config(folder: Path, added: dict[str, int], tokenizer_class: str) -> None:
     special = [content for content, is_special in _ADDED if is_special]
     decoder = {
         str(added[content]): {
@@ -231,7 +255,7 @@ def _write_tokenizer_config(folder: Path, added: dict[str, int]) -> None:
         "pad_token": "<|endoftext|>",
         "processor_class": "Qwen2_5OmniProcessor",
         "split_special_tokens": False,
-        "tokenizer_class": "Qwen2Tokenizer",
+        "tokenizer_class": tokenizer_class,
         "unk_token": None,
     }
     _dump(folder / "tokenizer_config.json", config)

@@ -19,7 +19,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 WAV = ROOT / "tests" / "data" / "media" / "speech_hello.wav"
 PROGRAM_TIMEOUT_S = 300
 
-DEMO_ADDRESS, DEMO_NAME = "127.0.0.1:8091", "qwen2_5_omni-demo"  # those of the recipes
+DEMO_ADDRESS, DEMO_NAME = "127.0.0.1:8091", "speaking-demo"  # those of the recipes
 FEW_TOKENS = {"pipecat": "24, seed=7", "livekit": '24, extra_body={"seed": 7}'}
 """The demo model's answers: short, and the same each time."""
 

@@ -1,10 +1,16 @@
 """Long texts in passages."""
 
+import math
 import re
 
 import pytest
 
-from omni_server.api.passages import passages
+from omni_server.api import passages as module
+
+
+def passages(text: str, longest_speech_s: float = math.inf) -> list[str]:
+    return module.passages(text, longest_speech_s)
+
 
 SENTENCE = "The quick brown fox jumps over the lazy dog. "
 
@@ -66,3 +72,13 @@ def test_a_cut_inside_a_word_leaves_characters_whole(character: str) -> None:
     found = passages(character * 700)
     assert len(found) > 1
     assert all(passage == character * (len(passage) // len(character)) for passage in found)
+
+
+def test_passages_are_as_short_as_the_talkers_limit_wants_them() -> None:
+    found = passages(SENTENCE * 20, longest_speech_s=30.0)
+    assert all(100 < len(passage) <= 225 for passage in found)
+    assert " ".join(found) == (SENTENCE * 20).strip()
+
+
+def test_a_limit_of_almost_nothing_still_leaves_passages() -> None:
+    assert passages("abc", longest_speech_s=0.02) == ["a", "b", "c"]

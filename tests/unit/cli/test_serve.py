@@ -146,10 +146,19 @@ def test_the_model_may_be_a_flag(parsed: list[ServeOptions]) -> None:
     assert (parsed[0].model, parsed[0].api.uds) == ("some/model", "/run/omni.sock")
 
 
+@pytest.mark.parametrize("arguments", [["serve"], ["serve", "--demo", "speaking"]])
+def test_without_a_model_the_demo_of_the_program_is_served(parsed: list[ServeOptions], arguments: list[str]) -> None:
+    assert main(arguments) == 0
+
+    assert parsed[0].served_model_names == ("speaking-demo",)
+    assert (Path(parsed[0].model) / "model.safetensors").is_file()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("", "MODEL is missing: a local folder, or a hub id such as Qwen/Qwen2.5-Omni-7B"),
+        ("a --demo speaking", "MODEL and --demo contradict each other: give one of them"),
+        ("--demo singing", "argument --demo: invalid choice: 'singing' (choose from 'speaking')"),
         ("a --model b", "MODEL is given twice: as an argument and with --model"),
         ("a --port 65536", "argument --port: '65536' is no port: 0 to 65535"),
         ("a --port=-1", "argument --port: '-1' is no port: 0 to 65535"),

@@ -81,7 +81,7 @@ class Reading {
 
   #add(samples) {
     if (samples.length === 0) return;
-    if (this.#clip.seconds === 0) showStatus(`First sound after ${formatSeconds(this.#seconds())}`);
+    if (this.#clip.seconds === 0) showStatus(`First audio after ${formatSeconds(this.#seconds())}`);
     this.#clip.add(samples);
     this.#playback.push(samples);
   }
@@ -110,7 +110,7 @@ async function read() {
   silence();
   unlockSound();
   show("read-problem", "");
-  showStatus("Waiting for the first sound");
+  showStatus("Waiting for the first audio");
   file = null;
   element("read-download").hidden = true;
   const reading = new Reading(body());

@@ -1,0 +1,97 @@
+"""All parts, each in a process of its own, and the checkpoint made of them."""
+
+import shutil
+import tempfile
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoConfig
+
+from scripts.speaking_demo import checkpoint, codes, training, vocabulary
+from scripts.speaking_demo.training import Report, Schedule
+from stages.qwen2_5_omni.demo_checkpoint.tokenizer import TokenIds
+
+PARTS = ("talker", "vocoder", "dit", "thinker")
+"""The longest first: on a CPU two run at a time."""
+_MODEL_CARD = Path(__file__).with_name("model_card.md")
+
+
+@dataclass(frozen=True)
+class _Job:
+    part: str
+    schedule: Schedule
+    device: str
+    ids: TokenIds
+    folder: Path
+    """Has the layout, without weights."""
+    codebook: Path
+    out: Path
+    """File for the trained state."""
+
+
+def train_all(out: Path, schedules: Mapping[str, Schedule], device: str, report: Report) -> None:
+    """Writes the checkpoint to `out`, which appears when it is complete. Raises `OSError` without espeak-ng or gcc."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as name:
+        scratch = Path(name)
+        folder = scratch / "checkpoint"
+        folder.mkdir()
+        ids = checkpoint.write_layout(folder)
+        report("espeak-ng speaks every word")
+        codebook = codes.make_codebook()
+        torch.save(codebook, scratch / "codebook.pt")
+        jobs = [
+            _Job(part, schedules[part], device, ids, folder, scratch / "codebook.pt", scratch / f"{part}.pt")
+            for part in PARTS
+        ]
+        num_workers = 2 if device == "cpu" else len(jobs)
+        with ProcessPoolExecutor(num_workers, mp_context=get_context("spawn")) as pool:
+            for job, loss in zip(jobs, pool.map(_train, jobs), strict=True):
+                report(f"{job.part} is trained, loss {loss:.4f}")
+        states = {job.part: torch.load(job.out, map_location="cpu", weights_only=True) for job in jobs}
+        references = training.reference_mels(training.utterances(codebook, count=4))
+        checkpoint.write_weights(folder, ids, checkpoint.Trained(**states, references=references))
+        shutil.copy(_MODEL_CARD, folder / "README.md")
+        folder.rename(out)
+
+
+def _train(job: _Job) -> float:
+    """Returns the mean loss of the last steps."""
+    torch.set_num_threads(1)
+    device = torch.device(job.device)
+    codebook = torch.load(job.codebook, weights_only=False)  # a file of this process's parent
+    config = AutoConfig.from_pretrained(job.folder)
+    tokenizer = Tokenizer.from_file(str(job.folder / "tokenizer.json"))
+    model: torch.nn.Module
+    match job.part:
+        case "talker":
+            answers = [tokenizer.encode(answer.text).ids for answer in vocabulary.answers()]
+            special = checkpoint.special_tokens(job.ids)
+            model, history = training.train_talker(
+                codebook, special, answers, job.ids.vocab_size, job.schedule, device, _say
+            )
+        case "thinker":
+            text_config = config.thinker_config.text_config
+            ids = checkpoint.text_ids(job.ids)
+            model, history = training.train_thinker(text_config, tokenizer, ids, job.schedule, device, _say)
+        case "dit":
+            dit_config = config.token2wav_config.dit_config
+            dit_config.num_embeds = codes.NUM_SOUNDS
+            said = training.utterances(codebook)
+            model, history = training.train_dit(dit_config, said, job.schedule, device, _say)
+        case _:
+            vocoder_config = config.token2wav_config.bigvgan_config
+            said = training.utterances(codebook)
+            model, history = training.train_vocoder(vocoder_config, said, job.schedule, device, _say)
+    torch.save(model.state_dict(), job.out)
+    recent = history[-50:]
+    return sum(recent) / len(recent)
+
+
+def _say(line: str) -> None:
+    print(f"    {line}", flush=True)
