@@ -314,7 +314,8 @@ def _model_info(
 
 def _longest_speech_s(config: StageConfig, model: FamilyModel) -> float:
     name = config.stage_named("talker")
-    limit = None if name is None else config.stages[name].default_sampling.max_tokens
+    talker = None if name is None else config.stages[name]
+    limit = talker.default_sampling.max_tokens if isinstance(talker, ArStage) else None
     return math.inf if limit is None else limit * model.codec.samples_per_code / SAMPLE_RATE_HZ
 
 

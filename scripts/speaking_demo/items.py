@@ -11,6 +11,8 @@ _PROMPT_TOKENS = 100
 _LENGTHS = ((0.35, 2, 10), (0.65, 8, 30), (1.0, 30, 120))
 """Share of the batches with at most so many tokens per text, cumulated; shortest and longest."""
 _CODES_PER_TOKEN = 21
+_DRAWN = 4
+"""Times as many texts are drawn as are used: those next to each other in length, or half of a batch is padding."""
 
 
 class Texts:
@@ -29,7 +31,10 @@ class Texts:
         low, high = next((low, high) for share, low, high in _LENGTHS if draw <= share)
         longest = rng.randint(low, high)
         count = max(1, num_codes // (_CODES_PER_TOKEN * longest + _PROMPT_TOKENS))
-        return [self.item(rng, rng.randint(max(1, longest * 3 // 4), longest)) for _ in range(count)]
+        items = [self.item(rng, rng.randint(max(1, longest * 3 // 4), longest)) for _ in range(_DRAWN * count)]
+        items.sort(key=lambda item: len(item.prompt) + _CODES_PER_TOKEN * len(item.reply))
+        first = rng.randint(0, len(items) - count)
+        return items[first : first + count]
 
     def item(self, rng: random.Random, num_tokens: int) -> Item:
         reply = self.text(rng, num_tokens)

@@ -1,6 +1,7 @@
 """The thinker: answers by heart, and one answer for everything it has not learned."""
 
 import random
+import re
 from dataclasses import dataclass
 
 import torch
@@ -41,6 +42,13 @@ _OTHER_QUESTIONS = (
     "Is there life on other planets?", "What is the square root of two?", "Play some music.", "Turn on the light.",
     "Set a timer.", "What is on the news?", "Book a table for two.", "Write code in Python.", "What is the price?",
 )  # fmt: skip
+_SPELLINGS = (
+    ("What is", "What's"), ("Who is", "Who's"), ("I am", "I'm"), ("You are", "You're"), ("Can not", "Can't"),
+    ("color", "colour"), ("colors", "colours"), ("favorite", "favourite"), ("Okay", "OK"),
+    ("Goodbye", "Good bye"), ("Hi", "Hiya"),
+    ("one", "1"), ("two", "2"), ("three", "3"), ("five", "5"), ("ten", "10"), ("twenty", "20"),
+)  # fmt: skip
+"""How questions are written, too."""
 _LONGEST_MEDIA = 150
 
 
@@ -98,11 +106,10 @@ class Thinker(nn.Module):
         return torch.optim.AdamW(groups, betas=(0.9, 0.98), weight_decay=0.01)
 
     def forward(self, ids: torch.Tensor, media: torch.Tensor) -> torch.Tensor:
-        """Logits [batch, length, vocab]. `media` [batch, length, WIDTH]: what replaces an embedding where not 0."""
+        """Final states [batch, length, WIDTH]. `media`, of the same shape: what replaces an embedding where not 0."""
         embeds = self.model.embed_tokens(ids)
         embeds = torch.where(media.any(-1, keepdim=True), media, embeds)
-        hidden = self.model(inputs_embeds=embeds, use_cache=False).last_hidden_state
-        return self.lm_head(hidden)
+        return self.model(inputs_embeds=embeds, use_cache=False).last_hidden_state
 
 
 @dataclass
@@ -118,6 +125,7 @@ class Chats:
         self._tokenizer, self._ids, self._rng = tokenizer, ids, rng
         self._words = vocabulary.words()
         self._known = [(question, answer.text) for answer in vocabulary.answers() for question in answer.questions]
+        self._bare_known = {_bare(question) for question, _ in self._known}
 
     def encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
@@ -152,6 +160,9 @@ class Chats:
 
     def _varied(self, question: str) -> str:
         rng = self._rng
+        if rng.random() < 0.3:
+            for usual, other in _SPELLINGS:
+                question = re.sub(rf"\b{usual}\b", other, question)
         if rng.random() < 0.2:
             question = rng.choice(_PREFIXES) + question
         if rng.random() < 0.3:
@@ -166,8 +177,11 @@ class Chats:
         rng = self._rng
         if rng.random() < 0.3:
             return rng.choice(_OTHER_QUESTIONS)
-        template = rng.choice(_TEMPLATES)
-        return template.format(*(self._phrase() for _ in range(template.count("{}"))))
+        while True:
+            template = rng.choice(_TEMPLATES)
+            question = template.format(*(self._phrase() for _ in range(template.count("{}"))))
+            if _bare(question) not in self._bare_known:
+                return question
 
     def _phrase(self) -> str:
         rng = self._rng
@@ -201,12 +215,16 @@ class Chats:
         example.is_answer += [is_answer] * len(ids)
 
 
+def _bare(question: str) -> str:
+    return question.rstrip("?.!").lower()
+
+
 def loss(thinker: Thinker, examples: list[Example], ids: TextIds, device: torch.device) -> torch.Tensor:
     length = max(len(example.ids) for example in examples)
     padded = torch.tensor([e.ids + [ids.im_end] * (length - len(e.ids)) for e in examples], device=device)
     counts = torch.tensor([e.is_answer + [False] * (length - len(e.ids)) for e in examples], device=device)
-    logits = thinker(padded, media_of(padded, ids))
-    return F.cross_entropy(logits[:, :-1][counts[:, 1:]], padded[:, 1:][counts[:, 1:]])
+    states = thinker(padded, media_of(padded, ids))
+    return F.cross_entropy(thinker.lm_head(states[:, :-1][counts[:, 1:]]), padded[:, 1:][counts[:, 1:]])
 
 
 def media_of(padded: torch.Tensor, ids: TextIds) -> torch.Tensor:

@@ -81,8 +81,6 @@ def test_it_works_as_it_stands(server: ServerProcess, checkout: Path, language: 
 
 def test_the_python_api_works_as_the_page_says() -> None:
     (program,) = [text for _, text in blocks("docs/faq.md") if text.startswith("from omni_server import Omni")]
-    finished = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    finished = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stderr
     assert re.search(r"\d+\.\d+ seconds$", finished.stdout.strip())

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from omni_server.cli.main import _build_parser
+from omni_server.demos import DEFAULT_DEMO, DEMOS
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md"))]
@@ -40,7 +41,7 @@ RUN_BY = {
 
 SINGLE = {
     ("README.md", "scripts/serve\n"): (
-        "tests/unit/scripts/test_serve_script.py::test_without_a_model_the_demo_is_made_once_and_served_on_cpu"
+        "tests/unit/scripts/test_serve_script.py::test_without_a_model_the_demo_is_served_on_cpu"
     ),
     ("README.md", "scripts/serve Qwen/Qwen2.5-Omni-7B"): (
         "tests/unit/scripts/test_serve_script.py::test_a_model_is_served_with_the_flags_as_they_are"
@@ -264,13 +265,12 @@ def test_the_program_is_named_so_that_a_shell_finds_it() -> None:
     assert not lost
 
 
-def test_names_of_the_model_are_those_that_scripts_serve_serves() -> None:
-    served = re.search(r"--served-model-name (\S+)", (ROOT / "scripts" / "serve").read_text())
-    assert served is not None
+def test_models_asked_for_are_the_demo() -> None:
+    served = DEMOS[DEFAULT_DEMO].served_name
     for page in PAGES:
         for block in blocks(page):
             for name in re.findall(r'"model": "([^"]+)"|\bmodel="([^"]+)"|-F model=(\S+)', block):
-                assert "".join(name) in (served[1], NOT_SERVED), block
+                assert "".join(name) in (served, NOT_SERVED), block
 
 
 def test_files_that_are_sent_are_in_the_checkout() -> None:

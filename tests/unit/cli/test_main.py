@@ -35,7 +35,9 @@ def test_every_command_explains_itself(arguments: list[str], capsys: pytest.Capt
     assert capsys.readouterr().out.startswith("usage: omni-server")
 
 
-@pytest.mark.parametrize("arguments", [[], ["server"], ["config"], ["config", "show"], ["serve"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["server"], ["config"], ["config", "show"], ["serve", "one-model", "another"]]
+)
 def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
     assert run_and_exit(*arguments) == 2
 

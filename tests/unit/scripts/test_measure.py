@@ -10,7 +10,8 @@ import pytest
 
 from tests.unit.scripts.test_load_scripts import SCRIPTS, script
 
-RESULTS = SCRIPTS.parent / "benchmarks" / "results" / "2026-11-22-h200-busy-windows"
+RESULTS = SCRIPTS.parent / "tests" / "data" / "measured"
+"""Of a run on an H200, with only the first four requests of each level."""
 
 
 def page_of(folder: Path, *names: str) -> str:
@@ -24,13 +25,13 @@ def test_page_has_the_tables_of_the_benchmarks(tmp_path: Path) -> None:
     page = page_of(tmp_path, "w1.json", "text.json", "text-vllm-serve.json")
     assert page.startswith("- omni-server: ready after 157 s\n\nW1: a short question, 5 s of speech; `bench_serving ")
     assert "| 1 | 24 ms | 0.191 s | 0.000 / 0.000 s | 0.157 | 6.3 | 0 of 4 |" in page
-    assert "| 64 | 116 ms | 1.777 s | 0.000 / 0.171 s | 0.934 | 67.6 | 0 of 256 |" in page
-    assert "| 64 | 181 / 187 ms | 6716 / 7401 (-9%) | 0 of 512 |" in page
+    assert "| 64 | 116 ms | 1.777 s | 0.000 / 0.171 s | 0.934 | 67.6 | 0 of 4 |" in page
+    assert "| 64 | 181 / 187 ms | 6716 / 7401 (-9%) | 0 of 4 |" in page
     assert "W2" not in page
 
 
 def test_text_stands_alone_where_no_other_server_was_measured(tmp_path: Path) -> None:
-    assert "| 64 | 181 ms | 6716 | 0 of 512 |" in page_of(tmp_path, "text.json")
+    assert "| 64 | 181 ms | 6716 | 0 of 4 |" in page_of(tmp_path, "text.json")
 
 
 def test_a_server_that_answered_nothing_has_no_percentage(tmp_path: Path) -> None:
@@ -40,7 +41,7 @@ def test_a_server_that_answered_nothing_has_no_percentage(tmp_path: Path) -> Non
     for level in run["levels"]:
         level["text_tokens_per_s"] = 0.0
     path.write_text(json.dumps(run))
-    assert "| 64 | 181 / 187 ms | 6716 / 0 | 0 of 512 |" in script("measure")._page(tmp_path, [])
+    assert "| 64 | 181 / 187 ms | 6716 / 0 | 0 of 4 |" in script("measure")._page(tmp_path, [])
 
 
 def test_what_does_not_start_is_named_with_its_log_and_leaves_a_page(tmp_path: Path) -> None:

@@ -139,7 +139,8 @@ def test_exported_thinker_is_the_trained_one(
     assert isinstance(trained, thinker.Thinker)
     ids = torch.tensor([tokenizer.encode("What can you do? I am a tiny demo model.").ids])
     media = thinker.media_of(ids, checkpoint.text_ids(layout[1]))
-    torch.testing.assert_close(exported.thinker(input_ids=ids).logits, trained(ids, media), rtol=1e-4, atol=1e-3)
+    logits = trained.lm_head(trained(ids, media))
+    torch.testing.assert_close(exported.thinker(input_ids=ids).logits, logits, rtol=1e-4, atol=1e-3)
 
 
 @torch.no_grad()

@@ -1,0 +1,83 @@
+"""The speaking demo has trained weights: it is right, equals the reference, and its windows are close to one pass."""
+
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from omni_server.demos import DEMOS
+from tests.integration.live import LiveOmni, demo_config
+from tests.integration.parity import Expected, expected, same_tokens, signal_to_noise_db
+from tests.reference.cases import CASES, Case, ask
+from tests.reference.reference import Reference
+
+WAVEFORM_SNR_DB = 60.0
+"""What is above this is the rounding of float32."""
+STREAMED_SNR_DB = 30.0
+
+SAID = {
+    "What are you?": "I am a tiny demo model. I answer simple questions, and I say the answers aloud.",
+    "Count to ten.": "One, two, three, four, five, six, seven, eight, nine, ten.",
+    "How do I stream?": "Set stream to true, and text and sound arrive in small pieces.",
+    "Who won the match?": "I am only a tiny demo, so I do not know that. Ask me what I can do.",
+}
+SPOKEN = {
+    f"{question} {voice}": Case(question, ask(question), voice, thinker_max_tokens=60, talker_max_tokens=700)
+    for question in SAID
+    for voice in ("Chelsie", "Ethan")
+}
+"""Whole answers."""
+OTHERS = {name: CASES[name] for name in ("two_turns", "speech_and_text", "two_images", "video", "mixed", "one_token")}
+"""Of each kind; the tiny checkpoints have the rest."""
+
+Want = Callable[[Case], Expected]
+
+
+@pytest.fixture(scope="module")
+def checkpoint() -> Path:
+    return DEMOS["speaking"].path()
+
+
+@pytest.fixture(scope="module")
+def reference(checkpoint: Path) -> Reference:
+    return Reference(checkpoint)
+
+
+@pytest.fixture(scope="module")
+def want(reference: Reference) -> Want:
+    """What the reference answers, computed once."""
+    return functools.cache(lambda case: expected(reference, case))
+
+
+@pytest.fixture(scope="module")
+def whole(checkpoint: Path) -> Iterator[LiveOmni]:
+    live = LiveOmni(checkpoint, demo_config(chunks={"mode": "whole"}))
+    yield live
+    live.close()
+
+
+@pytest.fixture(scope="module")
+def streaming(checkpoint: Path) -> Iterator[LiveOmni]:
+    live = LiveOmni(checkpoint, demo_config())
+    yield live
+    live.close()
+
+
+@pytest.mark.parametrize("name", OTHERS | SPOKEN)
+def test_tokens_codes_and_waveform_equal_the_reference(name: str, want: Want, whole: LiveOmni) -> None:
+    wanted = want((OTHERS | SPOKEN)[name])
+    answer = whole.answer(wanted.request)
+    same_tokens(answer, wanted)
+    assert signal_to_noise_db(wanted.result.waveform, answer.audio) > WAVEFORM_SNR_DB
+
+
+@pytest.mark.parametrize("name", SPOKEN)
+def test_streamed_audio_is_close_to_one_pass_over_the_utterance(name: str, want: Want, streaming: LiveOmni) -> None:
+    wanted = want(SPOKEN[name])
+    answer = streaming.answer(wanted.request)
+    assert answer.text == SAID[SPOKEN[name].name]
+    same_tokens(answer, wanted)
+    snr = signal_to_noise_db(wanted.result.waveform, answer.audio)
+    print(f"{name}: {snr:.1f} dB over {len(answer.codes)} codes")
+    assert snr > STREAMED_SNR_DB
