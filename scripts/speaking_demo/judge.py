@@ -184,7 +184,7 @@ def judge(checkpoint: Path, out: Path, *, every: int, num_samples: int, report: 
             for manner in (manner for manner in MANNERS if manner.voice == voice):
                 spoken = served[manner, kind]
                 marks = [
-                    _mark(utterance, one, heard_readings, index, recogniser, _codes_of(codebook, utterance.text))
+                    _mark(utterance, one, heard_readings, index, recogniser, codes_of(codebook, utterance.text))
                     for index, (utterance, one) in enumerate(zip(said, spoken, strict=True))
                 ]
                 row = _row(kind, manner, marks, spoken, found_as_read)
@@ -196,8 +196,8 @@ def judge(checkpoint: Path, out: Path, *, every: int, num_samples: int, report: 
                     for fault in mark.faults()
                 ]
                 _write_samples(out, manner, said[:num_samples], spoken, readings)
-    limits = _limits(rows)
-    text = f"{_table(rows)}\n\n{_limits_table(limits)}\n"
+    limits = limits_of(rows)
+    text = f"{table(rows)}\n\n{_limits_table(limits)}\n"
     (out / "judge.md").write_text(text, encoding="utf-8")
     (out / "faults.txt").write_text("".join(fault + "\n" for fault in faults), encoding="utf-8")
     report(f"written to {out}\n\n{text}")
@@ -269,7 +269,7 @@ async def _speak(omni: AsyncOmni, utterance: Utterance, manner: Manner, seed: in
     return Served("".join(text), tuple(spoken), samples, wall_s, first_audio_s)
 
 
-def _codes_of(codebook: codes.Codebook, text: str) -> tuple[int, ...]:
+def codes_of(codebook: codes.Codebook, text: str) -> tuple[int, ...]:
     """What the talker should say, without the code that ends it."""
     units = [*vocabulary.read(text), vocabulary.NO_PAUSE]
     lengths = [codes.SILENT_STEPS + len(codebook.units[unit]) for unit in units]
@@ -332,7 +332,7 @@ def _write_samples(
         stem_served = f"{stem}_{'greedy' if manner.is_greedy else 'sampled'}"
         soundfile.write(out / f"{stem_served}.wav", spoken.audio, SAMPLE_RATE_HZ, subtype="PCM_16")
         soundfile.write(out / f"{stem}_own_reading.wav", reading, SAMPLE_RATE_HZ, subtype="PCM_16")
-        picture = _side_by_side(f"{utterance.text}   ({manner})", spoken.audio, reading)
+        picture = side_by_side(f"{utterance.text}   ({manner})", spoken.audio, reading)
         picture.save(out / f"{stem_served}.png")
 
 
@@ -342,7 +342,7 @@ _MARGIN = 16
 """Pixels for a line of text."""
 
 
-def _side_by_side(title: str, served: Floats, reading: Floats) -> Image.Image:
+def side_by_side(title: str, served: Floats, reading: Floats) -> Image.Image:
     """Spectrograms on one time axis: what was served, and below it the voice's own reading."""
     panels = [("as served", _spectrogram(served)), ("own reading", _spectrogram(reading))]
     width = max(panel.width for _, panel in panels)
@@ -367,7 +367,7 @@ def _spectrogram(wave: Floats) -> Image.Image:
     return Image.fromarray((255 * brightness).flip(0).to(torch.uint8).numpy())
 
 
-def _table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[Row]) -> str:
     lines = [
         "| spoken | texts exact | all codes exact | words | found in own reading | found as served | share | extra "
         "| nearest to own reading | audio s | real-time factor | first audio ms |",
@@ -392,7 +392,7 @@ def _table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def _limits(rows: Sequence[Row]) -> list[tuple[str, str, str, bool]]:
+def limits_of(rows: Sequence[Row]) -> list[tuple[str, str, str, bool]]:
     """What, its limit, the worst row, and whether that keeps it."""
     answers = [row for row in rows if row.kind == "answers"]
     sentences = [row for row in rows if row.kind == "sentences"]

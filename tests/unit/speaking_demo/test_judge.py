@@ -17,7 +17,7 @@ SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "judge_demo"
 
 GOOD = judge.Row(
     "answers",
-    judge.MANNERS[0],
+    judge.Manner("Ethan", is_greedy=False),
     num=40,
     num_exact_texts=40,
     num_exact_codes=40,
@@ -33,7 +33,7 @@ GOOD = judge.Row(
 
 
 def kept(answers: judge.Row, sentences: judge.Row) -> list[bool]:
-    return [is_kept for *_, is_kept in judge._limits([GOOD, answers, replace(sentences, kind="sentences")])]
+    return [is_kept for *_, is_kept in judge.limits_of([GOOD, answers, replace(sentences, kind="sentences")])]
 
 
 def test_both_voices_are_judged_in_both_ways_of_sampling() -> None:
@@ -51,7 +51,7 @@ def test_expected_codes_are_those_that_the_talker_learns(
     text = "Hello! I am 12, and you?"
     speech = Speech(codebook, checkpoint.special_tokens(layout[1]))
     sound, token, step = speech.layout(tokenizer.encode(text, add_special_tokens=False).ids)
-    assert judge._codes_of(codebook, text) == tuple(codes.to_ids(sound, token, step).tolist())
+    assert judge.codes_of(codebook, text) == tuple(codes.to_ids(sound, token, step).tolist())
 
 
 def test_limits_go_by_the_worst_row() -> None:
@@ -64,16 +64,16 @@ def test_limits_go_by_the_worst_row() -> None:
 
 
 def test_table_has_a_row_for_each() -> None:
-    lines = judge._table([GOOD, replace(GOOD, kind="sentences")]).splitlines()
+    lines = judge.table([GOOD, replace(GOOD, kind="sentences")]).splitlines()
     assert len({line.count("|") for line in lines}) == 1
     assert lines[2].startswith(
-        "| answers, Ethan, greedy | 40 of 40 | 40 of 40 | 400 | 400 | 390 | 97.5 % | 0 | 40 of 40"
+        "| answers, Ethan, default sampling | 40 of 40 | 40 of 40 | 400 | 400 | 390 | 97.5 % | 0 | 40 of 40"
     )
 
 
 def test_picture_shows_both_on_one_time_axis() -> None:
     wave = torch.sin(torch.arange(24_000) / 10).numpy()
-    picture = judge._side_by_side("A tone", wave, wave[:12_000])
+    picture = judge.side_by_side("A tone", wave, wave[:12_000])
     assert picture.width == 1 + (24_000 - 512) // 120
     top, bottom = picture.crop((0, 40, 90, 260)), picture.crop((0, 40 + 273, 90, 260 + 273))
     assert top.tobytes() == bottom.tobytes()
