@@ -16,7 +16,7 @@ def add_placement_flags(parser: "argparse.ArgumentParser | argparse._ArgumentGro
         "are; 'omni-server check' prints it)",
     )
     parser.add_argument(
-        "--cpu", action="store_true", help="run on the processor, which is much slower than speech for a genuine model"
+        "--cpu", action="store_true", help="run on the CPU; published models run much slower than real time"
     )
     parser.add_argument(
         "--quantization",

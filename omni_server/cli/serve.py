@@ -95,7 +95,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--served-model-name",
         metavar="NAME",
         nargs="+",
-        help="names that requests may use as `model`; the first is reported in responses (default: MODEL)",
+        help="names that requests may use as `model`; responses report the first (default: MODEL, or speaking-demo "
+        "for the demo model)",
     )
     model.add_argument("--revision", help="branch, tag or commit of the hub repository (default: its main branch)")
     model.add_argument(

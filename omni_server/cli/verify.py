@@ -40,7 +40,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument(
         "--cpu",
         action="store_true",
-        help="run on the processor, which is much slower than speech for a genuine model",
+        help="run on the CPU; published models run much slower than real time",
     )
     parser.add_argument("--revision", help="branch, tag or commit on the hub (default: its main branch)")
     parser.add_argument(

@@ -62,7 +62,7 @@ def test_key_is_asked_for_until_it_is_right_and_kept_in_the_tab_only(browser: Br
     server.key = "right"
     page = browser.open(server.url)
     page.wait("document.querySelector('#key-dialog').open")
-    assert page.text("#key-reason") == "This server asks for a key."
+    assert page.text("#key-reason") == "This server requires an API key."
     assert page.js("document.activeElement.id") == "key"
     page.find("#key").send_keys("wrong", Keys.ENTER)
     page.wait("document.querySelector('#key-reason').textContent.startsWith('The server has refused this key')")

@@ -45,7 +45,7 @@ export async function withKey(request) {
       element("key-button").hidden = false;
       const reason = apiKey.get()
         ? "The server has refused this key. Try another one."
-        : "This server asks for a key.";
+        : "This server requires an API key.";
       if (!(await askForKey(reason))) throw error;
     }
   }
