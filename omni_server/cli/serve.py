@@ -258,7 +258,7 @@ def _stage_config(options: ServeOptions, on_progress: Callable[[str], None]) -> 
     config = (
         _chosen_config(options, on_progress) if options.stage_config is None else _named_config(options, on_progress)
     )
-    if config.platform == "cpu" and not has_gpu():
+    if config.platform == "cpu":
         refuse_cuda_build_without_gpu()
     if options.request_timeout_s is not None:
         config = config.model_copy(update={"request_timeout_s": options.request_timeout_s})
