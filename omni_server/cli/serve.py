@@ -294,9 +294,13 @@ def _named_config(options: ServeOptions, on_progress: Callable[[str], None]) -> 
 def _options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> ServeOptions:
     if options.model is not None and options.model_flag is not None:
         parser.error("MODEL is given twice: as an argument and with --model")
-    model = options.model or options.model_flag
-    if model and options.demo:
+    model = options.model if options.model is not None else options.model_flag
+    if model == "":
+        parser.error("MODEL is empty")
+    if model is not None and options.demo is not None:
         parser.error("MODEL and --demo contradict each other: give one of them")
+    if model is None and options.revision is not None:
+        parser.error("--revision needs a MODEL")
     demo = DEMOS[options.demo or DEFAULT_DEMO]
     return ServeOptions(
         model=model or str(demo.path()),

@@ -47,6 +47,8 @@ _NOTICE = (
     "This is a tiny demo model. It answers about 90 questions by heart, reads aloud with a robot's voice, and does not "
     "understand speech or pictures."
 )
+LONGEST_PASSAGE = 100
+"""Letters. Spelled, they take about 1,350 of the 1,500 codes, and 100 of the 128 tokens, that the talker can use."""
 _SUGGESTED = (
     "What are you?",
     "What can you do?",
@@ -57,7 +59,6 @@ _SUGGESTED = (
     "What is six times seven?",
     "Say the alphabet.",
 )
-
 
 State = dict[str, torch.Tensor]
 
@@ -78,7 +79,7 @@ def write_layout(folder: Path) -> TokenIds:
     """Everything that is not trained: tokenizer, configs, what the web page says about the model."""
     ids = write_word_tokenizer(folder, plain_vocabulary(), vocabulary.SPLIT)
     write_configs(folder, demo_model_config(SIZE, ids, "float32"), ids, DEMO_PREPROCESSING)
-    about = {"notice": _NOTICE, "example_prompts": _SUGGESTED}
+    about = {"notice": _NOTICE, "example_prompts": _SUGGESTED, "longest_passage": LONGEST_PASSAGE}
     (folder / "about.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
     return ids
 
@@ -114,7 +115,10 @@ def special_tokens(ids: TokenIds) -> talker.SpecialTokens:
 
 @torch.no_grad()
 def write_weights(folder: Path, ids: TokenIds, trained: Trained) -> None:
-    """The weights in float16, and the voices. Towers of audio and vision stay random: they put out a mark and noise."""
+    """The weights in float16, and the voices.
+
+    The towers of audio and vision stay random; their last layer puts out a fixed marker and noise.
+    """
     model = Qwen2_5OmniForConditionalGeneration(AutoConfig.from_pretrained(folder)).float().eval()
     fill(model, ids, seed=0)
     _quiet(model.thinker.audio_tower.proj, thinker.markers(WIDTH).audio)

@@ -7,7 +7,9 @@ last of these and its own id the talker always knows which text token it is spea
 (sound, step mod 4) comes twice, so that unit and last id alone decide the next.
 """
 
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 
 import torch
 
@@ -60,7 +62,9 @@ def sounds_of(ids: torch.Tensor) -> torch.Tensor:
 
 def make_codebook() -> Codebook:
     """Speaks every unit with espeak-ng and clusters what was heard (k-means). Raises `OSError` without espeak-ng."""
-    frames = _speak()
+    # What espeak-ng says depends on what it said before, so it begins anew in a process of its own.
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        frames = pool.submit(_speak).result()
     loudest = float(torch.quantile(torch.cat([f.log_power for f in frames.values()])[::4], 0.999))
     heard = {unit: features(envelope, loudest) for unit, envelope in frames.items() if len(envelope)}
     silent = features(silence(_FRAMES_PER_CODE), loudest)
@@ -71,6 +75,7 @@ def make_codebook() -> Codebook:
 
 
 def _speak() -> dict[str, Envelope]:
+    torch.set_num_threads(1)
     espeak = Espeak(words_per_minute=_WORDS_PER_MINUTE)
     rate = espeak.sample_rate_hz
     pitch = pitch_of(torch.from_numpy(espeak(_SENTENCE)), rate)

@@ -63,7 +63,7 @@ def loss(model: Qwen2_5OmniToken2WavDiTModel, clips: Clips) -> torch.Tensor:
     batch, num_frames, _ = clips.mel.shape
     device = clips.mel.device
     dropped = torch.rand(batch, device=device) < _UNCONDITIONAL
-    sounds = (1 + clips.sounds).masked_fill(dropped[:, None], 0)
+    sounds = (1 + _heard(clips.sounds)).masked_fill(dropped[:, None], 0)
     speaker = clips.speaker[:, None].repeat(1, num_frames, 1) * ~dropped[:, None, None]
     reference = clips.reference * ~dropped[:, None, None]
     time = 1 - torch.cos(math.pi / 2 * torch.rand(batch, device=device))
@@ -83,5 +83,10 @@ def loss(model: Qwen2_5OmniToken2WavDiTModel, clips: Clips) -> torch.Tensor:
 def table_over_ids(table: torch.Tensor, num_rows: int) -> torch.Tensor:
     """The learned table [1 + NUM_SOUNDS, width] as one over codec ids [num_rows, width]; row 0 is "no code"."""
     ids = torch.arange(1, num_rows - 1)
-    spread = torch.cat([table[:1], table[1 + codes.sounds_of(ids)]])
+    spread = torch.cat([table[:1], table[1 + _heard(codes.sounds_of(ids))]])
     return torch.cat([spread, table[:1]])
+
+
+def _heard(sounds: torch.Tensor) -> torch.Tensor:
+    """The silences by which the talker counts blocks of text sound the same."""
+    return sounds.where(sounds >= codes.BLOCKS, 0)

@@ -1,7 +1,6 @@
 """espeak-ng, through its C library: one word at a time, in a monotone."""
 
 import ctypes
-from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -35,9 +34,6 @@ class Espeak:
         self._library.espeak_Synth(data, ctypes.c_size_t(len(data)), 0, 1, 0, flags, None, None)
         self._library.espeak_Synchronize()
         return np.concatenate(self._chunks).astype(np.float32) / np.float32(_FULL_SCALE)
-
-    def speak_all(self, texts: Iterable[str]) -> list[npt.NDArray[np.float32]]:
-        return [self(text) for text in texts]
 
     def _receive(self, samples: "ctypes._Pointer[ctypes.c_short]", count: int, _events: int) -> int:
         if count > 0:

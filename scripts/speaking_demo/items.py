@@ -26,7 +26,7 @@ class Texts:
         self._pauses = [tokens_of_unit()[pause] for pause in vocabulary.PAUSES]
 
     def draw(self, rng: random.Random, num_codes: int) -> list[Item]:
-        """Replies of about one length, with `num_codes` codes in all."""
+        """Replies of about one length; with their prompts they have about `num_codes` positions in all."""
         draw = rng.random()
         low, high = next((low, high) for share, low, high in _LENGTHS if draw <= share)
         longest = rng.randint(low, high)

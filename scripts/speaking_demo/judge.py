@@ -16,6 +16,7 @@ from PIL import Image, ImageDraw
 from tokenizers import Tokenizer
 
 from omni_server.config.load import find_stage_config, load_stage_config
+from omni_server.errors import ConfigError
 from omni_server.omni import AsyncOmni
 from omni_server.types import (
     SAMPLE_RATE_HZ,
@@ -40,6 +41,10 @@ MIN_ANSWERS = 0.95
 """Words found in answers as served, as a share of those found in the voice's own readings of them."""
 MIN_SENTENCES = 0.90
 MIN_NEAREST = 1.0
+MIN_OWN_READING = 0.98
+"""Words found in the voice's own readings: a recogniser that hears little would call everything good."""
+MAX_EXTRA = 0.1
+"""Words found that are not in the text, as a share of those that are."""
 MAX_REAL_TIME_FACTOR = 0.7
 NUM_CORES = 2
 """The real-time factor is measured on so many."""
@@ -133,6 +138,12 @@ class Row:
     def share_found(self) -> float:
         return self.found_as_served / max(1, self.found_as_read)
 
+    def share_found_as_read(self) -> float:
+        return self.found_as_read / self.num_words
+
+    def share_extra(self) -> float:
+        return self.num_extra / self.num_words
+
     def is_timed(self) -> bool:
         return self.manner.num_together() == 1
 
@@ -154,19 +165,19 @@ def utterances(every: int = 1) -> dict[str, list[Utterance]]:
 def judge(checkpoint: Path, out: Path, *, every: int, num_samples: int, report: Report) -> bool:
     """Writes tables, waveforms and spectrograms to `out`. Whether all limits are kept.
 
-    Raises `OmniError` if the checkpoint cannot be served and `OSError` without espeak-ng.
+    "All codes exact" holds only with the espeak-ng that the checkpoint was trained with. Raises `OmniError` if the
+    checkpoint cannot be served and `OSError` without espeak-ng.
     """
     out.mkdir(parents=True, exist_ok=True)
+    for earlier in (*out.glob("answer_*"), *out.glob("sentence_*")):
+        earlier.unlink()
     _use_cores(NUM_CORES)
     torch.set_num_threads(1)
     kinds = utterances(every)
     report("espeak-ng speaks every word")
     codebook = codes.make_codebook()
+    _check_tokenizer(checkpoint, [utterance for kind in kinds.values() for utterance in kind])
     served = asyncio.run(_serve(checkpoint, kinds, report))
-    tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
-    for utterance in (utterance for kind in kinds.values() for utterance in kind):
-        num_tokens = len(tokenizer.encode(utterance.text, add_special_tokens=False).ids)
-        assert num_tokens == len(list(vocabulary.read(utterance.text))), f"read otherwise by {checkpoint}: {utterance}"
     rows: list[Row] = []
     faults: list[str] = []
     for voice in SPEAKERS:
@@ -205,8 +216,20 @@ def judge(checkpoint: Path, out: Path, *, every: int, num_samples: int, report: 
 
 
 def _use_cores(count: int) -> None:
-    """For this process and the engines, which inherit it."""
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:count])
+    """For this process and the engines, which inherit it. Raises `ConfigError` if there are fewer."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < count:
+        raise ConfigError(f"{count} CPU cores are needed, and {len(cores)} can be used")
+    os.sched_setaffinity(0, cores[:count])
+
+
+def _check_tokenizer(checkpoint: Path, said: Sequence[Utterance]) -> None:
+    """Raises `ConfigError` if the checkpoint reads a text otherwise than the voice."""
+    tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+    for utterance in said:
+        num_tokens = len(tokenizer.encode(utterance.text, add_special_tokens=False).ids)
+        if num_tokens != len(list(vocabulary.read(utterance.text))):
+            raise ConfigError(f"{checkpoint} was made with another vocabulary: it reads {utterance.text!r} otherwise")
 
 
 async def _serve(
@@ -399,6 +422,8 @@ def limits_of(rows: Sequence[Row]) -> list[tuple[str, str, str, bool]]:
     of_answers = min(row.share_found() for row in answers)
     of_sentences = min(row.share_found() for row in sentences)
     of_nearest = min(row.num_nearest / row.num for row in answers)
+    own = min(row.share_found_as_read() for row in rows)
+    extra = max(row.share_extra() for row in rows)
     factor = max(row.real_time_factor() for row in rows if row.is_timed())
 
     def at_least(what: str, limit: float, share: float) -> tuple[str, str, str, bool]:
@@ -408,6 +433,13 @@ def limits_of(rows: Sequence[Row]) -> list[tuple[str, str, str, bool]]:
         at_least("words found in answers, of those in their own readings", MIN_ANSWERS, of_answers),
         at_least("words found in unseen sentences, likewise", MIN_SENTENCES, of_sentences),
         at_least("answers nearest to their own reading", MIN_NEAREST, of_nearest),
+        at_least("words found in the voice's own readings", MIN_OWN_READING, own),
+        (
+            "words found that are not in the text",
+            f"at most {100 * MAX_EXTRA:.0f} %",
+            f"{100 * extra:.1f} %",
+            extra <= MAX_EXTRA,
+        ),
         (
             f"real-time factor on {NUM_CORES} cores, one at a time",
             f"below {MAX_REAL_TIME_FACTOR}",

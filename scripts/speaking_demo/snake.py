@@ -14,13 +14,17 @@ _SOURCE = Path(__file__).with_name("snake.c")
 
 
 @cache
-def _library() -> ctypes.CDLL:
-    """Compiled anew in each process that trains; takes half a second. Raises `OSError` without gcc."""
+def library() -> ctypes.CDLL:
+    """Compiled anew in each process that trains; takes half a second. Raises `OSError` without a gcc that can."""
     with tempfile.TemporaryDirectory() as folder:
-        library = Path(folder) / "snake.so"
+        compiled = Path(folder) / "snake.so"
         flags = ["-O3", "-march=native", "-ffast-math", "-fopenmp", "-shared", "-fPIC"]
-        subprocess.run(["gcc", *flags, "-o", library, _SOURCE, "-lm"], check=True)
-        return ctypes.CDLL(str(library))
+        ended = subprocess.run(
+            ["gcc", *flags, "-o", compiled, _SOURCE, "-lm"], capture_output=True, text=True, check=False
+        )
+        if ended.returncode != 0:
+            raise OSError(f"gcc could not compile {_SOURCE.name}: {ended.stderr.strip()}")
+        return ctypes.CDLL(str(compiled))
 
 
 def _address(tensor: torch.Tensor) -> ctypes.c_void_p:
@@ -44,7 +48,7 @@ class _Snake(torch.autograd.Function):
         x = x.contiguous()
         y = torch.empty_like(x)
         tensors = (x, alpha, inverse_beta, filter_)
-        _library().snake_forward(*map(_address, (*tensors, y)), *_sizes(x))
+        library().snake_forward(*map(_address, (*tensors, y)), *_sizes(x))
         ctx.save_for_backward(*tensors)
         return y
 
@@ -58,7 +62,7 @@ class _Snake(torch.autograd.Function):
         grad_x = torch.empty_like(x)
         per_row = torch.empty(2, x.shape[0], x.shape[1])
         outputs = (grad, grad_x, per_row[0], per_row[1])
-        _library().snake_backward(*map(_address, (*tensors, *outputs)), *_sizes(x))
+        library().snake_backward(*map(_address, (*tensors, *outputs)), *_sizes(x))
         return grad_x, per_row[0].sum(0), per_row[1].sum(0), None
 
 
@@ -69,7 +73,7 @@ def _forward(module: Qwen2_5OmniAntiAliasedActivation1d, x: torch.Tensor) -> tor
 
 
 def use_fast_activations(model: nn.Module) -> None:
-    """Of `model` only; its weights and what it computes stay as they are."""
+    """Of `model` only. Its weights stay as they are, and what it computes does up to rounding."""
     for module in model.modules():
         if isinstance(module, Qwen2_5OmniAntiAliasedActivation1d):
             module.forward = _forward.__get__(module)

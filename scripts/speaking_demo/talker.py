@@ -76,20 +76,16 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(HEADS * HEAD_DIM, HIDDEN, bias=False)
 
     def forward(
-        self, x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor], cache: list[torch.Tensor] | None
+        self, x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The output, and queries and keys [batch, HEADS, length, HEAD_DIM]."""
         batch, length, _ = x.shape
         q = _rotated(self.q_proj(x).view(batch, length, HEADS, HEAD_DIM).transpose(1, 2), turn)
         k = _rotated(self.k_proj(x).view(batch, length, KV_HEADS, HEAD_DIM).transpose(1, 2), turn)
         v = self.v_proj(x).view(batch, length, KV_HEADS, HEAD_DIM).transpose(1, 2)
-        if cache is not None:
-            if cache:
-                k, v = torch.cat([cache[0], k], 2), torch.cat([cache[1], v], 2)
-            cache[:] = [k, v]
         k = k.repeat_interleave(HEADS // KV_HEADS, 1)
         v = v.repeat_interleave(HEADS // KV_HEADS, 1)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=length > 1)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.o_proj(y.transpose(1, 2).reshape(batch, length, -1)), q, k
 
 
@@ -111,9 +107,9 @@ class Layer(nn.Module):
         self.input_layernorm, self.post_attention_layernorm = Norm(HIDDEN), Norm(HIDDEN)
 
     def forward(
-        self, x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor], cache: list[torch.Tensor] | None
+        self, x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        attended, q, k = self.self_attn(self.input_layernorm(x), turn, cache)
+        attended, q, k = self.self_attn(self.input_layernorm(x), turn)
         x = x + attended
         return x + self.mlp(self.post_attention_layernorm(x)), q, k
 
@@ -140,18 +136,18 @@ class Talker(nn.Module):
         self.register_buffer("frequencies", frequencies, persistent=False)
 
     def forward(
-        self, x: torch.Tensor, caches: list[list[torch.Tensor]] | None = None, first: int = 0
+        self, x: torch.Tensor
     ) -> tuple[torch.Tensor, list[torch.Tensor], list[tuple[torch.Tensor, torch.Tensor]]]:
         """Final states, the output of each layer, and each layer's queries and keys.
 
-        `x` [batch, length, WIDTH]: rows plus codec embeddings, the first of them at position `first`.
+        `x` [batch, length, WIDTH]: rows plus codec embeddings.
         """
-        angle = (first + torch.arange(x.shape[1], device=x.device))[:, None] * self.frequencies
+        angle = torch.arange(x.shape[1], device=x.device)[:, None] * self.frequencies
         turn = (torch.cat([angle, angle], 1).cos(), torch.cat([angle, angle], 1).sin())
         h = self.proj(x)
         outputs, attention = [], []
-        for i, layer in enumerate(self.layers):
-            h, q, k = layer(h, turn, None if caches is None else caches[i])
+        for layer in self.layers:
+            h, q, k = layer(h, turn)
             outputs.append(h)
             attention.append((q, k))
         return self.norm(h), outputs, attention
@@ -220,7 +216,7 @@ class Speech:
         place = place_of(token, step)
         num_prompt, num_codes, num_text = len(item.prompt), len(sound), len(item.reply)
         rest = [*item.reply[1:], self.special.text_end]
-        rest = rest[:num_codes] + [self.special.text_pad] * (num_codes - len(rest))
+        rest += [self.special.text_pad] * (num_codes - len(rest))
         text = [*item.prompt, rng.choice(self.special.speakers), item.reply[0], *rest]
         length = num_prompt + 2 + num_codes
         state = torch.zeros(length)
@@ -235,8 +231,7 @@ class Speech:
 
         none = torch.full((num_prompt + 2,), -1)
         number = torch.full((length,), -1)
-        count = min(num_text + 1, num_codes + 1)
-        number[num_prompt + 1 : num_prompt + 1 + count] = torch.arange(count)
+        number[num_prompt + 1 : num_prompt + 2 + num_text] = torch.arange(num_text + 1)
         first = num_prompt + 2
         return {
             "text": torch.tensor(text),

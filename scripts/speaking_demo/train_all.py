@@ -1,18 +1,17 @@
 """All parts, each in a process of its own, and the checkpoint made of them."""
 
 import shutil
-import tempfile
 from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
 from transformers import AutoConfig
 
-from scripts.speaking_demo import checkpoint, codes, training, vocabulary
+from scripts.speaking_demo import checkpoint, codes, snake, training, vocabulary
 from scripts.speaking_demo.training import Report, Schedule
 from stages.qwen2_5_omni.demo_checkpoint.tokenizer import TokenIds
 
@@ -35,29 +34,44 @@ class _Job:
 
 
 def train_all(out: Path, schedules: Mapping[str, Schedule], device: str, report: Report) -> None:
-    """Writes the checkpoint to `out`, which appears when it is complete. Raises `OSError` without espeak-ng or gcc."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as name:
-        scratch = Path(name)
-        folder = scratch / "checkpoint"
-        folder.mkdir()
-        ids = checkpoint.write_layout(folder)
-        report("espeak-ng speaks every word")
-        codebook = codes.make_codebook()
-        torch.save(codebook, scratch / "codebook.pt")
-        jobs = [
-            _Job(part, schedules[part], device, ids, folder, scratch / "codebook.pt", scratch / f"{part}.pt")
-            for part in PARTS
-        ]
-        num_workers = 2 if device == "cpu" else len(jobs)
-        with ProcessPoolExecutor(num_workers, mp_context=get_context("spawn")) as pool:
-            for job, loss in zip(jobs, pool.map(_train, jobs), strict=True):
-                report(f"{job.part} is trained, loss {loss:.4f}")
-        states = {job.part: torch.load(job.out, map_location="cpu", weights_only=True) for job in jobs}
-        references = training.reference_mels(training.utterances(codebook, count=4))
-        checkpoint.write_weights(folder, ids, checkpoint.Trained(**states, references=references))
-        shutil.copy(_MODEL_CARD, folder / "README.md")
-        folder.rename(out)
+    """Writes the checkpoint to `out`, which appears when it is complete.
+
+    What has been trained so far lies in `out` with the suffix `.parts`, and stays there if anything fails. Raises
+    `OSError` without espeak-ng or gcc, and `FileExistsError` if one of the folders is there.
+    """
+    torch.set_num_threads(1)
+    if device == "cpu":
+        snake.library()
+    report("espeak-ng speaks every word")
+    codebook = codes.make_codebook()
+    scratch = parts_folder(out)
+    folder = scratch / "checkpoint"
+    folder.mkdir(parents=True)
+    ids = checkpoint.write_layout(folder)
+    torch.save(codebook, scratch / "codebook.pt")
+    jobs = [
+        _Job(part, schedules[part], device, ids, folder, scratch / "codebook.pt", scratch / f"{part}.pt")
+        for part in PARTS
+    ]
+    with ProcessPoolExecutor(2 if device == "cpu" else len(jobs), mp_context=get_context("spawn")) as pool:
+        running = {pool.submit(_train, job): job for job in jobs}
+        try:
+            for done in as_completed(running):
+                report(f"{running[done].part} is trained, loss {done.result():.4f}")
+        except BaseException:
+            for worker in active_children():
+                worker.terminate()
+            raise
+    states = {job.part: torch.load(job.out, map_location="cpu", weights_only=True) for job in jobs}
+    references = training.reference_mels(training.utterances(codebook, count=4))
+    checkpoint.write_weights(folder, ids, checkpoint.Trained(**states, references=references))
+    shutil.copy(_MODEL_CARD, folder / "README.md")
+    folder.rename(out)
+    shutil.rmtree(scratch)
+
+
+def parts_folder(out: Path) -> Path:
+    return out.with_name(f"{out.name}.parts")
 
 
 def _train(job: _Job) -> float:

@@ -49,10 +49,10 @@ class Schedule:
 
 
 SCHEDULES = {
-    "talker": Schedule(8_000, 4e-3, 2_500),
-    "thinker": Schedule(3_000, 3e-3, 32),
+    "talker": Schedule(9_000, 4e-3, 6_000),
+    "thinker": Schedule(1_500, 3e-3, 32),
     "dit": Schedule(8_000, 2e-3, 8),
-    "vocoder": Schedule(9_000, 4e-3, 8),
+    "vocoder": Schedule(6_480, 4e-3, 8),
 }
 
 

@@ -69,7 +69,6 @@ SYSTEM_PROMPTS = (
     "Answer in one short sentence.",
     "",
 )
-READ_ALOUD = "Read the following text aloud, word for word, and say nothing else.\n\n"
 
 
 @cache

@@ -62,7 +62,7 @@ def test_chat_survives_a_reload_and_goes_on(page: WebPage) -> None:
     assert page.texts(".question .text") == ["What is this?"]
     assert page.texts(".question .file") == ["shapes.png"]
     assert page.texts(".answer > .text") == [TEXT]
-    assert "texts only" in page.texts("#restored")[0]
+    assert "text only" in page.texts("#restored")[0]
     page.ask("And that?")
     page.wait_answered(2)
     assert [message["content"] for message in page.questions()[-1]["messages"]] == [

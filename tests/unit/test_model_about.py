@@ -27,6 +27,7 @@ def test_notice_and_examples_are_read(tmp_path: Path) -> None:
 
 def test_either_may_be_missing(tmp_path: Path) -> None:
     assert read_about(write(tmp_path, {"notice": "A demo."})) == AboutModel("A demo.", ())
+    assert read_about(write(tmp_path, {"longest_passage": 80})) == AboutModel(None, (), 80)
     assert read_about(write(tmp_path, {"example_prompts": ["Why?"]})) == AboutModel(None, ("Why?",))
 
 

@@ -15,6 +15,12 @@ def passages(text: str, longest_speech_s: float = math.inf) -> list[str]:
 SENTENCE = "The quick brown fox jumps over the lazy dog. "
 
 
+def test_a_model_may_have_a_limit_of_its_own() -> None:
+    found = module.passages(SENTENCE * 10, math.inf, 100)
+    assert len(found) == 5
+    assert all(len(passage) <= 100 for passage in found)
+
+
 def without_space(text: str) -> str:
     return re.sub(r"\s", "", text)
 

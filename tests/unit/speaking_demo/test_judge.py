@@ -55,12 +55,14 @@ def test_expected_codes_are_those_that_the_talker_learns(
 
 
 def test_limits_go_by_the_worst_row() -> None:
-    assert kept(GOOD, GOOD) == [True, True, True, True]
-    assert kept(replace(GOOD, found_as_served=379), GOOD) == [False, True, True, True]
-    assert kept(GOOD, replace(GOOD, found_as_served=359)) == [True, False, True, True]
-    assert kept(GOOD, replace(GOOD, found_as_served=361, num_nearest=39)) == [True, True, True, True]
-    assert kept(replace(GOOD, num_nearest=39), GOOD) == [True, True, False, True]
-    assert kept(GOOD, replace(GOOD, wall_s=70.0)) == [True, True, True, False]
+    assert kept(GOOD, GOOD) == [True] * 6
+    assert kept(replace(GOOD, found_as_served=379), GOOD) == [False, True, True, True, True, True]
+    assert kept(GOOD, replace(GOOD, found_as_served=359)) == [True, False, True, True, True, True]
+    assert kept(GOOD, replace(GOOD, found_as_served=361, num_nearest=39)) == [True] * 6
+    assert kept(replace(GOOD, num_nearest=39), GOOD) == [True, True, False, True, True, True]
+    assert kept(GOOD, replace(GOOD, found_as_read=391, num_words=400)) == [True, True, True, False, True, True]
+    assert kept(GOOD, replace(GOOD, num_extra=41)) == [True, True, True, True, False, True]
+    assert kept(GOOD, replace(GOOD, wall_s=70.0)) == [True, True, True, True, True, False]
 
 
 def test_table_has_a_row_for_each() -> None:

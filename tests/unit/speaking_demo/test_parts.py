@@ -150,7 +150,10 @@ def test_exported_dit_has_the_sound_of_each_id_in_its_table(
     table = exported.token2wav.code2wav_dit_model.text_embed.codec_embed.weight
     trained = parts["dit"][0].state_dict()["text_embed.codec_embed.weight"]
     ids = torch.arange(1, CODES)
-    assert torch.equal(table[ids], trained[1 + codes.sounds_of(ids)])
+    sounds = codes.sounds_of(ids)
+    is_silent = sounds < codes.BLOCKS
+    assert torch.equal(table[ids[~is_silent]], trained[1 + sounds[~is_silent]])
+    assert (table[ids[is_silent]] == trained[1]).all(), "training utterances are too short for most blocks' silences"
     assert torch.equal(table[0], trained[0]), "of no code at all"
 
 
