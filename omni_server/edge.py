@@ -1,4 +1,4 @@
-"""What the orchestrator asks of an edge into code2wav, and how edge functions are found by name."""
+"""What the orchestrator asks of an edge that carries codec tokens, and how edge functions are found by name."""
 
 import importlib
 from collections.abc import Sequence
@@ -6,38 +6,45 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from omni_server.config.chunk_plan import ChunkPlan
+from omni_server.config.pipeline import TokenFrames
+from omni_server.config.stage_config import StageConfig
 from omni_server.errors import ConfigError
-from omni_server.family import CodecLayout
+from omni_server.family import CodecLayout, FamilyModel
 
 
 @dataclass(frozen=True)
-class Code2WavRequest:
-    """One piece of work for code2wav; its result is the waveform from `first_sample` on."""
+class DecoderWindow:
+    """One piece of work for the decoder of codec tokens; its result is the waveform from `first_sample` on."""
 
     token_ids: tuple[int, ...]
+    """The frames of the window, one behind the other."""
     payload: bytes
     """The stage's encoded input, see the model family's edge."""
     first_sample: int
     num_samples: int
     num_computed: int
-    """Codec tokens that are computed, where code2wav has kept what came before: `token_ids` without those."""
+    """Frames that are computed, where the decoder has kept what came before."""
     is_varied: bool
-    """The codec tokens whose sound is asked for are not all the same."""
+    """The frames whose audio is asked for are not all the same."""
+
+
+Frame = tuple[int, ...]
+"""The codec tokens of one frame, one per codebook."""
 
 
 class CodecEdge(Protocol):
-    """Turns the codec tokens of one utterance into code2wav requests, in order and without gaps."""
+    """Cuts the codec tokens of one utterance into windows, in order and without gaps."""
 
     def use_ramp(self, new_blocks: Sequence[int]) -> None:
         """Cut the utterance into windows of so many new blocks, instead of the plan's. Before the first request."""
         ...
 
-    def push(self, codes: Sequence[int]) -> list[Code2WavRequest]:
-        """New codes; the requests that have become complete."""
+    def push(self, frames: Sequence[Frame]) -> list[DecoderWindow]:
+        """New frames; the windows that have become complete."""
         ...
 
-    def finish(self) -> list[Code2WavRequest]:
-        """No further codes follow; the remaining requests."""
+    def finish(self) -> list[DecoderWindow]:
+        """No further frames follow; the remaining windows."""
         ...
 
 
@@ -49,20 +56,25 @@ class CodecEdgeFactory(Protocol):
         ...
 
 
-def check_longest_window(plan: ChunkPlan, layout: CodecLayout, max_model_len: int) -> None:
-    """Raises `ConfigError` if the plan cuts windows that code2wav, which takes `max_model_len` codes, cannot hold.
+def check_longest_window(config: StageConfig, model: FamilyModel) -> None:
+    """Raises `ConfigError` if windows are cut that the decoder's `max_model_len` tokens cannot hold.
 
     In mode `whole` that depends on the utterance.
     """
-    if plan.longest_window_blocks is None:
-        return
-    num_codes = plan.longest_window_blocks * layout.codes_per_block
-    if num_codes > max_model_len:
-        raise ConfigError(
-            f"the longest window of 'chunks' has {plan.longest_window_blocks} blocks, {num_codes} codec tokens; "
-            f"code2wav's max_model_len is {max_model_len}: raise it, or lower the largest of new_blocks "
-            "(busy.new_blocks included)"
-        )
+    for edge in config.edges:
+        payload = config.spec_of(edge).payload
+        if not isinstance(payload, TokenFrames) or edge.chunks is None or model.codec is None:
+            continue
+        num_blocks = edge.chunks.longest_window_blocks
+        if num_blocks is None:
+            continue
+        num_tokens = num_blocks * model.codec.codes_per_block * payload.num_codebooks
+        limit = config.stages[edge.target].max_model_len
+        if num_tokens > limit:
+            raise ConfigError(
+                f"the longest window of 'chunks' has {num_blocks} blocks, {num_tokens} codec tokens; max_model_len of "
+                f"{edge.target} is {limit}: raise it, or lower the largest of new_blocks (busy.new_blocks included)"
+            )
 
 
 def load_edge_function(name: str) -> object:

@@ -1,11 +1,11 @@
 """What the server asks of a model family, and how it finds one.
 
-The server knows no model. A stage config names an object, as in `stages.qwen2_5_omni:FAMILY`, that satisfies
-`ModelFamily`; everything that depends on the checkpoint comes from the `FamilyModel` it opens.
+The server knows no model. A stage config names a family, an object that satisfies `ModelFamily`; everything that
+depends on the checkpoint comes from the `FamilyModel` that it opens. Stages go by the family's own names here
+(`model_stage` of a stage config).
 """
 
-import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -13,18 +13,18 @@ from typing import Any, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
+from omni_server.config.pipeline import Pipeline, find_family, installed_families
 from omni_server.config.stage_config import StageConfig
-from omni_server.config.stages import ModelStage
 from omni_server.errors import ConfigError
-from omni_server.types import ChatMessage, FunctionTool, Task
+from omni_server.types import SAMPLE_RATE_HZ, ChatMessage, FunctionTool, Output, Task
 
 HfOverrides = Callable[[Any], Any]
 """vLLM's `hf_overrides`: a Hugging Face config in, the stage's config out. Must be a module-level function."""
 
 
 @dataclass(frozen=True)
-class ThinkerPrompt:
-    """A rendered chat with its media, in order of appearance."""
+class Prompt:
+    """A rendered chat with its media, in order of appearance, for an autoregressive entry."""
 
     text: str
     audios: tuple[tuple[npt.NDArray[np.float32], int], ...] = ()  # samples [n], rate in Hz
@@ -37,16 +37,27 @@ class ThinkerPrompt:
 
 
 @dataclass(frozen=True)
-class TalkerPrompt:
-    """Prompt of the talker: token ids that stand for the thinker's rows, and where rows stop replacing."""
+class DiffusionPrompt:
+    """A rendered request for a diffusion entry."""
+
+    token_ids: tuple[int, ...]
+    """As many as the request counts towards `max_num_batched_tokens`."""
+    payload: bytes
+    """The stage's encoded input."""
+
+
+@dataclass(frozen=True)
+class EmbeddingsPrompt:
+    """Prompt of a stage that embeddings flow to: token ids that stand for them, and where they stop replacing."""
 
     token_ids: tuple[int, ...]
     num_replaced: int
+    """Embeddings below this position replace the stage's own; from there on they are added."""
 
 
 @dataclass(frozen=True)
 class PlaceholderIds:
-    """Tokens of the thinker's prompt that stand for media."""
+    """Tokens of a prompt that stand for media."""
 
     audio: int
     image: int
@@ -55,12 +66,16 @@ class PlaceholderIds:
 
 @dataclass(frozen=True)
 class CodecLayout:
-    """How codec tokens relate to sound."""
+    """How frames of codec tokens relate to audio."""
 
     codes_per_block: int
-    """Windows begin on multiples of this many codes."""
+    """Windows begin on multiples of this many frames of codec tokens."""
     frames_per_code: int
+    """Mel frames, or whatever the decoder counts its context in, per frame of codec tokens."""
     samples_per_code: int
+    """Samples per frame of codec tokens."""
+    sample_rate_hz: int = SAMPLE_RATE_HZ
+    """Of the decoder's waveform."""
 
 
 @dataclass(frozen=True)
@@ -124,19 +139,22 @@ class FamilyModel(Protocol):
 
     voices: tuple[str, ...]
     default_voice: str | None
-    thinker_stop_ids: tuple[int, ...]
-    talker_stop_ids: tuple[int, ...]
-    placeholder_ids: PlaceholderIds
-    codec: CodecLayout
+    stop_ids: Mapping[str, tuple[int, ...]]
+    """By autoregressive stage, the tokens that end its sequence."""
+    placeholder_ids: PlaceholderIds | None
+    """None: the prompt has no media."""
+    codec: CodecLayout | None
+    """None: the model does not speak."""
     row_width: int
+    """Width of what an edge with embeddings carries; 0 without one."""
     extra_rows_per_request: int
     """Rows that a request's first payload may carry beside those of its tokens."""
 
-    def thinker_prompt(
-        self, messages: Sequence[ChatMessage], *, speech: bool, tools: Sequence[FunctionTool] = ()
-    ) -> ThinkerPrompt:
-        """Render a chat; with `speech`, the system prompt that speech needs is inserted where none is given.
-        Calls are rendered, and asked for, as `omni_server.protocol.tool_calls` says.
+    def prompt(
+        self, messages: Sequence[ChatMessage], *, outputs: Collection[Output], tools: Sequence[FunctionTool] = ()
+    ) -> Prompt | DiffusionPrompt:
+        """Render a chat for the entry; with "audio" among `outputs`, the system prompt that speech needs is inserted
+        where none is given. Calls are rendered, and asked for, as `omni_server.protocol.tool_calls` says.
 
         Raises `InvalidRequestError` if the chat cannot be rendered.
         """
@@ -145,12 +163,13 @@ class FamilyModel(Protocol):
     def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
         """The chat by which this model is given the task.
 
-        To `ReadAloud` the answer is the text itself (`SpeechOutput.text`), to `Transcribe` what was said.
+        To `ReadAloud` the answer is the text itself (`SpeechOutput.text`), to `Transcribe` what was said. Raises
+        `InvalidRequestError` for a task that the model cannot do.
         """
         ...
 
-    def talker_prompt(self, prompt_length: int) -> TalkerPrompt:
-        """For a thinker's prompt of `prompt_length` tokens."""
+    def embeddings_prompt(self, stage: str, source_ids: Sequence[int]) -> EmbeddingsPrompt:
+        """For a stage that embeddings flow to, where the prompt of their source is `source_ids`."""
         ...
 
     def dtype_name(self) -> str:
@@ -161,6 +180,8 @@ class FamilyModel(Protocol):
 class ModelFamily(Protocol):
     """Knows how to run its models in stages."""
 
+    pipeline: Pipeline
+    """All stages of the family and what flows between them."""
     architectures: tuple[str, ...]
     """What `architectures` of a config.json may say."""
     engine_modules: tuple[str, ...]
@@ -182,7 +203,7 @@ class ModelFamily(Protocol):
         """Read what the server process needs, no weights. Raises `ConfigError` if the folder does not fit."""
         ...
 
-    def hf_overrides(self, model_stage: ModelStage) -> HfOverrides | None:
+    def hf_overrides(self, model_stage: str) -> HfOverrides | None:
         """How vLLM sees the stage's part of the checkpoint's config."""
         ...
 
@@ -201,13 +222,14 @@ def open_model(family: ModelFamily, folder: Path) -> FamilyModel:
         raise ConfigError(f"{folder}: the server cannot open it: {type(error).__name__}: {error}") from error
 
 
+def servable_architectures() -> tuple[str, ...]:
+    """Of all families that are installed."""
+    return tuple(name for family in installed_families() for name in load_family(family).architectures)
+
+
 def load_family(name: str) -> ModelFamily:
-    """`name` is `package.module:object`. Raises `ConfigError` if there is no such thing."""
-    module_name, _, attribute = name.partition(":")
+    """The family that a stage config names. Raises `ConfigError` if there is no such thing."""
     try:
-        module = importlib.import_module(module_name)
-    except ImportError as exc:
-        raise ConfigError(f"model_family '{name}': cannot import {module_name} ({exc})") from exc
-    if attribute not in vars(module):
-        raise ConfigError(f"model_family '{name}': {module_name} has no '{attribute}'")
-    return cast(ModelFamily, vars(module)[attribute])
+        return cast(ModelFamily, find_family(name))
+    except ValueError as error:
+        raise ConfigError(f"model_family '{name}': {error}") from error

@@ -6,7 +6,7 @@ The hub client reads HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE itself.
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from huggingface_hub import constants, snapshot_download
@@ -43,13 +43,15 @@ class HubUnreachableError(ConfigError):
 def resolve_model_folder(
     model: str,
     *,
+    architectures: Collection[str],
     revision: str | None = None,
     needs_weights: bool = True,
     on_progress: Callable[[str], None] = lambda line: None,
 ) -> Path:
     """The folder of the checkpoint that `model` names; downloaded first if it is a hub id that is not in the cache.
+    `architectures` are those that can be served.
 
-    Raises `ConfigError` if there is no such folder or repository, or if what is there is no omni checkpoint, and
+    Raises `ConfigError` if there is no such folder or repository, or if what is there is no such checkpoint, and
     `HubUnreachableError` if a hub id cannot be looked up. `needs_weights=False` (load format `dummy`) accepts a folder
     without weights.
     """
@@ -62,7 +64,7 @@ def resolve_model_folder(
                 f"MODEL '{model}': no such folder, and not a hub id either (those look like '{EXAMPLE_MODEL}')"
             )
         folder = _download(model, revision, _SMALL_FILES + (_WEIGHTS if needs_weights else []), on_progress)
-    _check_checkpoint(model, folder, needs_weights=needs_weights)
+    _check_checkpoint(model, folder, architectures, needs_weights=needs_weights)
     return folder
 
 
@@ -109,16 +111,17 @@ def _why_unreachable() -> str:
     return "the hub cannot be reached; check the network, or give a local folder as MODEL"
 
 
-def _check_checkpoint(model: str, folder: Path, *, needs_weights: bool) -> None:
+def _check_checkpoint(model: str, folder: Path, architectures: Collection[str], *, needs_weights: bool) -> None:
     config_file = folder / "config.json"
     if not config_file.is_file():
         raise ConfigError(f"MODEL '{model}' is no checkpoint: there is no config.json in {folder}")
     config = _read_json_object(config_file)
-    if "thinker_config" not in config:
+    found = config.get("architectures")
+    if not isinstance(found, list) or not set(map(str, found)) & set(architectures):
         model_type = config.get("model_type", "missing")
         raise ConfigError(
-            f"MODEL '{model}' is no omni checkpoint: its config.json (model_type: {model_type}) has no thinker_config; "
-            f"this server runs models such as {EXAMPLE_MODEL}"
+            f"MODEL '{model}' is not a checkpoint that this server can run: its config.json (model_type: {model_type}) "
+            f"has none of the architectures {', '.join(architectures)}; it runs models such as {EXAMPLE_MODEL}"
         )
     if needs_weights:
         _check_weights(model, folder)

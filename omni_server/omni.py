@@ -7,11 +7,12 @@ import time
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
+from omni_server.config.pipeline import TokenFrames
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import ArStage
-from omni_server.edge import CodecEdgeFactory, check_longest_window, load_edge_function
+from omni_server.edge import check_longest_window
 from omni_server.engine.environment import set_engine_environment
 from omni_server.errors import ConfigError, OmniError, StageDownError
 from omni_server.family import FamilyModel, load_family, open_model
@@ -20,9 +21,9 @@ from omni_server.metrics.pipeline import QueueLevel, StageLevel, pipeline_text
 from omni_server.model_about import read_about
 from omni_server.protocol.corruption import CORRUPTION_KINDS
 from omni_server.types import (
-    SAMPLE_RATE_HZ,
     AboutModel,
     ChatMessage,
+    ImageOutput,
     MediaKind,
     ModelInfo,
     OmniRequest,
@@ -78,9 +79,7 @@ class AsyncOmni:
         family = load_family(config.model_family)
         model = open_model(family, model_dir)
         about = read_about(model_dir)
-        for edge in config.edges:
-            if edge.chunks is not None:
-                check_longest_window(edge.chunks, model.codec, config.stages[edge.target].max_model_len)
+        check_longest_window(config, model)
         engines, launcher = await start_engines(
             model_dir, config, family, model, load_format=load_format, on_progress=on_progress
         )
@@ -117,7 +116,7 @@ class AsyncOmni:
         return self._orchestrator.stage_down()
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
-        """Text of the thinker's `token_ids`, without special tokens."""
+        """Text of the text stage's `token_ids`, without special tokens."""
         return self._orchestrator.detokenize(token_ids)
 
     @property
@@ -208,9 +207,15 @@ class AsyncOmni:
             client: SamplingConfig(temperature=temperature, max_tokens=4, min_tokens=4, ignore_eos=True)
             for client in self._engines.ar
         }
-        speech = SpeechOutput() if self.model_info.voices else None
-        message = ChatMessage("user", (TextPart("Hello"),))
-        request = OmniRequest(f"warm-up-{uuid.uuid4().hex}", (message,), speech, sampling, is_logged=False)
+        outputs = self.model_info.outputs
+        request = OmniRequest(
+            f"warm-up-{uuid.uuid4().hex}",
+            (ChatMessage("user", (TextPart("Hello"),)),),
+            speech=SpeechOutput() if "audio" in outputs else None,
+            image=ImageOutput() if "image" in outputs else None,
+            sampling=sampling,
+            is_logged=False,
+        )
         async for _ in await self.submit(request):
             pass
 
@@ -252,36 +257,10 @@ def _first_leaf(group: ExceptionGroup[OmniError]) -> OmniError:
 
 
 def _orchestrator(config: StageConfig, model: FamilyModel, engines: "Engines") -> "Orchestrator":
-    from omni_server.orchestrator.orchestrator import Orchestrator, SpeechStages, ThinkerStage
+    from omni_server.orchestrator.orchestrator import Deployment, Orchestrator
 
-    thinker_name = config.stage_named("thinker")
-    assert thinker_name is not None
-    thinker_config = config.stages[thinker_name]
-    assert isinstance(thinker_config, ArStage)
-    speech = None
-    talker_name, code2wav_name = config.stage_named("talker"), config.stage_named("code2wav")
-    if talker_name is not None and code2wav_name is not None:
-        talker_config = config.stages[talker_name]
-        assert isinstance(talker_config, ArStage)
-        codec_edge = next(edge for edge in config.edges if edge.chunks is not None)
-        assert codec_edge.chunks is not None
-        speech = SpeechStages(
-            talker=engines.ar[talker_name],
-            talker_config=talker_config,
-            code2wav=engines.diffusion[code2wav_name],
-            max_step_codes=config.stages[code2wav_name].max_num_batched_tokens,
-            chunks=codec_edge.chunks,
-            codec_edge=cast(CodecEdgeFactory, load_edge_function(codec_edge.function)),
-            drop_block=engines.drop_block,
-        )
-        # Refuses a plan that does not fit the model now, not at the first request.
-        speech.codec_edge(speech.chunks, model.codec, voice=model.voices[0], noise_seed=0)
-    return Orchestrator(
-        model,
-        ThinkerStage(engines.ar[thinker_name], thinker_config),
-        speech,
-        request_timeout_s=config.request_timeout_s,
-    )
+    deployment = Deployment(config, engines.ar, engines.diffusion, engines.drop_block)
+    return Orchestrator(model, deployment, request_timeout_s=config.request_timeout_s)
 
 
 def _model_info(
@@ -292,31 +271,41 @@ def _model_info(
     names: tuple[str, ...],
     about: AboutModel | None,
 ) -> ModelInfo:
-    thinker_name = config.stage_named("thinker")
-    assert thinker_name is not None
-    thinker = engines.ar[thinker_name]
+    (entry,) = (name for name in config.stages if config.edge_into(name) is None)
+    client = engines.ar.get(entry)
     first, *aliases = names or (model_dir.name,)
-    speaks = config.stage_named("talker") is not None
+    speaks = "audio" in config.outputs
+    text_stage = next((name for name in config.stages if config.stage_spec(name).output == "text"), None)
+    speech_stage = next((name for name in config.stages if config.edge_from(name, TokenFrames) is not None), None)
+    inputs = INPUT_MODALITIES if model.placeholder_ids is not None else ()
     return ModelInfo(
         name=first,
         aliases=tuple(aliases),
         voices=model.voices if speaks else (),
         default_voice=model.default_voice if speaks else None,
-        max_model_len=thinker.max_model_len,
-        input_modalities=INPUT_MODALITIES,
-        max_media_per_prompt={kind: thinker.max_media(kind) for kind in INPUT_MODALITIES},
+        outputs=config.outputs,
+        text_stage=text_stage,
+        speech_stage=speech_stage,
+        max_model_len=config.stages[entry].max_model_len if client is None else client.max_model_len,
+        input_modalities=inputs,
+        max_media_per_prompt={} if client is None else {kind: client.max_media(kind) for kind in inputs},
         created=int(time.time()),
         fingerprint=fingerprint_of(model_dir, config),
         about=about,
-        longest_speech_s=_longest_speech_s(config, model),
+        longest_speech_s=_longest_speech_s(config, model, speech_stage),
     )
 
 
-def _longest_speech_s(config: StageConfig, model: FamilyModel) -> float:
-    name = config.stage_named("talker")
-    talker = None if name is None else config.stages[name]
-    limit = talker.default_sampling.max_tokens if isinstance(talker, ArStage) else None
-    return math.inf if limit is None else limit * model.codec.samples_per_code / SAMPLE_RATE_HZ
+def _longest_speech_s(config: StageConfig, model: FamilyModel, speech_stage: str | None) -> float:
+    if speech_stage is None or model.codec is None:
+        return math.inf
+    stage, edge = config.stages[speech_stage], config.edge_from(speech_stage, TokenFrames)
+    limit = stage.default_sampling.max_tokens if isinstance(stage, ArStage) else None
+    if limit is None or edge is None:
+        return math.inf
+    payload = config.spec_of(edge).payload
+    assert isinstance(payload, TokenFrames)
+    return limit // payload.num_codebooks * model.codec.samples_per_code / model.codec.sample_rate_hz
 
 
 def fingerprint_of(model_dir: Path, config: StageConfig) -> str:

@@ -11,6 +11,8 @@ import numpy.typing as npt
 Role = Literal["system", "user", "assistant", "tool"]
 MediaKind = Literal["audio", "image", "video"]
 FinishReason = Literal["stop", "length", "tool_calls"]
+Output = Literal["text", "audio", "image"]
+"""What a model can answer with, and the API can send."""
 
 SAMPLE_RATE_HZ = 24_000
 """Rate of every waveform that leaves the server; OpenAI's `pcm16` is defined at this rate."""
@@ -141,6 +143,14 @@ class SpeechOutput:
 
 
 @dataclass(frozen=True)
+class ImageOutput:
+    """Present in a request that wants to be answered with an image."""
+
+    seed: int | None = None
+    """Seed of the noise; None draws one."""
+
+
+@dataclass(frozen=True)
 class ReadAloud:
     """The task to speak `text`, in the manner that `instructions` describe."""
 
@@ -165,7 +175,7 @@ Task = ReadAloud | Transcribe
 
 @dataclass(frozen=True)
 class OmniRequest:
-    """One chat turn to answer. `sampling` is keyed by stage name ("thinker", "talker")."""
+    """One chat turn to answer. `sampling` is keyed by the names of stages."""
 
     request_id: str
     messages: tuple[ChatMessage, ...]
@@ -183,6 +193,7 @@ class OmniRequest:
     tools: ToolUse | None = None
     """With speech: only what the answer says before its first call is spoken."""
     structured_output: StructuredOutput | None = None
+    image: ImageOutput | None = None
     can_be_shortened: bool = False
     """The caller has a shorter prompt to try: one that leaves less room than the thinker's default `max_tokens`
     is refused with `context_length_exceeded`. Without it the answer gets the room that is left."""
@@ -249,7 +260,7 @@ class ToolCallDelta:
 
 @dataclass(frozen=True)
 class CodecDelta:
-    """New codec tokens of the talker, the stop code excluded. They come in blocks."""
+    """New frames of codec tokens, one behind the other, the stop token excluded. They come in blocks."""
 
     codes: tuple[int, ...]
 
@@ -260,6 +271,13 @@ class AudioDelta:
 
     first_sample: int
     samples: npt.NDArray[np.float32]  # [num_samples], 24 kHz mono, in [-1, 1]
+
+
+@dataclass(frozen=True)
+class ImageDone:
+    """The image."""
+
+    pixels: npt.NDArray[np.float32]  # [height, width, 3], RGB in [0, 1]
 
 
 @dataclass(frozen=True)
@@ -329,7 +347,7 @@ class Finished:
     times: StageTimes = StageTimes()
 
 
-OmniEvent = TextDelta | ToolCallDelta | CodecDelta | AudioDelta | TextDone | Finished
+OmniEvent = TextDelta | ToolCallDelta | CodecDelta | AudioDelta | ImageDone | TextDone | Finished
 
 
 @dataclass(frozen=True)
@@ -355,6 +373,12 @@ class ModelInfo:
     voices: tuple[str, ...]
     """Empty if the deployment has no talker: requests for speech are refused then."""
     default_voice: str | None
+    outputs: frozenset[Output]
+    """What it answers with."""
+    text_stage: str | None
+    """Name of the stage that writes the text; None where none does."""
+    speech_stage: str | None
+    """Name of the stage that samples the codec tokens; None without speech."""
     max_model_len: int
     input_modalities: tuple[MediaKind, ...]
     max_media_per_prompt: Mapping[MediaKind, int]

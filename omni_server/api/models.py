@@ -35,7 +35,7 @@ def _card(name: str, info: ModelInfo) -> Model:
         max_model_len=info.max_model_len,
         modalities={
             "input": ["text", *info.input_modalities],
-            "output": ["text", "audio"] if info.voices else ["text"],
+            "output": [output for output in ("text", "audio", "image") if output in info.outputs],
         },
         voices=list(info.voices),
         about=None

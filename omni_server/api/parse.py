@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from omni_server.api.audio_history import CallerHistory
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.messages import load_messages
-from omni_server.api.sampling import THINKER, stage_sampling
+from omni_server.api.sampling import stage_sampling
 from omni_server.api.schemas import ChatCompletionRequest, Message, RefusalContent, TextContent
 from omni_server.api.structure import structured_output
 from omni_server.api.tools import is_named, tool_use
@@ -35,14 +35,11 @@ class ChatTurn:
     include_usage: bool
     call_finish_reason: FinishReason
     """What an answer ends with that is a call: "stop" where the request has named the function, as OpenAI does it."""
+    with_logprobs: bool
 
     @property
     def may_call(self) -> bool:
         return self.requests[0].tools is not None
-
-    @property
-    def with_logprobs(self) -> bool:
-        return self.requests[0].sampling[THINKER].logprobs is not None
 
 
 async def parse_chat_request(
@@ -55,11 +52,9 @@ async def parse_chat_request(
     stream = body.stream is True
     if body.stream_options is not None and not stream:
         raise InvalidRequestError("'stream_options' is allowed only where 'stream' is true.", param="stream_options")
-    if body.stage_sampling is not None and body.stage_sampling.talker is not None and not model.voices:
+    if model.text_stage is None:
         raise InvalidRequestError(
-            "Unknown parameter: 'stage_sampling.talker'. The served model has no talker.",
-            param="stage_sampling.talker",
-            code="unknown_parameter",
+            f"The model '{model.name}' does not answer chats.", param="model", code="unsupported_value"
         )
     output = _speech_output(body, model)
     num_choices = body.n if body.n is not None else 1
@@ -87,7 +82,7 @@ async def parse_chat_request(
     if tools is not None and tools.is_required:
         output = None  # calls are not spoken
     speech, audio_format = output if output is not None else (None, None)
-    sampling = stage_sampling(body, with_speech=speech is not None)
+    sampling = stage_sampling(body, model, with_speech=speech is not None)
     messages = await load_messages(body.messages, model, media, history)
     request = OmniRequest(
         request_id=request_id,
@@ -98,22 +93,23 @@ async def parse_chat_request(
         structured_output=structure,
     )
     return ChatTurn(
-        requests=(request,) if num_choices == 1 else _choices(request, num_choices),
+        requests=(request,) if num_choices == 1 else _choices(request, num_choices, model.text_stage),
         audio_format=audio_format,
         stream=stream,
         include_usage=body.stream_options is not None and body.stream_options.include_usage is True,
         call_finish_reason="stop" if is_named(body) else "tool_calls",
+        with_logprobs=bool(body.logprobs),
     )
 
 
-def _choices(request: OmniRequest, number: int) -> tuple[OmniRequest, ...]:
+def _choices(request: OmniRequest, number: int, text_stage: str) -> tuple[OmniRequest, ...]:
     """Each with an id and a seed of its own, as vLLM's parallel sampling does it, and all with one deadline."""
-    thinker = request.sampling[THINKER]
+    text = request.sampling[text_stage]
     began_at = time.monotonic()
     choices = []
     for index in range(number):
-        seed = None if thinker.seed is None else (thinker.seed + index + 2**63) % 2**64 - 2**63
-        sampling = {**request.sampling, THINKER: replace(thinker, seed=seed)}
+        seed = None if text.seed is None else (text.seed + index + 2**63) % 2**64 - 2**63
+        sampling = {**request.sampling, text_stage: replace(text, seed=seed)}
         choice = replace(request, request_id=f"{request.request_id}-{index}", sampling=sampling, began_at=began_at)
         choices.append(replace(choice, is_another_choice=index > 0))
     return tuple(choices)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from omni_server.api.parse import check_model
 from omni_server.api.passages import passages
-from omni_server.api.sampling import TALKER, talker_sampling
+from omni_server.api.sampling import speech_sampling
 from omni_server.api.speech_schemas import MAX_CHARACTERS, SPEECH_FORMATS, SpeechRequest
 from omni_server.api.voices import resolve_voice
 from omni_server.audio.formats import AudioFormat, parse_format
@@ -42,7 +42,7 @@ def parse_speech_request(body: SpeechRequest, name: str, generator: Generator) -
     if not texts:
         raise InvalidRequestError("Invalid 'input': there is no text to read.", param="input", code="empty_string")
     instructions = _instructions(body.instructions)
-    sampling = {TALKER: talker_sampling(body.stage_sampling, body.seed)}
+    sampling = speech_sampling(body.stage_sampling, body.seed, model)
     seed = body.seed % 2**63 if body.seed is not None else None  # as in chat completions
     requests = [
         OmniRequest(

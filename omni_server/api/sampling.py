@@ -1,24 +1,25 @@
-"""The sampling fields of a request as one `SamplingConfig` per stage."""
+"""The sampling fields of a request as one `SamplingConfig` per stage.
+
+OpenAI's fields are about the text. The extension `stage_sampling` is about the stage that samples codec tokens, by the
+name that it has in the stage config.
+"""
 
 from collections.abc import Mapping, Sequence
 
-from omni_server.api.schemas import ChatCompletionRequest, StageSampling, StageSamplings
+from omni_server.api.schemas import ChatCompletionRequest, StageSampling
 from omni_server.errors import InvalidRequestError
-from omni_server.types import SamplingConfig
-
-THINKER = "thinker"
-TALKER = "talker"
+from omni_server.types import ModelInfo, SamplingConfig
 
 
-def stage_sampling(body: ChatCompletionRequest, *, with_speech: bool) -> Mapping[str, SamplingConfig]:
-    """OpenAI's fields for the thinker; `stage_sampling.talker`, and the common seed, for the talker.
+def stage_sampling(body: ChatCompletionRequest, model: ModelInfo, *, with_speech: bool) -> Mapping[str, SamplingConfig]:
+    """OpenAI's fields for the text; `stage_sampling`, and the common seed, for the speech.
 
-    Raises `InvalidRequestError` where a stage must write more tokens than it may, and for fields that contradict each
+    Raises `InvalidRequestError` where a stage must sample more tokens than it may, and for fields that contradict each
     other.
     """
     max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     _check_min_tokens(body.min_tokens, max_tokens, "min_tokens")
-    thinker = SamplingConfig(
+    text = SamplingConfig(
         temperature=body.temperature,
         top_p=body.top_p,
         top_k=_top_k(body.top_k),
@@ -45,30 +46,49 @@ def stage_sampling(body: ChatCompletionRequest, *, with_speech: bool) -> Mapping
             param="skip_special_tokens",
             code="unsupported_value",
         )
-    talker = talker_sampling(body.stage_sampling, body.seed)
-    return {THINKER: thinker, TALKER: talker} if with_speech else {THINKER: thinker}
+    speech = speech_sampling(body.stage_sampling, body.seed, model)
+    return text_sampling(text, model) | (speech if with_speech else {})
 
 
-def talker_sampling(given: StageSamplings | None, seed: int | None) -> SamplingConfig:
-    """What `stage_sampling` says of the talker; `seed` where it says nothing of that.
+def text_sampling(sampling: SamplingConfig, model: ModelInfo) -> dict[str, SamplingConfig]:
+    """For the stage that writes the text, if one does."""
+    return {} if model.text_stage is None else {model.text_stage: sampling}
 
-    Raises `InvalidRequestError` where the talker must write more tokens than it may.
+
+def speech_sampling(
+    given: Mapping[str, StageSampling] | None, seed: int | None, model: ModelInfo
+) -> dict[str, SamplingConfig]:
+    """For the stage that samples codec tokens, if one does; `seed` where `given` says nothing of that.
+
+    Raises `InvalidRequestError` for another stage, and where the stage must sample more tokens than it may.
     """
-    talker = given.talker if given is not None and given.talker is not None else StageSampling()
-    _check_min_tokens(talker.min_tokens, talker.max_tokens, "stage_sampling.talker.min_tokens")
-    return SamplingConfig(
-        temperature=talker.temperature,
-        top_p=talker.top_p,
-        top_k=_top_k(talker.top_k),
-        min_p=talker.min_p,
-        repetition_penalty=talker.repetition_penalty,
-        presence_penalty=talker.presence_penalty,
-        frequency_penalty=talker.frequency_penalty,
-        seed=talker.seed if talker.seed is not None else seed,
-        max_tokens=talker.max_tokens,
-        min_tokens=talker.min_tokens,
-        ignore_eos=talker.ignore_eos,
+    name = model.speech_stage
+    for other in given or {}:
+        if other != name:
+            known = f"only '{name}' can be given" if name is not None else "the served model does not speak"
+            raise InvalidRequestError(
+                f"Unknown parameter: 'stage_sampling.{other[:64]}'; {known}.",
+                param=f"stage_sampling.{other[:64]}",
+                code="unknown_parameter",
+            )
+    if name is None:
+        return {}
+    stage = (given or {}).get(name) or StageSampling()
+    _check_min_tokens(stage.min_tokens, stage.max_tokens, f"stage_sampling.{name}.min_tokens")
+    sampling = SamplingConfig(
+        temperature=stage.temperature,
+        top_p=stage.top_p,
+        top_k=_top_k(stage.top_k),
+        min_p=stage.min_p,
+        repetition_penalty=stage.repetition_penalty,
+        presence_penalty=stage.presence_penalty,
+        frequency_penalty=stage.frequency_penalty,
+        seed=stage.seed if stage.seed is not None else seed,
+        max_tokens=stage.max_tokens,
+        min_tokens=stage.min_tokens,
+        ignore_eos=stage.ignore_eos,
     )
+    return {name: sampling}
 
 
 def _distinct(token_ids: Sequence[int] | None) -> tuple[int, ...] | None:

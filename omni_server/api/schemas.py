@@ -201,7 +201,7 @@ class StreamOptions(BaseModel):
 
 
 class StageSampling(ExactModel):
-    """Sampling of a stage other than the thinker; unset fields keep the stage config's values."""
+    """Sampling of the stage that samples codec tokens; unset fields keep the stage config's values."""
 
     temperature: Temperature | None = None
     top_p: TopP | None = None
@@ -216,8 +216,8 @@ class StageSampling(ExactModel):
     ignore_eos: bool | None = None
 
 
-class StageSamplings(ExactModel):
-    talker: StageSampling | None = None
+StageSamplings = Annotated[dict[str, StageSampling], Field(max_length=8), at_most(8)]
+"""By the name of the stage in the stage config, as `talker`."""
 
 
 def _listed(stop: object) -> object:
@@ -242,7 +242,7 @@ class ChatCompletionRequest(BaseModel):
     stream_options: StreamOptions | None = None
 
     max_completion_tokens: Count | None = None
-    """Most tokens of text. Speech is limited by `stage_sampling.talker.max_tokens`."""
+    """Most tokens of text. Speech is limited by `max_tokens` in `stage_sampling`."""
     max_tokens: Count | None = None
     """The older name; `max_completion_tokens` wins."""
     min_tokens: TokenId | None = None
@@ -254,13 +254,14 @@ class ChatCompletionRequest(BaseModel):
     presence_penalty: Penalty | None = None
     repetition_penalty: RepetitionPenalty | None = None
     seed: Seed | None = None
-    """Of the text, and of the speech unless `stage_sampling.talker.seed` is given."""
+    """Of the text, and of the speech unless `stage_sampling` has a seed for it."""
     stop: Annotated[StopStrings, BeforeValidator(_listed, json_schema_input_type=NonEmpty | StopStrings)] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=127)] | None = None
     """vLLM has room for 128, among them the model's own end token."""
     ignore_eos: bool | None = None
     stage_sampling: StageSamplings | None = None
-    """Extension: sampling of the talker, which the fields above do not change."""
+    """Extension: sampling of the stage that samples codec tokens, by its name, as `{"talker": {...}}`. The fields above
+    do not change it."""
     n: Annotated[Integer, Field(ge=1, le=128)] | None = None
     """Only 1 for an answer by voice, and at most 8 where messages hold sound or pictures."""
 

@@ -32,7 +32,7 @@ class SpeechRequest(BaseModel):
     seed: Seed | None = None
     """Extension: makes the speech repeatable."""
     stage_sampling: StageSamplings | None = None
-    """Extension: sampling of the talker."""
+    """Extension: sampling of the stage that samples codec tokens, by its name, as `{"talker": {...}}`."""
 
 
 class SpeechAudioDelta(BaseModel):

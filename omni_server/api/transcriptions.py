@@ -16,7 +16,7 @@ from omni_server.api.media_loader import MediaLoader
 from omni_server.api.openapi import TRANSCRIPTION_RESPONSES, TRANSLATION_RESPONSES, form_body
 from omni_server.api.parse_transcription import TranscriptionJob, parse_transcription_form
 from omni_server.api.recording_room import RecordingRoom
-from omni_server.api.sampling import THINKER
+from omni_server.api.sampling import text_sampling
 from omni_server.api.sse import KEEP_ALIVE, EventStreamResponse, FrameTemplate, frame
 from omni_server.api.state import ServerState
 from omni_server.api.stream_start import joined
@@ -104,7 +104,7 @@ class TranscriptionService:
 
 
 def _requests(generator: Generator, job: TranscriptionJob, audio: AudioPart, name: str) -> list[OmniRequest]:
-    sampling = {THINKER: SamplingConfig(temperature=job.temperature)}
+    sampling = text_sampling(SamplingConfig(temperature=job.temperature), generator.model_info)
     pieces = cut_at_pauses(audio.samples, audio.sample_rate_hz, _PIECE_SECONDS)
     tasks = [
         Transcribe(AudioPart(piece, audio.sample_rate_hz), job.to_english, job.language, job.hint) for piece in pieces

@@ -60,7 +60,11 @@ def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
         check_address(options.host, options.port, report)
     try:
         folder = resolve_model_folder(
-            options.model, revision=options.revision, needs_weights=False, on_progress=on_progress
+            options.model,
+            architectures=family.architectures,
+            revision=options.revision,
+            needs_weights=False,
+            on_progress=on_progress,
         )
     except HubUnreachableError as error:
         report.leave_open("files", str(error))
@@ -105,12 +109,10 @@ def _footprints(folder: Path, config: StageConfig, family: ModelFamily, report: 
 
 
 def _check_windows(config: StageConfig, model: FamilyModel, report: Report) -> None:
-    for edge in config.edges:
-        if edge.chunks is not None:
-            try:
-                check_longest_window(edge.chunks, model.codec, config.stages[edge.target].max_model_len)
-            except ConfigError as error:
-                report.error("stage config", f"{report.stage_config}: {error}")
+    try:
+        check_longest_window(config, model)
+    except ConfigError as error:
+        report.error("stage config", f"{report.stage_config}: {error}")
 
 
 def _check_shared_memory(config: StageConfig, model: FamilyModel, report: Report, *, is_here: bool) -> None:

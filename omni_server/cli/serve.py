@@ -32,7 +32,7 @@ from omni_server.engine import fork_server
 from omni_server.engine.environment import set_engine_environment
 from omni_server.engine.progress import LONGEST_SILENCE_S
 from omni_server.errors import ConfigError
-from omni_server.family import load_family
+from omni_server.family import load_family, servable_architectures
 from omni_server.generation import Generator
 from omni_server.model_folder import (
     DEMO_CONFIG,
@@ -176,6 +176,7 @@ def serve(options: ServeOptions) -> int:
     config = _stage_config(options, on_progress)
     model_dir = resolve_model_folder(
         options.model,
+        architectures=load_family(config.model_family).architectures,
         revision=options.revision,
         needs_weights=options.load_format != "dummy",
         on_progress=on_progress,
@@ -268,7 +269,11 @@ def _stage_config(options: ServeOptions, on_progress: Callable[[str], None]) -> 
 def _chosen_config(options: ServeOptions, on_progress: Callable[[str], None]) -> StageConfig:
     """Before the weights of a model on the hub are downloaded: its small files tell whether it can run."""
     folder = resolve_model_folder(
-        options.model, revision=options.revision, needs_weights=False, on_progress=on_progress
+        options.model,
+        architectures=servable_architectures(),
+        revision=options.revision,
+        needs_weights=False,
+        on_progress=on_progress,
     )
     config = default_stage_config(folder, options.model, use_cpu=options.use_cpu, quantization=options.quantization)
     on_progress(f"stage config made for this machine, {describe(config)}")

@@ -39,10 +39,10 @@ def _describe(details: ErrorDetails) -> str:
             message = details["msg"].removeprefix("Value error, ")
             return f"{path}: {message}" if path else message
         case "union_tag_not_found":
-            return f"{path}.engine: missing; write 'engine: ar' (thinker, talker) or 'engine: diffusion' (code2wav)"
+            return f"{path}.engine: missing; write 'engine: ar' or 'engine: diffusion'"
         case "union_tag_invalid":
             tag = details["ctx"]["tag"]
-            return f"{path}.engine: must be 'ar' (thinker, talker) or 'diffusion' (code2wav), not '{tag}'"
+            return f"{path}.engine: must be 'ar' or 'diffusion', not '{tag}'"
         case "string_pattern_mismatch" if location[-1] == "[key]":
             return f"{path}: a stage's name is lower-case letters, digits and underscores, and begins with a letter"
         case "string_pattern_mismatch":

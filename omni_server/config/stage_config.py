@@ -4,17 +4,30 @@ Frozen pydantic models; unknown keys are errors. Everything that can be refused 
 model folder or the machine is refused here, with a message that says what to change.
 """
 
+import re
 from collections import defaultdict
-from typing import Annotated, Literal
+from collections.abc import Collection
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
 from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.config.frozen_model import FrozenModel
-from omni_server.config.stages import ArStage, DiffusionStage, ModelStage, Stage
+from omni_server.config.pipeline import (
+    EdgeSpec,
+    Embeddings,
+    Pipeline,
+    StageSpec,
+    TokenFrames,
+    find_family,
+)
+from omni_server.config.stages import ArStage, DiffusionStage, Stage
+from omni_server.types import Output
 
 ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 """`package.module:name`"""
+
+FAMILY_PATTERN = r"[A-Za-z_][\w.]*(:[A-Za-z_]\w*)?"
 
 MAX_MEMORY_FRACTION = 0.95
 """Sum of `gpu_memory_utilization` allowed on one device; the rest is CUDA contexts and fragmentation."""
@@ -24,8 +37,8 @@ class QueueConfig(FrozenModel):
     """How payloads travel over an edge."""
 
     transport: Literal["shared_memory", "inline"] = "shared_memory"
-    """`shared_memory`: rows stay in /dev/shm and a reference travels. `inline`: they travel in the message; the edge
-    into code2wav, which carries token ids only, must be so."""
+    """`shared_memory`: embeddings stay in /dev/shm and a reference travels. `inline`: the payload travels in the
+    message, as codec tokens always do."""
     capacity: Annotated[int, Field(ge=1, le=4096)] = 16
     """Steps of the producer that may wait for the consumer; at the limit the producer's scheduler holds back."""
 
@@ -37,12 +50,12 @@ class Edge(FrozenModel):
     """Name of the stage that sends."""
     target: Annotated[str, Field(alias="to")]
     """Name of the stage that receives."""
-    function: ImportPath
-    """The model family's code for this edge."""
+    function: ImportPath | None = None
+    """Code that replaces the family's own for this edge."""
     queue: QueueConfig = QueueConfig()
     """How payloads travel."""
     chunks: ChunkPlan | None = None
-    """How codec tokens are cut into windows. Only on the edge into code2wav, and required there."""
+    """How codec tokens are cut into windows; only on an edge that carries codec tokens. `null`: as the family says."""
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -65,8 +78,8 @@ class SupervisionConfig(FrozenModel):
 class StageConfig(FrozenModel):
     """A whole deployment: the file that `--stage-config` names."""
 
-    model_family: ImportPath
-    """The code that knows the model: `stages.qwen2_5_omni:FAMILY`."""
+    model_family: Annotated[str, Field(pattern=f"^{FAMILY_PATTERN}$")]
+    """The code that knows the model: an installed family, as `qwen2_5_omni`, or `package.module:object`."""
     platform: Literal["cpu", "cuda"]
     """Must match the installed build of vLLM."""
     mps: Literal["auto", "on", "off"] = "auto"
@@ -75,7 +88,7 @@ class StageConfig(FrozenModel):
     stages: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")], Stage]
     """The stages by name."""
     edges: tuple[Edge, ...] = ()
-    """What flows between them."""
+    """What flows between them. Left out: the family's edges between these stages."""
     start_timeout_s: Annotated[float, Field(gt=0)] = 1800.0
     """Longest wait for one engine to be ready."""
     request_timeout_s: Annotated[float, Field(gt=0)] = 600.0
@@ -83,16 +96,57 @@ class StageConfig(FrozenModel):
     supervision: SupervisionConfig = SupervisionConfig()
     """What happens when an engine dies or hangs."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, value: object) -> object:
+        """What the file leaves out and the family knows."""
+        if not isinstance(value, dict) or not isinstance(family := value.get("model_family"), str):
+            return value
+        if not re.fullmatch(FAMILY_PATTERN, family):
+            return value  # its field says what is wrong
+        try:
+            pipeline = find_family(family).pipeline
+        except ValueError as error:
+            raise ValueError(f"model_family '{family}': {error}") from error
+        return _completed(value, pipeline)
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """What the family declares of the stages that are deployed here."""
+        whole = find_family(self.model_family).pipeline
+        return whole.part({stage.model_stage for stage in self.stages.values()})
+
     @model_validator(mode="after")
     def _check_graph(self) -> "StageConfig":
+        whole = find_family(self.model_family).pipeline
         roles = [stage.model_stage for stage in self.stages.values()]
-        for role in set(roles):
-            if roles.count(role) > 1:
-                raise ValueError(f"two stages run the {role}")
-        if "thinker" not in roles:
-            raise ValueError("no stage runs the thinker (model_stage: thinker)")
-        if ("talker" in roles) != ("code2wav" in roles):
-            raise ValueError("talker and code2wav only work together: add the missing stage or remove both")
+        for name, stage in self.stages.items():
+            spec = whole.stages.get(stage.model_stage)
+            if spec is None:
+                raise ValueError(
+                    f"stages.{name}.model_stage is '{stage.model_stage}'; the stages of {self.model_family} are "
+                    f"{', '.join(whole.stages)}"
+                )
+            if roles.count(stage.model_stage) > 1:
+                raise ValueError(f"two stages run the {stage.model_stage}")
+            if spec.engine != stage.engine:
+                raise ValueError(f"stages.{name}.engine must be {spec.engine}, as {stage.model_stage} is")
+            source = whole.edge_into(stage.model_stage)
+            if source is not None and source.source not in roles:
+                raise ValueError(
+                    f"stages.{name} needs a stage that runs the {source.source} (model_stage: {source.source}): "
+                    "add it, or remove this one"
+                )
+            targets = [edge.target for edge in whole.edges_from(stage.model_stage)]
+            if spec.output is None and not any(target in roles for target in targets):
+                raise ValueError(
+                    f"stages.{name} leads to no output without a stage that runs the {' or '.join(targets)}: "
+                    "add it, or remove this one"
+                )
+        self._check_edges()
+        return self
+
+    def _check_edges(self) -> None:
         for number, edge in enumerate(self.edges):
             for end, name in (("from", edge.source), ("to", edge.target)):
                 if name not in self.stages:
@@ -100,50 +154,41 @@ class StageConfig(FrozenModel):
                         f"edges[{number}].{end} is '{name}', which is no stage; stages are {', '.join(self.stages)}"
                     )
         found = [(self.stages[e.source].model_stage, self.stages[e.target].model_stage) for e in self.edges]
-        expected = [("thinker", "talker"), ("talker", "code2wav")] if "talker" in roles else []
+        expected = [(spec.source, spec.target) for spec in self.pipeline.edges]
         if sorted(found) != sorted(expected):
             wanted = ", ".join(f"{a} -> {b}" for a, b in expected) or "none"
             raise ValueError(f"edges must be: {wanted}; found: {', '.join(f'{a} -> {b}' for a, b in found) or 'none'}")
         for number, edge in enumerate(self.edges):
-            into_code2wav = self.stages[edge.target].model_stage == "code2wav"
-            if into_code2wav != (edge.chunks is not None):
-                hint = "add 'chunks'" if into_code2wav else "remove 'chunks', only the edge into code2wav has it"
-                raise ValueError(f"edges[{number}]: {hint}")
-            if into_code2wav:
-                self._check_chunks(edge)
-        return self
-
-    def _check_chunks(self, edge: Edge) -> None:
-        if edge.queue.transport != "inline":
-            raise ValueError(
-                f"edge {edge.source} -> {edge.target}: set queue.transport to inline; codec tokens are ids and "
-                "travel inside the message (a window is smaller than the reference to a slot would be)"
-            )
-
-    @model_validator(mode="after")
-    def _check_rows(self) -> "StageConfig":
-        for edge in self.edges:
-            for name in (edge.source, edge.target):
-                stage = self.stages[name]
-                if not isinstance(stage, ArStage):
-                    continue
-                if stage.pipeline_parallel_size > 1:
-                    raise ValueError(
-                        f"stages.{name}.pipeline_parallel_size must be 1: rows of hidden states cannot leave or "
-                        "enter a pipeline-parallel stage; use tensor_parallel_size"
-                    )
-                if stage.engine_args.get("speculative_config") is not None:
-                    raise ValueError(
-                        f"stages.{name}.engine_args.speculative_config must go: rows of rejected draft tokens "
-                        "would reach the next stage"
-                    )
-            talker = self.stages[edge.target]
-            if isinstance(talker, ArStage) and talker.engine_args.get("enable_prefix_caching"):
+            payload = self.spec_of(edge).payload
+            if not isinstance(payload, TokenFrames) and edge.chunks is not None:
+                raise ValueError(f"edges[{number}]: remove 'chunks', only an edge with codec tokens has it")
+            if not isinstance(payload, Embeddings) and edge.queue.transport != "inline":
                 raise ValueError(
-                    f"stages.{edge.target}.engine_args.enable_prefix_caching must be off: the talker's token ids do "
-                    "not determine its inputs"
+                    f"edge {edge.source} -> {edge.target}: set queue.transport to inline; only embeddings travel "
+                    "through shared memory"
                 )
-        return self
+            if isinstance(payload, Embeddings):
+                self._check_embeddings(edge)
+
+    def _check_embeddings(self, edge: Edge) -> None:
+        for name in (edge.source, edge.target):
+            stage = self.stages[name]
+            assert isinstance(stage, ArStage)
+            if stage.pipeline_parallel_size > 1:
+                raise ValueError(
+                    f"stages.{name}.pipeline_parallel_size must be 1: rows of hidden states cannot leave or "
+                    "enter a pipeline-parallel stage; use tensor_parallel_size"
+                )
+            if stage.engine_args.get("speculative_config") is not None:
+                raise ValueError(
+                    f"stages.{name}.engine_args.speculative_config must go: rows of rejected draft tokens "
+                    "would reach the next stage"
+                )
+        if self.stages[edge.target].engine_args.get("enable_prefix_caching"):
+            raise ValueError(
+                f"stages.{edge.target}.engine_args.enable_prefix_caching must be off: the stage's token ids do "
+                "not determine its inputs"
+            )
 
     @model_validator(mode="after")
     def _check_precision(self) -> "StageConfig":
@@ -173,11 +218,79 @@ class StageConfig(FrozenModel):
                 )
         return self
 
+    def stage_named(self, model_stage: str) -> str | None:
+        """Name of the stage that runs the family's `model_stage`; None if the deployment has none."""
+        return next((name for name, stage in self.stages.items() if stage.model_stage == model_stage), None)
+
+    def spec_of(self, edge: Edge) -> EdgeSpec:
+        """What the family declares of an edge of this config."""
+        ends = self.stages[edge.source].model_stage, self.stages[edge.target].model_stage
+        return next(spec for spec in self.pipeline.edges if (spec.source, spec.target) == ends)
+
+    def stage_spec(self, name: str) -> StageSpec:
+        """What the family declares of a stage of this config."""
+        return self.pipeline.stages[self.stages[name].model_stage]
+
+    def edge_into(self, name: str) -> Edge | None:
+        """None for the entry."""
+        return next((edge for edge in self.edges if edge.target == name), None)
+
+    def edge_from(self, name: str, payload: type[TokenFrames] | type[Embeddings]) -> Edge | None:
+        """The edge by which the stage sends such a payload, if it does."""
+        edges = (edge for edge in self.edges if edge.source == name)
+        return next((edge for edge in edges if isinstance(self.spec_of(edge).payload, payload)), None)
+
+    def stages_for(self, outputs: Collection[Output]) -> tuple[str, ...]:
+        """Names of the stages that a request for `outputs` passes, the entry first."""
+        needed = self.pipeline.stages_for(outputs)
+        return tuple(name for role in needed for name, stage in self.stages.items() if stage.model_stage == role)
+
+    @property
+    def outputs(self) -> frozenset[Output]:
+        """What the deployment can answer with."""
+        return frozenset(stage.output for stage in self.pipeline.stages.values() if stage.output is not None)
+
     @property
     def carries_state(self) -> bool:
-        """code2wav keeps state between the windows of an utterance."""
+        """The decoder of codec tokens keeps state between the windows of an utterance."""
         return any(edge.chunks is not None and edge.chunks.carries_state for edge in self.edges)
 
-    def stage_named(self, model_stage: ModelStage) -> str | None:
-        """Name of the stage that runs `model_stage`, or None if the deployment has none."""
-        return next((name for name, stage in self.stages.items() if stage.model_stage == model_stage), None)
+
+def _completed(document: dict[str, Any], pipeline: Pipeline) -> dict[str, Any]:
+    """The document with `model_stage`, `engine`, `edges`, `queue` and `chunks` where it has none of its own."""
+    stages = document.get("stages")
+    if not isinstance(stages, dict):
+        return document
+    completed, names = {}, {}
+    for name, stage in stages.items():
+        if isinstance(stage, dict):
+            role = stage.get("model_stage", name)
+            spec = pipeline.stages.get(role) if isinstance(role, str) else None
+            stage = {"model_stage": role} | ({} if spec is None else {"engine": spec.engine}) | stage
+            if spec is not None:
+                names[role] = name
+        completed[name] = stage
+    edges = document.get("edges")
+    if edges is None:
+        ends = [(spec.source, spec.target) for spec in pipeline.edges]
+        edges = [{"from": names[a], "to": names[b]} for a, b in ends if a in names and b in names]
+    if isinstance(edges, list | tuple):
+        roles: dict[Any, str] = {name: role for role, name in names.items()}
+        edges = [_completed_edge(edge, roles, pipeline) if isinstance(edge, dict) else edge for edge in edges]
+    return document | {"stages": completed, "edges": edges}
+
+
+def _completed_edge(edge: dict[str, Any], roles: dict[Any, str], pipeline: Pipeline) -> dict[str, Any]:
+    source, target = edge.get("from"), edge.get("to")
+    if not isinstance(source, str) or not isinstance(target, str):
+        return edge
+    ends = roles.get(source), roles.get(target)
+    spec = next((spec for spec in pipeline.edges if (spec.source, spec.target) == ends), None)
+    if spec is None:
+        return edge
+    defaults: dict[str, Any] = {"function": spec.function}
+    if not isinstance(spec.payload, Embeddings):
+        defaults["queue"] = {"transport": "inline"}
+    if isinstance(spec.payload, TokenFrames) and edge.get("chunks") is None:
+        edge = edge | {"chunks": spec.chunks or ChunkPlan()}
+    return defaults | edge

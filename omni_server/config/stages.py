@@ -6,8 +6,6 @@ from pydantic import Field, model_validator
 
 from omni_server.config.frozen_model import FrozenModel
 
-ModelStage = Literal["thinker", "talker", "code2wav"]
-
 RESERVED_ENGINE_ARGS = frozenset(
     {
         "additional_config", "async_scheduling", "data_parallel_size", "device_ids", "disable_log_stats",
@@ -52,8 +50,8 @@ class SamplingDefaults(FrozenModel):
 class CommonStage(FrozenModel):
     """What every stage has."""
 
-    model_stage: ModelStage
-    """The part of the checkpoint that runs here."""
+    model_stage: str
+    """Which of the family's stages runs here. Left out: the one that this stage is named after."""
     devices: tuple[Annotated[int, Field(ge=0)], ...] = (0,)
     """GPU indices, one for each tensor-parallel rank. Ignored on CPU."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.3
@@ -85,12 +83,10 @@ class CommonStage(FrozenModel):
 
 
 class ArStage(CommonStage):
-    """An autoregressive engine: thinker or talker."""
+    """A stage that samples tokens one after the other."""
 
     engine: Literal["ar"]
-    """Autoregressive: for thinker and talker."""
-    model_stage: Literal["thinker", "talker"]
-    """The part of the checkpoint that runs here."""
+    """Autoregressive. Left out: what the family says of `model_stage`."""
     tensor_parallel_size: Annotated[int, Field(ge=1)] = 1
     """Ranks that share each layer."""
     pipeline_parallel_size: Annotated[int, Field(ge=1)] = 1
@@ -131,12 +127,10 @@ class SolverConfig(FrozenModel):
 
 
 class DiffusionStage(CommonStage):
-    """A non-autoregressive engine: code2wav."""
+    """A stage that computes a request, or one window of it, in one step."""
 
     engine: Literal["diffusion"]
-    """Not autoregressive: for code2wav."""
-    model_stage: Literal["code2wav"]
-    """The part of the checkpoint that runs here."""
+    """Not autoregressive. Left out: what the family says of `model_stage`."""
     solver: SolverConfig = SolverConfig()
     """How code2wav's flow-matching equation is solved."""
     max_streams: Annotated[int, Field(ge=1)] | None = None

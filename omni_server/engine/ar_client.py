@@ -15,7 +15,7 @@ from omni_server.engine.logprobs import TokenTable
 from omni_server.engine.prompt_rendering import PromptRenderer, RenderedPrompt
 from omni_server.engine.stage_client import StageClient, abort, stage_errors
 from omni_server.errors import InvalidRequestError
-from omni_server.family import ThinkerPrompt
+from omni_server.family import Prompt
 from omni_server.protocol.feeds import AddressedFeed
 from omni_server.protocol.rows import SharedBlock
 from omni_server.protocol.token_blocks import TOKENS_PER_OUTPUT_KEY
@@ -68,7 +68,7 @@ class ArStageClient(StageClient[StageAsyncLLM]):
         """See `PromptRenderer.check_text`."""
         PromptRenderer(self.name, self.engine).check_text(num_chars)
 
-    async def render(self, prompt: ThinkerPrompt, reply: str | None = None) -> RenderedPrompt:
+    async def render(self, prompt: Prompt, reply: str | None = None) -> RenderedPrompt:
         """See `PromptRenderer.render`. Raises `StageDeadError`, too."""
         return await PromptRenderer(self.name, self.engine).render(prompt, reply)
 

@@ -8,7 +8,6 @@ from vllm.outputs import PoolingRequestOutput
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from omni_server.engine.stage_client import StageClient, abort, stage_errors
-from omni_server.errors import CorruptDataError
 from omni_server.protocol.diffusion import INPUT_KEY, STREAMS_KEY
 from omni_server.transport.result import decode_result
 
@@ -25,7 +24,7 @@ class DiffusionStageClient(StageClient[AsyncLLM]):
         priority: int = 0,
         num_streams: int | None = None,
     ) -> npt.NDArray[np.float32]:
-        """The stage's result for `token_ids` and its encoded input, `[num_samples]` float32.
+        """The stage's result for `token_ids` and its encoded input, float32, of whatever shape the model gives it.
 
         Of the requests that wait, those with the lowest `priority` are computed first, and of equal ones the earliest.
         `num_streams` are the utterances under way, this one's among them, where that is known: the only one is not
@@ -46,8 +45,5 @@ class DiffusionStageClient(StageClient[AsyncLLM]):
                 await abort(engine, queue.request_id)
                 raise
         assert isinstance(output, PoolingRequestOutput)
-        result = decode_result(output.outputs.data, self.name)
-        if result.ndim != 1:
-            raise CorruptDataError(self.name, "shape", f"a result of {result.ndim} dimensions instead of a waveform")
-        samples: npt.NDArray[np.float32] = result.float().numpy()
-        return samples
+        result: npt.NDArray[np.float32] = decode_result(output.outputs.data, self.name).float().numpy()
+        return result

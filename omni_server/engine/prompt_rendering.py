@@ -12,7 +12,7 @@ from vllm.inputs import TextPrompt, TokensPrompt
 from omni_server.engine.async_engine import StageAsyncLLM
 from omni_server.engine.stage_client import stage_errors
 from omni_server.errors import InvalidRequestError
-from omni_server.family import ThinkerPrompt
+from omni_server.family import Prompt
 
 _INLINE_CHARS, _INLINE_PIECES = 2000, 8
 """Text up to this length is tokenised within a millisecond or two, mostly less than half of one. In a thread, beside an
@@ -52,7 +52,7 @@ class PromptRenderer:
         if num_chars > self._max_model_len * self._engine.get_tokenizer().max_chars_per_token:
             raise _prompt_too_long(self._max_model_len)
 
-    async def render(self, prompt: ThinkerPrompt, reply: str | None = None) -> RenderedPrompt:
+    async def render(self, prompt: Prompt, reply: str | None = None) -> RenderedPrompt:
         """Tokenise and preprocess media, off the event loop where that takes long; behind them the tokens of `reply`.
 
         Raises `InvalidRequestError` if the prompt is too long, or if the model cannot take its media.

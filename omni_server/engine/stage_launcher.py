@@ -9,6 +9,7 @@ from vllm import envs as vllm_envs
 from vllm.utils.torch_utils import OMP_NUM_THREADS_SET_BY_VLLM, startup_omp_num_threads
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from omni_server.config.pipeline import MODEL_FAMILY_VARIABLE, Embeddings
 from omni_server.config.stage_config import Edge, StageConfig
 from omni_server.config.stages import ArStage, DiffusionStage
 from omni_server.engine.ar_args import ar_engine_args
@@ -91,7 +92,7 @@ class StageLauncher:
             progress=progress,
         )
         if isinstance(built.client, StageAsyncLLM):
-            edge = next((e for e in config.edges if e.source == name), None)
+            edge = config.edge_from(name, Embeddings)
             if edge is not None:
                 built.client.row_queue = self._queues.get((edge.source, edge.target))
         progress.is_ready(name)
@@ -100,6 +101,7 @@ class StageLauncher:
     def _environment(self) -> dict[str, str]:
         """Of an engine's process: which part of the machine it may use, and where it puts its temporary files."""
         variables = dict(os.environ) | dict(self._temp.variables())
+        variables[MODEL_FAMILY_VARIABLE] = self._config.model_family
         if self._mps is not None:
             variables |= self._mps.variables()
         if "OMP_NUM_THREADS" not in os.environ:
@@ -110,9 +112,8 @@ class StageLauncher:
         return variables
 
     def _runtime_config(self, name: str) -> StageRuntimeConfig:
-        edges = self._config.edges
-        outgoing = next((e for e in edges if e.source == name and e.chunks is None), None)
-        incoming = next((e for e in edges if e.target == name), None)
+        outgoing = self._config.edge_from(name, Embeddings)
+        incoming = self._config.edge_into(name)
         return StageRuntimeConfig(
             model_dir=str(self._model_dir),
             row_producer=None if outgoing is None else outgoing.function,

@@ -6,10 +6,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 from omni_server.config.chunk_plan import ChunkPlan
+from omni_server.config.pipeline import Embeddings, TokenFrames
+from omni_server.config.stage_config import Edge, StageConfig
 from omni_server.config.stages import ArStage
-from omni_server.edge import CodecEdgeFactory
+from omni_server.edge import CodecEdgeFactory, load_edge_function
 from omni_server.engine.ar_client import ArStageClient
 from omni_server.engine.diffusion_client import DiffusionStageClient
 from omni_server.engine.prompt_rendering import RenderedPrompt, context_length_exceeded
@@ -21,18 +24,19 @@ from omni_server.errors import (
     OverloadedError,
     StageDownError,
 )
-from omni_server.family import CodecLayout, FamilyModel
+from omni_server.family import CodecLayout, DiffusionPrompt, FamilyModel, Prompt
 from omni_server.orchestrator.feed_outbox import FeedOutbox
 from omni_server.orchestrator.pacing import Pacer
+from omni_server.orchestrator.request_graph import ArPlan, DecoderPlan, EmbeddingsPlan, ImagePlan, TextPlan
 from omni_server.orchestrator.request_run import RequestRun
 from omni_server.orchestrator.spoken_text import SpokenText
-from omni_server.orchestrator.talk import SpeechPlan
 from omni_server.orchestrator.tool_grammar import turn_grammar
 from omni_server.orchestrator.tool_parser import ToolParser
 from omni_server.protocol.rows import RowsInput, RowsOutput, SharedBlock
 from omni_server.types import (
     ChatMessage,
     OmniRequest,
+    Output,
     PromptTokens,
     SamplingConfig,
     SpeechOutput,
@@ -45,48 +49,72 @@ _READ_ONLY = SamplingConfig(temperature=0.0, max_tokens=1)
 
 
 @dataclass(frozen=True)
-class ThinkerStage:
-    client: ArStageClient
-    config: ArStage
+class Deployment:
+    """The stages that run, by name, and how they are connected."""
+
+    config: StageConfig
+    ar: Mapping[str, ArStageClient]
+    diffusion: Mapping[str, DiffusionStageClient]
+    drop_block: Callable[[SharedBlock], None]
+    """Ends a reference to shared memory that nobody will follow."""
 
 
 @dataclass(frozen=True)
-class SpeechStages:
-    """The stages behind the thinker and what connects them."""
+class _Decoder:
+    """What makes audio of the frames of one stage, for all requests."""
 
-    talker: ArStageClient
-    talker_config: ArStage
-    code2wav: DiffusionStageClient
-    max_step_codes: int
-    """Codec tokens that a step of code2wav has room for (`max_num_batched_tokens`)."""
+    stage: DiffusionStageClient
+    factory: CodecEdgeFactory
     chunks: ChunkPlan
-    codec_edge: CodecEdgeFactory
-    drop_block: Callable[[SharedBlock], None]
-
-
-class _SharedSpeech:
-    """What the speech of all requests shares."""
-
-    def __init__(self, stages: SpeechStages, layout: CodecLayout) -> None:
-        self.outbox = FeedOutbox(stages.talker.send_feeds, stages.drop_block)
-        self.pacer = Pacer(stages.chunks, layout, max_step_codes=stages.max_step_codes)
+    layout: CodecLayout
+    num_codebooks: int
+    pacer: Pacer
 
 
 class Orchestrator:
     """Implements the generating half of `omni_server.generation.Generator`."""
 
-    def __init__(
-        self, family: FamilyModel, thinker: ThinkerStage, speech: SpeechStages | None, *, request_timeout_s: float
-    ) -> None:
+    def __init__(self, family: FamilyModel, deployment: Deployment, *, request_timeout_s: float) -> None:
+        """Raises `ConfigError` for windows that do not fit the model."""
         self._family = family
-        self._thinker = thinker
-        self._speech = speech
-        self._shared_speech = None if speech is None else _SharedSpeech(speech, family.codec)
+        self._deployment = deployment
+        self._config = deployment.config
         self._request_timeout_s = request_timeout_s
+        (self._entry,) = (name for name in self._config.stages if self._config.edge_into(name) is None)
+        self._outboxes: dict[str, FeedOutbox] = {}  # by the stage that is fed
+        self._decoders: dict[str, _Decoder] = {}  # by the stage whose frames are decoded
+        for edge in self._config.edges:
+            payload = self._config.spec_of(edge).payload
+            if isinstance(payload, Embeddings):
+                send = deployment.ar[edge.target].send_feeds
+                self._outboxes[edge.target] = FeedOutbox(send, deployment.drop_block)
+            elif isinstance(payload, TokenFrames):
+                self._decoders[edge.source] = self._decoder(edge, payload)
         self._running: dict[str, RequestRun] = {}
         self._is_closed = False
         self.num_corrupt: Counter[tuple[str, str]] = Counter()
         """Requests that ended with a `CorruptDataError`, by stage and kind."""
+
+    def _decoder(self, edge: Edge, payload: TokenFrames) -> _Decoder:
+        layout = self._family.codec
+        assert layout is not None
+        assert edge.chunks is not None
+        assert edge.function is not None
+        decoder = _Decoder(
+            stage=self._deployment.diffusion[edge.target],
+            factory=cast(CodecEdgeFactory, load_edge_function(edge.function)),
+            chunks=edge.chunks,
+            layout=layout,
+            num_codebooks=payload.num_codebooks,
+            pacer=Pacer(
+                edge.chunks,
+                layout,
+                max_step_codes=self._config.stages[edge.target].max_num_batched_tokens // payload.num_codebooks,
+            ),
+        )
+        # Refuses a plan that does not fit the model now, not at the first request.
+        decoder.factory(edge.chunks, layout, voice=self._family.voices[0], noise_seed=0)
+        return decoder
 
     @property
     def num_running(self) -> int:
@@ -96,98 +124,176 @@ class Orchestrator:
         self.num_corrupt[error.stage, error.kind] += 1
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
-        """Text of the thinker's `token_ids`, without special tokens."""
-        return self._thinker.client.detokenize(token_ids)
+        """Text of the text stage's `token_ids`, without special tokens."""
+        return self._deployment.ar[self._entry].detokenize(token_ids)
 
     def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
         """The family's chat for the task."""
         return self._family.task_messages(task)
 
-    def stage_down(self, *, speech: bool = True) -> StageDownError | None:
-        """Which stage is down, of all or, not `speech`, of those that answer in text; None if they are up."""
-        clients: list[ArStageClient | DiffusionStageClient] = [self._thinker.client]
-        if speech and self._speech is not None:
-            clients += [self._speech.talker, self._speech.code2wav]
-        return next((StageDownError(client.name) for client in clients if client.is_dead), None)
+    def stage_down(self, outputs: frozenset[Output] | None = None) -> StageDownError | None:
+        """Which stage is down, of all or of those that `outputs` need; None if they are up."""
+        names = self._config.stages if outputs is None else self._config.stages_for(outputs)
+        return next((StageDownError(name) for name in names if self._client(name).is_dead), None)
+
+    def _client(self, name: str) -> ArStageClient | DiffusionStageClient:
+        ar = self._deployment.ar.get(name)
+        return self._deployment.diffusion[name] if ar is None else ar
 
     async def submit(self, request: OmniRequest) -> RequestRun:
         """Validate, tokenise, start. Raises as `Generator.submit` says."""
-        self._check_open(request)
+        outputs = self._outputs(request)
+        self._check_open(request, outputs)
         self._check_stages(request.sampling)
-        thinker = self._thinker
-        sampling = merged(thinker.config.default_sampling, request.sampling.get(thinker.client.name))
-        voice = None if request.speech is None else self._voice(request.speech)
-        reply = None if request.speech is None else request.speech.text
-        if reply is not None:
-            sampling = _READ_ONLY
-        tools = () if request.tools is None else request.tools.tools
-        # Rendering holds up the event loop: for half a second with 32 MB of text, of which nothing would be read.
-        thinker.client.check_text(sum(map(_num_chars, request.messages)))
-        rendered = self._family.thinker_prompt(request.messages, speech=request.speech is not None, tools=tools)
-        structured = request.structured_output
-        if request.tools is not None:
-            structured = turn_grammar(request.tools, structured)
-        params = sampling_params(
-            thinker.client.name,
-            sampling,
-            end_ids=self._family.thinker_stop_ids,
-            is_text=True,
-            rows=None,
-            structured_output=structured,
-        )
         deadline_s = self._request_timeout_s if request.deadline_s is None else request.deadline_s
         began = time.monotonic() if request.began_at is None else request.began_at
-        try:
-            async with asyncio.timeout(began + deadline_s - time.monotonic()), thinker.client.life.needed():
-                await thinker.client.check(params, None if structured is None else structured.param)
-                prompt = await thinker.client.render(rendered, reply)
-        except TimeoutError:
-            raise DeadlineExceededError(f"reading the prompt took longer than {deadline_s:g} s") from None
-        is_default_asked = reply is not None or request.can_be_shortened
-        asked = sampling if is_default_asked else request.sampling.get(thinker.client.name)
-        limit = _token_limit(
-            thinker.client, len(prompt.token_ids), asked, sampling, params=("max_completion_tokens", "min_tokens")
-        )
-        params.max_tokens, params.min_tokens = limit, min(params.min_tokens, limit)
-        run = self._admitted(request, prompt, sampling, params, voice, deadline_s - (time.monotonic() - began))
-        self._running[request.request_id] = run
-        run.start()
-        return run
-
-    def _admitted(
-        self,
-        request: OmniRequest,
-        prompt: RenderedPrompt,
-        sampling: SamplingConfig,
-        params: StageSampling,
-        voice: str | None,
-        remaining_s: float,
-    ) -> RequestRun:
-        """`sampling` and `params` are the thinker's."""
-        thinker = self._thinker
-        self._check_open(request)  # again: rendering takes time
-        if voice is not None:
-            add_rows(params, RowsOutput(voice=voice, num_reply=prompt.num_reply))
-        speech = None
-        if request.speech is not None and voice is not None:
-            speech = self._speech_plan(request, request.speech, voice, prompt.length)
-        spoken_text = None
-        if speech is not None and (sampling.stop or request.tools is not None):
-            spoken_text = SpokenText(thinker.client.detokenize)
-        return RequestRun(
+        voice = None if request.speech is None else self._voice(request.speech)
+        entry: ArPlan | ImagePlan
+        if self._entry in self._deployment.diffusion:
+            entry, tokens = self._diffusion_entry(request, outputs)
+        else:
+            entry, tokens = await self._ar_entry(request, outputs, voice, deadline_s, began)
+        self._check_open(request, outputs)  # again: rendering takes time
+        run = RequestRun(
             request.request_id,
-            thinker=thinker.client,
-            prompt=prompt,
-            prompt_tokens=self._count(prompt),
-            thinker_params=params,
-            spoken_text=spoken_text,
-            tool_parser=None if request.tools is None else ToolParser(is_parallel=request.tools.is_parallel),
-            speech=speech,
-            deadline_s=remaining_s,
+            entry,
+            prompt_tokens=tokens,
+            deadline_s=deadline_s - (time.monotonic() - began),
             is_logged=request.is_logged,
             on_corrupt=self._count_corrupt,
             on_end=lambda request_id: self._running.pop(request_id, None),
         )
+        self._running[request.request_id] = run
+        run.start()
+        return run
+
+    def _outputs(self, request: OmniRequest) -> frozenset[Output]:
+        """What the request is answered with. Raises `InvalidRequestError` if the model cannot."""
+        available = self._config.outputs
+        wanted: set[Output] = {"image"} if request.image is not None else {"text"}
+        if request.speech is not None:
+            wanted.add("audio")
+        if "audio" in wanted and "audio" not in available:
+            raise InvalidRequestError("this model is served without speech", param="modalities")
+        if "audio" in wanted:
+            wanted &= available  # a model that only speaks writes no text beside it
+        if not wanted <= available:
+            (missing,) = wanted - available
+            raise InvalidRequestError(f"this model does not answer with {missing}", param="modalities")
+        return frozenset(wanted)
+
+    def _diffusion_entry(self, request: OmniRequest, outputs: frozenset[Output]) -> tuple[ImagePlan, PromptTokens]:
+        prompt = self._family.prompt(request.messages, outputs=outputs)
+        assert isinstance(prompt, DiffusionPrompt)
+        num_tokens, limit = len(prompt.token_ids), self._config.stages[self._entry].max_model_len
+        if num_tokens > limit:
+            raise context_length_exceeded(limit, num_tokens, "messages")
+        plan = ImagePlan(self._deployment.diffusion[self._entry], prompt)
+        return plan, PromptTokens(num_tokens, num_tokens, 0, 0, 0)
+
+    async def _ar_entry(
+        self, request: OmniRequest, outputs: frozenset[Output], voice: str | None, deadline_s: float, began: float
+    ) -> tuple[ArPlan, PromptTokens]:
+        client, config = self._deployment.ar[self._entry], self._config.stages[self._entry]
+        assert isinstance(config, ArStage)
+        is_text = "text" in outputs
+        asked = request.sampling.get(self._entry)
+        sampling = merged(config.default_sampling, asked)
+        reply = None if request.speech is None or not is_text else request.speech.text
+        if reply is not None:
+            sampling = _READ_ONLY
+        tools = () if request.tools is None else request.tools.tools
+        # Rendering holds up the event loop: for half a second with 32 MB of text, of which nothing would be read.
+        client.check_text(sum(map(_num_chars, request.messages)))
+        rendered = self._family.prompt(request.messages, outputs=outputs, tools=tools)
+        assert isinstance(rendered, Prompt)
+        structured = request.structured_output
+        if request.tools is not None:
+            structured = turn_grammar(request.tools, structured)
+        params = sampling_params(
+            self._entry,
+            sampling,
+            end_ids=self._family.stop_ids[config.model_stage],
+            is_text=is_text,
+            rows=None,
+            structured_output=structured,
+        )
+        try:
+            async with asyncio.timeout(began + deadline_s - time.monotonic()), client.life.needed():
+                await client.check(params, None if structured is None else structured.param)
+                prompt = await client.render(rendered, reply)
+        except TimeoutError:
+            raise DeadlineExceededError(f"reading the prompt took longer than {deadline_s:g} s") from None
+        is_default_asked = reply is not None or request.can_be_shortened
+        names = ("max_completion_tokens", "min_tokens") if is_text else self._param_names(self._entry)
+        limit = _token_limit(
+            client, len(prompt.token_ids), sampling if is_default_asked else asked, sampling, params=names
+        )
+        params.max_tokens, params.min_tokens = limit, min(params.min_tokens, limit)
+        embeddings, text = None, None
+        edge = self._config.edge_from(self._entry, Embeddings)
+        if voice is not None and edge is not None:
+            add_rows(params, RowsOutput(voice=voice, num_reply=prompt.num_reply))
+            embeddings = self._embeddings(request, edge, voice, prompt)
+        if is_text:
+            is_limited = embeddings is not None and (sampling.stop or request.tools is not None)
+            text = TextPlan(
+                spoken_text=SpokenText(client.detokenize) if is_limited else None,
+                tool_parser=None if request.tools is None else ToolParser(is_parallel=request.tools.is_parallel),
+            )
+        plan = self._ar_plan(request, self._entry, prompt, params, voice)
+        return replace(plan, text=text, embeddings=embeddings), self._count(prompt)
+
+    def _embeddings(self, request: OmniRequest, edge: Edge, voice: str, source: RenderedPrompt) -> EmbeddingsPlan:
+        """The stage that the entry's embeddings flow to."""
+        name = edge.target
+        client, config = self._deployment.ar[name], self._config.stages[name]
+        assert isinstance(config, ArStage)
+        stop_ids = self._family.stop_ids[config.model_stage]
+        prompt = self._family.embeddings_prompt(config.model_stage, source.token_ids[: source.length])
+        asked = request.sampling.get(name)
+        sampling = merged(config.default_sampling, asked)
+        limit = _token_limit(client, len(prompt.token_ids), asked, sampling, params=self._param_names(name))
+        params = sampling_params(
+            name,
+            replace(sampling, max_tokens=limit) if sampling.max_tokens is None else sampling,
+            end_ids=stop_ids,
+            is_text=False,
+            rows=RowsInput(num_replaced=prompt.num_replaced),
+        )
+        params.max_tokens, params.min_tokens = limit, min(params.min_tokens, limit)
+        return EmbeddingsPlan(
+            target=self._ar_plan(request, name, prompt.token_ids, params, voice),
+            num_first_rows=len(prompt.token_ids) - 1,  # the row behind them is that of the first generated token
+            outbox=self._outboxes[name],
+            drop_block=self._deployment.drop_block,
+        )
+
+    def _ar_plan(
+        self,
+        request: OmniRequest,
+        name: str,
+        prompt: RenderedPrompt | tuple[int, ...],
+        params: StageSampling,
+        voice: str | None,
+    ) -> ArPlan:
+        """With its decoder, where it has one."""
+        client, decoder = self._deployment.ar[name], self._decoders.get(name)
+        if decoder is None or request.speech is None or voice is None:
+            return ArPlan(client, prompt, params)
+        seed = random.getrandbits(63) if request.speech.seed is None else request.speech.seed
+        edge = decoder.factory(decoder.chunks, decoder.layout, voice=voice, noise_seed=seed % 2**64)
+        plan = DecoderPlan(
+            stage=decoder.stage,
+            edge=edge,
+            pacer=decoder.pacer,
+            num_codebooks=decoder.num_codebooks,
+            sample_rate_hz=decoder.layout.sample_rate_hz,
+            stop_ids=self._family.stop_ids[self._config.stages[name].model_stage],
+        )
+        # Windows end where a block does.
+        per_output = decoder.layout.codes_per_block * decoder.num_codebooks
+        return ArPlan(client, prompt, params, decoder=plan, tokens_per_output=per_output)
 
     async def close(self) -> None:
         """Refuse new requests and release those that run."""
@@ -195,77 +301,39 @@ class Orchestrator:
         for run in list(self._running.values()):
             await run.aclose()
 
-    def _check_open(self, request: OmniRequest) -> None:
+    def _check_open(self, request: OmniRequest, outputs: frozenset[Output]) -> None:
         if self._is_closed:
             raise OverloadedError("the server is shutting down", code="server_shutting_down")
-        down = self.stage_down(speech=request.speech is not None)
+        down = self.stage_down(outputs)
         if down is not None:
             raise down
         if request.request_id in self._running:
             raise InvalidRequestError(f"a request with id '{request.request_id}' is running already")
 
     def _check_stages(self, sampling: Mapping[str, SamplingConfig]) -> None:
-        known = [self._thinker.client.name]
-        if self._speech is not None:
-            known.append(self._speech.talker.name)
         for name in sampling:
-            if name not in known:
+            if name not in self._deployment.ar:
                 raise InvalidRequestError(
-                    f"there is no stage '{name}' to sample in; stages are {', '.join(known)}",
+                    f"there is no stage '{name}' to sample in; stages are {', '.join(self._deployment.ar)}",
                     param=f"stage_sampling.{name}",
                 )
 
     def _voice(self, speech: SpeechOutput) -> str:
-        if self._speech is None or not self._family.voices:
-            raise InvalidRequestError("this model is served without speech", param="modalities")
         voice = speech.voice if speech.voice is not None else self._family.default_voice
-        if voice not in self._family.voices:
+        if voice is None or voice not in self._family.voices:
             raise InvalidRequestError(
                 f"voice '{voice}' is unknown; voices are {', '.join(self._family.voices)}", param="audio.voice"
             )
         return voice
 
-    def _speech_plan(self, request: OmniRequest, speech: SpeechOutput, voice: str, prompt_length: int) -> SpeechPlan:
-        stages, shared = self._speech, self._shared_speech
-        assert stages is not None
-        assert shared is not None
-        family = self._family
-        talker_prompt = family.talker_prompt(prompt_length)
-        asked = request.sampling.get(stages.talker.name)
-        sampling = merged(stages.talker_config.default_sampling, asked)
-        param = f"stage_sampling.{stages.talker.name}"
-        limit = _token_limit(
-            stages.talker,
-            len(talker_prompt.token_ids),
-            asked,
-            sampling,
-            params=(f"{param}.max_tokens", f"{param}.min_tokens"),
-        )
-        params = sampling_params(
-            stages.talker.name,
-            replace(sampling, max_tokens=limit) if sampling.max_tokens is None else sampling,
-            end_ids=family.talker_stop_ids,
-            is_text=False,
-            rows=RowsInput(num_replaced=talker_prompt.num_replaced),
-        )
-        params.max_tokens, params.min_tokens = limit, min(params.min_tokens, limit)
-        seed = speech.seed if speech.seed is not None else random.getrandbits(63)
-        return SpeechPlan(
-            talker=stages.talker,
-            code2wav=stages.code2wav,
-            talker_prompt=talker_prompt,
-            talker_params=params,
-            talker_stop_ids=family.talker_stop_ids,
-            codes_per_output=family.codec.codes_per_block,
-            codec_edge=stages.codec_edge(stages.chunks, family.codec, voice=voice, noise_seed=seed % 2**64),
-            pacer=shared.pacer,
-            num_boundary_rows=len(talker_prompt.token_ids) - talker_prompt.num_replaced - 1,
-            outbox=shared.outbox,
-            drop_block=stages.drop_block,
-        )
+    def _param_names(self, stage: str) -> tuple[str, str]:
+        """The request's fields for `max_tokens` and `min_tokens` of a stage that writes no text."""
+        return f"stage_sampling.{stage}.max_tokens", f"stage_sampling.{stage}.min_tokens"
 
     def _count(self, prompt: RenderedPrompt) -> PromptTokens:
         ids, placeholders = prompt.token_ids[: prompt.length], self._family.placeholder_ids
+        if placeholders is None:
+            return PromptTokens(len(ids), len(ids), 0, 0, 0)
         audio, image, video = (ids.count(p) for p in (placeholders.audio, placeholders.image, placeholders.video))
         return PromptTokens(len(ids), len(ids) - audio - image - video, audio, image, video)
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from omni_server.audio.waveform_check import waveform_fault
-from omni_server.edge import Code2WavRequest, CodecEdge
+from omni_server.edge import CodecEdge, DecoderWindow, Frame
 from omni_server.engine.diffusion_client import DiffusionStageClient
 from omni_server.errors import CorruptDataError
 from omni_server.orchestrator.pacing import Pacer
@@ -34,7 +34,7 @@ class SpeechStream:
         self,
         request_id: str,
         *,
-        code2wav: DiffusionStageClient,
+        decoder: DiffusionStageClient,
         edge: CodecEdge,
         pacer: Pacer,
         clock: StageClock,
@@ -42,27 +42,27 @@ class SpeechStream:
     ) -> None:
         """`emit` is given the pieces of the waveform in order, without gaps."""
         self._request_id = request_id
-        self._code2wav = code2wav
+        self._decoder = decoder
         self._edge = edge
         self._pacer = pacer
         self._clock = clock
         self._emit = emit
-        self._unsent: asyncio.Queue[Code2WavRequest | None] = asyncio.Queue()
-        self._sent: asyncio.Queue[tuple[Code2WavRequest, asyncio.Future[Samples]] | None] = asyncio.Queue()
+        self._unsent: asyncio.Queue[DecoderWindow | None] = asyncio.Queue()
+        self._sent: asyncio.Queue[tuple[DecoderWindow, asyncio.Future[Samples]] | None] = asyncio.Queue()
         self._outstanding = asyncio.Semaphore(pacer.max_outstanding_windows)
         self._num_samples = 0  # of all windows up to now
         self._held: list[AudioDelta] | None = []  # sound that waits until the first may leave; None after that
         self._playback = Playback(pacer.start_gate, self._release)
 
-    def push(self, codes: Sequence[int]) -> None:
-        """New codes of the talker. Raises `CorruptDataError` if the edge does not cut them into windows that follow
+    def push(self, frames: Sequence[Frame]) -> None:
+        """New frames of codec tokens. Raises `CorruptDataError` if the edge does not cut them into windows that follow
         each other; so does `finish`."""
-        self._playback.push(len(codes))
+        self._playback.push(len(frames))
         if not self._num_samples:  # no window yet
             self._playback.schedule = schedule = self._pacer.schedule()
             if schedule is not None:
                 self._edge.use_ramp(schedule.new_blocks)
-        self._take(self._edge.push(codes))
+        self._take(self._edge.push(frames))
 
     def finish(self) -> None:
         """No further codes follow; there may have been none at all."""
@@ -70,12 +70,12 @@ class SpeechStream:
         self._take(self._edge.finish())
         self._unsent.put_nowait(None)
 
-    def _take(self, windows: Sequence[Code2WavRequest]) -> None:
+    def _take(self, windows: Sequence[DecoderWindow]) -> None:
         self._clock.windows(len(windows))
         for window in windows:
             if window.first_sample != self._num_samples:
                 detail = f"a window from sample {window.first_sample} on, where {self._num_samples} is the next one"
-                raise CorruptDataError(self._code2wav.name, "window_sequence", detail)
+                raise CorruptDataError(self._decoder.name, "window_sequence", detail)
             self._num_samples += window.num_samples
             self._unsent.put_nowait(window)
 
@@ -84,7 +84,7 @@ class SpeechStream:
         code2wav fails. Cancelling it, or a failure, aborts
         the windows that are in code2wav."""
         with self._pacer.start_gate.stream(self._playback):
-            async with self._code2wav.life.needed(), asyncio.TaskGroup() as group:
+            async with self._decoder.life.needed(), asyncio.TaskGroup() as group:
                 group.create_task(self._send(group))
                 group.create_task(self._collect())
 
@@ -108,14 +108,14 @@ class SpeechStream:
         self._outstanding.release()
 
     async def _compute(
-        self, window_id: str, window: Code2WavRequest, priority: int, result: asyncio.Future[Samples]
+        self, window_id: str, window: DecoderWindow, priority: int, result: asyncio.Future[Samples]
     ) -> None:
-        samples = await self._code2wav.run(
+        samples = await self._decoder.run(
             window_id, window.token_ids, window.payload, priority=priority, num_streams=self._pacer.num_streams
         )
         fault = waveform_fault(samples, num_samples=window.num_samples, is_varied=window.is_varied)
         if fault is not None:
-            raise CorruptDataError(self._code2wav.name, fault.kind, fault.detail)
+            raise CorruptDataError(self._decoder.name, fault.kind, fault.detail)
         result.set_result(samples)
 
     async def _collect(self) -> None:

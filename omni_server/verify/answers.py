@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.config.stage_config import StageConfig
-from omni_server.edge import Code2WavRequest, CodecEdgeFactory, load_edge_function
+from omni_server.edge import CodecEdgeFactory, DecoderWindow, load_edge_function
 from omni_server.engine import fork_server
 from omni_server.errors import OmniError
 from omni_server.family import CodecLayout, ModelFamily
@@ -117,7 +117,7 @@ async def _answer_all(
 class _WholeDecoder(AsyncOmni):
     """Sends code2wav what no request does: all codes of an utterance at once, whatever its windows are."""
 
-    async def decode(self, stage: str, window: Code2WavRequest) -> Samples:
+    async def decode(self, stage: str, window: DecoderWindow) -> Samples:
         code2wav = self._engines.diffusion[stage]
         return await code2wav.run(f"verify-{uuid.uuid4().hex}", window.token_ids, window.payload)
 
@@ -197,7 +197,8 @@ async def _decoded_whole(
     if stage is None or case.voice is None or not 0 < len(codes) <= config.stages[stage].max_model_len:
         return None
     function = next(edge.function for edge in config.edges if edge.target == stage)
+    assert function is not None
     factory = cast(CodecEdgeFactory, load_edge_function(function))
     edge = factory(ChunkPlan(mode="whole"), codec, voice=case.voice, noise_seed=NOISE_SEED)
-    (window,) = [*edge.push(codes), *edge.finish()]
+    (window,) = [*edge.push([(code,) for code in codes]), *edge.finish()]
     return await omni.decode(stage, window)

@@ -11,7 +11,7 @@ from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import ArStage, DiffusionStage, SolverConfig
 from omni_server.engine.environment import set_engine_environment
 from omni_server.errors import ConfigError
-from omni_server.family import FamilyModel, load_family, open_model
+from omni_server.family import FamilyModel, load_family, open_model, servable_architectures
 from omni_server.model_folder import has_gpu, resolve_model_folder
 from omni_server.verify.answers import NOISE_SEED, TALKER_PENALTY, Answer, NoAnswer, answer_all
 from omni_server.verify.cases import Case, all_prompts, cases_of, chosen
@@ -44,7 +44,9 @@ def verify(options: VerifyOptions, on_progress: Progress) -> Report:
 
     Raises `ConfigError` where the engines cannot start or there is nothing to ask.
     """
-    folder = resolve_model_folder(options.model, revision=options.revision, on_progress=on_progress)
+    folder = resolve_model_folder(
+        options.model, architectures=servable_architectures(), revision=options.revision, on_progress=on_progress
+    )
     config = _stage_config(options, folder)
     on_progress(f"stage config: {describe(config)}")
     set_engine_environment(config)  # before the family imports what reads it
@@ -54,6 +56,7 @@ def verify(options: VerifyOptions, on_progress: Progress) -> Report:
     speaks = config.stage_named("talker") is not None
     cases = cases_of(chosen(all_prompts(model.task_messages), options.cases), model.voices if speaks else ())
     precision = _precision(config, model)
+    assert model.codec is not None
     answers = answer_all(
         cases, folder, config, family, model.codec, timeout_s=options.timeout_s, on_progress=on_progress
     )

@@ -1,22 +1,22 @@
 """Qwen2.5-Omni as the server process sees it: prompts, voices, ids; no weights, no engine."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from omni_server.config.pipeline import EdgeSpec, Embeddings, Pipeline, StageSpec, TokenFrames
 from omni_server.config.stage_config import StageConfig
-from omni_server.config.stages import ModelStage
 from omni_server.errors import ConfigError
 from omni_server.family import (
     CodecLayout,
+    EmbeddingsPrompt,
     HfOverrides,
     NeededFile,
     PlaceholderIds,
+    Prompt,
     StageFootprint,
-    TalkerPrompt,
-    ThinkerPrompt,
 )
-from omni_server.types import ChatMessage, FunctionTool, Task
+from omni_server.types import ChatMessage, FunctionTool, Output, Task
 from stages.qwen2_5_omni.ids import read_special_ids
 from stages.qwen2_5_omni.prompt import PromptRenderer
 from stages.qwen2_5_omni.tasks import task_messages
@@ -25,8 +25,23 @@ DEFAULT_VOICE = "Chelsie"
 """Default of `speaker` in the reference's `generate`."""
 
 
+PIPELINE = Pipeline(
+    stages={
+        "thinker": StageSpec("ar", output="text"),
+        "talker": StageSpec("ar"),
+        "code2wav": StageSpec("diffusion", output="audio"),
+    },
+    edges=(
+        EdgeSpec("thinker", "talker", Embeddings(), "stages.qwen2_5_omni.thinker_to_talker:ThinkerToTalker"),
+        EdgeSpec("talker", "code2wav", TokenFrames(), "stages.qwen2_5_omni.talker_to_code2wav:TalkerToCode2Wav"),
+    ),
+)
+
+
 class Qwen25OmniFamily:
     """Implements `omni_server.family.ModelFamily`."""
+
+    pipeline = PIPELINE
 
     architectures = ("Qwen2_5OmniModel", "Qwen2_5OmniForConditionalGeneration")
     engine_modules: tuple[str, ...] = (
@@ -48,13 +63,13 @@ class Qwen25OmniFamily:
 
         return stage_footprints(model_dir, config)
 
-    def hf_overrides(self, model_stage: ModelStage) -> HfOverrides | None:
+    def hf_overrides(self, model_stage: str) -> HfOverrides | None:
         # Imported here: the server's own process needs neither before it starts the engines.
         from stages.qwen2_5_omni.code2wav.config import code2wav_config
         from stages.qwen2_5_omni.talker_config import talker_config
         from stages.qwen2_5_omni.thinker_config import thinker_config
 
-        overrides: dict[ModelStage, HfOverrides] = {
+        overrides: dict[str, HfOverrides] = {
             "thinker": thinker_config,
             "talker": talker_config,
             "code2wav": code2wav_config,
@@ -90,32 +105,33 @@ class Qwen25OmniModel:
             self.row_width = int(config["talker_config"]["embedding_size"])
             dit = config["token2wav_config"]["dit_config"]
             rates = config["token2wav_config"]["bigvgan_config"]["upsample_rates"]
-            self.codec = _codec_layout(int(dit["block_size"]), int(dit["repeats"]), rates)
+            self.codec: CodecLayout | None = _codec_layout(int(dit["block_size"]), int(dit["repeats"]), rates)
         except KeyError as exc:
             raise ConfigError(f"{model_dir / 'config.json'}: {exc} is missing") from exc
         self.voices = tuple(load_voices(model_dir))
         self.default_voice: str | None = DEFAULT_VOICE if DEFAULT_VOICE in self.voices else self.voices[0]
-        self.thinker_stop_ids = (ids.im_end,)
-        self.talker_stop_ids = ids.codec_stop
-        self.placeholder_ids = PlaceholderIds(ids.audio_placeholder, ids.image_placeholder, ids.video_placeholder)
+        self.stop_ids = {"thinker": (ids.im_end,), "talker": ids.codec_stop}
+        self.placeholder_ids: PlaceholderIds | None = PlaceholderIds(
+            ids.audio_placeholder, ids.image_placeholder, ids.video_placeholder
+        )
         self.extra_rows_per_request = 3  # the voice's begin token, text end, text pad
         self._renderer = PromptRenderer(model_dir)
 
-    def thinker_prompt(
-        self, messages: Sequence[ChatMessage], *, speech: bool, tools: Sequence[FunctionTool] = ()
-    ) -> ThinkerPrompt:
-        return self._renderer.render(messages, speech=speech, tools=tools)
+    def prompt(
+        self, messages: Sequence[ChatMessage], *, outputs: Collection[Output], tools: Sequence[FunctionTool] = ()
+    ) -> Prompt:
+        return self._renderer.render(messages, speech="audio" in outputs, tools=tools)
 
     def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
         return task_messages(task)
 
-    def talker_prompt(self, prompt_length: int) -> TalkerPrompt:
+    def embeddings_prompt(self, stage: str, source_ids: Sequence[int]) -> EmbeddingsPrompt:
         """Ids as the reference gives them to its logits processors: the repetition penalty sees exactly these.
 
         Rows replace the embeddings at the thinker's positions; at the last two, row and codec embedding add up.
         """
-        ids = self._ids
-        return TalkerPrompt((ids.codec_mask,) * prompt_length + (ids.codec_pad, ids.codec_start), prompt_length)
+        ids, length = self._ids, len(source_ids)
+        return EmbeddingsPrompt((ids.codec_mask,) * length + (ids.codec_pad, ids.codec_start), length)
 
     def dtype_name(self) -> str:
         return self._dtype

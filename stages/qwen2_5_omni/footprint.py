@@ -8,7 +8,7 @@ import torch
 from transformers import AutoConfig, Qwen2_5OmniConfig, Qwen2_5OmniForConditionalGeneration
 
 from omni_server.config.stage_config import StageConfig
-from omni_server.config.stages import DiffusionStage, ModelStage, Stage
+from omni_server.config.stages import DiffusionStage, Stage
 from omni_server.errors import ConfigError
 from omni_server.family import KvLayout, NeededFile, Quantizable, StageFootprint
 from stages.qwen2_5_omni.code2wav.dit import EVALUATIONS, GUIDANCE_OFF_BELOW
@@ -31,7 +31,7 @@ _FP8 = {
 }
 
 _VOCODER_PREFIX = "token2wav.code2wav_bigvgan_model."
-_PREFIXES: dict[ModelStage, str] = {"thinker": "thinker.", "talker": "talker.", "code2wav": "token2wav."}
+_PREFIXES: dict[str, str] = {"thinker": "thinker.", "talker": "talker.", "code2wav": "token2wav."}
 
 
 def stage_footprints(model_dir: Path, config: StageConfig) -> dict[str, StageFootprint]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from omni_server.errors import ConfigError, InvalidRequestError
-from omni_server.family import ThinkerPrompt
+from omni_server.family import Prompt
 from omni_server.types import AudioPart, ChatMessage, ContentPart, FunctionTool, ImagePart, TextPart, VideoPart
 from stages.qwen2_5_omni.plain_text import PlainText
 from stages.qwen2_5_omni.tool_prompt import with_tools
@@ -30,9 +30,7 @@ class PromptRenderer:
             raise ConfigError(f"{model_dir} has no chat template (chat_template.json)")
         self._tokens = tuple(self._processor.tokenizer.get_added_vocab())
 
-    def render(
-        self, messages: Sequence[ChatMessage], *, speech: bool, tools: Sequence[FunctionTool] = ()
-    ) -> ThinkerPrompt:
+    def render(self, messages: Sequence[ChatMessage], *, speech: bool, tools: Sequence[FunctionTool] = ()) -> Prompt:
         """Raises `InvalidRequestError` if the template refuses the chat, or its text cannot be encoded."""
         if speech and not any(message.role == "system" for message in messages):
             messages = (ChatMessage("system", (TextPart(SPEECH_SYSTEM_PROMPT),)), *messages)
@@ -55,7 +53,7 @@ class PromptRenderer:
         _check_encoding(text)
         parts = [part for message in messages for part in message.content]
         videos = [part for part in parts if isinstance(part, VideoPart)]
-        return ThinkerPrompt(
+        return Prompt(
             text=text,
             audios=tuple((p.samples, p.sample_rate_hz) for p in parts if isinstance(p, AudioPart)),
             images=tuple(p.pixels for p in parts if isinstance(p, ImagePart)),

@@ -4,7 +4,7 @@ import uuid
 from collections.abc import Sequence
 
 from omni_server.config.chunk_plan import ChunkPlan
-from omni_server.edge import Code2WavRequest
+from omni_server.edge import DecoderWindow, Frame
 from omni_server.family import CodecLayout
 from omni_server.protocol.codec_window import encode_codec_window
 from stages.codec_chunking import CodecChunker, Window, check_chunk_plan
@@ -25,21 +25,21 @@ class TalkerToCode2Wav:
     def use_ramp(self, new_blocks: Sequence[int]) -> None:
         self._chunker.use_ramp(new_blocks)
 
-    def push(self, codes: Sequence[int]) -> list[Code2WavRequest]:
-        self._chunker.push(codes)
+    def push(self, frames: Sequence[Frame]) -> list[DecoderWindow]:
+        self._chunker.push(code for (code,) in frames)
         return self._ready()
 
-    def finish(self) -> list[Code2WavRequest]:
+    def finish(self) -> list[DecoderWindow]:
         self._chunker.finish()
         return self._ready()
 
-    def _ready(self) -> list[Code2WavRequest]:
+    def _ready(self) -> list[DecoderWindow]:
         return [self._request(window) for window in self._chunker.ready()]
 
-    def _request(self, window: Window) -> Code2WavRequest:
+    def _request(self, window: Window) -> DecoderWindow:
         per_code = self._layout.samples_per_code
         emitted = window.codes[window.emit_start - window.first_code : window.emit_end - window.first_code]
-        return Code2WavRequest(
+        return DecoderWindow(
             token_ids=window.codes,
             payload=encode_codec_window(
                 window.span(voice=self._voice, noise_seed=self._noise_seed, stream=self._stream)

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from omni_server.config.chunk_plan import ChunkPlan
-from omni_server.config.stages import ModelStage
-from omni_server.edge import Code2WavRequest
+from omni_server.edge import DecoderWindow
 from omni_server.family import CodecLayout, HfOverrides
 from omni_server.orchestrator.row_feeder import RowFeeder
 from omni_server.protocol.rows import RowsPayload, SharedBlock
@@ -22,7 +21,7 @@ from stages.qwen2_5_omni.talker_config import talker_config
 from stages.qwen2_5_omni.talker_to_code2wav import TalkerToCode2Wav
 from tests.faults.orders import FOLDER_VARIABLE
 
-CLASSES: dict[ModelStage, str] = {
+CLASSES: dict[str, str] = {
     "thinker": "CorruptingThinker",
     "talker": "CorruptingTalker",
     "code2wav": "CorruptingCode2Wav",
@@ -54,7 +53,7 @@ class CorruptingFamily(Qwen25OmniFamily):
         RowFeeder.take = spoiled_take  # type: ignore[method-assign, assignment]
         return super().open(model_dir)
 
-    def hf_overrides(self, model_stage: ModelStage) -> HfOverrides | None:
+    def hf_overrides(self, model_stage: str) -> HfOverrides | None:
         overrides = {"thinker": corrupting_thinker, "talker": corrupting_talker, "code2wav": corrupting_code2wav}
         return overrides[model_stage]
 
@@ -84,7 +83,7 @@ def corrupting_code2wav(config: Any) -> Any:
     return _with_class(code2wav_config(config), "code2wav")
 
 
-def _with_class(config: Any, model_stage: ModelStage) -> Any:
+def _with_class(config: Any, model_stage: str) -> Any:
     config.architectures = [CLASSES[model_stage]]
     return config
 
@@ -113,13 +112,13 @@ class CorruptingCodecEdge(TalkerToCode2Wav):
     def __init__(self, plan: ChunkPlan, layout: CodecLayout, *, voice: str, noise_seed: int) -> None:
         super().__init__(plan, layout, voice=voice, noise_seed=noise_seed)
         self._is_victim = voice == VICTIM_VOICE
-        self._sent: list[Code2WavRequest] = []
+        self._sent: list[DecoderWindow] = []
 
-    def _ready(self) -> list[Code2WavRequest]:
+    def _ready(self) -> list[DecoderWindow]:
         what = ordered("windows") if self._is_victim else None
         return [out for window in super()._ready() for out in self._spoiled(window, what)]
 
-    def _spoiled(self, window: Code2WavRequest, what: str | None) -> list[Code2WavRequest]:
+    def _spoiled(self, window: DecoderWindow, what: str | None) -> list[DecoderWindow]:
         self._sent.append(window)
         if len(self._sent) != 2 or what is None:
             return [window]

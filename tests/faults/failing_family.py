@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-from omni_server.config.stages import ModelStage
 from omni_server.family import HfOverrides
 from stages.qwen2_5_omni.code2wav.config import code2wav_config
 from stages.qwen2_5_omni.family import Qwen25OmniFamily, Qwen25OmniModel
@@ -20,7 +19,7 @@ class FailingFamily(Qwen25OmniFamily):
         answer_signals()
         return super().open(model_dir)
 
-    def hf_overrides(self, model_stage: ModelStage) -> HfOverrides | None:
+    def hf_overrides(self, model_stage: str) -> HfOverrides | None:
         return {"thinker": failing_thinker, "talker": failing_talker, "code2wav": failing_code2wav}[model_stage]
 
     def register(self) -> None:
@@ -49,7 +48,7 @@ def failing_code2wav(config: Any) -> Any:
     return _with_class(code2wav_config(config), "code2wav")
 
 
-def _with_class(config: Any, model_stage: ModelStage) -> Any:
+def _with_class(config: Any, model_stage: str) -> Any:
     config.architectures = [CLASSES[model_stage]]
     return config
 

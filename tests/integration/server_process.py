@@ -29,10 +29,16 @@ class ServerProcess:
     """Started by the constructor, which returns when `/ready` is 200."""
 
     def __init__(
-        self, checkpoint: Path, log: Path, *flags: str, stdout: Path | None = None, is_forked: bool = True
+        self,
+        checkpoint: Path,
+        log: Path,
+        *flags: str,
+        stdout: Path | None = None,
+        is_forked: bool = True,
+        has_queue: bool = True,
     ) -> None:
         """`stdout`: where its standard output goes, if not to the log. Without `is_forked` it is a new interpreter,
-        which imports all by itself."""
+        which imports all by itself. `has_queue`: embeddings flow from one stage to another."""
         self._log = log
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}"
@@ -52,7 +58,7 @@ class ServerProcess:
             self.process.wait()
             raise
         self._shared_files = set(self.shared_files())
-        assert any(name.startswith("omni-server-") for name in self._shared_files)
+        assert any(name.startswith("omni-server-") for name in self._shared_files) == has_queue
 
     def _start(
         self, arguments: list[str], environment: dict[str, str], stdout: Path, *, is_forked: bool

@@ -212,7 +212,7 @@ async def test_streams_side_by_side_equal_each_alone_as_long_as_all_have_a_place
 async def test_more_streams_than_places_and_streams_that_are_aborted_cost_exactness_only(
     code2wav: DiffusionStageClient,
 ) -> None:
-    streams = [random_codes(96, n) for n in range(3 * NUM_STREAMS)]
+    streams = [random_codes(60, n) for n in range(3 * NUM_STREAMS)]
     speaking = [
         asyncio.create_task(one_by_one(code2wav, spans_of(c, stream=f"many-{n}", seed=n)))
         for n, c in enumerate(streams)
@@ -225,7 +225,7 @@ async def test_more_streams_than_places_and_streams_that_are_aborted_cost_exactn
         if isinstance(result, asyncio.CancelledError):
             continue
         assert isinstance(result, list)
-        in_one = await run(code2wav, streams[n], whole(96, voice="Ethan", seed=n))
+        in_one = await run(code2wav, streams[n], whole(60, voice="Ethan", seed=n))
         assert deviation(np.concatenate(result), in_one) < 1e-3
     codes = random_codes(60, 1)
     alone = await one_by_one(code2wav, spans_of(codes, stream="after-1"))
@@ -262,7 +262,7 @@ async def test_a_new_streams_window_is_computed_before_queued_ones_that_are_due_
         await code2wav.run(f"due-{due}", random_codes(num_codes, due), payload, priority=due)
         finished.append(due)
 
-    queued = [asyncio.create_task(compute(due, 200)) for due in range(40, 0, -1)]
+    queued = [asyncio.create_task(compute(due, 72)) for due in range(40, 0, -1)]
     await asyncio.wait(queued, return_when=asyncio.FIRST_COMPLETED)
     await asyncio.gather(*queued, compute(0, 24))
 

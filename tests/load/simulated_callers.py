@@ -156,10 +156,10 @@ def call(
                 await asyncio.sleep(step_s * rng.uniform(1.0, 1.04))
                 block.append(number)
                 if len(block) == LAYOUT.codes_per_block:
-                    utterance.output.push(block)
+                    utterance.output.push([(code,) for code in block])
                     block = []
             code2wav.num_talking -= 1
-            utterance.output.push(block)
+            utterance.output.push([(code,) for code in block])
             utterance.output.finish()
             await speaking
             start = utterance.pieces[0][0]

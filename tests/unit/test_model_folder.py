@@ -19,10 +19,12 @@ from omni_server import model_folder
 from omni_server.errors import ConfigError
 from omni_server.model_folder import resolve_model_folder
 
+SERVABLE = ("SomeOmniModel",)
+
 
 def make_checkpoint(folder: Path, *, weights: bool = True) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps({"model_type": "some_omni", "thinker_config": {}}))
+    (folder / "config.json").write_text(json.dumps({"architectures": ["SomeOmniModel"]}))
     if weights:
         (folder / "model.safetensors").write_bytes(b"")
     return folder
@@ -30,7 +32,7 @@ def make_checkpoint(folder: Path, *, weights: bool = True) -> Path:
 
 def refusal(model: str | Path, revision: str | None = None) -> str:
     with pytest.raises(ConfigError) as caught:
-        resolve_model_folder(str(model), revision=revision)
+        resolve_model_folder(str(model), architectures=SERVABLE, revision=revision)
     return str(caught.value)
 
 
@@ -56,33 +58,33 @@ def put_into_cache(cache: Path, repository: str, *, branch: str = "main") -> Pat
 def test_a_local_folder_is_taken_as_it_is(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "model")
 
-    assert resolve_model_folder(str(folder)) == folder
+    assert resolve_model_folder(str(folder), architectures=SERVABLE) == folder
 
 
 def test_a_folder_named_like_a_hub_id_wins_over_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     make_checkpoint(tmp_path / "some" / "model")
 
-    assert resolve_model_folder("some/model") == Path("some/model")
+    assert resolve_model_folder("some/model", architectures=SERVABLE) == Path("some/model")
 
 
 def test_a_hub_id_in_the_cache_works_offline(offline_cache: Path) -> None:
     snapshot = put_into_cache(offline_cache, "some/model")
 
-    assert resolve_model_folder("some/model") == snapshot
+    assert resolve_model_folder("some/model", architectures=SERVABLE) == snapshot
 
 
 def test_a_revision_in_the_cache_works_offline(offline_cache: Path) -> None:
     snapshot = put_into_cache(offline_cache, "some/model", branch="v2")
 
-    assert resolve_model_folder("some/model", revision="v2") == snapshot
+    assert resolve_model_folder("some/model", architectures=SERVABLE, revision="v2") == snapshot
 
 
 def test_the_lookup_is_told_as_progress(offline_cache: Path) -> None:
     put_into_cache(offline_cache, "some/model")
     lines: list[str] = []
 
-    resolve_model_folder("some/model", on_progress=lines.append)
+    resolve_model_folder("some/model", architectures=SERVABLE, on_progress=lines.append)
 
     assert lines == [f"looking up some/model in {offline_cache}"]
 
@@ -116,8 +118,8 @@ def test_a_checkpoint_of_another_kind_is_refused_with_its_type(tmp_path: Path) -
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
 
     assert refusal(tmp_path) == (
-        f"MODEL '{tmp_path}' is no omni checkpoint: its config.json (model_type: llama) has no thinker_config; this "
-        "server runs models such as Qwen/Qwen2.5-Omni-7B"
+        f"MODEL '{tmp_path}' is not a checkpoint that this server can run: its config.json (model_type: llama) has "
+        "none of the architectures SomeOmniModel; it runs models such as Qwen/Qwen2.5-Omni-7B"
     )
 
 
@@ -135,7 +137,7 @@ def test_a_checkpoint_without_weights_is_refused_unless_none_are_needed(tmp_path
         f"MODEL '{folder}' has no weights: there is no *.safetensors in {folder}; with --load-format dummy it is "
         "served with random ones"
     )
-    assert resolve_model_folder(str(folder), needs_weights=False) == folder
+    assert resolve_model_folder(str(folder), architectures=SERVABLE, needs_weights=False) == folder
 
 
 def test_missing_weight_files_of_an_index_are_counted(tmp_path: Path) -> None:
@@ -183,5 +185,5 @@ def test_a_download_leaves_no_thread_behind(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(tqdm, "monitor", None)
     monkeypatch.setattr(model_folder, "snapshot_download", download)
     with pytest.raises(ConfigError):
-        resolve_model_folder("org/model")
+        resolve_model_folder("org/model", architectures=SERVABLE)
     assert tqdm.monitor is None

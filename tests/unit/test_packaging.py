@@ -62,7 +62,8 @@ def test_every_entry_point_exists() -> None:
     for group, entry_points in groups.items():
         for target in entry_points.values():
             module, _, name = target.partition(":")
-            assert callable(vars(importlib.import_module(module))[name]), f"{group}: {target}"
+            found = vars(importlib.import_module(module))[name]
+            assert callable(found) or group == "omni_server.families", f"{group}: {target}"
 
 
 def test_scripts_are_executable_and_explain_themselves() -> None:

@@ -7,8 +7,8 @@ from omni_server.api.realtime.prompt import without_oldest
 from omni_server.api.realtime.session import SessionConfig
 from omni_server.api.realtime.tools import tool_use
 from omni_server.api.realtime.wire import ResponseAudio, ResponseOutput, ResponseStatus, WireResponse
-from omni_server.api.sampling import THINKER
-from omni_server.types import ChatMessage, OmniRequest, SamplingConfig, SpeechOutput
+from omni_server.api.sampling import text_sampling
+from omni_server.types import ChatMessage, ModelInfo, OmniRequest, SamplingConfig, SpeechOutput
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class ResponsePlan:
         """The answer may be a function call."""
         return tool_use(self.config) is not None
 
-    def request(self, messages: tuple[ChatMessage, ...]) -> OmniRequest:
-        """For `messages`, which are those of the plan, or what `shorter` has left of them."""
+    def request(self, messages: tuple[ChatMessage, ...], model: ModelInfo) -> OmniRequest:
+        """To `model`, for `messages`, which are those of the plan, or what `shorter` has left of them."""
         limit = self.config.max_output_tokens
         sampling = SamplingConfig(max_tokens=None if limit == "inf" else limit)
         speech = SpeechOutput(voice=self.config.audio.output.voice) if self.config.with_speech else None
@@ -35,7 +35,7 @@ class ResponsePlan:
             request_id=self.id,
             messages=messages,
             speech=speech,
-            sampling={THINKER: sampling},
+            sampling=text_sampling(sampling, model),
             tools=tool_use(self.config),
             can_be_shortened=self.shorter(messages) is not None,
         )

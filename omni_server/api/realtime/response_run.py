@@ -96,13 +96,13 @@ class ResponseRun:
     async def _submit(self) -> Generation:
         """Raises what `Generator.submit` raises. A conversation that has become too long loses its oldest turns,
         unless the session's `truncation` is "disabled"."""
-        return await self._state.require_generator().submit_fitting(
-            self._plan.request(self._plan.messages), self._shorter
-        )
+        generator = self._state.require_generator()
 
-    def _shorter(self, request: OmniRequest) -> OmniRequest | None:
-        messages = self._plan.shorter(request.messages)
-        return self._plan.request(messages) if messages is not None else None
+        def shorter(request: OmniRequest) -> OmniRequest | None:
+            messages = self._plan.shorter(request.messages)
+            return None if messages is None else self._plan.request(messages, generator.model_info)
+
+        return await generator.submit_fitting(self._plan.request(self._plan.messages, generator.model_info), shorter)
 
     def _finish(self, finished: Finished) -> None:
         usage = WireUsage.of(finished.usage)

@@ -12,7 +12,7 @@ from omni_server.api.realtime.outbox import Outbox
 from omni_server.api.realtime.prompt import audio_part
 from omni_server.api.realtime.session import Transcription
 from omni_server.api.realtime.wire import FailureDetails, TranscriptionUsage
-from omni_server.api.sampling import THINKER
+from omni_server.api.sampling import text_sampling
 from omni_server.api.state import ServerState
 from omni_server.errors import OmniError, OverloadedError
 from omni_server.types import Finished, OmniRequest, SamplingConfig, TextDelta, Transcribe
@@ -62,7 +62,7 @@ class Transcriber:
         request = OmniRequest(
             request_id=events.new_id("transcribe"),
             messages=generator.task_messages(task),
-            sampling={THINKER: SamplingConfig(temperature=0.0)},
+            sampling=text_sampling(SamplingConfig(temperature=0.0), generator.model_info),
         )
         generation = await generator.submit(request)
         text: list[str] = []

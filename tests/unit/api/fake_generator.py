@@ -29,13 +29,16 @@ MODEL = ModelInfo(
     aliases=("omni",),
     voices=("Chelsie", "Ethan"),
     default_voice="Chelsie",
+    outputs=frozenset({"text", "audio"}),
+    text_stage="thinker",
+    speech_stage="talker",
     max_model_len=2048,
     input_modalities=("audio", "image", "video"),
     max_media_per_prompt={"audio": 2, "image": 2, "video": 1},
     created=1_780_000_000,
     fingerprint="fp_0123456789",
 )
-TEXT_ONLY_MODEL = replace(MODEL, voices=(), default_voice=None)
+TEXT_ONLY_MODEL = replace(MODEL, voices=(), default_voice=None, outputs=frozenset({"text"}), speech_stage=None)
 
 PROMPT = PromptTokens(total=20, text=12, audio=5, image=2, video=1, cached=3)
 # Bytes and line breaks that careless code cuts apart.

@@ -130,7 +130,9 @@ def test_a_file_of_voices_that_is_none_is_told(check: Check, folder: Path) -> No
 def test_another_kind_of_model_is_told(check: Check, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}))
 
-    assert "is no omni checkpoint: its config.json (model_type: qwen3)" in the_error(check(folder, *CPU))
+    assert "is not a checkpoint that this server can run: its config.json (model_type: qwen3)" in the_error(
+        check(folder, *CPU)
+    )
 
 
 def test_an_omni_model_of_another_family_is_told(check: Check, folder: Path) -> None:
@@ -139,8 +141,7 @@ def test_an_omni_model_of_another_family_is_told(check: Check, folder: Path) -> 
     (folder / "config.json").write_text(json.dumps(config))
 
     error = the_error(check(folder, *CPU))
-    assert "architectures is Qwen3OmniMoeForConditionalGeneration" in error
-    assert "runs Qwen2_5OmniModel" in error
+    assert "has none of the architectures Qwen2_5OmniModel" in error
 
 
 def test_a_config_that_describes_no_model_is_told(check: Check, folder: Path) -> None:

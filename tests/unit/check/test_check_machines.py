@@ -186,7 +186,7 @@ def test_windows_that_code2wav_cannot_hold_are_told(check: Check, whole: Path, t
     shipped = find_shipped_config("qwen2_5_omni.demo-cpu").read_text()
     mine.write_text(shipped.replace("max_model_len: 2048", "max_model_len: 100"))
 
-    assert "code2wav's max_model_len is 100: raise it" in the_error(check(whole, "--stage-config", mine))
+    assert "max_model_len of code2wav is 100: raise it" in the_error(check(whole, "--stage-config", mine))
 
 
 def test_a_port_in_use_is_told(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:

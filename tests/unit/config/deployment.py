@@ -4,7 +4,7 @@ import copy
 from typing import Any
 
 _DEPLOYMENT: dict[str, Any] = {
-    "model_family": "stages.some_family:FAMILY",
+    "model_family": "stages.qwen2_5_omni:FAMILY",
     "platform": "cuda",
     "stages": {
         "thinker": {
@@ -32,11 +32,16 @@ _DEPLOYMENT: dict[str, Any] = {
         },
     },
     "edges": [
-        {"from": "thinker", "to": "talker", "function": "stages.some_family:first", "queue": {"capacity": 4}},
+        {
+            "from": "thinker",
+            "to": "talker",
+            "function": "stages.qwen2_5_omni.thinker_to_talker:ThinkerToTalker",
+            "queue": {"capacity": 4},
+        },
         {
             "from": "talker",
             "to": "code2wav",
-            "function": "stages.some_family:second",
+            "function": "stages.qwen2_5_omni.talker_to_code2wav:TalkerToCode2Wav",
             "queue": {"transport": "inline"},
             "chunks": {"past_blocks": 2, "pacing": {"max_outstanding_windows": 1}},
         },

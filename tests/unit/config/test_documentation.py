@@ -50,7 +50,7 @@ def test_types_bounds_and_defaults_are_in_words() -> None:
         "| `step_interval_per_stream_ms` | number, at least 0, at most 2 | `0` | Shortest"
     )
     assert "| `temperature` | number, at least 0, at most 2; or `null` | `null` |" in field_table(SamplingDefaults)
-    assert "| `function` | `package.module:name` | required |" in field_table(Edge)
+    assert "| `function` | `package.module:name`; or `null` | `null` |" in field_table(Edge)
 
 
 def test_a_field_without_a_description_is_refused() -> None:

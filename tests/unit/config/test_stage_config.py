@@ -107,16 +107,56 @@ def test_two_stages_of_one_role_are_refused() -> None:
     assert refusal(deployment_with("stages.second", deployment()["stages"]["talker"])) == "two stages run the talker"
 
 
-def test_a_deployment_without_a_thinker_is_refused() -> None:
-    document = deployment_without("stages.thinker")
-
-    assert refusal(document) == "no stage runs the thinker (model_stage: thinker)"
-
-
-@pytest.mark.parametrize("missing", ["talker", "code2wav"])
-def test_half_a_voice_is_refused(missing: str) -> None:
+@pytest.mark.parametrize(("missing", "without"), [("thinker", "talker"), ("talker", "code2wav")])
+def test_a_stage_without_its_source_is_refused(missing: str, without: str) -> None:
     assert refusal(deployment_without(f"stages.{missing}")) == (
-        "talker and code2wav only work together: add the missing stage or remove both"
+        f"stages.{without} needs a stage that runs the {missing} (model_stage: {missing}): add it, or remove this one"
+    )
+
+
+def test_a_stage_that_leads_to_no_output_is_refused() -> None:
+    assert refusal(deployment_without("stages.code2wav")) == (
+        "stages.talker leads to no output without a stage that runs the code2wav: add it, or remove this one"
+    )
+
+
+@pytest.mark.parametrize(
+    ("stage", "engine", "role"), [("thinker", "ar", "code2wav"), ("code2wav", "diffusion", "thinker")]
+)
+def test_a_stage_on_the_wrong_engine_is_refused(stage: str, engine: str, role: str) -> None:
+    document = deployment_without("edges")
+    document["stages"] = {stage: document["stages"][stage] | {"model_stage": role, "engine": engine}}
+
+    with pytest.raises(ValidationError, match=f"engine must be .*, as {role} is|needs a stage that runs"):
+        StageConfig.model_validate(document)
+
+
+def test_a_model_stage_that_the_family_lacks_is_refused_with_those_it_has() -> None:
+    assert refusal(deployment_with("stages.talker.model_stage", "singer")) == (
+        "stages.talker.model_stage is 'singer'; the stages of stages.qwen2_5_omni:FAMILY are thinker, talker, code2wav"
+    )
+
+
+def test_what_the_file_leaves_out_comes_from_the_family() -> None:
+    document = deployment_without("edges")
+    document["model_family"] = "qwen2_5_omni"
+    for stage in document["stages"].values():
+        del stage["model_stage"], stage["engine"]
+    short, whole = StageConfig.model_validate(document), StageConfig.model_validate(deployment())
+
+    assert short.stages == whole.stages
+    assert [(e.source, e.target, e.function, e.queue.transport) for e in short.edges] == [
+        (e.source, e.target, e.function, e.queue.transport) for e in whole.edges
+    ]
+    assert [e.chunks for e in short.edges] == [None, ChunkPlan()]
+
+
+def test_an_unknown_family_is_refused_with_those_that_are_installed() -> None:
+    assert refusal(deployment_with("model_family", "gpt_5")) == (
+        "model_family 'gpt_5': no model family 'gpt_5' is installed; installed are qwen2_5_omni"
+    )
+    assert refusal(deployment_with("model_family", "stages.nothing:FAMILY")).startswith(
+        "model_family 'stages.nothing:FAMILY': cannot import stages.nothing"
     )
 
 
@@ -144,20 +184,15 @@ def test_an_edge_between_the_wrong_stages_is_refused() -> None:
     )
 
 
-def test_the_edge_into_code2wav_needs_a_chunk_plan() -> None:
-    assert refusal(deployment_without("edges.1.chunks")) == "edges[1]: add 'chunks'"
-
-
-def test_only_the_edge_into_code2wav_has_a_chunk_plan() -> None:
+def test_only_an_edge_with_codec_tokens_has_a_chunk_plan() -> None:
     assert refusal(deployment_with("edges.0.chunks", {})) == (
-        "edges[0]: remove 'chunks', only the edge into code2wav has it"
+        "edges[0]: remove 'chunks', only an edge with codec tokens has it"
     )
 
 
 def test_codec_tokens_travel_inside_the_message() -> None:
     assert refusal(deployment_with("edges.1.queue.transport", "shared_memory")) == (
-        "edge talker -> code2wav: set queue.transport to inline; codec tokens are ids and travel inside the "
-        "message (a window is smaller than the reference to a slot would be)"
+        "edge talker -> code2wav: set queue.transport to inline; only embeddings travel through shared memory"
     )
 
 
@@ -291,8 +326,7 @@ def test_prefix_caching_is_refused_on_the_talker_and_accepted_on_the_thinker() -
     caching = {"enable_prefix_caching": True}
 
     assert refusal(deployment_with("stages.talker.engine_args", caching)) == (
-        "stages.talker.engine_args.enable_prefix_caching must be off: the talker's token ids do not determine its "
-        "inputs"
+        "stages.talker.engine_args.enable_prefix_caching must be off: the stage's token ids do not determine its inputs"
     )
     StageConfig.model_validate(deployment_with("stages.thinker.engine_args", caching))
 
@@ -329,8 +363,6 @@ def test_memory_shares_mean_nothing_on_cpu() -> None:
         ("stages.thinker.tensor_parallel_size", 0),
         ("stages.thinker.devices", [-1]),
         ("stages.thinker.dtype", "float8"),
-        ("stages.thinker.model_stage", "code2wav"),
-        ("stages.code2wav.model_stage", "thinker"),
         ("stages.code2wav.engine", "autoregressive"),
         ("stages.code2wav.solver.num_steps", 1),
         ("stages.code2wav.solver.guidance_scale", -0.1),

@@ -28,7 +28,7 @@ from omni_server.errors import (
     StageDeadError,
     StageError,
 )
-from omni_server.family import ThinkerPrompt
+from omni_server.family import Prompt
 from omni_server.metrics.stage_metrics import ArStageMetrics
 from omni_server.protocol.corruption import Corruption, encode_corruption
 from omni_server.protocol.feeds import AddressedFeed
@@ -159,9 +159,9 @@ def client_that_renders(renderer: FakeRenderer | None = None, *, max_model_len: 
 async def test_pieces_of_a_prompt_are_tokenised_by_themselves() -> None:
     renderer = FakeRenderer()
     client = client_that_renders(renderer)
-    assert (await client.render(ThinkerPrompt("a<b>"))).token_ids == (0, *map(ord, "a<b>"))
+    assert (await client.render(Prompt("a<b>"))).token_ids == (0, *map(ord, "a<b>"))
     sound = np.zeros(4, np.float32)
-    prompt = await client.render(ThinkerPrompt("a<b>", audios=((sound, 16_000),), pieces=("a<", "b>")))
+    prompt = await client.render(Prompt("a<b>", audios=((sound, 16_000),), pieces=("a<", "b>")))
     assert prompt.token_ids == (0, *map(ord, "a<b>"))
     assert prompt.engine_input["multi_modal_data"] == {"audio": [(sound, 16_000)]}
     assert renderer.tokenised == ["a<b>", "a<", "b>"]
@@ -179,7 +179,7 @@ async def test_pieces_of_a_prompt_are_tokenised_by_themselves() -> None:
 async def test_media_that_the_model_cannot_take_are_refused(samples: list[float], code: str, message: str) -> None:
     audios = tuple((np.array(each, np.float32), 16_000) for each in ([0.0] * 50, samples))
     with pytest.raises(InvalidRequestError) as error:
-        await client_that_renders().render(ThinkerPrompt("a", audios=audios))
+        await client_that_renders().render(Prompt("a", audios=audios))
     assert (error.value.param, error.value.code, error.value.message) == ("messages", code, message)
 
 
@@ -191,7 +191,7 @@ async def test_only_long_prompts_wait_for_another_thread(num_chars: int, num_pie
     renderer = FakeRenderer()
     client = client_that_renders(renderer, max_model_len=4096)
     pieces = ("x" * (num_chars // num_pieces),) * num_pieces
-    prompt = await client.render(ThinkerPrompt("x" * num_chars, pieces=pieces if num_pieces > 1 else ()))
+    prompt = await client.render(Prompt("x" * num_chars, pieces=pieces if num_pieces > 1 else ()))
     assert prompt.token_ids == (0, *[ord("x")] * num_chars)
     assert (renderer.most_waiting > 0) == in_thread
 
@@ -201,7 +201,7 @@ async def test_pieces_that_do_not_fit_are_not_tokenised(num_pieces: int, num_tok
     """Of two tokens each, and one before them, where 64 fit."""
     renderer = FakeRenderer()
     with pytest.raises(InvalidRequestError, match="maximum context length") as error:
-        await client_that_renders(renderer).render(ThinkerPrompt("ab" * num_pieces, pieces=("ab",) * num_pieces))
+        await client_that_renders(renderer).render(Prompt("ab" * num_pieces, pieces=("ab",) * num_pieces))
     assert error.value.code == "context_length_exceeded"
     assert len(renderer.tokenised) == num_tokenised
 
@@ -209,7 +209,7 @@ async def test_pieces_that_do_not_fit_are_not_tokenised(num_pieces: int, num_tok
 async def test_pieces_of_one_prompt_do_not_all_stand_before_the_next_prompt() -> None:
     renderer = FakeRenderer()
     client = client_that_renders(renderer, max_model_len=4096)
-    await client.render(ThinkerPrompt("a" * 2020, pieces=("a" * 101,) * 20))
+    await client.render(Prompt("a" * 2020, pieces=("a" * 101,) * 20))
     assert renderer.most_waiting == 1
 
 

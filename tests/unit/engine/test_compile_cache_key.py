@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from omni_server.config.load import find_shipped_config, load_stage_config
-from omni_server.config.stages import ArStage, ModelStage
+from omni_server.config.stages import ArStage
 from omni_server.engine.ar_args import ar_engine_args
 from omni_server.family import load_family
 from omni_server.protocol.progress import ProgressSpec
@@ -22,7 +22,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_demo_checkpoint(tmp_path_factory.mktemp("key") / "checkpoint", weights="dummy")
 
 
-def key(model_dir: Path, name: ModelStage, start: int) -> str:
+def key(model_dir: Path, name: str, start: int) -> str:
     """The hash of the stage's engine config as one `start` of the server makes it."""
     stage = CONFIG.stages[name]
     assert isinstance(stage, ArStage)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from vllm import SamplingParams
 
 from omni_server.config.chunk_plan import ChunkPlan
-from omni_server.edge import Code2WavRequest
+from omni_server.edge import DecoderWindow, Frame
 from omni_server.engine.ar_client import ArStageClient
 from omni_server.engine.ar_stream import ArOutput
 from omni_server.engine.async_engine import RowSink
@@ -18,16 +18,16 @@ from omni_server.engine.diffusion_client import DiffusionStageClient
 from omni_server.engine.prompt_rendering import RenderedPrompt
 from omni_server.engine.stage_life import StageLife
 from omni_server.errors import CorruptDataError
-from omni_server.family import CodecLayout, TalkerPrompt
+from omni_server.family import CodecLayout
 from omni_server.orchestrator.feed_outbox import FeedOutbox
 from omni_server.orchestrator.pacing import Pacer
+from omni_server.orchestrator.request_graph import ArPlan, DecoderPlan, EmbeddingsPlan, TextPlan
 from omni_server.orchestrator.request_run import RequestRun
 from omni_server.orchestrator.spoken_text import SpokenText
-from omni_server.orchestrator.talk import SpeechPlan
 from omni_server.orchestrator.tool_parser import ToolParser
 from omni_server.protocol.feeds import AddressedFeed
 from omni_server.protocol.rows import RowsFeed, RowsPayload, Segment, SharedBlock
-from omni_server.types import FinishReason, OmniEvent, PromptTokens, SampledToken
+from omni_server.types import SAMPLE_RATE_HZ, FinishReason, OmniEvent, PromptTokens, SampledToken
 
 PROMPT_IDS = (11, 12, 13)
 NUM_PROMPT = len(PROMPT_IDS)
@@ -186,14 +186,14 @@ class FakeCodecEdge:
     def use_ramp(self, new_blocks: Sequence[int]) -> None:
         assert not self._emitted
 
-    def push(self, codes: Sequence[int]) -> list[Code2WavRequest]:
-        self._codes += codes
+    def push(self, frames: Sequence[Frame]) -> list[DecoderWindow]:
+        self._codes += [code for (code,) in frames]
         return self._cut(whole=True)
 
-    def finish(self) -> list[Code2WavRequest]:
+    def finish(self) -> list[DecoderWindow]:
         return self._cut(whole=False)
 
-    def _cut(self, *, whole: bool) -> list[Code2WavRequest]:
+    def _cut(self, *, whole: bool) -> list[DecoderWindow]:
         windows = []
         while self._emitted < len(self._codes):
             codes = tuple(self._codes[self._emitted : self._emitted + CODES_PER_WINDOW])
@@ -202,7 +202,7 @@ class FakeCodecEdge:
             first = self._emitted * SAMPLES_PER_CODE
             first += self.misplaced_by
             is_varied = len(set(codes)) > 1
-            windows.append(Code2WavRequest(codes, b"", first, len(codes) * SAMPLES_PER_CODE, len(codes), is_varied))
+            windows.append(DecoderWindow(codes, b"", first, len(codes) * SAMPLES_PER_CODE, len(codes), is_varied))
             self._emitted += len(codes)
         return windows
 
@@ -237,28 +237,34 @@ class Stages:
         prompt = RenderedPrompt(PROMPT_IDS, None)
         if reply is not None:
             prompt = RenderedPrompt(PROMPT_IDS + reply, None, "given", len(reply))
-        plan = SpeechPlan(
-            talker=cast(ArStageClient, self.talker),
-            code2wav=cast(DiffusionStageClient, self.code2wav),
-            talker_prompt=TalkerPrompt((8,) * NUM_PROMPT + (6, 7), NUM_PROMPT),
-            talker_params=SamplingParams(),
-            talker_stop_ids=(STOP_CODE,),
-            codes_per_output=CODES_PER_OUTPUT,
-            codec_edge=self.edge,
+        decoder = DecoderPlan(
+            stage=cast(DiffusionStageClient, self.code2wav),
+            edge=self.edge,
             pacer=Pacer(ChunkPlan(), CodecLayout(CODES_PER_WINDOW, 2, SAMPLES_PER_CODE), max_step_codes=2048),
-            num_boundary_rows=1,
-            outbox=self.outbox,
-            drop_block=self.dropped.append,
+            num_codebooks=1,
+            sample_rate_hz=SAMPLE_RATE_HZ,
+            stop_ids=(STOP_CODE,),
+        )
+        talker_prompt = (8,) * NUM_PROMPT + (6, 7)
+        talker = ArPlan(
+            cast(ArStageClient, self.talker),
+            talker_prompt,
+            SamplingParams(),
+            decoder=decoder,
+            tokens_per_output=CODES_PER_OUTPUT,
+        )
+        embeddings = EmbeddingsPlan(talker, FIRST_GENERATED, self.outbox, self.dropped.append)
+        thinker = ArPlan(
+            cast(ArStageClient, self.thinker),
+            prompt,
+            SamplingParams(),
+            text=TextPlan(None if detokenize is None else SpokenText(detokenize), tool_parser),
+            embeddings=embeddings if speech else None,
         )
         run = RequestRun(
             "request",
-            thinker=cast(ArStageClient, self.thinker),
-            prompt=prompt,
+            thinker,
             prompt_tokens=PromptTokens(NUM_PROMPT, NUM_PROMPT, 0, 0, 0),
-            thinker_params=SamplingParams(),
-            spoken_text=None if detokenize is None else SpokenText(detokenize),
-            tool_parser=tool_parser,
-            speech=plan if speech else None,
             deadline_s=deadline_s,
             is_logged=True,
             on_corrupt=self.corrupt.append,

@@ -146,7 +146,7 @@ class Simulation:
         pieces: list[tuple[float, AudioDelta]] = []
         output = SpeechStream(
             name,
-            code2wav=cast(DiffusionStageClient, self.code2wav),
+            decoder=cast(DiffusionStageClient, self.code2wav),
             edge=TalkerToCode2Wav(self._plan, LAYOUT, voice="Ethan", noise_seed=0),
             pacer=self.pacer,
             clock=StageClock(clock),
@@ -161,9 +161,9 @@ class Simulation:
         if code_s:
             for number in range(num_codes):
                 await asyncio.sleep(code_s)
-                utterance.output.push([number])
+                utterance.output.push([(number,)])
         else:
-            utterance.output.push(range(num_codes))
+            utterance.output.push([(code,) for code in range(num_codes)])
         utterance.output.finish()
         await speaking
         return utterance

@@ -3,15 +3,15 @@
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 from vllm import SamplingParams
 
-from omni_server.config.chunk_plan import ChunkPlan
-from omni_server.config.stages import ArStage, SamplingDefaults
+from omni_server.config.stage_config import StageConfig
+from omni_server.config.stages import SamplingDefaults
 from omni_server.engine.ar_client import ArStageClient
 from omni_server.engine.diffusion_client import DiffusionStageClient
 from omni_server.engine.prompt_rendering import RenderedPrompt
@@ -23,13 +23,14 @@ from omni_server.errors import (
     StageDeadError,
     StageDownError,
 )
-from omni_server.family import CodecLayout, FamilyModel, PlaceholderIds, TalkerPrompt, ThinkerPrompt
-from omni_server.orchestrator.orchestrator import Orchestrator, SpeechStages, ThinkerStage
+from omni_server.family import CodecLayout, EmbeddingsPrompt, FamilyModel, PlaceholderIds, Prompt
+from omni_server.orchestrator.orchestrator import Deployment, Orchestrator
 from omni_server.protocol.rows import REQUEST_KEY, RowsOutput, RowsPayload, Segment, SharedBlock, decode_request
 from omni_server.types import (
     ChatMessage,
     FunctionTool,
     OmniRequest,
+    Output,
     ReadAloud,
     SamplingConfig,
     SpeechOutput,
@@ -45,29 +46,30 @@ MAX_MODEL_LEN = 64
 AUDIO, IMAGE, VIDEO = 901, 902, 903
 THINKER_DEFAULTS = SamplingDefaults(temperature=0.5, max_tokens=9)
 NO_DEFAULTS = SamplingDefaults()
+FAMILY = "stages.qwen2_5_omni:FAMILY"
+"""Whose pipeline is run; what it says of prompts is `FakeFamily`'s."""
 
 
 class FakeFamily:
     voices = ("Ada", "Bob")
     default_voice = "Ada"
-    thinker_stop_ids = (1,)
-    talker_stop_ids = (2,)
+    stop_ids: Mapping[str, tuple[int, ...]] = {"thinker": (1,), "talker": (2,)}
     placeholder_ids = PlaceholderIds(AUDIO, IMAGE, VIDEO)
     codec = CodecLayout(4, 2, 480)
     row_width = 4
     extra_rows_per_request = 3
 
-    def thinker_prompt(
-        self, messages: tuple[ChatMessage, ...], *, speech: bool, tools: Sequence[FunctionTool] = ()
-    ) -> ThinkerPrompt:
-        return ThinkerPrompt(" ".join(tool.name for tool in tools))
+    def prompt(
+        self, messages: tuple[ChatMessage, ...], *, outputs: Collection[Output], tools: Sequence[FunctionTool] = ()
+    ) -> Prompt:
+        return Prompt(" ".join(tool.name for tool in tools))
 
     def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
         assert isinstance(task, ReadAloud)
         return (ChatMessage("user", (TextPart(f"read {task.text}"),)),)
 
-    def talker_prompt(self, prompt_length: int) -> TalkerPrompt:
-        return TalkerPrompt((8,) * prompt_length + (6, 7), prompt_length)
+    def embeddings_prompt(self, stage: str, source_ids: Sequence[int]) -> EmbeddingsPrompt:
+        return EmbeddingsPrompt((8,) * len(source_ids) + (6, 7), len(source_ids))
 
     def dtype_name(self) -> str:
         return "float32"
@@ -85,7 +87,7 @@ class Stage(FakeArStage):
         self.gate.set()
         self.refusal: InvalidRequestError | None = None
         self.checked: list[tuple[SamplingParams, str | None]] = []
-        self.rendered: list[ThinkerPrompt] = []
+        self.rendered: list[Prompt] = []
         self.max_chars = 1000
 
     def check_text(self, num_chars: int) -> None:
@@ -97,7 +99,7 @@ class Stage(FakeArStage):
         if self.refusal is not None:
             raise self.refusal
 
-    async def render(self, prompt: ThinkerPrompt, reply: str | None = None) -> RenderedPrompt:
+    async def render(self, prompt: Prompt, reply: str | None = None) -> RenderedPrompt:
         await self.gate.wait()
         self.rendered.append(prompt)
         if reply is None:
@@ -114,24 +116,31 @@ class Pipeline:
         talker_defaults: SamplingDefaults = NO_DEFAULTS,
     ) -> None:
         self.thinker, self.talker, self.code2wav = Stage("thinker"), Stage("talker"), FakeCode2Wav()
-        stage = ArStage(
-            engine="ar", model_stage="thinker", max_model_len=MAX_MODEL_LEN, default_sampling=thinker_defaults
-        )
-        speech_stages = SpeechStages(
-            talker=cast(ArStageClient, self.talker),
-            talker_config=stage.model_copy(update={"model_stage": "talker", "default_sampling": talker_defaults}),
-            code2wav=cast(DiffusionStageClient, self.code2wav),
-            max_step_codes=2048,
-            chunks=ChunkPlan(mode="whole"),
-            codec_edge=lambda plan, layout, *, voice, noise_seed: FakeCodecEdge(),
+        length = {"max_model_len": MAX_MODEL_LEN}
+        stages: dict[str, Any] = {"thinker": length | {"default_sampling": thinker_defaults}}
+        if speech:
+            stages["talker"] = length | {"default_sampling": talker_defaults}
+            stages["code2wav"] = {"max_model_len": 2048}
+        document: dict[str, Any] = {"model_family": FAMILY, "platform": "cpu", "stages": stages}
+        if speech:
+            function = f"{__name__}:fake_codec_edge"
+            document["edges"] = [
+                {"from": "thinker", "to": "talker"},
+                {"from": "talker", "to": "code2wav", "function": function, "chunks": {"mode": "whole"}},
+            ]
+        deployment = Deployment(
+            StageConfig.model_validate(document),
+            ar={"thinker": cast(ArStageClient, self.thinker), "talker": cast(ArStageClient, self.talker)}
+            if speech
+            else {"thinker": cast(ArStageClient, self.thinker)},
+            diffusion={"code2wav": cast(DiffusionStageClient, self.code2wav)} if speech else {},
             drop_block=lambda block: None,
         )
-        self.orchestrator = Orchestrator(
-            cast(FamilyModel, FakeFamily()),
-            ThinkerStage(cast(ArStageClient, self.thinker), stage),
-            speech_stages if speech else None,
-            request_timeout_s=30.0,
-        )
+        self.orchestrator = Orchestrator(cast(FamilyModel, FakeFamily()), deployment, request_timeout_s=30.0)
+
+
+def fake_codec_edge(*_: object, **__: object) -> FakeCodecEdge:
+    return FakeCodecEdge()
 
 
 def request(request_id: str = "a", *, voice: str | None = None, speech: bool = True) -> OmniRequest:
@@ -190,13 +199,13 @@ async def test_a_given_text_is_no_part_of_the_prompt_and_is_not_sampled() -> Non
 async def test_text_that_cannot_fit_is_refused_before_it_is_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
     """All texts of all messages, calls included."""
     rendered: list[tuple[ChatMessage, ...]] = []
-    thinker_prompt = FakeFamily.thinker_prompt
+    prompt = FakeFamily.prompt
 
-    def noted(self: FakeFamily, messages: tuple[ChatMessage, ...], **options: Any) -> ThinkerPrompt:
+    def noted(self: FakeFamily, messages: tuple[ChatMessage, ...], **options: Any) -> Prompt:
         rendered.append(messages)
-        return thinker_prompt(self, messages, **options)
+        return prompt(self, messages, **options)
 
-    monkeypatch.setattr(FakeFamily, "thinker_prompt", noted)
+    monkeypatch.setattr(FakeFamily, "prompt", noted)
     pipeline = Pipeline()
     messages = (
         ChatMessage("user", (TextPart("abc"), TextPart("de"))),

@@ -77,12 +77,12 @@ def test_an_utterance_that_has_been_cut_keeps_its_ramp_when_others_come() -> Non
         simulation = Simulation(SimulatedCode2Wav(), plan=PLAN)
         first = simulation.utterance("first")
         tasks = [asyncio.create_task(first.output.run())]
-        first.output.push(range(24))
+        first.output.push([(code,) for code in range(24)])
         for number in range(4):
             other = simulation.utterance(f"other{number}")
             tasks.append(asyncio.create_task(other.output.run()))
         await asyncio.sleep(0)
-        first.output.push(range(24, NUM_CODES))
+        first.output.push([(code,) for code in range(24, NUM_CODES)])
         first.output.finish()
         await tasks[0]
         assert is_whole(first, NUM_CODES)

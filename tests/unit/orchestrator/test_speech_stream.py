@@ -229,7 +229,7 @@ def test_an_end_of_any_kind_takes_the_windows_out_of_code2wav(way: str) -> None:
         others = [asyncio.create_task(simulation.speak(f"o{n}", 300)) for n in range(3)]
         utterance = simulation.utterance("u")
         speaking = asyncio.create_task(utterance.output.run())
-        utterance.output.push(range(300))
+        utterance.output.push([(code,) for code in range(300)])
         await asyncio.sleep(0.55)
         assert simulation.pacer.gate.num_inside > 1
         if way == "cancelled":
@@ -308,7 +308,7 @@ def test_an_utterance_cancelled_while_its_first_audio_is_held_emits_nothing() ->
         simulation = await known(Simulation(SimulatedCode2Wav(**SLOW_STEP)))
         utterance = simulation.utterance("u")
         speaking = asyncio.create_task(utterance.output.run())
-        utterance.output.push(range(24))
+        utterance.output.push([(code,) for code in range(24)])
         await asyncio.sleep(0.5)
         speaking.cancel()
         await asyncio.wait([speaking])

@@ -22,7 +22,7 @@ def test_it_says_what_the_edge_does(
     edge.use_ramp(used)
     number = 0
     for made in range(1, 400):
-        for window in edge.push([0]):
+        for window in edge.push([(0,)]):
             assert made == schedule.needed_codes(number)
             assert window.first_sample == round(schedule.start_s(number) * SAMPLE_RATE_HZ)
             assert window.first_sample == schedule.first_code(number) * LAYOUT.samples_per_code

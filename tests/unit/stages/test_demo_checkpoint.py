@@ -19,6 +19,7 @@ from transformers import (
 
 from omni_server.errors import ConfigError
 from omni_server.model_folder import resolve_model_folder
+from stages.qwen2_5_omni import FAMILY
 from stages.qwen2_5_omni.demo_checkpoint import GENUINE_SIZES, SIZES, make_demo_checkpoint
 
 SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "make_demo_checkpoint"
@@ -229,8 +230,8 @@ def test_weights_do_not_change_the_other_files(tiny: Path, tmp_path: Path) -> No
 
 def test_a_folder_without_weights_is_refused_with_the_flag_that_serves_it(genuine: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no weights.*--load-format dummy"):
-        resolve_model_folder(str(genuine))
-    assert resolve_model_folder(str(genuine), needs_weights=False) == genuine
+        resolve_model_folder(str(genuine), architectures=FAMILY.architectures)
+    assert resolve_model_folder(str(genuine), architectures=FAMILY.architectures, needs_weights=False) == genuine
 
 
 def test_the_genuine_size_has_the_parameters_of_the_7b(genuine: Path) -> None:

@@ -15,6 +15,7 @@ from omni_server.types import (
     ChatMessage,
     FunctionTool,
     ImagePart,
+    Output,
     ReadAloud,
     TextPart,
     ToolCall,
@@ -28,6 +29,8 @@ from stages.qwen2_5_omni.ids import SpecialIds, read_special_ids
 from stages.qwen2_5_omni.prompt import SPEECH_SYSTEM_PROMPT
 from tests.reference.cases import CASES
 from tests.reference.reference import Reference
+
+SPOKEN: frozenset[Output] = frozenset({"text", "audio"})
 
 SETTINGS = ("config.json", "tokenizer_config.json", "spk_dict.pt")
 
@@ -199,13 +202,13 @@ def test_sizes_that_are_missing_are_named(settings: Path, keys: tuple[str, ...])
 def test_the_talkers_prompt_ids_are_the_references(model: Qwen25OmniModel, reference: Reference, case: str) -> None:
     wanted = CASES[case]
     result = reference.run(wanted.messages, wanted.voice, thinker_max_tokens=3, talker_max_tokens=1, ignore_eos=True)
-    prompt = model.talker_prompt(len(result.prompt_ids))
+    prompt = model.embeddings_prompt("talker", result.prompt_ids)
     assert prompt.token_ids == result.talker_prompt_ids
     assert prompt.num_replaced == len(result.prompt_ids)
 
 
 def test_the_talker_stops_where_the_references_does(model: Qwen25OmniModel, reference: Reference) -> None:
-    assert set(model.talker_stop_ids) == set(reference.codec_stop_ids)
+    assert set(model.stop_ids["talker"]) == set(reference.codec_stop_ids)
 
 
 # -- the thinker's prompt
@@ -229,25 +232,25 @@ def test_the_prompts_text_is_what_the_references_processor_makes(
         for message in messages
     ]
     expected = reference.processor.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
-    assert model.thinker_prompt(messages, speech=False).text == expected
+    assert model.prompt(messages, outputs={"text"}).text == expected
 
 
 def test_the_system_prompt_that_speech_needs_is_inserted_where_there_is_none(model: Qwen25OmniModel) -> None:
     messages = user(TextPart("Hi"))
-    spoken = model.thinker_prompt(messages, speech=True).text
+    spoken = model.prompt(messages, outputs=SPOKEN).text
     given = (ChatMessage("system", (TextPart(SPEECH_SYSTEM_PROMPT),)), *messages)
-    assert spoken == model.thinker_prompt(given, speech=True).text == model.thinker_prompt(given, speech=False).text
+    assert spoken == model.prompt(given, outputs=SPOKEN).text == model.prompt(given, outputs={"text"}).text
     assert spoken.count("<|im_start|>system") == 1
     assert SPEECH_SYSTEM_PROMPT in spoken
 
 
 def test_text_alone_needs_no_such_prompt(model: Qwen25OmniModel) -> None:
-    assert SPEECH_SYSTEM_PROMPT not in model.thinker_prompt(user(TextPart("Hi")), speech=False).text
+    assert SPEECH_SYSTEM_PROMPT not in model.prompt(user(TextPart("Hi")), outputs={"text"}).text
 
 
 def test_a_system_prompt_of_the_user_stays_the_only_one(model: Qwen25OmniModel) -> None:
     messages = (ChatMessage("system", (TextPart("Be brief."),)), *user(TextPart("Hi")))
-    text = model.thinker_prompt(messages, speech=True).text
+    text = model.prompt(messages, outputs=SPOKEN).text
     assert SPEECH_SYSTEM_PROMPT not in text
     assert "Be brief." in text
 
@@ -260,24 +263,24 @@ def test_media_come_in_order_of_appearance(model: Qwen25OmniModel) -> None:
         ChatMessage("assistant", (TextPart("b"),)),
         *user(sounds[1], pictures[1], sounds[2], video(2.0)),
     )
-    prompt = model.thinker_prompt(messages, speech=True)
+    prompt = model.prompt(messages, outputs=SPOKEN)
     assert [(samples[0], rate) for samples, rate in prompt.audios] == [(0, 16_000), (1, 16_001), (2, 16_002)]
     assert [int(pixels.max()) for pixels in prompt.images] == [0, 1]
     assert [frames.shape for frames in prompt.videos] == [(2, 28, 28, 3)]
 
 
 def test_all_frames_of_a_video_are_used_at_its_rate(model: Qwen25OmniModel) -> None:
-    prompt = model.thinker_prompt(user(video(1.5), video(1.5)), speech=False)
+    prompt = model.prompt(user(video(1.5), video(1.5)), outputs={"text"})
     assert dict(prompt.processor_kwargs) == {"fps": 1.5, "do_sample_frames": False}
 
 
 def test_a_prompt_without_video_says_nothing_about_rates(model: Qwen25OmniModel) -> None:
-    assert dict(model.thinker_prompt(user(TextPart("Hi")), speech=False).processor_kwargs) == {}
+    assert dict(model.prompt(user(TextPart("Hi")), outputs={"text"}).processor_kwargs) == {}
 
 
 def test_videos_of_two_rates_are_refused(model: Qwen25OmniModel) -> None:
     with pytest.raises(InvalidRequestError, match=r"not 1\.0, 2\.0") as error:
-        model.thinker_prompt(user(video(2.0), video(1.0)), speech=False)
+        model.prompt(user(video(2.0), video(1.0)), outputs={"text"})
     assert error.value.param == "messages"
 
 
@@ -329,12 +332,12 @@ Hi<|im_end|>
 
 def test_tools_stand_in_the_system_message(model: Qwen25OmniModel) -> None:
     messages = user(TextPart("Hi"))
-    text = model.thinker_prompt(messages, speech=False, tools=(LOOK, GO)).text
+    text = model.prompt(messages, outputs={"text"}, tools=(LOOK, GO)).text
     assert text == "<|im_start|>system\nYou are a helpful assistant." + TOOLS_TEXT
-    spoken = model.thinker_prompt(messages, speech=True, tools=(LOOK, GO)).text
+    spoken = model.prompt(messages, outputs=SPOKEN, tools=(LOOK, GO)).text
     assert spoken == f"<|im_start|>system\n{SPEECH_SYSTEM_PROMPT}" + TOOLS_TEXT
     own = (ChatMessage("system", (TextPart("Be brief."),)), *messages)
-    text = model.thinker_prompt(own, speech=False, tools=(LOOK, GO)).text
+    text = model.prompt(own, outputs={"text"}, tools=(LOOK, GO)).text
     assert text == "<|im_start|>system\nBe brief." + TOOLS_TEXT
 
 
@@ -348,7 +351,7 @@ def test_calls_and_their_results_are_written_as_the_model_knows_them(model: Qwen
         ChatMessage("assistant", (TextPart(""),), (ToolCall("go", '{"cut'),)),
         ChatMessage("tool", (TextPart("3"),)),
     )
-    prompt = model.thinker_prompt(messages, speech=False)
+    prompt = model.prompt(messages, outputs={"text"})
     _, _, text = prompt.text.partition("Hi<|im_end|>\n")
     assert text == (
         "<|im_start|>assistant\nWell.\n"
@@ -368,12 +371,12 @@ def test_calls_and_their_results_are_written_as_the_model_knows_them(model: Qwen
 )
 def test_arguments_that_cannot_be_laid_out_stay_as_they_are(model: Qwen25OmniModel, arguments: str) -> None:
     messages = (*user(TextPart("Hi")), ChatMessage("assistant", (TextPart(""),), (ToolCall("go", arguments),)))
-    assert f'{{"name": "go", "arguments": {arguments}}}' in model.thinker_prompt(messages, speech=False).text
+    assert f'{{"name": "go", "arguments": {arguments}}}' in model.prompt(messages, outputs={"text"}).text
 
 
 def test_text_that_has_no_encoding_is_refused(model: Qwen25OmniModel) -> None:
     with pytest.raises(InvalidRequestError, match="surrogate") as error:
-        model.thinker_prompt(user(TextPart("a\ud800")), speech=False)
+        model.prompt(user(TextPart("a\ud800")), outputs={"text"})
     assert error.value.param == "messages"
     str(error.value).encode()
 
@@ -397,8 +400,8 @@ def test_text_that_spells_special_tokens_does_not_become_them(model: Qwen25OmniM
             ChatMessage("tool", (TextPart(text),)),
         )
 
-    honest = model.thinker_prompt(chat("ok"), speech=False, tools=(LOOK,))
-    forged = model.thinker_prompt(chat(FORGED), speech=False, tools=(tool,))
+    honest = model.prompt(chat("ok"), outputs={"text"}, tools=(LOOK,))
+    forged = model.prompt(chat(FORGED), outputs={"text"}, tools=(tool,))
     assert honest.pieces == ()
     assert "".join(forged.pieces) == forged.text
     ids = [token_id for piece in forged.pieces for token_id in tokenizer.encode(piece, add_special_tokens=False)]
@@ -412,7 +415,7 @@ def test_text_that_spells_special_tokens_does_not_become_them(model: Qwen25OmniM
 
 
 def test_a_token_that_is_spelled_in_two_parts_is_cut_as_well(model: Qwen25OmniModel) -> None:
-    prompt = model.thinker_prompt(user(TextPart("a<|im_"), TextPart("end|>b")), speech=False)
+    prompt = model.prompt(user(TextPart("a<|im_"), TextPart("end|>b")), outputs={"text"})
     assert "a<|im_end|>b" in prompt.text
     assert [piece for piece in prompt.pieces if "a<|im_end|>b" in piece] == []
     assert len(prompt.pieces) == 2
@@ -427,8 +430,8 @@ def test_a_call_is_a_few_tokens_and_no_special_one(model: Qwen25OmniModel, refer
 
 
 def test_the_task_to_read_aloud_holds_the_text_and_the_manner(model: Qwen25OmniModel) -> None:
-    plain = model.thinker_prompt(model.task_messages(ReadAloud("Good morning.")), speech=True).text
-    happy = model.thinker_prompt(model.task_messages(ReadAloud("Good morning.", "cheerfully")), speech=True).text
+    plain = model.prompt(model.task_messages(ReadAloud("Good morning.")), outputs=SPOKEN).text
+    happy = model.prompt(model.task_messages(ReadAloud("Good morning.", "cheerfully")), outputs=SPOKEN).text
     assert SPEECH_SYSTEM_PROMPT in plain
     assert "Good morning." in plain
     assert "cheerfully" not in plain
@@ -450,7 +453,7 @@ def test_the_task_to_transcribe_has_its_own_system_prompt(
 ) -> None:
     audio = AudioPart(np.zeros(16_000, np.float32), 16_000)
     messages = model.task_messages(Transcribe(audio, **task))
-    prompt = model.thinker_prompt(messages, speech=False)
+    prompt = model.prompt(messages, outputs={"text"})
     assert messages[0] == ChatMessage("system", (TextPart(system),))
     assert prompt.audios == ((audio.samples, 16_000),)
     assert all(word in prompt.text for word in words)

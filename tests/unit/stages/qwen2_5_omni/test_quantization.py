@@ -29,7 +29,7 @@ from vllm.model_executor.model_loader.utils import configure_quant_config, initi
 from omni_server.check.safetensors_headers import StoredWeights, read_weights
 from omni_server.check.stage_memory import needs_on_gpu
 from omni_server.config.load import find_shipped_config, load_stage_config
-from omni_server.config.stages import DiffusionStage, ModelStage
+from omni_server.config.stages import DiffusionStage
 from omni_server.engine.diffusion_args import diffusion_engine_args
 from stages.qwen2_5_omni import FAMILY
 from stages.qwen2_5_omni.demo_checkpoint import make_demo_checkpoint
@@ -93,7 +93,7 @@ def alone(tmp_path: Path) -> Iterator[None]:
     cleanup_dist_env_and_memory()
 
 
-def config_of(folder: Path, stage: ModelStage, **engine_args: Any) -> VllmConfig:
+def config_of(folder: Path, stage: str, **engine_args: Any) -> VllmConfig:
     FAMILY.register()
     arguments: dict[str, Any] = {
         "hf_overrides": FAMILY.hf_overrides(stage), "dtype": "bfloat16", "enforce_eager": True, "max_model_len": 64,

@@ -1,0 +1,195 @@
+"""The pipeline that a model family declares: its stages, what flows between them, and what comes out.
+
+A stage config deploys the whole pipeline or a part of it, under stage names of its own. The server itself knows
+only what is declared here: which engine runs a stage, which payload an edge carries, which output a stage ends in.
+"""
+
+import functools
+import importlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from importlib.metadata import entry_points
+from typing import Literal, Protocol, runtime_checkable
+
+from omni_server.config.chunk_plan import ChunkPlan
+from omni_server.types import Output
+
+EngineKind = Literal["ar", "diffusion"]
+
+ENTRY_POINT_GROUP = "omni_server.families"
+"""Packages declare the families that they bring under this group, also outside of this repository."""
+
+MODEL_FAMILY_VARIABLE = "OMNI_SERVER_MODEL_FAMILY"
+"""In the environment of an engine's processes: the `model_family` that is served."""
+
+
+@dataclass(frozen=True)
+class TokenFrames:
+    """Codec tokens, int `[n, num_codebooks]`. The stage samples the tokens of one frame one after the other."""
+
+    num_codebooks: int = 1
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """Hidden states by absolute position, `[n, width]`, which replace or add to the target's own embeddings.
+
+    They travel through shared memory."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """The tensor that a diffusion stage returns, for the next one."""
+
+
+Payload = TokenFrames | Embeddings | Tensor
+
+
+@dataclass(frozen=True)
+class StageSpec:
+    """One part of the model."""
+
+    engine: EngineKind
+    output: Output | None = None
+    """What the API sends of this stage; None if another stage consumes all of it."""
+
+
+@dataclass(frozen=True)
+class EdgeSpec:
+    """What flows from one stage to the next."""
+
+    source: str
+    target: str
+    payload: Payload
+    function: str | None = None
+    """`package.module:Class`, the family's code for the edge. `Embeddings`: the producer's half, a
+    `stages.runtime.row_producer.RowProducer`. `TokenFrames`: an `omni_server.edge.CodecEdgeFactory`. `Tensor`: none."""
+    chunks: ChunkPlan | None = None
+    """`TokenFrames` only: how they are cut into windows where the stage config does not say."""
+
+
+_ENDS: dict[type[Payload], tuple[EngineKind, EngineKind]] = {
+    TokenFrames: ("ar", "diffusion"),
+    Embeddings: ("ar", "ar"),
+    Tensor: ("diffusion", "diffusion"),
+}
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """All stages of a family and the edges between them, by the family's names.
+
+    Raises `ValueError` for a pipeline that the server cannot run: it has one entry, every other stage has one
+    source, payloads fit the engines at both ends, every stage leads to an output, and no output comes twice.
+    """
+
+    stages: Mapping[str, StageSpec]
+    edges: tuple[EdgeSpec, ...] = ()
+
+    def __post_init__(self) -> None:
+        for edge in self.edges:
+            for end in (edge.source, edge.target):
+                if end not in self.stages:
+                    raise ValueError(f"edge {edge.source} -> {edge.target}: there is no stage '{end}'")
+            ends = self.stages[edge.source].engine, self.stages[edge.target].engine
+            if ends != _ENDS[type(edge.payload)]:
+                wanted = " -> ".join(_ENDS[type(edge.payload)])
+                raise ValueError(
+                    f"edge {edge.source} -> {edge.target}: {type(edge.payload).__name__} flow from {wanted}, "
+                    f"not from {' -> '.join(ends)}"
+                )
+        if len(entries := [name for name in self.stages if self.edge_into(name) is None]) != 1:
+            raise ValueError(f"a pipeline has one entry, not {len(entries)}: {', '.join(entries)}")
+        try:
+            TopologicalSorter({edge.target: (edge.source,) for edge in self.edges}).prepare()
+        except CycleError as error:
+            raise ValueError(f"stages in a circle: {' -> '.join(error.args[1])}") from error
+        for name, stage in self.stages.items():
+            if stage.output is not None and (stage.output == "text") != (stage.engine == "ar"):
+                raise ValueError(f"stage '{name}': {stage.engine} stages do not end in {stage.output}")
+            targets = [edge for edge in self.edges if edge.target == name]
+            if len(targets) > 1:
+                raise ValueError(f"stage '{name}' has {len(targets)} sources")
+            kinds = [type(edge.payload) for edge in self.edges_from(name)]
+            if len(set(kinds)) != len(kinds):
+                raise ValueError(f"stage '{name}' sends the same kind of payload to two stages")
+            if not kinds and stage.output is None:
+                raise ValueError(f"stage '{name}' leads to no output")
+            if (stage.output == "text") != (Embeddings in kinds) and kinds and stage.engine == "ar":
+                raise ValueError(
+                    f"stage '{name}': embeddings flow from the stage whose output is text, and from no other"
+                )
+        outputs = [stage.output for stage in self.stages.values() if stage.output is not None]
+        if len(set(outputs)) != len(outputs):
+            raise ValueError(f"outputs come from one stage each, not {', '.join(sorted(outputs))}")
+
+    @property
+    def entry(self) -> str:
+        """The stage that is given the prompt."""
+        return next(name for name in self.stages if self.edge_into(name) is None)
+
+    def edge_into(self, stage: str) -> EdgeSpec | None:
+        """None for the entry."""
+        return next((edge for edge in self.edges if edge.target == stage), None)
+
+    def edges_from(self, stage: str) -> tuple[EdgeSpec, ...]:
+        """Of a stage that another one consumes."""
+        return tuple(edge for edge in self.edges if edge.source == stage)
+
+    def stages_for(self, outputs: Collection[Output]) -> tuple[str, ...]:
+        """The stages that a request for `outputs` passes, the entry first."""
+        needed: list[str] = []
+        for name, stage in self.stages.items():
+            if stage.output not in outputs:
+                continue
+            path = [name]
+            while (edge := self.edge_into(path[0])) is not None:
+                path.insert(0, edge.source)
+            needed += [stage for stage in path if stage not in needed]
+        return tuple(needed)
+
+    def part(self, stages: Collection[str]) -> "Pipeline":
+        """The pipeline of `stages` alone. Raises `ValueError` as the class does."""
+        return Pipeline(
+            {name: stage for name, stage in self.stages.items() if name in stages},
+            tuple(edge for edge in self.edges if edge.source in stages and edge.target in stages),
+        )
+
+
+@runtime_checkable
+class DeclaresPipeline(Protocol):
+    """What the config asks of a model family; `omni_server.family.ModelFamily` is the whole of it."""
+
+    pipeline: Pipeline
+
+
+def installed_families() -> dict[str, str]:
+    """`package.module:object` of each family that an installed package declares, by name."""
+    return {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}
+
+
+@functools.cache
+def find_family(name: str) -> DeclaresPipeline:
+    """The family that a stage config names: an entry point of the group `omni_server.families`, or
+    `package.module:object`.
+
+    Raises `ValueError` if there is no such thing.
+    """
+    module_name, _, attribute = name.partition(":")
+    if not attribute:
+        families = installed_families()
+        if name not in families:
+            known = ", ".join(sorted(families)) or "none"
+            raise ValueError(f"no model family '{name}' is installed; installed are {known}")
+        module_name, _, attribute = families[name].partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as exc:
+        raise ValueError(f"cannot import {module_name} ({exc})") from exc
+    if attribute not in vars(module):
+        raise ValueError(f"{module_name} has no '{attribute}'")
+    family = vars(module)[attribute]
+    if not isinstance(family, DeclaresPipeline):
+        raise ValueError(f"{module_name}:{attribute} declares no pipeline")
+    return family

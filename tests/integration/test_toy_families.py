@@ -1,0 +1,124 @@
+"""Families that are not Qwen2.5-Omni, served over HTTP by real engines through the same orchestrator."""
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import soundfile
+import torch
+import yaml
+from transformers import Qwen2ForCausalLM
+
+from omni_server.audio.resample import Resampler
+from tests.integration.server_process import MODEL, ServerProcess
+from tests.toy_families import speech_only, text_only
+from tests.toy_families.decoding import SAMPLE_RATE_HZ, waveform
+from tests.toy_families.toy import END, FIRST_CODE, make_checkpoint
+
+CPU_ARGS: dict[str, Any] = {"enforce_eager": True, "block_size": 32, "kv_cache_memory_bytes": 1 << 24}
+
+
+@contextmanager
+def served(
+    folder: Path, architecture: str, family: str, stages: dict[str, Any]
+) -> Iterator[tuple[httpx2.Client, ServerProcess]]:
+    """A server of the toy family `family`, ended cleanly."""
+    checkpoint = make_checkpoint(folder / "checkpoint", architecture)
+    config = folder / "stages.yaml"
+    document = {"model_family": f"tests.toy_families.{family}:FAMILY", "platform": "cpu"}
+    for stage in stages.values():
+        stage |= {"engine_args": CPU_ARGS, "dtype": "float32"}
+    config.write_text(yaml.safe_dump(document | {"stages": stages}))
+    server = ServerProcess(checkpoint, folder / "log.txt", "--stage-config", str(config), has_queue=False)
+    try:
+        with server.client() as client:
+            yield client, server
+    finally:
+        code = server.terminate()
+    assert code == 0, server.log
+    server.wait_until_nothing_is_left()
+
+
+def greedy_ids(checkpoint: Path, prompt: str, num_tokens: int, *, first: int = 0) -> list[int]:
+    """What transformers generates greedily, of the ids from `first` on."""
+    model = Qwen2ForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    alphabet = {byte: number for number, byte in enumerate(_byte_order())}
+    ids = [alphabet[byte] for byte in prompt.encode()]
+    generated: list[int] = []
+    with torch.inference_mode():
+        while len(generated) < num_tokens:
+            logits = model(torch.tensor([ids + generated])).logits[0, -1]
+            generated.append(first + int(logits[first:].argmax()))
+    return generated
+
+
+def _byte_order() -> list[int]:
+    """The bytes by the ids of the tokenizer, which are in the order of the letters that stand for them."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    letters = {byte: chr(byte) for byte in printable}
+    others = [byte for byte in range(256) if byte not in letters]
+    letters |= {byte: chr(256 + number) for number, byte in enumerate(others)}
+    return sorted(letters, key=letters.__getitem__)
+
+
+def test_text_only_model_answers_under_a_stage_name_of_its_own(tmp_path: Path) -> None:
+    stages = {"brain": {"model_stage": "writer", "max_model_len": 512}}
+    with served(tmp_path, text_only.ARCHITECTURE, "text_only", stages) as (client, _):
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "abc"}], "temperature": 0, "max_tokens": 12}
+        answer = client.post("/v1/chat/completions", json=body | {"logprobs": True})
+        assert answer.status_code == 200, answer.text
+        spoken = client.post(
+            "/v1/chat/completions",
+            json=body | {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "wav"}},
+        )
+        card = client.get(f"/v1/models/{MODEL}").json()
+    (choice,) = answer.json()["choices"]
+    told = [bytes(token["bytes"]) for token in choice["logprobs"]["content"]]
+    wanted = greedy_ids(tmp_path / "checkpoint", "abc", 12)
+    assert END not in wanted
+    order = _byte_order()
+    assert told == [
+        bytes([order[number]]) if number < END else b"<code %d>" % (number - FIRST_CODE) for number in wanted
+    ]
+    assert spoken.status_code == 400
+    assert card["modalities"] == {"input": ["text"], "output": ["text"]}
+
+
+def test_speech_only_model_speaks_frames_of_four_codebooks_at_its_own_rate(tmp_path: Path) -> None:
+    num_frames = 14
+    stages = {
+        "speaker": {"max_model_len": 512, "default_sampling": {"temperature": 0, "max_tokens": 400}},
+        "vocoder": {"max_model_len": 64},
+    }
+    with served(tmp_path, speech_only.SPEAKER, "speech_only", stages) as (client, _):
+        body: dict[str, Any] = {"model": MODEL, "input": "Read this.", "voice": "High", "response_format": "wav"}
+        # The last frame is cut, and not spoken.
+        body["stage_sampling"] = {"speaker": {"max_tokens": 4 * num_frames + 2, "ignore_eos": True}}
+        whole = client.post("/v1/audio/speech", json=body)
+        assert whole.status_code == 200, whole.text
+        streamed = client.post("/v1/audio/speech", json=body | {"response_format": "pcm"}).content
+        chat = client.post(
+            "/v1/chat/completions", json={"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
+        )
+        transcript = client.post(
+            "/v1/audio/transcriptions", data={"model": MODEL}, files={"file": ("a.wav", whole.content)}
+        )
+        after = client.post("/v1/audio/speech", json=body).content
+    samples, rate = soundfile.read(io.BytesIO(whole.content), dtype="float32")
+    assert rate == 24_000
+    codes = np.array(greedy_ids(tmp_path / "checkpoint", "Read this.", 4 * num_frames, first=FIRST_CODE))
+    wanted = waveform(codes.reshape(num_frames, 4) - FIRST_CODE, 0, "High")
+    resampler = Resampler(SAMPLE_RATE_HZ, 24_000)
+    wanted = np.concatenate([resampler.push(wanted), resampler.flush()])
+    assert samples.shape == wanted.shape
+    assert np.abs(samples - wanted).max() < 1e-4  # 16 bits
+    written, _ = soundfile.read(io.BytesIO(whole.content), dtype="int16")
+    assert np.array_equal(np.frombuffer(streamed, "<i2"), written)
+    assert after == whole.content
+    assert chat.status_code == 400
+    assert "does not answer chats" in chat.json()["error"]["message"]
+    assert transcript.status_code == 400

@@ -1,0 +1,27 @@
+"""What the toy decoders compute, in NumPy, so that tests know what must come out."""
+
+import hashlib
+
+import numpy as np
+import numpy.typing as npt
+
+SAMPLES_PER_FRAME = 1280
+SAMPLE_RATE_HZ = 16_000
+IMAGE_SIZE = 32
+
+
+def waveform(codes: npt.NDArray[np.int64], first_frame: int, voice: str) -> npt.NDArray[np.float32]:
+    """A chord of one tone per codebook, `[num_frames * 1280]`. `codes` `[num_frames, 4]` are numbered from 0, and
+    `first_frame` continues the tones of the window before."""
+    base = 110.0 if voice == "Low" else 220.0
+    samples = np.arange(len(codes) * SAMPLES_PER_FRAME) + first_frame * SAMPLES_PER_FRAME
+    hertz = base * 2 ** (np.repeat(codes, SAMPLES_PER_FRAME, axis=0) / 24)
+    tones = np.sin(2 * np.pi * hertz * samples[:, None] / SAMPLE_RATE_HZ)
+    chord: npt.NDArray[np.float32] = (0.2 * tones.mean(axis=1)).astype(np.float32)
+    return chord
+
+
+def render(prompt: bytes) -> npt.NDArray[np.float32]:
+    """An image of random pixels, `[32, 32, 3]` in [0, 1], that depends on `prompt` alone."""
+    seed = int.from_bytes(hashlib.sha256(prompt).digest()[:8], "big")
+    return np.random.default_rng(seed).random((IMAGE_SIZE, IMAGE_SIZE, 3), np.float32)

@@ -1,0 +1,61 @@
+"""The models of the toy families, as they run in the engines."""
+
+from collections.abc import Iterable
+from typing import ClassVar, Literal
+
+import msgspec
+import torch
+from vllm.config import VllmConfig
+from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
+
+from stages.runtime.diffusion_model import DiffusionBatch
+from tests.toy_families.decoding import render, waveform
+from tests.toy_families.speech_only import NUM_CODEBOOKS, WindowInput
+from tests.toy_families.toy import END, FIRST_CODE
+
+
+class ToySpeaker(Qwen2ForCausalLM):
+    """Samples codec tokens and the end token only."""
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
+        logits = super().compute_logits(hidden_states)
+        if logits is not None:
+            logits[:, :END] = float("-inf")
+        return logits
+
+
+class _Decoder(torch.nn.Module):
+    """Without weights."""
+
+    is_pooling_model: ClassVar[Literal[True]] = True
+    is_attention_free: ClassVar[Literal[True]] = True
+    attn_type: ClassVar[str] = "attention_free"
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__()
+
+    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("not how this model is run")
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("not how this model is run")
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        return set()
+
+
+class ToyVocoder(_Decoder):
+    def sample(self, batch: DiffusionBatch) -> list[torch.Tensor]:
+        """Waveforms, float32 `[num_frames * 1280]`."""
+        results = []
+        for tokens, payload in zip(batch.token_ids, batch.inputs, strict=True):
+            window = msgspec.msgpack.decode(payload, type=WindowInput)
+            codes = (tokens - FIRST_CODE).reshape(-1, NUM_CODEBOOKS)
+            results.append(torch.from_numpy(waveform(codes.numpy(), window.first_frame, window.voice)))
+        return results
+
+
+class ToyPainter(_Decoder):
+    def sample(self, batch: DiffusionBatch) -> list[torch.Tensor]:
+        """Images, float32 `[height, width, 3]` in [0, 1]."""
+        return [torch.from_numpy(render(payload)) for payload in batch.inputs]

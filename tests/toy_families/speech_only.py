@@ -1,0 +1,112 @@
+"""Text to speech without text output: a stage that samples four codebooks at 12.5 Hz, and a decoder at 16 kHz."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from omni_server.config.chunk_plan import ChunkPlan
+from omni_server.config.pipeline import EdgeSpec, Pipeline, StageSpec, TokenFrames
+from omni_server.edge import DecoderWindow, Frame
+from omni_server.family import CodecLayout, HfOverrides
+from tests.toy_families.toy import END, ToyFamily, ToyModel, with_architecture
+
+SPEAKER, VOCODER = "ToySpeaker", "ToyVocoder"
+NUM_CODEBOOKS = 4
+SAMPLE_RATE_HZ = 16_000
+SAMPLES_PER_FRAME = 1280  # 12.5 Hz
+FRAMES_PER_BLOCK = 2
+
+
+class WindowInput(msgspec.Struct, frozen=True):
+    """What the decoder is told about a window of frames."""
+
+    voice: str
+    first_frame: int
+
+
+class Windows:
+    """Implements `omni_server.edge.CodecEdge`. The decoder needs no context: windows do not overlap."""
+
+    def __init__(self, plan: ChunkPlan, layout: CodecLayout, *, voice: str, noise_seed: int) -> None:
+        self._ramp = tuple(plan.new_blocks)
+        self._voice = voice
+        self._frames: list[Frame] = []
+        self._first_frame = 0
+        self._num_windows = 0
+
+    def use_ramp(self, new_blocks: Sequence[int]) -> None:
+        self._ramp = tuple(new_blocks)
+
+    def push(self, frames: Sequence[Frame]) -> list[DecoderWindow]:
+        self._frames += frames
+        windows = []
+        while len(self._frames) >= (length := self._next_length()):
+            windows.append(self._cut(length))
+        return windows
+
+    def finish(self) -> list[DecoderWindow]:
+        return [self._cut(len(self._frames))] if self._frames else []
+
+    def _next_length(self) -> int:
+        return FRAMES_PER_BLOCK * self._ramp[min(self._num_windows, len(self._ramp) - 1)]
+
+    def _cut(self, length: int) -> DecoderWindow:
+        frames, self._frames = self._frames[:length], self._frames[length:]
+        window = DecoderWindow(
+            token_ids=tuple(token for frame in frames for token in frame),
+            payload=msgspec.msgpack.encode(WindowInput(self._voice, self._first_frame)),
+            first_sample=self._first_frame * SAMPLES_PER_FRAME,
+            num_samples=length * SAMPLES_PER_FRAME,
+            num_computed=length,
+            is_varied=len(set(frames)) > 1,
+        )
+        self._first_frame += length
+        self._num_windows += 1
+        return window
+
+
+class SpeechModel(ToyModel):
+    voices = ("Low", "High")
+    default_voice = "Low"
+    stop_ids: Mapping[str, tuple[int, ...]] = {"speaker": (END,)}
+    codec = CodecLayout(FRAMES_PER_BLOCK, 1, SAMPLES_PER_FRAME, SAMPLE_RATE_HZ)
+
+
+class SpeechFamily(ToyFamily):
+    pipeline = Pipeline(
+        {"speaker": StageSpec("ar"), "vocoder": StageSpec("diffusion", output="audio")},
+        (
+            EdgeSpec(
+                "speaker",
+                "vocoder",
+                TokenFrames(NUM_CODEBOOKS),
+                "tests.toy_families.speech_only:Windows",
+                ChunkPlan(carry=False, past_blocks=0, new_blocks=(1, 2), future_blocks=0, vocoder_margin_frames=0),
+            ),
+        ),
+    )
+    architectures = (SPEAKER,)
+    engine_modules = ("tests.toy_families.models",)
+
+    def open(self, model_dir: Path) -> SpeechModel:
+        return SpeechModel(model_dir)
+
+    def hf_overrides(self, model_stage: str) -> HfOverrides | None:
+        return vocoder_config if model_stage == "vocoder" else None
+
+    def register(self) -> None:
+        from vllm import ModelRegistry
+
+        from tests.toy_families.models import ToySpeaker, ToyVocoder
+
+        ModelRegistry.register_model(SPEAKER, ToySpeaker)
+        ModelRegistry.register_model(VOCODER, ToyVocoder)
+
+
+def vocoder_config(config: Any) -> Any:
+    return with_architecture(config, VOCODER)
+
+
+FAMILY = SpeechFamily()
