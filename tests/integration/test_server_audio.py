@@ -157,7 +157,7 @@ def test_voices_and_models_are_listed(client: httpx2.Client) -> None:
 def test_commands_of_the_page_work(server: ServerProcess, tmp_path: Path) -> None:
     page = (ROOT / "docs" / "speech.md").read_text()
     commands = re.findall(r"^```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    assert len(commands) == 3
+    assert len(commands) == 2
     (tmp_path / "tests").symlink_to(ROOT / "tests")
     for command in commands:
         script = "set -e\n" + command.replace("http://127.0.0.1:8091", server.url).replace("speaking-demo", MODEL)

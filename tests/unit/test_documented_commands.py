@@ -1,4 +1,4 @@
-"""Every command and program of README.md and docs/ is run by a test, or it is said here why none runs it.
+"""Every command and program of README.md, CONTRIBUTING.md and docs/ is run by a test, or has a reason here.
 
 The flags of commands that no test runs are parsed by the programs themselves.
 """
@@ -20,7 +20,11 @@ from omni_server.cli.main import _build_parser
 from omni_server.demos import DEFAULT_DEMO, DEMOS
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md")),
+]
 
 RUN_BY = {
     "docs/api.md": "tests/integration/test_api_page.py::test_a_command_does_what_the_page_says",
@@ -32,7 +36,9 @@ RUN_BY = {
     "docs/recipes/livekit.md": (
         "tests/integration/consumers/test_livekit.py::test_its_three_services_work_on_the_demo_server"
     ),
-    "docs/recipes/open-webui.md": "tests/integration/consumers/test_open_webui.py::test_the_model_can_be_chosen",
+    "docs/recipes/open-webui.md": (
+        "tests/integration/consumers/test_open_webui.py::test_the_model_can_be_chosen"
+    ),
     "docs/recipes/pipecat.md": (
         "tests/integration/consumers/test_pipecat.py::test_its_three_services_make_a_cascade_on_the_demo_server"
     ),
@@ -61,24 +67,31 @@ SINGLE = {
     ),
 }
 NOT_RUN = {
-    ("README.md", "scripts/setup-env --extra"): "installs packages and runs all tests; CI runs scripts/test",
+    (
+        "CONTRIBUTING.md",
+        "scripts/setup-env --extra",
+    ): "installs packages and runs all tests; CI runs scripts/test",
     ("docs/faq.md", "python3 -m venv env"): "installs 3 GB; tests/unit/test_packaging.py builds the wheel",
-    ("docs/reliability.md", "scripts/make_demo_checkpoint demo"): "measures for minutes what tests/faults asserts",
+    (
+        "docs/reliability.md",
+        "scripts/make_demo_checkpoint demo",
+    ): "measures for minutes what tests/faults asserts",
     ("docs/reliability.md", "scripts/abort_storm demo"): "tests/faults/test_load.py has a shorter storm",
     ("docs/reliability.md", "scripts/soak demo"): "tests/faults/test_load.py has half a minute of it",
     ("docs/reliability.md", "scripts/overload demo"): "tests/faults/test_load.py has ten seconds of it",
     ("docs/reliability.md", "scripts/slow_readers"): "measures what tests/unit/api/test_unsent.py asserts",
 }
-"""Besides these, blocks for Docker and Buildah: the former is missing here, the latter builds an image of 4.5 GB."""
+"""Besides these, blocks for Docker, which is missing in CI, and Buildah, which builds an image of 4.5 GB."""
 
 PROGRAMS_OF_OTHERS = {
-    *("[", "apt-get", "cd", "curl", "export", "git", "mmdebstrap", "open-webui", "pip", "printf", "python3", "source")
+    *("[", "apt-get", "cd", "curl", "export", "git", "mmdebstrap", "open-webui", "pip"),
+    *("printf", "python3", "source"),
 }
 DOCKER_VALUES = {
-    *("--build-arg", "--cap-drop", "--cpus", "--entrypoint", "--env", "--env-file", "--file", "--gpus", "--ipc"),
-    *("--memory", "--mount", "--name", "--network", "--platform", "--profile", "--publish", "--restart", "--secret"),
-    *("--security-opt", "--shm-size", "--tag", "--target", "--tmpfs", "--user", "--volume"),
-    *("-e", "-f", "-p", "-t", "-u", "-v"),
+    *("--build-arg", "--cap-drop", "--cpus", "--entrypoint", "--env", "--env-file", "--file", "--gpus"),
+    *("--ipc", "--memory", "--mount", "--name", "--network", "--platform", "--profile", "--publish"),
+    *("--restart", "--secret", "--security-opt", "--shm-size", "--tag", "--target", "--tmpfs", "--user"),
+    *("--volume", "-e", "-f", "-p", "-t", "-u", "-v"),
 }
 """Flags of Docker that take a value."""
 
@@ -94,7 +107,9 @@ def blocks(page: str) -> list[str]:
 
 
 def shell_blocks(page: str) -> list[str]:
-    found = re.finditer(r"^```(?:bash|sh|console)\n(.*?)^```$", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
+    found = re.finditer(
+        r"^```(?:bash|sh|console)\n(.*?)^```$", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE
+    )
     return [match[1] for match in found]
 
 
@@ -130,7 +145,9 @@ def test_each_command_is_accounted_for_once(page: str) -> None:
         if block in shell_blocks(page) and needs_containers(block):
             continue
         owners = [
-            owner for (where, start), owner in (SINGLE | NOT_RUN).items() if where == page and block.startswith(start)
+            owner
+            for (where, start), owner in (SINGLE | NOT_RUN).items()
+            if where == page and block.startswith(start)
         ]
         owners += [RUN_BY[page]] if page in RUN_BY else []
         assert len(owners) == 1, block
@@ -150,7 +167,9 @@ def test_no_account_is_of_a_command_that_is_gone() -> None:
 def test_the_tests_that_are_named_exist(owner: str) -> None:
     file, name = owner.split("::")
     tree = ast.parse((ROOT / file).read_text())
-    assert name in {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    assert name in {
+        node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
 
 
 class _ParsedError(Exception):
@@ -158,14 +177,17 @@ class _ParsedError(Exception):
 
 
 def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the program that `words` names parse the others. Fails, or raises SystemExit, if it does not take them."""
+    """Let the program `words[0]` parse the other words. Fails, or raises SystemExit, if it refuses them."""
     program, arguments = words[0], words[1:]
     if program.rpartition("/")[2] == "omni-server":
         _, unknown = _build_parser().parse_known_args(arguments)
         assert not unknown, words
     elif program == "scripts/serve":
         flags = [word for word in arguments if word not in ("--cpu", "--cuda")]
-        parse(["omni-server", "serve", *(flags if flags and flags[0][0] != "-" else ["MODEL", *flags])], monkeypatch)
+        parse(
+            ["omni-server", "serve", *(flags if flags and flags[0][0] != "-" else ["MODEL", *flags])],
+            monkeypatch,
+        )
     elif program == "docker":
         parse_docker(arguments, monkeypatch)
     elif program == "buildah":
@@ -187,7 +209,9 @@ def parse_script(script: Path, arguments: list[str], monkeypatch: pytest.MonkeyP
         return
     parse_args = argparse.ArgumentParser.parse_args
 
-    def parse_only(self: argparse.ArgumentParser, args: list[str] | None = None, namespace: None = None) -> None:
+    def parse_only(
+        self: argparse.ArgumentParser, args: list[str] | None = None, namespace: None = None
+    ) -> None:
         parse_args(self, args, namespace)
         raise _ParsedError
 
@@ -202,7 +226,7 @@ def parse_script(script: Path, arguments: list[str], monkeypatch: pytest.MonkeyP
 
 
 def parse_docker(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What goes to the server in an image of this project, and what goes to its Dockerfile or compose file."""
+    """Parse what Docker passes to the server in our image, to the Dockerfile or to the compose file."""
     command, arguments = words[0], words[1:]
     values: dict[str, list[str]] = {}
     while arguments and arguments[0].startswith("-"):
@@ -230,8 +254,10 @@ def test_commands_have_flags_that_their_programs_take(page: str, monkeypatch: py
                 parse(command, monkeypatch)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/faq.md"])
-def test_commands_in_sentences_have_flags_that_their_programs_take(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/faq.md"])
+def test_commands_in_sentences_have_flags_that_their_programs_take(
+    page: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = re.sub(r"^```.*?^```$", "", (ROOT / page).read_text(), flags=re.DOTALL | re.MULTILINE)
     for span in re.findall(r"`((?:\.venv/bin/)?omni-server \w[^`]*|scripts/\w+ [^`]*)`", text):
         if "--help" not in span:
@@ -290,7 +316,9 @@ def test_commands_about_configs_work(tmp_path: Path) -> None:
     """All but `omni-server serve` and `check` of a MODEL, which the pages leave open."""
     program = tmp_path / ".venv" / "bin" / "omni-server"
     program.parent.mkdir(parents=True)
-    program.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -m omni_server.cli.main "$@"\n')
+    program.write_text(
+        f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -m omni_server.cli.main "$@"\n'
+    )
     program.chmod(0o755)
     lines = [
         line
