@@ -23,12 +23,11 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.utils import EngineHandshakeMetadata, EngineZmqAddresses
 from vllm.v1.executor import Executor
 
-from omni_server.engine.daemon_thread import in_daemon_thread
+from omni_server.engine.cancellation import in_daemon_thread, uninterrupted
 from omni_server.engine.engine_main import run_engine
 from omni_server.engine.engine_processes import EngineProcesses
 from omni_server.engine.fork_server import start_process
 from omni_server.engine.progress import StartProgress
-from omni_server.engine.uninterrupted import uninterrupted
 from omni_server.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -76,7 +75,8 @@ async def build_engine(
     timeout_s: float,
     progress: StartProgress,
 ) -> BuiltEngine[EngineT]:
-    """The engine of stage `name`. `environment` is its process's whole environment, `folder` takes its sockets.
+    """The engine of stage `name`. `environment` is its process's whole environment, `folder` takes its
+    sockets.
 
     Nothing of it is left after an error. Raises `ConfigError`.
     """
@@ -95,8 +95,8 @@ async def build_engine(
 
 
 class _Building(Generic[EngineT]):
-    """Blocking calls run in threads that are left to themselves when the engine is given up; what they come to make is
-    ended by them."""
+    """Blocking calls run in threads that are left to themselves when the engine is given up; what they come
+    to make is ended by them."""
 
     def __init__(
         self,
@@ -118,7 +118,9 @@ class _Building(Generic[EngineT]):
     async def run(self) -> BuiltEngine[EngineT]:
         try:
             config = await in_daemon_thread(self._arguments.create_engine_config)
-            processes = self._processes = EngineProcesses(await in_daemon_thread(partial(self._start, config)))
+            processes = self._processes = EngineProcesses(
+                await in_daemon_thread(partial(self._start, config))
+            )
             # Both look at the model's files and take a second: at the same time.
             make_client = partial(self._make_client, config, self._listeners())
             self._client = asyncio.create_task(in_daemon_thread(make_client))
@@ -145,9 +147,12 @@ class _Building(Generic[EngineT]):
         return self._process
 
     def _listeners(self) -> tuple[ZmqListener, ZmqListener]:
-        """For the client's sockets. When it comes to open them, its engine may have been given up and the folder may be
-        gone; vLLM would leave a socket behind that it cannot bind, and with it a context that never ends."""
-        return make_zmq_listener(self._sockets.input, zmq.ROUTER), make_zmq_listener(self._sockets.output, zmq.PULL)
+        """For the client's sockets. When it comes to open them, its engine may have been given up and the
+        folder may be gone; vLLM would leave a socket behind that it cannot bind, and with it a context that
+        never ends."""
+        return make_zmq_listener(self._sockets.input, zmq.ROUTER), make_zmq_listener(
+            self._sockets.output, zmq.PULL
+        )
 
     def _make_client(self, config: VllmConfig, listeners: tuple[ZmqListener, ZmqListener]) -> EngineT:
         """Returns when the engine has greeted it."""
@@ -188,7 +193,9 @@ class _Building(Generic[EngineT]):
 
         Raises `RuntimeError` if its process ends before.
         """
-        metadata = EngineHandshakeMetadata(EngineZmqAddresses([self._sockets.input], [self._sockets.output]), {})
+        metadata = EngineHandshakeMetadata(
+            EngineZmqAddresses([self._sockets.input], [self._sockets.output]), {}
+        )
         with zmq.asyncio.Context() as context, context.socket(zmq.ROUTER) as socket:
             socket.linger = 0
             socket.bind(self._sockets.handshake)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from omni_server.engine.shared_leftovers import mapped_by, remove
+from omni_server.engine.process_files import remove_shared_files, shared_files_of
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +24,8 @@ _POLL_S = 0.02
 
 
 class EngineProcesses:
-    """vLLM's engine core, a child of this process, and what the core has started: the workers of several ranks.
+    """vLLM's engine core, a child of this process, and what the core has started: the workers of several
+    ranks.
 
     Linux only: it reads /proc.
     """
@@ -75,8 +76,8 @@ class EngineProcesses:
     def kill(self) -> None:
         """SIGKILL to all that are still there, which ends stopped ones, too.
 
-        They are stopped first and looked at again, so that nothing is missed of what they have made since: an engine
-        that is being built makes most of it then."""
+        They are stopped first and looked at again, so that nothing is missed of what they have made since: an
+        engine that is being built makes most of it then."""
         self._send(signal.SIGSTOP)
         self._look_for_workers()
         self._send(signal.SIGSTOP)
@@ -96,11 +97,11 @@ class EngineProcesses:
 
     def remove_leftovers(self) -> None:
         """What they had in shared memory for themselves. All must have ended."""
-        remove(self._shared_files)
+        remove_shared_files(self._shared_files)
 
     def close(self) -> None:
-        """Lets go of the file descriptors by which the core was watched. All must have ended, and nobody may ask for
-        the core again."""
+        """Lets go of the file descriptors by which the core was watched. All must have ended, and nobody may
+        ask for the core again."""
         self._core.close()
 
     def _look_for_workers(self) -> None:
@@ -114,7 +115,7 @@ class EngineProcesses:
 
     def _look_for_shared_files(self) -> None:
         try:
-            self._shared_files |= mapped_by(self._running()) - mapped_by([os.getpid()])
+            self._shared_files |= shared_files_of(self._running()) - shared_files_of([os.getpid()])
         except OSError as error:  # an engine can be ended without that
             logger.warning("it is not known what process %d has in shared memory: %s", self.core_pid, error)
 
@@ -124,7 +125,8 @@ class EngineProcesses:
                 os.kill(pid, what)
 
     def _running(self) -> list[int]:
-        """Of the core and the workers, without zombies. A number may be another process's by now: it started later."""
+        """Of the core and the workers, without zombies. A number may be another process's by now: it started
+        later."""
         return [pid for pid, started in self._started.items() if _start_time(pid) == started]
 
 

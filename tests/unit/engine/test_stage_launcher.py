@@ -14,9 +14,9 @@ from omni_server.engine import stage_launcher
 from omni_server.engine.construction import BuiltEngine
 from omni_server.engine.engine_processes import EngineProcesses
 from omni_server.engine.mps import MpsDaemon
+from omni_server.engine.process_files import TempFolder
 from omni_server.engine.progress import StartProgress
 from omni_server.engine.stage_launcher import StageLauncher
-from omni_server.engine.temp_folder import TempFolder
 from omni_server.family import ModelFamily
 
 CONFIG = load_stage_config(find_shipped_config("qwen2_5_omni.demo-cpu"))
@@ -60,7 +60,9 @@ async def test_engines_share_the_cores_while_they_load_and_vllm_may_reduce_them_
     assert environments[0]["OMP_NUM_THREADS"] == str(max(1, available_cpu_count() // len(CONFIG.stages)))
     assert environments[0][OMP_NUM_THREADS_SET_BY_VLLM] == "1"
     assert environments[0]["TMPDIR"] == str(tmp_path)
-    assert not os.environ.keys() & {"OMP_NUM_THREADS", OMP_NUM_THREADS_SET_BY_VLLM}, "the server goes on as it was"
+    assert not os.environ.keys() & {"OMP_NUM_THREADS", OMP_NUM_THREADS_SET_BY_VLLM}, (
+        "the server goes on as it was"
+    )
 
 
 async def test_threads_that_the_operator_has_set_stay(
@@ -72,6 +74,8 @@ async def test_threads_that_the_operator_has_set_stay(
     assert OMP_NUM_THREADS_SET_BY_VLLM not in environments[0]
 
 
-async def test_engines_are_clients_of_the_servers_mps(environments: list[dict[str, str]], tmp_path: Path) -> None:
+async def test_engines_are_clients_of_the_servers_mps(
+    environments: list[dict[str, str]], tmp_path: Path
+) -> None:
     await build(tmp_path, SimpleNamespace(variables=lambda: {"CUDA_MPS_PIPE_DIRECTORY": "/pipes"}))
     assert environments[0]["CUDA_MPS_PIPE_DIRECTORY"] == "/pipes"
