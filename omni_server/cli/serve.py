@@ -30,7 +30,7 @@ from omni_server.config.stage_config import StageConfig
 from omni_server.demos import DEFAULT_DEMO, DEMOS
 from omni_server.engine import fork_server
 from omni_server.engine.environment import set_engine_environment
-from omni_server.engine.progress import LONGEST_SILENCE_S
+from omni_server.engine.start_progress import LONGEST_SILENCE_S
 from omni_server.errors import ConfigError
 from omni_server.family import load_family
 from omni_server.generation import Generator

@@ -18,7 +18,7 @@ from omni_server.errors import InvalidRequestError
 from omni_server.family import ThinkerPrompt
 from omni_server.protocol.feeds import AddressedFeed
 from omni_server.protocol.rows import SharedBlock
-from omni_server.protocol.token_blocks import TOKENS_PER_OUTPUT_KEY
+from omni_server.protocol.vllm_fields import TOKENS_PER_OUTPUT_KEY
 from omni_server.transport.block_ledger import BlockLedger
 
 _MAX_CAUSE = 300

@@ -27,7 +27,7 @@ from omni_server.engine.cancellation import in_daemon_thread, uninterrupted
 from omni_server.engine.engine_main import run_engine
 from omni_server.engine.engine_processes import EngineProcesses
 from omni_server.engine.fork_server import start_process
-from omni_server.engine.progress import StartProgress
+from omni_server.engine.start_progress import StartProgress
 from omni_server.errors import ConfigError
 
 logger = logging.getLogger(__name__)

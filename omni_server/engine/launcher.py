@@ -20,9 +20,9 @@ from omni_server.engine.diffusion_client import DiffusionStageClient
 from omni_server.engine.environment import compiles
 from omni_server.engine.mps import MpsDaemon, start_mps
 from omni_server.engine.process_files import TempFolder, check_cache_folder, sweep_dead_folders
-from omni_server.engine.progress import StartProgress
 from omni_server.engine.queue_layout import queue_layout
 from omni_server.engine.stage_launcher import StageLauncher
+from omni_server.engine.start_progress import StartProgress
 from omni_server.family import FamilyModel, ModelFamily
 from omni_server.protocol.rows import SharedBlock
 from omni_server.transport.block_ledger import BlockLedger

@@ -18,7 +18,7 @@ from omni_server.engine.diffusion_args import diffusion_engine_args
 from omni_server.engine.give_way import give_way_specs
 from omni_server.engine.mps import MpsDaemon
 from omni_server.engine.process_files import TempFolder
-from omni_server.engine.progress import StartProgress
+from omni_server.engine.start_progress import StartProgress
 from omni_server.family import ModelFamily
 from omni_server.protocol.runtime_config import QueueSpec, StageRuntimeConfig
 from omni_server.transport.slab_queue import SlabQueue

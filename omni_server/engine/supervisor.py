@@ -19,9 +19,9 @@ from omni_server.engine.cancellation import uninterrupted
 from omni_server.engine.construction import BuiltEngine
 from omni_server.engine.engine_processes import EngineProcesses
 from omni_server.engine.launcher import AnyStageClient, Engines
-from omni_server.engine.progress import StartProgress
 from omni_server.engine.stage_client import FRONTEND_TIMEOUT_S, KILL_TIMEOUT_S, StageClient, close_frontend
 from omni_server.engine.stage_launcher import StageLauncher
+from omni_server.engine.start_progress import StartProgress
 from omni_server.errors import ConfigError
 
 logger = logging.getLogger(__name__)

@@ -32,9 +32,13 @@ from omni_server.family import ThinkerPrompt
 from omni_server.metrics.stage_metrics import ArStageMetrics
 from omni_server.protocol.corruption import Corruption, encode_corruption
 from omni_server.protocol.feeds import AddressedFeed
-from omni_server.protocol.grammar_refusal import GRAMMAR_ALLOWS_NOTHING, GRAMMAR_TOO_SLOW, GRAMMARS_BUSY
 from omni_server.protocol.rows import RowsFeed
-from omni_server.protocol.token_blocks import TOKENS_PER_OUTPUT_KEY
+from omni_server.protocol.vllm_fields import (
+    GRAMMAR_ALLOWS_NOTHING,
+    GRAMMAR_TOO_SLOW,
+    GRAMMARS_BUSY,
+    TOKENS_PER_OUTPUT_KEY,
+)
 
 
 class FakeTokenizer:

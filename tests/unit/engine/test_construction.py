@@ -21,7 +21,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from omni_server.engine import construction
 from omni_server.engine.construction import BuiltEngine, build_engine
 from omni_server.engine.process_files import shared_files_of
-from omni_server.engine.progress import StartProgress
+from omni_server.engine.start_progress import StartProgress
 from omni_server.errors import ConfigError
 from tests.unit.engine import fake_engine
 

@@ -15,8 +15,8 @@ from omni_server.engine.construction import BuiltEngine
 from omni_server.engine.engine_processes import EngineProcesses
 from omni_server.engine.mps import MpsDaemon
 from omni_server.engine.process_files import TempFolder
-from omni_server.engine.progress import StartProgress
 from omni_server.engine.stage_launcher import StageLauncher
+from omni_server.engine.start_progress import StartProgress
 from omni_server.family import ModelFamily
 
 CONFIG = load_stage_config(find_shipped_config("qwen2_5_omni.demo-cpu"))
