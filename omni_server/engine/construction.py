@@ -25,7 +25,7 @@ from vllm.v1.executor import Executor
 
 from omni_server.engine.cancellation import in_daemon_thread, uninterrupted
 from omni_server.engine.engine_main import run_engine
-from omni_server.engine.engine_processes import EngineProcesses
+from omni_server.engine.engine_processes import KILL_TIMEOUT_S, EngineProcesses
 from omni_server.engine.fork_server import start_process
 from omni_server.engine.start_progress import StartProgress
 from omni_server.errors import ConfigError
@@ -33,23 +33,24 @@ from omni_server.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 EngineT = TypeVar("EngineT", bound=AsyncLLM)
-
-KILL_TIMEOUT_S = 20.0
-"""For the processes of an engine that is given up to end after SIGKILL."""
+EngineT_co = TypeVar("EngineT_co", bound=AsyncLLM, covariant=True)
 
 CONNECT_TIMEOUT_S = 5
-"""To a socket that is there already."""
+"""For connecting to a socket that exists."""
 
 _IDENTITY = (0).to_bytes(2, "little")
-"""vLLM's name for the first data-parallel rank on its sockets; a stage has one."""
+"""vLLM's name for the first data-parallel rank on its sockets; a stage has one rank."""
 
 
 @dataclass(frozen=True)
-class BuiltEngine(Generic[EngineT]):
+class BuiltEngine(Generic[EngineT_co]):
     """An engine that is ready."""
 
-    client: EngineT
+    client: EngineT_co
     processes: EngineProcesses
+
+
+AnyBuiltEngine = BuiltEngine[AsyncLLM]
 
 
 @dataclass(frozen=True)
@@ -95,8 +96,8 @@ async def build_engine(
 
 
 class _Building(Generic[EngineT]):
-    """Blocking calls run in threads that are left to themselves when the engine is given up; what they come
-    to make is ended by them."""
+    """Runs blocking calls in threads, which are left to themselves when the engine is given up; each ends
+    what it makes after that."""
 
     def __init__(
         self,
@@ -147,15 +148,15 @@ class _Building(Generic[EngineT]):
         return self._process
 
     def _listeners(self) -> tuple[ZmqListener, ZmqListener]:
-        """For the client's sockets. When it comes to open them, its engine may have been given up and the
-        folder may be gone; vLLM would leave a socket behind that it cannot bind, and with it a context that
+        """The client's sockets, bound. vLLM would bind them later, when the engine may have been given up and
+        the folder may be gone; it leaves a socket behind that it cannot bind, and with it a context that
         never ends."""
         return make_zmq_listener(self._sockets.input, zmq.ROUTER), make_zmq_listener(
             self._sockets.output, zmq.PULL
         )
 
     def _make_client(self, config: VllmConfig, listeners: tuple[ZmqListener, ZmqListener]) -> EngineT:
-        """Returns when the engine has greeted it."""
+        """vLLM's client; its constructor returns when the engine has greeted it."""
         inputs, outputs = listeners
         try:
             client = self._client_class(
@@ -189,7 +190,8 @@ class _Building(Generic[EngineT]):
         return self._client.result()
 
     async def _handshake(self, processes: EngineProcesses) -> None:
-        """vLLM's: an engine says HELLO, learns the addresses of its client, and says READY when it is.
+        """vLLM's handshake: an engine says HELLO, learns the addresses of its client, and says READY when it
+        is.
 
         Raises `RuntimeError` if its process ends before.
         """
@@ -247,7 +249,8 @@ class _Building(Generic[EngineT]):
                 await in_daemon_thread(self._client.result().shutdown)
 
     def _greet(self, connected: Callable[[], object]) -> None:
-        """In place of the engine that is gone: vLLM's constructor waits for it, and cannot be interrupted."""
+        """Greet the client in place of the engine that is gone: its constructor waits for that, and cannot be
+        interrupted."""
         with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
             socket.linger = 0
             socket.identity = _IDENTITY

@@ -133,9 +133,12 @@ def start_process(run: Callable[..., None], *arguments: object) -> BaseProcess:
 
 @atexit.register
 def _kill_engines() -> None:
-    """Those of a program that ends without closing its `Omni`. multiprocessing would wait for them, and they
-    wait for this process; its own function for the end is registered earlier, so it runs later. It would wait
-    without end for one that does not end after SIGKILL, because a device does not answer."""
+    """End the engines of a program that ends without closing its `Omni`.
+
+    multiprocessing would wait for them while they wait for this process. Its own function for the end was
+    registered earlier, so it runs later; it would wait without end for an engine that does not end after
+    SIGKILL because a device does not answer.
+    """
     engines = [child for child in multiprocessing.active_children() if child.name == ENGINE_NAME]
     for engine in engines:
         engine.kill()
@@ -144,8 +147,9 @@ def _kill_engines() -> None:
         engine.join(max(0.0, deadline - time.monotonic()))
         if engine.is_alive():
             vars(multiprocessing.process)["_children"].discard(engine)
-    if _forked is not None and _forked.pid != vars(forkserver._forkserver)["_forkserver_pid"]:  # type: ignore[attr-defined]
-        _forked.folder.remove()  # it was killed, and another took its place
+    running = vars(forkserver._forkserver)["_forkserver_pid"]  # type: ignore[attr-defined]
+    if _forked is not None and _forked.pid != running:  # it was killed, and another took its place
+        _forked.folder.remove()
 
 
 def _serve(listener: socket.socket, is_alive: int, folder: TempFolder) -> None:
@@ -161,7 +165,7 @@ def _serve(listener: socket.socket, is_alive: int, folder: TempFolder) -> None:
 @contextlib.contextmanager
 def _no_garbage_collection() -> Iterator[None]:
     """Imports make millions of objects that stay; to look through them again and again takes two of eight
-    seconds. Later collections leave them alone, so that their pages stay shared with engines, too."""
+    seconds. Later collections leave these objects alone, so that their pages stay shared with the engines."""
     gc.disable()
     try:
         yield

@@ -1,8 +1,8 @@
 """NVIDIA's Multi-Process Service, for stages that share a GPU.
 
-Without it the GPU gives each engine's process the whole chip for a slice of time: the talker's small kernels keep the
-thinker waiting, and the other way round. With it kernels of all engines run side by side. The service is a daemon of
-the CUDA driver; each server runs one of its own, which ends with it.
+Without it the GPU gives each engine's process the whole chip for a slice of time: the small kernels of one
+stage keep the others waiting. With it kernels of all engines run side by side. The service is a daemon of the
+CUDA driver; each server runs its own, which ends with it.
 """
 
 import ctypes
@@ -40,7 +40,7 @@ class MpsDaemon:
         self.directory = directory
 
     def variables(self) -> Mapping[str, str]:
-        """Environment of its clients."""
+        """Environment variables for its clients."""
         return {PIPE_VARIABLE: str(self.directory), LOG_VARIABLE: str(self.directory)}
 
     def stop(self) -> None:
@@ -58,9 +58,10 @@ class MpsDaemon:
 def start_mps(config: StageConfig) -> MpsDaemon | None:
     """The daemon if `config` wants one and it can run here.
 
-    `mps: auto` wants it where stages share a device, and goes on without it where the driver does not bring it or it
-    does not start. A service that the operator runs (CUDA_MPS_PIPE_DIRECTORY is set) is used instead of an own one.
-    Raises `ConfigError` if `mps: on` cannot be fulfilled. To be called from the main thread: the daemon ends with it.
+    `mps: auto` wants it if stages share a device, and goes on without it if the driver does not bring it or
+    it does not start. A service that the operator runs (CUDA_MPS_PIPE_DIRECTORY is set) is used instead.
+    Raises `ConfigError` if `mps: on` cannot be fulfilled. To be called from the main thread: the daemon ends
+    with that thread.
     """
     if config.mps == "off" or config.platform != "cuda" or PIPE_VARIABLE in os.environ:
         return None
@@ -90,13 +91,15 @@ def start_mps(config: StageConfig) -> MpsDaemon | None:
         return daemon
     daemon.stop()
     if config.mps == "on":
-        raise ConfigError(f"mps is on, but {CONTROL} did not start; without it stages take turns on the GPU (mps: off)")
+        raise ConfigError(
+            f"mps is on, but {CONTROL} did not start; without it stages take turns on the GPU (mps: off)"
+        )
     logger.warning("%s did not start; the stages take turns on the GPU", CONTROL)
     return None
 
 
 def _sweep_dead_directories() -> None:
-    """What servers that were killed have left."""
+    """Remove what servers that were killed have left."""
     for path in Path(tempfile.gettempdir()).glob(f"{DIRECTORY_PREFIX}*"):
         owner = path.name.removeprefix(DIRECTORY_PREFIX).split("-")[0]
         if not Path(f"/proc/{owner}").exists():

@@ -123,8 +123,8 @@ class TempFolder:
             _check_room(self.path)
         except OSError as error:
             raise ConfigError(
-                f"an engine's temporary files cannot be written to {self.path.parent} ({error.strerror}): make room "
-                "there, or set TMPDIR to a folder that can be written"
+                f"an engine's temporary files cannot be written to {self.path.parent} ({error.strerror}): "
+                "make room there, or set TMPDIR to a folder that can be written"
             ) from error
 
     def variables(self) -> Mapping[str, str]:
@@ -175,8 +175,8 @@ def _make_locked() -> tuple[Path, int | None]:
             os.close(lock)  # the sweep came between the two steps
     except OSError as error:
         raise ConfigError(
-            f"no folder for the engines' sockets can be made in {parent} ({error.strerror}): make room there, or set "
-            "TMPDIR to a folder that can be written"
+            f"no folder for the engines' sockets can be made in {parent} ({error.strerror}): "
+            "make room there, or set TMPDIR to a folder that can be written"
         ) from error
 
 

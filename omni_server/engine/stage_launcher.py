@@ -93,7 +93,7 @@ class StageLauncher:
         if isinstance(built.client, StageAsyncLLM):
             edge = next((e for e in config.edges if e.source == name), None)
             if edge is not None:
-                built.client.row_queue = self._queues.get((edge.source, edge.target))
+                built.client.output_processor.row_queue = self._queues.get((edge.source, edge.target))
         progress.is_ready(name)
         return built
 

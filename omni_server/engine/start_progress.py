@@ -1,4 +1,5 @@
-"""What the user is told while engines start: each stage's phases, with the time since the stage began."""
+"""What the user reads while engines start: each stage's phases, with the time since the stage began to
+start."""
 
 import asyncio
 import logging
@@ -13,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 MAX_REPORT_BYTES = 4096
 LONGEST_SILENCE_S = 2.5
-"""Whoever watches a start reads a line at least this often."""
+"""A user who watches a start reads a line at least this often."""
 
 
 class StartProgress:
@@ -64,7 +65,7 @@ class StartProgress:
         del self._began[stage]
 
     def last_phase(self, stage: str) -> str | None:
-        """What the stage has reported last, or None if it has not come so far."""
+        """What the stage has reported last, or None if it has not reported yet."""
         self._read()
         phase = self._phases.get(stage)
         return None if phase is None else phase.value

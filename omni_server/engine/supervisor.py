@@ -1,4 +1,4 @@
-"""Keeps the stages up: what an engine leaves that died or hangs is cleared away, and another one is
+"""Keeps the stages up: when an engine dies or hangs, what it leaves is cleared away and another one is
 started."""
 
 import asyncio
@@ -10,16 +10,13 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from vllm.v1.engine.async_llm import AsyncLLM
-from vllm.v1.engine.exceptions import EngineDeadError
-
 from omni_server.config.stage_config import SupervisionConfig
-from omni_server.engine.async_engine import StageAsyncLLM
+from omni_server.engine.async_engine import close_frontend, silence_death_reports
 from omni_server.engine.cancellation import uninterrupted
-from omni_server.engine.construction import BuiltEngine
-from omni_server.engine.engine_processes import EngineProcesses
+from omni_server.engine.construction import AnyBuiltEngine
+from omni_server.engine.engine_processes import KILL_TIMEOUT_S, EngineProcesses
 from omni_server.engine.launcher import AnyStageClient, Engines
-from omni_server.engine.stage_client import FRONTEND_TIMEOUT_S, KILL_TIMEOUT_S, StageClient, close_frontend
+from omni_server.engine.stage_client import StageClient
 from omni_server.engine.stage_launcher import StageLauncher
 from omni_server.engine.start_progress import StartProgress
 from omni_server.errors import ConfigError
@@ -36,11 +33,6 @@ HEALTH_INTERVAL_S = 2.0
 _LONGEST_TICK_S = 1.0
 """No more than this between two looks counts as the engine's silence: this process itself may have been
 stopped."""
-
-
-def _is_news(record: logging.LogRecord) -> bool:
-    """vLLM's side of an engine reports its death with a traceback that tells no more than our one line."""
-    return record.exc_info is None or not isinstance(record.exc_info[1], EngineDeadError)
 
 
 def _settle_heap() -> None:
@@ -65,20 +57,20 @@ class Supervisor:
         """The stage that will not be started again; then the server must end."""
 
     def start(self) -> None:
-        """All stages are up."""
-        logging.getLogger(AsyncLLM.__module__).addFilter(_is_news)
+        """To be called when all stages are up."""
+        silence_death_reports()
         for client in self._engines.clients():
             logger.info("stage '%s' runs in process %d", client.name, client.processes.core_pid)
             self._tasks.append(asyncio.create_task(self._supervise(client), name=f"watch {client.name}"))
 
     @property
     def num_restarts(self) -> Mapping[str, int]:
-        """Of each stage, how often it was begun to start it again."""
+        """By stage, the restarts that were begun, successful or not."""
         return {name: restarts.count for name, restarts in self._restarts.items()}
 
     async def stop(self) -> None:
-        """Nothing is watched any more; an engine that is being built is given up. Takes no longer than
-        clearing up after a dead engine does. Harmless when not started."""
+        """Stop watching, and give up an engine that is being built. Takes no longer than to clear up after a
+        dead engine. Harmless if not started."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -113,28 +105,18 @@ class Supervisor:
         logger.error("stage '%s' is down: %s", client.name, reason)
         await uninterrupted(self._end(client.name, built, processes))  # not half of it
 
-    async def _end(
-        self,
-        name: str,
-        built: BuiltEngine[StageAsyncLLM] | BuiltEngine[AsyncLLM] | None,
-        processes: EngineProcesses,
-    ) -> None:
+    async def _end(self, name: str, built: AnyBuiltEngine | None, processes: EngineProcesses) -> None:
         processes.kill()
         if not await asyncio.to_thread(processes.wait, KILL_TIMEOUT_S):
             raise RuntimeError(f"processes of stage '{name}' do not end after SIGKILL")
-        if built is not None:
-            closing = asyncio.create_task(close_frontend(built.client))
-            await asyncio.wait([closing], timeout=FRONTEND_TIMEOUT_S)
-            if closing.done():
-                await closing
-            else:
-                logger.warning("stage '%s': threads of its dead engine still work in the server", name)
+        if built is not None and not await close_frontend(built.client):
+            logger.warning("stage '%s': threads of its dead engine still work in the server", name)
         processes.remove_leftovers()
         num_blocks = self._engines.end_blocks_of(name)
         logger.debug("stage '%s': %d blocks of its queues were ended in its place", name, num_blocks)
 
     async def _restart(self, name: str) -> None:
-        """Tries again and again. Raises `CrashLoopError`."""
+        """Tries until an engine is up. Raises `CrashLoopError`."""
         restarts = self._restarts[name]
         while True:
             await asyncio.sleep(restarts.next_delay_s())
@@ -151,7 +133,7 @@ class CrashLoopError(Exception):
 
 
 class Restarts:
-    """Of one stage."""
+    """Counts the restarts of one stage, and says when the next one may begin."""
 
     def __init__(
         self, stage: str, policy: SupervisionConfig, clock: Callable[[], float] = time.monotonic
@@ -164,15 +146,15 @@ class Restarts:
         """Restarts that were begun, successful or not."""
 
     def next_delay_s(self) -> float:
-        """The stage is to be restarted: seconds to wait before. Raises `CrashLoopError` where it may not
-        be."""
+        """Count a restart, and return the seconds to wait before it. Raises `CrashLoopError` if the policy
+        allows no more."""
         policy, now = self._policy, self._clock()
         while self._recent and now - self._recent[0] > policy.restart_window_s:
             self._recent.popleft()
         if len(self._recent) >= policy.max_restarts:
             raise CrashLoopError(
-                f"stage '{self._stage}' has died {len(self._recent) + 1} times within {policy.restart_window_s:g} s, "
-                f"and supervision.max_restarts is {policy.max_restarts}"
+                f"stage '{self._stage}' has died {len(self._recent) + 1} times "
+                f"within {policy.restart_window_s:g} s, and supervision.max_restarts is {policy.max_restarts}"
             )
         self._recent.append(now)
         self.count += 1
@@ -186,11 +168,11 @@ async def until_down(
     hang_timeout_s: float | None,
     clock: Callable[[], float] = time.monotonic,
 ) -> str:
-    """Returns when the engine has died, has failed, or has not answered for `hang_timeout_s`: in words,
-    which.
+    """Returns when the engine has died, has failed, or has not answered for `hang_timeout_s`, and says which,
+    in words.
 
-    The call that it has to answer goes through the main loop of its engine core, between two steps, and to
-    all of its workers. So a step that never ends is noticed as much as a process that is stopped.
+    Health checks are answered by the main loop of the engine core, between two steps, and by all of its
+    workers. So a step that never ends is noticed as well as a process that is stopped.
     """
     health: asyncio.Task[None] | None = None
     silent_s = 0.0

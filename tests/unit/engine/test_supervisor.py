@@ -103,8 +103,9 @@ class Processes:
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    async def close_frontend(engine: AsyncLLM) -> None:
+    async def close_frontend(engine: AsyncLLM) -> bool:
         world.events.append("frontend closed")
+        return True
 
     world = World()
     monkeypatch.setattr(supervisor, "POLL_S", 0.001)
