@@ -1,12 +1,8 @@
-"""What an engine reports while it starts: one datagram at each step, to whoever listens in the server."""
+"""What an engine reports to the server while it starts: one datagram per phase."""
 
-import contextlib
 import enum
-import socket
 
 import msgspec
-
-from omni_server.protocol.local_socket import socket_address
 
 
 class Phase(enum.Enum):
@@ -39,26 +35,10 @@ class PhaseReport(msgspec.Struct, frozen=True):
     """What follows the phase in the line that the user reads."""
 
 
+def encode_report(report: PhaseReport) -> bytes:
+    return msgspec.json.encode(report)
+
+
 def decode_report(data: bytes) -> PhaseReport:
     """Raises `ValueError` if `data` is not a report."""
     return msgspec.json.decode(data, type=PhaseReport)
-
-
-class ProgressReporter:
-    """The engine's end, made in its worker. Without a `spec` (an engine that nobody watches) it sends
-    nothing."""
-
-    def __init__(self, spec: ProgressSpec | None) -> None:
-        self._spec = spec
-
-    def report(self, phase: Phase, detail: str = "") -> None:
-        """Never blocks and never fails: a start does not depend on being watched."""
-        if self._spec is None:
-            return
-        message = msgspec.json.encode(PhaseReport(self._spec.stage, phase, detail))
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-            sender.setblocking(False)
-            # If the server has stopped listening, or does not keep up, the next report tells more than this
-            # one.
-            with contextlib.suppress(OSError):
-                sender.sendto(message, socket_address(self._spec.socket))

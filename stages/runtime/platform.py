@@ -14,7 +14,7 @@ from omni_server.protocol.device_memory import slack_bytes
 from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
 from omni_server.protocol.parent_watch import end_with_parent
 from omni_server.protocol.runtime_config import StageRuntimeConfig
-from omni_server.protocol.start_report import Phase, ProgressReporter, ProgressSpec
+from omni_server.protocol.start_report import Phase, ProgressSpec
 from stages.runtime.memory import (
     GRAPH_BYTES,
     MemoryBudget,
@@ -26,6 +26,7 @@ from stages.runtime.memory import (
     start_measuring,
     torch_limit,
 )
+from stages.runtime.progress import ProgressReporter
 
 MPS_PRIORITY_VARIABLE = "CUDA_MPS_CLIENT_PRIORITY"
 MPS_BELOW_NORMAL = "1"

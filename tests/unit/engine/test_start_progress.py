@@ -9,7 +9,8 @@ import pytest
 
 from omni_server.engine.start_progress import StartProgress
 from omni_server.protocol.local_socket import socket_address
-from omni_server.protocol.start_report import Phase, ProgressReporter, ProgressSpec
+from omni_server.protocol.start_report import Phase, ProgressSpec
+from stages.runtime.progress import ProgressReporter
 
 
 def untimed(lines: list[str]) -> list[str]:
