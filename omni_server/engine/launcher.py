@@ -100,10 +100,10 @@ class Engines:
                 queue.close()
             self.queues.clear()
             self.ledgers.clear()
-            if self.temp is not None:
-                self.temp.remove()
             if self.mps is not None:
                 await asyncio.to_thread(self.mps.stop)
+            if self.temp is not None:
+                self.temp.remove()
 
 
 async def start_engines(
@@ -131,7 +131,7 @@ async def start_engines(
                 queue = engines.queues[edge.source, edge.target] = _make_queue(config, edge, model)
                 engines.ledgers[edge.source, edge.target] = BlockLedger(queue)
         engines.temp = TempFolder()
-        engines.mps = start_mps(config)
+        engines.mps = start_mps(config, engines.temp.path)
         fork_server.start(family)
         launcher = StageLauncher(
             model_dir,

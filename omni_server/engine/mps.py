@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -25,7 +24,6 @@ logger = logging.getLogger(__name__)
 PIPE_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
 LOG_VARIABLE = "CUDA_MPS_LOG_DIRECTORY"
 CONTROL = "nvidia-cuda-mps-control"
-DIRECTORY_PREFIX = "omni-server-mps-"
 START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 10.0
 _PR_SET_PDEATHSIG = 1
@@ -33,7 +31,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class MpsDaemon:
-    """A running control daemon. `stop` ends it and removes its files."""
+    """A running control daemon."""
 
     def __init__(self, process: subprocess.Popen[bytes], directory: Path) -> None:
         self._process = process
@@ -44,7 +42,7 @@ class MpsDaemon:
         return {PIPE_VARIABLE: str(self.directory), LOG_VARIABLE: str(self.directory)}
 
     def stop(self) -> None:
-        """Its clients should have ended. Harmless when it has ended by itself."""
+        """End it and remove its files. Its clients should have ended. Harmless if it has ended by itself."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             try:
@@ -55,8 +53,8 @@ class MpsDaemon:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def start_mps(config: StageConfig) -> MpsDaemon | None:
-    """The daemon if `config` wants one and it can run here.
+def start_mps(config: StageConfig, folder: Path) -> MpsDaemon | None:
+    """The daemon if `config` wants one and it can run here. Its files are in `folder`, the server's own.
 
     `mps: auto` wants it if stages share a device, and goes on without it if the driver does not bring it or
     it does not start. A service that the operator runs (CUDA_MPS_PIPE_DIRECTORY is set) is used instead.
@@ -72,8 +70,8 @@ def start_mps(config: StageConfig) -> MpsDaemon | None:
         if config.mps == "on":
             raise ConfigError(f"mps is on, but {CONTROL} is not installed; it comes with NVIDIA's driver")
         return None
-    _sweep_dead_directories()
-    directory = Path(tempfile.mkdtemp(prefix=f"{DIRECTORY_PREFIX}{os.getpid()}-"))
+    directory = folder / "mps"
+    directory.mkdir()
     process = subprocess.Popen(
         [CONTROL, "-f"],
         env=os.environ | {PIPE_VARIABLE: str(directory), LOG_VARIABLE: str(directory)},
@@ -96,14 +94,6 @@ def start_mps(config: StageConfig) -> MpsDaemon | None:
         )
     logger.warning("%s did not start; the stages take turns on the GPU", CONTROL)
     return None
-
-
-def _sweep_dead_directories() -> None:
-    """Remove what servers that were killed have left."""
-    for path in Path(tempfile.gettempdir()).glob(f"{DIRECTORY_PREFIX}*"):
-        owner = path.name.removeprefix(DIRECTORY_PREFIX).split("-")[0]
-        if not Path(f"/proc/{owner}").exists():
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def _end_with_parent() -> None:
