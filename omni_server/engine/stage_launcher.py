@@ -46,6 +46,9 @@ class StageLauncher:
         self._mps = mps
         self._load_format = load_format
         self._ways = give_way_specs(config)
+        # On CPUs vLLM sets variables in this process whenever it makes an engine's config. All engines get the same
+        # environment, those of a restart too.
+        self._variables = dict(os.environ)
 
     async def build(self, name: str, progress: StartProgress) -> BuiltEngine[StageAsyncLLM] | BuiltEngine[AsyncLLM]:
         """The stage's engine, ready; with a `StageAsyncLLM` for an autoregressive stage. Raises `ConfigError`."""
@@ -99,10 +102,10 @@ class StageLauncher:
 
     def _environment(self) -> dict[str, str]:
         """Of an engine's process: which part of the machine it may use, and where it puts its temporary files."""
-        variables = dict(os.environ) | dict(self._temp.variables())
+        variables = self._variables | dict(self._temp.variables())
         if self._mps is not None:
             variables |= self._mps.variables()
-        if "OMP_NUM_THREADS" not in os.environ:
+        if "OMP_NUM_THREADS" not in self._variables:
             # An engine loads weights on its part of the cores and serves on one thread. vLLM does the same where it
             # starts the process; it counts the engines of one model only.
             variables["OMP_NUM_THREADS"] = str(startup_omp_num_threads(len(self._config.stages)))
