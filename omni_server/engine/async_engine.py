@@ -190,8 +190,7 @@ async def wake(engine: AsyncLLM, timeout_s: float) -> None:
 
 
 async def close_frontend(engine: AsyncLLM) -> bool:
-    """Let go of what vLLM holds in this process for an engine whose processes are gone: tasks, threads,
-    sockets.
+    """Let go of what vLLM holds in this process for an engine that is gone: tasks, threads, sockets.
 
     False if that takes longer than `CLOSE_TIMEOUT_S`; it then goes on by itself. vLLM waits for the thread in
     which it warms up its preprocessing of media.

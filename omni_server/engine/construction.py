@@ -76,8 +76,7 @@ async def build_engine(
     timeout_s: float,
     progress: StartProgress,
 ) -> BuiltEngine[EngineT]:
-    """The engine of stage `name`. `environment` is its process's whole environment, `folder` takes its
-    sockets.
+    """The engine of stage `name`. `environment` is all of its process's, `folder` takes its sockets.
 
     Nothing of it is left after an error. Raises `ConfigError`.
     """
@@ -96,8 +95,11 @@ async def build_engine(
 
 
 class _Building(Generic[EngineT]):
-    """Runs blocking calls in threads, which are left to themselves when the engine is given up; each ends
-    what it makes after that."""
+    """One engine being built.
+
+    Blocking calls run in threads. When the engine is given up, these are left to themselves, and end what
+    they make after that.
+    """
 
     def __init__(
         self,
@@ -190,8 +192,7 @@ class _Building(Generic[EngineT]):
         return self._client.result()
 
     async def _handshake(self, processes: EngineProcesses) -> None:
-        """vLLM's handshake: an engine says HELLO, learns the addresses of its client, and says READY when it
-        is.
+        """vLLM's handshake: an engine says HELLO, learns the addresses of its client, loads, and says READY.
 
         Raises `RuntimeError` if its process ends before.
         """

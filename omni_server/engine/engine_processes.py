@@ -29,8 +29,7 @@ _POLL_S = 0.02
 
 
 class EngineProcesses:
-    """vLLM's engine core, a child of this process, and the workers of several ranks that the core has
-    started.
+    """vLLM's engine core, a child of this process, and the workers that it has started for several ranks.
 
     Linux only: it reads /proc.
     """

@@ -1,5 +1,4 @@
-"""The process that engines are forked from: it has imported vLLM, has touched no device and runs no second
-thread.
+"""The process that engines are forked from: it has imported vLLM, used no device, and has one thread.
 
 Importing vLLM takes seconds of a core. A forked engine starts without them, after a crash too, and shares the
 memory of what was imported. Python's own fork server (`multiprocessing.forkserver`) does the work; this

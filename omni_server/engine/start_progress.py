@@ -18,11 +18,9 @@ LONGEST_SILENCE_S = 2.5
 
 
 class StartProgress:
-    """Listens to the engines while it is entered (inside a running event loop) and hands on one line at each
-    step.
+    """Listens to the engines while it is entered, in a running event loop, and hands on a line per phase.
 
-    Engines report by datagram. Nobody waits for a report: an engine that dies or says nothing holds nothing
-    up.
+    Engines report by datagram. No report is waited for: an engine that dies or is silent holds nothing up.
     """
 
     def __init__(self, on_line: Callable[[str], None]) -> None:

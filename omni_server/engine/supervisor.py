@@ -160,8 +160,7 @@ async def until_down(
     hang_timeout_s: float | None,
     clock: Callable[[], float] = time.monotonic,
 ) -> str:
-    """Returns when the engine has died, has failed, or has not answered for `hang_timeout_s`, and says which,
-    in words.
+    """Returns, in words, how the engine went down: it died, failed, or did not answer for `hang_timeout_s`.
 
     Health checks are answered by the main loop of the engine core, between two steps, and by all of its
     workers. So a step that never ends is noticed as well as a process that is stopped.
