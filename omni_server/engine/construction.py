@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import zmq
@@ -128,9 +128,9 @@ class _Building(Generic[EngineT]):
             make_client = partial(self._make_client, config, self._listeners())
             self._client = asyncio.create_task(in_daemon_thread(make_client))
             await self._handshake(processes)
-            client = await self._made_client(processes)
+            await _unless_ended(processes, self._client)
             processes.look_again()
-            return BuiltEngine(client, processes)
+            return BuiltEngine(self._client.result(), processes)
         except BaseException:
             await uninterrupted(self._give_up())
             raise
@@ -181,16 +181,6 @@ class _Building(Generic[EngineT]):
             client.shutdown()
         return client
 
-    async def _made_client(self, processes: EngineProcesses) -> EngineT:
-        """Raises `RuntimeError` if the engine ends before it has greeted its client."""
-        assert self._client is not None
-        ended = asyncio.create_task(processes.until_ended())
-        await asyncio.wait((self._client, ended), return_when=asyncio.FIRST_COMPLETED)
-        ended.cancel()
-        if not self._client.done():
-            raise RuntimeError(f"{processes.why_ended()}; the lines above say why")
-        return self._client.result()
-
     async def _handshake(self, processes: EngineProcesses) -> None:
         """vLLM's handshake: an engine says HELLO, learns the addresses of its client, loads, and says READY.
 
@@ -209,19 +199,14 @@ class _Building(Generic[EngineT]):
     async def _message(self, socket: zmq.asyncio.Socket, processes: EngineProcesses, expected: str) -> None:
         assert self._client is not None
         message = asyncio.ensure_future(socket.recv_multipart())
-        ended = asyncio.create_task(processes.until_ended())
         try:
-            await asyncio.wait((message, ended, self._client), return_when=asyncio.FIRST_COMPLETED)
+            await _unless_ended(processes, message, self._client)
             if self._client.done():
-                self._client.result()  # it fails where the model's files do not suit it
-                await asyncio.wait((message, ended), return_when=asyncio.FIRST_COMPLETED)
-            has_come = message.done()
+                self._client.result()  # raises if the model's files do not suit it
+                await _unless_ended(processes, message)
+            _, body = message.result()
         finally:
             message.cancel()  # does nothing to one that is done
-            ended.cancel()
-        if not has_come:
-            raise RuntimeError(f"{processes.why_ended()}; the lines above say why")
-        _, body = message.result()
         status = msgspec.msgpack.decode(body)["status"]
         if status != expected:
             raise RuntimeError(f"its engine said {status} where {expected} was due")
@@ -262,3 +247,14 @@ class _Building(Generic[EngineT]):
             connected()
             socket.send(b"")
             self._has_client.wait()
+
+
+async def _unless_ended(processes: EngineProcesses, *waited: asyncio.Future[Any]) -> None:
+    """Returns when one of `waited` is done. Raises `RuntimeError` if the engine ends before."""
+    ended = asyncio.create_task(processes.until_ended())
+    try:
+        await asyncio.wait((*waited, ended), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        ended.cancel()
+    if not any(future.done() for future in waited):
+        raise RuntimeError(f"{processes.why_ended()}; the lines above say why")
