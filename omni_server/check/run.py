@@ -26,6 +26,7 @@ from omni_server.engine.queue_layout import queue_layout
 from omni_server.errors import ConfigError
 from omni_server.family import FamilyModel, ModelFamily, StageFootprint, load_family
 from omni_server.model_folder import HubUnreachableError, has_gpu, resolve_model_folder
+from omni_server.transport.slab_queue import refuse_unordered_machine
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,11 @@ def _check_shared_memory(config: StageConfig, model: FamilyModel, report: Report
     report.shared_memory_needed = needed = sum(queue_layout(config, edge, model).num_bytes for edge in edges)
     if not is_here:
         return
+    if edges:
+        try:
+            refuse_unordered_machine()
+        except ConfigError as error:
+            report.error("shared memory", str(error))
     report.shared_memory_free = free = shared_memory_free()
     if needed > free:
         report.error(

@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import contextlib
-import gc
 import logging
 import threading
 import time
@@ -30,7 +29,7 @@ from omni_server.config.stage_config import StageConfig
 from omni_server.demos import DEFAULT_DEMO, DEMOS
 from omni_server.engine import fork_server
 from omni_server.engine.environment import set_engine_environment
-from omni_server.engine.progress import LONGEST_SILENCE_S
+from omni_server.engine.start_progress import LONGEST_SILENCE_S
 from omni_server.errors import ConfigError
 from omni_server.family import load_family, servable_architectures
 from omni_server.generation import Generator
@@ -219,7 +218,6 @@ def _run(
             await omni.stop()
 
     def on_ready(address: str) -> None:
-        _freeze_heap()
         out(ready_message(address, started[0].model_info))
         if options.api.api_keys:
             out("This server needs a key: add -H 'Authorization: Bearer YOUR_KEY' to the command.\n")
@@ -332,13 +330,6 @@ def _options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Se
             docs=not options.disable_fastapi_docs,
         ),
     )
-
-
-def _freeze_heap() -> None:
-    """What the start has made, torch and vLLM above all, lives as long as the process: the garbage collector need not
-    look at it again, which halts every stream for a third of a second."""
-    gc.collect()
-    gc.freeze()
 
 
 def _root_path(text: str) -> str:

@@ -9,16 +9,16 @@ from vllm.exceptions import VLLMClientError, VLLMValidationError
 from vllm.inputs.engine import tokens_input
 
 from omni_server.engine.ar_stream import ArStream
-from omni_server.engine.async_engine import RowSink, StageAsyncLLM
+from omni_server.engine.async_engine import RowSink, StageAsyncLLM, abort, stage_errors
 from omni_server.engine.construction import BuiltEngine
-from omni_server.engine.logprobs import TokenTable
 from omni_server.engine.prompt_rendering import PromptRenderer, RenderedPrompt
-from omni_server.engine.stage_client import StageClient, abort, stage_errors
+from omni_server.engine.stage_client import StageClient
+from omni_server.engine.token_table import TokenTable
 from omni_server.errors import InvalidRequestError
 from omni_server.family import Prompt
 from omni_server.protocol.feeds import AddressedFeed
 from omni_server.protocol.rows import SharedBlock
-from omni_server.protocol.token_blocks import TOKENS_PER_OUTPUT_KEY
+from omni_server.protocol.vllm_fields import TOKENS_PER_OUTPUT_KEY
 from omni_server.transport.block_ledger import BlockLedger
 
 _MAX_CAUSE = 300
@@ -37,7 +37,7 @@ class ArStageClient(StageClient[StageAsyncLLM]):
         input_ledger: BlockLedger | None = None,
     ) -> None:
         """The ledgers are those of the queues that the stage writes rows to and reads rows from."""
-        self.metrics = built.client.stage_metrics
+        self.metrics = built.client.output_processor.stage_metrics
         self._output_ledger = output_ledger
         self._input_ledger = input_ledger
         self._tokens: TokenTable | None = None
@@ -45,8 +45,8 @@ class ArStageClient(StageClient[StageAsyncLLM]):
 
     def attach(self, built: BuiltEngine[StageAsyncLLM]) -> None:
         engine = built.client
-        engine.stage_metrics = self.metrics  # counters go on
-        engine.row_ledger = self._output_ledger
+        engine.output_processor.stage_metrics = self.metrics  # counters go on
+        engine.output_processor.row_ledger = self._output_ledger
         self.max_model_len: int = engine.model_config.max_model_len
         super().attach(built)
 

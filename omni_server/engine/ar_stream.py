@@ -7,13 +7,12 @@ from vllm import SamplingParams
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
-from omni_server.engine.async_engine import StageAsyncLLM
-from omni_server.engine.logprobs import TokenTable
-from omni_server.engine.stage_client import abort, stage_errors
+from omni_server.engine.async_engine import StageAsyncLLM, abort, stage_errors
+from omni_server.engine.token_table import TokenTable
 from omni_server.errors import CorruptDataError, InvalidRequestError, OverloadedError, StageError
 from omni_server.metrics.stage_metrics import RequestMeter
 from omni_server.protocol.corruption import Corruption, decode_corruption
-from omni_server.protocol.grammar_refusal import GRAMMAR_ALLOWS_NOTHING, GRAMMAR_TOO_SLOW, GRAMMARS_BUSY
+from omni_server.protocol.vllm_fields import GRAMMAR_ALLOWS_NOTHING, GRAMMAR_TOO_SLOW, GRAMMARS_BUSY
 from omni_server.types import FinishReason, SampledToken
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"

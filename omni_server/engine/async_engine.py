@@ -1,17 +1,23 @@
-"""vLLM's `AsyncLLM` for our stages: rows that come beside tokens are taken off before vLLM sees the output."""
+"""vLLM's client of an engine, as our stages use it: rows that come with tokens are taken off before vLLM sees
+the output, engine errors become ours, and what a dead engine leaves in this process is let go of."""
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
+import zmq
 from vllm import SamplingParams
 from vllm.inputs import EngineInput
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput, RequestOutputCollector
 from vllm.v1.metrics.stats import SchedulerStats
 
+from omni_server.errors import StageDeadError, StageError
 from omni_server.metrics.stage_metrics import ArStageMetrics
 from omni_server.protocol.feeds import FEEDS_KEY, FEEDS_REQUEST_ID, AddressedFeed, encode_feeds
 from omni_server.protocol.rows import RowsPayload, SharedBlock, decode_payload
@@ -20,20 +26,37 @@ from omni_server.transport.slab_queue import SlabQueue
 
 RowSink = Callable[[RowsPayload], None]
 
+CLOSE_TIMEOUT_S = 30.0
+"""For `close_frontend`."""
+
 
 class RowOutputProcessor(OutputProcessor):
-    """Splits the payloads of rows off the outputs of generating requests.
+    """Takes the payloads of rows off the outputs of generating requests, before vLLM sees them.
 
     vLLM takes an output with a pooling result for a pooling request's and does not detokenise it.
     """
 
-    row_sinks: dict[str, RowSink]
-    row_queue: SlabQueue | None
-    row_ledger: BlockLedger | None
-    stage_metrics: ArStageMetrics
+    def __init__(self, made: OutputProcessor) -> None:
+        """Configured as `made`, which vLLM has just made for an engine without requests."""
+        super().__init__(
+            made.tokenizer,
+            log_stats=made.log_stats,
+            stream_interval=made.stream_interval,
+            tracing_enabled=made.tracing_enabled,
+            admission_stats=made.admission_stats,
+        )
+        self.row_sinks: dict[str, RowSink] = {}
+        """By the id given to `add_request`."""
+        self.row_queue: SlabQueue | None = None
+        """That the stage writes its rows to; None if it has none."""
+        self.row_ledger: BlockLedger | None = None
+        """Of `row_queue`."""
+        self.stage_metrics = ArStageMetrics()
+        """Filled from what the engine reports."""
 
     def update_scheduler_stats(self, scheduler_stats: SchedulerStats | None) -> None:
-        """What the stage's scheduler reports from time to time (`stages.runtime.load_report`)."""
+        """Takes note of what the stage's scheduler reports from time to time
+        (`stages.runtime.load_report`)."""
         if scheduler_stats is not None:
             self.stage_metrics.reported(
                 num_running=scheduler_stats.num_running_reqs,
@@ -74,39 +97,29 @@ class RowOutputProcessor(OutputProcessor):
 
 
 class StageAsyncLLM(AsyncLLM):
-    """`row_sinks` maps the id given to `add_request` to whoever takes the rows; set it before that call."""
+    """vLLM's client of an engine, for stages that may send rows beside tokens."""
 
-    row_queue: SlabQueue | None = None
-    row_ledger: BlockLedger | None = None
+    output_processor: RowOutputProcessor
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.stage_metrics = ArStageMetrics()
-        """Filled from what the engine reports."""
+        """As `AsyncLLM`'s. Must not be called in a running event loop: vLLM would begin to read outputs
+        then."""
         super().__init__(*args, **kwargs)
-
-    def _run_output_handler(self) -> None:
-        # AsyncLLM makes its output processor itself and has no hook for its class; this method runs before
-        # the first output and is the last moment to change it.
-        processor = self.output_processor
-        if not isinstance(processor, RowOutputProcessor):
-            processor.__class__ = RowOutputProcessor
-            processor.row_sinks = {}
-            processor.row_queue = self.row_queue
-            processor.row_ledger = self.row_ledger
-            processor.stage_metrics = self.stage_metrics
-        super()._run_output_handler()
+        # AsyncLLM makes its output processor itself and lets nobody choose the class. What it has made has no
+        # request yet, and nobody but this object knows of it.
+        assert self.output_handler is None
+        self.output_processor = RowOutputProcessor(self.output_processor)
 
     @property
     def row_sinks(self) -> dict[str, RowSink]:
-        self._run_output_handler()
-        assert isinstance(self.output_processor, RowOutputProcessor)
+        """Who takes the rows of a request, by the id given to `add_request`; to be set before that call."""
         return self.output_processor.row_sinks
 
     async def add_structured_request(
         self, request_id: str, engine_input: EngineInput, params: SamplingParams
     ) -> RequestOutputCollector:
-        """`add_request` for `params` with a grammar. vLLM compiles it for a check, which can take seconds, and of a
-        rendered prompt does so on the event loop; here it happens in a thread."""
+        """`add_request` for `params` with a grammar. vLLM compiles it for a check, which can take seconds,
+        and of a rendered prompt does so on the event loop; here it happens in a thread."""
         tasks = await self.get_supported_tasks()
         request = await asyncio.to_thread(
             self.input_processor.process_inputs, request_id, engine_input, params, supported_tasks=tasks
@@ -116,8 +129,9 @@ class StageAsyncLLM(AsyncLLM):
     async def send_feeds(self, feeds: Sequence[AddressedFeed]) -> None:
         """Send rows to running requests.
 
-        They travel as one of vLLM's ADD messages, so that they cannot overtake a request that was added before; our
-        scheduler takes them out. The message is with the socket before this first waits for anything.
+        They travel as one of vLLM's ADD messages, so that they cannot overtake a request that was added
+        before; our scheduler takes them out. The message is with the socket before this first waits for
+        anything.
         """
         await self.engine_core.add_request_async(
             EngineCoreRequest(
@@ -132,3 +146,69 @@ class StageAsyncLLM(AsyncLLM):
                 data_parallel_rank=None,
             )
         )
+
+
+def silence_death_reports() -> None:
+    """vLLM's client reports the death of its engine with a traceback that tells no more than our one line."""
+    logging.getLogger(AsyncLLM.__module__).addFilter(_is_no_death_report)
+
+
+def _is_no_death_report(record: logging.LogRecord) -> bool:
+    return record.exc_info is None or not isinstance(record.exc_info[1], EngineDeadError)
+
+
+@contextmanager
+def stage_errors(stage: str) -> Iterator[None]:
+    """Raises vLLM's engine errors as ours: `StageDeadError` or `StageError`."""
+    try:
+        yield
+    except EngineDeadError as exc:
+        raise StageDeadError(stage, "its engine process has died") from exc
+    except EngineGenerateError as exc:
+        raise StageError(stage, f"generation failed: {exc.__cause__ or exc}") from exc
+
+
+async def abort(engine: AsyncLLM, request_id: str, *, internal: bool = True) -> None:
+    """Stop one request, by the engine's id or (not `internal`) the caller's; a dead engine holds nothing any
+    more."""
+    if engine.errored:
+        return
+    try:
+        await engine.abort(request_id, internal=internal)
+    except EngineDeadError:
+        return
+
+
+async def wake(engine: AsyncLLM, timeout_s: float) -> None:
+    """Send the engine a message without a meaning, so that it notices a SIGTERM.
+
+    SIGTERM ends an engine by interrupting its main thread, which waits for input. If the kernel gives the
+    signal to another thread (seen with CUDA), the main thread notices it with the next message only.
+    """
+    with suppress(EngineDeadError, zmq.ZMQError, TimeoutError):  # it has ended meanwhile
+        await asyncio.wait_for(engine.engine_core.abort_requests_async([""]), timeout_s)
+
+
+async def close_frontend(engine: AsyncLLM) -> bool:
+    """Let go of what vLLM holds in this process for an engine that is gone: tasks, threads, sockets.
+
+    False if that takes longer than `CLOSE_TIMEOUT_S`; it then goes on by itself. vLLM waits for the thread in
+    which it warms up its preprocessing of media.
+    """
+    closing = asyncio.create_task(_close_frontend(engine))
+    await asyncio.wait([closing], timeout=CLOSE_TIMEOUT_S)
+    if closing.done():
+        await closing
+    return closing.done()
+
+
+async def _close_frontend(engine: AsyncLLM) -> None:
+    if engine.output_handler is not None:  # after it, no message of the engine is read any more
+        engine.output_handler.cancel()
+        await asyncio.wait([engine.output_handler])
+    await asyncio.to_thread(engine.shutdown)
+    # The sockets are closed in a callback, which has been scheduled. Their context would only be ended with
+    # the last reference to it, whenever the garbage collector comes.
+    await asyncio.sleep(0)
+    context: zmq.Context[zmq.Socket[bytes]] = engine.engine_core.resources.ctx  # type: ignore[attr-defined]
+    await asyncio.to_thread(context.destroy, 0)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import zmq
@@ -23,34 +23,34 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.utils import EngineHandshakeMetadata, EngineZmqAddresses
 from vllm.v1.executor import Executor
 
-from omni_server.engine.daemon_thread import in_daemon_thread
+from omni_server.engine.cancellation import in_daemon_thread, uninterrupted
 from omni_server.engine.engine_main import run_engine
-from omni_server.engine.engine_processes import EngineProcesses
+from omni_server.engine.engine_processes import KILL_TIMEOUT_S, EngineProcesses
 from omni_server.engine.fork_server import start_process
-from omni_server.engine.progress import StartProgress
-from omni_server.engine.uninterrupted import uninterrupted
+from omni_server.engine.start_progress import StartProgress
 from omni_server.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
 EngineT = TypeVar("EngineT", bound=AsyncLLM)
-
-KILL_TIMEOUT_S = 20.0
-"""For the processes of an engine that is given up to end after SIGKILL."""
+EngineT_co = TypeVar("EngineT_co", bound=AsyncLLM, covariant=True)
 
 CONNECT_TIMEOUT_S = 5
-"""To a socket that is there already."""
+"""For connecting to a socket that exists."""
 
 _IDENTITY = (0).to_bytes(2, "little")
-"""vLLM's name for the first data-parallel rank on its sockets; a stage has one."""
+"""vLLM's name for the first data-parallel rank on its sockets; a stage has one rank."""
 
 
 @dataclass(frozen=True)
-class BuiltEngine(Generic[EngineT]):
+class BuiltEngine(Generic[EngineT_co]):
     """An engine that is ready."""
 
-    client: EngineT
+    client: EngineT_co
     processes: EngineProcesses
+
+
+AnyBuiltEngine = BuiltEngine[AsyncLLM]
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ async def build_engine(
     timeout_s: float,
     progress: StartProgress,
 ) -> BuiltEngine[EngineT]:
-    """The engine of stage `name`. `environment` is its process's whole environment, `folder` takes its sockets.
+    """The engine of stage `name`. `environment` is all of its process's, `folder` takes its sockets.
 
     Nothing of it is left after an error. Raises `ConfigError`.
     """
@@ -95,8 +95,11 @@ async def build_engine(
 
 
 class _Building(Generic[EngineT]):
-    """Blocking calls run in threads that are left to themselves when the engine is given up; what they come to make is
-    ended by them."""
+    """One engine being built.
+
+    Blocking calls run in threads. When the engine is given up, these are left to themselves, and end what
+    they make after that.
+    """
 
     def __init__(
         self,
@@ -118,14 +121,16 @@ class _Building(Generic[EngineT]):
     async def run(self) -> BuiltEngine[EngineT]:
         try:
             config = await in_daemon_thread(self._arguments.create_engine_config)
-            processes = self._processes = EngineProcesses(await in_daemon_thread(partial(self._start, config)))
+            processes = self._processes = EngineProcesses(
+                await in_daemon_thread(partial(self._start, config))
+            )
             # Both look at the model's files and take a second: at the same time.
             make_client = partial(self._make_client, config, self._listeners())
             self._client = asyncio.create_task(in_daemon_thread(make_client))
             await self._handshake(processes)
-            client = await self._made_client(processes)
+            await _unless_ended(processes, self._client)
             processes.look_again()
-            return BuiltEngine(client, processes)
+            return BuiltEngine(self._client.result(), processes)
         except BaseException:
             await uninterrupted(self._give_up())
             raise
@@ -145,12 +150,15 @@ class _Building(Generic[EngineT]):
         return self._process
 
     def _listeners(self) -> tuple[ZmqListener, ZmqListener]:
-        """For the client's sockets. When it comes to open them, its engine may have been given up and the folder may be
-        gone; vLLM would leave a socket behind that it cannot bind, and with it a context that never ends."""
-        return make_zmq_listener(self._sockets.input, zmq.ROUTER), make_zmq_listener(self._sockets.output, zmq.PULL)
+        """The client's sockets, bound. vLLM would bind them later, when the engine may have been given up and
+        the folder may be gone; it leaves a socket behind that it cannot bind, and with it a context that
+        never ends."""
+        return make_zmq_listener(self._sockets.input, zmq.ROUTER), make_zmq_listener(
+            self._sockets.output, zmq.PULL
+        )
 
     def _make_client(self, config: VllmConfig, listeners: tuple[ZmqListener, ZmqListener]) -> EngineT:
-        """Returns when the engine has greeted it."""
+        """vLLM's client; its constructor returns when the engine has greeted it."""
         inputs, outputs = listeners
         try:
             client = self._client_class(
@@ -173,22 +181,14 @@ class _Building(Generic[EngineT]):
             client.shutdown()
         return client
 
-    async def _made_client(self, processes: EngineProcesses) -> EngineT:
-        """Raises `RuntimeError` if the engine ends before it has greeted its client."""
-        assert self._client is not None
-        ended = asyncio.create_task(processes.until_ended())
-        await asyncio.wait((self._client, ended), return_when=asyncio.FIRST_COMPLETED)
-        ended.cancel()
-        if not self._client.done():
-            raise RuntimeError(f"{processes.why_ended()}; the lines above say why")
-        return self._client.result()
-
     async def _handshake(self, processes: EngineProcesses) -> None:
-        """vLLM's: an engine says HELLO, learns the addresses of its client, and says READY when it is.
+        """vLLM's handshake: an engine says HELLO, learns the addresses of its client, loads, and says READY.
 
         Raises `RuntimeError` if its process ends before.
         """
-        metadata = EngineHandshakeMetadata(EngineZmqAddresses([self._sockets.input], [self._sockets.output]), {})
+        metadata = EngineHandshakeMetadata(
+            EngineZmqAddresses([self._sockets.input], [self._sockets.output]), {}
+        )
         with zmq.asyncio.Context() as context, context.socket(zmq.ROUTER) as socket:
             socket.linger = 0
             socket.bind(self._sockets.handshake)
@@ -199,19 +199,14 @@ class _Building(Generic[EngineT]):
     async def _message(self, socket: zmq.asyncio.Socket, processes: EngineProcesses, expected: str) -> None:
         assert self._client is not None
         message = asyncio.ensure_future(socket.recv_multipart())
-        ended = asyncio.create_task(processes.until_ended())
         try:
-            await asyncio.wait((message, ended, self._client), return_when=asyncio.FIRST_COMPLETED)
+            await _unless_ended(processes, message, self._client)
             if self._client.done():
-                self._client.result()  # it fails where the model's files do not suit it
-                await asyncio.wait((message, ended), return_when=asyncio.FIRST_COMPLETED)
-            has_come = message.done()
+                self._client.result()  # raises if the model's files do not suit it
+                await _unless_ended(processes, message)
+            _, body = message.result()
         finally:
             message.cancel()  # does nothing to one that is done
-            ended.cancel()
-        if not has_come:
-            raise RuntimeError(f"{processes.why_ended()}; the lines above say why")
-        _, body = message.result()
         status = msgspec.msgpack.decode(body)["status"]
         if status != expected:
             raise RuntimeError(f"its engine said {status} where {expected} was due")
@@ -240,7 +235,8 @@ class _Building(Generic[EngineT]):
                 await in_daemon_thread(self._client.result().shutdown)
 
     def _greet(self, connected: Callable[[], object]) -> None:
-        """In place of the engine that is gone: vLLM's constructor waits for it, and cannot be interrupted."""
+        """Greet the client in place of the engine that is gone: its constructor waits for that, and cannot be
+        interrupted."""
         with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
             socket.linger = 0
             socket.identity = _IDENTITY
@@ -251,3 +247,14 @@ class _Building(Generic[EngineT]):
             connected()
             socket.send(b"")
             self._has_client.wait()
+
+
+async def _unless_ended(processes: EngineProcesses, *waited: asyncio.Future[Any]) -> None:
+    """Returns when one of `waited` is done. Raises `RuntimeError` if the engine ends before."""
+    ended = asyncio.create_task(processes.until_ended())
+    try:
+        await asyncio.wait((*waited, ended), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        ended.cancel()
+    if not any(future.done() for future in waited):
+        raise RuntimeError(f"{processes.why_ended()}; the lines above say why")

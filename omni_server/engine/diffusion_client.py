@@ -7,7 +7,8 @@ from vllm.inputs.engine import tokens_input
 from vllm.outputs import PoolingRequestOutput
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from omni_server.engine.stage_client import StageClient, abort, stage_errors
+from omni_server.engine.async_engine import abort, stage_errors
+from omni_server.engine.stage_client import StageClient
 from omni_server.protocol.diffusion import INPUT_KEY, STREAMS_KEY
 from omni_server.transport.result import decode_result
 

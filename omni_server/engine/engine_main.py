@@ -23,7 +23,8 @@ def run_engine(environment: Mapping[str, str], arguments: Mapping[str, Any]) -> 
     set_process_title(ENGINE_NAME)  # by means of the environment that it was started with
     watch_parent()
     warnings.simplefilter("ignore", FutureWarning)  # of libraries about each other
-    gc.freeze()  # what the fork server has imported stays shared: the collector would write to each of its pages
+    # What the fork server has imported stays shared: the collector would write to each of its pages.
+    gc.freeze()
     gc.enable()
     os.environ.clear()
     os.environ.update(environment)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from omni_server.engine.shared_leftovers import mapped_by, remove
+from omni_server.engine.process_files import remove_shared_files, shared_files_of
 
 logger = logging.getLogger(__name__)
 
@@ -18,13 +18,18 @@ _RESOURCE_TRACKER = "multiprocessing.resource_tracker"
 """Python's cleaner of semaphores and shared memory: it ends by itself, after its work."""
 
 _UNKNOWN_EXIT_CODE = 255
-"""What multiprocessing says of a forked process when the fork server, which would know, has ended."""
+"""multiprocessing's exit code of a forked process when the fork server, which would know the real one, has
+ended."""
+
+KILL_TIMEOUT_S = 20.0
+"""For the processes of an engine to disappear after SIGKILL. One that waits for a device that does not answer
+may not."""
 
 _POLL_S = 0.02
 
 
 class EngineProcesses:
-    """vLLM's engine core, a child of this process, and what the core has started: the workers of several ranks.
+    """vLLM's engine core, a child of this process, and the workers that it has started for several ranks.
 
     Linux only: it reads /proc.
     """
@@ -41,11 +46,11 @@ class EngineProcesses:
 
     @property
     def has_ended(self) -> bool:
-        """The engine core has; its workers may still be about to."""
+        """Whether the engine core has ended; its workers may still be about to."""
         return not self._core.is_alive()
 
     def why_ended(self) -> str:
-        """Of a core that has ended, in words."""
+        """In words, for a core that has ended."""
         code = self._core.exitcode
         if code is None:
             return "its engine has failed"
@@ -58,7 +63,8 @@ class EngineProcesses:
         return f"its engine process was killed (signal {-code})"
 
     def look_again(self) -> None:
-        """At what the core has started and shares by now: where it dies by itself, it is too late to look."""
+        """Take note of what the core has started and shares by now. When it has died, it is too late to
+        look."""
         self._look_for_workers()
         self._look_for_shared_files()
 
@@ -73,10 +79,11 @@ class EngineProcesses:
             os.kill(self.core_pid, signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL to all that are still there, which ends stopped ones, too.
+        """Send SIGKILL to all that still run, which ends stopped ones, too.
 
-        They are stopped first and looked at again, so that nothing is missed of what they have made since: an engine
-        that is being built makes most of it then."""
+        They are stopped and looked at again before, so that nothing is missed of what they have made since:
+        an engine that is being built makes most of it late.
+        """
         self._send(signal.SIGSTOP)
         self._look_for_workers()
         self._send(signal.SIGSTOP)
@@ -85,7 +92,7 @@ class EngineProcesses:
         self._send(signal.SIGKILL)
 
     def wait(self, timeout_s: float) -> bool:
-        """Blocks until all have ended; False if they have not in time."""
+        """Block until all have ended. False if they have not within `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         self._core.join(timeout_s)
         while self._core.exitcode is None or self._running():
@@ -95,12 +102,12 @@ class EngineProcesses:
         return True
 
     def remove_leftovers(self) -> None:
-        """What they had in shared memory for themselves. All must have ended."""
-        remove(self._shared_files)
+        """Remove what they had in shared memory beside the queues. All must have ended."""
+        remove_shared_files(self._shared_files)
 
     def close(self) -> None:
-        """Lets go of the file descriptors by which the core was watched. All must have ended, and nobody may ask for
-        the core again."""
+        """Let go of the file descriptors by which the core was watched. All must have ended, and no method
+        may be called afterwards."""
         self._core.close()
 
     def _look_for_workers(self) -> None:
@@ -114,7 +121,7 @@ class EngineProcesses:
 
     def _look_for_shared_files(self) -> None:
         try:
-            self._shared_files |= mapped_by(self._running()) - mapped_by([os.getpid()])
+            self._shared_files |= shared_files_of(self._running()) - shared_files_of([os.getpid()])
         except OSError as error:  # an engine can be ended without that
             logger.warning("it is not known what process %d has in shared memory: %s", self.core_pid, error)
 
@@ -124,12 +131,13 @@ class EngineProcesses:
                 os.kill(pid, what)
 
     def _running(self) -> list[int]:
-        """Of the core and the workers, without zombies. A number may be another process's by now: it started later."""
+        """Process ids of the core and the workers, without zombies. A number that another process has by now
+        is told by the time at which that process started."""
         return [pid for pid, started in self._started.items() if _start_time(pid) == started]
 
 
 def _descendants(pid: int) -> list[int]:
-    """Without `pid` itself."""
+    """Process ids, without `pid` itself."""
     found = [pid]
     for parent in found:
         for task in _task_folders(parent):
@@ -145,9 +153,9 @@ def _task_folders(pid: int) -> list[Path]:
 
 
 def _start_time(pid: int) -> str | None:
-    """In ticks since the boot; None of one that has ended, zombies included."""
+    """In ticks since the boot; None for a process that has ended, zombies included."""
     with suppress(OSError):
-        # Behind the name, which may hold anything: proc(5), fields 3 and 22.
+        # After the name, which may hold anything: fields 3 and 22 of proc(5).
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return None if fields[0] in "ZX" else fields[19]
     return None

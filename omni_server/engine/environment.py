@@ -1,6 +1,7 @@
-"""vLLM reads switches from the environment of the process that builds an engine, and its children inherit them.
+"""Environment variables by which vLLM is configured beside its engine arguments.
 
-They are set here, from the stage config, before vLLM is first imported; nothing else reads them.
+They are set from the stage config, before vLLM is first imported, and are not changed afterwards: an engine's
+process gets an environment of its own when it is forked (`StageLauncher`).
 """
 
 import logging
@@ -13,13 +14,16 @@ from omni_server.errors import ConfigError
 
 
 def set_engine_environment(config: StageConfig) -> None:
-    """Values that the operator has set win. Raises `ConfigError` where no temporary file can be made, and where torch
-    could not be imported: it makes its folder for compiled code then, and ends with a traceback if it cannot. To be
-    called before."""
+    """Set the variables in this process, except for those that the operator has set. To be called before vLLM
+    or torch is imported.
+
+    Raises `ConfigError` if no temporary file can be made, or if torch's folder for compiled code cannot be
+    made, which its import would report with a traceback.
+    """
     _check_folders()
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    # Gloo, with which ranks find each other, listens on the address of the machine's name, be it a public one. All
-    # ranks are on this machine.
+    # Gloo, with which ranks find each other, listens on the address of the machine's name, be it a public
+    # one. All ranks are on this machine.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     # Each engine process would print dozens of lines that no user can act on. Set any of these to see them.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -28,12 +32,13 @@ def set_engine_environment(config: StageConfig) -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")
-    # On a GPU V2, which vLLM would take for these models: the talker's sampler is one kernel there. On a CPU V2 needs a
-    # Triton that compiles for CPUs, which the one on PyPI does not.
+    # V2 on a GPU, where one kernel samples the talker's tokens. On a CPU V2 needs a Triton that compiles for
+    # CPUs, which the one on PyPI does not.
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "1" if config.platform == "cuda" else "0")
-    # Scores that are not numbers end their request (`stages.runtime.corrupt_requests`) instead of becoming a token.
+    # NaN among a request's logits fails the request (`stages.runtime.corrupt_requests`) instead of becoming a
+    # token.
     os.environ.setdefault("VLLM_COMPUTE_NANS_IN_LOGITS", "1")
-    # vLLM's client of an engine waits for it so long, from the start of its process on. `start_timeout_s` is the limit.
+    # vLLM's client waits this long for its engine to be ready. The limit that counts is `start_timeout_s`.
     os.environ.setdefault("VLLM_ENGINE_READY_TIMEOUT_S", "86400")
     if config.platform == "cpu":
         # The worker lives in the engine's own process: half the memory, a third of the start-up time, and no
@@ -42,8 +47,8 @@ def set_engine_environment(config: StageConfig) -> None:
         # Engines that each bind to the same cores starve each other; small models are fastest on one thread.
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         if not compiles(config):
-            # vLLM compiles helpers of its sampler all the same, such as the one for logprobs, when the first request
-            # needs them: the engine would stand still for seconds.
+            # vLLM compiles helpers of its sampler all the same, such as the one for logprobs, when the first
+            # request needs them: the engine would stand still for seconds.
             os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     else:

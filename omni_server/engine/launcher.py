@@ -14,16 +14,15 @@ from omni_server.config.stage_config import Edge, StageConfig
 from omni_server.engine import fork_server
 from omni_server.engine.ar_client import ArStageClient
 from omni_server.engine.async_engine import StageAsyncLLM
-from omni_server.engine.cache_folder import check_cache_folder
+from omni_server.engine.cancellation import uninterrupted
 from omni_server.engine.construction import BuiltEngine
 from omni_server.engine.diffusion_client import DiffusionStageClient
 from omni_server.engine.environment import compiles
 from omni_server.engine.mps import MpsDaemon, start_mps
-from omni_server.engine.progress import StartProgress
+from omni_server.engine.process_files import TempFolder, check_cache_folder, sweep_dead_folders
 from omni_server.engine.queue_layout import queue_layout
 from omni_server.engine.stage_launcher import StageLauncher
-from omni_server.engine.temp_folder import TempFolder, sweep_dead_folders
-from omni_server.engine.uninterrupted import uninterrupted
+from omni_server.engine.start_progress import StartProgress
 from omni_server.family import FamilyModel, ModelFamily
 from omni_server.protocol.rows import SharedBlock
 from omni_server.transport.block_ledger import BlockLedger
@@ -101,10 +100,10 @@ class Engines:
                 queue.close()
             self.queues.clear()
             self.ledgers.clear()
-            if self.temp is not None:
-                self.temp.remove()
             if self.mps is not None:
                 await asyncio.to_thread(self.mps.stop)
+            if self.temp is not None:
+                self.temp.remove()
 
 
 async def start_engines(
@@ -132,7 +131,7 @@ async def start_engines(
                 queue = engines.queues[edge.source, edge.target] = _make_queue(config, edge, model)
                 engines.ledgers[edge.source, edge.target] = BlockLedger(queue)
         engines.temp = TempFolder()
-        engines.mps = start_mps(config)
+        engines.mps = start_mps(config, engines.temp.path)
         fork_server.start(family)
         launcher = StageLauncher(
             model_dir,

@@ -1,8 +1,8 @@
 """NVIDIA's Multi-Process Service, for stages that share a GPU.
 
-Without it the GPU gives each engine's process the whole chip for a slice of time: the talker's small kernels keep the
-thinker waiting, and the other way round. With it kernels of all engines run side by side. The service is a daemon of
-the CUDA driver; each server runs one of its own, which ends with it.
+Without it the GPU gives each engine's process the whole chip for a slice of time: the small kernels of one
+stage keep the others waiting. With it kernels of all engines run side by side. The service is a daemon of the
+CUDA driver; each server runs its own, which ends with it.
 """
 
 import ctypes
@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -25,7 +24,6 @@ logger = logging.getLogger(__name__)
 PIPE_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
 LOG_VARIABLE = "CUDA_MPS_LOG_DIRECTORY"
 CONTROL = "nvidia-cuda-mps-control"
-DIRECTORY_PREFIX = "omni-server-mps-"
 START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 10.0
 _PR_SET_PDEATHSIG = 1
@@ -33,18 +31,18 @@ _PR_SET_PDEATHSIG = 1
 
 
 class MpsDaemon:
-    """A running control daemon. `stop` ends it and removes its files."""
+    """A running control daemon."""
 
     def __init__(self, process: subprocess.Popen[bytes], directory: Path) -> None:
         self._process = process
         self.directory = directory
 
     def variables(self) -> Mapping[str, str]:
-        """Environment of its clients."""
+        """Environment variables for its clients."""
         return {PIPE_VARIABLE: str(self.directory), LOG_VARIABLE: str(self.directory)}
 
     def stop(self) -> None:
-        """Its clients should have ended. Harmless when it has ended by itself."""
+        """End it and remove its files. Its clients should have ended. Harmless if it has ended by itself."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             try:
@@ -55,12 +53,13 @@ class MpsDaemon:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def start_mps(config: StageConfig) -> MpsDaemon | None:
-    """The daemon if `config` wants one and it can run here.
+def start_mps(config: StageConfig, folder: Path) -> MpsDaemon | None:
+    """The daemon if `config` wants one and it can run here. Its files are in `folder`, the server's own.
 
-    `mps: auto` wants it where stages share a device, and goes on without it where the driver does not bring it or it
-    does not start. A service that the operator runs (CUDA_MPS_PIPE_DIRECTORY is set) is used instead of an own one.
-    Raises `ConfigError` if `mps: on` cannot be fulfilled. To be called from the main thread: the daemon ends with it.
+    `mps: auto` wants it if stages share a device, and goes on without it if the driver does not bring it or
+    it does not start. A service that the operator runs (CUDA_MPS_PIPE_DIRECTORY is set) is used instead.
+    Raises `ConfigError` if `mps: on` cannot be fulfilled. To be called from the main thread: the daemon ends
+    with that thread.
     """
     if config.mps == "off" or config.platform != "cuda" or PIPE_VARIABLE in os.environ:
         return None
@@ -71,8 +70,8 @@ def start_mps(config: StageConfig) -> MpsDaemon | None:
         if config.mps == "on":
             raise ConfigError(f"mps is on, but {CONTROL} is not installed; it comes with NVIDIA's driver")
         return None
-    _sweep_dead_directories()
-    directory = Path(tempfile.mkdtemp(prefix=f"{DIRECTORY_PREFIX}{os.getpid()}-"))
+    directory = folder / "mps"
+    directory.mkdir()
     process = subprocess.Popen(
         [CONTROL, "-f"],
         env=os.environ | {PIPE_VARIABLE: str(directory), LOG_VARIABLE: str(directory)},
@@ -90,17 +89,11 @@ def start_mps(config: StageConfig) -> MpsDaemon | None:
         return daemon
     daemon.stop()
     if config.mps == "on":
-        raise ConfigError(f"mps is on, but {CONTROL} did not start; without it stages take turns on the GPU (mps: off)")
+        raise ConfigError(
+            f"mps is on, but {CONTROL} did not start; without it stages take turns on the GPU (mps: off)"
+        )
     logger.warning("%s did not start; the stages take turns on the GPU", CONTROL)
     return None
-
-
-def _sweep_dead_directories() -> None:
-    """What servers that were killed have left."""
-    for path in Path(tempfile.gettempdir()).glob(f"{DIRECTORY_PREFIX}*"):
-        owner = path.name.removeprefix(DIRECTORY_PREFIX).split("-")[0]
-        if not Path(f"/proc/{owner}").exists():
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def _end_with_parent() -> None:

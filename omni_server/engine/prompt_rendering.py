@@ -9,8 +9,7 @@ import numpy as np
 from vllm.exceptions import VLLMClientError
 from vllm.inputs import TextPrompt, TokensPrompt
 
-from omni_server.engine.async_engine import StageAsyncLLM
-from omni_server.engine.stage_client import stage_errors
+from omni_server.engine.async_engine import StageAsyncLLM, stage_errors
 from omni_server.errors import InvalidRequestError
 from omni_server.family import Prompt
 

@@ -1,19 +1,17 @@
-"""What the server's ends of all stages have in common: a name, an engine, an end."""
+"""What the server's clients of all stages have in common: a name, an engine that may be replaced, a
+shutdown."""
 
 import asyncio
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from typing import Generic, TypeVar
 
-import zmq
 from vllm.v1.engine.async_llm import AsyncLLM
-from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
+from omni_server.engine.async_engine import close_frontend, stage_errors, wake
 from omni_server.engine.construction import BuiltEngine
-from omni_server.engine.engine_processes import EngineProcesses
+from omni_server.engine.engine_processes import KILL_TIMEOUT_S, EngineProcesses
 from omni_server.engine.stage_life import StageLife
-from omni_server.errors import StageDeadError, StageError
+from omni_server.errors import StageDeadError
 
 logger = logging.getLogger(__name__)
 
@@ -21,17 +19,12 @@ EngineT = TypeVar("EngineT", bound=AsyncLLM)
 
 SHUTDOWN_TIMEOUT_S = 3.0
 """For an engine to end by itself. Nothing of it is needed any more: then it is killed."""
-KILL_TIMEOUT_S = 20.0
-"""For its processes to disappear after SIGKILL. One that waits for a device that does not answer may not."""
-
-FRONTEND_TIMEOUT_S = 30.0
-"""For `close_frontend`."""
 
 WAKE_INTERVAL_S = 0.5
 
 
 class StageClient(Generic[EngineT]):
-    """Owns the stage's engine, and outlives it: where one dies, another takes its place."""
+    """Owns the stage's engine, and outlives it: when one dies, another takes its place."""
 
     def __init__(self, name: str, built: BuiltEngine[EngineT]) -> None:
         self.name = name
@@ -45,8 +38,8 @@ class StageClient(Generic[EngineT]):
         self.life.came_up()
 
     def detach(self, reason: str) -> BuiltEngine[EngineT] | None:
-        """The stage is down: every request that needs it fails at once with a `StageDeadError` that says `reason`.
-        Returns the engine, which the caller has to end; None where there is none."""
+        """The stage is down: every request that needs it fails at once with a `StageDeadError` that says
+        `reason`. Returns the engine, which the caller has to end; None where there is none."""
         built, self._built = self._built, None
         self.life.went_down(reason)
         return built
@@ -84,8 +77,8 @@ class StageClient(Generic[EngineT]):
     async def check_health(self) -> None:
         """Returns when the engine's main loop, between two steps, and all of its workers have answered.
 
-        Raises `StageDeadError`, or whatever a worker finds wrong with itself. May wait for ever: a dead or hanging
-        engine does not answer.
+        Raises `StageDeadError`, or whatever a worker finds wrong with itself. May wait for ever: a dead or
+        hanging engine does not answer.
         """
         with stage_errors(self.name):
             await self.engine.collective_rpc("check_health")
@@ -105,63 +98,11 @@ class StageClient(Generic[EngineT]):
         while not ending.done():
             await asyncio.wait([ending], timeout=WAKE_INTERVAL_S)
             if not ending.done():
-                await _wake(engine)
+                await wake(engine, WAKE_INTERVAL_S)
         if not await ending:
             processes.kill()
             if not await asyncio.to_thread(processes.wait, KILL_TIMEOUT_S):
                 logger.warning("processes of stage '%s' do not end after SIGKILL", self.name)
         processes.remove_leftovers()
-        closing = asyncio.create_task(close_frontend(engine))
-        await asyncio.wait([closing], timeout=FRONTEND_TIMEOUT_S)
-        if closing.done():
-            await closing
-        else:
+        if not await close_frontend(engine):
             logger.warning("stage '%s': vLLM's client of its engine does not close", self.name)
-
-
-async def close_frontend(engine: AsyncLLM) -> None:
-    """Let go of what vLLM holds in this process for an engine whose processes are gone: tasks, threads, sockets.
-
-    Waits for the thread in which vLLM warms up its preprocessing of media. It has no deadline of its own.
-    """
-    if engine.output_handler is not None:  # after it, no message of the engine is read any more
-        engine.output_handler.cancel()
-        await asyncio.wait([engine.output_handler])
-    await asyncio.to_thread(engine.shutdown)
-    # The sockets are closed in a callback, which has been scheduled. Their context would only be ended with the last
-    # reference to it, and the garbage collector comes when it likes.
-    await asyncio.sleep(0)
-    context: zmq.Context[zmq.Socket[bytes]] = engine.engine_core.resources.ctx  # type: ignore[attr-defined]
-    await asyncio.to_thread(context.destroy, 0)
-
-
-async def _wake(engine: AsyncLLM) -> None:
-    """A message that means nothing.
-
-    SIGTERM ends an engine by interrupting its main thread, which waits for input. Where
-    the kernel gives the signal to another thread (seen with CUDA), only the next message lets the main thread
-    notice it.
-    """
-    with suppress(EngineDeadError, zmq.ZMQError, TimeoutError):  # it has ended meanwhile
-        await asyncio.wait_for(engine.engine_core.abort_requests_async([""]), WAKE_INTERVAL_S)
-
-
-@contextmanager
-def stage_errors(stage: str) -> Iterator[None]:
-    """vLLM's engine errors as ours."""
-    try:
-        yield
-    except EngineDeadError as exc:
-        raise StageDeadError(stage, "its engine process has died") from exc
-    except EngineGenerateError as exc:
-        raise StageError(stage, f"generation failed: {exc.__cause__ or exc}") from exc
-
-
-async def abort(engine: AsyncLLM, request_id: str, *, internal: bool = True) -> None:
-    """Stop one request, by the engine's id or (not `internal`) the caller's; a dead engine holds nothing any more."""
-    if engine.errored:
-        return
-    try:
-        await engine.abort(request_id, internal=internal)
-    except EngineDeadError:
-        return

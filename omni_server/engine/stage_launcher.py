@@ -18,8 +18,8 @@ from omni_server.engine.construction import BuiltEngine, build_engine
 from omni_server.engine.diffusion_args import diffusion_engine_args
 from omni_server.engine.give_way import give_way_specs
 from omni_server.engine.mps import MpsDaemon
-from omni_server.engine.progress import StartProgress
-from omni_server.engine.temp_folder import TempFolder
+from omni_server.engine.process_files import TempFolder
+from omni_server.engine.start_progress import StartProgress
 from omni_server.family import ModelFamily
 from omni_server.protocol.runtime_config import QueueSpec, StageRuntimeConfig
 from omni_server.transport.slab_queue import SlabQueue
@@ -47,6 +47,9 @@ class StageLauncher:
         self._mps = mps
         self._load_format = load_format
         self._ways = give_way_specs(config)
+        # On CPUs vLLM sets variables in this process whenever it makes an engine's config. All engines get the same
+        # environment, those of a restart too.
+        self._variables = dict(os.environ)
 
     async def build(self, name: str, progress: StartProgress) -> BuiltEngine[StageAsyncLLM] | BuiltEngine[AsyncLLM]:
         """The stage's engine, ready; with a `StageAsyncLLM` for an autoregressive stage. Raises `ConfigError`."""
@@ -94,17 +97,16 @@ class StageLauncher:
         if isinstance(built.client, StageAsyncLLM):
             edge = config.edge_from(name, Embeddings)
             if edge is not None:
-                built.client.row_queue = self._queues.get((edge.source, edge.target))
+                built.client.output_processor.row_queue = self._queues.get((edge.source, edge.target))
         progress.is_ready(name)
         return built
 
     def _environment(self) -> dict[str, str]:
         """Of an engine's process: which part of the machine it may use, and where it puts its temporary files."""
-        variables = dict(os.environ) | dict(self._temp.variables())
-        variables[MODEL_FAMILY_VARIABLE] = self._config.model_family
+        variables = self._variables | dict(self._temp.variables()) | {MODEL_FAMILY_VARIABLE: self._config.model_family}
         if self._mps is not None:
             variables |= self._mps.variables()
-        if "OMP_NUM_THREADS" not in os.environ:
+        if "OMP_NUM_THREADS" not in self._variables:
             # An engine loads weights on its part of the cores and serves on one thread. vLLM does the same where it
             # starts the process; it counts the engines of one model only.
             variables["OMP_NUM_THREADS"] = str(startup_omp_num_threads(len(self._config.stages)))

@@ -1,7 +1,8 @@
-"""Whether a stage is up, and how those who need it learn that it is not.
+"""Whether a stage is up, and how the requests that need it learn that it is not.
 
-A request may wait for a stage in many ways: for a token, for rows, for a place in the pacing, for a thread that renders
-its prompt. None of them has to know about engines that die: all of it happens inside `StageLife.needed`.
+A request may wait for a stage in many ways: for a token, for rows, for a place in the schedule, for a thread
+that renders its prompt. None of these has to know about engines that die: they all happen inside
+`StageLife.needed`.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ from omni_server.errors import StageDeadError
 
 
 class StageLife:
-    """Belongs to one event loop."""
+    """Whether one stage is up. Belongs to one event loop."""
 
     def __init__(self, stage: str) -> None:
         self._stage = stage
@@ -24,8 +25,8 @@ class StageLife:
         return self._reason
 
     def needed(self) -> "_Needed":
-        """`async with`: where the stage goes down, the block is interrupted and raises `StageDeadError`; so it does
-        at its beginning if the stage is down then."""
+        """For `async with`: when the stage goes down, the block is interrupted and raises `StageDeadError`.
+        If the stage is down at its beginning, it raises at once."""
         return _Needed(self)
 
     def check(self) -> None:
@@ -73,7 +74,10 @@ class _Needed:
         self._task.cancel()
 
     async def __aexit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self._life.leave(self)
         if self._error is None:

@@ -1,7 +1,7 @@
-"""What a stage reports of a request whose data it found corrupt: such a request ends with an error, and it alone.
+"""How a stage reports a request whose data is corrupt. Such a request fails, and no other one.
 
-Language models report it as vLLM's `stop_reason` of an output that ends with an error, the others in place of their
-result (`omni_server.transport.result`). In both cases it is one line of text.
+An autoregressive stage reports it as vLLM's `stop_reason` of an output that ends with an error, a diffusion
+stage in place of its result (`omni_server.transport.result`). In both cases it is one line of text.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from typing import Literal, get_args
 CorruptionKind = Literal[
     "logits",  # NaN, or infinitely large, among a language model's scores
     "rows",  # NaN or infinite, in the rows that one stage sends to another
-    "row_sequence",  # rows missing, come twice or out of order, of another shape, or no longer where they were
+    "row_sequence",  # rows missing, twice, out of order, of another shape, or no longer where they were
     "codes",  # codec tokens that code2wav has no embedding for
     "window_sequence",  # windows of codec tokens missing, come twice or out of order
     "shape",  # a result that is no waveform, or has another number of samples than were asked for

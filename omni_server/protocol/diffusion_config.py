@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 
 from omni_server.protocol.give_way import GiveWaySpec
-from omni_server.protocol.progress import ProgressSpec
+from omni_server.protocol.start_report import ProgressSpec
 
 ComputeDtype = Literal["float32", "bfloat16", "float16"]
 

@@ -1,8 +1,8 @@
 """Datagram sockets between processes of one server, in Linux's abstract namespace.
 
-Such a socket is nothing in the file system: it ends with its owner, however that ends. Nor has it permissions: any
-process in the network namespace can find it in /proc/net/unix and send to it. So the kernel is asked who has sent a
-datagram, and those of other users do not count.
+Such a socket is not in the file system: it ends with its owner, however that ends. Nor does it have
+permissions: any process in the network namespace can find it in /proc/net/unix and send to it. So the kernel
+is asked who has sent a datagram, and those of other users are dropped.
 """
 
 import os
@@ -15,7 +15,8 @@ _CREDENTIALS = struct.Struct("=iII")
 
 
 def new_socket_name() -> str:
-    """Unlike any other on this machine; without the leading zero byte, so that it travels as text."""
+    """A name that no other socket on this machine has, without the leading zero byte, so that it travels as
+    text."""
     return f"omni-server-{secrets.token_hex(8)}"
 
 
@@ -25,7 +26,7 @@ def socket_address(name: str) -> str:
 
 
 def bound_socket(name: str) -> socket.socket:
-    """A new one, which receives under this name."""
+    """A new socket, which receives under this name."""
     receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         receiver.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
@@ -37,7 +38,7 @@ def bound_socket(name: str) -> socket.socket:
 
 
 def receive_own(receiver: socket.socket, max_bytes: int) -> bytes | None:
-    """The next datagram, cut to `max_bytes`; None for one that another user has sent. Waits, or raises, as `recv`
+    """The next datagram, cut to `max_bytes`; None if another user has sent it. Blocks, or raises, as `recv`
     does."""
     data, ancillary, _, _ = receiver.recvmsg(max_bytes, socket.CMSG_SPACE(_CREDENTIALS.size))
     for level, kind, content in ancillary:

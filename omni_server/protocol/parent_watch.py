@@ -1,9 +1,14 @@
-"""Engine processes end when the server ends them, or with it where it had no chance to (kill -9).
+"""Engine processes end when the server ends them, or with it if it had no chance to end them (kill -9).
 
-vLLM's engine core blocks on its input socket and does not notice that nobody will ever write to it again. And a
-Ctrl-C in a terminal goes to every process of the foreground group, systemd's SIGTERM to every process of the service:
-the engines must not end before the server has drained what runs, so they get a group of their own, and heed SIGTERM
-only where the server has said that it means it.
+vLLM's engine core blocks on its input socket and does not notice that nobody will ever write to it again. Its
+process therefore waits for its parent: `multiprocessing`'s sentinel of the parent is a pipe, which the kernel
+closes however the parent ends; no process id is compared, so none can be mistaken for another's.
+
+A Ctrl-C in a terminal goes to every process of the foreground group, and whoever stops a service sends
+SIGTERM to all of its processes (systemd's `KillMode=control-group`, its default). The server then drains the
+running requests, for which it needs the engines, and ends them afterwards, with SIGTERM as well. So engines
+get a process group of their own, and ignore SIGTERM unless the server's file `ending_marker` is in their
+folder for temporary files.
 """
 
 import multiprocessing
@@ -16,18 +21,25 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from types import FrameType
 
-from omni_server.protocol.ending import ending_marker
-
 GRACE_S = 10.0
 """For an orderly end; the process is killed after it."""
+
+_MARKER = "ending"
 
 _watches = threading.Event()
 _filters_sigterm = threading.Event()
 _is_orphan = threading.Event()
 
 
+def ending_marker(folder: Path) -> Path:
+    """The file that says that SIGTERM means the engines. `folder` is their TMPDIR, which is the server's
+    own."""
+    return folder / _MARKER
+
+
 def watch_parent() -> None:
-    """End this process with the one that started it; harmless to call again, and in a process without such a parent."""
+    """End this process with the one that started it. Harmless to call again, and in a process that
+    `multiprocessing` has not started."""
     parent = multiprocessing.parent_process()
     if parent is None or _watches.is_set():
         return
@@ -37,12 +49,12 @@ def watch_parent() -> None:
 
 
 def end_with_parent() -> None:
-    """`watch_parent`, and heed SIGTERM from the server only. To be called in the main thread, when vLLM has set its own
-    handler; harmless to call again."""
+    """`watch_parent`, and ignore every SIGTERM but the server's. To be called in the main thread, after vLLM
+    has set its own handler; harmless to call again."""
     watch_parent()
     if _watches.is_set() and not _filters_sigterm.is_set():
         _filters_sigterm.set()
-        _heed_sigterm_from_the_server_only()
+        _ignore_sigterm_of_others()
 
 
 def _watch(sentinel: int) -> None:
@@ -54,7 +66,7 @@ def _watch(sentinel: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _heed_sigterm_from_the_server_only() -> None:
+def _ignore_sigterm_of_others() -> None:
     before = signal.getsignal(signal.SIGTERM)
     marker = ending_marker(Path(tempfile.gettempdir()))
 

@@ -5,7 +5,7 @@ import hashlib
 import msgspec
 
 from omni_server.protocol.give_way import GiveWaySpec
-from omni_server.protocol.progress import ProgressSpec
+from omni_server.protocol.start_report import ProgressSpec
 
 _COMPILED = "linear layers by omni_few_rows_linear, with plain parameters; attention by omni_attention_with_rope"
 """What the stages change in a model after it is made and before it is compiled. vLLM finds a compiled model again by

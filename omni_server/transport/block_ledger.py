@@ -1,13 +1,13 @@
 """Who holds which block of a queue, for the case that its holder dies.
 
-A block (a portion of a slot) is ended exactly once, by whoever holds the message that refers to it. A process that is
-killed ends nothing, and its slots would stay in use for ever. All messages pass through the server: so it knows, for
-each slot in use, whether its blocks are still with the producer, or with the server, or with the consumer, and ends
-those of a process that is gone.
+A block (a portion of a slot) is ended exactly once, by whoever holds the message that refers to it. A process
+that is killed ends nothing, and its slots would stay in use for ever. All messages pass through the server,
+so it knows whether a block is with the producer, the server or the consumer, and ends the blocks of a process
+that is gone.
 
-Ended too early, a slot would be used again while somebody reads it; ended twice, the second time could undo the end of
-its next use. So both methods that end something are to be called only when the process is really gone, all of its
-workers included, and no message of it can come any more.
+If a block were ended too early, its slot would be used again while somebody reads it; if it were ended twice,
+the second time could undo the end of its next use. So both methods that end something may be called only when
+the process is gone, all of its workers included, and no message of it can come any more.
 """
 
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ _Place = tuple[int, int]
 
 
 class BlockLedger:
-    """One for a queue, in the server. It remembers one generation for each place, so it does not grow."""
+    """The ledger of one queue, in the server. It remembers one generation per place, so it does not grow."""
 
     def __init__(self, queue: SlabQueue) -> None:
         self._queue = queue
@@ -36,7 +36,7 @@ class BlockLedger:
         self._sent[block.slot, block.portion] = block.generation
 
     def producer_died(self) -> int:
-        """End what it had published and not handed over; returns how many blocks that were."""
+        """End what the producer had published and not handed over; returns the number of blocks."""
         return self._end(
             block
             for block in self._queue.published_blocks()
@@ -44,8 +44,10 @@ class BlockLedger:
         )
 
     def consumer_died(self) -> int:
-        """End what it had been given and had not ended; returns how many blocks that were."""
-        return self._end(SharedBlock(slot, generation, portion) for (slot, portion), generation in self._sent.items())
+        """End what the consumer had been given and had not ended; returns the number of blocks."""
+        return self._end(
+            SharedBlock(slot, generation, portion) for (slot, portion), generation in self._sent.items()
+        )
 
     def _end(self, blocks: Iterable[SharedBlock]) -> int:
         still_open = [block for block in blocks if self._queue.is_open(block)]

@@ -1,7 +1,7 @@
 """How a diffusion stage reports that one request failed, without failing the engine.
 
-vLLM's pooling path carries exactly one tensor per request and nothing else. Results are floating tensors; a failure is
-its message in UTF-8 as a uint8 tensor, so that the two cannot be taken for each other, whatever their lengths.
+vLLM's pooling path carries exactly one tensor per request and nothing else. Results are floating-point
+tensors; a failure is its message in UTF-8 as a uint8 tensor, so that neither can be taken for the other.
 """
 
 import torch
@@ -19,8 +19,8 @@ def encode_failure(failure: str | Corruption) -> torch.Tensor:
 
 
 def decode_result(result: torch.Tensor, stage: str) -> torch.Tensor:
-    """`result` itself. Raises `StageError` if it is a failure of the stage named `stage`, and `CorruptDataError` if it
-    reports corrupt data, or is no result at all."""
+    """`result` itself. Raises `StageError` if it is a failure of the stage named `stage`, and
+    `CorruptDataError` if it reports corrupt data, or is not a result."""
     if result.dtype == torch.uint8:
         message = bytes(result.numpy()).decode(errors="replace")
         corruption = decode_corruption(message)
@@ -28,5 +28,7 @@ def decode_result(result: torch.Tensor, stage: str) -> torch.Tensor:
             raise CorruptDataError(stage, corruption.kind, corruption.detail)
         raise StageError(stage, message)
     if not result.is_floating_point():
-        raise CorruptDataError(stage, "shape", f"a result of type {result.dtype}; results are floating tensors")
+        raise CorruptDataError(
+            stage, "shape", f"a result of type {result.dtype}; results are floating tensors"
+        )
     return result

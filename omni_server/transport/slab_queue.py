@@ -11,6 +11,14 @@ One slot holds what one step of the producer sends to all its requests; the part
 
 Every flag has one writer at a time, because ownership moves with the message; no lock is needed.
 
+Rows and references need no further care: a message is read after what its sender wrote before. But the flags
+by which a slot becomes free are polled, without a message. They rely on the order in which x86-64 shows one
+core's loads and stores to the others: a portion's end is not seen before its rows have been read, nor a
+generation before its number of portions. Other processors (Arm's, Nvidia's Grace) may reorder these, and
+Python has no fence, and no atomic variable, that processes could share. Its locks are ordered, but a process
+that is killed or stopped while it holds one stops all the others. So no queue is made on other machines
+(`refuse_unordered_machine`); edges with `transport: inline` work anywhere.
+
 The file is mapped by all processes of the edge. Its creator holds an flock on it for as long as it lives,
 so that a later start can tell a dead owner's file from a living one's, in any pid namespace.
 """
@@ -18,6 +26,7 @@ so that a later start can tell a dead owner's file from a living one's, in any p
 import fcntl
 import mmap
 import os
+import platform
 import secrets
 from collections.abc import Iterator
 from contextlib import suppress
@@ -32,18 +41,38 @@ from omni_server.protocol.rows import SharedBlock
 SHARED_MEMORY_DIR = Path("/dev/shm")
 NAME_PREFIX = "omni-server-"
 _ALIGNMENT = 4096
+_ORDERED_MACHINE = "x86_64"
+"""`platform.machine()` where the order of stores is as the module needs it."""
+
+
+def refuse_unordered_machine() -> None:
+    """Raises `ConfigError` unless this machine shows loads and stores in the order that the queue needs."""
+    if (machine := platform.machine()) != _ORDERED_MACHINE:
+        raise ConfigError(
+            "queues in shared memory need the order in which x86-64 makes stores visible, and this machine "
+            f"is {machine}: set queue.transport to inline"
+        )
 
 
 class SlabQueue:
     """One mapping of the queue's file. All processes of an edge see the same slots."""
 
     def __init__(
-        self, path: Path, *, capacity: int, slot_bytes: int, max_portions: int, num_consumers: int, create: bool = False
+        self,
+        path: Path,
+        *,
+        capacity: int,
+        slot_bytes: int,
+        max_portions: int,
+        num_consumers: int,
+        create: bool = False,
     ) -> None:
         """Map the file at `path`; with `create`, make it first and own it.
 
-        Raises `ConfigError` if there is not enough shared memory.
+        Raises `ConfigError` if there is not enough shared memory, and on machines other than x86-64.
         """
+        if create:
+            refuse_unordered_machine()
         self.path = path
         self.capacity = capacity
         self.slot_bytes = _aligned(slot_bytes)
@@ -63,9 +92,12 @@ class SlabQueue:
         self._published: npt.NDArray[np.uint32] = words[:capacity]
         self._num_portions: npt.NDArray[np.uint32] = words[capacity : 2 * capacity]
         # Generation that a consumer's rank has ended, per portion.
-        self._ended: npt.NDArray[np.uint32] = words[2 * capacity :].reshape(capacity, max_portions, num_consumers)
-        # Generation that the scheduler has handed out; only its own process reads and writes it. One that takes over
-        # from a scheduler that died goes on where that one ended: what was published may still be in use.
+        self._ended: npt.NDArray[np.uint32] = words[2 * capacity :].reshape(
+            capacity, max_portions, num_consumers
+        )
+        # Generation that the scheduler has handed out; only its own process reads and writes it. One that
+        # takes over from a scheduler that died goes on where that one ended: what was published may still be
+        # in use.
         self._taken: npt.NDArray[np.uint32] = self._published.copy()
 
     # -- the producer's scheduler
@@ -219,8 +251,8 @@ def _create(path: Path, size: int) -> int:
     except OSError as exc:
         os.close(fd)
         raise ConfigError(
-            f"the queue {path.name} needs {size / 2**20:.0f} MiB in {path.parent} ({exc.strerror}): enlarge it "
-            "(docker run --shm-size or --ipc=host), or lower queue.capacity or max_num_batched_tokens"
+            f"the queue {path.name} needs {size / 2**20:.0f} MiB in {path.parent} ({exc.strerror}): enlarge "
+            "it (docker run --shm-size or --ipc=host), or lower queue.capacity or max_num_batched_tokens"
         ) from exc
     return fd
 

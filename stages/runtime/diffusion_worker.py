@@ -5,7 +5,7 @@ from typing import Any
 from vllm.v1.worker.worker_base import CompilationTimes
 
 from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
-from omni_server.protocol.progress import Phase
+from omni_server.protocol.start_report import Phase
 from stages.runtime.diffusion_runner import DiffusionModelRunnerMixin
 from stages.runtime.platform import StageWorkerMixin, platform_worker_class
 

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
 
-from omni_server.protocol.grammar_refusal import GRAMMAR_TOO_SLOW, GRAMMARS_BUSY
+from omni_server.protocol.vllm_fields import GRAMMAR_TOO_SLOW, GRAMMARS_BUSY
 from stages.runtime.grammar_watch import MAX_LEFT_BEHIND, Call
 
 LIMIT_S = 5.0
@@ -25,7 +25,7 @@ _Job = tuple["Future[Any]", Callable[[], Any]]
 
 
 class GrammarRefusedError(Exception):
-    """The grammar of a request was not compiled; `reason` is one of `omni_server.protocol.grammar_refusal`."""
+    """The grammar of a request was not compiled; `reason` is one of `omni_server.protocol.vllm_fields`."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
-from omni_server.protocol.grammar_refusal import GRAMMAR_ALLOWS_NOTHING, GRAMMAR_TOO_SLOW, GRAMMARS_BUSY
+from omni_server.protocol.vllm_fields import GRAMMAR_ALLOWS_NOTHING, GRAMMAR_TOO_SLOW, GRAMMARS_BUSY
 
 logger = logging.getLogger(__name__)
 

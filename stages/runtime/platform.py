@@ -13,8 +13,8 @@ from omni_server.native_stderr import redirect_native_stderr
 from omni_server.protocol.device_memory import slack_bytes
 from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
 from omni_server.protocol.parent_watch import end_with_parent
-from omni_server.protocol.progress import Phase, ProgressSpec
 from omni_server.protocol.runtime_config import StageRuntimeConfig
+from omni_server.protocol.start_report import Phase, ProgressSpec
 from stages.runtime.memory import (
     GRAPH_BYTES,
     MemoryBudget,

@@ -4,7 +4,7 @@ import contextlib
 import socket
 
 from omni_server.protocol.local_socket import socket_address
-from omni_server.protocol.progress import Phase, PhaseReport, ProgressSpec, encode_report
+from omni_server.protocol.start_report import Phase, PhaseReport, ProgressSpec, encode_report
 
 
 class ProgressReporter:

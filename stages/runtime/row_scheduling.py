@@ -29,7 +29,7 @@ from omni_server.protocol.rows import (
     decode_request,
 )
 from omni_server.protocol.runtime_config import StageRuntimeConfig
-from omni_server.protocol.token_blocks import TOKENS_PER_OUTPUT_KEY
+from omni_server.protocol.vllm_fields import TOKENS_PER_OUTPUT_KEY
 from omni_server.transport.slab_queue import SlabQueue
 from stages.runtime.batch import StageStep, TakenSlot, attach_step
 from stages.runtime.corrupt_requests import end_corrupt_requests, step_findings

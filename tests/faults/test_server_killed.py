@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from omni_server.engine.temp_folder import sweep_dead_folders
+from omni_server.engine.process_files import sweep_dead_folders
 from omni_server.transport.slab_queue import sweep_dead_queues
 from tests.faults.supervised_server import Listening, SupervisedServer
 from tests.faults.test_shutdown import END_TIMEOUT_S, engine_folders

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from omni_server.engine.temp_folder import PREFIX
+from omni_server.engine.process_files import PREFIX
 from tests.faults.full_disk import full
 from tests.faults.supervised_server import ANSWER_TIMEOUT_S, Listening, SupervisedServer, samples, stopped
 from tests.faults.test_client_gone import RELEASE_TIMEOUT_S, check_same

@@ -8,7 +8,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from omni_server.engine.construction import BuiltEngine, build_engine
-from omni_server.engine.progress import StartProgress
+from omni_server.engine.start_progress import StartProgress
 from tests.integration.forked_server import start_fork_server
 
 START_TIMEOUT_S = 300.0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_server.engine import daemon_thread
+from omni_server.engine import cancellation
 from omni_server.errors import ConfigError
 from omni_server.generation import Generation
 from omni_server.omni import AsyncOmni
@@ -24,7 +24,7 @@ async def wait_until_processes_are(expected: set[BaseProcess]) -> None:
     """A constructor that is still at work in its thread may start one, which is ended at once."""
     async with asyncio.timeout(DEADLINE_S):
         while (  # noqa: ASYNC110 - threads and processes are looked at
-            any(thread.name == daemon_thread.NAME for thread in threading.enumerate())
+            any(thread.name == cancellation.THREAD_NAME for thread in threading.enumerate())
             or set(multiprocessing.active_children()) != expected
         ):
             await asyncio.sleep(0.02)

@@ -1,5 +1,6 @@
 """`omni-server check` of machines: other programs on their GPUs, too little memory, ports in use."""
 
+import platform
 import re
 import socket
 from collections.abc import Callable
@@ -152,6 +153,15 @@ def test_too_little_shared_memory_is_told(check: Check, whole: Path, monkeypatch
     error = the_error(check(whole, *CPU))
     assert error.startswith("shared memory: the queues need ")
     assert "docker run --shm-size" in error
+
+
+def test_a_machine_on_which_shared_memory_has_no_order_is_told(
+    check: Check, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    error = the_error(check(whole, *CPU))
+    assert error.startswith("shared memory: ")
+    assert error.endswith("this machine is aarch64: set queue.transport to inline")
 
 
 def test_a_kv_cache_smaller_than_one_sequence_is_told_with_the_size_that_will_do(

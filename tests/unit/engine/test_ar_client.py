@@ -32,9 +32,13 @@ from omni_server.family import Prompt
 from omni_server.metrics.stage_metrics import ArStageMetrics
 from omni_server.protocol.corruption import Corruption, encode_corruption
 from omni_server.protocol.feeds import AddressedFeed
-from omni_server.protocol.grammar_refusal import GRAMMAR_ALLOWS_NOTHING, GRAMMAR_TOO_SLOW, GRAMMARS_BUSY
 from omni_server.protocol.rows import RowsFeed
-from omni_server.protocol.token_blocks import TOKENS_PER_OUTPUT_KEY
+from omni_server.protocol.vllm_fields import (
+    GRAMMAR_ALLOWS_NOTHING,
+    GRAMMAR_TOO_SLOW,
+    GRAMMARS_BUSY,
+    TOKENS_PER_OUTPUT_KEY,
+)
 
 
 class FakeTokenizer:
@@ -69,7 +73,7 @@ class FakeEngine:
         self.requests: dict[str, SamplingParams] = {}
         self.structured: list[str] = []
         self.fed: list[AddressedFeed] = []
-        self.stage_metrics = ArStageMetrics()
+        self.output_processor = SimpleNamespace(stage_metrics=ArStageMetrics(), row_ledger=None)
         self.renderer: FakeRenderer | None = None
         self.input_processor = SimpleNamespace(mm_encoder_cache_size=50)
 
@@ -238,7 +242,7 @@ async def test_an_open_request_has_the_engines_own_id_and_its_sink() -> None:
 async def test_what_the_stage_did_is_counted_once_for_each_request() -> None:
     engine = FakeEngine()
     client = client_of(engine)
-    assert engine.stage_metrics is client.metrics
+    assert engine.output_processor.stage_metrics is client.metrics
     stream = await client.open("a", (1, 2), SamplingParams())
     await stream.close()
     await stream.close()

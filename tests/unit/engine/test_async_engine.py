@@ -1,15 +1,21 @@
-"""How a request with a grammar comes to the engine."""
+"""How a request with a grammar comes to the engine, and who gets the rows that come with tokens."""
 
 import threading
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+import torch
 from vllm import SamplingParams
 from vllm.inputs.engine import tokens_input
-from vllm.sampling_params import StructuredOutputsParams
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.engine.input_processor import InputProcessor
+from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 
-from omni_server.engine.async_engine import StageAsyncLLM
+from omni_server.engine.async_engine import RowOutputProcessor, StageAsyncLLM
+from omni_server.protocol.rows import InlineBlock, RowsPayload, Segment, SharedBlock, encode
+from omni_server.transport.slab_queue import SlabQueue, new_queue_path
 
 
 class Processor:
@@ -51,3 +57,71 @@ async def test_grammar_is_checked_in_a_thread_and_the_engine_gets_what_came_of_i
     (prepared,) = engine.added
     assert (prepared.request_id, prepared.params, prepared.tasks) == ("a", params, ("generate",))
     assert prepared.prompt["prompt_token_ids"] == [1, 2]
+
+
+def payload(block: InlineBlock | SharedBlock) -> RowsPayload:
+    return RowsPayload(1, 1, 2, "float32", block, (Segment(0, 1, 0),))
+
+
+def output(request_id: str, block: InlineBlock | SharedBlock, *token_ids: int) -> EngineCoreOutput:
+    rows = torch.frombuffer(bytearray(encode(payload(block))), dtype=torch.uint8)
+    return EngineCoreOutput(request_id=request_id, new_token_ids=list(token_ids), pooling_output=rows)
+
+
+def processor_with(request_id: str) -> tuple[RowOutputProcessor, RequestOutputCollector]:
+    """With one request, whose tokens are not detokenised; `request_id` is the caller's, "inside" the
+    engine's."""
+    processor = RowOutputProcessor(OutputProcessor(None, log_stats=False, stream_interval=1))
+    params = SamplingParams(detokenize=False, output_kind=RequestOutputKind.DELTA)
+    request = EngineCoreRequest(
+        request_id="inside",
+        external_req_id=request_id,
+        prompt_token_ids=[1],
+        mm_features=None,
+        sampling_params=params,
+        pooling_params=None,
+        arrival_time=0.0,
+        lora_request=None,
+        cache_salt=None,
+        data_parallel_rank=None,
+    )
+    queue = RequestOutputCollector(RequestOutputKind.DELTA, "inside")
+    processor.add_request(request, None, None, 0, queue)
+    return processor, queue
+
+
+def test_rows_go_to_the_sink_of_their_request_and_tokens_on_to_vllm() -> None:
+    processor, queue = processor_with("a")
+    taken: list[RowsPayload] = []
+    processor.row_sinks["a"] = taken.append
+    block = InlineBlock(bytes(8))
+    processor.process_outputs([output("inside", block)])
+    assert taken == [payload(block)]
+    assert queue.output is None, "no token yet: rows of a piece of the prompt"
+    processor.process_outputs([output("inside", block, 5)])
+    assert taken == [payload(block)] * 2
+    assert cast(Any, queue.get_nowait()).outputs[0].token_ids == [5]
+
+
+def test_rows_of_a_request_that_has_ended_are_given_back_to_the_queue() -> None:
+    processor, _ = processor_with("a")
+    queue = SlabQueue(
+        new_queue_path("test"), capacity=1, slot_bytes=8, max_portions=1, num_consumers=1, create=True
+    )
+    try:
+        processor.row_queue = queue
+        slot, generation = queue.take() or pytest.fail("the queue is empty")
+        queue.publish(slot, generation, 1)
+        processor.process_outputs([output("gone", SharedBlock(slot, generation, 0))])
+        assert queue.num_in_use() == 0
+    finally:
+        queue.close()
+
+
+def test_the_processor_is_configured_as_the_one_that_vllm_has_made() -> None:
+    made = OutputProcessor(None, log_stats=True, stream_interval=3, tracing_enabled=True)
+    ours = RowOutputProcessor(made)
+    assert {name: value for name, value in vars(ours).items() if name in vars(made)}.keys() == vars(
+        made
+    ).keys()
+    assert (ours.log_stats, ours.stream_interval, ours.tracing_enabled) == (True, 3, True)

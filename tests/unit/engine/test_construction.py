@@ -20,8 +20,8 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from omni_server.engine import construction
 from omni_server.engine.construction import BuiltEngine, build_engine
-from omni_server.engine.progress import StartProgress
-from omni_server.engine.shared_leftovers import mapped_by
+from omni_server.engine.process_files import shared_files_of
+from omni_server.engine.start_progress import StartProgress
 from omni_server.errors import ConfigError
 from tests.unit.engine import fake_engine
 
@@ -34,11 +34,16 @@ class Client:
 
     made: list["Client"]
 
-    def __init__(self, config: Any, executor_class: Any, *, client_addresses: dict[str, Any], **_: object) -> None:
+    def __init__(
+        self, config: Any, executor_class: Any, *, client_addresses: dict[str, Any], **_: object
+    ) -> None:
         self.is_shut_down = threading.Event()
         Client.made.append(self)
         address, listener = client_addresses["input_address"], client_addresses["input_listener"]
-        with zmq.Context() as context, make_zmq_socket(context, address, zmq.ROUTER, listener=listener) as socket:
+        with (
+            zmq.Context() as context,
+            make_zmq_socket(context, address, zmq.ROUTER, listener=listener) as socket,
+        ):
             assert socket.poll(TIMEOUT_S * 1000)
 
     def shutdown(self) -> None:
@@ -139,7 +144,9 @@ async def test_a_stage_that_is_not_ready_in_time_says_how_far_it_came(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.runs(fake_engine.never_become_ready, monkeypatch)
-    expected = r"stage 'talker' was not ready after 1 s \(start_timeout_s\); it had come to: starting its process"
+    expected = (
+        r"stage 'talker' was not ready after 1 s \(start_timeout_s\); it had come to: starting its process"
+    )
     with pytest.raises(ConfigError, match=expected):
         await world.build(timeout_s=1.0)
     await until(lambda: world.num_alive() == 0)
@@ -195,7 +202,7 @@ async def test_semaphores_of_an_engine_that_is_given_up_are_removed(
     task = asyncio.create_task(world.build())
 
     def semaphores() -> frozenset[str]:
-        return mapped_by([process.pid for process in world.processes if process.pid is not None])
+        return shared_files_of([process.pid for process in world.processes if process.pid is not None])
 
     await until(lambda: bool(semaphores()))
     held = semaphores()
@@ -247,7 +254,8 @@ class LateClient(Client):
 async def test_a_client_whose_engine_was_given_up_opens_its_sockets_and_is_shut_down(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that cannot would leave a context behind, whose end the garbage collector would wait for, for ever."""
+    """One that cannot would leave a context behind, whose end the garbage collector would wait for, for
+    ever."""
     world.runs(fake_engine.never_become_ready, monkeypatch)
     world.folder = world.folder / "of this engine"
     world.folder.mkdir()

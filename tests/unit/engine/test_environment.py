@@ -27,7 +27,9 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("config", "runner"), [(CPU, "0"), (CUDA, "1")], ids=["cpu", "cuda"])
-def test_the_model_runner_is_v2_on_a_gpu(environment: dict[str, str], config: StageConfig, runner: str) -> None:
+def test_the_model_runner_is_v2_on_a_gpu(
+    environment: dict[str, str], config: StageConfig, runner: str
+) -> None:
     set_engine_environment(config)
     assert environment[RUNNER] == runner
 

@@ -79,7 +79,9 @@ def test_a_program_with_threads_forks_engines_from_a_new_interpreter(folder: Pat
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_to_the_whole_service_leave_the_fork_server_alone(number: signal.Signals, folder: Path) -> None:
+def test_signals_to_the_whole_service_leave_the_fork_server_alone(
+    number: signal.Signals, folder: Path
+) -> None:
     with program("alone", folder):
         report = report_in(folder)
         os.kill(report["fork_server"], number)

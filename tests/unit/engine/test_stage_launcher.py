@@ -14,9 +14,9 @@ from omni_server.engine import stage_launcher
 from omni_server.engine.construction import BuiltEngine
 from omni_server.engine.engine_processes import EngineProcesses
 from omni_server.engine.mps import MpsDaemon
-from omni_server.engine.progress import StartProgress
+from omni_server.engine.process_files import TempFolder
 from omni_server.engine.stage_launcher import StageLauncher
-from omni_server.engine.temp_folder import TempFolder
+from omni_server.engine.start_progress import StartProgress
 from omni_server.family import ModelFamily
 
 CONFIG = load_stage_config(find_shipped_config("qwen2_5_omni.demo-cpu"))
@@ -37,10 +37,10 @@ def environments(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
     return built
 
 
-async def build(folder: Path, mps: object = None) -> None:
+def launcher_in(folder: Path, mps: object = None) -> StageLauncher:
     temp = SimpleNamespace(path=folder, check_room=lambda: None, variables=lambda: {"TMPDIR": str(folder)})
     family = SimpleNamespace(hf_overrides=lambda stage: None)
-    launcher = StageLauncher(
+    return StageLauncher(
         folder,
         CONFIG,
         cast(ModelFamily, family),
@@ -49,6 +49,9 @@ async def build(folder: Path, mps: object = None) -> None:
         mps=cast(MpsDaemon, mps),
         load_format="dummy",
     )
+
+
+async def build(launcher: StageLauncher) -> None:
     with StartProgress(lambda line: None) as progress:
         await launcher.build("thinker", progress)
 
@@ -56,22 +59,38 @@ async def build(folder: Path, mps: object = None) -> None:
 async def test_engines_share_the_cores_while_they_load_and_vllm_may_reduce_them_later(
     environments: list[dict[str, str]], tmp_path: Path
 ) -> None:
-    await build(tmp_path)
+    await build(launcher_in(tmp_path))
     assert environments[0]["OMP_NUM_THREADS"] == str(max(1, available_cpu_count() // len(CONFIG.stages)))
     assert environments[0][OMP_NUM_THREADS_SET_BY_VLLM] == "1"
     assert environments[0]["TMPDIR"] == str(tmp_path)
-    assert not os.environ.keys() & {"OMP_NUM_THREADS", OMP_NUM_THREADS_SET_BY_VLLM}, "the server goes on as it was"
+    assert not os.environ.keys() & {"OMP_NUM_THREADS", OMP_NUM_THREADS_SET_BY_VLLM}, (
+        "the server goes on as it was"
+    )
 
 
 async def test_threads_that_the_operator_has_set_stay(
     environments: list[dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    await build(tmp_path)
+    await build(launcher_in(tmp_path))
     assert environments[0]["OMP_NUM_THREADS"] == "3"
     assert OMP_NUM_THREADS_SET_BY_VLLM not in environments[0]
 
 
-async def test_engines_are_clients_of_the_servers_mps(environments: list[dict[str, str]], tmp_path: Path) -> None:
-    await build(tmp_path, SimpleNamespace(variables=lambda: {"CUDA_MPS_PIPE_DIRECTORY": "/pipes"}))
+async def test_engines_are_clients_of_the_servers_mps(
+    environments: list[dict[str, str]], tmp_path: Path
+) -> None:
+    await build(
+        launcher_in(tmp_path, SimpleNamespace(variables=lambda: {"CUDA_MPS_PIPE_DIRECTORY": "/pipes"}))
+    )
     assert environments[0]["CUDA_MPS_PIPE_DIRECTORY"] == "/pipes"
+
+
+async def test_what_vllm_sets_in_this_process_does_not_reach_the_engine_of_a_restart(
+    environments: list[dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher = launcher_in(tmp_path)
+    await build(launcher)
+    monkeypatch.setenv("LD_PRELOAD", "libtcmalloc.so")
+    await build(launcher)
+    assert environments[0] == environments[1]

@@ -1,4 +1,5 @@
-"""What happens from the death of an engine to the next one, in order; without engines."""
+"""What happens from the death of an engine to the next one, without engines: the steps in their order, how a
+death or a hang is noticed, and when a stage is not started again."""
 
 import asyncio
 import gc
@@ -12,13 +13,13 @@ import pytest
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from omni_server.config.stage_config import SupervisionConfig
-from omni_server.engine import health_watch, supervisor
+from omni_server.engine import supervisor
 from omni_server.engine.construction import BuiltEngine
 from omni_server.engine.engine_processes import EngineProcesses
 from omni_server.engine.launcher import Engines
 from omni_server.engine.stage_client import StageClient
 from omni_server.engine.stage_launcher import StageLauncher
-from omni_server.engine.supervisor import Supervisor
+from omni_server.engine.supervisor import CrashLoopError, Restarts, Supervisor, until_down
 from omni_server.errors import ConfigError, StageDeadError
 
 
@@ -40,7 +41,9 @@ class World:
         self.end_s = 0.0
 
     def built(self) -> BuiltEngine[AsyncLLM]:
-        return BuiltEngine(cast(AsyncLLM, SimpleNamespace(errored=False)), cast(EngineProcesses, Processes(self)))
+        return BuiltEngine(
+            cast(AsyncLLM, SimpleNamespace(errored=False)), cast(EngineProcesses, Processes(self))
+        )
 
     def die(self) -> None:
         cast(Any, self.client.engine).errored = True
@@ -100,11 +103,12 @@ class Processes:
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    async def close_frontend(engine: AsyncLLM) -> None:
+    async def close_frontend(engine: AsyncLLM) -> bool:
         world.events.append("frontend closed")
+        return True
 
     world = World()
-    monkeypatch.setattr(health_watch, "POLL_S", 0.001)
+    monkeypatch.setattr(supervisor, "POLL_S", 0.001)
     monkeypatch.setattr(supervisor, "close_frontend", close_frontend)
     monkeypatch.setattr(gc, "collect", lambda: 0)  # of all that a test run has imported: seconds
     return world
@@ -222,3 +226,171 @@ async def test_stopping_leaves_engines_that_run_alone(world: World) -> None:
     await asyncio.wait_for(one.stop(), 10)
     assert world.events == []
     assert not world.client.is_dead
+
+
+# -- when a stage is started again, and when it is not
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_first_restart_comes_at_once_and_later_ones_after_growing_times() -> None:
+    policy = SupervisionConfig(max_restarts=7, max_backoff_s=5.0)
+    restarts = Restarts("talker", policy, Clock())
+    assert [restarts.next_delay_s() for _ in range(7)] == [0.0, 0.5, 1.0, 2.0, 4.0, 5.0, 5.0]
+    assert restarts.count == 7
+
+
+def test_too_many_deaths_within_the_window_are_a_crash_loop() -> None:
+    restarts = Restarts("talker", SupervisionConfig(max_restarts=2, restart_window_s=60), Clock())
+    restarts.next_delay_s()
+    restarts.next_delay_s()
+    with pytest.raises(CrashLoopError, match="has died 3 times within 60 s"):
+        restarts.next_delay_s()
+
+
+def test_restarts_are_forgotten_after_the_window() -> None:
+    clock = Clock()
+    restarts = Restarts("talker", SupervisionConfig(max_restarts=1, restart_window_s=60), clock)
+    for _ in range(3):
+        assert restarts.next_delay_s() == 0.0
+        clock.now += 61
+    assert restarts.count == 3
+
+
+def test_without_restarts_the_first_death_is_the_last() -> None:
+    with pytest.raises(CrashLoopError, match="has died 1 times"):
+        Restarts("talker", SupervisionConfig(max_restarts=0), Clock()).next_delay_s()
+
+
+# -- deaths and hangs are noticed, and nothing else is taken for one
+
+HANG_S = 0.3
+
+
+class FakeStage:
+    """A client and its processes in one."""
+
+    def __init__(self) -> None:
+        self.is_dead = False
+        self.has_ended = False
+        self.answers = asyncio.Event()
+        self.answers.set()
+        self.error: Exception | None = None
+        self.num_calls = 0
+        self.num_waiting = 0
+
+    def why_ended(self) -> str:
+        return "gone"
+
+    async def check_health(self) -> None:
+        self.num_calls += 1
+        self.num_waiting += 1
+        try:
+            await self.answers.wait()
+        finally:
+            self.num_waiting -= 1
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "POLL_S", 0.005)
+    monkeypatch.setattr(supervisor, "HEALTH_INTERVAL_S", 0.01)
+
+
+def watched(
+    stage: FakeStage, hang_timeout_s: float | None = HANG_S, clock: Callable[[], float] = time.monotonic
+) -> asyncio.Task[str]:
+    return asyncio.create_task(
+        until_down(cast(StageClient[Any], stage), cast(EngineProcesses, stage), hang_timeout_s, clock)
+    )
+
+
+async def calls(stage: FakeStage, number: int) -> None:
+    async with asyncio.timeout(10):
+        while stage.num_calls < number:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.usefixtures("fast")
+@pytest.mark.parametrize("sign", ["is_dead", "has_ended"])
+async def test_a_dead_engine_is_noticed_by_either_sign(sign: str) -> None:
+    stage = FakeStage()
+    watch = watched(stage)
+    await calls(stage, 2)
+    setattr(stage, sign, True)
+    assert await asyncio.wait_for(watch, 10) == "gone"
+
+
+@pytest.mark.usefixtures("fast")
+async def test_an_engine_that_does_not_answer_hangs() -> None:
+    stage = FakeStage()
+    watch = watched(stage)
+    await calls(stage, 3)
+    stage.answers.clear()
+    assert await asyncio.wait_for(watch, 10) == "its engine has not answered for 0.3 s"
+    assert stage.num_waiting == 0
+
+
+@pytest.mark.usefixtures("fast")
+async def test_an_engine_that_is_slow_to_answer_does_not() -> None:
+    stage = FakeStage()
+    stage.answers.clear()
+    watch = watched(stage, 30.0)
+    await calls(stage, 1)
+    await asyncio.sleep(0.1)
+    stage.answers.set()
+    await calls(stage, 3)
+    assert not watch.done()
+    watch.cancel()
+
+
+@pytest.mark.usefixtures("fast")
+async def test_time_in_which_this_process_did_not_run_is_not_the_engines_silence() -> None:
+    now = 0.0
+    stage = FakeStage()
+    stage.answers.clear()
+    watch = watched(stage, 3.0, lambda: now)
+    await asyncio.sleep(0)
+    now = 1.0
+    await calls(stage, 1)
+    now = 3600.0  # Ctrl-Z, an hour later fg
+    await asyncio.sleep(0.1)
+    assert not watch.done()
+    watch.cancel()
+    await asyncio.wait([watch])
+
+
+@pytest.mark.usefixtures("fast")
+async def test_a_failed_health_check_is_told() -> None:
+    stage = FakeStage()
+    stage.error = RuntimeError("device lost")
+    assert await asyncio.wait_for(watched(stage), 10) == "its health check has failed: device lost"
+
+
+@pytest.mark.usefixtures("fast")
+async def test_a_call_that_fails_because_the_engine_died_is_a_death() -> None:
+    stage = FakeStage()
+    stage.answers.clear()
+    watch = watched(stage)
+    await calls(stage, 1)
+    stage.is_dead = True
+    stage.error = StageDeadError("talker", "it died")
+    stage.answers.set()
+    assert await asyncio.wait_for(watch, 10) == "gone"
+
+
+@pytest.mark.usefixtures("fast")
+async def test_without_a_bound_nothing_is_asked() -> None:
+    stage = FakeStage()
+    watch = watched(stage, None)
+    await asyncio.sleep(0.1)
+    assert stage.num_calls == 0
+    stage.has_ended = True
+    assert await asyncio.wait_for(watch, 10) == "gone"

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_server.protocol.ending import ending_marker
-from omni_server.protocol.parent_watch import end_with_parent
+from omni_server.protocol.parent_watch import end_with_parent, ending_marker
 
 TIMEOUT_S = 60.0
 

@@ -5,8 +5,8 @@ import pytest
 
 from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig, FlowSolver
 from omni_server.protocol.give_way import GiveWaySpec
-from omni_server.protocol.progress import ProgressSpec
 from omni_server.protocol.runtime_config import QueueSpec, StageRuntimeConfig
+from omni_server.protocol.start_report import ProgressSpec
 
 QUEUE = QueueSpec(capacity=16, path="/dev/shm/queue-1", slot_bytes=4096, max_portions=8, num_consumers=1)
 AR = StageRuntimeConfig(

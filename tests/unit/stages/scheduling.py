@@ -30,7 +30,7 @@ from omni_server.protocol.rows import (
     encode,
 )
 from omni_server.protocol.runtime_config import QueueSpec, StageRuntimeConfig
-from omni_server.protocol.token_blocks import TOKENS_PER_OUTPUT_KEY
+from omni_server.protocol.vllm_fields import TOKENS_PER_OUTPUT_KEY
 from omni_server.transport.slab_queue import SlabQueue
 from stages.runtime.batch import StageStep, attach_findings, attached_step
 from stages.runtime.joint_batches import Arrivals

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from omni_server.protocol.grammar_refusal import GRAMMAR_TOO_SLOW, GRAMMARS_BUSY
+from omni_server.protocol.vllm_fields import GRAMMAR_TOO_SLOW, GRAMMARS_BUSY
 from stages.runtime.grammar_compilers import NICENESS, GrammarCompilers, GrammarRefusedError
 
 LONG_S = 30.0

@@ -15,7 +15,7 @@ from vllm.v1.structured_output.backend_types import (
     StructuredOutputOptions,
 )
 
-from omni_server.protocol.grammar_refusal import GRAMMAR_TOO_SLOW
+from omni_server.protocol.vllm_fields import GRAMMAR_TOO_SLOW
 from stages.runtime.grammar_compilers import GrammarCompilers, GrammarRefusedError
 from stages.runtime.row_scheduling import AsyncStageScheduler, StageScheduler
 from tests.unit.stages.grammars import ScriptedGrammar

@@ -8,7 +8,7 @@ import torch
 import xgrammar
 from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar
 
-from omni_server.protocol.grammar_refusal import GRAMMAR_ALLOWS_NOTHING, GRAMMAR_TOO_SLOW, GRAMMARS_BUSY
+from omni_server.protocol.vllm_fields import GRAMMAR_ALLOWS_NOTHING, GRAMMAR_TOO_SLOW, GRAMMARS_BUSY
 from stages.runtime.grammar_watch import GrammarWatch
 from tests.unit.stages.grammars import ScriptedGrammar
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from vllm.config import CompilationMode, CUDAGraphMode
 
-from omni_server.engine.progress import StartProgress
+from omni_server.engine.start_progress import StartProgress
 from omni_server.errors import ConfigError
 from omni_server.protocol.device_memory import OUTSIDE_TORCH_BYTES, slack_bytes
 from omni_server.protocol.runtime_config import StageRuntimeConfig

@@ -74,7 +74,9 @@ def test_blocks_that_a_dead_producer_never_handed_over_are_ended(edge: Edge) -> 
     assert edge.server.num_in_use() == 0
 
 
-def test_blocks_that_a_dead_consumer_was_given_are_ended_also_where_some_ranks_had_read_them(edge: Edge) -> None:
+def test_blocks_that_a_dead_consumer_was_given_are_ended_also_where_some_ranks_had_read_them(
+    edge: Edge,
+) -> None:
     sent, half_read, kept = edge.step(3)
     for block in (sent, half_read, kept):
         edge.ledger.received(block)

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -62,6 +63,14 @@ def filled(queue: SlabQueue, num_portions: int) -> list[SharedBlock]:
     slot, generation = taken
     queue.publish(slot, generation, num_portions)
     return [SharedBlock(slot, generation, portion) for portion in range(num_portions)]
+
+
+def test_machines_that_may_reorder_stores_are_refused(
+    make: MakeQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    with pytest.raises(ConfigError, match=r"this machine is aarch64: set queue\.transport to inline"):
+        make()
 
 
 def test_a_new_queue_is_empty(make: MakeQueue) -> None:
@@ -273,12 +282,14 @@ def test_a_sweep_removes_the_file_of_a_killed_owner() -> None:
     program = (
         "import sys, time\n"
         "from omni_server.transport.slab_queue import SlabQueue, new_queue_path\n"
-        "queue = SlabQueue(new_queue_path('orphan'), capacity=1, slot_bytes=10, max_portions=1, num_consumers=1,"
-        " create=True)\n"
+        "queue = SlabQueue(new_queue_path('orphan'), capacity=1, slot_bytes=10, max_portions=1,"
+        " num_consumers=1, create=True)\n"
         "print(queue.path, flush=True)\n"
         "time.sleep(600)\n"
     )
-    owner = subprocess.Popen([sys.executable, "-c", program], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+    owner = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True
+    )
     assert owner.stdout is not None
     try:
         path = Path(owner.stdout.readline().strip())

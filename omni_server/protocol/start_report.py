@@ -1,4 +1,4 @@
-"""How an engine tells the server what it is doing while it starts."""
+"""What an engine reports to the server while it starts: one datagram per phase."""
 
 import enum
 
@@ -12,7 +12,8 @@ class Phase(enum.Enum):
     LOADED = "weights loaded"
     MEASURING = "measuring memory"
     COMPILING = "compiling"
-    """And measuring memory: the first pass does both. A start that finds compiled code in the cache takes it."""
+    """And measuring memory: the first pass does both. A start that finds compiled code in the cache takes
+    it."""
     BUDGETED = "memory budget"
     CAPTURING = "capturing CUDA graphs"
 
@@ -39,5 +40,5 @@ def encode_report(report: PhaseReport) -> bytes:
 
 
 def decode_report(data: bytes) -> PhaseReport:
-    """Raises `ValueError` for anything else."""
+    """Raises `ValueError` if `data` is not a report."""
     return msgspec.json.decode(data, type=PhaseReport)

@@ -1,4 +1,5 @@
-"""What the user is told while engines start: each stage's phases, with the time since the stage began."""
+"""What the user reads while engines start: each stage's phases, with the time since the stage began to
+start."""
 
 import asyncio
 import logging
@@ -7,19 +8,19 @@ from collections.abc import Callable
 from types import TracebackType
 
 from omni_server.protocol.local_socket import bound_socket, new_socket_name, receive_own
-from omni_server.protocol.progress import Phase, PhaseReport, ProgressSpec, decode_report
+from omni_server.protocol.start_report import Phase, PhaseReport, ProgressSpec, decode_report
 
 logger = logging.getLogger(__name__)
 
 MAX_REPORT_BYTES = 4096
 LONGEST_SILENCE_S = 2.5
-"""Whoever watches a start reads a line at least this often."""
+"""A user who watches a start reads a line at least this often."""
 
 
 class StartProgress:
-    """Listens to the engines while it is entered (inside a running event loop) and hands on one line at each step.
+    """Listens to the engines while it is entered, in a running event loop, and hands on a line per phase.
 
-    Engines report by datagram. Nobody waits for a report: an engine that dies or says nothing holds nothing up.
+    Engines report by datagram. No report is waited for: an engine that dies or is silent holds nothing up.
     """
 
     def __init__(self, on_line: Callable[[str], None]) -> None:
@@ -40,7 +41,10 @@ class StartProgress:
         return self
 
     def __exit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self._next_look.cancel()
         self._loop.remove_reader(self._socket)
@@ -59,7 +63,7 @@ class StartProgress:
         del self._began[stage]
 
     def last_phase(self, stage: str) -> str | None:
-        """What the stage has reported last, or None if it has not come so far."""
+        """What the stage has reported last, or None if it has not reported yet."""
         self._read()
         phase = self._phases.get(stage)
         return None if phase is None else phase.value
@@ -73,7 +77,9 @@ class StartProgress:
 
     def _break_silence(self) -> None:
         if self._began and time.monotonic() - self._last_line >= LONGEST_SILENCE_S:
-            self._on_line("waiting for " + ", ".join(f"{stage} ({self._phase(stage)})" for stage in self._began))
+            self._on_line(
+                "waiting for " + ", ".join(f"{stage} ({self._phase(stage)})" for stage in self._began)
+            )
         wait_s = max(0.1, self._last_line + LONGEST_SILENCE_S - time.monotonic())
         self._next_look = self._loop.call_later(wait_s, self._break_silence)
 

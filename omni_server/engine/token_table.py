@@ -15,12 +15,15 @@ _BYTES = {character: byte for byte, character in bytes_to_unicode().items()}
 
 
 class TokenTable:
-    """Bytes of single tokens. vLLM's own text of a token depends on its neighbours where it ends inside a character."""
+    """Bytes of single tokens. vLLM's own text of a token depends on its neighbours where it ends inside a
+    character."""
 
     def __init__(self, tokenizer: TokenizerLike) -> None:
         self._tokenizer: Any = tokenizer
         self._special = frozenset(tokenizer.all_special_ids)
-        self._added: dict[int, str] = {token_id: text for text, token_id in self._tokenizer.get_added_vocab().items()}
+        self._added: dict[int, str] = {
+            token_id: text for text, token_id in self._tokenizer.get_added_vocab().items()
+        }
         self._texts = lru_cache(maxsize=65536)(self._text)
 
     def is_special(self, token_id: int) -> bool:
@@ -32,7 +35,9 @@ class TokenTable:
 
     def sampled(self, token_id: int, candidates: dict[int, Logprob], num_top: int) -> SampledToken:
         """`candidates` has the sampled token and the likeliest ones."""
-        best = sorted((c.rank, other) for other, c in candidates.items() if c.rank is not None and c.rank <= num_top)
+        best = sorted(
+            (c.rank, other) for other, c in candidates.items() if c.rank is not None and c.rank <= num_top
+        )
         return SampledToken(
             self.logprob(token_id, candidates[token_id].logprob),
             tuple(self.logprob(other, candidates[other].logprob) for _, other in best),

@@ -7,9 +7,9 @@ import socket
 
 import pytest
 
-from omni_server.engine.progress import StartProgress
+from omni_server.engine.start_progress import StartProgress
 from omni_server.protocol.local_socket import socket_address
-from omni_server.protocol.progress import Phase, ProgressSpec
+from omni_server.protocol.start_report import Phase, ProgressSpec
 from stages.runtime.progress import ProgressReporter
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from omni_server.engine.uninterrupted import uninterrupted
+from omni_server.engine.cancellation import uninterrupted
 
 
 class Work:

@@ -6,7 +6,7 @@ import pytest
 from transformers import AutoTokenizer
 from vllm.logprobs import Logprob
 
-from omni_server.engine.logprobs import TokenTable
+from omni_server.engine.token_table import TokenTable
 from stages.qwen2_5_omni.demo_checkpoint import make_demo_checkpoint
 
 
@@ -26,7 +26,9 @@ def test_bytes_of_tokens_join_to_the_text(tokenizer: Any, table: TokenTable) -> 
     assert b"".join(table.logprob(token_id, -1.0).utf8 for token_id in ids) == text.encode()
 
 
-def test_a_piece_of_a_character_has_its_bytes_and_a_replacement_as_text(tokenizer: Any, table: TokenTable) -> None:
+def test_a_piece_of_a_character_has_its_bytes_and_a_replacement_as_text(
+    tokenizer: Any, table: TokenTable
+) -> None:
     pieces = [table.logprob(token_id, -1.0) for token_id in tokenizer.encode("👋", add_special_tokens=False)]
     assert len(pieces) > 1
     assert b"".join(piece.utf8 for piece in pieces) == "👋".encode()
@@ -43,7 +45,9 @@ def test_an_id_without_a_token_is_nothing(tokenizer: Any, table: TokenTable) -> 
     assert (got.text, got.utf8) == ("", b"")
 
 
-def test_the_likeliest_tokens_come_first_and_are_as_many_as_were_asked_for(tokenizer: Any, table: TokenTable) -> None:
+def test_the_likeliest_tokens_come_first_and_are_as_many_as_were_asked_for(
+    tokenizer: Any, table: TokenTable
+) -> None:
     a, b, c = (tokenizer.encode(word, add_special_tokens=False)[0] for word in (".", ",", "!"))
     candidates = {c: Logprob(-3.0, rank=7), b: Logprob(-2.0, rank=2), a: Logprob(-1.0, rank=1)}
     got = table.sampled(c, candidates, 2)

@@ -1,0 +1,57 @@
+"""What becomes of work when the task that waits for it is cancelled: it is done to its end, or left to
+itself."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import TypeVar
+
+T = TypeVar("T")
+
+THREAD_NAME = "blocking call"
+"""Of the threads of `in_daemon_thread`."""
+
+
+async def uninterrupted(work: Coroutine[object, object, T]) -> T:
+    """The result of `work`, which must end by itself. A cancellation that comes meanwhile is raised after the
+    end, in place of the result; an error of `work` is raised in any case."""
+    task = asyncio.ensure_future(work)
+    was_cancelled = False
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            was_cancelled = True
+    result = task.result()
+    if was_cancelled:
+        raise asyncio.CancelledError
+    return result
+
+
+async def in_daemon_thread(function: Callable[[], T]) -> T:
+    """The result of the blocking `function()`, or what it raises. If the call is cancelled, the thread goes
+    on by itself; unlike one of `asyncio.to_thread`, it keeps neither the event loop nor the interpreter from
+    ending."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if future.done():  # cancelled
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]  # T may include None
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = function()
+        except BaseException as exc:  # noqa: BLE001 - it is raised where the result is awaited
+            error = exc
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, name=THREAD_NAME, daemon=True).start()
+    return await future
