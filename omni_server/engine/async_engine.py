@@ -33,7 +33,7 @@ class RowOutputProcessor(OutputProcessor):
     stage_metrics: ArStageMetrics
 
     def update_scheduler_stats(self, scheduler_stats: SchedulerStats | None) -> None:
-        """What the stage's scheduler reports from time to time (`stages.runtime.load_report`)."""
+        """What the stage's scheduler reports from time to time (`stages.runtime.stage_outputs`)."""
         if scheduler_stats is not None:
             self.stage_metrics.reported(
                 num_running=scheduler_stats.num_running_reqs,

@@ -31,7 +31,7 @@ def set_engine_environment(config: StageConfig) -> None:
     # On a GPU V2, which vLLM would take for these models: the talker's sampler is one kernel there. On a CPU V2 needs a
     # Triton that compiles for CPUs, which the one on PyPI does not.
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "1" if config.platform == "cuda" else "0")
-    # Scores that are not numbers end their request (`stages.runtime.corrupt_requests`) instead of becoming a token.
+    # Scores that are not numbers end their request (`stages.runtime.stage_outputs`) instead of becoming a token.
     os.environ.setdefault("VLLM_COMPUTE_NANS_IN_LOGITS", "1")
     # vLLM's client of an engine waits for it so long, from the start of its process on. `start_timeout_s` is the limit.
     os.environ.setdefault("VLLM_ENGINE_READY_TIMEOUT_S", "86400")

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from stages.runtime.row_pool import PAGE_ROWS, RowPool
+from stages.runtime.embedding_store import PAGE_ROWS, RowPool
 
 
 def filled(pool: RowPool, page: int, value: int) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from stages.runtime.row_upload import RowUpload
+from stages.runtime.embeddings_in import RowUpload
 
 CPU = torch.device("cpu")
 

@@ -63,7 +63,7 @@ def attend() -> Callable[[Step], tuple[list[dict[str, torch.Tensor]], torch.Tens
             attn=_Attention(),
             rotary_emb=_Rope(is_ours=step.has_kernels),
             _kernel=kernel if step.has_kernels else None,
-            _turn=turn if step.has_kernels else None,
+            _rotate=turn if step.has_kernels else None,
         )
         layer._attend_by_kernel = lambda *args: RopeAttention._attend_by_kernel(layer, *args)  # type: ignore[arg-type]
         layer.attend = lambda *args: RopeAttention.attend(layer, *args)  # type: ignore[arg-type]
