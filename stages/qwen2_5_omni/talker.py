@@ -112,6 +112,7 @@ class Qwen2_5OmniTalker(nn.Module, SupportsLoRA, SupportsPP, SupportsQuant, Supp
 
     hf_to_vllm_mapper = _CHECKPOINT | Qwen2Model.hf_to_vllm_mapper
     packed_modules_mapping = Qwen2ForCausalLM.packed_modules_mapping
+    banned_ids: torch.Tensor
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()

@@ -7,7 +7,7 @@ from vllm.v1.worker.worker_base import CompilationTimes
 from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
 from omni_server.protocol.progress import Phase
 from stages.runtime.diffusion_runner import DiffusionModelRunnerMixin
-from stages.runtime.platform import StageWorkerMixin, platform_worker_class
+from stages.runtime.stage_worker import StageWorkerMixin, platform_worker_class
 
 
 class DiffusionWorker(StageWorkerMixin, platform_worker_class()):  # type: ignore[misc]
