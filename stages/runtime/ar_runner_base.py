@@ -5,7 +5,7 @@ The adapters over vLLM's generations, `ar_runner_v1` and `ar_runner_v2`, say whe
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from vllm.config import VllmConfig
@@ -22,10 +22,8 @@ from stages.runtime.embeddings_in import RowOverlay
 from stages.runtime.embeddings_out import PendingRows, RowEmitter
 from stages.runtime.stage_step import TakenSlot, attach_findings, attached_step
 
-if TYPE_CHECKING:  # for mypy any of vLLM's runners: an adapter is combined with one at run time
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner as VllmRunner
-else:
-    VllmRunner = object
+VllmRunner: Any = object
+"""For mypy: what the mixin is combined with at run time, one of vLLM's model runners."""
 
 StepOutput: TypeAlias = ModelRunnerOutput | AsyncModelRunnerOutput | IntermediateTensors | None
 """What `sample_tokens` of vLLM's runners returns; a rank that does not sample has none."""

@@ -11,8 +11,7 @@ import torch
 from omni_server.protocol.rows import InlineBlock, RowDtype, RowsFeed, RowsPayload, Segment
 from omni_server.transport.slab_queue import SlabQueue
 from stages.runtime.request_slots import RequestSlots, grown
-
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+from stages.runtime.slab_layout import ROW_DTYPES
 
 _Ints = npt.NDArray[np.int64]
 
@@ -29,8 +28,8 @@ class MissingRowError(IndexError):
 
 
 class RowPool:
-    """Rows are opaque bytes. Memory that was used once stays with the pool; a page is handed out as it was
-    left."""
+    """Host memory for rows, opaque bytes of equal width, handed out in pages. It never shrinks; pages are not
+    cleared."""
 
     def __init__(self, row_bytes: int) -> None:
         self.row_bytes = row_bytes
@@ -74,7 +73,7 @@ class RowPool:
 
 @dataclass
 class _Request:
-    """What is not looked up for a whole step at once."""
+    """State of one request that is not looked up for a whole step at once."""
 
     slot: int
     num_rows: int = 0
@@ -97,7 +96,7 @@ class RowStore:
     """Rows by request and absolute position, kept until the request ends: after a preemption they are needed
     again.
 
-    Where a row lies is worked out for all tokens of a step at once, from arrays with one entry per request
+    Where a row lies is computed for all tokens of a step at once, from arrays with one entry per request
     (its *slot*). Not thread safe; lives in one worker.
     """
 
@@ -251,7 +250,7 @@ class RowStore:
     def _pool_for(self, width: int, dtype: RowDtype) -> RowPool:
         if self._pool is None:
             self._format = width, dtype
-            self._pool = RowPool(width * _DTYPES[dtype].itemsize)
+            self._pool = RowPool(width * ROW_DTYPES[dtype].itemsize)
         elif self._format != (width, dtype):
             raise ValueError(f"rows of {width} {dtype} after rows of {self._format}")
         return self._pool
@@ -317,7 +316,7 @@ class RowStore:
     @property
     def dtype(self) -> torch.dtype:
         assert self._format is not None
-        return _DTYPES[self._format[1]]
+        return ROW_DTYPES[self._format[1]]
 
     # -- one request
 

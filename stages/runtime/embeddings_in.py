@@ -130,8 +130,8 @@ class RowOverlay:
     One rule covers prefill in chunks, decoding and recomputation after a preemption: at position p the row
     replaces the token embedding if p < `num_replaced` of the request, and is added to it otherwise.
 
-    A request whose rows cannot be right has none from then on, so that the others of its steps are computed
-    as ever; what is computed for itself means nothing, and `take_findings` tells of it.
+    A request whose rows cannot be right has none from then on, so that the other requests of its steps are
+    not affected. Its own results are then meaningless, and `take_findings` reports it.
     """
 
     def __init__(self, queue: QueueSpec | None, tensor_parallel_rank: int) -> None:
@@ -207,9 +207,9 @@ class RowOverlay:
     def added_rows(
         self, request_ids: list[str], positions: npt.NDArray[np.signedinteger[Any]], embeds: torch.Tensor
     ) -> torch.Tensor | None:
-        """Rows of these positions, one of each request, to be added by the caller: `[num_requests, width]`, of
-        `embeds`' type and on its device. None if a request is not fed, or a row replaces the embedding or has
-        not come."""
+        """Rows of these positions, one of each request, to be added by the caller: `[num_requests, width]`,
+        of `embeds`' type and on its device. None if a request is not fed, or a row replaces the embedding or
+        has not come."""
         slots = self._store.slots.of_batch(request_ids)
         if slots.min() < 0 or (positions < self._store.num_replaced[slots]).any():
             return None
@@ -223,8 +223,7 @@ class RowOverlay:
 
 
 def _lay_over(embeds: torch.Tensor, rows: torch.Tensor, is_added: npt.NDArray[np.bool_]) -> None:
-    """In place, `[n, width]` each; `is_added` `[n]` (bool) tells where the row is added and does not
-    replace."""
+    """In place, `[n, width]` each; `is_added` `[n]`: whether the row is added, or replaces the embedding."""
     if is_added.all():
         embeds.add_(rows)
     elif not is_added.any():
@@ -251,7 +250,7 @@ class RowUpload:
         self._last: tuple[npt.NDArray[np.int64], torch.Tensor] | None = None
 
     def rows_changed(self) -> None:
-        """What was uploaded may have been replaced."""
+        """Rows that were uploaded may have been replaced since."""
         self._last = None
 
     def upload(
@@ -259,8 +258,8 @@ class RowUpload:
     ) -> torch.Tensor:
         """`rows[index]` on the device, `[len(index), row_bytes]` uint8.
 
-        On a GPU the result may be read by the current stream until the next but one call. What the call
-        before has uploaded is not uploaded again: behind the last row of a text, each step has the same.
+        On a GPU the current stream may read the result until the call after the next one. The same rows as
+        in the call before are not uploaded again: after the last row of a text, every step has the same.
         """
         if self._last is None or not np.array_equal(index, self._last[0]):
             self._last = index, self._uploaded(rows, index, device)

@@ -35,7 +35,7 @@ PromptPositions = Callable[[str], tuple[torch.Tensor, int] | None]
 
 @dataclass(frozen=True)
 class _Source:
-    """What is remembered about a request whose rows are wanted, beside the emitter's arrays."""
+    """A request whose rows are wanted; the rest is in the emitter's arrays."""
 
     voice: str
     prompt_mask: npt.NDArray[np.bool_] | None
@@ -103,8 +103,7 @@ class PendingRows:
 
 
 class RowEmitter:
-    """Sends the rows of a stage's requests; lives in the worker whose output vLLM returns (tensor-parallel
-    rank 0)."""
+    """Sends rows; lives in the worker whose output vLLM returns (tensor-parallel rank 0)."""
 
     def __init__(self, producer: RowProducer, queue: QueueSpec, device: torch.device) -> None:
         self._producer = producer
@@ -186,7 +185,7 @@ class RowEmitter:
         slots = self._slots.of_batch(batch.request_ids)
         first = batch.first_positions
         end = first + batch.num_tokens
-        sent = np.where(slots >= 0, self._next_position[slots], end)  # nobody asks for the others
+        sent = np.where(slots >= 0, self._next_position[slots], end)  # the others send none
         if (gap := sent < first).any():
             index = int(gap.argmax())
             raise RuntimeError(
@@ -208,7 +207,7 @@ class RowEmitter:
         offsets, counts = parts.flat_offset, parts.count
         num_rows = int(counts.sum())
         start, end = int(offsets[0]), int(offsets[-1] + counts[-1])
-        if end - start == num_rows:  # all that lies between: no request of the step is left out
+        if end - start == num_rows:  # one contiguous range
             hidden, embeds = hidden[start:end], embeds[start:end]
         else:
             before = np.cumsum(counts) - counts
@@ -288,7 +287,7 @@ class RowEmitter:
     def _pin(queue: SlabQueue) -> None:
         """Page-lock the queue's memory, so that copies from the device run beside the next step.
 
-        A refusal (a low memlock limit) costs speed only: copies then wait for their turn.
+        A refusal (a low memlock limit) costs speed only: copies then are not concurrent with the step.
         """
         whole = torch.frombuffer(queue.slot_buffer(0), dtype=torch.uint8)
         status = torch.cuda.cudart().cudaHostRegister(whole.data_ptr(), queue.capacity * queue.slot_bytes, 0)

@@ -26,15 +26,16 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class FusedSampler(Sampler):
-    """Decides per step: our kernel samples if it can do so for every request of the step; otherwise vLLM does.
+    """Decides per step: our kernel samples if it can do so for every request of the step; otherwise vLLM
+    does.
 
     vLLM samples
     - if a request wants logprobs after processing, min-p, bad words, or end ids that a grammar may restore;
     - where its searches for top-k and top-p deviate from the definition, by how they count equal values or by
       limited precision: for top-k above `MAX_TOP_K`, for top-p without top-k or with one so small that a
       single value may hold all that top-p cuts off, and for top-p among few allowed ids;
-    - always with several logits per request (speculation), other logits processors, thinking budgets, replayed
-      traces, returned sampling masks, noise in float64, and vocabularies above `MAX_VOCABULARY`.
+    - always with several logits per request (speculation), other logits processors, thinking budgets,
+      replayed traces, returned sampling masks, noise in float64, and vocabularies above `MAX_VOCABULARY`.
     """
 
     def __init__(

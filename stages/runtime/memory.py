@@ -67,7 +67,8 @@ class MemoryBudget:
 
 
 def torch_limit(share: int) -> int:
-    """The part of `share` bytes that torch's allocator may take. Raises `ConfigError` if nothing is left for it."""
+    """The part of `share` bytes that torch's allocator may take. Raises `ConfigError` if nothing is left for
+    it."""
     limit = share - OUTSIDE_TORCH_BYTES
     if limit <= 0:
         raise ConfigError(
@@ -116,5 +117,6 @@ def check_budget(budget: MemoryBudget, device: torch.device) -> None:
     if free < budget.kv_cache:
         raise ConfigError(
             f"the device has {free / 1e9:.1f} GB free, less than the KV cache of this stage "
-            f"({budget.describe()}): another program uses it; end that program, or lower gpu_memory_utilization"
+            f"({budget.describe()}): another program uses it; end that program, or lower "
+            "gpu_memory_utilization"
         )

@@ -10,10 +10,10 @@ largest of the columns' maxima is a lower bound of the k-th largest value, and m
 below it fits into `COLUMNS` places of scratch memory. There all pairs are compared, which gives ranks and the
 probability above each value without a sort. `COLUMNS` is thus the largest top-k.
 
-Differences from vLLM: where all finite logits of a row are equal, vLLM's search finds no place to cut, and top-k and
-top-p keep all of them; where no more than top-k are finite and top-p has nothing to cut, vLLM drops the
-smallest; where more than `COLUMNS` equal values straddle the ends of both top-k and top-p, it may keep them
-all. Here both follow their definition.
+Differences from vLLM: where all finite logits of a row are equal, vLLM's search finds no place to cut, and
+top-k and top-p keep all of them; where no more than top-k are finite and top-p has nothing to cut, vLLM drops
+the smallest; where more than `COLUMNS` equal values straddle the ends of both top-k and top-p, it may keep
+them all. Here both follow their definition.
 """
 
 import torch

@@ -7,11 +7,12 @@ import torch
 
 from omni_server.protocol.rows import InlineBlock, RowDtype, RowsPayload, Segment, SharedBlock
 
-_DTYPE_NAMES: dict[torch.dtype, RowDtype] = {
-    torch.float32: "float32",
-    torch.bfloat16: "bfloat16",
-    torch.float16: "float16",
+ROW_DTYPES: dict[RowDtype, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
 }
+_DTYPE_NAMES = {dtype: name for name, dtype in ROW_DTYPES.items()}
 
 _POSITION_BYTES = 12  # int32 on three axes
 
@@ -34,8 +35,8 @@ class SlabPart:
 
 
 class SlabLayout:
-    """First all computed rows, part after part in the order in which they are added; behind them what is
-    constant or small. One payload per part."""
+    """First all computed rows, part after part in the order in which they are added; then what is constant or
+    small. One payload per part."""
 
     def __init__(self, num_rows: int, *, width: int, dtype: torch.dtype) -> None:
         """For computed rows `[num_rows, width]` of `dtype`."""
@@ -121,7 +122,7 @@ class SlabLayout:
 
 def with_own_bytes(payload: RowsPayload, slab: torch.Tensor) -> RowsPayload:
     """The payload with a block that holds nothing but its own parts."""
-    row_bytes = payload.width * (4 if payload.dtype == "float32" else 2)
+    row_bytes = payload.width * ROW_DTYPES[payload.dtype].itemsize
     data = bytearray()
 
     def take(offset: int, size: int) -> int:

@@ -4,7 +4,7 @@ for it."""
 import contextlib
 import os
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from vllm.config import CompilationMode, CUDAGraphMode, VllmConfig
@@ -31,10 +31,8 @@ from stages.runtime.memory import (
     torch_limit,
 )
 
-if TYPE_CHECKING:
-    from vllm.v1.worker.worker_base import WorkerBase
-else:
-    WorkerBase = object
+VllmWorker: Any = object
+"""For mypy: what the mixin is combined with at run time, vLLM's worker of the platform."""
 
 MPS_PRIORITY_VARIABLE = "CUDA_MPS_CLIENT_PRIORITY"
 MPS_BELOW_NORMAL = "1"
@@ -95,7 +93,7 @@ class ProgressReporter:
                 sender.sendto(message, socket_address(self._spec.socket))
 
 
-class StageWorkerMixin(WorkerBase):
+class StageWorkerMixin(VllmWorker):
     """Over the platform's worker: builds the model runner that `runner_mixin` names, keeps a GPU stage within
     its share of the device (see `stages.runtime.memory`), and reports what it does while it starts.
 

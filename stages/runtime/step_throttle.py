@@ -16,7 +16,7 @@ import math
 import socket
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Any
 
 from vllm.config import VllmConfig
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -26,10 +26,8 @@ from omni_server.protocol.give_way import BatchNotice, GiveWaySpec, decode_notic
 from omni_server.protocol.local_socket import bound_socket, receive_own, socket_address
 from omni_server.protocol.runtime_config import StageRuntimeConfig
 
-if TYPE_CHECKING:
-    from vllm.v1.worker.worker_base import WorkerBase
-else:
-    WorkerBase = object
+VllmWorker: Any = object
+"""For mypy: what the mixin is combined with at run time, vLLM's worker of the platform."""
 
 MAX_PAUSE_S = 0.015
 """Longest single pause, of the about 35 ms that a first window takes on a GPU of its own. Pausing for all of
@@ -207,7 +205,7 @@ class StepThrottle:
         self._socket.close()
 
 
-class ThrottledWorkerMixin(WorkerBase):
+class ThrottledWorkerMixin(VllmWorker):
     """Over vLLM's worker of the platform: delays its steps as `StageRuntimeConfig.gives_way` asks for it.
 
     Of several ranks the first one waits. The others get as far as the first collective operation of their

@@ -300,7 +300,8 @@ def test_streams_of_the_fast_path_against_the_whole_utterance_in_plain_float32(
         fast_stream = joined([fast.run([job])[0] for job in windows(250, plan, 0, "a")])
         print(  # noqa: T201
             f"\n{future_blocks} future blocks, against one plain pass over 250 codes: plain windows by "
-            f"themselves {snr_db(by_themselves, whole):.1f} dB, carried {snr_db(plain_stream, whole):.1f} dB, "
+            f"themselves {snr_db(by_themselves, whole):.1f} dB, "
+            f"carried {snr_db(plain_stream, whole):.1f} dB, "
             f"fast carried {snr_db(fast_stream, whole):.1f} dB; "
             f"fast against plain {snr_db(fast_stream, plain_stream):.1f} dB"
         )

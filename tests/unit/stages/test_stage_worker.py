@@ -233,7 +233,8 @@ async def test_a_start_is_reported_step_by_step(start: Start) -> None:
         "thinker: loading weights",
         "thinker: weights loaded",
         "thinker: compiling",
-        "thinker: 38.7 GB = 12.3 KV cache + 19.3 weights and buffers + 3.2 activations + 1.1 CUDA graphs + 2.7 reserve",
+        "thinker: 38.7 GB = 12.3 KV cache + 19.3 weights and buffers + 3.2 activations "
+        "+ 1.1 CUDA graphs + 2.7 reserve",
         "thinker: capturing CUDA graphs",
         "thinker: ready",
     ]
