@@ -162,18 +162,8 @@ class RowModelStateMixin(DefaultModelState):
         return rows
 
 
-def row_model_state(
-    base: type[ModelState],
-    vllm_config: VllmConfig,
-    model: nn.Module,
-    encoder_cache: EncoderCache | None,
-    device: torch.device,
-    *,
-    overlay: RowOverlay,
-    senders: Set[str],
-    emits: bool,
-) -> RowModelStateMixin:
-    """The state of class `base`, vLLM's choice for the model, with rows.
+def with_rows(base: type[ModelState]) -> type[RowModelStateMixin]:
+    """The class `base`, vLLM's choice for the model, with rows.
 
     Raises `TypeError` for a class that prepares inputs in a way of its own, or has made the runner's sampler
     already.
@@ -183,9 +173,7 @@ def row_model_state(
             f"{base.__name__} prepares inputs or samples in a way of its own: rows cannot be added to it"
         )
     state_class: type[RowModelStateMixin] = type(f"Row{base.__name__}", (RowModelStateMixin, base), {})
-    return state_class(
-        vllm_config, model, encoder_cache, device, overlay=overlay, senders=senders, emits=emits
-    )
+    return state_class
 
 
 def step_batch(batch: InputBatch) -> StepBatch:
@@ -217,8 +205,7 @@ class ARModelRunnerV2Mixin(RowRunnerMixin):
         # vLLM's hook for the choice of the state, `get_model_state_cls`, is a method of the model's class,
         # which may be vLLM's own. So the state that vLLM has just made is replaced, before anything refers to
         # it.
-        self.model_state = row_model_state(
-            type(self.model_state),
+        self.model_state = with_rows(type(self.model_state))(
             self.vllm_config,
             self.get_model(),
             self.encoder_cache,
