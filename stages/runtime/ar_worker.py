@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from stages.runtime.stage_worker import StageWorkerMixin, platform_worker_class
-from stages.runtime.step_throttle import ThrottledWorkerMixin
+from stages.runtime.stage_worker import StageWorkerMixin, ThrottledWorkerMixin, platform_worker_class
 
 # First of all: on a CPU this module of vLLM's stands in for parts of torch.cuda that V2's modules import by
 # name.

@@ -9,12 +9,15 @@ from typing import Any
 import torch
 from vllm.config import CompilationMode, CUDAGraphMode, VllmConfig
 from vllm.platforms import current_platform
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker.gpu_worker import Worker
 from vllm.v1.worker.worker_base import CompilationTimes
 
 from omni_server.native_stderr import redirect_native_stderr
 from omni_server.protocol.device_memory import slack_bytes
 from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
+from omni_server.protocol.give_way import GiveWaySpec
 from omni_server.protocol.local_socket import socket_address
 from omni_server.protocol.parent_watch import end_with_parent
 from omni_server.protocol.progress import Phase, PhaseReport, ProgressSpec, encode_report
@@ -30,9 +33,10 @@ from stages.runtime.memory import (
     start_measuring,
     torch_limit,
 )
+from stages.runtime.step_throttle import StepThrottle
 
 VllmWorker: Any = object
-"""For mypy: what the mixin is combined with at run time, vLLM's worker of the platform."""
+"""For mypy: what the mixins are combined with at run time, vLLM's worker of the platform."""
 
 MPS_PRIORITY_VARIABLE = "CUDA_MPS_CLIENT_PRIORITY"
 MPS_BELOW_NORMAL = "1"
@@ -194,3 +198,37 @@ class StageWorkerMixin(VllmWorker):
         if self.vllm_config.compilation_config.cudagraph_mode != CUDAGraphMode.NONE:
             self.progress.report(Phase.CAPTURING)
         return super().compile_or_warm_up_model()
+
+
+class ThrottledWorkerMixin(VllmWorker):
+    """Over vLLM's worker of the platform: delays its steps as `StageRuntimeConfig.gives_way` asks for it.
+
+    Of several ranks the first one waits. The others get as far as the first collective operation of their
+    step.
+    """
+
+    vllm_config: VllmConfig
+    rank: int
+    _throttle: StepThrottle | None = None
+
+    def init_device(self) -> None:
+        super().init_device()
+        match self.vllm_config.additional_config:
+            case StageRuntimeConfig(gives_way=GiveWaySpec() as spec) if self.rank == 0:
+                self._throttle = StepThrottle(spec)
+
+    def execute_model(
+        self, scheduler_output: SchedulerOutput
+    ) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
+        if self._throttle is not None and scheduler_output.total_num_scheduled_tokens > 0:
+            self._throttle.wait()
+        return super().execute_model(scheduler_output)
+
+    def shutdown(self) -> None:
+        if self._throttle is not None:
+            self._throttle.close()
+        super().shutdown()
+
+    def pauses(self) -> tuple[int, float]:
+        """For `collective_rpc`: how often this worker has paused, and for how many seconds in all."""
+        return (0, 0.0) if self._throttle is None else (self._throttle.num_pauses, self._throttle.paused_s)

@@ -16,18 +16,9 @@ import math
 import socket
 import time
 from collections.abc import Iterator
-from typing import Any
-
-from vllm.config import VllmConfig
-from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
 from omni_server.protocol.give_way import BatchNotice, GiveWaySpec, decode_notice, encode_notice
 from omni_server.protocol.local_socket import bound_socket, receive_own, socket_address
-from omni_server.protocol.runtime_config import StageRuntimeConfig
-
-VllmWorker: Any = object
-"""For mypy: what the mixin is combined with at run time, vLLM's worker of the platform."""
 
 MAX_PAUSE_S = 0.015
 """Longest single pause, of the about 35 ms that a first window takes on a GPU of its own. Pausing for all of
@@ -203,37 +194,3 @@ class StepThrottle:
     def close(self) -> None:
         """Listen no more."""
         self._socket.close()
-
-
-class ThrottledWorkerMixin(VllmWorker):
-    """Over vLLM's worker of the platform: delays its steps as `StageRuntimeConfig.gives_way` asks for it.
-
-    Of several ranks the first one waits. The others get as far as the first collective operation of their
-    step.
-    """
-
-    vllm_config: VllmConfig
-    rank: int
-    _throttle: StepThrottle | None = None
-
-    def init_device(self) -> None:
-        super().init_device()
-        match self.vllm_config.additional_config:
-            case StageRuntimeConfig(gives_way=GiveWaySpec() as spec) if self.rank == 0:
-                self._throttle = StepThrottle(spec)
-
-    def execute_model(
-        self, scheduler_output: SchedulerOutput
-    ) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
-        if self._throttle is not None and scheduler_output.total_num_scheduled_tokens > 0:
-            self._throttle.wait()
-        return super().execute_model(scheduler_output)
-
-    def shutdown(self) -> None:
-        if self._throttle is not None:
-            self._throttle.close()
-        super().shutdown()
-
-    def pauses(self) -> tuple[int, float]:
-        """For `collective_rpc`: how often this worker has paused, and for how many seconds in all."""
-        return (0, 0.0) if self._throttle is None else (self._throttle.num_pauses, self._throttle.paused_s)

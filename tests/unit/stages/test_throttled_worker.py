@@ -11,7 +11,8 @@ from omni_server.protocol.give_way import GiveWaySpec
 from omni_server.protocol.local_socket import new_socket_name
 from omni_server.protocol.runtime_config import StageRuntimeConfig
 from stages.runtime import step_throttle
-from stages.runtime.step_throttle import BatchAnnouncer, ThrottledWorkerMixin
+from stages.runtime.stage_worker import ThrottledWorkerMixin
+from stages.runtime.step_throttle import BatchAnnouncer
 
 DEADLINE_S = 10.0
 
