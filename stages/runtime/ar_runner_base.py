@@ -17,10 +17,9 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, AsyncModelRunnerOutput, M
 
 from omni_server.protocol.corruption import Corruption
 from omni_server.protocol.rows import REQUEST_KEY, RowsInput, RowsOutput, RowsRequest, decode_request
-from omni_server.protocol.runtime_config import StageRuntimeConfig
 from stages.runtime.embeddings_in import RowOverlay
 from stages.runtime.embeddings_out import PendingRows, RowEmitter
-from stages.runtime.stage_step import TakenSlot, attach_findings, attached_step
+from stages.runtime.stage_step import TakenSlot, attach_findings, attached_step, stage_config
 
 VllmRunner: Any = object
 """For mypy: what the mixin is combined with at run time, one of vLLM's model runners."""
@@ -36,10 +35,7 @@ class RowRunnerMixin(VllmRunner):
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         super().__init__(vllm_config, device)
-        config = vllm_config.additional_config
-        if not isinstance(config, StageRuntimeConfig):
-            raise TypeError("an omni stage needs additional_config=StageRuntimeConfig(...)")
-        self.stage_config = config
+        self.stage_config = config = stage_config(vllm_config)
         self.row_emitter: RowEmitter | None = None
         self.row_overlay = RowOverlay(config.input_queue, get_tensor_model_parallel_rank())
         self.num_resumed = 0

@@ -30,7 +30,6 @@ from omni_server.protocol.rows import (
     decode_payload,
     decode_request,
 )
-from omni_server.protocol.runtime_config import StageRuntimeConfig
 from omni_server.protocol.token_blocks import TOKENS_PER_OUTPUT_KEY
 from omni_server.transport.slab_queue import SlabQueue
 from stages.runtime.batching_delay import BatchingDelay, without_tokens
@@ -43,7 +42,7 @@ from stages.runtime.stage_outputs import (
     hold_incomplete_blocks,
     step_findings,
 )
-from stages.runtime.stage_step import StageStep, TakenSlot, attach_step, open_queue
+from stages.runtime.stage_step import StageStep, TakenSlot, attach_step, open_queue, stage_config
 
 PROMPT_DELAY_S, MAX_PROMPT_DELAY_S = 0.002, 0.008
 """For the prompts of a stage that is not fed: they come from the server, which prepares one after the
@@ -58,9 +57,7 @@ class StageScheduler(Scheduler):
         # The worker does the same two, but may live in another process.
         end_with_parent()
         redirect_native_stderr()
-        config = self.vllm_config.additional_config
-        if not isinstance(config, StageRuntimeConfig):
-            raise TypeError("an omni stage needs additional_config=StageRuntimeConfig(...)")
+        config = stage_config(self.vllm_config)
         self._output_queue: SlabQueue | None = open_queue(config.output_queue)
         self._feeds = FeedTracker(open_queue(config.input_queue))
         self._senders: set[str] = set()

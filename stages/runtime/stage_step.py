@@ -1,5 +1,5 @@
-"""What a stage's scheduler and its workers tell each other about one step, whichever of vLLM's runners
-computes it."""
+"""What a stage's scheduler and its workers share: config and queue ends, and what they tell each other in a
+step, whichever of vLLM's runners computes it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from vllm.config import VllmConfig
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
 
 from omni_server.protocol.corruption import Corruption
 from omni_server.protocol.rows import RowsFeed
-from omni_server.protocol.runtime_config import QueueSpec
+from omni_server.protocol.runtime_config import QueueSpec, StageRuntimeConfig
 from omni_server.transport.slab_queue import SlabQueue
 
 _Ints = npt.NDArray[np.signedinteger[Any]]
@@ -82,6 +83,14 @@ def attached_findings(output: ModelRunnerOutput) -> Mapping[str, Corruption]:
     """What the worker attached, by request id; mostly nothing."""
     findings: Mapping[str, Corruption] = vars(output).get(_FINDINGS_ATTRIBUTE, _NO_FINDINGS)
     return findings
+
+
+def stage_config(vllm_config: VllmConfig) -> StageRuntimeConfig:
+    """What the server tells this stage. Raises `TypeError` in an engine that was started without it."""
+    config = vllm_config.additional_config
+    if not isinstance(config, StageRuntimeConfig):
+        raise TypeError("an omni stage needs additional_config=StageRuntimeConfig(...)")
+    return config
 
 
 def open_queue(spec: QueueSpec | None) -> SlabQueue | None:
