@@ -2,7 +2,6 @@
 runner with the attributes and methods that the mixin relies on; the real one runs in tests/integration."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,45 +22,10 @@ from omni_server.protocol.rows import (
     decode_payload,
     encode,
 )
-from omni_server.protocol.runtime_config import QueueSpec, StageRuntimeConfig
 from stages.runtime import ar_runner_base
 from stages.runtime.ar_runner_v1 import ARModelRunnerV1Mixin
 from stages.runtime.stage_step import StageStep, attach_step, attached_findings
-
-WIDTH = 4
-INLINE = QueueSpec(capacity=1, path=None, slot_bytes=0, max_portions=8, num_consumers=1)
-CONFIG = StageRuntimeConfig(model_dir="", row_producer=f"{__name__}:SumProducer", output_queue=INLINE)
-
-
-class SumProducer:
-    """Rows are hidden state plus embedding."""
-
-    def __init__(self, model: Any, model_dir: Path) -> None:
-        self.model_dir = model_dir
-
-    def rows(self, hidden: torch.Tensor, embeds: torch.Tensor, without: torch.Tensor | None) -> torch.Tensor:
-        return hidden + embeds
-
-    def prompt_mask(self, prompt_token_ids: list[int], modalities: Any) -> None:
-        return None
-
-    def boundary_rows(self, voice: str) -> torch.Tensor:
-        return torch.full((1, WIDTH), 100.0)
-
-    def tail_rows(self) -> torch.Tensor:
-        return torch.full((2, WIDTH), 200.0)
-
-
-class _Async(AsyncModelRunnerOutput):
-    def __init__(self, output: ModelRunnerOutput) -> None:
-        self.output = output
-
-    def get_output(self) -> ModelRunnerOutput:
-        return self.output
-
-
-def embedded(ids: torch.Tensor) -> torch.Tensor:
-    return ids.float()[:, None].repeat(1, WIDTH)
+from tests.unit.stages.runners import SENDING, WIDTH, AsyncOutput, embedded
 
 
 class BaseRunner:
@@ -129,7 +93,7 @@ class BaseRunner:
             sampled_token_ids=[[self.next_token], [self.next_token]],
             num_nans_in_logits={"a": 7, "b": 0},
         )
-        return _Async(output) if self.is_async else output
+        return AsyncOutput(output) if self.is_async else output
 
 
 class AsyncBaseRunner(BaseRunner):
@@ -140,7 +104,7 @@ class AsyncBaseRunner(BaseRunner):
 def runner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(ar_runner_base, "get_tensor_model_parallel_rank", lambda: 0)
     made = type("Runner", (ARModelRunnerV1Mixin, request.param), {})(
-        SimpleNamespace(additional_config=CONFIG, model_config=SimpleNamespace(get_vocab_size=lambda: 50)),
+        SimpleNamespace(additional_config=SENDING, model_config=SimpleNamespace(get_vocab_size=lambda: 50)),
         torch.device("cpu"),
     )
     made.load_model()

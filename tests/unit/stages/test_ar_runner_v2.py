@@ -2,7 +2,6 @@
 runner with the attributes and methods that the adapter relies on; the real one runs in
 tests/integration/test_v2_runner.py."""
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 import torch
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
-from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
+from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 from vllm.v1.worker.gpu.model_states.interface import ModelState
 from vllm.v1.worker.gpu.sample.sampler import Sampler
@@ -27,43 +26,20 @@ from omni_server.protocol.rows import (
     decode_payload,
     encode,
 )
-from omni_server.protocol.runtime_config import QueueSpec, StageRuntimeConfig
+from omni_server.protocol.runtime_config import StageRuntimeConfig
 from stages.runtime import ar_runner_base
 from stages.runtime.ar_runner_v2 import ARModelRunnerV2Mixin
 from stages.runtime.fused_sampler import FusedSampler
 from stages.runtime.stage_step import StageStep, attach_step
+from tests.unit.stages.runners import INLINE, SENDING, WIDTH, AsyncOutput, embedded
 
-WIDTH = 4
-INLINE = QueueSpec(capacity=1, path=None, slot_bytes=0, max_portions=8, num_consumers=1)
-SENDING = StageRuntimeConfig(model_dir="", row_producer=f"{__name__}:SumProducer", output_queue=INLINE)
 FED = StageRuntimeConfig(model_dir="", input_queue=INLINE)
-
-
-class SumProducer:
-    """Rows are hidden state plus embedding."""
-
-    def __init__(self, model: Any, model_dir: Path) -> None:
-        self.model_dir = model_dir
-
-    def rows(self, hidden: torch.Tensor, embeds: torch.Tensor, without: torch.Tensor | None) -> torch.Tensor:
-        return hidden + embeds
-
-    def prompt_mask(self, prompt_token_ids: list[int], modalities: Any) -> None:
-        return None
-
-    def boundary_rows(self, voice: str) -> torch.Tensor:
-        return torch.full((1, WIDTH), 100.0)
-
-    def tail_rows(self) -> torch.Tensor:
-        return torch.full((2, WIDTH), 200.0)
 
 
 class Model:
     """Embeds id i as a row of i; its M-RoPE positions start at 1000."""
 
-    @staticmethod
-    def embed_input_ids(ids: torch.Tensor) -> torch.Tensor:
-        return ids.float()[:, None].repeat(1, WIDTH)
+    embed_input_ids = staticmethod(embedded)
 
     @staticmethod
     def get_mrope_input_positions(tokens: list[int], features: list[Any]) -> tuple[torch.Tensor, int]:
@@ -108,14 +84,6 @@ class State(DefaultModelState):
         ids = input_batch.input_ids[: input_batch.num_tokens]
         self.inputs_embeds[: len(ids)] = self.model.embed_input_ids(ids)
         return self.inputs_embeds[: input_batch.num_tokens + 2]  # padded for CUDA graphs
-
-
-class Output(AsyncModelRunnerOutput):
-    def __init__(self, output: ModelRunnerOutput) -> None:
-        self.output = output
-
-    def get_output(self) -> ModelRunnerOutput:
-        return self.output
 
 
 class BaseRunner:
@@ -163,10 +131,10 @@ class BaseRunner:
         hidden = torch.full((batch.num_tokens + 2, WIDTH), 10.0 * self.num_steps)
         self.execute_model_state = SimpleNamespace(input_batch=batch, hidden_states=hidden)
 
-    def sample_tokens(self, grammar_output: None) -> Output:
+    def sample_tokens(self, grammar_output: None) -> AsyncOutput:
         ids = self.execute_model_state.input_batch.req_ids
         self.execute_model_state = None
-        self.output = Output(
+        self.output = AsyncOutput(
             ModelRunnerOutput(
                 req_ids=ids,
                 req_id_to_index={request_id: index for index, request_id in enumerate(ids)},

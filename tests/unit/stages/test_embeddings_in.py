@@ -7,12 +7,14 @@ import torch
 
 from omni_server.protocol.corruption import Corruption
 from omni_server.protocol.rows import InlineBlock, RowsFeed, RowsInput
-from stages.runtime.embeddings_in import RowOverlay
+from stages.runtime.embeddings_in import RowOverlay, RowUpload
 from stages.runtime.stage_step import StepBatch
 from tests.unit.stages.row_stream import shared_queue
 from tests.unit.stages.test_embedding_store import TAIL, in_shared_memory, numbered, payload
 
 NUM_REPLACED = 4
+
+CPU = torch.device("cpu")
 
 
 def batch(*parts: tuple[str, int, int]) -> StepBatch:
@@ -266,3 +268,20 @@ def test_rows_that_come_late_are_used_from_where_they_begin() -> None:
         rows = made.added_rows(["a"], np.array([position], np.int32), embeddings(1))
         assert rows is not None
         assert torch.equal(rows, numbered(position, 1))
+
+
+def test_the_same_rows_are_uploaded_once_until_they_may_have_changed() -> None:
+    rows, upload = np.arange(12, dtype=np.uint8).reshape(4, 3), RowUpload()
+    first = upload.upload(rows, np.array([3, 1]), CPU)
+    assert first.tolist() == [[9, 10, 11], [3, 4, 5]]
+    assert upload.upload(rows, np.array([3, 1]), CPU) is first
+    rows += 100
+    upload.rows_changed()
+    assert upload.upload(rows, np.array([3, 1]), CPU).tolist() == [[109, 110, 111], [103, 104, 105]]
+    assert first.tolist() == [[9, 10, 11], [3, 4, 5]]
+
+
+def test_other_rows_in_another_order_or_number_are_uploaded() -> None:
+    rows, upload = np.arange(4, dtype=np.uint8).reshape(4, 1), RowUpload()
+    for index in ([3, 1], [1, 3], [1], [1, 1], [3, 1]):
+        assert upload.upload(rows, np.array(index), CPU).flatten().tolist() == index
