@@ -188,7 +188,7 @@ class StageWorkerMixin(VllmWorker):
             return 0
         start_measuring(self.device)
         self.model_runner.profile_cudagraph_memory()
-        kinds = 2  # at most: of whole steps, and of the pieces between attention layers
+        kinds = 2  # at most: of decoding alone, and of all other steps or their pieces
         return (
             reserved_above(use.resident, self.device)
             + kinds * len(config.cudagraph_capture_sizes) * GRAPH_BYTES
