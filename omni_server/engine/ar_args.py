@@ -12,8 +12,8 @@ from omni_server.family import HfOverrides
 from omni_server.protocol.runtime_config import StageRuntimeConfig
 
 AR_WORKER = "stages.runtime.ar_worker.ARWorker"
-SCHEDULER = "stages.runtime.row_scheduling.StageScheduler"
-ASYNC_SCHEDULER = "stages.runtime.row_scheduling.AsyncStageScheduler"
+SCHEDULER = "stages.runtime.stage_scheduler.StageScheduler"
+ASYNC_SCHEDULER = "stages.runtime.stage_scheduler.AsyncStageScheduler"
 
 EMPTY_GENERATION_CONFIG = Path(__file__).parent / "empty_generation_config"
 """The checkpoint's generation_config.json is written for one of its parts, but vLLM applies its end tokens to

@@ -156,7 +156,7 @@ class ArStageClient(StageClient[StageAsyncLLM]):
         return max(await self.engine.collective_rpc("num_resumed"))
 
     async def num_steady_steps(self) -> int:
-        """Decoding steps that the stage prepared by one kernel (`stages.runtime.steady_step`)."""
+        """Decoding steps that the stage prepared by one kernel (`stages.runtime.decode_fast_path`)."""
         return max(await self.engine.collective_rpc("num_steady_steps"))
 
     async def runner_generation(self) -> int:

@@ -56,7 +56,7 @@ class RowOutputProcessor(OutputProcessor):
 
     def update_scheduler_stats(self, scheduler_stats: SchedulerStats | None) -> None:
         """Takes note of what the stage's scheduler reports from time to time
-        (`stages.runtime.load_report`)."""
+        (`stages.runtime.stage_outputs`)."""
         if scheduler_stats is not None:
             self.stage_metrics.reported(
                 num_running=scheduler_stats.num_running_reqs,

@@ -13,7 +13,7 @@ from omni_server.protocol.give_way import GiveWaySpec
 
 DIFFUSION_WORKER = "stages.runtime.diffusion_worker.DiffusionWorker"
 
-DIFFUSION_SCHEDULER = "stages.runtime.joint_batches.JointBatchScheduler"
+DIFFUSION_SCHEDULER = "stages.runtime.batching_delay.BatchingScheduler"
 
 NO_KV_CACHE_BYTES = 1 << 20
 """There is no KV cache, but on a CPU vLLM sizes one from the machine's memory unless it is told a size."""

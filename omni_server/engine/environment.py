@@ -35,7 +35,7 @@ def set_engine_environment(config: StageConfig) -> None:
     # V2 on a GPU, where one kernel samples the talker's tokens. On a CPU V2 needs a Triton that compiles for
     # CPUs, which the one on PyPI does not.
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "1" if config.platform == "cuda" else "0")
-    # NaN among a request's logits fails the request (`stages.runtime.corrupt_requests`) instead of becoming a
+    # NaN among a request's logits fails the request (`stages.runtime.stage_outputs`) instead of becoming a
     # token.
     os.environ.setdefault("VLLM_COMPUTE_NANS_IN_LOGITS", "1")
     # vLLM's client waits this long for its engine to be ready. The limit that counts is `start_timeout_s`.

@@ -53,8 +53,8 @@ _MODULES = (
     "omni_server.engine.engine_main",
     "stages.runtime.ar_worker",
     "stages.runtime.diffusion_worker",
-    "stages.runtime.row_scheduling",
-    "stages.runtime.joint_batches",
+    "stages.runtime.stage_scheduler",
+    "stages.runtime.batching_delay",
 )
 """What the engines of all families import; loaded by name, as vLLM loads our classes."""
 

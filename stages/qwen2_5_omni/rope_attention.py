@@ -1,12 +1,12 @@
 """Attention with its rotary embedding as one operator, which on a GPU is one kernel in a decoding step.
 
-vLLM's hook for attention in another way is an attention backend, which comes after the rotary embedding and the write
-into the cache. To put these into the same kernel takes an operator of the model's own, as some of vLLM's models have
-for the same end (`vllm.model_executor.layers.hpc.rope_norm`).
+vLLM's hook for other kinds of attention is an attention backend, which comes after the rotary embedding and
+the write into the cache. To have these in the same kernel takes an operator of the model's own, as some of
+vLLM's models have one (`vllm.model_executor.layers.hpc.rope_norm`).
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -15,19 +15,22 @@ from vllm.config import VllmConfig
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.attention.attention import get_attention_context
 from vllm.model_executor.layers.rotary_embedding.mrope import MRotaryEmbedding
+from vllm.model_executor.models.llama import LlamaAttention, LlamaDecoderLayer
 from vllm.model_executor.models.qwen2 import Qwen2Attention, Qwen2DecoderLayer
 from vllm.utils.torch_utils import direct_register_custom_op
 
 from omni_server.protocol.runtime_config import StageRuntimeConfig
-from stages.runtime.gpu_fit import fits_decoding_kernels
+from stages.runtime.kernel_launch import fits_decoding_kernels
+
+VllmAttention: TypeAlias = Qwen2Attention | LlamaAttention
 
 _OPERATOR = "omni_attention_with_rope"
 
 
 class RopeAttention(nn.Module):
-    """Takes the place of a `Qwen2Attention`, with its parts under their names."""
+    """Takes the place of a model's attention, with its parts under their names."""
 
-    def __init__(self, attention: Qwen2Attention, config: VllmConfig) -> None:
+    def __init__(self, attention: VllmAttention, config: VllmConfig) -> None:
         super().__init__()
         self.q_size, self.kv_size = attention.q_size, attention.kv_size
         self.qkv_proj = attention.qkv_proj
@@ -35,7 +38,7 @@ class RopeAttention(nn.Module):
         self.rotary_emb = attention.rotary_emb
         self.attn = attention.attn
         self._kernel: Callable[..., None] | None = None
-        self._turn: Callable[..., None] | None = None
+        self._rotate: Callable[..., None] | None = None
         self._name = f"{self.attn.layer_name}.{_OPERATOR}"
         compilation = config.compilation_config
         # Called inside of an operator, vLLM's attention need not be one itself.
@@ -51,25 +54,25 @@ class RopeAttention(nn.Module):
         attended = qkv.new_empty(qkv.shape[0], self.q_size)
         torch.ops.vllm.omni_attention_with_rope(qkv, positions, attended, self._name)
         output, _ = self.o_proj(attended)
-        return output  # type: ignore[no-any-return]
+        return output
 
     def attend(self, qkv: torch.Tensor, positions: torch.Tensor, attended: torch.Tensor) -> None:
-        """What the operator does: `attended` `[num_tokens, q_size]` from `qkv` `[num_tokens, q_size + 2 * kv_size]` and
-        `positions` `[3, num_tokens]`, and the keys and values into the cache."""
+        """What the operator does: compute `attended` `[num_tokens, q_size]` from `qkv` `[num_tokens, q_size +
+        2 * kv_size]` and `positions` `[3, num_tokens]`, and write keys and values into the cache."""
         if self._kernel is not None and self._attend_by_kernel(self._kernel, qkv, positions, attended):
             return
         q, k, v = qkv.split([self.q_size, self.kv_size, self.kv_size], dim=-1)
-        if self._turn is not None:
-            self._turn(qkv, positions, self.rotary_emb.cos_sin_cache)
-        else:  # not compiled here: on a GPU vLLM's own kernel is the better choice
+        if self._rotate is not None:
+            self._rotate(qkv, positions, self.rotary_emb.cos_sin_cache)
+        else:  # not compiled here: on a GPU vLLM's own kernel is the faster choice
             rotate = self.rotary_emb.forward_cuda if qkv.is_cuda else self.rotary_emb
             q, k = rotate(positions, q, k)
         attended.copy_(self.attn(q, k, v))
 
-    def use_kernels(self, kernel: Callable[..., None], turn: Callable[..., None]) -> None:
-        """`kernel`: `stages.runtime.decode_attention_kernel.DecodeAttention` of this layer's sizes; `turn`, for all
-        other steps: `stages.runtime.rope_kernel.RopeInPlace`."""
-        self._kernel, self._turn = kernel, turn
+    def use_kernels(self, kernel: Callable[..., None], rotate: Callable[..., None]) -> None:
+        """Both of `stages.runtime.attention_kernels`, for this layer's sizes: `kernel` is a
+        `DecodeAttention`, `rotate`, for all other steps, a `RopeInPlace`."""
+        self._kernel, self._rotate = kernel, rotate
 
     def attends_by_kernel(self, metadata: Any) -> bool:
         """Whether the kernel computes a step of which vLLM gives this layer that `metadata`."""
@@ -82,12 +85,15 @@ class RopeAttention(nn.Module):
     def _attend_by_kernel(
         self, kernel: Callable[..., None], qkv: torch.Tensor, positions: torch.Tensor, attended: torch.Tensor
     ) -> bool:
-        """False where it cannot: more than one new token of a request, too many requests, another cache than plain."""
+        """False where it cannot: more than one new token of a request, too many requests, another cache than
+        plain."""
         metadata, _, cache, slots = get_attention_context(self.attn.layer_name)
         if not _is_decoding(metadata) or slots is None or cache.dtype != qkv.dtype:
             return False
         # Rows and requests may be padded, and not to the same number.
-        num_rows = min(qkv.shape[0], metadata.seq_lens.shape[0], metadata.block_table.shape[0], slots.shape[0])
+        num_rows = min(
+            qkv.shape[0], metadata.seq_lens.shape[0], metadata.block_table.shape[0], slots.shape[0]
+        )
         kernel(
             qkv[:num_rows],
             positions[:, :num_rows],
@@ -106,7 +112,7 @@ def _is_decoding(metadata: Any) -> bool:
     from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadata
     from vllm.v1.attention.backends.triton_attn import TritonAttentionMetadata
 
-    from stages.runtime.decode_attention_kernel import MAX_REQUESTS
+    from stages.runtime.attention_kernels import MAX_REQUESTS
 
     return (
         isinstance(metadata, FlashAttentionMetadata | TritonAttentionMetadata)
@@ -116,9 +122,9 @@ def _is_decoding(metadata: Any) -> bool:
 
 
 def use_rope_attention(layers: Iterable[nn.Module], config: VllmConfig) -> list[RopeAttention]:
-    """Let the decoder layers of one model attend by the operator, before they are compiled, and by our kernels where
-    these can. Layers that other ranks have are passed over; none is changed where a stage is to do
-    without our kernels."""
+    """Replace the attention of one model's decoder layers by the operator, before they are compiled, and let
+    it use our kernels where they can compute it. Skips layers that other ranks have; changes none where the
+    stage config turns our kernels off."""
     match config.additional_config:
         case StageRuntimeConfig(decoding_kernels=True):
             pass
@@ -126,9 +132,10 @@ def use_rope_attention(layers: Iterable[nn.Module], config: VllmConfig) -> list[
             return []
     attentions = []
     for layer in layers:
-        if isinstance(layer, Qwen2DecoderLayer):
-            assert isinstance(layer.self_attn, Qwen2Attention)
-            assert not layer.self_attn.qk_norm, "the operator has no norms of queries and keys"
+        if isinstance(layer, Qwen2DecoderLayer | LlamaDecoderLayer):
+            assert isinstance(layer.self_attn, VllmAttention)
+            if isinstance(layer.self_attn, Qwen2Attention):
+                assert not layer.self_attn.qk_norm, "the operator has no norms of queries and keys"
             layer.self_attn = attention = RopeAttention(layer.self_attn, config)
             attentions.append(attention)
     if attentions:
@@ -137,10 +144,11 @@ def use_rope_attention(layers: Iterable[nn.Module], config: VllmConfig) -> list[
 
 
 def _use_kernels(layers: list[RopeAttention], config: VllmConfig) -> None:
-    """The same for all layers, with common scratch memory.
+    """Let all layers use the same kernels, with common scratch memory.
 
-    None on a GPU or with sizes that they are not made for, with another rotary embedding than the checkpoint's, a
-    sliding window, a context that is spread over ranks, or a cache that is handed on layer by layer.
+    None on a GPU or with sizes that the kernels are not made for, with another rotary embedding than the
+    checkpoint's, a sliding window, a context that is spread over ranks, or a cache that is handed on layer by
+    layer.
     """
     rope, attn = layers[0].rotary_emb, layers[0].attn
     if (
@@ -157,15 +165,14 @@ def _use_kernels(layers: list[RopeAttention], config: VllmConfig) -> None:
         or not fits_decoding_kernels(device := rope.cos_sin_cache.device)
     ):
         return
-    from stages.runtime.decode_attention_kernel import DecodeAttention
-    from stages.runtime.rope_kernel import RopeInPlace
+    from stages.runtime.attention_kernels import DecodeAttention, RopeInPlace
 
     time, height, width = rope.mrope_section
     section = (time, height, width)
     kernel = DecodeAttention(attn.num_heads, attn.num_kv_heads, attn.head_size, section, device)
-    turn = RopeInPlace(attn.num_heads + attn.num_kv_heads, attn.head_size, section)
+    rotate = RopeInPlace(attn.num_heads + attn.num_kv_heads, attn.head_size, section)
     for layer in layers:
-        layer.use_kernels(kernel, turn)
+        layer.use_kernels(kernel, rotate)
 
 
 @eager_break_during_capture  # where vLLM captures graphs of uncompiled models, breaking them at attention
@@ -180,5 +187,5 @@ def _nothing(qkv: torch.Tensor, positions: torch.Tensor, attended: torch.Tensor,
     """For the compiler: there is nothing to return."""
 
 
-# vLLM's own rotary embedding also turns queries and keys where they lie in `qkv`, which nothing reads afterwards.
+# vLLM's own rotary embedding also rotates queries and keys in place in `qkv`, which nothing reads afterwards.
 direct_register_custom_op(_OPERATOR, omni_attention_with_rope, mutates_args=["attended"], fake_impl=_nothing)

@@ -11,20 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 from vllm.compilation.decorators import support_torch_compile
-from vllm.config import CacheConfig, VllmConfig
-from vllm.model_executor.layers.layernorm import RMSNorm
-from vllm.model_executor.layers.linear import QKVParallelLinear, ReplicatedLinear, RowParallelLinear
+from vllm.config import CacheConfig, VllmConfig, get_current_vllm_config
+from vllm.model_executor.layers.linear import ReplicatedLinear
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.quantization import QuantizationConfig
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
-from vllm.model_executor.models.interfaces import SupportsMRoPE
-from vllm.model_executor.models.qwen2 import (
-    Qwen2Attention,
-    Qwen2DecoderLayer,
-    Qwen2ForCausalLM,
-    Qwen2MLP,
-    Qwen2Model,
-)
+from vllm.model_executor.models.interfaces import SupportsLoRA, SupportsMRoPE, SupportsPP, SupportsQuant
+from vllm.model_executor.models.llama import LlamaAttention, LlamaDecoderLayer
+from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM, Qwen2Model
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
 from vllm.sequence import IntermediateTensors
 
@@ -41,30 +35,16 @@ _CHECKPOINT = WeightsMapper(
 )
 
 
-class TalkerAttention(Qwen2Attention):
-    """`Qwen2Attention` derives head_dim from the hidden size; here the config gives it."""
+class TalkerAttention(LlamaAttention):
+    """Llama's, whose head dimension is the config's own; like Qwen2's, with biases of queries, keys and
+    values."""
 
-    def __init__(self, hidden_size: int, num_heads: int, head_dim: int, num_kv_heads: int, **kwargs: Any) -> None:
-        super().__init__(hidden_size=num_heads * head_dim, num_heads=num_heads, num_kv_heads=num_kv_heads, **kwargs)
-        if hidden_size != num_heads * head_dim:
-            self.hidden_size = hidden_size
-            prefix, quant_config = kwargs["prefix"], kwargs["quant_config"]
-            self.qkv_proj = QKVParallelLinear(
-                hidden_size,
-                head_dim,
-                num_heads,
-                num_kv_heads,
-                bias=True,
-                quant_config=quant_config,
-                prefix=f"{prefix}.qkv_proj",
-            )
-            self.o_proj = RowParallelLinear(
-                num_heads * head_dim, hidden_size, bias=False, quant_config=quant_config, prefix=f"{prefix}.o_proj"
-            )
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**{**kwargs, "bias": True})
 
 
-class TalkerDecoderLayer(Qwen2DecoderLayer):
-    """`Qwen2DecoderLayer` with the attention above; its forward is inherited."""
+class TalkerDecoderLayer(LlamaDecoderLayer):
+    """Computes what `Qwen2DecoderLayer` does, with the attention above."""
 
     def __init__(
         self,
@@ -73,29 +53,9 @@ class TalkerDecoderLayer(Qwen2DecoderLayer):
         quant_config: QuantizationConfig | None = None,
         prefix: str = "",
     ) -> None:
-        # Not super().__init__(): it would register an attention layer of the wrong shape under this prefix.
-        nn.Module.__init__(self)
-        self.hidden_size = config.hidden_size
-        self.self_attn = TalkerAttention(
-            config.hidden_size,
-            config.num_attention_heads,
-            config.head_dim,
-            config.num_key_value_heads,
-            rope_parameters=config.rope_parameters,
-            max_position=config.max_position_embeddings,
-            cache_config=cache_config,
-            quant_config=quant_config,
-            prefix=f"{prefix}.self_attn",
-        )
-        self.mlp = Qwen2MLP(
-            hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
-            hidden_act=config.hidden_act,
-            quant_config=quant_config,
-            prefix=f"{prefix}.mlp",
-        )
-        self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        """The arguments are `Qwen2Model`'s; `cache_config` and `quant_config` are those of the engine's
+        config."""
+        super().__init__(get_current_vllm_config(), prefix, config, TalkerAttention)
 
 
 @support_torch_compile(
@@ -109,9 +69,9 @@ class TalkerDecoderLayer(Qwen2DecoderLayer):
 class TalkerModel(Qwen2Model):
     """The projection and the decoder layers.
 
-    The projection belongs in here, where vLLM compiles: CUDA graphs of a compiled model's pieces read what they were
-    captured with from where it lay then, and of all tensors only the runner's own stay in their place. What the
-    projection makes would lie elsewhere in each step.
+    The projection belongs in here, in what vLLM compiles: CUDA graphs of a compiled model's pieces read their
+    inputs at the addresses that these had during capture, and only the runner's own tensors keep theirs. The
+    projection's result would be at another address in each step.
     """
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
@@ -146,13 +106,16 @@ class TalkerModel(Qwen2Model):
         return super().forward(None, positions, intermediate_tensors, projected)
 
 
-class Qwen2_5OmniTalker(Qwen2ForCausalLM, SupportsMRoPE):
-    """`inputs_embeds` is `[num_tokens, embedding_size]`: codec embeddings with the thinker's rows laid over."""
+class Qwen2_5OmniTalker(nn.Module, SupportsLoRA, SupportsPP, SupportsQuant, SupportsMRoPE):
+    """`inputs_embeds` is `[num_tokens, embedding_size]`: codec embeddings with the thinker's rows laid
+    over."""
 
     hf_to_vllm_mapper = _CHECKPOINT | Qwen2Model.hf_to_vllm_mapper
+    packed_modules_mapping = Qwen2ForCausalLM.packed_modules_mapping
+    banned_ids: torch.Tensor
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
-        nn.Module.__init__(self)
+        super().__init__()
         config = vllm_config.model_config.hf_config
         quant_config = vllm_config.quant_config
         self.config = config
@@ -178,17 +141,37 @@ class Qwen2_5OmniTalker(Qwen2ForCausalLM, SupportsMRoPE):
         return self.model.embed_tokens
 
     def attends_by_kernel(self, metadata: dict[str, Any]) -> bool:
-        """Whether our kernel is the attention of every layer in a step with this metadata of vLLM's, by layer."""
+        """Whether our kernel is the attention of every layer in a step with this metadata of vLLM's, by
+        layer."""
         layers = self.model.attentions
-        return bool(layers) and all(layer.attends_by_kernel(metadata[layer.attn.layer_name]) for layer in layers)
+        return bool(layers) and all(
+            layer.attends_by_kernel(metadata[layer.attn.layer_name]) for layer in layers
+        )
+
+    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Codec embeddings `[num_tokens, embedding_size]`."""
+        return self.model.embed_input_ids(input_ids)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        positions: torch.Tensor,
+        intermediate_tensors: IntermediateTensors | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+    ) -> torch.Tensor | IntermediateTensors:
+        """Hidden states `[num_tokens, hidden_size]`; `positions` is `[3, num_tokens]`."""
+        return self.model(input_ids, positions, intermediate_tensors, inputs_embeds)
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
-        logits = super().compute_logits(hidden_states)
+        """`[num_requests, vocab_size]`; None on ranks that do not gather logits."""
+        logits: torch.Tensor | None = self.logits_processor(self.lm_head, hidden_states)
         if logits is not None:
             logits.masked_fill_(self.banned_ids, float("-inf"))
         return logits
 
-    def get_mrope_input_positions(self, input_tokens: list[int], mm_features: list[Any]) -> tuple[torch.Tensor, int]:
+    def get_mrope_input_positions(
+        self, input_tokens: list[int], mm_features: list[Any]
+    ) -> tuple[torch.Tensor, int]:
         """Plain positions, `[3, n]`, for vLLM's own warm-up; a request's positions come with its rows."""
         return torch.arange(len(input_tokens)).expand(3, -1), 0
 

@@ -27,7 +27,9 @@ class ThinkerProcessingInfo(Qwen2_5OmniThinkerProcessingInfo):
     the largest image, happens to need as many tokens.
     """
 
-    def get_mm_max_tokens_per_item(self, seq_len: int, mm_counts: Mapping[str, int] | None = None) -> Mapping[str, int]:
+    def get_mm_max_tokens_per_item(
+        self, seq_len: int, mm_counts: Mapping[str, int] | None = None
+    ) -> Mapping[str, int]:
         max_tokens = dict(super().get_mm_max_tokens_per_item(seq_len, mm_counts))
         if "audio" in max_tokens:
             # Two steps of stride 2: a convolution, padded, and an average.
@@ -37,7 +39,8 @@ class ThinkerProcessingInfo(Qwen2_5OmniThinkerProcessingInfo):
 
 
 class ThinkerDummyInputs(Qwen2_5OmniThinkerDummyInputsBuilder[ThinkerProcessingInfo]):
-    """vLLM measures the encoders' memory with these, so audio is as long as `ThinkerProcessingInfo` allows."""
+    """vLLM measures the encoders' memory with these, so audio is as long as `ThinkerProcessingInfo`
+    allows."""
 
     def get_dummy_mm_data(
         self, seq_len: int, mm_counts: Mapping[str, int], mm_options: MultiModalDummyOptions
@@ -56,14 +59,17 @@ class ThinkerProcessor(Qwen2_5OmniThinkerMultiModalProcessor[ThinkerProcessingIn
     Audio longer than the feature extractor's `n_samples` (300 s in the published checkpoints) is cut to that
     length. vLLM's processor leaves it whole.
 
-    Shorter audio is not padded to `n_samples` with silence, whose spectrogram takes a quarter of a second of a
-    processor core. The features are the same, where it was measured to the last bit. Their mask leaves out every
-    frame whose middle lies behind the sound. A frame is `n_fft` samples wide, so with twice as many zeros behind
-    the sound all frames that have a part of it are there, for the loudest one of which the logarithm is clipped,
-    and none is mirrored at the end (`WhisperFeatureExtractor._torch_extract_fbank_features`).
+    Shorter audio is not padded to `n_samples` with silence, whose spectrogram takes a quarter of a second of
+    a processor core. The features are the same, where it was measured to the last bit. Their mask leaves out
+    every frame whose middle lies behind the sound. A frame is `n_fft` samples wide, so with twice as many
+    zeros behind the sound all frames that have a part of it are there, for the loudest one of which the
+    logarithm is clipped, and none is mirrored at the end
+    (`WhisperFeatureExtractor._torch_extract_fbank_features`).
     """
 
-    def _get_hf_mm_inputs(self, mm_items: MultiModalDataItems, hf_kwargs: Mapping[str, object]) -> HFMultiModalInputs:
+    def _get_hf_mm_inputs(
+        self, mm_items: MultiModalDataItems, hf_kwargs: Mapping[str, object]
+    ) -> HFMultiModalInputs:
         inputs = super()._get_hf_mm_inputs(mm_items, hf_kwargs)
         audios = inputs.hf_data.get("audio")
         if not isinstance(audios, list) or not audios:
@@ -77,7 +83,9 @@ class ThinkerProcessor(Qwen2_5OmniThinkerMultiModalProcessor[ThinkerProcessingIn
         return inputs._replace(hf_kwargs={**inputs.hf_kwargs, "audio_kwargs": {"max_length": num_samples}})
 
 
-@MULTIMODAL_REGISTRY.register_processor(ThinkerProcessor, info=ThinkerProcessingInfo, dummy_inputs=ThinkerDummyInputs)
+@MULTIMODAL_REGISTRY.register_processor(
+    ThinkerProcessor, info=ThinkerProcessingInfo, dummy_inputs=ThinkerDummyInputs
+)
 class Qwen2_5OmniThinker(Qwen2_5OmniThinkerForConditionalGeneration):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)

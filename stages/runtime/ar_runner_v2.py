@@ -2,28 +2,188 @@
 
 On a CPU it needs a Triton that compiles for CPUs; in tests Triton's interpreter runs it there.
 
-Everything vLLM does stays: each override calls `super()`. What is specific to this generation is here and in
-`row_model_state`. Imported only by workers that run it: it loads vLLM's V2 runner, whose kernels are Triton's.
+Everything that vLLM does stays: each override calls `super()`. V2 keeps what depends on the model in a *model
+state*; in `RowModelStateMixin` a request's rows take part in it. Imported only by workers that run V2: it
+loads vLLM's V2 runner, whose kernels are Triton's.
 """
 
 import copy
+from collections.abc import Set
 from typing import Any
 
 import torch
+from torch import nn
 from vllm.config import VllmConfig
-from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
+from vllm.config.compilation import CUDAGraphMode
+from vllm.utils.torch_utils import async_tensor_h2d
+from vllm.v1.core.sched.output import GrammarOutput, NewRequestData, SchedulerOutput
+from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.mm.encoder_cache import EncoderCache
+from vllm.v1.worker.gpu.mm.rope import RopeState
 from vllm.v1.worker.gpu.model_runner import BatchReqState
+from vllm.v1.worker.gpu.model_states.default import DefaultModelState
+from vllm.v1.worker.gpu.model_states.interface import ModelState
 from vllm.v1.worker.gpu.sample.sampler import Sampler
+from vllm.v1.worker.gpu.states import RequestState
 
 from omni_server.protocol.rows import RowsInput
+from stages.runtime.ar_runner_base import RowRunnerMixin, StepOutput, rows_request
+from stages.runtime.decode_fast_path import BlocksAndSlots, DecodeFastPath
+from stages.runtime.embeddings_in import RowOverlay
+from stages.runtime.embeddings_out import PendingRows
 from stages.runtime.fused_sampler import FusedSampler
 from stages.runtime.prompt_graphs import use_prompt_graphs
-from stages.runtime.row_emitter import PendingRows
-from stages.runtime.row_model_state import RowModelStateMixin, row_model_state, step_batch
-from stages.runtime.row_runner import RowRunnerMixin, StepOutput, rows_request
-from stages.runtime.steady_step import BlocksAndSlots, SteadySteps
+from stages.runtime.stage_step import StepBatch
+
+Positions = tuple[torch.Tensor, int]
+"""M-RoPE positions of a prompt `[3, num_tokens]`, and what is added to an index behind it."""
+
+
+class RowModelStateMixin(DefaultModelState):
+    """A model state with rows: they are laid over the input embeddings, and bring M-RoPE positions or take
+    them along.
+
+    Combined with the class that vLLM chooses for the model, `DefaultModelState` or one derived from it."""
+
+    model: Any
+    device: torch.device
+    rope_state: RopeState | None
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        model: nn.Module,
+        encoder_cache: EncoderCache | None,
+        device: torch.device,
+        *,
+        overlay: RowOverlay,
+        senders: Set[str],
+        emits: bool,
+    ) -> None:
+        """`senders`: ids of requests that send rows, kept up to date by its owner. `emits`: this rank sends
+        them."""
+        super().__init__(vllm_config, model, encoder_cache, device)
+        self._overlay = overlay
+        self._senders = senders
+        self._emits = emits
+        self._input_rows: torch.Tensor | None = None
+        self._sent_positions: dict[str, Positions] = {}
+        self.fast_path: DecodeFastPath | None = None
+        """Decoding steps that the runner need not prepare; made with its caches."""
+        self._given_positions: list[tuple[int, Positions]] = []  # to be written with the other staged writes
+
+    # -- requests come and go
+
+    def add_request(self, req_index: int, new_req_data: NewRequestData) -> None:
+        super().add_request(req_index, new_req_data)
+        if self.rope_state is None:
+            return
+        request_id = new_req_data.req_id
+        if request_id in self._senders:
+            # vLLM has just asked the model the same, but keeps the answer on the device only. A resumed
+            # request has tokens behind its prompt, and a known answer.
+            if self._emits and request_id not in self._sent_positions:
+                self._sent_positions[request_id] = self.model.get_mrope_input_positions(
+                    new_req_data.prompt_token_ids, new_req_data.mm_features
+                )
+            return
+        # Positions of a fed request come from the stage that knows the image and audio grids.
+        given = self._overlay.prompt_positions(request_id, len(new_req_data.prefill_token_ids or ()))
+        if given is not None:
+            self._given_positions.append((req_index, given))
+            self.rope_state.prefill_delta.np[req_index] = given[1]
+
+    def apply_staged_writes(self) -> None:
+        super().apply_staged_writes()
+        for req_index, (positions, delta) in self._given_positions:
+            assert self.rope_state is not None
+            # After vLLM's own write for this request: writes that are staged together have no order.
+            on_device = async_tensor_h2d(positions, self.device, torch.int32)
+            self.rope_state.update_prefill_positions(req_index, on_device, delta)
+        self._given_positions.clear()
+
+    def prompt_positions(self, request_id: str) -> Positions | None:
+        """Of a request that sends rows; None without M-RoPE."""
+        return self._sent_positions.get(request_id)
+
+    def forget(self, request_id: str) -> None:
+        """The request has ended. vLLM's `remove_request` is also called when it is preempted."""
+        self._sent_positions.pop(request_id, None)
+
+    # -- one step
+
+    def prepare_inputs_embeds(
+        self,
+        scheduled_encoder_inputs: dict[str, list[int]],
+        input_batch: InputBatch,
+        req_states: RequestState,
+    ) -> torch.Tensor:
+        """A view of the buffer that CUDA graphs read; rows are laid over it in place."""
+        if self.fast_path is not None:
+            ready = self.fast_path.inputs_embeds(input_batch.num_tokens_after_padding)
+            if ready is not None:
+                return ready
+        inputs_embeds: torch.Tensor = super().prepare_inputs_embeds(
+            scheduled_encoder_inputs, input_batch, req_states
+        )
+        if len(self._overlay):
+            self._overlay.apply(inputs_embeds, step_batch(input_batch))
+        if self._emits and not self._senders.isdisjoint(input_batch.req_ids):
+            # Before the forward pass: run eagerly, vLLM's CUDA normalisation (`fused_add_rms_norm`, in place)
+            # adds the first layer's output into this very buffer.
+            self._input_rows = inputs_embeds[: input_batch.num_tokens].clone()
+        return inputs_embeds
+
+    def prepare_inputs(
+        self, input_batch: InputBatch, req_states: RequestState
+    ) -> dict[str, torch.Tensor | None]:
+        if self.fast_path is not None:
+            positions = self.fast_path.rope_positions(input_batch.num_tokens_after_padding)
+            if positions is not None:
+                return {"positions": positions}
+        return super().prepare_inputs(input_batch, req_states)
+
+    def prepare_attn(
+        self, input_batch: InputBatch, cudagraph_mode: CUDAGraphMode, *args: Any, **kwargs: Any
+    ) -> dict[str, Any]:
+        fast_path = self.fast_path if cudagraph_mode == CUDAGraphMode.FULL else None
+        if fast_path is not None and (ready := fast_path.metadata()) is not None:
+            return ready
+        made: dict[str, Any] = super().prepare_attn(input_batch, cudagraph_mode, *args, **kwargs)
+        if fast_path is not None:
+            fast_path.keep_metadata(made)
+        return made
+
+    def take_input_rows(self) -> torch.Tensor | None:
+        """The model's input in this step, `[num_tokens, width]`, if the step has rows to send."""
+        rows, self._input_rows = self._input_rows, None
+        return rows
+
+
+def with_rows(base: type[ModelState]) -> type[RowModelStateMixin]:
+    """The class `base`, vLLM's choice for the model, with rows.
+
+    Raises `TypeError` for a class that prepares inputs in a way of its own, or has made the runner's sampler
+    already.
+    """
+    if not issubclass(base, DefaultModelState) or base.custom_sampler is not ModelState.custom_sampler:
+        raise TypeError(
+            f"{base.__name__} prepares inputs or samples in a way of its own: rows cannot be added to it"
+        )
+    state_class: type[RowModelStateMixin] = type(f"Row{base.__name__}", (RowModelStateMixin, base), {})
+    return state_class
+
+
+def step_batch(batch: InputBatch) -> StepBatch:
+    """Views of vLLM's arrays of the step. Its order is vLLM's own: decoding requests first."""
+    return StepBatch(
+        request_ids=batch.req_ids,
+        first_positions=batch.num_computed_tokens_np,
+        num_tokens=batch.num_scheduled_tokens,
+        offsets=batch.query_start_loc_np[: batch.num_reqs],
+    )
 
 
 class ARModelRunnerV2Mixin(RowRunnerMixin):
@@ -35,55 +195,58 @@ class ARModelRunnerV2Mixin(RowRunnerMixin):
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         if vllm_config.parallel_config.prefill_context_parallel_size > 1:
             raise ValueError(
-                "a rank would have rows of some positions only: set prefill_context_parallel_size to 1 in a stage "
-                "that sends or receives rows"
+                "a rank would have rows of some positions only: set prefill_context_parallel_size to 1 in a "
+                "stage that sends or receives rows"
             )
         super().__init__(vllm_config, device)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
-        # vLLM's hook for the choice of the state is a method of the model's class, `get_model_state_cls`; the
-        # thinker's class is vLLM's own. So the state that vLLM has just made is replaced, before anything refers to it.
-        self.model_state = row_model_state(
-            type(self.model_state),
-            self.vllm_config,  # type: ignore[attr-defined]
-            self.get_model(),  # type: ignore[attr-defined]
-            self.encoder_cache,  # type: ignore[attr-defined]
+        # vLLM's hook for the choice of the state, `get_model_state_cls`, is a method of the model's class,
+        # which may be vLLM's own. So the state that vLLM has just made is replaced, before anything refers to
+        # it.
+        self.model_state = with_rows(type(self.model_state))(
+            self.vllm_config,
+            self.get_model(),
+            self.encoder_cache,
             self.device,
             overlay=self.row_overlay,
             senders=self._senders,
             emits=self.row_emitter is not None,
         )
-        # A stage that is fed has a small vocabulary and steps so short that sampling's launches count. vLLM's hook for
-        # another sampler is `custom_sampler` of the model state, but it asked the state that has just been replaced.
-        # Not where vLLM has chosen another class, nor for speculation, whose sampler refers to the one it was given.
+        # A fed stage has a small vocabulary and steps so short that the launches of sampling count. vLLM's
+        # hook for another sampler, `custom_sampler` of the model state, was called on the state that has just
+        # been replaced. Not where vLLM has chosen another class, nor for speculation, whose sampler refers to
+        # the one it was given.
         if (
             self.stage_config.input_queue is not None
             and type(self.sampler) is Sampler
-            and self.vllm_config.speculative_config is None  # type: ignore[attr-defined]
+            and self.vllm_config.speculative_config is None
         ):
-            self.sampler = FusedSampler.in_place_of(self.sampler, self.vllm_config)  # type: ignore[attr-defined]
+            self.sampler = FusedSampler.in_place_of(self.sampler, self.vllm_config)
 
-    def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
-        super().initialize_kv_cache(*args, **kwargs)  # type: ignore[misc]
-        use_prompt_graphs(self)  # type: ignore[arg-type]
+    def initialize_kv_cache(
+        self, kv_cache_config: KVCacheConfig, is_profiling: bool = False, *args: Any, **kwargs: Any
+    ) -> None:
+        super().initialize_kv_cache(kv_cache_config, is_profiling, *args, **kwargs)
+        use_prompt_graphs(self, is_profiling=is_profiling)
         if self.stage_config.input_queue is not None and self.stage_config.decoding_kernels:
-            self.model_state.steady = SteadySteps.of(self, self.row_overlay)  # type: ignore[arg-type]
+            self.model_state.fast_path = DecodeFastPath.of(self, self.row_overlay)
 
     # -- requests come and go
 
     def finish_requests(self, scheduler_output: SchedulerOutput) -> None:
-        """The first that vLLM does in each step of the scheduler's, also in one without tokens."""
+        """The first thing that vLLM does in each step of the scheduler, also in one without tokens."""
         self._begin_step(scheduler_output)
-        super().finish_requests(scheduler_output)  # type: ignore[misc]
+        super().finish_requests(scheduler_output)
 
     def _forget(self, request_id: str) -> None:
         super()._forget(request_id)
         self.model_state.forget(request_id)
 
     def add_requests(self, scheduler_output: SchedulerOutput) -> None:
-        """This generation's penalties are counted on the device, prompt and output, as the reference counts them: it
-        may have the penalty that V1 must not be told of. A resumed request comes with its own parameters again."""
+        """V2 counts penalties on the device, prompt and output, as the reference does. So here vLLM is told
+        of the penalty that V1 must not be told of. A resumed request comes with its own parameters again."""
         for request in scheduler_output.scheduled_new_reqs:
             match rows_request(request):
                 case RowsInput(repetition_penalty=penalty) if penalty != 1:
@@ -91,19 +254,19 @@ class ARModelRunnerV2Mixin(RowRunnerMixin):
                     request.sampling_params = copy.copy(request.sampling_params)
                     assert request.sampling_params is not None
                     request.sampling_params.repetition_penalty = penalty
-        super().add_requests(scheduler_output)  # type: ignore[misc]
+        super().add_requests(scheduler_output)
 
     @property
-    def num_steady_steps(self) -> int:
-        return self.model_state.steady.num_steps if self.model_state.steady is not None else 0
+    def num_fast_steps(self) -> int:
+        return self.model_state.fast_path.num_steps if self.model_state.fast_path is not None else 0
 
     # -- one step
 
     def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
-        steady = self.model_state.steady
-        if steady is not None and kwargs.get("dummy_run", False):  # always by keyword, in `_dummy_run`
-            steady.forget()
-        return super().execute_model(scheduler_output, *args, **kwargs)  # type: ignore[misc]
+        fast_path = self.model_state.fast_path
+        if fast_path is not None and kwargs.get("dummy_run", False):  # always by keyword, in `_dummy_run`
+            fast_path.forget()
+        return super().execute_model(scheduler_output, *args, **kwargs)
 
     def prepare_inputs(
         self,
@@ -112,44 +275,44 @@ class ARModelRunnerV2Mixin(RowRunnerMixin):
         batch_desc: BatchExecutionDescriptor,
         num_active_loras: int,
     ) -> InputBatch:
-        steady = self.model_state.steady
+        fast_path = self.model_state.fast_path
         has_grammars = scheduler_output.has_structured_output_requests
         if (
-            steady is not None
-            and (next_batch := steady.next_batch(batch_req_state, batch_desc, has_grammars)) is not None
+            fast_path is not None
+            and (next_batch := fast_path.next_batch(batch_req_state, batch_desc, has_grammars)) is not None
         ):
             return next_batch
-        batch: InputBatch = super().prepare_inputs(  # type: ignore[misc]
+        batch: InputBatch = super().prepare_inputs(
             scheduler_output, batch_req_state, batch_desc, num_active_loras
         )
-        if steady is not None:
-            steady.prepared(batch, batch_desc)
+        if fast_path is not None:
+            fast_path.prepared(batch, batch_desc)
         return batch
 
     def prepare_attn(self, input_batch: InputBatch) -> BlocksAndSlots:
-        steady = self.model_state.steady
-        if steady is not None and (ready := steady.blocks_and_slots()) is not None:
+        fast_path = self.model_state.fast_path
+        if fast_path is not None and (ready := fast_path.blocks_and_slots()) is not None:
             return ready
-        made: BlocksAndSlots = super().prepare_attn(input_batch)  # type: ignore[misc]
-        if steady is not None:
-            steady.have_blocks_and_slots(made)
+        made: BlocksAndSlots = super().prepare_attn(input_batch)
+        if fast_path is not None:
+            fast_path.keep_blocks_and_slots(made)
         return made
 
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> StepOutput:
         """Rows are taken before sampling, from the very step whose tokens `super()` returns."""
         pending = self._emit_rows()
-        output = super().sample_tokens(grammar_output)  # type: ignore[misc]
+        output = super().sample_tokens(grammar_output)
         return self._with_rows(output, pending)
 
     def _emit_rows(self) -> PendingRows | None:
-        state = self.execute_model_state  # type: ignore[attr-defined]
+        state = self.execute_model_state
         if state is None or self._senders.isdisjoint(state.input_batch.req_ids):
             return None
         input_rows = self.model_state.take_input_rows()
-        if not self.uses_inputs_embeds:  # type: ignore[attr-defined]
+        if not self.uses_inputs_embeds:
             # The model looks the ids up itself; a collective operation, so on every rank.
             ids = state.input_batch.input_ids[: state.input_batch.num_tokens]
-            input_rows = self.get_model().embed_input_ids(ids)  # type: ignore[attr-defined]
+            input_rows = self.get_model().embed_input_ids(ids)
         if self.row_emitter is None:
             return None
         assert input_rows is not None

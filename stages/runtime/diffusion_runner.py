@@ -29,7 +29,7 @@ from stages.runtime.diffusion_model import (
     resolve_generate,
     split_output,
 )
-from stages.runtime.give_way import BatchAnnouncer
+from stages.runtime.step_throttle import BatchAnnouncer
 
 logger = init_logger(__name__)
 

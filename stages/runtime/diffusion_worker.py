@@ -7,7 +7,7 @@ from vllm.v1.worker.worker_base import CompilationTimes
 from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
 from omni_server.protocol.start_report import Phase
 from stages.runtime.diffusion_runner import DiffusionModelRunnerMixin
-from stages.runtime.platform import StageWorkerMixin, platform_worker_class
+from stages.runtime.stage_worker import StageWorkerMixin, platform_worker_class
 
 
 class DiffusionWorker(StageWorkerMixin, platform_worker_class()):  # type: ignore[misc]
@@ -18,8 +18,8 @@ class DiffusionWorker(StageWorkerMixin, platform_worker_class()):  # type: ignor
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # Whatever vLLM chooses for the other stages: nothing of the runner's own step is used here, and V2 refuses
-        # pooling models that are not for embedding or classification.
+        # Whatever vLLM chooses for the other stages: nothing of the runner's own step is used here, and V2
+        # refuses pooling models that are not for embedding or classification.
         self.use_v2_model_runner = False
 
     def compile_or_warm_up_model(self) -> CompilationTimes:

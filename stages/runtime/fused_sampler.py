@@ -26,14 +26,16 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class FusedSampler(Sampler):
-    """Decides by step: the kernel samples if it can for every request of the step, and vLLM does otherwise.
+    """Decides per step: our kernel samples if it can do so for every request of the step; otherwise vLLM
+    does.
 
-    vLLM does where logprobs after processing are to be returned, for min-p, bad words, and end ids that a grammar may
-    call back. And where its searches for top-k and top-p end in another place than they should, by its way of counting
-    equal values or by a limit to its precision: for top-k above `MAX_TOP_K`, for top-p without top-k or with one that
-    is so small that a single value may have all that top-p cuts off, and for top-p among few allowed ids.
-    Always with several logits a request (speculation), logits processors of others, thinking budgets, replayed traces,
-    returned sampling masks, noise in float64, and vocabularies above `MAX_VOCABULARY`.
+    vLLM samples
+    - if a request wants logprobs after processing, min-p, bad words, or end ids that a grammar may restore;
+    - where its searches for top-k and top-p deviate from the definition, by how they count equal values or by
+      limited precision: for top-k above `MAX_TOP_K`, for top-p without top-k or with one so small that a
+      single value may hold all that top-p cuts off, and for top-p among few allowed ids;
+    - always with several logits per request (speculation), other logits processors, thinking budgets,
+      replayed traces, returned sampling masks, noise in float64, and vocabularies above `MAX_VOCABULARY`.
     """
 
     def __init__(
@@ -92,8 +94,8 @@ class FusedSampler(Sampler):
         if top_p == 1:
             is_exact = top_k <= sampling_kernel.MAX_TOP_K or top_k == self._vocabulary
         else:
-            # Without top-k it equals the vocabulary. The k-th value has at most 1/k of the probability: if top-p cuts
-            # off more than that, it cuts below any values that equal the k-th.
+            # Without top-k it equals the vocabulary. The k-th value has at most 1/k of the probability: if
+            # top-p cuts off more than that, it cuts below any values that equal the k-th.
             is_exact = (
                 top_k < self._vocabulary
                 and top_k <= sampling_kernel.MAX_TOP_K
@@ -108,14 +110,15 @@ class FusedSampler(Sampler):
         )
 
     def apply_staged_writes(self) -> None:
-        """Called in every step, and a dozen small copies; there is something to write only behind `add_request`."""
+        """Called in every step, and a dozen small copies; there is something to write only behind
+        `add_request`."""
         if self._has_news:
             super().apply_staged_writes()
             self._has_news = False
 
     def __call__(self, logits: torch.Tensor, input_batch: InputBatch) -> SamplerOutput:
-        """Where each request has one token, decodes, and wants that token only, there is nothing to pick out of the
-        batch or to count."""
+        """Where each request has one token, decodes, and wants that token only, there is nothing to pick out
+        of the batch or to count."""
         num_requests = input_batch.num_reqs
         self._num_bad = None
         if (
@@ -165,8 +168,8 @@ class FusedSampler(Sampler):
         seq_lens_upper_bound_np: npt.NDArray[np.integer[Any]],
         return_logprobs: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens and the processed logits. Where the kernel has sampled, `logits` stand for these: vLLM reads them for
-        logprobs after processing and for sampling masks only."""
+        """Tokens and the processed logits. Where the kernel has sampled, `logits` stand for these: vLLM reads
+        them for logprobs after processing and for sampling masks only."""
         if not (
             self._is_possible
             and self._fits[idx_mapping_np].all()

@@ -1,17 +1,18 @@
-"""How much of a GPU one stage takes, reckoned from its own allocations alone.
+"""How much of a GPU one stage takes, computed from its own allocations alone.
 
-Stages start side by side, so what vLLM does is of no use here: it takes the fall of the device's free memory during
-its profile run for its own consumption, and so would book the weights that another stage loads meanwhile. A stage's
-*share* is `gpu_memory_utilization` x the device's memory, and it is divided up like this:
+Stages start side by side, so what vLLM does is of no use here: it takes the fall of the device's free memory
+during its profile run for its own consumption, and so would book the weights that another stage loads
+meanwhile. A stage's *share* is `gpu_memory_utilization` x the device's memory, and it is divided up like
+this:
 
     share = OUTSIDE_TORCH + limit of torch's allocator
     limit = resident (weights, buffers) + activations + CUDA graphs + slack + KV cache
 
-Resident memory and activations are what torch's allocator of this process says after and during the profile run;
-the graphs' part is what it reserves while vLLM captures a sample of them; the KV cache gets what is left. The limit
-is enforced: torch refuses to grow beyond it, whatever a stage computes later. So all stages of a device together
-take at most the sum of their shares, which the stage config holds to 0.95, as long as each process has no more than
-OUTSIDE_TORCH beside torch's allocator.
+Resident memory and activations are what torch's allocator of this process says after and during the profile
+run; the graphs' part is what it reserves while vLLM captures a sample of them; the KV cache gets what is
+left. The limit is enforced: torch refuses to grow beyond it, whatever a stage computes later. So all stages
+of a device together take at most the sum of their shares, which the stage config holds to 0.95, as long as
+each process has no more than OUTSIDE_TORCH beside torch's allocator.
 """
 
 import gc
@@ -23,7 +24,7 @@ from omni_server.errors import ConfigError
 from omni_server.protocol.device_memory import OUTSIDE_TORCH_BYTES
 
 GRAPH_BYTES = 2 << 20
-"""Set aside for each graph that the sample does not hold. vLLM reckons with 1 MiB at least."""
+"""Set aside for each graph that the sample does not hold. vLLM counts 1 MiB at least."""
 
 
 @dataclass(frozen=True)
@@ -60,22 +61,26 @@ class MemoryBudget:
             "CUDA graphs": self.graphs,
             "reserve": OUTSIDE_TORCH_BYTES + self.slack,
         }
-        return f"{self.share / 1e9:.1f} GB = " + " + ".join(f"{part / 1e9:.1f} {name}" for name, part in parts.items())
+        return f"{self.share / 1e9:.1f} GB = " + " + ".join(
+            f"{part / 1e9:.1f} {name}" for name, part in parts.items()
+        )
 
 
 def torch_limit(share: int) -> int:
-    """The part of `share` bytes that torch's allocator may take. Raises `ConfigError` if there is none."""
+    """The part of `share` bytes that torch's allocator may take. Raises `ConfigError` if nothing is left for
+    it."""
     limit = share - OUTSIDE_TORCH_BYTES
     if limit <= 0:
         raise ConfigError(
-            f"gpu_memory_utilization gives this stage {share / 1e9:.2f} GB, and {OUTSIDE_TORCH_BYTES / 1e9:.2f} GB of "
-            "that go to the CUDA context and kernels: raise it"
+            f"gpu_memory_utilization gives this stage {share / 1e9:.2f} GB, and "
+            f"{OUTSIDE_TORCH_BYTES / 1e9:.2f} GB of that go to the CUDA context and kernels: raise it"
         )
     return limit
 
 
 def enforce_share(share: int, device: torch.device) -> None:
-    """From now on torch raises `OutOfMemoryError` in this process rather than exceed the share of `device`."""
+    """From now on torch raises `OutOfMemoryError` in this process rather than exceed the share of
+    `device`."""
     _, total = torch.cuda.mem_get_info(device)
     torch.cuda.set_per_process_memory_fraction(torch_limit(share) / total, device)
 
@@ -111,6 +116,7 @@ def check_budget(budget: MemoryBudget, device: torch.device) -> None:
     free, _ = torch.cuda.mem_get_info(device)
     if free < budget.kv_cache:
         raise ConfigError(
-            f"the device has {free / 1e9:.1f} GB free, less than the KV cache of this stage ({budget.describe()}): "
-            "another program uses it; end that program, or lower gpu_memory_utilization"
+            f"the device has {free / 1e9:.1f} GB free, less than the KV cache of this stage "
+            f"({budget.describe()}): another program uses it; end that program, or lower "
+            "gpu_memory_utilization"
         )

@@ -1,47 +1,87 @@
-"""Steps with prompts in them as CUDA graphs of whole steps.
+"""CUDA graphs of whole steps for steps with prompts in them.
 
-vLLM's default mode, FULL_AND_PIECEWISE, has graphs of whole steps where every request decodes one token, and for all
-others graphs of the pieces between attention layers. In between the host calls attention for each layer: a short prompt
-takes it 9 ms, of which the GPU needs 5, and at 64 callers a dozen such steps in a row keep the GPU waiting. vLLM's mode
-FULL has graphs of whole steps of any kind, but none for decoding alone, which our kernels are made for. No member of
-`CUDAGraphMode` has both, and the manager's class is not to be chosen either: so the manager that vLLM has just made is
-told to capture whole steps where it would have captured pieces.
+vLLM's default mode, FULL_AND_PIECEWISE, has graphs of whole steps where every request decodes one token, and
+for all others graphs of the pieces between attention layers. There the host calls attention for each layer: a
+short prompt takes it 9 ms, of which the GPU needs 5, and at 64 callers a dozen such steps in a row keep the
+GPU waiting. vLLM's mode FULL has graphs of whole steps of any kind, but none for decoding alone, which our
+kernels are made for; FULL_DECODE_ONLY has these and no others. No mode has both, so the runner gets one
+manager of graphs that consists of two.
 """
 
-from dataclasses import replace
+from typing import Any
 
 from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.worker.gpu.attn_utils import get_attn_cg_support
-from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, CudaGraphManager
+from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, ModelCudaGraphManager
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
 
-def use_prompt_graphs(runner: GPUModelRunner) -> None:
-    """To be called before graphs are captured. Changes nothing in another mode, without graphs, and under an attention
-    backend that can only be captured for decoding."""
+class WholeStepGraphs(ModelCudaGraphManager):
+    """Graphs of whole steps of any kind, and with `decode_graphs` those of decoding alone, which are
+    preferred."""
+
+    def __init__(self, manager: ModelCudaGraphManager, *, with_decode_graphs: bool) -> None:
+        """As `manager`, which has captured nothing yet, was made, but for the mode."""
+
+        def in_mode(mode: CUDAGraphMode) -> tuple[Any, ...]:
+            return (
+                manager.vllm_config,
+                manager.device,
+                mode,
+                manager.decode_query_len,
+                manager.lora_capture_cases,
+            )
+
+        super().__init__(*in_mode(CUDAGraphMode.FULL))
+        self.decode_graphs: ModelCudaGraphManager | None = None
+        if with_decode_graphs:
+            self.decode_graphs = ModelCudaGraphManager(*in_mode(CUDAGraphMode.FULL_DECODE_ONLY))
+
+    def capture(self, *args: Any, **kwargs: Any) -> None:
+        # The larger ones first: the others then find their memory in what those have taken.
+        super().capture(*args, **kwargs)
+        if self.decode_graphs is not None:
+            self.decode_graphs.capture(*args, **kwargs)
+
+    def release_graphs(self) -> None:
+        super().release_graphs()
+        if self.decode_graphs is not None:
+            self.decode_graphs.release_graphs()
+
+    def dispatch(self, *args: Any, **kwargs: Any) -> BatchExecutionDescriptor:
+        if self.decode_graphs is not None:
+            found: BatchExecutionDescriptor = self.decode_graphs.dispatch(*args, **kwargs)
+            if found.cg_mode == CUDAGraphMode.FULL:
+                return found
+        return super().dispatch(*args, **kwargs)
+
+    def run_fullgraph(self, desc: BatchExecutionDescriptor) -> Any:
+        # Only graphs of decoding alone are for a certain number of tokens per request.
+        if self.decode_graphs is not None and desc.uniform_token_count is not None:
+            return self.decode_graphs.run_fullgraph(desc)
+        return super().run_fullgraph(desc)
+
+
+def use_prompt_graphs(runner: GPUModelRunner, *, is_profiling: bool) -> None:
+    """Replace the manager of graphs that `runner` has just made with its caches, before anything is captured.
+
+    Changes nothing in another mode than FULL_AND_PIECEWISE, and where the manager has more to do
+    (microbatches, verified drafts of several lengths, fast prefill, breakable graphs); nor under an attention
+    backend that can be captured for decoding only. While vLLM profiles the memory of graphs, from the largest
+    ones of the manager, those of decoding alone are left out: they are smaller.
+    """
     manager = runner.cudagraph_manager
-    if manager is None or not manager.needs_capture():
+    if (
+        manager is None
+        or not manager.needs_capture()
+        or manager.cudagraph_mode != CUDAGraphMode.FULL_AND_PIECEWISE
+        or manager.use_breakable_cg
+        or manager.varlen_decode
+        or manager.ubatch_runner is not None
+        or runner.fast_prefill is not None
+    ):
         return
     support = get_attn_cg_support(runner.attn_groups, runner.vllm_config)
     if support.min_cg_support == AttentionCGSupport.ALWAYS:
-        capture_whole_prompts(manager)
-
-
-def capture_whole_prompts(manager: CudaGraphManager) -> None:
-    """In place of each graph of pieces, one of a whole step with as many tokens, of as many requests as there can be.
-    Decoding keeps its own."""
-    if manager.cudagraph_mode != CUDAGraphMode.FULL_AND_PIECEWISE or manager.use_breakable_cg:
-        return
-    all_pieces = manager._capture_descs.pop(CUDAGraphMode.PIECEWISE, [])
-    whole = {pieces: _whole(pieces, manager.max_num_reqs) for pieces in all_pieces}
-    every = [*manager._capture_descs.get(CUDAGraphMode.FULL, ()), *whole.values()]
-    # The largest first, as vLLM has it: the others then find their memory in what those have taken.
-    manager._capture_descs[CUDAGraphMode.FULL] = sorted(every, key=lambda graph: graph.num_tokens, reverse=True)
-    for candidates in manager._candidates.values():
-        candidates[:] = [whole.get(graph, graph) for graph in candidates]
-
-
-def _whole(pieces: BatchExecutionDescriptor, max_num_reqs: int) -> BatchExecutionDescriptor:
-    """As vLLM describes a graph of mode FULL: captured with so many requests, replayed with as many or fewer."""
-    return replace(pieces, cg_mode=CUDAGraphMode.FULL, num_reqs=min(pieces.num_tokens, max_num_reqs))
+        runner.cudagraph_manager = WholeStepGraphs(manager, with_decode_graphs=not is_profiling)

@@ -1,4 +1,5 @@
-"""Numbers for requests, so that what is kept per request lies in arrays and a whole step is looked up at once."""
+"""Numbers for requests, so that what is kept per request lies in arrays and a whole step is looked up at
+once."""
 
 from collections.abc import Sequence
 
@@ -42,7 +43,8 @@ class RequestSlots:
         return slot
 
     def of_batch(self, request_ids: Sequence[str]) -> npt.NDArray[np.int64]:
-        """Slots of a step's requests, `[num_requests]`, `UNKNOWN` where a request has none; not to be written to.
+        """Slots of a step's requests, `[num_requests]`, `UNKNOWN` where a request has none; not to be written
+        to.
 
         Consecutive steps mostly have the same requests in the same order: the same array is then returned.
         """

@@ -1,24 +1,26 @@
-"""One sampling step of vLLM's V2 runner in one Triton kernel: from the logits to the token, one program a request.
+"""A sampling step of vLLM's V2 runner in one Triton kernel: from logits to tokens, one program per request.
 
-vLLM's own takes about a dozen kernels, whose launches cost a small model's step more than the work they do. The order
-of operations, the arithmetic and the noise are vLLM's, so the tokens are too: allowed ids, biases and barred ids
-(`LogitBiasState`), penalties (`PenaltiesState`), temperature, top-k, top-p, Gumbel noise (vLLM's own device function).
+vLLM's own takes about a dozen kernels, whose launches cost a small model's step more than the work they do.
+The order of operations, the arithmetic and the noise are vLLM's, so the tokens are too: allowed ids, biases
+and barred ids (`LogitBiasState`), penalties (`PenaltiesState`), temperature, top-k, top-p, Gumbel noise
+(vLLM's own device function).
 
-A row of logits is held as a grid of `ROWS * COLUMNS` values in registers. Top-k takes two steps. The k-th largest of
-the columns' maxima is a lower bound of the k-th largest value, and mostly a tight one: what is not below it fits into
-`COLUMNS` places of scratch memory. There all pairs are compared, which gives ranks and the probability above each value
-without a sort. `COLUMNS` is thus the largest top-k.
+A row of logits is held as a grid of `ROWS * COLUMNS` values in registers. Top-k takes two steps. The k-th
+largest of the columns' maxima is a lower bound of the k-th largest value, and mostly a tight one: what is not
+below it fits into `COLUMNS` places of scratch memory. There all pairs are compared, which gives ranks and the
+probability above each value without a sort. `COLUMNS` is thus the largest top-k.
 
-Not like vLLM: where all finite logits of a row are equal, vLLM's search finds no place to cut, and top-k and top-p keep
-all of them; where no more than top-k are finite and top-p has nothing to cut, vLLM drops the smallest; where more than
-`COLUMNS` equal values straddle the ends of both top-k and top-p, it may keep them all. Here both do what they say.
+Differences from vLLM: where all finite logits of a row are equal, vLLM's search finds no place to cut, and
+top-k and top-p keep all of them; where no more than top-k are finite and top-p has nothing to cut, vLLM drops
+the smallest; where more than `COLUMNS` equal values straddle the ends of both top-k and top-p, it may keep
+them all. Here both follow their definition.
 """
 
 import torch
 from vllm.triton_utils import tl, triton
 from vllm.v1.worker.gpu.sample.gumbel import gumbel_noised_argmax
 
-from stages.runtime.quick_launch import QuickLaunch
+from stages.runtime.kernel_launch import CachedLaunch
 
 COLUMNS = 128
 MAX_TOP_K = COLUMNS
@@ -82,7 +84,9 @@ def _processed(
         counts = tl.load(output_counts_ptr + state * VOCABULARY + grid, mask=inside, other=0)
         is_out = counts > 0
         if repetition != 1.0:
-            words = tl.load(prompt_mask_ptr + state * ((VOCABULARY + 31) // 32) + grid // 32, mask=inside, other=0)
+            words = tl.load(
+                prompt_mask_ptr + state * ((VOCABULARY + 31) // 32) + grid // 32, mask=inside, other=0
+            )
             scale = tl.where((((words >> (grid % 32)) & 1) != 0) | is_out, repetition, 1.0)
             values *= tl.where(values > 0, 1.0 / scale, scale)
         values -= frequency * counts
@@ -92,8 +96,8 @@ def _processed(
 
 @triton.jit
 def _gather_candidates(values, grid, top_k, candidate_ids_ptr, candidates_ptr, COLUMNS: tl.constexpr):
-    """Write the `top_k` largest values, and possibly some more, to scratch memory, `[COLUMNS]`, ids ascending among
-    equal values; returns how many. Without `top_k` finite values, all that are."""
+    """Write the `top_k` largest values, and possibly some more, to scratch memory, `[COLUMNS]`, ids ascending
+    among equal values; returns how many. Without `top_k` finite values, all that are."""
     is_finite = values > float("-inf")
     maxima = tl.max(values, axis=0)
     num_not_below = tl.sum((maxima[:, None] >= maxima[None, :]).to(tl.int32), axis=0)
@@ -114,7 +118,8 @@ def _gather_candidates(values, grid, top_k, candidate_ids_ptr, candidates_ptr, C
         low_bits = low.to(tl.int32)
         bound = (low_bits ^ ((low_bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
-    # Places: first what is above the bound, then what equals it, by id; counted together, in two halves of an integer.
+    # Places: first what is above the bound, then what equals it, by id; counted together, in two halves of an
+    # integer.
     above = ((values > bound) & is_finite).to(tl.int32)
     equal = ((values == bound) & is_finite).to(tl.int32)
     both = above + (equal << 16)
@@ -148,8 +153,8 @@ def _is_kept(candidates_ptr, place, value, count, top_k, top_p, COLUMNS: tl.cons
         probability = tl.exp(value - maximum) / total
         mass_above = tl.sum(tl.where(greater, tl.exp(other - maximum) / total, 0.0), axis=1)
         mass = mass_above + num_equal * probability
-        # The smallest of the kept values. Where several are equal, vLLM keeps as many, by id, as top-p needs; but only
-        # where the value survives its way through exp and log. Otherwise it keeps all of them.
+        # The smallest of the kept values. Where several are equal, vLLM keeps as many, by id, as top-p needs;
+        # but only where the value survives its way through exp and log. Otherwise it keeps all of them.
         is_last = is_there & (num_greater < top_k) & (mass_above < top_p) & (mass >= top_p)
         excess = tl.where(is_last, (mass - top_p) / probability, 0.0).to(tl.int32)
         num_needed = tl.maximum(num_equal - excess, 1)
@@ -203,9 +208,11 @@ def _sample_kernel(
     column = tl.arange(0, COLUMNS)
     grid = tl.arange(0, ROWS)[:, None] * COLUMNS + column[None, :]
     inside = grid < VOCABULARY
-    values = tl.load(logits_ptr + request * logits_stride + grid, mask=inside, other=float("-inf")).to(tl.float32)
-    # NaN is not less than infinity either. Such logits are barred, so that what is sampled is an id whatever they are:
-    # the next step may begin with it before anybody has read the count.
+    values = tl.load(logits_ptr + request * logits_stride + grid, mask=inside, other=float("-inf")).to(
+        tl.float32
+    )
+    # NaN is not less than infinity either. Such logits are barred, so that what is sampled is an id whatever
+    # they are: the next step may begin with it before anybody has read the count.
     is_number = values < float("inf")
     tl.store(num_bad_ptr + request, tl.sum(tl.sum((is_number == 0).to(tl.int32), axis=1)))
     values = tl.where(is_number, values, float("-inf"))
@@ -257,13 +264,21 @@ def _sample_kernel(
         value = tl.load(candidates_ptr + column, mask=column < count, other=float("-inf"))
         kept = _is_kept(candidates_ptr, column, value, count, top_k, top_p, COLUMNS)
         _, best = gumbel_noised_argmax(
-            value, ids, kept, seed, position, temperature, IS_DRAFTING=False, USE_FP64=False, APPLY_TEMPERATURE=False
+            value,
+            ids,
+            kept,
+            seed,
+            position,
+            temperature,
+            IS_DRAFTING=False,
+            USE_FP64=False,
+            APPLY_TEMPERATURE=False,
         )
         token = tl.sum(tl.where(column == best, ids, 0))
     tl.store(token_ptr + request, token.to(tl.int64))
 
 
-_launch = QuickLaunch(_sample_kernel)
+_launch = CachedLaunch(_sample_kernel)
 
 
 def sample(
@@ -275,12 +290,13 @@ def sample(
     listed: tuple[torch.Tensor, ...],
     penalties: tuple[torch.Tensor, ...],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens `[num_requests]` (int64) for `logits` `[num_requests, vocabulary]`, which stay as they are; and how many
-    of each request's logits are NaN or infinitely large (int32): its token then means nothing, but is one.
+    """Tokens `[num_requests]` (int64) for `logits` `[num_requests, vocabulary]`, which stay as they are; and
+    how many of each request's logits are NaN or infinitely large (int32): its token then means nothing, but
+    is one.
 
-    `states` and `positions` `[num_requests]`: the request's row in vLLM's state tensors, and the position of the token
-    before the one that is sampled. `scratch`: int32 and float32, `[>= num_requests, COLUMNS]`, free again when the
-    kernel is done. The other tensors are vLLM's, in the kernel's order.
+    `states` and `positions` `[num_requests]`: the request's row in vLLM's state tensors, and the position of
+    the token before the one that is sampled. `scratch`: int32 and float32, `[>= num_requests, COLUMNS]`, free
+    again when the kernel is done. The other tensors are vLLM's, in the kernel's order.
     """
     num_requests, vocabulary = logits.shape
     tokens = torch.empty(num_requests, dtype=torch.int64, device=logits.device)

@@ -1,11 +1,12 @@
-"""Compiled, the kernel for a decoding step's attention is exact. `pytest -m gpu -s` prints the time that it takes."""
+"""Compiled, the kernel for a decoding step's attention is exact. `pytest -m gpu -s` prints the time that it
+takes."""
 
 import sys
 
 import pytest
 import torch
 
-from stages.runtime.rope_kernel import RopeInPlace
+from stages.runtime.attention_kernels import RopeInPlace
 from tests.gpu.graph_time import microseconds
 from tests.unit.stages.attention_step import Sizes, Step
 

@@ -1,13 +1,14 @@
 """The demo checkpoint on a GPU: float32, torch.compile and CUDA graphs on, all three stages on one device.
 
-Run by hand (`pytest -m gpu tests/gpu -s`), with TF32 off everywhere and an attention backend that takes float32:
+Run by hand (`pytest -m gpu tests/gpu -s`), with TF32 off everywhere and an attention backend that takes
+float32:
 
     NVIDIA_TF32_OVERRIDE=0 TRITON_F32_DEFAULT=ieee pytest -m gpu tests/gpu -s
 
 With VLLM_USE_V2_MODEL_RUNNER=0 the same runs on vLLM's V1 model runner.
 
-The reference runs on the CPU of the same machine. A token may differ only in a case where the reference's two best
-candidates lie closer than `MAX_GAP`; such cases are printed.
+The reference runs on the CPU of the same machine. A token may differ only in a case where the reference's two
+best candidates lie closer than `MAX_GAP`; such cases are printed.
 """
 
 import json

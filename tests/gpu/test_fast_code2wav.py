@@ -1,7 +1,8 @@
-"""The fused kernels and CUDA graphs of code2wav against plain float32, at the 7B's sizes; run by hand with -s.
+"""The fused kernels and CUDA graphs of code2wav against plain float32, at the 7B's sizes; run by hand with
+-s.
 
-The bounds are this project's promise for the fast path (docs/performance.md): random weights, so they say how exact the
-arithmetic is, not how trained weights react to it.
+The bounds are this project's promise for the fast path (docs/performance.md): random weights, so they say how
+exact the arithmetic is, not how trained weights react to it.
 """
 
 import json
@@ -30,7 +31,8 @@ pytestmark = pytest.mark.gpu
 
 SEED = 3
 FAST_BOUND_DB: dict[ComputeDtype, float] = {"float32": 90.0, "float16": 40.0, "bfloat16": 25.0}
-"""Lowest signal-to-noise ratio of a window's waveform against plain float32. Measured on one H200: 98, 49 and 31."""
+"""Lowest signal-to-noise ratio of a window's waveform against plain float32. Measured on one H200: 98, 49 and
+31."""
 
 RUNTIME = DiffusionRuntimeConfig(
     solver=FlowSolver(num_steps=10, guidance_scale=0.5, sway_coefficient=-1.0),
@@ -93,13 +95,17 @@ def test_the_fast_path_is_within_its_bound_of_plain_float32(
 ) -> None:
     models = token2wav.code2wav_dit_model, token2wav.code2wav_bigvgan_model
     plain = Code2WavPipeline(*models, voices, RUNTIME)
-    fast = Code2WavPipeline(*models, voices, msgspec.structs.replace(RUNTIME, compute_dtype=dtype, is_fast=True))
+    fast = Code2WavPipeline(
+        *models, voices, msgspec.structs.replace(RUNTIME, compute_dtype=dtype, is_fast=True)
+    )
     fast.warm_up()
     plan = ChunkPlan()
     lengths = (1, 11, 24, 37, 250)
     jobs = [window for index, length in enumerate(lengths) for window in windows(length, plan, index % 2)]
     references = plain.run(jobs)
-    together = [snr_db(result, reference) for result, reference in zip(fast.run(jobs), references, strict=True)]
+    together = [
+        snr_db(result, reference) for result, reference in zip(fast.run(jobs), references, strict=True)
+    ]
     alone = [snr_db(fast.run([job])[0], reference) for job, reference in zip(jobs, references, strict=True)]
     print(f"\n{dtype}: lowest SNR {min(together):.1f} dB together, {min(alone):.1f} dB alone")  # noqa: T201
     assert min(together + alone) > FAST_BOUND_DB[dtype]
@@ -110,7 +116,9 @@ def test_chunks_of_the_fast_path_against_the_whole_utterance_in_plain_float32(
 ) -> None:
     models = token2wav.code2wav_dit_model, token2wav.code2wav_bigvgan_model
     plain = Code2WavPipeline(*models, voices, RUNTIME)
-    fast = Code2WavPipeline(*models, voices, msgspec.structs.replace(RUNTIME, compute_dtype="float16", is_fast=True))
+    fast = Code2WavPipeline(
+        *models, voices, msgspec.structs.replace(RUNTIME, compute_dtype="float16", is_fast=True)
+    )
     whole = joined(plain.run(windows(250, ChunkPlan(mode="whole"), 0)))
     chunked_plain = joined(plain.run(windows(250, ChunkPlan(), 0)))
     chunked_fast = joined(fast.run(windows(250, ChunkPlan(), 0)))
@@ -171,17 +179,23 @@ def test_attention_reads_slots_as_the_yardstick_does(dtype: ComputeDtype, back: 
     kept = state.at(3, 1, torch.tensor(2, dtype=torch.int32, device="cuda"))
     in_float32 = LayerKV(kept.values.float(), kept.interval)
     torch.manual_seed(6)
-    qkv = torch.randn(2 * layout.num_blocks * BLOCK_SIZE, 3 * HEADS * HEAD_DIM, device="cuda").to(TORCH_DTYPES[dtype])
+    qkv = torch.randn(2 * layout.num_blocks * BLOCK_SIZE, 3 * HEADS * HEAD_DIM, device="cuda").to(
+        TORCH_DTYPES[dtype]
+    )
     angles = torch.randn(8 * BLOCK_SIZE, HEAD_DIM // 2, device="cuda")
     rotary = torch.stack([angles.cos(), angles.sin()]).contiguous()
-    result = TritonDiTOps().attention(qkv, layout, rotary, head_dim=HEAD_DIM, back=back, ahead=ahead, kept=kept)
+    result = TritonDiTOps().attention(
+        qkv, layout, rotary, head_dim=HEAD_DIM, back=back, ahead=ahead, kept=kept
+    )
     expected = TorchDiTOps().attention(
         qkv.float(), layout, rotary, head_dim=HEAD_DIM, back=back, ahead=ahead, kept=in_float32
     )
     is_valid = torch.arange(BLOCK_SIZE, device="cuda") < layout.num_frames[:, None]
     rows = is_valid.flatten().repeat(2)
     assert float((result.float() - expected)[rows].abs().max()) < KERNEL_BOUND[dtype]
-    without = TritonDiTOps().attention(qkv, layout, rotary, head_dim=HEAD_DIM, back=back, ahead=ahead, kept=None)
+    without = TritonDiTOps().attention(
+        qkv, layout, rotary, head_dim=HEAD_DIM, back=back, ahead=ahead, kept=None
+    )
     change = (without.float() - expected).abs().amax(1)
     reads = (layout.read_slot >= 0).repeat_interleave(BLOCK_SIZE).repeat(2)
     assert float(change[rows & ~reads].max()) < KERNEL_BOUND[dtype]
@@ -195,7 +209,9 @@ def test_keeping_writes_the_kept_blocks_and_nothing_else(dtype: ComputeDtype) ->
     layout = mixed_layout()
     fused, plain, before = (random_state(TORCH_DTYPES[dtype]) for _ in range(3))
     interval = torch.tensor(1, dtype=torch.int32, device="cuda")
-    qkv = torch.randn(2 * layout.num_blocks * BLOCK_SIZE, 3 * HEADS * HEAD_DIM, device="cuda").to(TORCH_DTYPES[dtype])
+    qkv = torch.randn(2 * layout.num_blocks * BLOCK_SIZE, 3 * HEADS * HEAD_DIM, device="cuda").to(
+        TORCH_DTYPES[dtype]
+    )
     TritonDiTOps().keep(qkv, layout, fused.at(2, 1, interval))
     TorchDiTOps().keep(qkv, layout, plain.at(2, 1, interval))
     changed = 0
@@ -222,11 +238,14 @@ def in_turns(pipeline: Code2WavPipeline, streams: Sequence[Sequence[WindowJob]])
 def test_streams_on_the_fast_path_are_within_its_bound_of_plain_float32(
     token2wav: Qwen2_5OmniToken2WavModel, voices: list[Voice], dtype: ComputeDtype
 ) -> None:
-    """Nine streams and one utterance of windows by themselves; eight slots, which are used again and again."""
+    """Nine streams and one utterance of windows by themselves; eight slots, which are used again and
+    again."""
     models = token2wav.code2wav_dit_model, token2wav.code2wav_bigvgan_model
     runtime = msgspec.structs.replace(RUNTIME, num_streams=8)
     plain = Code2WavPipeline(*models, voices, runtime)
-    fast = Code2WavPipeline(*models, voices, msgspec.structs.replace(runtime, compute_dtype=dtype, is_fast=True))
+    fast = Code2WavPipeline(
+        *models, voices, msgspec.structs.replace(runtime, compute_dtype=dtype, is_fast=True)
+    )
     fast.warm_up()
     lengths = (250, 37, 130, 24, 11, 96, 250, 73, 60, 131)
     streams = [
@@ -270,7 +289,9 @@ def test_streams_of_the_fast_path_against_the_whole_utterance_in_plain_float32(
     models = token2wav.code2wav_dit_model, token2wav.code2wav_bigvgan_model
     runtime = msgspec.structs.replace(RUNTIME, num_streams=1)
     plain = Code2WavPipeline(*models, voices, runtime)
-    fast = Code2WavPipeline(*models, voices, msgspec.structs.replace(runtime, compute_dtype="float16", is_fast=True))
+    fast = Code2WavPipeline(
+        *models, voices, msgspec.structs.replace(runtime, compute_dtype="float16", is_fast=True)
+    )
     whole = joined(plain.run(windows(250, ChunkPlan(mode="whole"), 0)))
     for future_blocks in (1, 2):
         plan = ChunkPlan(future_blocks=future_blocks)
@@ -278,9 +299,11 @@ def test_streams_of_the_fast_path_against_the_whole_utterance_in_plain_float32(
         plain_stream = joined([plain.run([job])[0] for job in windows(250, plan, 0, "a")])
         fast_stream = joined([fast.run([job])[0] for job in windows(250, plan, 0, "a")])
         print(  # noqa: T201
-            f"\n{future_blocks} future blocks, against one plain pass over 250 codes: plain windows by themselves "
-            f"{snr_db(by_themselves, whole):.1f} dB, carried {snr_db(plain_stream, whole):.1f} dB, fast carried "
-            f"{snr_db(fast_stream, whole):.1f} dB; fast against plain {snr_db(fast_stream, plain_stream):.1f} dB"
+            f"\n{future_blocks} future blocks, against one plain pass over 250 codes: plain windows by "
+            f"themselves {snr_db(by_themselves, whole):.1f} dB, "
+            f"carried {snr_db(plain_stream, whole):.1f} dB, "
+            f"fast carried {snr_db(fast_stream, whole):.1f} dB; "
+            f"fast against plain {snr_db(fast_stream, plain_stream):.1f} dB"
         )
         assert snr_db(fast_stream, plain_stream) > FAST_BOUND_DB["float16"]
         assert snr_db(plain_stream, whole) > snr_db(by_themselves, whole) - 0.5

@@ -29,8 +29,9 @@ def vllms_own_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_compiled_it_gives_vllms_tokens(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of mixed batches, in float32, float16 and bfloat16. A last digit of a sum may decide whether one of several equal
-    values at the very end of top-p is kept, and then whether it is drawn: hence one token in a thousand."""
+    """Of mixed batches, in float32, float16 and bfloat16. A last digit of a sum may decide whether one of
+    several equal values at the very end of top-p is kept, and then whether it is drawn: hence one token in a
+    thousand."""
     random = np.random.default_rng(size)
     calls: list[int] = []
     sample = sampling_kernel.sample

@@ -1,8 +1,9 @@
-"""Prompts through graphs of whole steps, with FlashAttention in bfloat16 as the server has it: log-probabilities are
-those without any graph, one by one and together, where prompts and decoding share steps.
+"""Prompts through graphs of whole steps, with FlashAttention in bfloat16 as the server has it:
+log-probabilities are those without any graph, one by one and together, where prompts and decoding share
+steps.
 
-Run by hand: `pytest -m gpu tests/gpu/test_prompt_graphs.py -s`. In float32 and against the reference's tokens,
-`test_demo_parity.py` goes through the same graphs.
+Run by hand: `pytest -m gpu tests/gpu/test_prompt_graphs.py -s`. In float32 and against the reference's
+tokens, `test_demo_parity.py` goes through the same graphs.
 """
 
 import json
@@ -34,7 +35,11 @@ def questions() -> list[str]:
 
 def first_tokens(checkpoint: Path, *, graphs: bool) -> tuple[list[Likely], list[Likely]]:
     """What may be the first token of each answer: asked one by one, and all together."""
-    thinker = {"enforce_eager": not graphs, "attention_backend": "FLASH_ATTN", "max_cudagraph_capture_size": 512}
+    thinker = {
+        "enforce_eager": not graphs,
+        "attention_backend": "FLASH_ATTN",
+        "max_cudagraph_capture_size": 512,
+    }
     config = demo_config(
         platform="cuda",
         stages={
@@ -80,7 +85,8 @@ def test_prompts_have_the_log_probabilities_that_they_have_without_graphs(tmp_pa
         "those of other prompts": [*wanted[1:], wanted[0]],
     }
     largest = {
-        name: [round(difference(*pair), 4) for pair in zip(wanted, found, strict=True)] for name, found in runs.items()
+        name: [round(difference(*pair), 4) for pair in zip(wanted, found, strict=True)]
+        for name, found in runs.items()
     }
     print("\n" + json.dumps(largest, indent=1))  # noqa: T201
     assert min(largest.pop("those of other prompts")) > MAX_DIFFERENCE  # so this would be noticed

@@ -1,5 +1,5 @@
-"""What only a GPU shows about rows in and the repetition penalty: copies that run beside the host, and ids that are on
-the device only. `pytest -m gpu tests/gpu/test_row_overlay.py`"""
+"""What only a GPU shows about rows in and the repetition penalty: copies that run beside the host, and ids
+that are on the device only. `pytest -m gpu tests/gpu/test_row_overlay.py`"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,15 +12,14 @@ from vllm.v1.sample.ops.penalties import apply_all_penalties
 from omni_server.orchestrator import orchestrator
 from omni_server.protocol.rows import RowsFeed, RowsInput, RowsOutput, decode_payload
 from stages.qwen2_5_omni.demo_checkpoint import make_demo_checkpoint
-from stages.runtime.batch import StepBatch, TakenSlot
-from stages.runtime.repetition_penalty import RepetitionPenalty
-from stages.runtime.row_emitter import RowEmitter
-from stages.runtime.row_overlay import RowOverlay
-from stages.runtime.row_upload import RowUpload
+from stages.runtime.ar_runner_v1 import RepetitionPenalty
+from stages.runtime.embeddings_in import RowOverlay, RowUpload
+from stages.runtime.embeddings_out import RowEmitter
+from stages.runtime.stage_step import StepBatch, TakenSlot
 from tests.integration.live import LiveOmni, demo_config
 from tests.integration.test_repetition_penalty import codes, requests, vllms_own
 from tests.unit.stages.row_stream import WIDTH, FakeProducer, shared_queue
-from tests.unit.stages.test_row_store import TAIL, numbered, payload
+from tests.unit.stages.test_embedding_store import TAIL, numbered, payload
 
 pytestmark = pytest.mark.gpu
 
@@ -71,7 +70,8 @@ def test_uploads_do_not_wait_for_the_device() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_overlay_does_on_the_device_what_it_does_on_the_host(dtype: torch.dtype) -> None:
-    """Prefill in chunks, decoding, tail rows and requests that are not fed, the device lagging behind all the time."""
+    """Prefill in chunks, decoding, tail rows and requests that are not fed, the device lagging behind all the
+    time."""
     random = np.random.default_rng(0)
     made = RowOverlay(None, 0)
     for number, name in enumerate("abcdef"):
@@ -82,7 +82,10 @@ def test_the_overlay_does_on_the_device_what_it_does_on_the_host(dtype: torch.dt
     for _ in range(60):
         names = [str(name) for name in random.permutation(list("abcdefXY"))[: random.integers(1, 9)]]
         is_decode = random.random() < 0.5
-        parts = [(name, int(random.integers(0, 40)), 1 if is_decode else int(random.integers(1, 9))) for name in names]
+        parts = [
+            (name, int(random.integers(0, 40)), 1 if is_decode else int(random.integers(1, 9)))
+            for name in names
+        ]
         step = batch(*parts)
         host = torch.randn(step.total_tokens + 3, 2).to(dtype)
         device = host.to(CUDA)
@@ -111,7 +114,9 @@ def test_rows_leave_as_they_were_when_the_step_was_computed() -> None:
             hidden.copy_(torch.arange(4.0, device=CUDA)[:, None] + 10 * step)
             taken = queue.take()
             assert taken is not None
-            pending.append((parts, emitter.emit(batch(*parts), hidden, embeds, lambda name: None, TakenSlot(*taken))))
+            pending.append(
+                (parts, emitter.emit(batch(*parts), hidden, embeds, lambda name: None, TakenSlot(*taken)))
+            )
             hidden.fill_(torch.nan)
         for parts, step_rows in pending:
             assert step_rows is not None

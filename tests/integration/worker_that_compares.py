@@ -1,4 +1,5 @@
-"""A worker that prepares each steady step once more as vLLM does, and ends where anything is not as it was prepared.
+"""A worker that prepares each step of the fast path once more as vLLM does, and ends where anything is not as
+it was prepared.
 
 Named as `worker_cls` by `answers_on_v2`; runs where vLLM's V2 kernels run.
 """
@@ -9,9 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from stages.runtime.ar_runner_v2 import ARModelRunnerV2Mixin
+from stages.runtime.ar_runner_v2 import ARModelRunnerV2Mixin, RowModelStateMixin, step_batch
 from stages.runtime.ar_worker import ARWorker
-from stages.runtime.row_model_state import RowModelStateMixin, step_batch
 
 
 class ComparingRunnerMixin(ARModelRunnerV2Mixin):
@@ -21,10 +21,10 @@ class ComparingRunnerMixin(ARModelRunnerV2Mixin):
     block_tables: Any
 
     def prepare_attn(self, input_batch: Any) -> Any:
-        """The last of what a steady step skips before the model's state has its turn."""
-        steady = self.model_state.steady
+        """The last of what the fast path skips before the model's state has its turn."""
+        fast_path = self.model_state.fast_path
         made = super().prepare_attn(input_batch)
-        if steady is None or steady.blocks_and_slots() is None:
+        if fast_path is None or fast_path.blocks_and_slots() is None:
             return made
         ours = self._inputs(input_batch, made)
         # By the very state and buffers; what was prepared is overwritten.
@@ -61,7 +61,10 @@ class ComparingRunnerMixin(ARModelRunnerV2Mixin):
             "rope": state.rope_state.positions[:, : batch.num_tokens],
             "embeds": state.inputs_embeds[: batch.num_tokens],
         }
-        return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in values.items()}
+        return {
+            name: value.clone() if isinstance(value, torch.Tensor) else value
+            for name, value in values.items()
+        }
 
 
 def same(ours: Any, vllms: Any) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from omni_server.config.chunk_plan import ChunkPlan
-from stages.runtime.give_way import GAP_S, MAX_INTERVAL_S
+from stages.runtime.step_throttle import GAP_S, MAX_INTERVAL_S
 from tests.unit.orchestrator.simulated_speech import LAYOUT, SimulatedCode2Wav, Simulation
 from tests.unit.orchestrator.virtual_time import clock, run
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from stages.runtime.decode_attention_kernel import DecodeAttention
+from stages.runtime.attention_kernels import DecodeAttention
 
 BLOCK = 16
 NUM_POSITIONS = 500
@@ -74,7 +74,9 @@ class Step:
     def expected(self) -> tuple[torch.Tensor, torch.Tensor]:
         """What is to be in `out` and `cache` after a run, reckoned in float64."""
         sizes = self.sizes
-        q, k, v = self.qkv.double().split([n * sizes.dim for n in (sizes.heads, sizes.kv_heads, sizes.kv_heads)], 1)
+        q, k, v = self.qkv.double().split(
+            [n * sizes.dim for n in (sizes.heads, sizes.kv_heads, sizes.kv_heads)], 1
+        )
         rows = len(self.lengths)
         q = self._turned(q.view(rows, sizes.heads, sizes.dim))
         k = self._turned(k.view(rows, sizes.kv_heads, sizes.dim))
@@ -108,5 +110,7 @@ class Step:
         axis = torch.repeat_interleave(torch.arange(3, device=x.device), sections)
         at = self.positions[axis].T  # [rows, half]
         columns = torch.arange(half, device=x.device)
-        cos, sin = (torch.cat([table[at, columns].double()] * 2, 1)[:, None] for table in self.cos_sin.split(half, 1))
+        cos, sin = (
+            torch.cat([table[at, columns].double()] * 2, 1)[:, None] for table in self.cos_sin.split(half, 1)
+        )
         return x * cos + torch.cat([-x[..., half:], x[..., :half]], -1) * sin

@@ -7,7 +7,7 @@ import pytest
 
 from omni_server.protocol.runtime_config import QueueSpec
 from omni_server.transport.slab_queue import SlabQueue
-from stages.runtime.row_scheduling import StageScheduler
+from stages.runtime.stage_scheduler import StageScheduler
 from tests.unit.stages.row_stream import shared_queue
 from tests.unit.stages.scheduling import (
     make_scheduler,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from stages.runtime.decode_attention_kernel import MAX_REQUESTS, DecodeAttention
+from stages.runtime.attention_kernels import MAX_REQUESTS, DecodeAttention
 from tests.unit.stages.attention_step import Sizes, Step
 
 SIZES = Sizes(6, 2, 32, (4, 6, 6))
@@ -49,7 +49,7 @@ def test_a_token_without_a_slot_leaves_the_cache_alone(attention: DecodeAttentio
 
 
 def test_scratch_memory_is_enough_for_every_number_of_requests(attention: DecodeAttention) -> None:
-    assert attention._sums.shape[0] >= SIZES.kv_heads * max(16 * 16, 4 * MAX_REQUESTS)
+    assert attention._partial_acc.shape[0] >= SIZES.kv_heads * max(16 * 16, 4 * MAX_REQUESTS)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(5, 2, 32), (4, 2, 48), (4, 2, 16)])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from stages.runtime.rope_kernel import RopeInPlace
+from stages.runtime.attention_kernels import RopeInPlace
 from tests.unit.stages.attention_step import Sizes, Step
 
 SIZES = Sizes(6, 2, 32, (4, 6, 6))
@@ -12,7 +12,9 @@ SIZES = Sizes(6, 2, 32, (4, 6, 6))
 def test_queries_and_keys_are_turned_in_place_and_values_stay() -> None:
     step = Step(SIZES, [5] * 9)
     expected = step.turned_qkv()
-    RopeInPlace(SIZES.heads + SIZES.kv_heads, SIZES.dim, SIZES.sections)(step.qkv, step.positions, step.cos_sin)
+    RopeInPlace(SIZES.heads + SIZES.kv_heads, SIZES.dim, SIZES.sections)(
+        step.qkv, step.positions, step.cos_sin
+    )
     torch.testing.assert_close(step.qkv.double(), expected, atol=2e-6, rtol=2e-6)
 
 

@@ -13,9 +13,9 @@ from omni_server.protocol.corruption import Corruption
 from omni_server.protocol.rows import RowsFeed, RowsOutput, RowsPayload, decode_payload
 from omni_server.protocol.runtime_config import QueueSpec
 from omni_server.transport.slab_queue import SlabQueue, new_queue_path
-from stages.runtime.batch import StepBatch, TakenSlot
-from stages.runtime.row_emitter import RowEmitter
-from stages.runtime.row_store import RowStore
+from stages.runtime.embedding_store import RowStore
+from stages.runtime.embeddings_out import RowEmitter
+from stages.runtime.stage_step import StepBatch, TakenSlot
 
 WIDTH = 6
 MEDIA_TOKEN = 9
@@ -25,10 +25,14 @@ VOICES = ("Ada", "Bob")
 class FakeProducer:
     """A `RowProducer`: rows are sums, but at media tokens only what the model made of them."""
 
-    def __init__(self, model: nn.Module | None = None, model_dir: Path = Path(), *, num_boundary: int = 1) -> None:
+    def __init__(
+        self, model: nn.Module | None = None, model_dir: Path = Path(), *, num_boundary: int = 1
+    ) -> None:
         self._num_boundary = num_boundary
 
-    def rows(self, hidden: torch.Tensor, embeds: torch.Tensor, without_embedding: torch.Tensor | None) -> torch.Tensor:
+    def rows(
+        self, hidden: torch.Tensor, embeds: torch.Tensor, without_embedding: torch.Tensor | None
+    ) -> torch.Tensor:
         if without_embedding is not None:
             embeds = embeds.masked_fill(without_embedding[:, None], 0)
         return hidden + embeds
@@ -103,7 +107,8 @@ class Producer:
         self.emitter.add(sequence.request_id, output, sequence.prompt + reply, sequence.modalities)
 
     def step(self, parts: Sequence[tuple[Spoken, int, int]], *, padding: int = 0) -> dict[str, RowsPayload]:
-        """Compute (sequence, first position, count) of each; payloads by request id. `padding` rows follow."""
+        """Compute (sequence, first position, count) of each; payloads by request id. `padding` rows
+        follow."""
         counts = np.array([count for _, _, count in parts], np.int64)
         batch = StepBatch(
             request_ids=[sequence.request_id for sequence, _, _ in parts],
@@ -164,9 +169,16 @@ def inline_spec() -> QueueSpec:
     return QueueSpec(capacity=1, path=None, slot_bytes=0, max_portions=8, num_consumers=1)
 
 
-def shared_queue(*, capacity: int = 2, slot_bytes: int = 16384, num_consumers: int = 1) -> tuple[QueueSpec, SlabQueue]:
+def shared_queue(
+    *, capacity: int = 2, slot_bytes: int = 16384, num_consumers: int = 1
+) -> tuple[QueueSpec, SlabQueue]:
     path = new_queue_path("test-rows")
     queue = SlabQueue(
-        path, capacity=capacity, slot_bytes=slot_bytes, max_portions=8, num_consumers=num_consumers, create=True
+        path,
+        capacity=capacity,
+        slot_bytes=slot_bytes,
+        max_portions=8,
+        num_consumers=num_consumers,
+        create=True,
     )
     return QueueSpec(capacity, str(path), queue.slot_bytes, 8, num_consumers), queue

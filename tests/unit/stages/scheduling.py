@@ -32,16 +32,16 @@ from omni_server.protocol.rows import (
 from omni_server.protocol.runtime_config import QueueSpec, StageRuntimeConfig
 from omni_server.protocol.vllm_fields import TOKENS_PER_OUTPUT_KEY
 from omni_server.transport.slab_queue import SlabQueue
-from stages.runtime.batch import StageStep, attach_findings, attached_step
-from stages.runtime.joint_batches import Arrivals
-from stages.runtime.row_scheduling import AsyncStageScheduler, StageScheduler
+from stages.runtime.batching_delay import BatchingDelay
+from stages.runtime.stage_scheduler import AsyncStageScheduler, StageScheduler
+from stages.runtime.stage_step import StageStep, attach_findings, attached_step
 
 AnyScheduler = StageScheduler | AsyncStageScheduler
 
 BLOCK_SIZE = 32
 
-OWN_PAUSES = Arrivals(0, 0)
-"""Leaves a stage the pauses that it has."""
+OWN_DELAY = BatchingDelay(0, 0)
+"""Leaves a stage the delay that it has."""
 
 init_none_hash(sha256)
 _block_hasher = get_request_block_hasher(BLOCK_SIZE, sha256)
@@ -68,13 +68,18 @@ def make_scheduler(
     max_num_batched_tokens: int = 256,
     num_blocks: int = 200,
     scheduler_class: type[StageScheduler] | type[AsyncStageScheduler] = StageScheduler,
-    arrivals: Arrivals | None = None,
+    batching_delay: BatchingDelay | None = None,
     kv_transfer_config: KVTransferConfig | None = None,
 ) -> AnyScheduler:
-    """`arrivals`: in place of the stage's own pauses, which depend on the clock; None for no pauses at all."""
+    """`batching_delay`: in place of the stage's own, which depends on the clock; None for none at all."""
     (folder / "config.json").write_text(json.dumps(TEXT_MODEL))
     model = ModelConfig(
-        model=str(folder), skip_tokenizer_init=True, dtype="float32", max_model_len=512, seed=0, trust_remote_code=False
+        model=str(folder),
+        skip_tokenizer_init=True,
+        dtype="float32",
+        max_model_len=512,
+        seed=0,
+        trust_remote_code=False,
     )
     cache = CacheConfig(block_size=BLOCK_SIZE, enable_prefix_caching=True)
     cache.num_gpu_blocks = num_blocks
@@ -91,7 +96,9 @@ def make_scheduler(
         cache_config=cache,
         device_config=DeviceConfig("cpu"),
         kv_transfer_config=kv_transfer_config,
-        additional_config=StageRuntimeConfig(model_dir=str(folder), input_queue=input_queue, output_queue=output_queue),
+        additional_config=StageRuntimeConfig(
+            model_dir=str(folder), input_queue=input_queue, output_queue=output_queue
+        ),
     )
     spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_size=1, dtype=torch.float32)
     kv = KVCacheConfig(
@@ -105,8 +112,8 @@ def make_scheduler(
         structured_output_manager=StructuredOutputManager(config),
         block_size=BLOCK_SIZE,
     )
-    if arrivals is not OWN_PAUSES:
-        scheduler.arrivals = arrivals
+    if batching_delay is not OWN_DELAY:
+        scheduler.batching_delay = batching_delay
     return scheduler
 
 
@@ -185,8 +192,8 @@ class Worker:
         num_nans: dict[str, int] | None = None,
         findings: Mapping[str, Corruption] | None = None,
     ) -> dict[str, EngineCoreOutput]:
-        """One token for each request whose prompt is done, and one portion of rows for each of `senders`; vLLM's count
-        of logits that are not numbers, and what our runner found corrupt."""
+        """One token for each request whose prompt is done, and one portion of rows for each of `senders`;
+        vLLM's count of logits that are not numbers, and what our runner found corrupt."""
         groups = self.messages(output, token=token, senders=senders, num_nans=num_nans, findings=findings)
         return {one.request_id: one for group in groups.values() for one in group.outputs}
 

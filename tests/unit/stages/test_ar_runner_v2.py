@@ -1,7 +1,7 @@
-"""The V2 adapter adds rows to a step's output and takes nothing away. The base is a stand-in for vLLM's V2 runner with
-the attributes and methods that the adapter relies on; the real one runs in tests/integration/test_v2_runner.py."""
+"""The V2 adapter adds rows to a step's output and takes nothing away. The base is a stand-in for vLLM's V2
+runner with the attributes and methods that the adapter relies on; the real one runs in
+tests/integration/test_v2_runner.py."""
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
-from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
+from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 from vllm.v1.worker.gpu.model_states.interface import ModelState
 from vllm.v1.worker.gpu.sample.sampler import Sampler
@@ -26,43 +26,20 @@ from omni_server.protocol.rows import (
     decode_payload,
     encode,
 )
-from omni_server.protocol.runtime_config import QueueSpec, StageRuntimeConfig
-from stages.runtime import row_runner
+from omni_server.protocol.runtime_config import StageRuntimeConfig
+from stages.runtime import ar_runner_base
 from stages.runtime.ar_runner_v2 import ARModelRunnerV2Mixin
-from stages.runtime.batch import StageStep, attach_step
 from stages.runtime.fused_sampler import FusedSampler
+from stages.runtime.stage_step import StageStep, attach_step
+from tests.unit.stages.runners import INLINE, SENDING, WIDTH, AsyncOutput, embedded
 
-WIDTH = 4
-INLINE = QueueSpec(capacity=1, path=None, slot_bytes=0, max_portions=8, num_consumers=1)
-SENDING = StageRuntimeConfig(model_dir="", row_producer=f"{__name__}:SumProducer", output_queue=INLINE)
 FED = StageRuntimeConfig(model_dir="", input_queue=INLINE)
-
-
-class SumProducer:
-    """Rows are hidden state plus embedding."""
-
-    def __init__(self, model: Any, model_dir: Path) -> None:
-        self.model_dir = model_dir
-
-    def rows(self, hidden: torch.Tensor, embeds: torch.Tensor, without: torch.Tensor | None) -> torch.Tensor:
-        return hidden + embeds
-
-    def prompt_mask(self, prompt_token_ids: list[int], modalities: Any) -> None:
-        return None
-
-    def boundary_rows(self, voice: str) -> torch.Tensor:
-        return torch.full((1, WIDTH), 100.0)
-
-    def tail_rows(self) -> torch.Tensor:
-        return torch.full((2, WIDTH), 200.0)
 
 
 class Model:
     """Embeds id i as a row of i; its M-RoPE positions start at 1000."""
 
-    @staticmethod
-    def embed_input_ids(ids: torch.Tensor) -> torch.Tensor:
-        return ids.float()[:, None].repeat(1, WIDTH)
+    embed_input_ids = staticmethod(embedded)
 
     @staticmethod
     def get_mrope_input_positions(tokens: list[int], features: list[Any]) -> tuple[torch.Tensor, int]:
@@ -107,14 +84,6 @@ class State(DefaultModelState):
         ids = input_batch.input_ids[: input_batch.num_tokens]
         self.inputs_embeds[: len(ids)] = self.model.embed_input_ids(ids)
         return self.inputs_embeds[: input_batch.num_tokens + 2]  # padded for CUDA graphs
-
-
-class Output(AsyncModelRunnerOutput):
-    def __init__(self, output: ModelRunnerOutput) -> None:
-        self.output = output
-
-    def get_output(self) -> ModelRunnerOutput:
-        return self.output
 
 
 class BaseRunner:
@@ -162,10 +131,10 @@ class BaseRunner:
         hidden = torch.full((batch.num_tokens + 2, WIDTH), 10.0 * self.num_steps)
         self.execute_model_state = SimpleNamespace(input_batch=batch, hidden_states=hidden)
 
-    def sample_tokens(self, grammar_output: None) -> Output:
+    def sample_tokens(self, grammar_output: None) -> AsyncOutput:
         ids = self.execute_model_state.input_batch.req_ids
         self.execute_model_state = None
-        self.output = Output(
+        self.output = AsyncOutput(
             ModelRunnerOutput(
                 req_ids=ids,
                 req_id_to_index={request_id: index for index, request_id in enumerate(ids)},
@@ -177,9 +146,11 @@ class BaseRunner:
 
 
 def runner(config: StageRuntimeConfig, monkeypatch: pytest.MonkeyPatch, **attributes: Any) -> Any:
-    monkeypatch.setattr(row_runner, "get_tensor_model_parallel_rank", lambda: 0)
+    monkeypatch.setattr(ar_runner_base, "get_tensor_model_parallel_rank", lambda: 0)
     monkeypatch.setattr(FusedSampler, "in_place_of", lambda sampler, config: ("fused", sampler))
-    made = type("Runner", (ARModelRunnerV2Mixin, BaseRunner), attributes)(vllm_config(config), torch.device("cpu"))
+    made = type("Runner", (ARModelRunnerV2Mixin, BaseRunner), attributes)(
+        vllm_config(config), torch.device("cpu")
+    )
     made.load_model()
     return made
 
@@ -203,7 +174,9 @@ def request(request_id: str, token_ids: list[int], said: Any = None, prompt_leng
     )
 
 
-def step(new: tuple[Any, ...] = (), finished: tuple[str, ...] = (), preempted: tuple[str, ...] = ()) -> SchedulerOutput:
+def step(
+    new: tuple[Any, ...] = (), finished: tuple[str, ...] = (), preempted: tuple[str, ...] = ()
+) -> SchedulerOutput:
     output = SchedulerOutput.make_empty()
     output.scheduled_new_reqs = list(new)
     output.finished_req_ids = set(finished)
@@ -301,7 +274,10 @@ def test_prompt_positions_leave_with_the_rows(monkeypatch: pytest.MonkeyPatch) -
 
 def fed_step(request_id: str, *new: Any) -> SchedulerOutput:
     """Three rows of 0.5 with the positions 7, 8 and 9, and a delta of 6."""
-    data = np.full((3, WIDTH), 0.5, np.float32).tobytes() + np.tile(np.arange(7, 10, dtype=np.int32), 3).tobytes()
+    data = (
+        np.full((3, WIDTH), 0.5, np.float32).tobytes()
+        + np.tile(np.arange(7, 10, dtype=np.int32), 3).tobytes()
+    )
     payload = RowsPayload(
         prompt_length=3,
         num_generated_rows=0,
@@ -328,13 +304,17 @@ def test_rows_are_laid_over_the_buffer_that_the_model_reads(monkeypatch: pytest.
 
 def test_positions_that_came_with_rows_take_the_place_of_vllms(monkeypatch: pytest.MonkeyPatch) -> None:
     made = runner(FED, monkeypatch)
-    made.execute_model(fed_step("fed", request("fed", [1, 2, 3, 4, 5], RowsInput(num_replaced=3)), request("b", [1])))
+    made.execute_model(
+        fed_step("fed", request("fed", [1, 2, 3, 4, 5], RowsInput(num_replaced=3)), request("b", [1]))
+    )
     rope = made.model_state.rope_state
     assert rope.positions == {0: [7, 8, 9, 9, 10], 1: [1000]}
     assert rope.prefill_delta.written[:2].tolist() == [6, 1000]
 
 
-def test_the_repetition_penalty_reaches_vllm_whenever_the_request_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_repetition_penalty_reaches_vllm_whenever_the_request_is_added(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     made = runner(FED, monkeypatch)
     for _ in range(2):  # the second time it is resumed
         new = request("fed", [1, 2, 3], RowsInput(num_replaced=2, repetition_penalty=1.05))
@@ -354,7 +334,8 @@ class OwnInputs(ModelState):
     def __init__(self, *args: Any) -> None:
         pass
 
-    prepare_inputs_embeds = prepare_inputs = prepare_dummy_inputs = prepare_attn = None  # type: ignore[assignment]
+    prepare_inputs_embeds = prepare_inputs = None  # type: ignore[assignment]
+    prepare_dummy_inputs = prepare_attn = None  # type: ignore[assignment]
 
 
 class OwnSampler(State):
@@ -366,7 +347,9 @@ class OwnSampler(State):
 def test_a_model_that_prepares_inputs_or_samples_otherwise_is_refused(
     monkeypatch: pytest.MonkeyPatch, state_class: type
 ) -> None:
-    with pytest.raises(TypeError, match=f"{state_class.__name__} prepares inputs or samples in a way of its own"):
+    with pytest.raises(
+        TypeError, match=f"{state_class.__name__} prepares inputs or samples in a way of its own"
+    ):
         runner(FED, monkeypatch, state_class=state_class)
 
 

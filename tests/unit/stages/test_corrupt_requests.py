@@ -11,7 +11,7 @@ from omni_server.protocol.corruption import Corruption, decode_corruption
 from omni_server.protocol.rows import InlineBlock, RowsFeed, RowsPayload
 from omni_server.protocol.runtime_config import QueueSpec
 from omni_server.transport.slab_queue import SlabQueue
-from stages.runtime.row_scheduling import AsyncStageScheduler, StageScheduler
+from stages.runtime.stage_scheduler import AsyncStageScheduler, StageScheduler
 from tests.unit.stages.scheduling import (
     Worker,
     consume,

@@ -66,7 +66,9 @@ def test_a_batch_of_any_size_runs_at_once(size: int) -> None:
 
 def test_the_model_gets_ids_tokens_and_inputs() -> None:
     model = Sampler(sums)
-    runner_for(model).execute_model(step(new_request("a", [4, 5], b"first"), new_request("b", [6], b"second")))
+    runner_for(model).execute_model(
+        step(new_request("a", [4, 5], b"first"), new_request("b", [6], b"second"))
+    )
     (batch,) = model.batches
     assert batch.request_ids == ("a", "b")
     assert [ids.tolist() for ids in batch.token_ids] == [[4, 5], [6]]
@@ -107,7 +109,9 @@ def test_a_model_without_any_of_them_is_refused_when_it_is_loaded() -> None:
     class Neither(torch.nn.Module):
         pass
 
-    with pytest.raises(TypeError, match=r"Neither .* none of sample\(batch\), forward\(batch\) and diffuse\(batch\)"):
+    with pytest.raises(
+        TypeError, match=r"Neither .* none of sample\(batch\), forward\(batch\) and diffuse\(batch\)"
+    ):
         runner_for(Neither())
 
 
@@ -126,7 +130,10 @@ def test_chunked_prefill_is_refused_at_start() -> None:
         (lambda batch: None, "answered with NoneType"),
         (lambda batch: "abc", "answered with str"),
         (lambda batch: np.ones((3, 4)), "answered with ndarray"),
-        (lambda batch: {**dict.fromkeys(batch.request_ids, torch.ones(2)), "x": torch.ones(2)}, "unknown requests: x"),
+        (
+            lambda batch: {**dict.fromkeys(batch.request_ids, torch.ones(2)), "x": torch.ones(2)},
+            "unknown requests: x",
+        ),
         (lambda batch: [np.ones(3)] * 3, "gave ndarray instead of a tensor"),
         (lambda batch: torch.ones(3), r"a tensor of shape \[\], which holds no samples"),
         (lambda batch: [torch.empty(0)] * 3, r"a tensor of shape \[0\], which holds no samples"),
@@ -187,7 +194,9 @@ def test_requests_that_the_model_rejects_leave_the_rest_in_one_batch() -> None:
 def test_corrupt_data_that_the_model_was_given_is_told_as_such() -> None:
     def rejecting(batch: DiffusionBatch) -> list[torch.Tensor]:
         if "c" in batch.request_ids:
-            raise RejectedRequestsError({"c": Corruption("codes", "codec token 9000"), "a": "there is no voice"})
+            raise RejectedRequestsError(
+                {"c": Corruption("codes", "codec token 9000"), "a": "there is no voice"}
+            )
         return sums(batch)
 
     found = outcomes(runner_for(Sampler(rejecting)).execute_model(step(*THREE)))

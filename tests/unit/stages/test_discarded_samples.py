@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from stages.runtime.discarded_samples import generators_set_aside
+from stages.runtime.ar_runner_v1 import generators_set_aside
 
 
 def seeded(*seeds: int) -> dict[int, torch.Generator]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from omni_server.protocol.vllm_fields import GRAMMAR_TOO_SLOW, GRAMMARS_BUSY
-from stages.runtime.grammar_compilers import NICENESS, GrammarCompilers, GrammarRefusedError
+from stages.runtime.grammar_limits import COMPILE_NICENESS, GrammarCompilers, GrammarRefusedError
 
 LONG_S = 30.0
 
@@ -23,7 +23,7 @@ def release() -> Iterator[threading.Event]:
 def refusal(compilers: GrammarCompilers, release: threading.Event) -> str:
     error = compilers.submit(release.wait, LONG_S).exception(LONG_S)
     assert isinstance(error, GrammarRefusedError)
-    return error.reason
+    return error.refusal
 
 
 def test_the_result_is_the_functions() -> None:
@@ -44,11 +44,13 @@ def test_threads_of_a_compilation_have_a_low_priority() -> None:
         return found
 
     before = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-    assert GrammarCompilers().submit(priorities).result(LONG_S) == [min(before + NICENESS, 19)] * 2
+    assert GrammarCompilers().submit(priorities).result(LONG_S) == [min(before + COMPILE_NICENESS, 19)] * 2
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
 
 
-def test_a_compilation_that_takes_too_long_is_given_up_and_the_next_one_made(release: threading.Event) -> None:
+def test_a_compilation_that_takes_too_long_is_given_up_and_the_next_one_made(
+    release: threading.Event,
+) -> None:
     compilers = GrammarCompilers(num_threads=1, limit_s=0.01)
     assert refusal(compilers, release) == GRAMMAR_TOO_SLOW
     assert compilers.submit(max, 3, 5).result(LONG_S) == 5
@@ -76,7 +78,9 @@ def test_further_ones_are_refused_while_too_many_that_were_given_up_run(release:
 def test_no_more_compile_at_the_same_time_than_allowed(release: threading.Event) -> None:
     compilers = GrammarCompilers(num_threads=2, limit_s=LONG_S)
     barrier = threading.Barrier(2, timeout=LONG_S)
-    assert [one.result(LONG_S) is not None for one in [compilers.submit(barrier.wait) for _ in range(2)]] == [True] * 2
+    assert [one.result(LONG_S) is not None for one in [compilers.submit(barrier.wait) for _ in range(2)]] == [
+        True
+    ] * 2
     started = threading.Semaphore(0)
 
     def compile_slowly() -> bool:

@@ -16,8 +16,8 @@ from vllm.v1.structured_output.backend_types import (
 )
 
 from omni_server.protocol.vllm_fields import GRAMMAR_TOO_SLOW
-from stages.runtime.grammar_compilers import GrammarCompilers, GrammarRefusedError
-from stages.runtime.row_scheduling import AsyncStageScheduler, StageScheduler
+from stages.runtime.grammar_limits import GrammarCompilers, GrammarRefusedError
+from stages.runtime.stage_scheduler import AsyncStageScheduler, StageScheduler
 from tests.unit.stages.grammars import ScriptedGrammar
 from tests.unit.stages.scheduling import (
     AnyScheduler,
@@ -48,7 +48,9 @@ class MaskMaker(StructuredOutputBackend):
 
 
 def structured(scheduler: AnyScheduler, request_id: str, grammar: StructuredOutputGrammar) -> Request:
-    params = SamplingParams(max_tokens=50, ignore_eos=True, structured_outputs=StructuredOutputsParams(regex="a*"))
+    params = SamplingParams(
+        max_tokens=50, ignore_eos=True, structured_outputs=StructuredOutputsParams(regex="a*")
+    )
     made = Request(request_id, list(range(PROMPT)), params, None)
     assert made.structured_output_request is not None
     made.structured_output_request.grammar = grammar
@@ -128,7 +130,9 @@ def test_a_grammar_that_is_not_compiled_in_time_ends_its_request_with_the_reason
     assert outputs["free"].stop_reason is None
 
 
-def test_a_stage_compiles_grammars_within_limits_and_does_not_wait_for_them_at_its_end(tmp_path: Path) -> None:
+def test_a_stage_compiles_grammars_within_limits_and_does_not_wait_for_them_at_its_end(
+    tmp_path: Path,
+) -> None:
     manager = make_scheduler(tmp_path).structured_output_manager
     assert isinstance(manager.executor, GrammarCompilers)
     release = threading.Event()

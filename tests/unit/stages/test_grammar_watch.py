@@ -9,7 +9,7 @@ import xgrammar
 from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar
 
 from omni_server.protocol.vllm_fields import GRAMMAR_ALLOWS_NOTHING, GRAMMAR_TOO_SLOW, GRAMMARS_BUSY
-from stages.runtime.grammar_watch import GrammarWatch
+from stages.runtime.grammar_limits import GrammarWatch
 from tests.unit.stages.grammars import ScriptedGrammar
 
 FOR_EVER_S = 1000.0
@@ -125,7 +125,9 @@ def test_a_real_grammar_that_is_read_in_too_many_ways_is_given_up() -> None:
     assert watched.refusal == GRAMMAR_TOO_SLOW
 
 
-@pytest.mark.parametrize("schema", ['{"$ref": "#"}', '{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}'])
+@pytest.mark.parametrize(
+    "schema", ['{"$ref": "#"}', '{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}']
+)
 def test_a_grammar_that_cannot_begin_is_given_up(schema: str) -> None:
     """Found by changing schemas at random: the engine called it an error of its own."""
     vocabulary = xgrammar.TokenizerInfo([b"{", b"}", b"<end>"], stop_token_ids=[2])

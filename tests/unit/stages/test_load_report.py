@@ -9,8 +9,8 @@ from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.request import RequestStatus
 
-from stages.runtime.load_report import INTERVAL_S, LoadReport
-from stages.runtime.row_scheduling import StageScheduler
+from stages.runtime.stage_outputs import LOAD_REPORT_INTERVAL_S, LoadReport
+from stages.runtime.stage_scheduler import StageScheduler
 from tests.unit.stages.scheduling import Worker, make_scheduler, request
 
 
@@ -46,9 +46,9 @@ def test_busy_stage_reports_with_a_message_once_per_interval() -> None:
     first = stage.step((3, 2), has_message=True)
     assert first is not None
     assert (first.num_running_reqs, first.num_waiting_reqs, first.kv_cache_usage) == (3, 2, 0.25)
-    stage.now += INTERVAL_S / 2
+    stage.now += LOAD_REPORT_INTERVAL_S / 2
     assert stage.step((4, 0), has_message=True) is None
-    stage.now += INTERVAL_S / 2
+    stage.now += LOAD_REPORT_INTERVAL_S / 2
     assert stage.step((4, 0), has_message=False) is None  # no message is made for it
     assert stage.step((4, 0), has_message=True) is not None
 
@@ -60,7 +60,7 @@ def test_stage_that_falls_idle_says_so_at_once_and_only_once(has_message: bool) 
     idle = stage.step((0, 0), has_message=has_message)
     assert idle is not None
     assert (idle.num_running_reqs, idle.num_waiting_reqs) == (0, 0)
-    stage.now += 10 * INTERVAL_S
+    stage.now += 10 * LOAD_REPORT_INTERVAL_S
     assert stage.step((0, 0), has_message=False) is None
 
 

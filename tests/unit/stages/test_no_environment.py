@@ -11,18 +11,23 @@ ENVIRONMENT_MODULES = {"vllm.envs"}
 
 
 def uses_of_the_environment(source: str) -> list[str]:
-    """Where it is read, by whatever name it was imported. A variable may be set: that is how CUDA takes settings."""
+    """Where it is read, by whatever name it was imported. A variable may be set: that is how CUDA takes
+    settings."""
     found = []
     tree = ast.parse(source)
     set_here = {
-        id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
+        id(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
     }
     for node in ast.walk(tree):
         match node:
             case ast.Attribute(attr=name) if name in ENVIRONMENT_OF_OS and id(node) not in set_here:
                 found.append(f"line {node.lineno}: .{name}")
             case ast.ImportFrom(module="os", names=names):
-                found += [f"line {node.lineno}: from os {n.name}" for n in names if n.name in ENVIRONMENT_OF_OS]
+                found += [
+                    f"line {node.lineno}: from os {n.name}" for n in names if n.name in ENVIRONMENT_OF_OS
+                ]
             case ast.ImportFrom(module=str(module), names=names):
                 full = {f"{module}.{n.name}" for n in names} | {module}
                 found += [f"line {node.lineno}: {name}" for name in sorted(full & ENVIRONMENT_MODULES)]
@@ -32,7 +37,10 @@ def uses_of_the_environment(source: str) -> list[str]:
 
 
 def test_no_module_of_the_stages_reads_the_environment() -> None:
-    found = {str(path.relative_to(STAGES)): uses_of_the_environment(path.read_text()) for path in STAGES.rglob("*.py")}
+    found = {
+        str(path.relative_to(STAGES)): uses_of_the_environment(path.read_text())
+        for path in STAGES.rglob("*.py")
+    }
     assert {path: lines for path, lines in found.items() if lines} == {}
     assert len(found) > 50
 

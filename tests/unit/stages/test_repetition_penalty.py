@@ -5,8 +5,8 @@ import pytest
 import torch
 from vllm.v1.sample.ops.penalties import apply_all_penalties
 
-from stages.runtime.batch import StepBatch
-from stages.runtime.repetition_penalty import RepetitionPenalty
+from stages.runtime.ar_runner_v1 import RepetitionPenalty
+from stages.runtime.stage_step import StepBatch
 
 VOCAB = 40
 
@@ -38,8 +38,8 @@ def vllms(given: torch.Tensor, seen: list[tuple[list[int], list[int], float]]) -
 
 @pytest.mark.parametrize("seed", range(10))
 def test_any_course_of_steps_gives_vllms_logits(seed: int) -> None:
-    """Random prompts and penalties, chunked prefill, requests that change places, pause, are computed again from the
-    start, end, and new ones in their slots."""
+    """Random prompts and penalties, chunked prefill, requests that change places, pause, are computed again
+    from the start, end, and new ones in their slots."""
     random = np.random.default_rng(seed)
     penalty = RepetitionPenalty(VOCAB, torch.device("cpu"))
     ids: dict[str, list[int]] = {}
@@ -67,7 +67,9 @@ def test_any_course_of_steps_gives_vllms_logits(seed: int) -> None:
         if not parts:
             continue
         step = batch(*parts)
-        penalty.see(torch.tensor([token for name, first, n in parts for token in ids[name][first : first + n]]), step)
+        penalty.see(
+            torch.tensor([token for name, first, n in parts for token in ids[name][first : first + n]]), step
+        )
         given = logits(len(parts), number)
         want = vllms(
             given,

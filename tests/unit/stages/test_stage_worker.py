@@ -1,4 +1,5 @@
-"""A stage's share of a GPU, with a simulated device: what is reckoned, whatever other processes do meanwhile."""
+"""A stage's share of a GPU, with a simulated device: what is reckoned, whatever other processes do
+meanwhile."""
 
 import os
 from collections.abc import Callable
@@ -13,9 +14,9 @@ from omni_server.engine.start_progress import StartProgress
 from omni_server.errors import ConfigError
 from omni_server.protocol.device_memory import OUTSIDE_TORCH_BYTES, slack_bytes
 from omni_server.protocol.runtime_config import StageRuntimeConfig
-from stages.runtime import platform
+from stages.runtime import stage_worker
 from stages.runtime.memory import GRAPH_BYTES
-from stages.runtime.platform import StageWorkerMixin
+from stages.runtime.stage_worker import StageWorkerMixin
 
 GIB = 1 << 30
 TOTAL = 80 * GIB
@@ -75,7 +76,9 @@ class FakeRunner:
 class FakeWorker:
     """Stands for vLLM's GPU worker: what it allocates, and which of its paths it takes."""
 
-    def __init__(self, device: Device, *, kv_cache_memory_bytes: int | None, graphs: bool, config: Any) -> None:
+    def __init__(
+        self, device: Device, *, kv_cache_memory_bytes: int | None, graphs: bool, config: Any
+    ) -> None:
         self._memory = device
         self.rank = 0
         self.requested_memory = SHARE
@@ -122,13 +125,15 @@ Start = Callable[..., tuple[Device, StageWorker]]
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch) -> Start:
     """A worker on a device of its own, up to loaded weights."""
-    monkeypatch.setattr(platform, "end_with_parent", lambda: None)
+    monkeypatch.setattr(stage_worker, "end_with_parent", lambda: None)
 
     def started(
         *, kv_cache_memory_bytes: int | None = None, graphs: bool = True, config: Any = None
     ) -> tuple[Device, StageWorker]:
         device = Device(monkeypatch)
-        worker = StageWorker(device, kv_cache_memory_bytes=kv_cache_memory_bytes, graphs=graphs, config=config)
+        worker = StageWorker(
+            device, kv_cache_memory_bytes=kv_cache_memory_bytes, graphs=graphs, config=config
+        )
         worker.init_device()
         worker.load_model()
         return device, worker
@@ -184,7 +189,9 @@ def test_torch_is_held_to_the_share_less_what_it_does_not_count(start: Start) ->
 def test_a_share_that_leaves_no_kv_cache_is_refused_with_the_sum(start: Start) -> None:
     device, worker = start()
     device.take(14 * GIB)
-    with pytest.raises(ConfigError, match=r"gpu_memory_utilization is too small.*38\.7 GB = -\d.*34\.4 weights"):
+    with pytest.raises(
+        ConfigError, match=r"gpu_memory_utilization is too small.*38\.7 GB = -\d.*34\.4 weights"
+    ):
         worker.determine_available_memory()
 
 
@@ -226,7 +233,8 @@ async def test_a_start_is_reported_step_by_step(start: Start) -> None:
         "thinker: loading weights",
         "thinker: weights loaded",
         "thinker: compiling",
-        "thinker: 38.7 GB = 12.3 KV cache + 19.3 weights and buffers + 3.2 activations + 1.1 CUDA graphs + 2.7 reserve",
+        "thinker: 38.7 GB = 12.3 KV cache + 19.3 weights and buffers + 3.2 activations "
+        "+ 1.1 CUDA graphs + 2.7 reserve",
         "thinker: capturing CUDA graphs",
         "thinker: ready",
     ]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from vllm.v1.request import RequestStatus
 
-from stages.runtime.row_scheduling import StageScheduler
+from stages.runtime.stage_scheduler import StageScheduler
 from tests.unit.stages.scheduling import Worker, make_scheduler, request
 
 

@@ -42,7 +42,8 @@ def metadata_of(step: Step) -> Any:
 
 @pytest.fixture
 def attend() -> Callable[[Step], tuple[list[dict[str, torch.Tensor]], torch.Tensor, torch.Tensor]]:
-    """Runs the operator: what the kernel was called with, what came out, and which value stands for which way."""
+    """Runs the operator: what the kernel was called with, what came out, and which value stands for which
+    way."""
 
     def run(step: Step) -> tuple[list[dict[str, torch.Tensor]], torch.Tensor, torch.Tensor]:
         calls: list[dict[str, torch.Tensor]] = []
@@ -57,16 +58,16 @@ def attend() -> Callable[[Step], tuple[list[dict[str, torch.Tensor]], torch.Tens
             assert cos_sin is layer.rotary_emb.cos_sin_cache
             qkv += 0.5
 
-        layer = SimpleNamespace(
+        layer: Any = SimpleNamespace(
             q_size=HEADS * DIM,
             kv_size=KV_HEADS * DIM,
             attn=_Attention(),
             rotary_emb=_Rope(is_ours=step.has_kernels),
             _kernel=kernel if step.has_kernels else None,
-            _turn=turn if step.has_kernels else None,
+            _rotate=turn if step.has_kernels else None,
         )
-        layer._attend_by_kernel = lambda *args: RopeAttention._attend_by_kernel(layer, *args)  # type: ignore[arg-type]
-        layer.attend = lambda *args: RopeAttention.attend(layer, *args)  # type: ignore[arg-type]
+        layer._attend_by_kernel = lambda *args: RopeAttention._attend_by_kernel(layer, *args)
+        layer.attend = lambda *args: RopeAttention.attend(layer, *args)
         layer.attn.kv_cache = torch.zeros(9, KV_HEADS, 16, 2 * DIM, dtype=step.cache_dtype)
         rows = step.num_requests if step.num_rows is None else step.num_rows
         slots = {NAME: torch.arange(step.num_requests)} if step.has_slots else {}
@@ -90,7 +91,9 @@ class _Rope:
     def __init__(self, *, is_ours: bool) -> None:
         self.is_ours = is_ours
 
-    def __call__(self, positions: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(
+        self, positions: torch.Tensor, q: torch.Tensor, k: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         assert not self.is_ours, "turned by vLLM's embedding, too"
         return q + 0.5, k + 0.5
 

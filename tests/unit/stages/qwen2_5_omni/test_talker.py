@@ -63,7 +63,8 @@ def talker(config: VllmConfig, alone: None) -> Qwen2_5OmniTalker:
 def test_the_compiled_part_reads_the_very_buffers_that_the_runner_fills(
     talker: Qwen2_5OmniTalker, config: VllmConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CUDA graphs of its pieces read from where these lay when they were captured, whatever is passed later."""
+    """CUDA graphs of its pieces read from where these lay when they were captured, whatever is passed
+    later."""
     embeds = torch.zeros(8, config.model_config.get_inputs_embeds_size())
     positions = torch.zeros(3, 9, dtype=torch.int64)[:, :8]
     read = []

@@ -68,10 +68,14 @@ def features(
     """Token ids, and mel frames of each sound [128, num_frames]."""
     items = processor.info.parse_mm_data({"audio": [(samples, RATE_HZ) for samples in sounds]})
     result = processor(prompt_for(sounds), items)
-    return result["prompt_token_ids"], [item["input_audio_features"].data for item in result["mm_kwargs"]["audio"]]
+    return result["prompt_token_ids"], [
+        item["input_audio_features"].data for item in result["mm_kwargs"]["audio"]
+    ]
 
 
-def reference_features(processor: Any, *sounds: npt.NDArray[np.float32]) -> tuple[list[int], list[torch.Tensor]]:
+def reference_features(
+    processor: Any, *sounds: npt.NDArray[np.float32]
+) -> tuple[list[int], list[torch.Tensor]]:
     result = processor(text=prompt_for(sounds), audio=list(sounds), return_tensors="pt")
     masks = result["feature_attention_mask"].bool()
     mels = [mel[:, mask] for mel, mask in zip(result["input_features"], masks, strict=True)]
@@ -85,7 +89,9 @@ def reference_features(processor: Any, *sounds: npt.NDArray[np.float32]) -> tupl
         pytest.param([sound(641), sound(799), sound(800), sound(801)], id="hardly any"),
         pytest.param([sound(401), sound(7 * RATE_HZ + 33, seed=1)], id="two of different lengths"),
         pytest.param([sound(RATE_HZ, loud_from=RATE_HZ - 1)], id="loudest at its end"),
-        pytest.param([sound(RATE_HZ + 80, loud_from=RATE_HZ + 20)], id="loudest between two frames at its end"),
+        pytest.param(
+            [sound(RATE_HZ + 80, loud_from=RATE_HZ + 20)], id="loudest between two frames at its end"
+        ),
         pytest.param([np.zeros(RATE_HZ, np.float32)], id="silence"),
         pytest.param([sound(MAX_SAMPLES - 799)], id="nearly as long as the extractor takes"),
         pytest.param([sound(MAX_SAMPLES)], id="as long as the extractor takes"),
@@ -117,7 +123,9 @@ def test_encoder_cache_holds_the_longest_audio(checkpoint: Path, max_num_batched
     )
     budget = MultiModalBudget(arguments.create_engine_config(), MULTIMODAL_REGISTRY)
     num_tokens = MAX_AUDIO_S * 25
-    assert min(budget.encoder_cache_size, budget.encoder_compute_budget) == max(num_tokens, max_num_batched_tokens)
+    assert min(budget.encoder_cache_size, budget.encoder_compute_budget) == max(
+        num_tokens, max_num_batched_tokens
+    )
     ((_, dummy),) = budget.get_dummy_encoder_profile_inputs(max_items_per_batch=1)
     assert dummy["input_audio_features"].data.shape[1] == 4 * num_tokens
 

@@ -1,0 +1,153 @@
+"""What the autoregressive runner adds to either generation of vLLM's: rows out and rows in, per request.
+
+The adapters over vLLM's generations, `ar_runner_v1` and `ar_runner_v2`, say where in a step this happens.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from vllm.config import VllmConfig
+from vllm.distributed import get_tensor_model_parallel_rank
+from vllm.sequence import IntermediateTensors
+from vllm.utils.import_utils import resolve_obj_by_qualname
+from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, AsyncModelRunnerOutput, ModelRunnerOutput
+
+from omni_server.protocol.corruption import Corruption
+from omni_server.protocol.rows import REQUEST_KEY, RowsInput, RowsOutput, RowsRequest, decode_request
+from stages.runtime.embeddings_in import RowOverlay
+from stages.runtime.embeddings_out import PendingRows, RowEmitter
+from stages.runtime.stage_step import TakenSlot, attach_findings, attached_step, stage_config
+
+VllmRunner: Any = object
+"""For mypy: what the mixin is combined with at run time, one of vLLM's model runners."""
+
+StepOutput: TypeAlias = ModelRunnerOutput | AsyncModelRunnerOutput | IntermediateTensors | None
+"""What `sample_tokens` of vLLM's runners returns; a rank that does not sample has none."""
+
+
+class RowRunnerMixin(VllmRunner):
+    """Over one of vLLM's model runners, below an adapter."""
+
+    device: torch.device
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
+        super().__init__(vllm_config, device)
+        self.stage_config = config = stage_config(vllm_config)
+        self.row_emitter: RowEmitter | None = None
+        self.row_overlay = RowOverlay(config.input_queue, get_tensor_model_parallel_rank())
+        self.num_resumed = 0
+        self._known: set[str] = set()
+        self._senders: set[str] = set()  # on every rank; the emitter is on one
+        self._slot: TakenSlot | None = None
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        super().load_model(*args, **kwargs)
+        if (
+            self.stage_config.decoding_kernels and self.device.type == "cuda"
+        ):  # elsewhere there may be no Triton
+            from stages.runtime.small_batch_gemm import use_small_batch_gemm
+
+            use_small_batch_gemm(self.get_model())
+        config = self.stage_config
+        if config.row_producer is not None:
+            assert config.output_queue is not None
+            producer_class = resolve_obj_by_qualname(config.row_producer.replace(":", "."))
+            # On every rank: it looks up embeddings, which is a collective operation.
+            producer = producer_class(self.get_model(), Path(config.model_dir))
+            if get_tensor_model_parallel_rank() == 0:
+                self.row_emitter = RowEmitter(producer, config.output_queue, self.device)
+
+    def _begin_step(self, scheduler_output: SchedulerOutput) -> None:
+        """For every step that the scheduler makes, before vLLM looks at its requests."""
+        for request_id in scheduler_output.finished_req_ids:
+            self._forget(request_id)
+        self.num_resumed += len(scheduler_output.scheduled_cached_reqs.resumed_req_ids)
+        step = attached_step(scheduler_output)
+        self._slot = step.slot
+        for request_id, feed in step.feeds:
+            self.row_overlay.feed(request_id, feed)
+        for request in scheduler_output.scheduled_new_reqs:
+            if request.req_id in self._known:  # V2 is told of a preempted request as if it were new
+                self.num_resumed += 1
+            else:
+                self._known.add(request.req_id)
+                self._announce(request)
+
+    def _announce(self, request: NewRequestData) -> None:
+        match rows_request(request):
+            case RowsInput() as rows_input:
+                self.row_overlay.announce(request.req_id, rows_input)
+            case RowsOutput() as rows_output if self.stage_config.row_producer is not None:
+                self._senders.add(request.req_id)
+                if self.row_emitter is None:
+                    return
+                modalities = {feature.modality for feature in request.mm_features}
+                self.row_emitter.add(
+                    request.req_id, rows_output, list(request.prompt_token_ids or ()), modalities
+                )
+
+    def _forget(self, request_id: str) -> None:
+        """The request has ended; one that was only preempted has not."""
+        self._known.discard(request_id)
+        self._senders.discard(request_id)
+        self.row_overlay.remove(request_id)
+        if self.row_emitter is not None:
+            self.row_emitter.remove(request_id)
+
+    def _with_rows(self, output: StepOutput, pending: PendingRows | None) -> StepOutput:
+        """What `sample_tokens` returns: vLLM's `output` with the step's rows and with what was found corrupt
+        in it."""
+        if pending is None and not self.row_overlay.has_findings:
+            return output
+        if isinstance(output, AsyncModelRunnerOutput):
+            return OutputWithRows(output, pending, self.row_overlay.take_findings())
+        if not isinstance(output, ModelRunnerOutput) or output is EMPTY_MODEL_RUNNER_OUTPUT:
+            assert pending is None
+            return output  # this rank has computed no step: findings wait for one
+        return completed(output, pending, self.row_overlay.take_findings())
+
+    @property
+    def num_fast_steps(self) -> int:
+        """Decoding steps that took the fast path, in a generation that has it."""
+        return 0
+
+    def num_row_requests(self) -> int:
+        """Requests that rows are held for or sent for; 0 when the stage is idle."""
+        return len(self.row_overlay) + (len(self.row_emitter) if self.row_emitter is not None else 0)
+
+
+def rows_request(request: NewRequestData) -> RowsRequest | None:
+    """What the request says about rows; None for text-only requests and for those that vLLM warms up with."""
+    params = request.sampling_params
+    if params is None or not params.extra_args or REQUEST_KEY not in params.extra_args:
+        return None
+    return decode_request(params.extra_args[REQUEST_KEY])
+
+
+class OutputWithRows(AsyncModelRunnerOutput):
+    """The step's rows and findings join its tokens when vLLM asks for the finished output."""
+
+    def __init__(
+        self, output: AsyncModelRunnerOutput, pending: PendingRows | None, findings: Mapping[str, Corruption]
+    ) -> None:
+        self._output = output
+        self._pending = pending
+        self._findings = findings
+
+    def get_output(self) -> ModelRunnerOutput:
+        return completed(self._output.get_output(), self._pending, self._findings)
+
+
+def completed(
+    output: ModelRunnerOutput, pending: PendingRows | None, findings: Mapping[str, Corruption]
+) -> ModelRunnerOutput:
+    """`output` itself, with the step's rows once they have arrived, and with `findings`."""
+    if pending is not None:
+        output.pooler_output = pending.finish()
+        findings = {**findings, **pending.corrupt}
+    if findings:
+        attach_findings(output, findings)
+    return output

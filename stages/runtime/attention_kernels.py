@@ -1,0 +1,317 @@
+"""Attention's Triton kernels: of a decoding step, and the rotary embedding of all other steps.
+
+`DecodeAttention` does in one kernel what takes vLLM five: rotary embedding, the new key and value into the
+cache, and attention. Each of the five waits for the one before it; in a small model that is a third of a
+step. A request's past is split among programs, and the last of them to end merges their partial results
+("flash decoding"). The new token belongs to the program with the end of the past, so none reads from the
+cache what another writes.
+
+`RopeInPlace` is the multimodal rotary embedding of queries and keys where they lie. vLLM's own looks up the
+cosines of each token first, in every layer, which is a kernel more, and its launches take the host longer: in
+steps with prompts, whose attention is not part of a CUDA graph, that is a third.
+"""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from stages.runtime.kernel_launch import CachedLaunch
+
+MAX_REQUESTS = 64
+"""Of one step; with more, attention itself takes the time, and vLLM's kernel is the faster one."""
+
+_MIN_DOT = 16  # narrowest tile of the tensor cores
+
+
+@triton.jit
+def _decode_attention(
+    qkv_ptr,  # [R, (HEADS + 2 * KV_HEADS) * DIM]
+    positions_ptr,  # [3, R]
+    cos_sin_ptr,  # [positions, DIM]: cosines, then sines
+    cache_ptr,  # [blocks, KV_HEADS, BLOCK, 2 * DIM], by strides: a key, then its value
+    out_ptr,  # [R, HEADS * DIM]
+    table_ptr,  # [R, blocks of a request]
+    lengths_ptr,  # [R]: with the new token; 0 for padding
+    slots_ptr,  # [R]: where in the cache the new token belongs; -1 for nowhere
+    partial_acc_ptr,  # [R, KV_HEADS, NUM_SPLITS, GROUP, DIM] float32: sums of a split, weighted
+    partial_ml_ptr,  # [R, KV_HEADS, NUM_SPLITS, 2, GROUP] float32: its maximum of scores, and sum of weights
+    num_done_ptr,  # [R, KV_HEADS] int32: splits that have ended; 0 before and after
+    scale,  # of a score, times log2(e)
+    positions_stride,
+    table_stride,
+    cache_block_stride,
+    cache_head_stride,
+    cache_token_stride,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    TILE: tl.constexpr,
+    GROUP: tl.constexpr,
+    TIME_SECTION: tl.constexpr,
+    HEIGHT_SECTION: tl.constexpr,
+):
+    request, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    HALF: tl.constexpr = DIM // 2
+    QUERIES: tl.constexpr = HEADS // KV_HEADS
+    length = tl.load(lengths_ptr + request)
+    past = length - 1
+    num_tiles = tl.cdiv(past, TILE)
+    tiles_per_split = tl.maximum(tl.cdiv(num_tiles, NUM_SPLITS), 1)
+    num_splits = tl.maximum(tl.cdiv(num_tiles, tiles_per_split), 1)  # that have something to do
+    if (length > 0) & (split < num_splits):
+        i = tl.arange(0, HALF)
+        d = tl.arange(0, DIM)
+        g = tl.arange(0, GROUP)
+        is_query = g < QUERIES
+        # Each frequency rotates by the position in time, height or width (`mrope_section`).
+        axis = tl.where(i < TIME_SECTION, 0, tl.where(i < TIME_SECTION + HEIGHT_SECTION, 1, 2))
+        position = tl.load(positions_ptr + axis * positions_stride + request)
+        cos = tl.load(cos_sin_ptr + position * DIM + i).to(tl.float32)
+        sin = tl.load(cos_sin_ptr + position * DIM + HALF + i).to(tl.float32)
+
+        row = qkv_ptr + request.to(tl.int64) * ((HEADS + 2 * KV_HEADS) * DIM)
+        q = row + (kv_head * QUERIES + g)[:, None] * DIM + i[None, :]
+        q1 = tl.load(q, mask=is_query[:, None], other=0.0).to(tl.float32)
+        q2 = tl.load(q + HALF, mask=is_query[:, None], other=0.0).to(tl.float32)
+        dtype = qkv_ptr.dtype.element_ty
+        q1_rot = (q1 * cos[None, :] - q2 * sin[None, :]).to(dtype)
+        q2_rot = (q2 * cos[None, :] + q1 * sin[None, :]).to(dtype)
+
+        m_i = tl.full([GROUP], float("-inf"), tl.float32)
+        l_i = tl.zeros([GROUP], tl.float32)
+        acc = tl.zeros([GROUP, DIM], tl.float32)
+        for tile in range(split * tiles_per_split, tl.minimum((split + 1) * tiles_per_split, num_tiles)):
+            t = tile * TILE + tl.arange(0, TILE)
+            is_past = t < past
+            block = tl.load(table_ptr + request * table_stride + t // BLOCK, mask=is_past, other=0).to(
+                tl.int64
+            )
+            at = (
+                cache_ptr
+                + block * cache_block_stride
+                + (t % BLOCK) * cache_token_stride
+                + kv_head * cache_head_stride
+            )
+            k1 = tl.load(at[None, :] + i[:, None], mask=is_past[None, :], other=0.0)
+            k2 = tl.load(at[None, :] + HALF + i[:, None], mask=is_past[None, :], other=0.0)
+            v = tl.load(at[:, None] + DIM + d[None, :], mask=is_past[:, None], other=0.0)
+            score = tl.dot(q1_rot, k1, input_precision="ieee")
+            score = tl.dot(q2_rot, k2, score, input_precision="ieee") * scale
+            score = tl.where(is_past[None, :], score, float("-inf"))
+            m_new = tl.maximum(m_i, tl.max(score, 1))
+            p = tl.exp2(score - m_new[:, None])
+            alpha = tl.exp2(m_i - m_new)
+            l_i = l_i * alpha + tl.sum(p, 1)
+            acc = tl.dot(p.to(dtype), v, acc * alpha[:, None], input_precision="ieee")
+            m_i = m_new
+
+        if split == num_splits - 1:  # the new token
+            key = row + (HEADS + kv_head) * DIM + i
+            new1, new2 = tl.load(key).to(tl.float32), tl.load(key + HALF).to(tl.float32)
+            new_k1, new_k2 = (new1 * cos - new2 * sin).to(dtype), (new2 * cos + new1 * sin).to(dtype)
+            new_v = tl.load(row + (HEADS + KV_HEADS + kv_head) * DIM + d)
+            slot = tl.load(slots_ptr + request)
+            if slot >= 0:
+                new_at = (
+                    cache_ptr
+                    + (slot // BLOCK) * cache_block_stride
+                    + (slot % BLOCK) * cache_token_stride
+                    + kv_head * cache_head_stride
+                )
+                tl.store(new_at + i, new_k1)
+                tl.store(new_at + HALF + i, new_k2)
+                tl.store(new_at + DIM + d, new_v)
+            score_new = tl.sum(q1_rot.to(tl.float32) * new_k1.to(tl.float32)[None, :], 1)
+            score_new = (
+                score_new + tl.sum(q2_rot.to(tl.float32) * new_k2.to(tl.float32)[None, :], 1)
+            ) * scale
+            m_new = tl.maximum(m_i, score_new)
+            p_new, alpha = tl.exp2(score_new - m_new), tl.exp2(m_i - m_new)
+            l_i = l_i * alpha + p_new
+            acc = acc * alpha[:, None] + p_new[:, None] * new_v.to(tl.float32)[None, :]
+            m_i = m_new
+
+        out = (
+            out_ptr
+            + request.to(tl.int64) * (HEADS * DIM)
+            + (kv_head * QUERIES + g)[:, None] * DIM
+            + d[None, :]
+        )
+        is_out = is_query[:, None] & (d < DIM)[None, :]
+        is_last = num_splits == 1
+        first = (request * KV_HEADS + kv_head) * NUM_SPLITS
+        if num_splits > 1:
+            # Past the first-level cache: another multiprocessor reads them.
+            own = first + split
+            tl.store(
+                partial_acc_ptr + (own * GROUP + g)[:, None] * DIM + d[None, :], acc, cache_modifier=".cg"
+            )
+            tl.store(partial_ml_ptr + own * (2 * GROUP) + g, m_i, cache_modifier=".cg")
+            tl.store(partial_ml_ptr + own * (2 * GROUP) + GROUP + g, l_i, cache_modifier=".cg")
+            tl.debug_barrier()  # all threads have written before one of them counts the split
+            counter = num_done_ptr + request * KV_HEADS + kv_head
+            is_last = tl.atomic_add(counter, 1, sem="acq_rel") == num_splits - 1
+            if is_last:
+                tl.store(counter, 0)  # as the next step wants it
+                m_i = tl.full([GROUP], float("-inf"), tl.float32)
+                l_i = tl.zeros([GROUP], tl.float32)
+                acc = tl.zeros([GROUP, DIM], tl.float32)
+                for other in range(first, first + num_splits):
+                    other_acc = tl.load(
+                        partial_acc_ptr + (other * GROUP + g)[:, None] * DIM + d[None, :],
+                        cache_modifier=".cg",
+                    )
+                    other_m = tl.load(partial_ml_ptr + other * (2 * GROUP) + g, cache_modifier=".cg")
+                    other_l = tl.load(partial_ml_ptr + other * (2 * GROUP) + GROUP + g, cache_modifier=".cg")
+                    m_new = tl.maximum(m_i, other_m)
+                    alpha, beta = tl.exp2(m_i - m_new), tl.exp2(other_m - m_new)
+                    l_i = l_i * alpha + other_l * beta
+                    acc = acc * alpha[:, None] + other_acc * beta[:, None]
+                    m_i = m_new
+        if is_last:
+            tl.store(out, (acc / l_i[:, None]).to(out_ptr.dtype.element_ty), mask=is_out)
+
+
+class DecodeAttention:
+    """The kernel with its scratch memory, which one step's layers use one after the other."""
+
+    def __init__(
+        self,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        mrope_section: tuple[int, int, int],
+        device: torch.device,
+    ) -> None:
+        """`mrope_section`: how many of the head_dim / 2 frequencies rotate by time, height and width."""
+        if num_heads % num_kv_heads or head_dim & (head_dim - 1) or head_dim < 2 * _MIN_DOT:
+            raise ValueError(f"no kernel for {num_heads} heads, {num_kv_heads} of keys, of {head_dim}")
+        if sum(mrope_section) != head_dim // 2:
+            raise ValueError(f"mrope_section {mrope_section} is not of head_dim {head_dim}")
+        self._heads = (num_heads, num_kv_heads, head_dim)
+        self._sections = mrope_section
+        self._group = max(_MIN_DOT, triton.next_power_of_2(num_heads // num_kv_heads))
+        places = max(rows * _splits(rows)[0] for rows in range(1, MAX_REQUESTS + 1)) * num_kv_heads
+        self._partial_acc = torch.empty(places, self._group, head_dim, dtype=torch.float32, device=device)
+        self._partial_ml = torch.empty(places, 2, self._group, dtype=torch.float32, device=device)
+        self._num_done = torch.zeros(MAX_REQUESTS * num_kv_heads, dtype=torch.int32, device=device)
+
+    def __call__(
+        self,
+        qkv: torch.Tensor,
+        positions: torch.Tensor,
+        cos_sin: torch.Tensor,
+        cache: torch.Tensor,
+        block_table: torch.Tensor,
+        lengths: torch.Tensor,
+        slots: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        """Write attention's result for the new token of each of R requests into `out` `[R, heads * dim]`, and
+        its key and value into `cache`.
+
+        `qkv` `[R, (heads + 2 * kv_heads) * dim]`; `positions` `[3, R]`; `cos_sin` `[positions, dim]`, cosines
+        before sines; `cache` `[blocks, kv_heads, tokens of a block, 2 * dim]` of qkv's dtype, a key before
+        its value, last dimension contiguous; `block_table` int32 `[>= R, blocks of a request]`; `lengths`
+        int32 `[>= R]` with the new token, 0 for a row to leave alone; `slots` int64 `[>= R]`, block * tokens
+        of a block + place, or -1 to keep the token out of the cache. At most `MAX_REQUESTS` rows."""
+        num_heads, num_kv_heads, head_dim = self._heads
+        num_rows = qkv.shape[0]
+        num_splits, tile = _splits(num_rows)
+        tile = tile if qkv.element_size() == 2 else 32  # as many bytes of shared memory
+        _decode_attention[(num_rows, num_kv_heads, num_splits)](
+            qkv,
+            positions,
+            cos_sin,
+            cache,
+            out,
+            block_table,
+            lengths,
+            slots,
+            self._partial_acc,
+            self._partial_ml,
+            self._num_done,
+            math.log2(math.e) / math.sqrt(head_dim),
+            positions.stride(0),
+            block_table.stride(0),
+            cache.stride(0),
+            cache.stride(1),
+            cache.stride(2),
+            HEADS=num_heads,
+            KV_HEADS=num_kv_heads,
+            DIM=head_dim,
+            BLOCK=cache.shape[2],
+            NUM_SPLITS=num_splits,
+            TILE=tile,
+            GROUP=self._group,
+            TIME_SECTION=self._sections[0],
+            HEIGHT_SECTION=self._sections[1],
+            num_warps=4,
+            num_stages=2,
+        )
+
+
+def _splits(num_rows: int) -> tuple[int, int]:
+    """Number of programs that a request's past is split among, and tokens per tile; fastest on an H200 at 350
+    to 1500 tokens."""
+    return (16, 128) if num_rows <= 16 else (4, 64)
+
+
+@triton.jit
+def _rotate(
+    qkv_ptr,  # [n, (HEADS + others) * DIM]
+    positions_ptr,  # [3, n]
+    cos_sin_ptr,  # [positions, DIM]: cosines, then sines
+    qkv_stride,
+    positions_stride,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    PADDED_HEADS: tl.constexpr,
+    TIME_SECTION: tl.constexpr,
+    HEIGHT_SECTION: tl.constexpr,
+):
+    HALF: tl.constexpr = DIM // 2
+    token = tl.program_id(0)
+    i = tl.arange(0, HALF)
+    axis = tl.where(i < TIME_SECTION, 0, tl.where(i < TIME_SECTION + HEIGHT_SECTION, 1, 2))
+    position = tl.load(positions_ptr + axis * positions_stride + token)
+    cos = tl.load(cos_sin_ptr + position * DIM + i).to(tl.float32)[None, :]
+    sin = tl.load(cos_sin_ptr + position * DIM + HALF + i).to(tl.float32)[None, :]
+    head = tl.arange(0, PADDED_HEADS)
+    first = qkv_ptr + token.to(tl.int64) * qkv_stride + head[:, None] * DIM + i[None, :]
+    is_rotated = (head < HEADS)[:, None] & (i < HALF)[None, :]
+    x1 = tl.load(first, mask=is_rotated, other=0.0).to(tl.float32)
+    x2 = tl.load(first + HALF, mask=is_rotated, other=0.0).to(tl.float32)
+    dtype = qkv_ptr.dtype.element_ty
+    tl.store(first, (x1 * cos - x2 * sin).to(dtype), mask=is_rotated)
+    tl.store(first + HALF, (x2 * cos + x1 * sin).to(dtype), mask=is_rotated)
+
+
+class RopeInPlace:
+    """The kernel for the heads of one model."""
+
+    def __init__(self, num_heads: int, head_dim: int, mrope_section: tuple[int, int, int]) -> None:
+        """`num_heads`: of queries and of keys, which follow each other. `mrope_section`: how many of the
+        head_dim / 2 frequencies rotate by time, height and width."""
+        if head_dim & (head_dim - 1) or sum(mrope_section) != head_dim // 2:
+            raise ValueError(f"no kernel for heads of {head_dim} with mrope_section {mrope_section}")
+        time, height, _ = mrope_section
+        self._constants = (num_heads, head_dim, 1 << (num_heads - 1).bit_length(), time, height)
+        self._launch = CachedLaunch(_rotate)
+
+    def __call__(self, qkv: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> None:
+        """Rotate the first heads of each row of `qkv` `[n, >= num_heads * head_dim]`. `positions` `[3, n]`;
+        `cos_sin` `[positions, head_dim]`, cosines before sines. Last dimensions are contiguous."""
+        self._launch(
+            (qkv.shape[0], 1, 1),
+            qkv,
+            positions,
+            cos_sin,
+            qkv.stride(0),
+            positions.stride(0),
+            *self._constants,
+        )

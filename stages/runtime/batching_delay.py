@@ -1,0 +1,92 @@
+"""Requests that arrive at the same moment go into the same step of a stage that was idle.
+
+They arrive one after the other, about a millisecond apart; without a delay the first would be computed alone.
+For code2wav that is a step more, and steps of one and of four windows take 38 and 45 ms. Prompts that go
+through the thinker together stay together: their texts, their speech and their windows come at the same
+moments. Once torn apart they stay apart, and four callers wait a quarter longer for their speech.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request
+
+from omni_server.protocol.diffusion import STREAMS_KEY
+
+AFTER_STEP_S = 0.0005
+"""A request that arrives this soon after a step was held up by it, and so were those that came with it."""
+
+WINDOW_DELAY_S, MAX_WINDOW_DELAY_S = 0.001, 0.006
+"""For the windows of a diffusion stage."""
+
+
+class BatchingDelay:
+    """When the first step after an idle time may begin.
+
+    Until then a scheduler makes steps `without_tokens`: vLLM's engine then sleeps for a millisecond and looks
+    for what has arrived."""
+
+    def __init__(
+        self, delay_s: float, max_delay_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """The step waits for `delay_s` after each arrival, at most for `max_delay_s` after the first."""
+        self._delay_s = delay_s
+        self._max_delay_s = max_delay_s
+        self._clock = clock
+        self._step_ended_at = self._first_at = self._starts_at = float("-inf")
+
+    def arrived(self, *, is_idle: bool) -> None:
+        """A request has arrived that others may come with; `is_idle`: there was none before it."""
+        now = self._clock()
+        if is_idle:
+            self._first_at = now
+        if now > self._step_ended_at + AFTER_STEP_S:
+            self._starts_at = min(now + self._delay_s, self._first_at + self._max_delay_s)
+
+    def step_ended(self) -> None:
+        self._step_ended_at = self._clock()
+
+    @property
+    def is_waiting(self) -> bool:
+        return self._clock() < self._starts_at
+
+
+@contextmanager
+def without_tokens(scheduler: Scheduler) -> Iterator[None]:
+    """Steps that vLLM's `scheduler` makes inside have no tokens of any request, but everything else that
+    workers and connectors of the KV cache are told in each step."""
+    limit, scheduler.max_num_scheduled_tokens = scheduler.max_num_scheduled_tokens, 0
+    try:
+        yield
+    finally:
+        scheduler.max_num_scheduled_tokens = limit
+
+
+class BatchingScheduler(Scheduler):
+    """vLLM's, with the delay, for stages whose requests are computed in one step each."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.batching_delay = BatchingDelay(WINDOW_DELAY_S, MAX_WINDOW_DELAY_S)
+
+    def add_request(self, request: Request) -> None:
+        extra = {} if request.pooling_params is None else request.pooling_params.extra_kwargs or {}
+        if extra.get(STREAMS_KEY) != 1:  # a single active stream has nobody to wait for
+            self.batching_delay.arrived(is_idle=not self.has_unfinished_requests())
+        super().add_request(request)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        if self.batching_delay.is_waiting:
+            with without_tokens(self):
+                return super().schedule(*args, **kwargs)
+        return super().schedule(*args, **kwargs)
+
+    def update_from_output(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
+        outputs = super().update_from_output(scheduler_output, *args, **kwargs)
+        if scheduler_output.total_num_scheduled_tokens:
+            self.batching_delay.step_ended()
+        return outputs

@@ -1,0 +1,270 @@
+"""Grammars of structured outputs within limits of time, in compiling and in use.
+
+A short grammar can take minutes to compile: xgrammar tries each token of the vocabulary in all ways to read
+it, which repetitions such as `([^"]{1,5000}){1,5000}` multiply. It does so on many threads. So compilations
+run at a low priority of the operating system (`GrammarCompilers`).
+
+A compiled one can take minutes for one token: xgrammar follows all ways to read a text at once, and where
+repetitions are nested their number grows with each character. The engine's loop advances the grammar of each
+request and makes a mask from it, one after the other, and all requests wait for that (`GrammarWatch`).
+
+Neither call can be interrupted, but neither holds a lock of the interpreter. So each is made in a thread that
+can be left behind.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
+
+from omni_server.protocol.vllm_fields import GRAMMAR_ALLOWS_NOTHING, GRAMMAR_TOO_SLOW, GRAMMARS_BUSY
+
+logger = logging.getLogger(__name__)
+
+COMPILE_LIMIT_S = 5.0
+"""Of one compilation; vLLM's own limit for regular expressions."""
+COMPILE_NICENESS = 10
+"""A tenth of the engine's share of a core that both want. With much less, a thread that holds the
+interpreter's lock would keep the engine waiting."""
+CALL_LIMIT_S = 0.1
+"""Processor time of one call. With a vocabulary of 40 000 tokens, masks of harmless patterns took
+0.1 to 3 ms."""
+BURST_S = 0.5
+SUSTAINED_S = 0.005
+"""All calls of a request together may take `BURST_S` plus `SUSTAINED_S` per call; a token needs two."""
+MAX_LEFT_BEHIND = 2
+"""Calls that were given up and still run, each on a processor core. At this number, further grammars are
+refused."""
+_MIN_WAIT_S = 0.005
+
+
+class Call:
+    """One call, made in a thread, and its result."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._function = function
+        self._done = threading.Event()
+        self._error: BaseException | None = None
+        self._result: Any = None
+        self.cpu_s = 0.0
+
+    def run(self) -> None:
+        began = time.thread_time()
+        try:
+            self._result = self._function()
+        except BaseException as exc:  # noqa: BLE001 - raised where the result is taken
+            self._error = exc
+        self.cpu_s = time.thread_time() - began
+        self._done.set()
+
+    def wait(self, timeout_s: float) -> bool:
+        return self._done.wait(timeout_s)
+
+    def result(self) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+class _Worker:
+    """A thread that makes calls. A daemon: a call that was left behind must not hold up the end of the
+    process."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[Call | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="grammar", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call.run()
+
+    def start(self, function: Callable[[], Any]) -> Call:
+        call = Call(function)
+        self._calls.put(call)
+        return call
+
+    def cpu_s(self) -> float:
+        assert self._thread.ident is not None
+        return time.clock_gettime(time.pthread_getcpuclockid(self._thread.ident))
+
+    def end(self) -> None:
+        """After the call that runs."""
+        self._calls.put(None)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+
+class GrammarWatch:
+    """The threads in which a scheduler's grammars work."""
+
+    def __init__(self, *, call_limit_s: float = CALL_LIMIT_S, max_left_behind: int = MAX_LEFT_BEHIND) -> None:
+        self._call_limit_s = call_limit_s
+        self._max_left_behind = max_left_behind
+        self._idle: deque[_Worker] = deque()
+        self._left_behind: list[_Worker] = []
+
+    def watched(self, grammar: StructuredOutputGrammar, request_id: str) -> "WatchedGrammar":
+        """`grammar` under watch. From now on it may be called through the returned object only."""
+        self._left_behind = [worker for worker in self._left_behind if worker.is_alive]
+        is_busy = len(self._left_behind) >= self._max_left_behind
+        return WatchedGrammar(self, grammar, request_id, GRAMMARS_BUSY if is_busy else None)
+
+    def call(self, function: Callable[[], Any]) -> Call | None:
+        """None if it took too long; then it still runs. Time is the processor's, so that a busy machine does
+        not count against the grammar."""
+        try:
+            worker = self._idle.pop()
+        except IndexError:
+            worker = _Worker()
+        began, left_s = worker.cpu_s(), self._call_limit_s
+        call = worker.start(function)
+        while not call.wait(max(left_s, _MIN_WAIT_S)):
+            left_s = self._call_limit_s - (worker.cpu_s() - began)
+            if left_s <= 0:
+                worker.end()
+                self._left_behind.append(worker)
+                return None
+        self._idle.append(worker)
+        return call
+
+
+class WatchedGrammar(StructuredOutputGrammar):
+    """One request's grammar. Once it has been given up it accepts no token, so vLLM ends the request with an
+    error, and `refusal` says why."""
+
+    def __init__(
+        self, watch: GrammarWatch, grammar: StructuredOutputGrammar, request_id: str, refusal: str | None
+    ) -> None:
+        self._watch = watch
+        self._grammar = grammar
+        self._request_id = request_id
+        self._mask: torch.Tensor | None = None
+        self._spare_s = BURST_S
+        self.refusal = refusal
+
+    def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
+        return bool(self._call(lambda: self._grammar.accept_tokens(request_id, tokens), otherwise=False))
+
+    def validate_tokens(self, tokens: list[int]) -> list[int]:
+        valid: list[int] = self._call(lambda: self._grammar.validate_tokens(tokens), otherwise=[])
+        return valid
+
+    def rollback(self, num_tokens: int) -> None:
+        self._call(lambda: self._grammar.rollback(num_tokens), otherwise=None)
+
+    def fill_bitmask(self, bitmask: torch.Tensor, batch_index: int) -> None:
+        if self._mask is None:
+            self._mask = torch.full_like(bitmask[:1], -1)
+        # A call that is left behind goes on writing, so it has a mask of its own.
+        mask = self._mask
+        self._call(lambda: self._grammar.fill_bitmask(mask, 0), otherwise=None)
+        if self.refusal is None and not mask.any() and not self._grammar.is_terminated():
+            self.refusal = (
+                GRAMMAR_ALLOWS_NOTHING  # vLLM would take whichever token, and call its refusal unexpected
+            )
+        if self.refusal is None:
+            bitmask[batch_index].copy_(mask[0])
+        else:
+            bitmask[batch_index].fill_(-1)  # any token: it is refused in any case
+
+    def is_terminated(self) -> bool:
+        return self.refusal is None and self._grammar.is_terminated()
+
+    def reset(self) -> None:
+        self._call(self._grammar.reset, otherwise=None)
+
+    def _call(self, function: Callable[[], Any], *, otherwise: Any) -> Any:
+        if self.refusal is not None:
+            return otherwise
+        call = self._watch.call(function)
+        if call is not None:
+            self._spare_s += SUSTAINED_S - call.cpu_s
+        if call is None or self._spare_s < 0:
+            logger.warning("request %s: its grammar takes too long and was given up", self._request_id)
+            self.refusal = GRAMMAR_TOO_SLOW
+            return otherwise
+        return call.result()
+
+
+_Job = tuple["Future[Any]", Callable[[], Any]]
+
+
+class GrammarRefusedError(Exception):
+    """The grammar of a request was not compiled; `refusal` is one of
+    `omni_server.protocol.vllm_fields`."""
+
+    def __init__(self, refusal: str) -> None:
+        super().__init__(refusal)
+        self.refusal = refusal
+
+
+class GrammarCompilers:
+    """Takes the place of the executor of vLLM's `StructuredOutputManager`."""
+
+    def __init__(
+        self,
+        *,
+        num_threads: int | None = None,
+        limit_s: float = COMPILE_LIMIT_S,
+        max_left_behind: int = MAX_LEFT_BEHIND,
+    ) -> None:
+        """`num_threads`: compilations at the same time; by default as many as vLLM allows, half of the
+        cores."""
+        self._num_threads = (
+            num_threads if num_threads is not None else max(1, ((os.cpu_count() or 1) + 1) // 2)
+        )
+        self._limit_s = limit_s
+        self._max_left_behind = max_left_behind
+        self._jobs: SimpleQueue[_Job] = SimpleQueue()
+        self._num_started = 0
+        self._lock = threading.Lock()
+        self._left_behind: list[threading.Thread] = []
+
+    def submit(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
+        """The result of `function(*args)`, what it raises, or `GrammarRefusedError`."""
+        future: Future[Any] = Future()
+        self._jobs.put((future, lambda: function(*args)))
+        if self._num_started < self._num_threads:
+            self._num_started += 1
+            threading.Thread(target=self._work, name="grammar compilers", daemon=True).start()
+        return future
+
+    def shutdown(self, *, wait: bool = True, cancel_futures: bool = False) -> None:
+        """vLLM calls it when the engine ends. There is nothing to do: the threads are daemons."""
+
+    def _work(self) -> None:
+        os.nice(COMPILE_NICENESS)  # on Linux of this thread, and of those that it starts
+        while True:
+            future, function = self._jobs.get()
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(self._compile(function))
+            except Exception as error:  # noqa: BLE001 - the future's
+                future.set_exception(error)
+
+    def _compile(self, function: Callable[[], Any]) -> Any:
+        with self._lock:
+            self._left_behind = [thread for thread in self._left_behind if thread.is_alive()]
+            if len(self._left_behind) >= self._max_left_behind:
+                raise GrammarRefusedError(GRAMMARS_BUSY)
+        call = Call(function)
+        # A daemon: a compilation that was left behind must not hold up the end of the process.
+        thread = threading.Thread(target=call.run, name="grammar compiler", daemon=True)
+        thread.start()
+        if call.wait(self._limit_s):
+            return call.result()
+        with self._lock:
+            self._left_behind.append(thread)
+        raise GrammarRefusedError(GRAMMAR_TOO_SLOW)

@@ -1,0 +1,248 @@
+"""vLLM's scheduler for stages whose requests send or receive rows, and what else a stage's requests need of
+it.
+
+Nothing of vLLM is copied: a request is *held back* for one step with `next_decode_eligible_step`, the field
+that vLLM's own diffusion scheduler uses for it, or, while it waits, through
+`_handle_blocked_waiting_request`.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutputs, FinishReason
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
+
+from omni_server.native_stderr import redirect_native_stderr
+from omni_server.protocol.corruption import Corruption
+from omni_server.protocol.feeds import FEEDS_KEY, decode_feeds
+from omni_server.protocol.parent_watch import end_with_parent
+from omni_server.protocol.rows import (
+    REQUEST_KEY,
+    RowsFeed,
+    RowsInput,
+    RowsOutput,
+    SharedBlock,
+    decode_payload,
+    decode_request,
+)
+from omni_server.protocol.vllm_fields import TOKENS_PER_OUTPUT_KEY
+from omni_server.transport.slab_queue import SlabQueue
+from stages.runtime.batching_delay import BatchingDelay, without_tokens
+from stages.runtime.embeddings_in import FeedTracker
+from stages.runtime.grammar_limits import GrammarCompilers, GrammarRefusedError, GrammarWatch, WatchedGrammar
+from stages.runtime.stage_outputs import (
+    LoadReport,
+    TokenBlock,
+    end_corrupt_requests,
+    hold_incomplete_blocks,
+    step_findings,
+)
+from stages.runtime.stage_step import StageStep, TakenSlot, attach_step, open_queue, stage_config
+
+PROMPT_DELAY_S, MAX_PROMPT_DELAY_S = 0.002, 0.008
+"""For the prompts of a stage that is not fed: they come from the server, which prepares one after the
+other."""
+
+
+class StageScheduler(Scheduler):
+    """For engines without async scheduling (vLLM on CPU)."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # The worker does the same two, but may live in another process.
+        end_with_parent()
+        redirect_native_stderr()
+        config = stage_config(self.vllm_config)
+        self._output_queue: SlabQueue | None = open_queue(config.output_queue)
+        self._feeds = FeedTracker(open_queue(config.input_queue))
+        self._senders: set[str] = set()
+        self._token_blocks: dict[str, TokenBlock] = {}
+        self._findings: dict[str, Corruption] = {}  # requests to be ended with the next output
+        self._is_output_full = False
+        self._load_report = LoadReport()
+        self._grammar_watch = GrammarWatch()
+        self._grammars: dict[str, WatchedGrammar | GrammarRefusedError] = {}
+        self.structured_output_manager.executor = GrammarCompilers()
+        self.batching_delay: BatchingDelay | None = None
+        if config.input_queue is None:
+            self.batching_delay = BatchingDelay(PROMPT_DELAY_S, MAX_PROMPT_DELAY_S)
+
+    # -- requests and feeds come in (both as vLLM's ADD) and end
+
+    def add_request(self, request: Request) -> None:
+        extra = {} if request.sampling_params is None else request.sampling_params.extra_args or {}
+        if FEEDS_KEY in extra:
+            for request_id, feed in decode_feeds(extra[FEEDS_KEY]):
+                self._take_feed(request_id, feed)
+            return
+        if TOKENS_PER_OUTPUT_KEY in extra:
+            self._token_blocks[request.request_id] = TokenBlock(extra[TOKENS_PER_OUTPUT_KEY])
+        match decode_request(extra[REQUEST_KEY]) if REQUEST_KEY in extra else None:
+            case RowsInput():
+                self._feeds.announce(request.request_id)
+            case RowsOutput():
+                self._senders.add(request.request_id)
+                # A token found in the prefix cache is not computed, so it would have no row.
+                request.skip_reading_prefix_cache = True
+                if self.batching_delay is not None:  # an answer in text alone gains nothing by company
+                    self.batching_delay.arrived(is_idle=not self.has_unfinished_requests())
+        super().add_request(request)
+
+    def _take_feed(self, request_id: str, feed: RowsFeed) -> None:
+        problem = self._feeds.take(request_id, feed)
+        if problem is not None:
+            self._findings[request_id] = Corruption("row_sequence", problem)
+
+    def finish_requests(
+        self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
+    ) -> list[Request]:
+        ended: list[Request] = super().finish_requests(request_ids, finished_status)
+        self._forget_ended()
+        return ended
+
+    def _forget_ended(self) -> None:
+        """Called wherever requests end: vLLM collects their ids in `finished_req_ids` until the next step."""
+        for request_id in self.finished_req_ids:
+            self._findings.pop(request_id, None)
+            self._senders.discard(request_id)
+            self._token_blocks.pop(request_id, None)
+            self._grammars.pop(request_id, None)
+            self._feeds.forget(request_id)
+
+    # -- holding back
+
+    def _may_run(self, request: Request) -> bool:
+        if request.request_id in self._findings:
+            return False
+        if self._is_output_full and request.request_id in self._senders:
+            return False
+        next_position = request.num_tokens + request.num_output_placeholders - 1
+        return self._feeds.has_row(request.request_id, next_position)
+
+    def _handle_blocked_waiting_request(self, request: Request) -> bool:
+        is_ready: bool = super()._handle_blocked_waiting_request(request)
+        self._watch_grammar(request, is_ready)
+        return is_ready and self._may_run(request)
+
+    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        if self.batching_delay is not None and self.batching_delay.is_waiting:
+            with without_tokens(self):
+                return super().schedule(throttle_prefills)
+        self._is_output_full = bool(
+            self._senders and self._output_queue is not None and self._output_queue.num_free() == 0
+        )
+        for request in self.running:
+            if not self._may_run(request):
+                # super().schedule() first adds 1 to current_step and then skips requests whose eligible step
+                # lies ahead: + 2 skips exactly this call.
+                eligible = self.current_step + 2
+                request.next_decode_eligible_step = max(request.next_decode_eligible_step, eligible)
+        output: SchedulerOutput = super().schedule(throttle_prefills)
+        slot = None
+        if self._output_queue is not None and not self._senders.isdisjoint(output.num_scheduled_tokens):
+            taken = self._output_queue.take()
+            assert taken is not None, "requests that send rows were scheduled without a free slot"
+            slot = TakenSlot(*taken)
+        if slot is not None or self._feeds.has_pending:
+            attach_step(output, StageStep(slot, self._feeds.take_pending()))
+        return output
+
+    def has_requests(self) -> bool:
+        """False while every request waits for rows: the engine then blocks on its input and a feed wakes it.
+
+        A full output queue is different: the engine keeps asking (vLLM sleeps 1 ms between steps without
+        work). A slot is freed by a store into shared memory in the consumer's worker, which wakes nobody. A
+        message about it would have to go through the consumer's engine and the server, where it is work for
+        the process that all requests share, to save this one, which has nothing else to do, part of a
+        millisecond. It comes to that only when the consumer is `capacity` steps behind; anything that arrives
+        meanwhile ends the wait as well.
+        """
+        if not super().has_requests():
+            return False
+        if self._feeds.has_pending or self._findings or not len(self._feeds) or self.has_finished_requests():
+            return True
+        queues = (self.running, self.waiting, self.kv_holding_waiting)
+        return any(self._may_run(request) for queue in queues for request in queue)
+
+    # -- grammars
+
+    def _watch_grammar(self, request: Request, is_ready: bool) -> None:
+        """A grammar that has been compiled is watched before any token of it is asked for; one that has been
+        refused is remembered for its reason."""
+        structured = request.structured_output_request
+        match structured.grammar if structured is not None else None:
+            case GrammarRefusedError() as refused:
+                self._grammars[request.request_id] = refused
+            case StructuredOutputGrammar() as grammar if is_ready and not isinstance(grammar, WatchedGrammar):
+                watched = self._grammar_watch.watched(grammar, request.request_id)
+                structured.grammar = self._grammars[request.request_id] = watched
+
+    # -- outputs
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        """Tokens are kept back until a block of them is complete (`TOKENS_PER_OUTPUT_KEY`).
+
+        vLLM leaves out outputs of requests that ended during the step; the portions of their rows end here.
+        """
+        # Before the step's results are looked at: super() skips those of requests that have ended.
+        findings, self._findings = step_findings(model_runner_output) | self._findings, {}
+        ended = end_corrupt_requests(self, findings) if findings else []
+        # Copied before: what belongs to a request that ends in this step is forgotten with it.
+        blocks, grammars = dict(self._token_blocks), dict(self._grammars)
+        outputs: dict[int, EngineCoreOutputs] = super().update_from_output(
+            scheduler_output, model_runner_output
+        )
+        self._forget_ended()
+        if grammars:
+            _explain_refusals(outputs, grammars)
+        for client, output in ended:
+            outputs.setdefault(client, EngineCoreOutputs()).outputs.append(output)
+        if self._output_queue is not None and model_runner_output.pooler_output:
+            self._end_undelivered(self._output_queue, outputs, model_runner_output)
+        if blocks:
+            hold_incomplete_blocks(outputs, blocks)
+        if self.batching_delay is not None and scheduler_output.total_num_scheduled_tokens:
+            self.batching_delay.step_ended()
+        self._load_report.attach(self, outputs)
+        return outputs
+
+    @staticmethod
+    def _end_undelivered(
+        queue: SlabQueue, outputs: dict[int, EngineCoreOutputs], model_runner_output: ModelRunnerOutput
+    ) -> None:
+        """End the portions of rows that have no output to travel with."""
+        delivered = {
+            output.request_id
+            for group in outputs.values()
+            for output in group.outputs
+            if output.pooling_output is not None
+        }
+        for request_id, rows in zip(
+            model_runner_output.req_ids, model_runner_output.pooler_output, strict=True
+        ):
+            if rows is not None and request_id not in delivered:
+                block = decode_payload(memoryview(rows.numpy())).block
+                assert isinstance(block, SharedBlock)
+                queue.finish_all(block)
+
+
+def _explain_refusals(
+    outputs: dict[int, EngineCoreOutputs], grammars: dict[str, WatchedGrammar | GrammarRefusedError]
+) -> None:
+    """vLLM ends a request whose grammar fails it with an error, without a reason: put it into
+    `stop_reason`."""
+    for group in outputs.values():
+        for output in group.outputs:
+            if output.finish_reason == FinishReason.ERROR and output.request_id in grammars:
+                output.stop_reason = grammars[output.request_id].refusal
+
+
+class AsyncStageScheduler(StageScheduler, AsyncScheduler):
+    """For engines with async scheduling (vLLM's default on CUDA)."""

@@ -1,0 +1,107 @@
+"""What a stage's scheduler and its workers share: config and queue ends, and what they tell each other in a
+step, whichever of vLLM's runners computes it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from vllm.config import VllmConfig
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import ModelRunnerOutput
+
+from omni_server.protocol.corruption import Corruption
+from omni_server.protocol.rows import RowsFeed
+from omni_server.protocol.runtime_config import QueueSpec, StageRuntimeConfig
+from omni_server.transport.slab_queue import SlabQueue
+
+_Ints = npt.NDArray[np.signedinteger[Any]]
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """The requests of one step, in the order of the flat batch."""
+
+    request_ids: list[str]
+    first_positions: _Ints  # [num_requests], position of the step's first token
+    num_tokens: _Ints  # [num_requests]
+    offsets: _Ints  # [num_requests], index of the first token in the flat batch, which has no gaps
+
+    @property
+    def total_tokens(self) -> int:
+        return int(self.offsets[-1] + self.num_tokens[-1]) if len(self.offsets) else 0
+
+    @property
+    def is_decode(self) -> bool:
+        """One token per request, as in most steps."""
+        return self.total_tokens == len(self.request_ids)
+
+
+@dataclass(frozen=True)
+class TakenSlot:
+    """A slot of the output queue that the scheduler took for this step."""
+
+    slot: int
+    generation: int
+
+
+@dataclass(frozen=True)
+class StageStep:
+    """What our scheduler adds to vLLM's `SchedulerOutput` for the workers."""
+
+    slot: TakenSlot | None = None
+    feeds: tuple[tuple[str, RowsFeed], ...] = field(default=())
+
+
+_EMPTY_STEP = StageStep()
+_STEP_ATTRIBUTE = "omni_stage_step"
+
+
+def attach_step(scheduler_output: SchedulerOutput, step: StageStep) -> None:
+    """Adds an attribute to the dataclass; it is pickled along where workers are processes of their own."""
+    vars(scheduler_output)[_STEP_ATTRIBUTE] = step
+
+
+def attached_step(scheduler_output: SchedulerOutput) -> StageStep:
+    """What the scheduler attached; an empty step for the outputs that vLLM makes by itself."""
+    step: StageStep = vars(scheduler_output).get(_STEP_ATTRIBUTE, _EMPTY_STEP)
+    return step
+
+
+_NO_FINDINGS: Mapping[str, Corruption] = {}
+_FINDINGS_ATTRIBUTE = "omni_findings"
+
+
+def attach_findings(output: ModelRunnerOutput, findings: Mapping[str, Corruption]) -> None:
+    """What the worker found corrupt, by request id; travels as `StageStep` does, from worker to scheduler."""
+    vars(output)[_FINDINGS_ATTRIBUTE] = dict(findings)
+
+
+def attached_findings(output: ModelRunnerOutput) -> Mapping[str, Corruption]:
+    """What the worker attached, by request id; mostly nothing."""
+    findings: Mapping[str, Corruption] = vars(output).get(_FINDINGS_ATTRIBUTE, _NO_FINDINGS)
+    return findings
+
+
+def stage_config(vllm_config: VllmConfig) -> StageRuntimeConfig:
+    """What the server tells this stage. Raises `TypeError` in an engine that was started without it."""
+    config = vllm_config.additional_config
+    if not isinstance(config, StageRuntimeConfig):
+        raise TypeError("an omni stage needs additional_config=StageRuntimeConfig(...)")
+    return config
+
+
+def open_queue(spec: QueueSpec | None) -> SlabQueue | None:
+    """This stage's end of an edge's queue, mapped; None where the edge has none or carries rows inside its
+    messages."""
+    if spec is None or spec.path is None:
+        return None
+    return SlabQueue(
+        Path(spec.path),
+        capacity=spec.capacity,
+        slot_bytes=spec.slot_bytes,
+        max_portions=spec.max_portions,
+        num_consumers=spec.num_consumers,
+    )

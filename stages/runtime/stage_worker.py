@@ -1,0 +1,234 @@
+"""A stage's worker over vLLM's worker for this platform, with our model runner over the runner that vLLM has
+for it."""
+
+import contextlib
+import os
+import socket
+from typing import Any
+
+import torch
+from vllm.config import CompilationMode, CUDAGraphMode, VllmConfig
+from vllm.platforms import current_platform
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
+from vllm.v1.worker.gpu_worker import Worker
+from vllm.v1.worker.worker_base import CompilationTimes
+
+from omni_server.native_stderr import redirect_native_stderr
+from omni_server.protocol.device_memory import slack_bytes
+from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
+from omni_server.protocol.give_way import GiveWaySpec
+from omni_server.protocol.local_socket import socket_address
+from omni_server.protocol.parent_watch import end_with_parent
+from omni_server.protocol.runtime_config import StageRuntimeConfig
+from omni_server.protocol.start_report import Phase, PhaseReport, ProgressSpec, encode_report
+from stages.runtime.memory import (
+    GRAPH_BYTES,
+    MemoryBudget,
+    MemoryUse,
+    check_budget,
+    enforce_share,
+    measured_use,
+    reserved_above,
+    start_measuring,
+    torch_limit,
+)
+from stages.runtime.step_throttle import StepThrottle
+
+VllmWorker: Any = object
+"""For mypy: what the mixins are combined with at run time, vLLM's worker of the platform."""
+
+MPS_PRIORITY_VARIABLE = "CUDA_MPS_CLIENT_PRIORITY"
+MPS_BELOW_NORMAL = "1"
+
+
+def platform_worker_class() -> type[Worker]:
+    """vLLM's worker class for the current platform."""
+    if current_platform.is_cpu():
+        from vllm.v1.worker.cpu_worker import CPUWorker
+
+        return CPUWorker
+    return Worker
+
+
+def platform_runner_class(*, use_v2: bool) -> type:
+    """vLLM's model-runner class for the current platform."""
+    if current_platform.is_cpu():
+        if use_v2:
+            from vllm.v1.worker.cpu.model_runner import CPUModelRunner as CPUModelRunnerV2
+
+            return CPUModelRunnerV2
+        from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+        return CPUModelRunner
+    if use_v2:
+        from vllm.v1.worker.gpu.model_runner import GPUModelRunner as GPUModelRunnerV2
+
+        return GPUModelRunnerV2
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    return GPUModelRunner
+
+
+def build_runner(mixin: type, vllm_config: VllmConfig, device: torch.device, *, use_v2: bool) -> Any:
+    """An instance of `mixin` over the platform's runner; the mixin comes first in the method resolution
+    order."""
+    base = platform_runner_class(use_v2=use_v2)
+    return type(mixin.__name__.removesuffix("Mixin"), (mixin, base), {})(vllm_config, device)
+
+
+class ProgressReporter:
+    """Tells the server what the worker does while it starts: one datagram per phase."""
+
+    def __init__(self, spec: ProgressSpec | None) -> None:
+        """Without a `spec`, as in an engine of its own, nothing is sent."""
+        self._spec = spec
+
+    def report(self, phase: Phase, detail: str = "") -> None:
+        """Never blocks and never fails: a start does not depend on its reports."""
+        if self._spec is None:
+            return
+        message = encode_report(PhaseReport(self._spec.stage, phase, detail))
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.setblocking(False)
+            # The server has stopped listening, or its socket is full: the next report says more than this
+            # one.
+            with contextlib.suppress(OSError):
+                sender.sendto(message, socket_address(self._spec.socket))
+
+
+class StageWorkerMixin(VllmWorker):
+    """Over the platform's worker: builds the model runner that `runner_mixin` names, keeps a GPU stage within
+    its share of the device (see `stages.runtime.memory`), and reports what it does while it starts.
+
+    vLLM's GPU worker has a hook for the runner (`_make_model_runner`); its CPU worker constructs the runner
+    inside `init_device`, so there the finished runner is replaced before anything is loaded into it.
+    """
+
+    runner_mixin: type
+    use_v2_model_runner: bool  # vLLM's choice; `runner_mixin` has to be written for it
+    model_runner: Any
+    vllm_config: VllmConfig
+    device: torch.device
+    progress: ProgressReporter
+
+    def _make_model_runner(self) -> Any:
+        return build_runner(self.runner_mixin, self.vllm_config, self.device, use_v2=self.use_v2_model_runner)
+
+    def init_device(self) -> None:
+        end_with_parent()
+        redirect_native_stderr()
+        self._set_gpu_priority()
+        self.progress = ProgressReporter(self._progress_spec())
+        super().init_device()
+        if not isinstance(self.model_runner, self.runner_mixin):
+            self.model_runner = self._make_model_runner()
+        if self.device.type == "cuda":
+            # vLLM has just checked that the share is free. Nothing large has been allocated yet.
+            enforce_share(self.requested_memory, self.device)
+
+    def _set_gpu_priority(self) -> None:
+        """The Multi-Process Service reads it when the process makes its CUDA context, which has not happened
+        yet."""
+        match self.vllm_config.additional_config:
+            case (
+                StageRuntimeConfig(has_low_gpu_priority=True)
+                | DiffusionRuntimeConfig(has_low_gpu_priority=True)
+            ):
+                os.environ[MPS_PRIORITY_VARIABLE] = MPS_BELOW_NORMAL
+
+    def _progress_spec(self) -> ProgressSpec | None:
+        match self.vllm_config.additional_config:
+            case StageRuntimeConfig(progress=spec) | DiffusionRuntimeConfig(progress=spec) if self.rank == 0:
+                return spec
+        return None  # an engine of its own, or a rank that does what rank 0 reports
+
+    def load_model(self, *, load_dummy_weights: bool = False) -> None:
+        self.progress.report(Phase.LOADING)
+        super().load_model(load_dummy_weights=load_dummy_weights)
+        self.progress.report(Phase.LOADED)
+
+    def determine_available_memory(self) -> int:
+        """Bytes for the KV cache. On CPU, and where the config names a size, that is vLLM's own figure."""
+        if self.vllm_config.compilation_config.mode != CompilationMode.NONE:
+            self.progress.report(Phase.COMPILING)
+        elif self.device.type == "cuda":
+            self.progress.report(Phase.MEASURING)
+        cache = self.vllm_config.cache_config
+        if self.device.type != "cuda" or cache.kv_cache_memory_bytes is not None:
+            return super().determine_available_memory()
+        share: int = self.requested_memory
+        limit = torch_limit(share)
+        start_measuring(self.device)
+        # With a size given, vLLM makes its profile run and ignores the device's free memory. It returns that
+        # size less what its multimodal frontend keeps of the GPU.
+        cache.kv_cache_memory_bytes = limit
+        try:
+            # As vLLM's own measurement does: no small block may hold a large segment back.
+            with self._scoped_allocator_max_split(max_split_size_mb=20):
+                frontend = limit - super().determine_available_memory()
+        finally:
+            cache.kv_cache_memory_bytes = None
+        use = measured_use(self.device)
+        slack = slack_bytes(
+            self.vllm_config.scheduler_config.max_num_batched_tokens,
+            encodes_media=self.vllm_config.model_config.is_multimodal_model,
+        )
+        budget = MemoryBudget(share - frontend, use, self._graph_bytes(use), slack)
+        check_budget(budget, self.device)
+        self.progress.report(Phase.BUDGETED, budget.describe())
+        return budget.kv_cache
+
+    def _graph_bytes(self, use: MemoryUse) -> int:
+        """Estimate of what CUDA graphs will take. vLLM captures the largest ones of each kind for a trial;
+        its own estimate is a difference of the device's free memory, so this one is what torch's allocator
+        reserved for them."""
+        config = self.vllm_config.compilation_config
+        if config.cudagraph_mode == CUDAGraphMode.NONE:
+            return 0
+        start_measuring(self.device)
+        self.model_runner.profile_cudagraph_memory()
+        kinds = 2  # at most: of decoding alone, and of all other steps or their pieces
+        return (
+            reserved_above(use.resident, self.device)
+            + kinds * len(config.cudagraph_capture_sizes) * GRAPH_BYTES
+        )
+
+    def compile_or_warm_up_model(self) -> CompilationTimes:
+        if self.vllm_config.compilation_config.cudagraph_mode != CUDAGraphMode.NONE:
+            self.progress.report(Phase.CAPTURING)
+        return super().compile_or_warm_up_model()
+
+
+class ThrottledWorkerMixin(VllmWorker):
+    """Over vLLM's worker of the platform: delays its steps as `StageRuntimeConfig.gives_way` asks for it.
+
+    Of several ranks the first one waits. The others get as far as the first collective operation of their
+    step.
+    """
+
+    vllm_config: VllmConfig
+    rank: int
+    _throttle: StepThrottle | None = None
+
+    def init_device(self) -> None:
+        super().init_device()
+        match self.vllm_config.additional_config:
+            case StageRuntimeConfig(gives_way=GiveWaySpec() as spec) if self.rank == 0:
+                self._throttle = StepThrottle(spec)
+
+    def execute_model(
+        self, scheduler_output: SchedulerOutput
+    ) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
+        if self._throttle is not None and scheduler_output.total_num_scheduled_tokens > 0:
+            self._throttle.wait()
+        return super().execute_model(scheduler_output)
+
+    def shutdown(self) -> None:
+        if self._throttle is not None:
+            self._throttle.close()
+        super().shutdown()
+
+    def pauses(self) -> tuple[int, float]:
+        """For `collective_rpc`: how often this worker has paused, and for how many seconds in all."""
+        return (0, 0.0) if self._throttle is None else (self._throttle.num_pauses, self._throttle.paused_s)

@@ -1,0 +1,47 @@
+"""What the tests of both generations' runners have in common: a stage that sends rows, and a step's later output."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
+
+from omni_server.protocol.runtime_config import QueueSpec, StageRuntimeConfig
+
+WIDTH = 4
+INLINE = QueueSpec(capacity=1, path=None, slot_bytes=0, max_portions=8, num_consumers=1)
+
+
+class SumProducer:
+    """Rows are hidden state plus embedding."""
+
+    def __init__(self, model: Any, model_dir: Path) -> None:
+        self.model_dir = model_dir
+
+    def rows(self, hidden: torch.Tensor, embeds: torch.Tensor, without: torch.Tensor | None) -> torch.Tensor:
+        return hidden + embeds
+
+    def prompt_mask(self, prompt_token_ids: list[int], modalities: Any) -> None:
+        return None
+
+    def boundary_rows(self, voice: str) -> torch.Tensor:
+        return torch.full((1, WIDTH), 100.0)
+
+    def tail_rows(self) -> torch.Tensor:
+        return torch.full((2, WIDTH), 200.0)
+
+
+SENDING = StageRuntimeConfig(model_dir="", row_producer=f"{__name__}:SumProducer", output_queue=INLINE)
+
+
+class AsyncOutput(AsyncModelRunnerOutput):
+    def __init__(self, output: ModelRunnerOutput) -> None:
+        self.output = output
+
+    def get_output(self) -> ModelRunnerOutput:
+        return self.output
+
+
+def embedded(ids: torch.Tensor) -> torch.Tensor:
+    """Id i as a row of i, `[num_tokens, WIDTH]`."""
+    return ids.float()[:, None].repeat(1, WIDTH)

@@ -1,0 +1,301 @@
+"""The consumer's copy of a request's rows."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from omni_server.protocol.rows import InlineBlock, RowDtype, RowsFeed, RowsPayload, Segment, SharedBlock
+from omni_server.transport.slab_queue import SlabQueue
+from stages.runtime.embedding_store import PAGE_ROWS, RowPool, RowStore
+from tests.unit.stages.row_stream import Received, shared_queue, stored_rows
+
+TAIL = torch.tensor([[7.0, 7.5], [8.0, 8.5]])
+
+
+def payload(
+    first: int,
+    rows: torch.Tensor,
+    *,
+    dtype: RowDtype = "float32",
+    tail: torch.Tensor | None = None,
+    positions: torch.Tensor | None = None,
+    delta: int = 0,
+) -> RowsPayload:
+    """`rows` `[n, width]` from position `first` on; the tail and the positions lie behind them."""
+    parts = [rows] + ([] if tail is None else [tail.to(rows.dtype)])
+    data = b"".join(part.contiguous().view(torch.uint8).numpy().tobytes() for part in parts)
+    positions_offset = None
+    if positions is not None:
+        positions_offset = len(data)
+        data += positions.to(torch.int32).contiguous().numpy().tobytes()
+    return RowsPayload(
+        prompt_length=4,
+        num_generated_rows=0,
+        width=rows.shape[1],
+        dtype=dtype,
+        block=InlineBlock(data),
+        segments=(Segment(first, len(rows), 0),),
+        tail=None if tail is None else Segment(0, len(tail), rows.nbytes),
+        positions_offset=positions_offset,
+        num_positions=0 if positions is None else positions.shape[1],
+        position_delta=delta,
+    )
+
+
+def numbered(first: int, count: int) -> torch.Tensor:
+    """Rows that say their position."""
+    return torch.arange(first, first + count, dtype=torch.float32)[:, None].repeat(1, 2)
+
+
+def filled(count: int, *, tail: torch.Tensor | None = TAIL) -> Received:
+    store = Received()
+    store.add(RowsFeed(payload(0, numbered(0, count), tail=tail)))
+    return store
+
+
+def test_rows_come_back_by_absolute_position() -> None:
+    store = filled(5)
+    store.add(RowsFeed(payload(5, numbered(5, 3))))
+    assert store.num_rows == 8
+    assert torch.equal(store.rows(0, 8), numbered(0, 8))
+    assert torch.equal(store.rows(4, 3), numbered(4, 3))
+
+
+def test_rows_survive_the_growth_of_the_store() -> None:
+    store = Received()
+    for position in range(300):
+        store.add(RowsFeed(payload(position, numbered(position, 1))))
+    assert torch.equal(store.rows(0, 300), numbered(0, 300))
+
+
+def test_a_row_that_has_not_come_is_an_error_that_names_it() -> None:
+    store = filled(5)
+    with pytest.raises(IndexError, match="position 5 has not come"):
+        store.rows(3, 3)
+
+
+def test_a_gap_in_the_positions_is_refused() -> None:
+    store = filled(5)
+    with pytest.raises(ValueError, match="from position 6, but 5 rows are there"):
+        store.add(RowsFeed(payload(6, numbered(6, 1))))
+
+
+def test_rows_that_come_twice_are_refused() -> None:
+    store = filled(5)
+    with pytest.raises(ValueError, match="from position 4"):
+        store.add(RowsFeed(payload(4, numbered(4, 2))))
+
+
+@pytest.mark.parametrize("position", [0, 4, 5, 6, 90])
+def test_a_row_looked_up_alone_is_the_one_that_it_is_among_others(position: int) -> None:
+    store = filled(5)
+    store.add(RowsFeed(None, final_length=5))
+    among = store.rows(position - 1, 3)[1:2] if position else store.rows(0, 2)[:1]
+    assert torch.equal(store.rows(position, 1), among)
+
+
+def test_behind_the_last_row_each_tail_row_follows_and_the_last_repeats() -> None:
+    store = filled(5)
+    store.add(RowsFeed(final_length=5))
+    assert torch.equal(store.rows(3, 5), torch.cat([numbered(3, 2), TAIL[[0, 1, 1]]]))
+    assert torch.equal(store.rows(5, 1), TAIL[:1])
+    assert torch.equal(store.rows(6, 1), TAIL[1:])
+    assert torch.equal(store.rows(90, 2), TAIL[[1, 1]])
+
+
+def test_rows_beyond_the_final_length_are_never_used() -> None:
+    store = filled(6)
+    store.add(RowsFeed(final_length=4))
+    assert torch.equal(store.rows(2, 4), torch.cat([numbered(2, 2), TAIL]))
+
+
+def test_the_last_rows_and_the_end_may_come_together() -> None:
+    store = filled(5)
+    store.add(RowsFeed(payload(5, numbered(5, 1)), final_length=6))
+    assert torch.equal(store.rows(5, 2), torch.cat([numbered(5, 1), TAIL[:1]]))
+
+
+def test_an_end_without_a_tail_does_not_make_rows_up() -> None:
+    store = filled(5, tail=None)
+    store.add(RowsFeed(final_length=5))
+    with pytest.raises(IndexError, match="position 5"):
+        store.rows(5, 1)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("bfloat16", torch.bfloat16), ("float16", torch.float16)])
+def test_rows_keep_their_dtype_bit_for_bit(name: RowDtype, dtype: torch.dtype) -> None:
+    rows = torch.randn(3, 2, generator=torch.Generator().manual_seed(0)).to(dtype)
+    store = Received()
+    store.add(RowsFeed(payload(0, rows, dtype=name, tail=TAIL)))
+    store.add(RowsFeed(final_length=3))
+    assert store.rows(0, 3).dtype == dtype
+    assert torch.equal(store.rows(0, 4), torch.cat([rows, TAIL[:1].to(dtype)]))
+
+
+def test_positions_of_the_prompt_go_on_behind_it_with_the_delta() -> None:
+    prompt = torch.tensor([[0, 1, 1, 1], [0, 1, 2, 3], [0, 1, 1, 2]])
+    store = Received()
+    store.add(RowsFeed(payload(0, numbered(0, 3), positions=prompt[:, :3], delta=-2)))
+    store.add(RowsFeed(payload(3, numbered(3, 1), positions=prompt[:, 3:], delta=-2)))
+    given = store.sequence_positions(6)
+    assert given is not None
+    positions, delta = given
+    assert delta == -2
+    assert torch.equal(positions, torch.cat([prompt, torch.tensor([[2, 3]] * 3)], 1))
+    assert positions.dtype == torch.int64
+
+
+def test_positions_of_a_shorter_sequence_are_cut() -> None:
+    prompt = torch.tensor([[0, 1, 1, 1]] * 3)
+    store = Received()
+    store.add(RowsFeed(payload(0, numbered(0, 4), positions=prompt)))
+    given = store.sequence_positions(2)
+    assert given is not None
+    assert torch.equal(given[0], prompt[:, :2])
+
+
+def test_without_positions_the_stage_uses_its_own() -> None:
+    assert filled(5).sequence_positions(6) is None
+
+
+@pytest.fixture
+def queue() -> Iterator[SlabQueue]:
+    _, queue = shared_queue(capacity=1, num_consumers=2)
+    yield queue
+    queue.close()
+
+
+def in_shared_memory(queue: SlabQueue, rows: torch.Tensor) -> RowsPayload:
+    taken = queue.take()
+    assert taken is not None
+    slot, generation = taken
+    data = rows.numpy().tobytes()
+    queue.slot_buffer(slot)[: len(data)] = data
+    queue.publish(slot, generation, 1)
+    block = SharedBlock(slot, generation, 0)
+    return RowsPayload(4, 0, rows.shape[1], "float32", block, (Segment(0, len(rows), 0),))
+
+
+def test_rows_are_copied_out_of_the_slot_and_the_reference_ends_for_this_rank(queue: SlabQueue) -> None:
+    message = RowsFeed(in_shared_memory(queue, numbered(0, 3)))
+    stores = [Received(queue, 0), Received(queue, 1)]
+    stores[0].add(message)
+    assert queue.num_in_use() == 1, "the other rank has not copied yet"
+    stores[1].add(message)
+    assert queue.num_in_use() == 0
+    queue.slot_buffer(0)[:] = bytes(queue.slot_bytes)
+    for store in stores:
+        assert torch.equal(store.rows(0, 3), numbered(0, 3))
+
+
+def test_a_stale_reference_is_refused(queue: SlabQueue) -> None:
+    stale = in_shared_memory(queue, numbered(0, 3))
+    assert isinstance(stale.block, SharedBlock)
+    queue.finish_all(stale.block)
+    in_shared_memory(queue, numbered(50, 3))
+    with pytest.raises(ValueError, match="stale reference"):
+        Received(queue).add(RowsFeed(stale))
+    assert queue.num_in_use() == 1
+
+
+def test_a_reference_without_a_queue_is_refused(queue: SlabQueue) -> None:
+    message = RowsFeed(in_shared_memory(queue, numbered(0, 3)))
+    with pytest.raises(ValueError, match="no input queue"):
+        Received().add(message)
+
+
+def test_any_cutting_gives_the_same_rows() -> None:
+    random = np.random.default_rng(3)
+    for _ in range(20):
+        length = int(random.integers(1, 200))
+        store, position = Received(), 0
+        while position < length:
+            count = min(length - position, int(random.integers(1, 40)))
+            store.add(
+                RowsFeed(payload(position, numbered(position, count), tail=TAIL if not position else None))
+            )
+            position += count
+        store.add(RowsFeed(final_length=length))
+        first = int(random.integers(0, length))
+        assert torch.equal(store.rows(first, length - first), numbered(first, length - first))
+        assert torch.equal(store.rows(length, 1), TAIL[:1])
+
+
+def test_requests_do_not_mix_and_leave_nothing_behind() -> None:
+    """Rows of many requests, interleaved, with requests that end and new ones that take their place."""
+    random = np.random.default_rng(5)
+    store = RowStore(None, 0)
+    have: dict[str, int] = {}
+    offset: dict[str, float] = {}
+    names = iter(range(10_000))
+    for _ in range(600):
+        if len(have) < 12 and random.random() < 0.3:
+            name = f"r{next(names)}"
+            have[name], offset[name] = 0, float(random.integers(0, 1000) * 1000)
+            store.announce(name, 0)
+        if have and random.random() < 0.1:
+            name = str(random.choice(list(have)))
+            store.remove(name)
+            del have[name]
+        for name in have:
+            count = int(random.integers(1, 20))
+            rows = numbered(have[name], count) + offset[name]
+            store.add(name, RowsFeed(payload(have[name], rows, tail=TAIL if not have[name] else None)))
+            have[name] += count
+    assert len(store) == len(have) > 0
+    for name, count in have.items():
+        assert torch.equal(stored_rows(store, name, 0, count), numbered(0, count) + offset[name])
+        store.add(name, RowsFeed(final_length=count))
+        assert torch.equal(stored_rows(store, name, count, 2), TAIL)
+        store.remove(name)
+    assert len(store) == 0
+    assert store.num_pages == 0
+
+
+def test_a_request_that_takes_the_place_of_another_starts_empty() -> None:
+    store = RowStore(None, 0)
+    store.add("old", RowsFeed(payload(0, numbered(0, 5), tail=TAIL), final_length=5))
+    store.remove("old")
+    store.announce("new", 0)
+    assert store.num_rows("new") == 0
+    with pytest.raises(IndexError, match="position 0 has not come"):
+        stored_rows(store, "new", 0, 1)
+    store.add("new", RowsFeed(payload(0, numbered(50, 2))))
+    with pytest.raises(IndexError, match="position 5 has not come"):
+        stored_rows(store, "new", 5, 1)
+
+
+def test_rows_of_another_width_or_type_are_refused() -> None:
+    store = filled(5)
+    with pytest.raises(ValueError, match="rows of 3 float32"):
+        store.add(RowsFeed(payload(5, torch.zeros(1, 3))))
+    with pytest.raises(ValueError, match="rows of 2 float16"):
+        store.add(RowsFeed(payload(5, torch.zeros(1, 2, dtype=torch.float16), dtype="float16")))
+
+
+def fill_page(pool: RowPool, page: int, value: int) -> None:
+    pool.rows[page * PAGE_ROWS : (page + 1) * PAGE_ROWS] = value
+
+
+def test_pages_keep_their_rows_while_the_pool_grows() -> None:
+    pool = RowPool(100)
+    pages = []
+    for number in range(1000):
+        pages.append(pool.take())
+        fill_page(pool, pages[-1], number % 251)
+    assert len(set(pages)) == 1000
+    for number, page in enumerate(pages):
+        assert np.all(pool.rows[page * PAGE_ROWS : (page + 1) * PAGE_ROWS] == number % 251)
+    assert pool.num_taken == 1000
+
+
+def test_pages_that_were_given_back_are_used_before_the_pool_grows() -> None:
+    pool = RowPool(8)
+    capacity = len(pool.rows)
+    for _ in range(50):
+        pages = [pool.take() for _ in range(capacity // PAGE_ROWS)]
+        pool.give_back(pages)
+    assert len(pool.rows) == capacity
+    assert pool.num_taken == 0

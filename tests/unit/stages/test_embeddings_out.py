@@ -1,0 +1,323 @@
+"""Rows out of the producing stage, and the whole way from its hidden states into the consumer's store."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from omni_server.protocol.corruption import Corruption
+from omni_server.protocol.rows import InlineBlock, RowsFeed, SharedBlock
+from omni_server.transport.slab_queue import SlabQueue
+from stages.runtime.embeddings_out import RowEmitter
+from tests.unit.stages.row_stream import (
+    MEDIA_TOKEN,
+    WIDTH,
+    Producer,
+    Received,
+    Spoken,
+    inline_spec,
+    shared_queue,
+)
+
+TEXT = [1, 2, 3, 4, 5]
+WITH_MEDIA = [1, MEDIA_TOKEN, MEDIA_TOKEN, 2, 3, MEDIA_TOKEN, 4]
+
+
+@dataclass
+class Edge:
+    """Producer and queue; `receive` is the consuming side."""
+
+    producer: Producer
+    queue: SlabQueue | None
+
+    def received(self) -> Received:
+        return Received(self.queue)
+
+    def in_use(self) -> int:
+        return 0 if self.queue is None else self.queue.num_in_use()
+
+
+@pytest.fixture(params=["inline", "shared_memory"])
+def edge(request: pytest.FixtureRequest) -> Iterator[Edge]:
+    if request.param == "inline":
+        yield Edge(Producer(inline_spec(), None), None)
+        return
+    spec, queue = shared_queue()
+    yield Edge(Producer(spec, queue), queue)
+    queue.close()
+
+
+def run(edge: Edge, spoken: Spoken, counts: list[int]) -> Received:
+    """The whole sequence in steps of `counts` positions."""
+    edge.producer.add(spoken)
+    store, position = edge.received(), 0
+    for count in counts:
+        payloads = edge.producer.step([(spoken, position, count)], padding=3)
+        store.add(RowsFeed(payloads[spoken.request_id]))
+        position += count
+    assert position == spoken.length
+    return store
+
+
+def holds_what_was_computed(store: Received, spoken: Spoken) -> None:
+    expected = spoken.expected_rows()
+    assert store.num_rows == len(expected)
+    rows = store.rows(0, len(expected))
+    assert rows.dtype == spoken.dtype
+    assert torch.equal(rows, expected)
+    given = store.sequence_positions(len(spoken.prompt) + 2)
+    assert given is not None
+    positions, delta = given
+    assert delta == spoken.delta
+    assert torch.equal(positions[:, :-2], spoken.positions)
+    behind = torch.arange(len(spoken.prompt), len(spoken.prompt) + 2) + spoken.delta
+    assert torch.equal(positions[:, -2:], behind.expand(3, -1))
+    store.add(RowsFeed(final_length=len(expected)))
+    assert store.rows(len(expected), 3)[:, 0].tolist() == [200.0, 300.0, 300.0]
+
+
+def test_a_prompt_in_one_step_and_a_token_at_a_time(edge: Edge) -> None:
+    spoken = Spoken("a", TEXT, 4)
+    holds_what_was_computed(run(edge, spoken, [5, 1, 1, 1, 1]), spoken)
+    assert edge.in_use() == 0
+
+
+@pytest.mark.parametrize("counts", [[2, 3, 1, 1], [1] * 7, [4, 1, 1, 1], [5, 2], [7], [6, 1]])
+def test_a_prompt_in_chunks(edge: Edge, counts: list[int]) -> None:
+    spoken = Spoken("a", TEXT, 2, voice="Bob")
+    holds_what_was_computed(run(edge, spoken, counts), spoken)
+
+
+def test_media_tokens_send_no_embedding_only_where_media_were_given(edge: Edge) -> None:
+    with_media = Spoken("a", WITH_MEDIA, 2, modalities=frozenset({"audio"}))
+    holds_what_was_computed(run(edge, with_media, [3, 4, 1, 1]), with_media)
+    typed = Spoken("b", WITH_MEDIA, 2)
+    holds_what_was_computed(run(edge, typed, [3, 4, 1, 1]), typed)
+    assert not torch.equal(with_media.expected_rows(), typed.expected_rows())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rows_of_half_the_width_keep_every_bit(edge: Edge, dtype: torch.dtype) -> None:
+    spoken = Spoken("a", TEXT, 3, dtype=dtype)
+    holds_what_was_computed(run(edge, spoken, [3, 2, 1, 1, 1]), spoken)
+
+
+def test_a_prompt_whose_reply_has_no_row_ends_with_the_boundary(edge: Edge) -> None:
+    spoken = Spoken("a", TEXT, 0)
+    holds_what_was_computed(run(edge, spoken, [5]), spoken)
+
+
+@pytest.mark.parametrize("counts", [[9], [5, 4], [3, 4, 2], [7, 2], [1] * 9])
+def test_a_given_reply_has_the_rows_of_one_that_was_sampled(edge: Edge, counts: list[int]) -> None:
+    given = Spoken("r", TEXT, 4, is_given=True)
+    edge.producer.add(given)
+    store, position = edge.received(), 0
+    for count in counts:
+        payload = edge.producer.step([(given, position, count)])["r"]
+        store.add(RowsFeed(payload))
+        position += count
+        assert payload.prompt_length == len(TEXT)
+        assert payload.num_generated_rows == max(0, position - len(TEXT))
+    holds_what_was_computed(store, given)
+    positions = store.sequence_positions(len(TEXT))
+    assert positions is not None
+    assert torch.equal(positions[0], given.positions)
+
+
+def test_requests_of_one_step_get_their_own_rows_and_others_none(edge: Edge) -> None:
+    first, second = Spoken("a", TEXT, 2, seed=1), Spoken("b", [6, 7], 2, voice="Bob", seed=2)
+    text_only = Spoken("text only", [8] * 4, 0, seed=3)
+    stores = {"a": edge.received(), "b": edge.received()}
+    edge.producer.add(first)
+    edge.producer.add(second)
+    steps = [
+        [(text_only, 0, 4), (first, 0, 3)],
+        [(first, 3, 2), (second, 0, 2)],
+        [(second, 2, 1), (text_only, 0, 4), (first, 5, 1)],
+        [(first, 6, 1), (second, 3, 1)],
+    ]
+    for step in steps:
+        payloads = edge.producer.step(step)
+        assert "text only" not in payloads
+        for request_id, payload in payloads.items():
+            stores[request_id].add(RowsFeed(payload))
+    holds_what_was_computed(stores["a"], first)
+    holds_what_was_computed(stores["b"], second)
+    assert edge.in_use() == 0
+
+
+def test_portions_of_one_slot_end_one_by_one() -> None:
+    spec, queue = shared_queue(capacity=1)
+    try:
+        producer = Producer(spec, queue)
+        sequences = [Spoken(name, TEXT, 0) for name in "abc"]
+        for spoken in sequences:
+            producer.add(spoken)
+        payloads = producer.step([(spoken, 0, 5) for spoken in sequences])
+        blocks = [payload.block for payload in payloads.values()]
+        assert [block.portion for block in blocks if isinstance(block, SharedBlock)] == [0, 1, 2]
+        for payload in payloads.values():
+            assert queue.num_free() == 0
+            Received(queue).add(RowsFeed(payload))
+        assert queue.num_free() == 1
+    finally:
+        queue.close()
+
+
+def test_positions_computed_again_after_a_preemption_are_not_sent_again(edge: Edge) -> None:
+    spoken = Spoken("a", TEXT, 4)
+    edge.producer.add(spoken)
+    store = edge.received()
+    for first, count in [(0, 5), (5, 1), (6, 1)]:
+        store.add(RowsFeed(edge.producer.step([(spoken, first, count)])["a"]))
+    assert edge.producer.step([(spoken, 0, 4)]) == {}  # all of it was sent
+    assert edge.in_use() == 0
+    store.add(RowsFeed(edge.producer.step([(spoken, 4, 4)])["a"]))  # 4, 5 and 6 were sent, 7 is new
+    store.add(RowsFeed(edge.producer.step([(spoken, 8, 1)])["a"]))
+    holds_what_was_computed(store, spoken)
+
+
+def test_a_preemption_inside_the_prompt_goes_on_where_it_was(edge: Edge) -> None:
+    spoken = Spoken("a", WITH_MEDIA, 1, modalities=frozenset({"image"}))
+    edge.producer.add(spoken)
+    store = edge.received()
+    store.add(RowsFeed(edge.producer.step([(spoken, 0, 3)])["a"]))
+    store.add(RowsFeed(edge.producer.step([(spoken, 0, 6)])["a"]))
+    store.add(RowsFeed(edge.producer.step([(spoken, 0, 8)])["a"]))
+    holds_what_was_computed(store, spoken)
+
+
+def test_the_number_of_generated_rows_is_told(edge: Edge) -> None:
+    spoken = Spoken("a", TEXT, 3)
+    edge.producer.add(spoken)
+    store, told = edge.received(), []
+    for first, count in [(0, 4), (4, 1), (5, 1), (6, 2)]:
+        payload = edge.producer.step([(spoken, first, count)])["a"]
+        store.add(RowsFeed(payload))
+        told.append(payload.num_generated_rows)
+        assert payload.prompt_length == 5
+    assert told == [0, 0, 1, 3]
+
+
+def test_tokens_of_the_prefix_cache_are_refused(edge: Edge) -> None:
+    spoken = Spoken("a", TEXT, 1)
+    edge.producer.add(spoken)
+    with pytest.raises(RuntimeError, match="must not read the prefix cache"):
+        edge.producer.step([(spoken, 3, 2)])
+
+
+@pytest.mark.parametrize("value", [torch.nan, -torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rows_that_are_not_finite_are_told_of_their_request_and_of_no_other(
+    edge: Edge, dtype: torch.dtype, value: float
+) -> None:
+    """In one place of one row; the largest finite numbers are in order. What is padding is nobody's."""
+    parts = [Spoken(name, TEXT, 3, dtype=dtype, seed=seed) for seed, name in enumerate("abc")]
+    for spoken in parts:
+        edge.producer.add(spoken)
+        spoken.embeds.fill_(0)
+        spoken.hidden[0, :2] = torch.tensor([torch.finfo(dtype).max, torch.finfo(dtype).min])
+    parts[1].hidden[6, WIDTH - 1] = value
+    payloads = edge.producer.step([(spoken, 0, 6) for spoken in parts], padding=2)
+    assert edge.producer.corrupt == {}
+    payloads = edge.producer.step([(spoken, 6, 2) for spoken in parts], padding=2)
+    assert edge.producer.corrupt == {
+        "b": Corruption("rows", "NaN or infinity in the rows from position 7 on")
+    }
+    assert set(payloads) == {"a", "b", "c"}  # its reference has to be ended as well
+
+
+def test_a_step_without_new_rows_gives_its_slot_back() -> None:
+    spec, queue = shared_queue(capacity=1)
+    try:
+        producer = Producer(spec, queue)
+        assert producer.step([(Spoken("text only", TEXT, 0), 0, 5)]) == {}
+        assert queue.num_free() == 1
+    finally:
+        queue.close()
+
+
+def test_rows_that_do_not_fit_the_slot_are_refused() -> None:
+    spec, queue = shared_queue(slot_bytes=4096)
+    try:
+        producer = Producer(spec, queue)
+        spoken = Spoken("a", [1] * 200, 0)
+        producer.add(spoken)
+        with pytest.raises(RuntimeError, match="in a slot of 4096"):
+            producer.step([(spoken, 0, 200)])
+    finally:
+        queue.close()
+
+
+def test_rows_without_a_slot_are_refused() -> None:
+    spec, queue = shared_queue()
+    try:
+        producer = Producer(spec, None)  # a scheduler that takes no slot
+        spoken = Spoken("a", TEXT, 0)
+        producer.add(spoken)
+        with pytest.raises(RuntimeError, match="took no slot"):
+            producer.step([(spoken, 0, 5)])
+    finally:
+        queue.close()
+
+
+def test_an_inline_message_holds_its_own_rows_only() -> None:
+    producer = Producer(inline_spec(), None)
+    short, long = Spoken("short", TEXT, 1), Spoken("long", [1] * 300, 0)
+    for spoken in (short, long):
+        producer.add(spoken)
+    producer.step([(long, 0, 200), (short, 0, 5)])
+    block = producer.step([(long, 200, 100), (short, 5, 1)])["short"].block
+    assert isinstance(block, InlineBlock)
+    assert len(block.data) == WIDTH * 4
+
+
+def test_a_removed_request_sends_nothing_more(edge: Edge) -> None:
+    spoken = Spoken("a", TEXT, 1)
+    edge.producer.add(spoken)
+    emitter: RowEmitter = edge.producer.emitter
+    assert len(emitter) == 1
+    emitter.remove("a")
+    emitter.remove("never seen")
+    assert len(emitter) == 0
+    assert edge.producer.step([(spoken, 0, 5)]) == {}
+    assert edge.in_use() == 0
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_any_course_of_steps_gives_the_reference_rows(edge: Edge, seed: int) -> None:
+    """Random requests, cuttings, batch orders and preemptions."""
+    random = np.random.default_rng(seed)
+    sequences = [
+        Spoken(
+            f"r{number}",
+            random.choice([1, 2, MEDIA_TOKEN], int(random.integers(1, 20))).tolist(),
+            int(random.integers(0, 15)),
+            voice=str(random.choice(["Ada", "Bob"])),
+            modalities=frozenset({"audio"}) if random.random() < 0.5 else frozenset(),
+            dtype=torch.bfloat16 if seed % 2 else torch.float32,
+            seed=seed * 10 + number,
+        )
+        for number in range(4)
+    ]
+    stores = {spoken.request_id: edge.received() for spoken in sequences}
+    position = dict.fromkeys(stores, 0)
+    for spoken in sequences:
+        edge.producer.add(spoken)
+    while unfinished := [s for s in sequences if position[s.request_id] < s.length]:
+        step = []
+        for index in random.permutation(len(unfinished))[: random.integers(1, 5)]:
+            spoken = unfinished[index]
+            first = position[spoken.request_id]
+            if random.random() < 0.1:
+                first = 0  # preempted
+            count = int(min(spoken.length - first, random.integers(1, 9)))
+            step.append((spoken, first, count))
+            position[spoken.request_id] = first + count
+        for request_id, payload in edge.producer.step(step, padding=int(random.integers(0, 4))).items():
+            stores[request_id].add(RowsFeed(payload))
+    for spoken in sequences:
+        holds_what_was_computed(stores[spoken.request_id], spoken)
+    assert edge.in_use() == 0
