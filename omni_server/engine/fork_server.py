@@ -165,8 +165,8 @@ def _serve(listener: socket.socket, is_alive: int, folder: TempFolder) -> None:
 def _no_garbage_collection() -> Iterator[None]:
     """Imports make a million objects that stay; to look through them again and again takes two of eight
     seconds. Later collections leave these objects alone: their pages stay shared with the engines, and a full
-    collection in a server that is ready takes 15 ms instead of 450 ms. What is made after the imports is not
-    frozen, because the client of an engine that dies must be collected."""
+    collection in a server that is ready takes 13 to 65 ms on busy cores, instead of about 400. What is made
+    after the imports is not frozen, because the client of an engine that dies must be collected."""
     gc.disable()
     try:
         yield
