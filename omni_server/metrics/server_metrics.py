@@ -1,5 +1,6 @@
-"""What the HTTP server counts: requests, answers, sound."""
+"""Metrics of the HTTP server: requests, answers, audio."""
 
+from collections.abc import Iterator, Mapping
 from typing import Literal, Protocol
 
 from prometheus_client import (
@@ -11,6 +12,9 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
+from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from omni_server.metrics.buckets import FIRST_OUTPUT_S, HTTP_S, REAL_TIME_FACTOR, REQUEST_S, UNDERRUN_S
 
@@ -19,7 +23,8 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class EndedAnswer(Protocol):
-    """One generation that is over; implemented by `omni_server.api.answer_record.AnswerRecord`. Times in seconds."""
+    """A finished generation; implemented by `omni_server.api.answer_record.AnswerRecord`. Times in
+    seconds."""
 
     @property
     def outcome(self) -> str: ...
@@ -43,6 +48,23 @@ class EndedAnswer(Protocol):
     def audio_input_s(self) -> float: ...
 
 
+class _OldNames(Collector):
+    """Exports metrics under the names that they had until 0.1, in addition to their own."""
+
+    def __init__(self, metrics: Mapping[str, MetricWrapperBase]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        for old_name, metric in self._metrics.items():
+            for family in metric.collect():
+                copy = Metric(old_name, f"Deprecated: use {family.name}.", family.type)
+                copy.samples = [
+                    sample._replace(name=old_name + sample.name.removeprefix(family.name))
+                    for sample in family.samples
+                ]
+                yield copy
+
+
 class ServerMetrics:
     """Families in a registry of its own: vLLM registers some in the global one. Belongs to one event loop."""
 
@@ -50,12 +72,13 @@ class ServerMetrics:
         disable_created_metrics()  # a second series for each one that no dashboard reads
         registry = self._registry = CollectorRegistry()
         ProcessCollector(registry=registry)
-        Gauge("omni_build_info", "Always 1; the label tells the version.", ["version"], registry=registry).labels(
-            version
-        ).set(1)
+        build_info = Gauge(
+            "omni_build_info", "Always 1; the label holds the version.", ["version"], registry=registry
+        )
+        build_info.labels(version).set(1)
         self._http_requests = Counter(
             "http_requests",
-            "HTTP responses, by the route's template ('none' where no route fits), method and status.",
+            "HTTP responses, by the route's template ('none' if no route matches), method and status.",
             ["handler", "method", "status"],
             registry=registry,
         )
@@ -68,27 +91,30 @@ class ServerMetrics:
         )
         self._client_retries = Counter(
             "omni_client_retries",
-            "Requests that OpenAI's clients sent again by themselves (x-stainless-retry-count).",
+            "Requests that OpenAI's clients retried by themselves (x-stainless-retry-count).",
             registry=registry,
         )
         self._websockets = Gauge("omni_websocket_sessions", "Open WebSocket sessions.", registry=registry)
         self.event_loop_tasks = Gauge(
-            "omni_event_loop_tasks", "Tasks of the server's event loop that have not ended.", registry=registry
+            "omni_event_loop_tasks", "Unfinished tasks of the server's event loop.", registry=registry
         )
         self.answers_dropped = Counter(
-            "omni_answers_dropped",
-            "Answers that were ended because their clients left too much of them untaken.",
+            "omni_slow_client_disconnects",
+            "Answers that ended early because their clients read too slowly (--max-unsent-size and the "
+            "like).",
             registry=registry,
         )
         self.in_flight = Gauge(
-            "omni_queue_depth",
-            "Requests and sessions that hold a place of --max-queue, from before their body is read to their end.",
+            "omni_requests_in_flight",
+            "Requests and sessions that count towards --max-queue, from before their body is read to their "
+            "end.",
             registry=registry,
         )
-        self.limit = Gauge("omni_queue_limit", "--max-queue; 0 is no limit.", registry=registry)
+        self.limit = Gauge("omni_requests_in_flight_limit", "--max-queue; 0 is no limit.", registry=registry)
         self._rejections = Counter(
             "omni_admission_rejections",
-            "Requests refused by a limit: max_queue, max_total_body_size (503) or max_concurrency_per_key (429).",
+            "Requests rejected by a limit: max_queue, max_total_body_size (503) or max_concurrency_per_key "
+            "(429).",
             ["reason"],
             registry=registry,
         )
@@ -101,45 +127,61 @@ class ServerMetrics:
         )
         self._answers = Counter(
             "omni_requests",
-            "Generations that ended: outcome ok (reason: finish reason), error (reason: error code) or aborted (by "
-            "the client).",
+            "Finished generations: outcome ok (reason: finish reason), error (reason: error code) or "
+            "aborted (by the client).",
             ["outcome", "reason"],
             registry=registry,
         )
         self._seconds = Histogram(
-            "omni_request_seconds",
-            "Submission to end of the generations that were finished, by kind of answer (text, speech).",
+            "omni_e2e_request_latency_seconds",
+            "From submission to the end of successful generations, by kind of answer (text, speech).",
             ["kind"],
             buckets=REQUEST_S,
             registry=registry,
         )
         self._first_text = Histogram(
-            "omni_time_to_first_text_seconds",
-            "Submission to the first token of the text.",
+            "omni_time_to_first_token_seconds",
+            "From submission to the first token of the text (TTFT).",
             buckets=FIRST_OUTPUT_S,
             registry=registry,
         )
         self._first_audio = Histogram(
             "omni_time_to_first_audio_seconds",
-            "Submission to the first sound.",
+            "From submission to the first audio (TTFA).",
             buckets=FIRST_OUTPUT_S,
             registry=registry,
         )
         self._real_time_factor = Histogram(
             "omni_audio_real_time_factor",
-            "Submission to the last sound, divided by the duration of the sound; below 1 is faster than real time.",
+            "Real-time factor (RTF): time from submission to the last audio, divided by the duration of the "
+            "audio.",
             buckets=REAL_TIME_FACTOR,
             registry=registry,
         )
         self._underrun = Histogram(
             "omni_audio_underrun_seconds",
-            "Silence in a spoken answer for a player that begins with the first sound and keeps no reserve.",
+            "Silence within a spoken answer for a player that begins with the first audio and has no buffer.",
             buckets=UNDERRUN_S,
             registry=registry,
         )
-        self._audio_output = Counter("omni_audio_output_seconds", "Duration of the sound made.", registry=registry)
+        self._audio_output = Counter(
+            "omni_audio_output_seconds", "Duration of the generated audio.", registry=registry
+        )
         self._audio_input = Counter(
-            "omni_audio_input_seconds", "Duration of the sound in requests, without that of videos.", registry=registry
+            "omni_audio_input_seconds",
+            "Duration of the audio in requests, without that of videos.",
+            registry=registry,
+        )
+        registry.register(
+            _OldNames(
+                {
+                    "omni_answers_dropped": self.answers_dropped,
+                    "omni_queue_depth": self.in_flight,
+                    "omni_queue_limit": self.limit,
+                    "omni_request_seconds": self._seconds,
+                    "omni_time_to_first_text_seconds": self._first_text,
+                }
+            )
         )
 
     def text(self) -> bytes:
@@ -158,7 +200,9 @@ class ServerMetrics:
     def websocket_ended(self) -> None:
         self._websockets.dec()
 
-    def rejected(self, reason: Literal["max_queue", "max_total_body_size", "max_concurrency_per_key"]) -> None:
+    def rejected(
+        self, reason: Literal["max_queue", "max_total_body_size", "max_concurrency_per_key"]
+    ) -> None:
         self._rejections.labels(reason).inc()
 
     def answer_began(self) -> None:
