@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_server.cli.main import _build_parser
+from omni_server.cli.main import build_parser
 from omni_server.demos import DEFAULT_DEMO, DEMOS
 
 ROOT = Path(__file__).parents[2]
@@ -63,20 +63,57 @@ SINGLE = {
 NOT_RUN = {
     ("README.md", "scripts/setup-env --extra"): "installs packages and runs all tests; CI runs scripts/test",
     ("docs/faq.md", "python3 -m venv env"): "installs 3 GB; tests/unit/test_packaging.py builds the wheel",
-    ("docs/reliability.md", "scripts/make_demo_checkpoint demo"): "measures for minutes what tests/faults asserts",
+    (
+        "docs/reliability.md",
+        "scripts/make_demo_checkpoint demo",
+    ): "measures for minutes what tests/faults asserts",
     ("docs/reliability.md", "scripts/abort_storm demo"): "tests/faults/test_load.py has a shorter storm",
     ("docs/reliability.md", "scripts/soak demo"): "tests/faults/test_load.py has half a minute of it",
     ("docs/reliability.md", "scripts/overload demo"): "tests/faults/test_load.py has ten seconds of it",
     ("docs/reliability.md", "scripts/slow_readers"): "measures what tests/unit/api/test_unsent.py asserts",
 }
-"""Besides these, blocks for Docker and Buildah: the former is missing here, the latter builds an image of 4.5 GB."""
+"""Besides these, blocks for Docker and Buildah: the former is missing here, the latter builds an image of 4.5
+GB."""
 
 PROGRAMS_OF_OTHERS = {
-    *("[", "apt-get", "cd", "curl", "export", "git", "mmdebstrap", "open-webui", "pip", "printf", "python3", "source")
+    *(
+        "[",
+        "apt-get",
+        "cd",
+        "curl",
+        "export",
+        "git",
+        "mmdebstrap",
+        "open-webui",
+        "pip",
+        "printf",
+        "python3",
+        "source",
+    )
 }
 DOCKER_VALUES = {
-    *("--build-arg", "--cap-drop", "--cpus", "--entrypoint", "--env", "--env-file", "--file", "--gpus", "--ipc"),
-    *("--memory", "--mount", "--name", "--network", "--platform", "--profile", "--publish", "--restart", "--secret"),
+    *(
+        "--build-arg",
+        "--cap-drop",
+        "--cpus",
+        "--entrypoint",
+        "--env",
+        "--env-file",
+        "--file",
+        "--gpus",
+        "--ipc",
+    ),
+    *(
+        "--memory",
+        "--mount",
+        "--name",
+        "--network",
+        "--platform",
+        "--profile",
+        "--publish",
+        "--restart",
+        "--secret",
+    ),
     *("--security-opt", "--shm-size", "--tag", "--target", "--tmpfs", "--user", "--volume"),
     *("-e", "-f", "-p", "-t", "-u", "-v"),
 }
@@ -94,7 +131,9 @@ def blocks(page: str) -> list[str]:
 
 
 def shell_blocks(page: str) -> list[str]:
-    found = re.finditer(r"^```(?:bash|sh|console)\n(.*?)^```$", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
+    found = re.finditer(
+        r"^```(?:bash|sh|console)\n(.*?)^```$", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE
+    )
     return [match[1] for match in found]
 
 
@@ -130,7 +169,9 @@ def test_each_command_is_accounted_for_once(page: str) -> None:
         if block in shell_blocks(page) and needs_containers(block):
             continue
         owners = [
-            owner for (where, start), owner in (SINGLE | NOT_RUN).items() if where == page and block.startswith(start)
+            owner
+            for (where, start), owner in (SINGLE | NOT_RUN).items()
+            if where == page and block.startswith(start)
         ]
         owners += [RUN_BY[page]] if page in RUN_BY else []
         assert len(owners) == 1, block
@@ -150,7 +191,9 @@ def test_no_account_is_of_a_command_that_is_gone() -> None:
 def test_the_tests_that_are_named_exist(owner: str) -> None:
     file, name = owner.split("::")
     tree = ast.parse((ROOT / file).read_text())
-    assert name in {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    assert name in {
+        node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
 
 
 class _ParsedError(Exception):
@@ -158,14 +201,18 @@ class _ParsedError(Exception):
 
 
 def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the program that `words` names parse the others. Fails, or raises SystemExit, if it does not take them."""
+    """Let the program that `words` names parse the others. Fails, or raises SystemExit, if it does not take
+    them."""
     program, arguments = words[0], words[1:]
     if program.rpartition("/")[2] == "omni-server":
-        _, unknown = _build_parser().parse_known_args(arguments)
+        _, unknown = build_parser(arguments).parse_known_args(arguments)
         assert not unknown, words
     elif program == "scripts/serve":
         flags = [word for word in arguments if word not in ("--cpu", "--cuda")]
-        parse(["omni-server", "serve", *(flags if flags and flags[0][0] != "-" else ["MODEL", *flags])], monkeypatch)
+        parse(
+            ["omni-server", "serve", *(flags if flags and flags[0][0] != "-" else ["MODEL", *flags])],
+            monkeypatch,
+        )
     elif program == "docker":
         parse_docker(arguments, monkeypatch)
     elif program == "buildah":
@@ -187,7 +234,9 @@ def parse_script(script: Path, arguments: list[str], monkeypatch: pytest.MonkeyP
         return
     parse_args = argparse.ArgumentParser.parse_args
 
-    def parse_only(self: argparse.ArgumentParser, args: list[str] | None = None, namespace: None = None) -> None:
+    def parse_only(
+        self: argparse.ArgumentParser, args: list[str] | None = None, namespace: None = None
+    ) -> None:
         parse_args(self, args, namespace)
         raise _ParsedError
 
@@ -202,7 +251,8 @@ def parse_script(script: Path, arguments: list[str], monkeypatch: pytest.MonkeyP
 
 
 def parse_docker(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What goes to the server in an image of this project, and what goes to its Dockerfile or compose file."""
+    """What goes to the server in an image of this project, and what goes to its Dockerfile or compose
+    file."""
     command, arguments = words[0], words[1:]
     values: dict[str, list[str]] = {}
     while arguments and arguments[0].startswith("-"):
@@ -231,7 +281,9 @@ def test_commands_have_flags_that_their_programs_take(page: str, monkeypatch: py
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/faq.md"])
-def test_commands_in_sentences_have_flags_that_their_programs_take(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_in_sentences_have_flags_that_their_programs_take(
+    page: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = re.sub(r"^```.*?^```$", "", (ROOT / page).read_text(), flags=re.DOTALL | re.MULTILINE)
     for span in re.findall(r"`((?:\.venv/bin/)?omni-server \w[^`]*|scripts/\w+ [^`]*)`", text):
         if "--help" not in span:
@@ -290,7 +342,9 @@ def test_commands_about_configs_work(tmp_path: Path) -> None:
     """All but `omni-server serve` and `check` of a MODEL, which the pages leave open."""
     program = tmp_path / ".venv" / "bin" / "omni-server"
     program.parent.mkdir(parents=True)
-    program.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -m omni_server.cli.main "$@"\n')
+    program.write_text(
+        f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -m omni_server.cli.main "$@"\n'
+    )
     program.chmod(0o755)
     lines = [
         line

@@ -57,7 +57,9 @@ def test_text_alone_has_no_lines_about_sound() -> None:
 
 
 def test_answers_without_any_text_are_counted() -> None:
-    assert "c=1: 2 answers without any text" in table(run(level(1, [row(ttft_s=None), row(), row(ttft_s=None)])))
+    assert "c=1: 2 answers without any text" in table(
+        run(level(1, [row(ttft_s=None), row(), row(ttft_s=None)]))
+    )
 
 
 def test_a_comparison_shows_what_changed_level_by_level() -> None:
