@@ -1,5 +1,5 @@
-"""What to serve: from MODEL, a local folder or a Hugging Face hub id, to a folder that holds a complete omni
-checkpoint.
+"""What to serve: a demo model, or MODEL, a local folder or Hugging Face hub id, which becomes a folder that holds a
+complete omni checkpoint; and what the checkpoint's `about.json` says of it.
 
 The hub client reads HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE itself.
 """
@@ -7,7 +7,10 @@ The hub client reads HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE itself.
 import json
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
+from typing import Annotated
 
 from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import (
@@ -20,20 +23,38 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.utils.tqdm import tqdm
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from omni_server.errors import ConfigError
+from omni_server.types import AboutModel
 
 EXAMPLE_MODEL = "Qwen/Qwen2.5-Omni-7B"
 GPU_CONFIG = "qwen2_5_omni"
 CPU_CONFIG = "qwen2_5_omni.cpu"
 DEMO_CONFIG = "qwen2_5_omni.demo-cpu"
 
-
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.pt"]
 """Configs, tokenizer and voices."""
 _WEIGHTS = ["*.safetensors"]
-"""And not what a repository holds besides: pictures, weights in other formats."""
+"""Not what else a repository may hold: images, weights in other formats."""
+
+
+@dataclass(frozen=True)
+class Demo:
+    """A demo model that is part of the package."""
+
+    package: str
+    folder: str
+    """Of the checkpoint, below the package."""
+    served_name: str
+
+    def path(self) -> Path:
+        return Path(str(files(self.package))) / self.folder
+
+
+DEMOS = {"speaking": Demo("stages.qwen2_5_omni", "speaking_demo", "speaking-demo")}
+DEFAULT_DEMO = "speaking"
 
 
 class HubUnreachableError(ConfigError):
@@ -47,9 +68,9 @@ def resolve_model_folder(
     needs_weights: bool = True,
     on_progress: Callable[[str], None] = lambda line: None,
 ) -> Path:
-    """The folder of the checkpoint that `model` names; downloaded first if it is a hub id that is not in the cache.
+    """The folder of the checkpoint that `model` names; downloads it if it is a hub id that is not in the cache.
 
-    Raises `ConfigError` if there is no such folder or repository, or if what is there is no omni checkpoint, and
+    Raises `ConfigError` if there is no such folder or repository, or if it does not hold an omni checkpoint, and
     `HubUnreachableError` if a hub id cannot be looked up. `needs_weights=False` (load format `dummy`) accepts a folder
     without weights.
     """
@@ -153,3 +174,34 @@ def _read_json_object(path: Path) -> dict[str, object]:
     if not isinstance(document, dict):
         raise ConfigError(f"{path}: must hold a JSON object")
     return document
+
+
+_Line = Annotated[str, Field(min_length=1, max_length=300, pattern=r"\S")]
+
+
+class _AboutFile(BaseModel):
+    """`about.json`, for example: `{"notice": "This model knows a few sentences only.", "example_prompts": ["What are
+    you?"], "longest_passage": 100}`."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    notice: Annotated[str, Field(min_length=1, max_length=600, pattern=r"\S")] | None = None
+    example_prompts: Annotated[list[_Line], Field(max_length=8)] = []
+    longest_passage: Annotated[int, Field(ge=1)] | None = None
+
+
+def read_about(model_dir: Path) -> AboutModel | None:
+    """What the makers of a checkpoint say about it in `about.json`; None if there is no such file. Raises `ConfigError`
+    if it is invalid."""
+    path = model_dir / "about.json"
+    try:
+        file = _AboutFile.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"{path}: {place + ': ' if place else ''}{first['msg']}") from error
+    return AboutModel(file.notice, tuple(file.example_prompts), file.longest_passage)

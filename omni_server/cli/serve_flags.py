@@ -23,11 +23,10 @@ from omni_server.cli.flags import (
     size,
     words,
 )
-from omni_server.demos import DEFAULT_DEMO, DEMOS
 from omni_server.errors import ConfigError
 from omni_server.log_format import LOG_FORMATS, LogFormat
 from omni_server.media.limits import MediaLimits
-from omni_server.model_folder import EXAMPLE_MODEL
+from omni_server.model_folder import DEFAULT_DEMO, DEMOS, EXAMPLE_MODEL
 
 KEY_VARIABLES = ("OMNI_SERVER_API_KEY", "VLLM_API_KEY")
 """Read in this order, the second for those who come from vLLM; an empty one counts as unset."""
