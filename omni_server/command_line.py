@@ -1,4 +1,4 @@
-"""What the commands share: a parser with short errors, and the name by which the user can start this program."""
+"""What the commands share: a parser with short error messages, and the command that starts this program."""
 
 import argparse
 import shlex
@@ -14,10 +14,10 @@ PROGRAM = "omni-server"
 
 
 def program() -> str:
-    """What to type in the working directory to start this program, quoted for a shell.
+    """The command that starts this program from the working directory, quoted for a shell.
 
-    The bare name works only where PATH leads to this very program. In a checkout whose environment is not
-    activated it does not.
+    The bare name works only if PATH leads to this very program, which it does not in a checkout whose
+    environment is not activated.
     """
     started = Path(sys.argv[0])
     file = started if started.name == PROGRAM else Path(sysconfig.get_path("scripts"), PROGRAM)
@@ -29,16 +29,16 @@ def program() -> str:
     file = file.absolute()
     try:
         folder = Path.cwd()
-    except FileNotFoundError:  # somebody has removed it
+    except FileNotFoundError:  # it has been removed
         return shlex.quote(str(file))
     # A path without a slash would be looked up in PATH, hence `file.parent`.
     return shlex.quote(str(file.relative_to(folder) if folder in file.parent.parents else file))
 
 
 class Parser(argparse.ArgumentParser):
-    """Its errors are two lines, without the usage, in which the reason is lost among dozens of flags.
+    """Its errors are two lines, without the usage, where the reason would be lost among dozens of flags.
 
-    `parser` of what it parses is itself, or the innermost of its sub-parsers that took part.
+    Sets `parser` in the parsed namespace to itself, or to the innermost sub-parser that was used.
     """
 
     def __init__(self, **options: Any) -> None:  # noqa: ANN401 - what argparse takes
@@ -53,6 +53,8 @@ class Parser(argparse.ArgumentParser):
     def unrecognized(self, arguments: Sequence[str]) -> str:
         """An error message for unknown `arguments`, with the flags that were probably meant."""
         flags = [argument.partition("=")[0] for argument in arguments if argument.startswith("-")]
-        meant = [match for flag in flags for match in get_close_matches(flag, self._option_string_actions, n=1)]
+        meant = [
+            match for flag in flags for match in get_close_matches(flag, self._option_string_actions, n=1)
+        ]
         hint = f"; did you mean {' and '.join(meant)}?" if meant else ""
         return f"unrecognized arguments: {' '.join(arguments)}{hint}"

@@ -38,7 +38,7 @@ class StructuredMessage(ABC):
 
     @abstractmethod
     def summary(self) -> str:
-        """What happened, in a few words."""
+        """The event, in a few words."""
 
     @abstractmethod
     def fields(self) -> Mapping[str, Field]:

@@ -1,5 +1,5 @@
-"""What to serve: a demo model, or MODEL, a local folder or Hugging Face hub id, which becomes a folder that holds a
-complete omni checkpoint; and what the checkpoint's `about.json` says of it.
+"""What to serve: a demo model, or MODEL, a local folder or Hugging Face hub id, which becomes a folder that
+holds a complete omni checkpoint; and what the checkpoint's `about.json` says of it.
 
 The hub client reads HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE itself.
 """
@@ -68,19 +68,23 @@ def resolve_model_folder(
     needs_weights: bool = True,
     on_progress: Callable[[str], None] = lambda line: None,
 ) -> Path:
-    """The folder of the checkpoint that `model` names; downloads it if it is a hub id that is not in the cache.
+    """The folder of the checkpoint that `model` names; downloads it if it is a hub id that is not in the
+    cache.
 
-    Raises `ConfigError` if there is no such folder or repository, or if it does not hold an omni checkpoint, and
-    `HubUnreachableError` if a hub id cannot be looked up. `needs_weights=False` (load format `dummy`) accepts a folder
-    without weights.
+    Raises `ConfigError` if there is no such folder or repository, or if it does not hold an omni checkpoint,
+    and `HubUnreachableError` if a hub id cannot be looked up. `needs_weights=False` (load format `dummy`)
+    accepts a folder without weights.
     """
     folder = Path(model).expanduser()
     if not folder.is_dir():
         if folder.exists():
-            raise ConfigError(f"MODEL '{model}' is a file; give the folder that holds config.json and the weights")
+            raise ConfigError(
+                f"MODEL '{model}' is a file; give the folder that holds config.json and the weights"
+            )
         if not _HUB_ID.fullmatch(model):
             raise ConfigError(
-                f"MODEL '{model}': no such folder, and not a hub id either (those look like '{EXAMPLE_MODEL}')"
+                f"MODEL '{model}': no such folder, and not a hub id either (those look like "
+                f"'{EXAMPLE_MODEL}')"
             )
         folder = _download(model, revision, _SMALL_FILES + (_WEIGHTS if needs_weights else []), on_progress)
     _check_checkpoint(model, folder, needs_weights=needs_weights)
@@ -94,7 +98,9 @@ def has_gpu() -> bool:
     return torch.cuda.device_count() > 0
 
 
-def _download(repository: str, revision: str | None, patterns: list[str], on_progress: Callable[[str], None]) -> Path:
+def _download(
+    repository: str, revision: str | None, patterns: list[str], on_progress: Callable[[str], None]
+) -> Path:
     tqdm.monitor_interval = 0  # its thread would stay, and engines are forked from a process with one thread
     name = repository if revision is None else f"{repository} (revision {revision})"
     on_progress(f"looking up {name} in {constants.HF_HUB_CACHE}")
@@ -103,17 +109,20 @@ def _download(repository: str, revision: str | None, patterns: list[str], on_pro
         return Path(snapshot_download(repository, revision=revision, allow_patterns=patterns))
     except GatedRepoError as error:
         raise ConfigError(
-            f"MODEL '{name}' asks its users to accept a licence: accept it on the model's page and set HF_TOKEN"
+            f"MODEL '{name}' asks its users to accept a licence: accept it on the model's page and set "
+            "HF_TOKEN"
         ) from error
     except RevisionNotFoundError as error:
         raise ConfigError(f"MODEL '{repository}' has no revision '{revision}'") from error
     except RepositoryNotFoundError as error:
         raise ConfigError(
-            f"MODEL '{name}': no such folder here and no such repository on the hub; check the spelling, and set "
-            "HF_TOKEN if it is private"
+            f"MODEL '{name}': no such folder here and no such repository on the hub; check the spelling, "
+            "and set HF_TOKEN if it is private"
         ) from error
     except IncompleteSnapshotError as error:
-        raise HubUnreachableError(f"MODEL '{name}' is in the cache in part only: {_why_unreachable()}") from error
+        raise HubUnreachableError(
+            f"MODEL '{name}' is in the cache in part only: {_why_unreachable()}"
+        ) from error
     except LocalEntryNotFoundError as error:
         raise HubUnreachableError(
             f"MODEL '{name}' is not in the cache {constants.HF_HUB_CACHE}: {_why_unreachable()}"
@@ -126,7 +135,9 @@ def _download(repository: str, revision: str | None, patterns: list[str], on_pro
 
 def _why_unreachable() -> str:
     if constants.HF_HUB_OFFLINE:
-        return "HF_HUB_OFFLINE is set, so nothing is downloaded; unset it, or set HF_HOME to a cache that has it"
+        return (
+            "HF_HUB_OFFLINE is set, so nothing is downloaded; unset it, or set HF_HOME to a cache that has it"
+        )
     return "the hub cannot be reached; check the network, or give a local folder as MODEL"
 
 
@@ -138,8 +149,8 @@ def _check_checkpoint(model: str, folder: Path, *, needs_weights: bool) -> None:
     if "thinker_config" not in config:
         model_type = config.get("model_type", "missing")
         raise ConfigError(
-            f"MODEL '{model}' is no omni checkpoint: its config.json (model_type: {model_type}) has no thinker_config; "
-            f"this server runs models such as {EXAMPLE_MODEL}"
+            f"MODEL '{model}' is no omni checkpoint: its config.json (model_type: {model_type}) has no "
+            f"thinker_config; this server runs models such as {EXAMPLE_MODEL}"
         )
     if needs_weights:
         _check_weights(model, folder)
@@ -161,8 +172,8 @@ def _check_weights(model: str, folder: Path) -> None:
     missing = [file for file in files if not (folder / file).is_file()]
     if missing:
         raise ConfigError(
-            f"MODEL '{model}' is incomplete: {len(missing)} of its {len(files)} weight files are missing in {folder}, "
-            f"the first is {missing[0]}"
+            f"MODEL '{model}' is incomplete: {len(missing)} of its {len(files)} weight files are missing in "
+            f"{folder}, the first is {missing[0]}"
         )
 
 
@@ -180,8 +191,8 @@ _Line = Annotated[str, Field(min_length=1, max_length=300, pattern=r"\S")]
 
 
 class _AboutFile(BaseModel):
-    """`about.json`, for example: `{"notice": "This model knows a few sentences only.", "example_prompts": ["What are
-    you?"], "longest_passage": 100}`."""
+    """`about.json`, for example: `{"notice": "This model knows a few sentences only.", "example_prompts":
+    ["What are you?"], "longest_passage": 100}`."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -191,8 +202,8 @@ class _AboutFile(BaseModel):
 
 
 def read_about(model_dir: Path) -> AboutModel | None:
-    """What the makers of a checkpoint say about it in `about.json`; None if there is no such file. Raises `ConfigError`
-    if it is invalid."""
+    """What the makers of a checkpoint say about it in `about.json`; None if there is no such file. Raises
+    `ConfigError` if it is invalid."""
     path = model_dir / "about.json"
     try:
         file = _AboutFile.model_validate_json(path.read_bytes())

@@ -12,14 +12,13 @@ from omni_server.command_line import Parser
 
 _DESCRIPTION = """\
 Load a server over HTTP with streamed requests, and measure what its callers would: time to first token (TTFT)
-and to first audio (TTFA), gaps between arrivals of audio, seconds for which a player without a buffer would have
-stalled (underrun), real-time factor (RTF: end-to-end time by duration of the audio), audio and requests per
-second.
+and to first audio (TTFA), gaps between arrivals of audio, seconds for which a player without a buffer would
+have stalled (underrun), real-time factor (RTF: end-to-end time by duration of the audio), audio and requests
+per second.
 
 Every answer has an exact length, which is checked: a request fails if its status is not 200, if its stream
-breaks, or if it has not as many text tokens or samples as it was asked for. Percentiles are of the requests that
-did not fail."""
-
+breaks, or if it has not as many text tokens or samples as it was asked for. Percentiles are of the requests
+that did not fail."""
 _EPILOG = """\
 workloads:
   W1  one sentence, about 60 prompt tokens; 64 text tokens and 250 codec tokens (5.0 s of speech) in answer

@@ -1,4 +1,4 @@
-"""TTFA and underrun against the load, as a picture. Needs matplotlib: the optional extra `bench`."""
+"""A plot of TTFA and underrun by load. Needs matplotlib: the extra `bench`."""
 
 import importlib.util
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from omni_server.errors import ConfigError
 
 Target = Literal["ttfa", "underrun"]
 Targets = Mapping[Target, Sequence[float]]
-"""In seconds, one for each load level in order."""
+"""In seconds, one per load level."""
 
 _INK = "#222222"
 _MUTED = "#888888"

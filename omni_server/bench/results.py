@@ -173,7 +173,7 @@ class Host(_Record):
     cores: int
     """That this process may use."""
     gpus: list[str]
-    """As nvidia-smi tells them; empty where it does not answer."""
+    """As nvidia-smi lists them; empty if it fails."""
     python: str
     aiohttp: str
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from omni_server.bench.results import Level, Percentiles, Run
 
 BUSY_CORES = 0.5
-"""Above this share of a core the load generator's own delays may show in what it measures."""
+"""Above this share of a core, the load generator's own delays may distort its measurements."""
 
 
 def table(run: Run) -> str:

@@ -25,7 +25,7 @@ class Piece:
 
 @dataclass
 class Received:
-    """What has arrived so far. Times in seconds since the question was sent, None while there is none."""
+    """What has arrived so far. Times in seconds since the question was sent, None until it happens."""
 
     text: str = ""
     audio: bytearray = field(default_factory=bytearray)

@@ -63,7 +63,8 @@ _REQUEST_LIMITS: Limits = {
         "error"
     ),
     ("--max-total-unsent-size", "max_total_unsent_bytes", size): (
-        "size of the unsent parts of all answers; beyond it, the answer with the largest one ends with an error"
+        "size of the unsent parts of all answers; beyond it, the answer with the largest one ends with an "
+        "error"
     ),
     ("--send-timeout", "http_send_timeout_s", seconds): (
         "time after which an HTTP client that reads nothing is disconnected"
@@ -122,8 +123,8 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
     _add_model_flags(parser.add_argument_group("model"))
     _add_http_flags(parser.add_argument_group("HTTP"))
     access = (
-        "Without an API key, everybody who can reach the server can use it. With one, every request but those for "
-        "probes, /metrics and the web page needs it, as 'Authorization: Bearer KEY'."
+        "Without an API key, everybody who can reach the server can use it. With one, every request but "
+        "those for probes, /metrics and the web page needs it, as 'Authorization: Bearer KEY'."
     )
     _add_access_flags(parser.add_argument_group("access", access))
     _add_tls_flags(parser.add_argument_group("TLS"))
@@ -332,7 +333,7 @@ def _add_limits(group: "argparse._ArgumentGroup", limits: Limits) -> None:
         group.add_argument(
             flag,
             dest=field,
-            metavar={size: "SIZE", seconds: "SECONDS"}.get(kind, "N"),
+            metavar="SIZE" if kind is size else "SECONDS" if kind is seconds else "N",
             type=kind,
             default=default,
             help=f"{text} (default: {shown})",

@@ -1,4 +1,4 @@
-"""What a server says about itself: its models, voices and version."""
+"""Asks a server for its models, voices and version."""
 
 from dataclasses import dataclass
 
@@ -75,7 +75,7 @@ async def discover(
         chosen = models[0]
     voices = chosen.voices if chosen is not None else []
     return Served(
-        # A name that is not listed may still be served: the requests will tell.
+        # A name that is not listed may still be served: the requests will show it.
         model=chosen.id if chosen is not None else str(model),
         voice=voice if voice is not None else next(iter(voices), _DEFAULT_VOICE),
         version=version,
