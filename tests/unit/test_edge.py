@@ -19,6 +19,6 @@ def test_a_plan_whose_longest_window_does_not_fit_is_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         check_longest_window(ChunkPlan(), LAYOUT, 131)
     assert str(caught.value) == (
-        "the longest window of 'chunks' has 11 blocks, 132 codec tokens; code2wav's max_model_len is 131: raise it, or "
-        "lower the largest of new_blocks (busy.new_blocks included)"
+        "the longest window of 'chunks' has 11 blocks, 132 codec tokens; code2wav's max_model_len is 131: "
+        "raise it, or lower the largest of new_blocks (busy.new_blocks included)"
     )

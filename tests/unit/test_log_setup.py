@@ -11,7 +11,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def stderr_of(log_format: str, code: str) -> str:
-    lines = f"from omni_server.log_format import *; set_up_logging('info', {log_format!r}); import logging; {code}"
+    lines = "import logging; from omni_server.log_format import set_up_logging; "
+    lines += f"set_up_logging('info', {log_format!r}); {code}"
     result = subprocess.run(
         [sys.executable, "-c", lines], capture_output=True, text=True, check=True, cwd=ROOT
     )

@@ -51,7 +51,11 @@ def test_flags_in_the_guide_exist(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_defaults_in_the_guide_are_the_defaults() -> None:
     config = ApiConfig()
-    rows = {row[1].strip(): row[2].strip() for row in (line.split("|") for line in GUIDE.splitlines()) if len(row) > 3}
+    rows = {
+        row[1].strip(): row[2].strip()
+        for row in (line.split("|") for line in GUIDE.splitlines())
+        if len(row) > 3
+    }
     media = config.media_limits
     assert rows["`--max-queue`"] == f"{config.max_queue}"
     assert rows["`--max-body-size`"] == f"{config.max_body_bytes // 2**20}M"
@@ -83,5 +87,7 @@ def test_deployment_probes_what_is_served() -> None:
     assert container["securityContext"]["readOnlyRootFilesystem"]
     mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
     assert {"/tmp", "/dev/shm", "/home/omni/.cache"} <= mounted
-    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+    assert {mount["name"] for mount in container["volumeMounts"]} == {
+        volume["name"] for volume in pod["volumes"]
+    }
     assert pod["terminationGracePeriodSeconds"] > ApiConfig().shutdown_timeout_s

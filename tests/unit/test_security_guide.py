@@ -1,4 +1,5 @@
-"""docs/security.md against the code: every limit is in its table, with its default and with a test that exists."""
+"""docs/security.md against the code: every limit is in its table, with its default and with a test that
+exists."""
 
 import ast
 import importlib
@@ -15,7 +16,9 @@ from omni_server.media.limits import MediaLimits
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "security.md").read_text()
 TABLE = GUIDE[GUIDE.index("## Limits") : GUIDE.index("## What is not defended")]
-ROWS = [[cell.strip() for cell in line.split("|")[1:-1]] for line in TABLE.splitlines() if line.startswith("| `")]
+ROWS = [
+    [cell.strip() for cell in line.split("|")[1:-1]] for line in TABLE.splitlines() if line.startswith("| `")
+]
 LIMITING = re.compile(r"max_|_timeout|_entries|_threads|^allowed_")
 NO_LIMITS = {"shutdown_timeout_s"}
 """Of the server's end, not of callers."""
@@ -32,7 +35,9 @@ def test_every_limit_is_in_the_table(capsys: pytest.CaptureFixture[str]) -> None
     help_text = capsys.readouterr().out
     groups = help_text[help_text.index("\nlimits:") :]
     flags = set(
-        re.findall(r"^  (--[a-z-]+)", groups[: groups.index("\n\n", groups.index("/v1/realtime:"))], re.MULTILINE)
+        re.findall(
+            r"^  (--[a-z-]+)", groups[: groups.index("\n\n", groups.index("/v1/realtime:"))], re.MULTILINE
+        )
     )
     assert "--realtime-idle-timeout" in flags
     assert {flag for flag in flags if f"`{flag}`" not in told} == set()

@@ -117,7 +117,8 @@ from pathlib import Path
 from omni_server.cli.process import return_freed_memory
 
 def resident_mib():
-    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS")]
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (line,) = [line for line in lines if line.startswith("VmRSS")]
     return int(line.split()[1]) // 1024
 
 return_freed_memory()

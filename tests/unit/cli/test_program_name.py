@@ -80,7 +80,8 @@ def test_without_an_installed_program_it_is_the_module(
 def test_a_folder_that_was_removed_under_the_user_is_no_obstacle(checkout: Path, tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
-    words = f"import sys; sys.argv = [{sys.argv[0]!r}]; from omni_server.command_line import program; print(program())"
+    words = f"import sys; sys.argv = [{sys.argv[0]!r}]; "
+    words += "from omni_server.command_line import program; print(program())"
     script = f"cd '{gone}' && rmdir '{gone}' && exec \"$0\" -c \"$1\""
     finished = subprocess.run(
         ["bash", "-c", script, sys.executable, words],
