@@ -101,25 +101,18 @@ def pipeline_text(
     return generate_latest(registry)
 
 
+@dataclass(frozen=True, eq=False)  # a key of the registry's
 class _Pipeline(Collector):
-    def __init__(
-        self,
-        model_name: str,
-        ar_stages: Mapping[str, ArStageMetrics],
-        active: Mapping[str, int],
-        queues: Mapping[tuple[str, str], QueueLevel],
-        stages: Mapping[str, StageLevel],
-    ) -> None:
-        self._labels = {name: (model_name, _ENGINE, name) for name in ar_stages}
-        self._ar_stages = ar_stages
-        self._active = active
-        self._queues = queues
-        self._stages = stages
+    model_name: str
+    ar_stages: Mapping[str, ArStageMetrics]
+    active: Mapping[str, int]
+    queues: Mapping[tuple[str, str], QueueLevel]
+    stages: Mapping[str, StageLevel]
 
     def collect(self) -> Iterator[Metric]:
         yield from self._stage_families()
         active = GaugeMetricFamily("omni_active_requests", "Unfinished requests per stage.", labels=["stage"])
-        for name, count in self._active.items():
+        for name, count in self.active.items():
             active.add_metric([name], count)
         yield active
         is_up = GaugeMetricFamily(
@@ -133,7 +126,7 @@ class _Pipeline(Collector):
             "Requests that failed because a stage's data was corrupt, by kind of corruption.",
             labels=["stage", "kind"],
         )
-        for name, level in self._stages.items():
+        for name, level in self.stages.items():
             is_up.add_metric([name], float(level.is_up))
             restarts.add_metric([name], level.num_restarts)
             for kind, count in level.num_corrupt.items():
@@ -142,7 +135,7 @@ class _Pipeline(Collector):
         yield from self._queue_families()
 
     def _stage_families(self) -> Iterator[Metric]:
-        stages = [(self._labels[name], stage) for name, stage in self._ar_stages.items()]
+        stages = [((self.model_name, _ENGINE, name), stage) for name, stage in self.ar_stages.items()]
         for name, text, value in _GAUGES:
             gauge = GaugeMetricFamily(name, text, labels=_LABELS)
             for labels, stage in stages:
@@ -183,7 +176,7 @@ class _Pipeline(Collector):
             "Steps of the producer whose rows went through the queue.",
             labels=labels,
         )
-        for edge, level in self._queues.items():
+        for edge, level in self.queues.items():
             slots.add_metric(edge, level.capacity)
             in_use.add_metric(edge, level.in_use)
             published.add_metric(edge, level.published)
