@@ -46,7 +46,7 @@ def test_the_answers_text_is_streamed_with_usage_and_has_an_exact_length(name: s
     assert not {"audio", "voice", "stage_sampling", "sampling_params_list"} & asked.keys()
 
 
-def test_sound_travels_as_a_part_of_the_message() -> None:
+def test_audio_travels_as_a_part_of_the_message() -> None:
     asked = body(OmniServer(), turn=Turn(system="Speak.", text="", wav=b"RIFF"))
 
     assert asked["messages"] == [
@@ -66,7 +66,7 @@ def test_omni_server_is_asked_for_an_exact_number_of_codec_tokens() -> None:
     assert asked["stage_sampling"] == {"talker": {"max_tokens": 250, "min_tokens": 250, "ignore_eos": True}}
 
 
-def test_omni_server_sends_transcript_and_sound_in_delta_audio() -> None:
+def test_omni_server_sends_transcript_and_audio_in_delta_audio() -> None:
     adapter = OmniServer()
 
     opening = chunk(
@@ -107,13 +107,13 @@ def test_vllm_omni_sends_a_wav_file_as_content_where_the_modality_is_audio() -> 
     assert read(adapter, chunk({"role": "assistant", "content": ""}, modality="text")) == Delta()
     assert read(adapter, chunk({"content": "Hello"}, modality="text")) == Delta(text="Hello")
     zero: JsonValue = {"prompt_tokens": 60, "completion_tokens": 0, "total_tokens": 60}
-    sound = chunk({"content": wav(6)}, "stop", modality="audio", usage=zero, audio_metadata={"channels": 1})
-    assert read(adapter, sound) == Delta("", b"\x01\x02" * 6, "stop", TokenCounts(prompt=60, text=0))
+    audio = chunk({"content": wav(6)}, "stop", modality="audio", usage=zero, audio_metadata={"channels": 1})
+    assert read(adapter, audio) == Delta("", b"\x01\x02" * 6, "stop", TokenCounts(prompt=60, text=0))
     assert read(adapter, chunk({"content": pcm16(6)}, modality="audio")) == Delta(audio=b"\x01\x02" * 6)
     assert read(adapter, chunk({"content": ""}, modality="audio")) == Delta()
 
 
-def test_vllm_omnis_sound_of_another_rate_is_refused() -> None:
+def test_vllm_omnis_audio_of_another_rate_is_refused() -> None:
     with pytest.raises(StreamError, match="not 24000 Hz mono"):
         read(VllmOmni(), chunk({"content": wav(6, rate=16_000)}, modality="audio"))
 
@@ -130,7 +130,7 @@ def test_plain_vllm_sends_text_as_content() -> None:
     assert read(adapter, end) == Delta(tokens=TokenCounts(prompt=9, text=64))
 
 
-def test_codec_tokens_are_taken_off_where_the_server_counts_text_and_sound_together() -> None:
+def test_codec_tokens_are_taken_off_where_the_server_counts_text_and_audio_together() -> None:
     counted: JsonValue = {
         "choices": [],
         "usage": {
@@ -165,6 +165,6 @@ def test_what_is_not_a_chunk_fails_the_request_with_its_reason(
 
 
 @pytest.mark.parametrize("data", ["AAA", "AA*A", "ä"])
-def test_sound_that_is_not_base64_fails_the_request(data: str) -> None:
+def test_audio_that_is_not_base64_fails_the_request(data: str) -> None:
     with pytest.raises(StreamError, match="not base64"):
         read(OmniServer(), chunk({"audio": {"data": data}}))

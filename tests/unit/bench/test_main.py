@@ -95,7 +95,7 @@ def test_the_same_seed_asks_the_same(start: Start, tmp_path: Path) -> None:
     assert first != other
 
 
-def test_a_pause_in_the_sound_is_an_underrun_and_a_gap(start: Start, tmp_path: Path) -> None:
+def test_a_pause_in_the_audio_is_an_underrun_and_a_gap(start: Start, tmp_path: Path) -> None:
     parts: list[bytes | Pause] = list(WHOLE)
     parts.insert(5, Pause(0.4))  # between the first quarter of 0.8 s and the rest
     server = start(lambda body, number: Reply(tuple(parts)))
@@ -165,7 +165,7 @@ def test_samples_within_the_tolerance_are_accepted(start: Start, tmp_path: Path)
     assert bench(server, tmp_path, *one, "--sample-tolerance", "3")[0] == 0
 
 
-def test_a_plain_text_server_is_measured_without_any_sound(
+def test_a_plain_text_server_is_measured_without_any_audio(
     start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server = start(lambda body, number: Reply(written(8)))

@@ -48,7 +48,7 @@ def test_a_load_generator_that_used_much_of_a_core_says_so() -> None:
     assert lines[-1].startswith("WARNING: the load generator used more than 50% of a core (c=4)")
 
 
-def test_text_alone_has_no_lines_about_sound() -> None:
+def test_text_alone_has_no_lines_about_audio() -> None:
     workload = WORKLOADS["W1"].model_copy(update={"modalities": "text", "codec_tokens": 0})
     text = table(run(level(1, [row(samples=0, ttfa_s=None)]), workload=workload))
 

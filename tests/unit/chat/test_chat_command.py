@@ -54,7 +54,7 @@ def written_answer(*words: str) -> tuple[bytes, ...]:
 
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Start]:
-    """Servers that end with the test. No program that plays sound is found, and no key."""
+    """Servers that end with the test. No program that plays audio is found, and no key."""
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.delenv("OMNI_SERVER_API_KEY", raising=False)
     servers: list[ScriptedServer] = []
@@ -228,7 +228,7 @@ def test_a_recording_alone_is_a_question(start: Start, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["aplay", "paplay", "ffplay", "play"])
-def test_a_program_that_plays_sound_gets_the_samples(
+def test_a_program_that_plays_audio_gets_the_samples(
     start: Start, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server = start(lambda body, number: Reply(spoken_answer("Listen.")))
