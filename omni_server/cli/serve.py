@@ -65,7 +65,7 @@ def serve(options: ServeOptions) -> int:
     set_up_logging(options.log_level, options.log_format)
     if options.api.uds is None and not options.api.api_keys and not is_loopback(options.api.host):
         logger.warning("no --api-key is set: everybody who reaches %s can use this server", options.api.host)
-    check_address(options.api)  # before what takes seconds
+    check_address(options.api)  # before the steps that take seconds
     out = Printer()
     on_progress: Callable[[str], None] = (
         partial(logger.info, "%s") if options.log_format == "json" else progress_printer(out)
@@ -88,7 +88,7 @@ def _run(
     out: Printer,
 ) -> int:
     _load_vllm(config, on_progress)
-    # Of this process only: engines, which have been left a copy of it, see to their own.
+    # Engines are forked from a copy of this process that was made before; they do the same for themselves.
     redirect_native_stderr()
     return_freed_memory()
     from omni_server.api.server import run_server
@@ -128,7 +128,7 @@ def _run(
 
 
 def _load_vllm(config: StageConfig, on_progress: Callable[[str], None]) -> None:
-    """Import it, and leave a copy of this process for the engines to be forked from."""
+    """Import it, and fork a copy of this process from which engines are forked."""
     set_engine_environment(config)
     family = load_family(config.model_family)
     with _announced("importing PyTorch and vLLM", on_progress):
@@ -138,7 +138,7 @@ def _load_vllm(config: StageConfig, on_progress: Callable[[str], None]) -> None:
 
 @contextlib.contextmanager
 def _announced(what: str, on_progress: Callable[[str], None]) -> Iterator[None]:
-    """Says `what` is going on, again and again while the block lasts."""
+    """Reports `what` as progress, repeatedly until the end of the block."""
     is_over = threading.Event()
 
     def repeat() -> None:
@@ -152,7 +152,7 @@ def _announced(what: str, on_progress: Callable[[str], None]) -> Iterator[None]:
         yield
     finally:
         is_over.set()
-        thread.join()  # the process is to have one thread afterwards
+        thread.join()  # the process must have one thread when it is forked
 
 
 def _stage_config(options: ServeOptions, on_progress: Callable[[str], None]) -> StageConfig:
@@ -169,7 +169,7 @@ def _stage_config(options: ServeOptions, on_progress: Callable[[str], None]) -> 
 
 
 def _chosen_config(options: ServeOptions, on_progress: Callable[[str], None]) -> StageConfig:
-    """Before the weights of a model on the hub are downloaded: its small files tell whether it can run."""
+    """From the small files of a model on the hub: its weights are downloaded only if it can run."""
     folder = resolve_model_folder(
         options.model, revision=options.revision, needs_weights=False, on_progress=on_progress
     )
@@ -197,7 +197,7 @@ def _named_config(options: ServeOptions, on_progress: Callable[[str], None]) -> 
 
 
 def ready_message(address: str, model: ModelInfo) -> str:
-    """`address` is where the server is reached: a URL, or `unix:` and the path of a socket."""
+    """`address` of the server: a URL, or `unix:` and the path of a socket."""
     lines = [
         "",
         "Ready.",
@@ -218,7 +218,7 @@ def ready_message(address: str, model: ModelInfo) -> str:
 
 
 def curl_example(address: str, model: ModelInfo) -> str:
-    """A shell command that asks the server one question and, where it speaks, writes answer.wav."""
+    """A shell command that asks the server one question and, if it speaks, writes answer.wav."""
     body: dict[str, object] = {"model": model.name}
     if model.voices:
         body |= {"modalities": ["text", "audio"], "audio": {"voice": model.default_voice, "format": "wav"}}

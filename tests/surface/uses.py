@@ -22,6 +22,7 @@ class Use:
     symbol: Symbol | None  # None: vLLM has the module or the class, but not the name in it
     has_moved: bool = False
     is_public: bool = False  # of what `vllm.__all__` names
+    calls_super: bool = False  # an override that extends vLLM's method, and does not replace it
 
     def signature(self) -> list[str]:
         node = None if self.symbol is None else self.symbol.node
@@ -128,7 +129,10 @@ class Reader:
             self._turn,
         )
         is_public = symbol is not None and self._is_public(symbol)
-        self.uses[place] = Use(shown or (symbol.name if symbol else name), kind, symbol, moved, is_public)
+        calls_super = kind == "overrides" and f"super().{name}(" in ast.unparse(node)
+        self.uses[place] = Use(
+            shown or (symbol.name if symbol else name), kind, symbol, moved, is_public, calls_super
+        )
 
     def _is_public(self, symbol: Symbol) -> bool:
         first, *members = symbol.path.split(".")
@@ -250,6 +254,7 @@ def used(ours: Iterable[Path], vllm: Path, at_run_time: Mapping[str, list[str]])
 class Change:
     status: str
     details: tuple[str, ...] = ()
+    diff: tuple[str, ...] = ()  # of a method's body
 
 
 def change(before: Use | None, after: Use | None) -> Change | None:
@@ -272,7 +277,8 @@ def change(before: Use | None, after: Use | None) -> Change | None:
     if old != new:
         return Change("changed", tuple(differences or [f"order: {', '.join(new)}"]))
     if before.kind == "overrides" and before.body() != after.body():
-        lines = list(difflib.ndiff(before.body(), after.body()))
+        lines = list(difflib.unified_diff(before.body(), after.body(), n=1, lineterm=""))[2:]
         removed, added = (sum(line.startswith(sign) for line in lines) for sign in "-+")
-        return Change("rewritten", (f"lines of its body: -{removed} +{added}",))
+        role = "ours calls it" if before.calls_super else "ours replaces it"
+        return Change("rewritten", (f"{role}; lines of its body: -{removed} +{added}",), tuple(lines))
     return None

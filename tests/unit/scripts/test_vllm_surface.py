@@ -89,6 +89,7 @@ def surface(
     *replacements: tuple[str, str, str],
     more: dict[str, str] | None = None,
     ours: dict[str, str] = OURS,
+    flags: tuple[str, ...] = (),
 ) -> tuple[int, list[str], str]:
     """Exit code, lines and standard error for a release whose files differ from `VLLM` by `replacements` and
     `more`."""
@@ -99,7 +100,7 @@ def surface(
         release[file] = release[file].replace(old, new)
     other = written(tmp_path / "other" / "vllm", release)
     command = [sys.executable, SURFACE, other, "--base", base, "--ours", written(tmp_path / "ours", ours)]
-    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    finished = subprocess.run([*command, *flags], capture_output=True, text=True, check=False)
     return finished.returncode, finished.stdout.split("\n"), finished.stderr
 
 
@@ -233,7 +234,20 @@ def test_an_overridden_method_that_does_something_else_now_is_told(tmp_path: Pat
     assert lines[1:-3] == [
         "ours.engine",
         "  rewritten vllm.engine.core.Engine.step  (overrides; line 9)",
-        "            lines of its body: -1 +2",
+        "            ours calls it; lines of its body: -1 +2",
+    ]
+
+
+def test_how_its_body_has_changed_is_printed_on_demand(tmp_path: Path) -> None:
+    _, lines, _ = surface(
+        tmp_path,
+        ("engine/core.py", "def step(self, count: int) -> Output: ...", STEP_WITH_BODY),
+        flags=("--diff",),
+    )
+    assert [line.strip() for line in lines[5:8]] == [
+        "-...",
+        "+self.outputs.clear()",
+        "+return Output([count])",
     ]
 
 
