@@ -5,9 +5,8 @@ import os
 import sys
 from pathlib import Path
 
-from omni_server.cli.flags import positive_count
 from omni_server.client import DEFAULT_URL
-from omni_server.command_line import program
+from omni_server.command_line import positive_count, program
 
 API_KEY_VARIABLE = "OMNI_SERVER_API_KEY"
 

@@ -5,7 +5,8 @@ import re
 import sys
 
 from omni_server.api.config import ApiConfig
-from omni_server.cli.flags import add_placement_flags, add_quantization_flag, port, refuse_contradictions
+from omni_server.cli.placement_flags import add_placement_flags, add_quantization_flag, refuse_contradictions
+from omni_server.command_line import port
 from omni_server.config.load import find_stage_config
 from omni_server.model_folder import EXAMPLE_MODEL
 

@@ -16,7 +16,7 @@ from omni_server.api.local_only import is_loopback
 from omni_server.audio.formats import AUDIO_FORMATS
 from omni_server.check.default_config import default_stage_config, describe
 from omni_server.check.machine import refuse_cuda_build_without_gpu
-from omni_server.cli.flags import refuse_contradictions
+from omni_server.cli.placement_flags import refuse_contradictions
 from omni_server.cli.process import (
     Printer,
     drop_unwritable_output,

@@ -12,17 +12,8 @@ from omni_server.api.config import ApiConfig
 from omni_server.api.cors import CorsRules
 from omni_server.api.tls import TlsFiles
 from omni_server.check.placement import Quantization
-from omni_server.cli.flags import (
-    add_placement_flags,
-    add_quantization_flag,
-    count,
-    port,
-    positive_count,
-    seconds,
-    seconds_or_zero,
-    size,
-    words,
-)
+from omni_server.cli.placement_flags import add_placement_flags, add_quantization_flag
+from omni_server.command_line import count, port, positive_count, seconds, seconds_or_zero, size, words
 from omni_server.errors import ConfigError
 from omni_server.log_format import LOG_FORMATS, LogFormat
 from omni_server.media.limits import MediaLimits

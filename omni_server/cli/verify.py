@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from omni_server.cli.flags import add_placement_flags, seconds
+from omni_server.cli.placement_flags import add_placement_flags
 from omni_server.cli.process import complain, progress_printer
+from omni_server.command_line import seconds
 from omni_server.model_folder import EXAMPLE_MODEL
 
 DEFAULT_TIMEOUT_S = 1800.0

@@ -158,14 +158,22 @@ def test_config_list_names_every_shipped_config(capsys: pytest.CaptureFixture[st
     assert listed == [[name, str(path)] for name, path in shipped_configs().items()]
 
 
-def test_help_needs_neither_torch_nor_vllm() -> None:
+@pytest.mark.parametrize(
+    ("command", "unwanted"),
+    [
+        ("serve", {"torch", "transformers", "vllm"}),
+        ("bench", {"aiohttp", "numpy", "omni_server.api", "pydantic"}),
+        ("chat", {"aiohttp", "numpy", "omni_server.api", "pydantic"}),
+    ],
+)
+def test_help_imports_little(command: str, unwanted: set[str]) -> None:
     program = (
         "import sys\n"
         "from omni_server.cli.main import main\n"
         "try:\n"
-        "    main(['serve', '--help'])\n"
+        f"    main(['{command}', '--help'])\n"
         "except SystemExit:\n"
-        "    sys.stderr.write(str(sorted({'torch', 'transformers', 'vllm'} & sys.modules.keys())))\n"
+        f"    sys.stderr.write(str(sorted({unwanted} & sys.modules.keys())))\n"
     )
     finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
