@@ -5,6 +5,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TextIO
 
 import numpy as np
@@ -79,6 +80,13 @@ class Progress:
     in_flight: int = 0
     peak_in_flight: int = 0
 
+    async def count(self, answer: Coroutine[None, None, RequestRow]) -> None:
+        """Awaits it. A request that is cancelled stays in flight: it counts as unfinished."""
+        self.in_flight += 1
+        self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
+        self.rows.append(await answer)
+        self.in_flight -= 1
+
     @contextlib.asynccontextmanager
     async def shown(self, label: str, out: TextIO) -> AsyncIterator[None]:
         """Within the block, writes to `out` now and then: on a terminal one line that changes, elsewhere line
@@ -117,14 +125,13 @@ async def closed_loop(
     requests: Sequence[PreparedRequest], concurrency: int, send: Send, progress: Progress, stop: asyncio.Event
 ) -> Level:
     """`concurrency` clients start together; each sends its share of the requests one after another."""
-    level = _RunningLevel(send, progress)
 
-    async def client(share: Sequence[PreparedRequest]) -> None:
+    async def client(share: Sequence[PreparedRequest], began_s: float) -> None:
         for request in share:
-            await level.send(request)
+            await progress.count(send(request, began_s))
 
-    clients = [client(requests[first::concurrency]) for first in range(concurrency)]
-    return await level.run("closed", concurrency, clients, stop)
+    clients = [partial(client, requests[first::concurrency]) for first in range(concurrency)]
+    return await _run("closed", concurrency, clients, progress, stop)
 
 
 async def open_loop(
@@ -136,53 +143,39 @@ async def open_loop(
     stop: asyncio.Event,
 ) -> Level:
     """Sends each request at its time of `arrivals_s`, whether or not earlier ones have been answered."""
-    level = _RunningLevel(send, progress)
 
-    async def caller(request: PreparedRequest, arrival_s: float) -> None:
-        await asyncio.sleep(arrival_s - level.elapsed_s)
-        await level.send(request)
+    async def caller(request: PreparedRequest, arrival_s: float, began_s: float) -> None:
+        await asyncio.sleep(began_s + arrival_s - time.perf_counter())
+        await progress.count(send(request, began_s))
 
-    callers = [caller(request, arrival_s) for request, arrival_s in zip(requests, arrivals_s, strict=True)]
-    return await level.run("open", rate, callers, stop)
+    pairs = zip(requests, arrivals_s, strict=True)
+    callers = [partial(caller, request, arrival_s) for request, arrival_s in pairs]
+    return await _run("open", rate, callers, progress, stop)
 
 
-class _RunningLevel:
-    def __init__(self, send: Send, progress: Progress) -> None:
-        self._send = send
-        self._progress = progress
-        self._began_s = time.perf_counter()
-
-    @property
-    def elapsed_s(self) -> float:
-        return time.perf_counter() - self._began_s
-
-    async def send(self, request: PreparedRequest) -> None:
-        progress = self._progress
-        progress.in_flight += 1
-        progress.peak_in_flight = max(progress.peak_in_flight, progress.in_flight)
-        progress.rows.append(await self._send(request, self._began_s))
-        progress.in_flight -= 1  # not reached by a request that is cancelled: it counts as unfinished
-
-    async def run(
-        self, kind: LoadKind, load: float, callers: Sequence[Coroutine[None, None, None]], stop: asyncio.Event
-    ) -> Level:
-        """Until all callers have finished or `stop` is set, which cancels the others."""
-        cpu_s = time.process_time()
-        self._began_s = time.perf_counter()
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(caller) for caller in callers]
-            stopping = group.create_task(stop.wait())
-            stopping.add_done_callback(lambda _: [task.cancel() for task in tasks])
-            await asyncio.wait(tasks)
-            interrupted = stop.is_set()
-            stopping.cancel()
-        progress = self._progress
-        return Level.of(
-            kind,
-            load,
-            progress.rows,
-            client_cpu_s=time.process_time() - cpu_s,
-            peak_in_flight=progress.peak_in_flight,
-            unfinished=progress.in_flight,
-            interrupted=interrupted,
-        )
+async def _run(
+    kind: LoadKind,
+    load: float,
+    callers: Sequence[Callable[[float], Coroutine[None, None, None]]],
+    progress: Progress,
+    stop: asyncio.Event,
+) -> Level:
+    """Until all callers have finished or `stop` is set, which cancels the others. Each caller is given the
+    time at which the level begins."""
+    cpu_s, began_s = time.process_time(), time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(caller(began_s)) for caller in callers]
+        stopping = group.create_task(stop.wait())
+        stopping.add_done_callback(lambda _: [task.cancel() for task in tasks])
+        await asyncio.wait(tasks)
+        interrupted = stop.is_set()
+        stopping.cancel()
+    return Level.of(
+        kind,
+        load,
+        progress.rows,
+        client_cpu_s=time.process_time() - cpu_s,
+        peak_in_flight=progress.peak_in_flight,
+        unfinished=progress.in_flight,
+        interrupted=interrupted,
+    )
