@@ -14,6 +14,8 @@ from omni_server.bench.workload import SAMPLE_RATE, SAMPLES_PER_CODE
 from omni_server.client.stream import StreamError, stream_events
 
 _BYTES_PER_SAMPLE = 2
+_MAX_FAILURE_CHARS = 220
+"""Of a reason in the results."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ class Client:
             end_s = time.perf_counter()
             answer.check(request)
         except StreamError as error:
-            failure, end_s = str(error), time.perf_counter()
+            failure, end_s = str(error)[:_MAX_FAILURE_CHARS], time.perf_counter()
         except TimeoutError:
             failure, end_s = f"not answered within {self._timeout_s:g} s", time.perf_counter()
         playback = play(answer.arrivals)

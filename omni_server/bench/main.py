@@ -127,8 +127,11 @@ async def _run_levels(plans: Sequence[LevelPlan], factory: RequestFactory, clien
     loop = asyncio.get_running_loop()
 
     def interrupt() -> None:
+        # Blocked meanwhile: asyncio goes back to Python's own handler, which would end the run.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         loop.remove_signal_handler(signal.SIGINT)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         _say("interrupted")
         stop.set()
 

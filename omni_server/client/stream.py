@@ -93,7 +93,7 @@ class Chunk(BaseModel):
             raise StreamError(f"not a chunk of a chat completion: {field}: {first['type']}") from error
         if chunk.error is not None:
             message = chunk.error.message if isinstance(chunk.error, ErrorObject) else chunk.error
-            raise StreamError(f"error in the stream: {message[:200]}")
+            raise StreamError(f"error in the stream: {message}")
         return chunk
 
 
@@ -151,7 +151,7 @@ async def stream_events(
     try:
         async with session.post(url, data=body, headers=headers, timeout=timeout) as response:
             if response.status != 200:
-                raise StreamError(f"HTTP {response.status}: {error_message(await response.read())[:200]}")
+                raise StreamError(f"HTTP {response.status}: {error_message(await response.read())}")
             async for part in response.content.iter_any():
                 arrived_s = time.perf_counter()  # before any parsing, whose time is not the server's
                 for data in parser.feed(part):
@@ -163,7 +163,7 @@ async def stream_events(
     except TimeoutError:
         raise  # some of aiohttp's are client errors as well
     except aiohttp.ClientError as error:
-        raise StreamError(f"the server cannot be reached: {why_unreachable(error)}"[:200]) from error
+        raise StreamError(f"the server cannot be reached: {why_unreachable(error)}") from error
     if not is_done:
         raise StreamError("the stream ended without [DONE]")
 
