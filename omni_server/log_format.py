@@ -1,34 +1,58 @@
-"""Log lines as text or as JSON, of the server process and, through vLLM's logging configuration, of its engines."""
+"""Log lines as text or JSON, of the server process and, through vLLM's logging configuration, of its
+engines."""
 
 import json
 import logging
+import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
 
+LogFormat = Literal["text", "json"]
+LOG_FORMATS: tuple[LogFormat, ...] = ("text", "json")
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+VLLM_JSON_LOGGING = Path(__file__).with_name("json_logging.json")
+"""vLLM's logging configuration for `--log-format json`; engine processes read it as well."""
 
 Field = str | int | float | tuple[float, float]
 
 
+def set_up_logging(level: str, log_format: LogFormat) -> None:
+    """Log to stderr. To be called before vLLM is imported, which reads its logging configuration then.
+
+    The operator's `VLLM_LOGGING_CONFIG_PATH` takes precedence.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(TEXT_FORMAT))
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+    if log_format == "json":
+        os.environ.setdefault("VLLM_LOGGING_CONFIG_PATH", str(VLLM_JSON_LOGGING))
+
+
 class StructuredMessage(ABC):
-    """A message made of fields: `logger.info(message)`. As text it is its summary and the fields as `name=value`."""
+    """A message made of fields: `logger.info(message)`. As text it is its summary and the fields as
+    `name=value`."""
 
     @abstractmethod
     def summary(self) -> str:
-        """What happened, in a few words."""
+        """The event, in a few words."""
 
     @abstractmethod
     def fields(self) -> Mapping[str, Field]:
-        """Names and values, in the order in which they are written. A pair of floats is a beginning and an end."""
+        """Names and values, in the order in which they are logged. A pair of floats is a start and an end."""
 
     def __str__(self) -> str:
-        return " ".join([self.summary(), *(f"{name}={_text(value)}" for name, value in self.fields().items())])
+        return " ".join(
+            [self.summary(), *(f"{name}={_text(value)}" for name, value in self.fields().items())]
+        )
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object on one line: `time` (UTC, RFC 3339), `level`, `logger`, `pid`, `message`, and the fields of a
-    `StructuredMessage`; `exception` holds a traceback."""
+    """One JSON object on one line: `time` (UTC, RFC 3339), `level`, `logger`, `pid`, `message`, and the
+    fields of a `StructuredMessage`; `exception` holds a traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {

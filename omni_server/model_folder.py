@@ -1,5 +1,5 @@
-"""What to serve: from MODEL, a local folder or a Hugging Face hub id, to a folder that holds a complete omni
-checkpoint.
+"""What to serve: a demo model, or MODEL, a local folder or Hugging Face hub id, which becomes a folder that
+holds a complete omni checkpoint; and what the checkpoint's `about.json` says of it.
 
 The hub client reads HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE itself.
 """
@@ -7,7 +7,10 @@ The hub client reads HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE itself.
 import json
 import re
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
+from typing import Annotated
 
 from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import (
@@ -20,20 +23,38 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.utils.tqdm import tqdm
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from omni_server.errors import ConfigError
+from omni_server.types import AboutModel
 
 EXAMPLE_MODEL = "Qwen/Qwen2.5-Omni-7B"
 GPU_CONFIG = "qwen2_5_omni"
 CPU_CONFIG = "qwen2_5_omni.cpu"
 DEMO_CONFIG = "qwen2_5_omni.demo-cpu"
 
-
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.pt"]
 """Configs, tokenizer and voices."""
 _WEIGHTS = ["*.safetensors"]
-"""And not what a repository holds besides: pictures, weights in other formats."""
+"""Not what else a repository may hold: images, weights in other formats."""
+
+
+@dataclass(frozen=True)
+class Demo:
+    """A demo model that is part of the package."""
+
+    package: str
+    folder: str
+    """Of the checkpoint, below the package."""
+    served_name: str
+
+    def path(self) -> Path:
+        return Path(str(files(self.package))) / self.folder
+
+
+DEMOS = {"speaking": Demo("stages.qwen2_5_omni", "speaking_demo", "speaking-demo")}
+DEFAULT_DEMO = "speaking"
 
 
 class HubUnreachableError(ConfigError):
@@ -48,20 +69,23 @@ def resolve_model_folder(
     needs_weights: bool = True,
     on_progress: Callable[[str], None] = lambda line: None,
 ) -> Path:
-    """The folder of the checkpoint that `model` names; downloaded first if it is a hub id that is not in the cache.
-    `architectures` are those that can be served.
+    """The folder of the checkpoint that `model` names; downloads it if it is a hub id that is not in the
+    cache. `architectures` are those that can be served.
 
-    Raises `ConfigError` if there is no such folder or repository, or if what is there is no such checkpoint, and
-    `HubUnreachableError` if a hub id cannot be looked up. `needs_weights=False` (load format `dummy`) accepts a folder
-    without weights.
+    Raises `ConfigError` if there is no such folder or repository, or if it does not hold such a checkpoint,
+    and `HubUnreachableError` if a hub id cannot be looked up. `needs_weights=False` (load format `dummy`)
+    accepts a folder without weights.
     """
     folder = Path(model).expanduser()
     if not folder.is_dir():
         if folder.exists():
-            raise ConfigError(f"MODEL '{model}' is a file; give the folder that holds config.json and the weights")
+            raise ConfigError(
+                f"MODEL '{model}' is a file; give the folder that holds config.json and the weights"
+            )
         if not _HUB_ID.fullmatch(model):
             raise ConfigError(
-                f"MODEL '{model}': no such folder, and not a hub id either (those look like '{EXAMPLE_MODEL}')"
+                f"MODEL '{model}': no such folder, and not a hub id either (those look like "
+                f"'{EXAMPLE_MODEL}')"
             )
         folder = _download(model, revision, _SMALL_FILES + (_WEIGHTS if needs_weights else []), on_progress)
     _check_checkpoint(model, folder, architectures, needs_weights=needs_weights)
@@ -75,7 +99,9 @@ def has_gpu() -> bool:
     return torch.cuda.device_count() > 0
 
 
-def _download(repository: str, revision: str | None, patterns: list[str], on_progress: Callable[[str], None]) -> Path:
+def _download(
+    repository: str, revision: str | None, patterns: list[str], on_progress: Callable[[str], None]
+) -> Path:
     tqdm.monitor_interval = 0  # its thread would stay, and engines are forked from a process with one thread
     name = repository if revision is None else f"{repository} (revision {revision})"
     on_progress(f"looking up {name} in {constants.HF_HUB_CACHE}")
@@ -84,17 +110,20 @@ def _download(repository: str, revision: str | None, patterns: list[str], on_pro
         return Path(snapshot_download(repository, revision=revision, allow_patterns=patterns))
     except GatedRepoError as error:
         raise ConfigError(
-            f"MODEL '{name}' asks its users to accept a licence: accept it on the model's page and set HF_TOKEN"
+            f"MODEL '{name}' asks its users to accept a licence: accept it on the model's page and set "
+            "HF_TOKEN"
         ) from error
     except RevisionNotFoundError as error:
         raise ConfigError(f"MODEL '{repository}' has no revision '{revision}'") from error
     except RepositoryNotFoundError as error:
         raise ConfigError(
-            f"MODEL '{name}': no such folder here and no such repository on the hub; check the spelling, and set "
-            "HF_TOKEN if it is private"
+            f"MODEL '{name}': no such folder here and no such repository on the hub; check the spelling, "
+            "and set HF_TOKEN if it is private"
         ) from error
     except IncompleteSnapshotError as error:
-        raise HubUnreachableError(f"MODEL '{name}' is in the cache in part only: {_why_unreachable()}") from error
+        raise HubUnreachableError(
+            f"MODEL '{name}' is in the cache in part only: {_why_unreachable()}"
+        ) from error
     except LocalEntryNotFoundError as error:
         raise HubUnreachableError(
             f"MODEL '{name}' is not in the cache {constants.HF_HUB_CACHE}: {_why_unreachable()}"
@@ -107,7 +136,9 @@ def _download(repository: str, revision: str | None, patterns: list[str], on_pro
 
 def _why_unreachable() -> str:
     if constants.HF_HUB_OFFLINE:
-        return "HF_HUB_OFFLINE is set, so nothing is downloaded; unset it, or set HF_HOME to a cache that has it"
+        return (
+            "HF_HUB_OFFLINE is set, so nothing is downloaded; unset it, or set HF_HOME to a cache that has it"
+        )
     return "the hub cannot be reached; check the network, or give a local folder as MODEL"
 
 
@@ -143,8 +174,8 @@ def _check_weights(model: str, folder: Path) -> None:
     missing = [file for file in files if not (folder / file).is_file()]
     if missing:
         raise ConfigError(
-            f"MODEL '{model}' is incomplete: {len(missing)} of its {len(files)} weight files are missing in {folder}, "
-            f"the first is {missing[0]}"
+            f"MODEL '{model}' is incomplete: {len(missing)} of its {len(files)} weight files are missing in "
+            f"{folder}, the first is {missing[0]}"
         )
 
 
@@ -156,3 +187,34 @@ def _read_json_object(path: Path) -> dict[str, object]:
     if not isinstance(document, dict):
         raise ConfigError(f"{path}: must hold a JSON object")
     return document
+
+
+_Line = Annotated[str, Field(min_length=1, max_length=300, pattern=r"\S")]
+
+
+class _AboutFile(BaseModel):
+    """`about.json`, for example: `{"notice": "This model knows a few sentences only.", "example_prompts":
+    ["What are you?"], "longest_passage": 100}`."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    notice: Annotated[str, Field(min_length=1, max_length=600, pattern=r"\S")] | None = None
+    example_prompts: Annotated[list[_Line], Field(max_length=8)] = []
+    longest_passage: Annotated[int, Field(ge=1)] | None = None
+
+
+def read_about(model_dir: Path) -> AboutModel | None:
+    """What the makers of a checkpoint say about it in `about.json`; None if there is no such file. Raises
+    `ConfigError` if it is invalid."""
+    path = model_dir / "about.json"
+    try:
+        file = _AboutFile.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"{path}: {place + ': ' if place else ''}{first['msg']}") from error
+    return AboutModel(file.notice, tuple(file.example_prompts), file.longest_passage)

@@ -1,8 +1,8 @@
-"""What native libraries write to standard error, as lines of the log: in its format, and not more than a few.
+"""Logs what native libraries write to standard error, in the format of the log and at a limited rate.
 
-C and C++ libraries write to file descriptor 2, past Python's logging. Some write a line for each fault of what a client
-has sent, so that a small request makes megabytes. Here the descriptor becomes a pipe, which a thread reads. The log
-itself and everything else that Python prints go to the real standard error as before.
+C and C++ libraries write to file descriptor 2, bypassing Python's logging. Some write a line for every error
+in a client's input, so that a small request makes megabytes. Here the descriptor becomes a pipe, which a
+thread reads. The log itself and everything else that Python prints go to the real standard error as before.
 """
 
 import atexit
@@ -25,17 +25,17 @@ from omni_server.log_format import TEXT_FORMAT
 logger = logging.getLogger("native")
 
 MAX_LINES = 20
-"""Logged in a period of `PERIOD_S`; of the others the number is."""
+"""Logged per `PERIOD_S`; the others are counted."""
 PERIOD_S = 10.0
 MAX_LINE_CHARS = 500
 _PIPE_BYTES = 1 << 20
-"""As much as Linux allows. What finds the pipe full is lost, and `std::cerr` is silent after that: a library that
-waited for the reader, which needs the interpreter's lock, might itself hold that lock."""
+"""As much as Linux allows. A write to a full pipe is lost, and `std::cerr` is silent after that. It must not
+block: the reader needs the interpreter's lock, which the writing library may hold."""
 _READ_BYTES = 1 << 16
 _PARTIAL_LINE_S = 1.0
-"""A line whose end has not come after this time is logged as it is."""
+"""A line without an end is logged as it is after this time."""
 _LAST_LINES_S = 1.0
-"""At the end of the process, the reader gets this long for what has been written."""
+"""Time for the reader to log the rest at the end of the process."""
 
 _STDERR = 2
 
@@ -57,8 +57,8 @@ _lock = threading.Lock()
 
 
 def redirect_native_stderr() -> None:
-    """Once in each process, after logging was set up; harmless to call again. A process that was forked from one that
-    did starts without. Where `sys.stderr` is not Python's own for descriptor 2, everything stays as it is."""
+    """Call once per process, after logging was set up; further calls do nothing. A forked process does not
+    inherit the redirection. Does nothing if `sys.stderr` is not Python's own for descriptor 2."""
     global _redirection
     with _lock:
         raw = _raw_stderr()
@@ -68,14 +68,14 @@ def redirect_native_stderr() -> None:
             handler = logging.StreamHandler(sys.stderr)
             handler.setFormatter(logging.Formatter(TEXT_FORMAT))
             logger.addHandler(handler)
-        resource_tracker.ensure_running()  # what it says of leaks is no library's
+        resource_tracker.ensure_running()  # its reports of leaks go to the real standard error
         read_end, write_end = os.pipe()
         os.set_blocking(write_end, False)
         with contextlib.suppress(OSError):  # beyond what the system allows its user
             fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         _redirection = _Redirection(raw, os.dup(_STDERR), read_end, write_end)
         _point(raw, _redirection.real)
-        # What a library says when it aborts the process is lost; this tells where it was.
+        # What a library writes when it aborts the process is lost; this shows where it happened.
         faulthandler.enable(file=_redirection.real)
         _redirection.reader = threading.Thread(
             target=_read, args=(read_end, _redirection.is_ending), name="native stderr", daemon=True
@@ -86,8 +86,8 @@ def redirect_native_stderr() -> None:
 
 @contextlib.contextmanager
 def real_stderr() -> Iterator[None]:
-    """For starting programs, which inherit descriptor 2 and have something to say: in the block, it is what it was
-    before `redirect_native_stderr`."""
+    """Within the block, descriptor 2 is what it was before `redirect_native_stderr`: for starting programs,
+    which inherit it."""
     with _lock:
         if _redirection is not None:
             os.dup2(_redirection.real, _STDERR)
@@ -106,7 +106,7 @@ def _raw_stderr() -> io.FileIO | None:
 
 
 def _point(raw: io.FileIO, descriptor: int) -> None:
-    """In place: handlers of the log hold the stream, some of them since before this module was imported."""
+    """In place: log handlers hold the stream, some of them since before this module was imported."""
     raw.__init__(descriptor, "w", closefd=False)  # type: ignore[misc]
 
 
@@ -122,7 +122,7 @@ def _read(read_end: int, is_ending: threading.Event) -> None:
             rest = b""
             continue
         *lines, rest = (rest + os.read(read_end, _READ_BYTES)).split(b"\n")
-        rest = rest[: 4 * MAX_LINE_CHARS]  # more is not shown
+        rest = rest[: 4 * MAX_LINE_CHARS]  # no more is shown; a character takes up to 4 bytes
         log.write(lines)
         if is_ending.is_set() and not poll.poll(0):
             log.write([rest])
@@ -137,7 +137,7 @@ class _LimitedLog:
         self._num_dropped = 0
 
     def wait_s(self) -> float | None:
-        """Until the number of dropped lines is to be told; None if there is none."""
+        """Time until the number of dropped lines is logged; None if there are none."""
         return max(self._period_ends - time.monotonic(), 0.0) if self._num_dropped else None
 
     def write(self, lines: list[bytes]) -> None:
@@ -173,7 +173,7 @@ def _restore(redirection: _Redirection) -> None:
 
 @atexit.register
 def _end() -> None:
-    """What libraries write when Python itself ends goes to the real standard error."""
+    """Libraries write to the real standard error while Python itself ends."""
     global _redirection
     redirection, _redirection = _redirection, None
     if redirection is None:

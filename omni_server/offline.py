@@ -1,4 +1,4 @@
-"""The pipeline for scripts and notebooks, without a server and without an event loop of one's own.
+"""The pipeline for scripts and notebooks, without a server or an event loop.
 
 from omni_server import Omni
 
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class OmniOutput:
-    """A whole answer."""
+    """A complete answer."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -57,17 +57,21 @@ class OmniOutput:
 
 
 class Omni:
-    """Starts the engines in the constructor; `close`, or leaving the `with` block, ends them.
+    """Starts the engines in the constructor; `close`, or the end of a `with` block, stops them.
 
-    Engines are processes of their own: a script that uses this class needs the usual
-    `if __name__ == "__main__":` guard.
+    Engines are separate processes: a script that uses this class needs the usual `if __name__ == "__main__":`
+    guard.
     """
 
     def __init__(
-        self, model: str | Path, *, stage_config: str | Path | StageConfig | None = None, load_format: str = "auto"
+        self,
+        model: str | Path,
+        *,
+        stage_config: str | Path | StageConfig | None = None,
+        load_format: str = "auto",
     ) -> None:
-        """`model` is a folder or a hub id; `stage_config` a file, the name of a shipped config, a config, or None
-        for one that is made for the model and this machine's GPUs.
+        """`model` is a folder or a hub id; `stage_config` is a file, the name of a shipped config, a config,
+        or None for one that is made for the model and the GPUs of this machine.
 
         Raises `ConfigError`.
         """
@@ -118,7 +122,7 @@ class Omni:
         seed: int | None = None,
         timeout_s: float | None = None,
     ) -> AsyncGenerator[OmniEvent, None]:
-        """The same, as events while they come; for use in the caller's own event loop. Leaving early (`aclose`) ends
+        """The same as a stream of events, in the caller's own event loop. Closing it early (`aclose`) aborts
         the request."""
         omni = self._running()
         request = _request(messages, voice, speech, sampling, seed, timeout_s)
@@ -156,7 +160,7 @@ class Omni:
             pumping.cancel()
 
     def close(self) -> None:
-        """End the engines; harmless when already closed."""
+        """Stop the engines; does nothing if already closed."""
         if self._omni is not None:
             omni, self._omni = self._omni, None
             self._wait(omni.stop())
@@ -181,7 +185,7 @@ class Omni:
 
 
 async def collect(omni: AsyncOmni, request: OmniRequest) -> OmniOutput:
-    """The whole answer to one request. Raises `OmniError`."""
+    """The complete answer to one request. Raises `OmniError`."""
     text: list[str] = []
     token_ids: list[int] = []
     codes: list[int] = []

@@ -1,27 +1,21 @@
 """How different servers want to be asked, and how they stream: one class each."""
 
 import base64
-import binascii
 import io
 import json
 import wave
 from dataclasses import dataclass
 from typing import Protocol
 
-from pydantic import JsonValue, ValidationError
+from pydantic import JsonValue
 
-from omni_server.bench.playback import SAMPLE_RATE
-from omni_server.bench.workload import Turn, Workload
-from omni_server.client.chunks import Chunk, ErrorObject
-
-
-class RequestFailedError(Exception):
-    """A request that does not count; the message is the reason, the same for all requests that failed alike."""
+from omni_server.bench.workload import SAMPLE_RATE, Turn, Workload
+from omni_server.client.stream import Chunk, StreamError, base64_decoded
 
 
 @dataclass(frozen=True)
 class TokenCounts:
-    """What the server says it read and wrote; None where it does not say."""
+    """What the server says it read and wrote; None if it does not say."""
 
     prompt: int
     text: int
@@ -56,8 +50,7 @@ class Adapter(Protocol):
         """The JSON to post to `/v1/chat/completions`."""
 
     def read(self, data: bytes) -> Delta:
-        """One event of the stream, except `[DONE]`. Raises `RequestFailedError` for an error that the server reports
-        and for anything that is no chunk."""
+        """One event of the stream, except `[DONE]`. Raises `StreamError` if it is an error or not a chunk."""
 
 
 class OpenAIText:
@@ -67,13 +60,13 @@ class OpenAIText:
         return json.dumps(_text_body(question)).encode()
 
     def read(self, data: bytes) -> Delta:
-        chunk = _parse(data)
-        text = "".join(choice.delta.content or "" for choice in chunk.choices)
-        return Delta(text, b"", _finish_reason(chunk), _token_counts(chunk))
+        chunk = Chunk.parse(data)
+        text = chunk.content
+        return Delta(text, b"", chunk.finish_reason, _token_counts(chunk))
 
 
 class OmniServer:
-    """omni-server, and OpenAI's own shape: sound and its transcript are in `delta.audio`."""
+    """omni-server, and OpenAI's own shape: audio and its transcript are in `delta.audio`."""
 
     def body(self, question: Question) -> bytes:
         body = _text_body(question)
@@ -85,7 +78,7 @@ class OmniServer:
         return json.dumps(body).encode()
 
     def read(self, data: bytes) -> Delta:
-        chunk = _parse(data)
+        chunk = Chunk.parse(data)
         text, audio = "", b""
         for choice in chunk.choices:
             delta = choice.delta
@@ -94,20 +87,21 @@ class OmniServer:
             if delta.audio is not None:
                 text += delta.audio.transcript or ""
                 if delta.audio.data:
-                    audio += _base64_decoded(delta.audio.data)
-        return Delta(text, audio, _finish_reason(chunk), _token_counts(chunk))
+                    audio += delta.audio.samples()
+        return Delta(text, audio, chunk.finish_reason, _token_counts(chunk))
 
 
 class VllmOmni:
-    """vLLM-Omni 0.30: `delta.content` is text or the base64 of a complete WAV file, as `modality` beside `choices`
-    says; the voice is a field of its own; `sampling_params_list` has one entry per stage and replaces the defaults of
-    the stage, so that those of its deploy file for Qwen2.5-Omni are repeated here.
+    """vLLM-Omni 0.30: `delta.content` is text or the base64 of a complete WAV file, as `modality` beside
+    `choices` says; the voice is a field of its own; `sampling_params_list` has one entry per stage and
+    replaces the defaults of the stage, so that those of its deploy file for Qwen2.5-Omni are repeated here.
 
     Written after its source code; the lengths hold as vLLM's `SamplingParams` define them.
     """
 
     _CODEC_END_IDS = range(8194, 8448)
-    """Ids of the talker's vocabulary that are no codes. As stop ids they are barred until `min_tokens` are written."""
+    """Ids of the talker's vocabulary that are no codes. As stop ids they are barred until `min_tokens` are
+    written."""
 
     def body(self, question: Question) -> bytes:
         body = _text_body(question)
@@ -138,15 +132,19 @@ class VllmOmni:
         return json.dumps(body).encode()
 
     def read(self, data: bytes) -> Delta:
-        chunk = _parse(data)
-        content = "".join(choice.delta.content or "" for choice in chunk.choices)
-        finish_reason, tokens = _finish_reason(chunk), _token_counts(chunk)
+        chunk = Chunk.parse(data)
+        content = chunk.content
+        finish_reason, tokens = chunk.finish_reason, _token_counts(chunk)
         if chunk.modality != "audio":
             return Delta(content, b"", finish_reason, tokens)
-        return Delta("", _wav_samples(_base64_decoded(content)) if content else b"", finish_reason, tokens)
+        return Delta("", _wav_samples(base64_decoded(content)) if content else b"", finish_reason, tokens)
 
 
-ADAPTERS: dict[str, Adapter] = {"omni-server": OmniServer(), "vllm-omni": VllmOmni(), "openai-text": OpenAIText()}
+ADAPTERS: dict[str, Adapter] = {
+    "omni-server": OmniServer(),
+    "vllm-omni": VllmOmni(),
+    "openai-text": OpenAIText(),
+}
 
 
 def _text_body(question: Question) -> dict[str, JsonValue]:
@@ -172,23 +170,6 @@ def _exact_length(tokens: int) -> dict[str, JsonValue]:
     return {"max_tokens": tokens, "min_tokens": tokens, "ignore_eos": True}
 
 
-def _parse(data: bytes) -> Chunk:
-    try:
-        chunk = Chunk.model_validate_json(data)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise RequestFailedError(f"no chunk of a chat completion: {field or 'frame'}: {first['type']}") from error
-    if chunk.error is not None:
-        message = chunk.error.message if isinstance(chunk.error, ErrorObject) else chunk.error
-        raise RequestFailedError(f"error in the stream: {message[:200]}")
-    return chunk
-
-
-def _finish_reason(chunk: Chunk) -> str | None:
-    return next((choice.finish_reason for choice in chunk.choices if choice.finish_reason is not None), None)
-
-
 def _token_counts(chunk: Chunk) -> TokenCounts | None:
     usage = chunk.usage
     if usage is None:
@@ -204,13 +185,6 @@ def _token_counts(chunk: Chunk) -> TokenCounts | None:
     return TokenCounts(prompt=usage.prompt_tokens, text=text, cached=cached, codec=codec)
 
 
-def _base64_decoded(text: str) -> bytes:
-    try:
-        return binascii.a2b_base64(text, strict_mode=True)
-    except (binascii.Error, ValueError) as error:
-        raise RequestFailedError("audio that is not base64") from error
-
-
 def _wav_samples(file: bytes) -> bytes:
     """The samples of a WAV file; bytes without a RIFF header are taken for samples."""
     if not file.startswith(b"RIFF"):
@@ -220,7 +194,7 @@ def _wav_samples(file: bytes) -> bytes:
             layout = (reader.getframerate(), reader.getnchannels(), reader.getsampwidth())
             samples = reader.readframes(reader.getnframes())
     except (wave.Error, EOFError) as error:
-        raise RequestFailedError("audio that is no PCM WAV file") from error
+        raise StreamError("audio that is not a PCM WAV file") from error
     if layout != (SAMPLE_RATE, 1, 2):
-        raise RequestFailedError(f"audio that is not {SAMPLE_RATE} Hz mono 16-bit: {layout}")
+        raise StreamError(f"audio that is not {SAMPLE_RATE} Hz mono 16-bit: {layout}")
     return samples

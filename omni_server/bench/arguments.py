@@ -1,5 +1,5 @@
-"""The command line of `omni-server bench` and scripts/bench_serving. Imports the standard library only, so that
-`--help` answers without any environment."""
+"""The command line of `omni-server bench` and scripts/bench_serving. Imports the standard library only, so
+that `--help` answers without any environment."""
 
 import argparse
 import sys
@@ -7,20 +7,22 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
+from omni_server.client import DEFAULT_URL
 from omni_server.command_line import Parser
 
-DESCRIPTION = """\
-Load a server over HTTP, streamed, and measure what its callers would: time to first text (TTFT) and to first sound
-(TTFA), gaps between pieces of sound, seconds that a player which starts at once would have stood still (underrun),
-real-time factor (end-to-end time by duration of the sound), sound and requests per second.
+_DESCRIPTION = """\
+Load a server over HTTP with streamed requests, and measure what its callers would: time to first token (TTFT)
+and to first audio (TTFA), gaps between arrivals of audio, seconds for which a player without a buffer would
+have stalled (underrun), real-time factor (RTF: end-to-end time by duration of the audio), audio and requests
+per second.
 
-Every answer has an exact length, which is checked: a request fails if its status is not 200, its stream breaks, or its
-text tokens or samples are not as many as were asked for. Percentiles are of the requests that did not fail."""
-
-EPILOG = """\
+Every answer has an exact length, which is checked: a request fails if its status is not 200, if its stream
+breaks, or if it has not as many text tokens or samples as it was asked for. Percentiles are of the requests
+that did not fail."""
+_EPILOG = """\
 workloads:
   W1  one sentence, about 60 prompt tokens; 64 text tokens and 250 codec tokens (5.0 s of speech) in answer
-  W2  5.0 s of speech-like sound in place of the sentence, otherwise W1
+  W2  5.0 s of speech-like audio instead of the sentence, otherwise W1
   W3  2,500 prompt tokens; 900 text tokens and 3,500 codec tokens (70 s of speech) in answer
 
 examples:
@@ -34,71 +36,90 @@ examples:
 Exit code: 0, 1 if a request failed, 2 for a wrong command line, 130 after Ctrl-C."""
 
 
-def parser() -> Parser:
-    """The command line of scripts/bench_serving."""
-    parser = Parser(
-        prog=sys.argv[0],
-        description=DESCRIPTION,
-        epilog=EPILOG.format(program=sys.argv[0]),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    add_arguments(parser)
-    return parser
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add all flags; what is parsed with them goes through `check`."""
-    server = parser.add_argument_group("the server")
+def fill(parser: argparse.ArgumentParser, program: str) -> None:
+    """Add the description, the examples (`program` is what to type), and all flags; what is parsed with them
+    goes through `check`."""
+    parser.description = _DESCRIPTION
+    parser.epilog = _EPILOG.format(program=program)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    server = parser.add_argument_group("server")
     server.add_argument(
         "--base-url",
         "--url",
         metavar="URL",
-        default="http://127.0.0.1:8091",
-        help="where the server is, with or without /v1 (default: %(default)s)",
+        default=DEFAULT_URL,
+        help="URL of the server, with or without /v1 (default: %(default)s)",
     )
     server.add_argument(
         "--server",
         choices=("omni-server", "vllm-omni", "openai-text"),
         default="omni-server",
-        help="how it wants to be asked and how it streams: omni-server (also OpenAI's shape; default), vllm-omni, "
-        "openai-text (plain `vllm serve`, text only)",
+        help="kind of server, which decides how it is asked and how it streams: omni-server (also OpenAI's "
+        "format; default), vllm-omni, openai-text (plain `vllm serve`, text only)",
     )
-    server.add_argument("--model", metavar="NAME", help="served name to ask for (default: the first of /v1/models)")
     server.add_argument(
-        "--voice", metavar="NAME", help="of the speech (default: the first that /v1/models lists, else Chelsie)"
+        "--model", metavar="NAME", help="name of the model to ask (default: the first in /v1/models)"
     )
-    server.add_argument("--api-key", metavar="KEY", help="sent as a bearer token")
     server.add_argument(
-        "--timeout", metavar="S", type=_positive(float), default=600.0, help="seconds for one request (default: 600)"
+        "--voice", metavar="NAME", help="voice of the speech (default: the first in /v1/models, else Chelsie)"
+    )
+    server.add_argument("--api-key", metavar="KEY", help="API key, sent as a bearer token")
+    server.add_argument(
+        "--timeout",
+        metavar="S",
+        type=_positive(float),
+        default=600.0,
+        help="seconds that one request may take (default: %(default)g)",
     )
 
-    work = parser.add_argument_group("what is asked")
-    work.add_argument("--workload", choices=("W1", "W2", "W3"), default="W1", help="see below (default: W1)")
+    work = parser.add_argument_group("requests")
     work.add_argument(
-        "--modalities", choices=("text", "text,audio"), metavar="M", help="of the answer: text, or text,audio (default)"
+        "--workload", choices=("W1", "W2", "W3"), default="W1", help="workload, described below (default: W1)"
     )
-    work.add_argument("--prompt-tokens", metavar="N", type=_positive(int), help="of text, approximately")
-    work.add_argument("--audio-seconds", metavar="S", type=_not_negative(float), help="of sound in the question")
-    work.add_argument("--text-tokens", metavar="N", type=_positive(int), help="of the answer, exactly")
     work.add_argument(
-        "--codec-tokens", metavar="N", type=_positive(int), help="of the answer, exactly: 50 are one second"
+        "--modalities",
+        choices=("text", "text,audio"),
+        metavar="M",
+        help="modalities of the answer: text, or text,audio (default)",
+    )
+    work.add_argument(
+        "--prompt-tokens",
+        metavar="N",
+        type=_positive(int),
+        help="approximate number of text tokens in the prompt",
+    )
+    work.add_argument(
+        "--audio-seconds", metavar="S", type=_not_negative(float), help="seconds of audio in the question"
+    )
+    work.add_argument(
+        "--text-tokens", metavar="N", type=_positive(int), help="exact number of text tokens to ask for"
+    )
+    work.add_argument(
+        "--codec-tokens",
+        metavar="N",
+        type=_positive(int),
+        help="exact number of codec tokens to ask for; 50 are one second of speech",
     )
     work.add_argument(
         "--sample-tolerance",
         metavar="N",
         type=_not_negative(int),
         default=0,
-        help="samples by which an answer may be longer or shorter than asked (default: 0)",
+        help="samples by which the audio may be longer or shorter than asked for (default: 0)",
     )
     work.add_argument(
-        "--temperature", metavar="T", type=_not_negative(float), default=0.0, help="of the text (default: 0)"
+        "--temperature",
+        metavar="T",
+        type=_not_negative(float),
+        default=0.0,
+        help="sampling temperature of the text (default: 0)",
     )
     work.add_argument(
         "--seed",
         metavar="N",
         type=_not_negative(int),
-        help="of prompts and arrivals; the same again may be answered from the server's caches (default: a new one)",
+        help="seed of prompts and arrival times; a server may answer a repeated seed from its caches "
+        "(default: random)",
     )
 
     load = parser.add_argument_group("load")
@@ -107,53 +128,63 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--concurrency",
         type=_list_of(_positive(int)),
         metavar="C,C,...",
-        help="closed loop, one level each: so many clients, each of which waits for its answer (default: 1,4)",
+        help="closed loop, one level per value: this many clients, each of which sends its next request "
+        "when the last one is answered (default: 1,4)",
     )
     how.add_argument(
         "--request-rate",
         type=_list_of(_positive(float)),
         metavar="R,R,...",
-        help="open loop, one level each: requests per second, at random times (Poisson)",
+        help="open loop, one level per value: requests per second, arriving at random (Poisson)",
     )
     load.add_argument(
         "--requests-per-client",
         metavar="N",
         type=_positive(int),
         default=4,
-        help="of a closed loop (default: %(default)s)",
+        help="requests of each client in a closed loop (default: %(default)s)",
     )
     load.add_argument(
         "--num-requests",
         metavar="N",
         type=_positive(int),
         default=40,
-        help="at each rate of an open loop (default: %(default)s)",
+        help="requests at each rate of an open loop (default: %(default)s)",
     )
     load.add_argument(
         "--warmup",
         metavar="N",
         type=_not_negative(int),
         default=1,
-        help="requests before each level, not measured (default: 1)",
+        help="requests before each level that are not measured (default: 1)",
     )
 
-    output = parser.add_argument_group("results, besides the table")
-    output.add_argument("--json", type=Path, metavar="FILE", help="everything, each request included")
-    output.add_argument("--plot", type=Path, metavar="FILE.png", help="TTFA and underrun; needs the extra 'bench'")
+    output = parser.add_argument_group("results, in addition to the table")
+    output.add_argument("--json", type=Path, metavar="FILE", help="write all results, per request, as JSON")
+    output.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE.png",
+        help="draw TTFA and underrun by load; needs the extra 'bench'",
+    )
     output.add_argument(
         "--targets",
         type=_target,
         action="append",
         default=[],
         metavar="ttfa=S,S,...",
-        help="draw targets in the plot, one per level; also underrun=S,S,...",
+        help="targets to draw in the plot, one value per level; also underrun=S,S,...",
     )
-    output.add_argument("--compare", type=Path, metavar="FILE", help="print this run beside an earlier one's JSON")
+    output.add_argument(
+        "--compare", type=Path, metavar="FILE", help="print this run beside the JSON of an earlier one"
+    )
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """Exits with code 2 where the arguments are wrong or contradict each other."""
-    command = parser()
+    """The command line of scripts/bench_serving. Exits with code 2 where the arguments are wrong or
+    contradict each other."""
+    command = Parser(prog=sys.argv[0], allow_abbrev=False)
+    fill(command, sys.argv[0])
     options, unknown = command.parse_known_args(arguments)
     if unknown:
         command.error(command.unrecognized(unknown))
@@ -161,7 +192,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def check(command: argparse.ArgumentParser, args: argparse.Namespace) -> argparse.Namespace:
-    """`args` with what follows from them filled in. Exits with code 2, and `command`'s usage, where they contradict
+    """`args` with what follows from them filled in. Exits with code 2 where they contradict
     each other."""
     if args.modalities is None:
         args.modalities = "text" if args.server == "openai-text" else "text,audio"
@@ -170,7 +201,9 @@ def check(command: argparse.ArgumentParser, args: argparse.Namespace) -> argpars
     if args.modalities == "text":
         for name in ("codec_tokens", "plot"):
             if getattr(args, name):
-                command.error(f"--{name.replace('_', '-')} is about speech, which --modalities text does not ask for")
+                command.error(
+                    f"--{name.replace('_', '-')} is about speech, which --modalities text does not ask for"
+                )
     if args.concurrency is None and args.request_rate is None:
         args.concurrency = [1, 4]
     levels = len(args.concurrency or args.request_rate)
@@ -191,9 +224,13 @@ def _not_negative(kind: type[int] | type[float]) -> Callable[[str], float]:
     return _number(kind, "0 or more", lambda value: value >= 0)
 
 
-def _number(kind: type[int] | type[float], bound: str, is_within: Callable[[float], bool]) -> Callable[[str], float]:
+def _number(
+    kind: type[int] | type[float], bound: str, is_within: Callable[[float], bool]
+) -> Callable[[str], float]:
     def convert(text: str) -> float:
-        wanted = f"expected {'an integer' if kind is int else 'a number'}, {bound}: {textwrap.shorten(text, 40)!r}"
+        wanted = (
+            f"expected {'an integer' if kind is int else 'a number'}, {bound}: {textwrap.shorten(text, 40)!r}"
+        )
         try:
             value = kind(text)
         except ValueError as error:
@@ -212,5 +249,7 @@ def _list_of(convert: Callable[[str], float]) -> Callable[[str], list[float]]:
 def _target(text: str) -> tuple[str, list[float]]:
     name, _, values = text.partition("=")
     if name not in ("ttfa", "underrun"):
-        raise argparse.ArgumentTypeError(f"expected ttfa=S,S,... or underrun=S,S,...: {textwrap.shorten(text, 40)!r}")
+        raise argparse.ArgumentTypeError(
+            f"expected ttfa=S,S,... or underrun=S,S,...: {textwrap.shorten(text, 40)!r}"
+        )
     return name, _list_of(_not_negative(float))(values)

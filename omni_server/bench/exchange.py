@@ -1,19 +1,62 @@
-"""One request and its streamed answer, with the times at which the parts arrived."""
+"""One request and its streamed answer: when the parts arrived, and how a player would have played them."""
 
 import time
+from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import aiohttp
 
-from omni_server.bench.adapters import Adapter, Delta, RequestFailedError, TokenCounts
-from omni_server.bench.playback import AudioArrival, gaps, play
+from omni_server.bench.adapters import Adapter, Delta, TokenCounts
 from omni_server.bench.results import RequestRow
-from omni_server.bench.workload import SAMPLES_PER_CODE
-from omni_server.client.chunks import error_message
-from omni_server.client.reach import why_unreachable
-from omni_server.client.sse import EventParser
+from omni_server.bench.workload import SAMPLE_RATE, SAMPLES_PER_CODE
+from omni_server.client.stream import StreamError, stream_events
 
 _BYTES_PER_SAMPLE = 2
+_MAX_FAILURE_CHARS = 220
+"""Of a reason in the results."""
+
+
+@dataclass(frozen=True)
+class AudioArrival:
+    """A part of the audio."""
+
+    time_s: float
+    """When it arrived, in seconds on any one clock."""
+    samples: int
+    """How many, at 24 kHz."""
+
+
+@dataclass(frozen=True)
+class Playback:
+    underrun_s: float
+    """Total time for which the player stalled after it had begun."""
+    stalls: int
+
+
+def play(arrivals: Sequence[AudioArrival]) -> Playback:
+    """A player without a buffer: it begins with the first arrival, stalls whenever it runs out of samples,
+    and goes on with the next arrival. `arrivals` are in order of time and hold at least one sample each."""
+    if not arrivals:
+        return Playback(underrun_s=0.0, stalls=0)
+    # Samples are counted as integers since the last stall: sums of floats would see stalls in a stream
+    # without any.
+    playing_since_s, samples = arrivals[0].time_s, arrivals[0].samples
+    underrun_s, stalls = 0.0, 0
+    for arrival in arrivals[1:]:
+        runs_out_s = playing_since_s + samples / SAMPLE_RATE
+        if arrival.time_s > runs_out_s:
+            underrun_s += arrival.time_s - runs_out_s
+            stalls += 1
+            playing_since_s, samples = arrival.time_s, 0
+        samples += arrival.samples
+    return Playback(underrun_s, stalls)
+
+
+def gaps(arrivals: Sequence[AudioArrival]) -> list[float]:
+    """Seconds between each arrival and the next."""
+    return [later.time_s - earlier.time_s for earlier, later in pairwise(arrivals)]
 
 
 @dataclass(frozen=True)
@@ -28,7 +71,7 @@ class PreparedRequest:
 
 
 @dataclass
-class Answer:
+class _Answer:
     """What has arrived so far; times on the clock of `time.perf_counter`."""
 
     first_text_s: float | None = None
@@ -37,7 +80,6 @@ class Answer:
     audio_bytes: int = 0
     finish_reason: str | None = None
     tokens: TokenCounts | None = None
-    done: bool = False
 
     @property
     def samples(self) -> int:
@@ -55,25 +97,23 @@ class Answer:
                 self.arrivals.append(AudioArrival(now_s, self.samples - before))
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason
-        # Some servers repeat the usage with every chunk, and with zeros on chunks of sound.
+        # Some servers repeat the usage with every chunk, and with zeros on chunks of audio.
         if delta.tokens is not None and (self.tokens is None or delta.tokens.text >= self.tokens.text):
             self.tokens = delta.tokens
 
     def check(self, request: PreparedRequest) -> None:
-        """Raises `RequestFailedError` if this is not the whole answer, exactly as long as it was asked for."""
-        if not self.done:
-            raise RequestFailedError("the stream ended without [DONE]")
+        """Raises `StreamError` if this is not exactly as long as it was asked for."""
         if self.tokens is None:
-            raise RequestFailedError("no usage in the stream")
+            raise StreamError("no usage in the stream")
         if self.tokens.text != request.text_tokens:
-            raise RequestFailedError(f"{self.tokens.text} text tokens instead of {request.text_tokens}")
+            raise StreamError(f"{self.tokens.text} text tokens instead of {request.text_tokens}")
         if self.audio_bytes % _BYTES_PER_SAMPLE:
-            raise RequestFailedError("half a sample at the end of the sound")
+            raise StreamError("half a sample at the end of the audio")
         if abs(self.samples - request.samples) > request.sample_tolerance:
-            raise RequestFailedError(f"{self.samples} samples instead of {request.samples}")
+            raise StreamError(f"{self.samples} samples instead of {request.samples}")
         codec = self.tokens.codec
         if codec is not None and abs(self.samples - codec * SAMPLES_PER_CODE) > request.sample_tolerance:
-            raise RequestFailedError(f"{self.samples} samples, while usage has {codec} codec tokens")
+            raise StreamError(f"{self.samples} samples, while usage has {codec} codec tokens")
 
 
 class Client:
@@ -83,26 +123,24 @@ class Client:
         self._session = session
         self._url = url
         self._adapter = adapter
-        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._timeout_s = timeout_s
 
     async def send(self, request: PreparedRequest, level_began_s: float) -> RequestRow:
         """Failures of the request are in the row. `level_began_s`: on the clock of `time.perf_counter`."""
-        answer = Answer()
+        answer = _Answer()
         failure = None
+        timeout = aiohttp.ClientTimeout(total=self._timeout_s)
         sent_s = time.perf_counter()
         try:
-            await self._exchange(request.body, answer)
+            async with aclosing(stream_events(self._session, self._url, request.body, timeout)) as events:
+                async for data, arrived_s in events:
+                    answer.add(self._adapter.read(data), arrived_s)
             end_s = time.perf_counter()
             answer.check(request)
-        except RequestFailedError as error:
-            failure, end_s = str(error), time.perf_counter()
+        except StreamError as error:
+            failure, end_s = str(error)[:_MAX_FAILURE_CHARS], time.perf_counter()
         except TimeoutError:
             failure, end_s = f"not answered within {self._timeout_s:g} s", time.perf_counter()
-        except aiohttp.ClientPayloadError:
-            failure, end_s = "the stream broke", time.perf_counter()
-        except aiohttp.ClientError as error:
-            failure, end_s = f"the server cannot be reached: {why_unreachable(error)}"[:200], time.perf_counter()
         playback = play(answer.arrivals)
         tokens = answer.tokens
         return RequestRow(
@@ -123,16 +161,3 @@ class Client:
             text_tokens=tokens.text if tokens is not None else None,
             codec_tokens=tokens.codec if tokens is not None else None,
         )
-
-    async def _exchange(self, body: bytes, answer: Answer) -> None:
-        parser = EventParser()
-        async with self._session.post(self._url, data=body, timeout=self._timeout) as response:
-            if response.status != 200:
-                raise RequestFailedError(f"HTTP {response.status}: {error_message(await response.read())[:200]}")
-            async for piece in response.content.iter_any():
-                now_s = time.perf_counter()  # before any parsing, which is not the server's time
-                for data in parser.feed(piece):
-                    if data == b"[DONE]":
-                        answer.done = True
-                    else:
-                        answer.add(self._adapter.read(data), now_s)

@@ -1,22 +1,122 @@
-"""Load levels: who sends when, and what came of it."""
+"""Load levels: which requests are sent when, how far the level is, and its result."""
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TextIO
 
 import numpy as np
 
+from omni_server.bench.adapters import Adapter, Question
 from omni_server.bench.exchange import PreparedRequest
-from omni_server.bench.progress import Progress
-from omni_server.bench.results import Level, LoadKind, RequestRow
+from omni_server.bench.results import Level, LoadKind, RequestRow, level_label
+from omni_server.bench.workload import Workload, make_turn
 
 Send = Callable[[PreparedRequest, float], Coroutine[None, None, RequestRow]]
 """Sends a request; the float is when the level began, on the clock of `time.perf_counter`."""
 
+_TERMINAL_EVERY_S = 0.5
+_FILE_EVERY_S = 10.0
+
+
+@dataclass(frozen=True)
+class LevelPlan:
+    kind: LoadKind
+    load: float
+    """Clients of a closed loop; requests per second of an open one."""
+    requests: int
+    warmup: int
+    number: int
+    """Of the level in its run: prompts of different levels differ."""
+
+    @property
+    def label(self) -> str:
+        return level_label(self.kind, self.load)
+
+    def arrivals_s(self, seed: int) -> list[float]:
+        """Of an open loop; the same for the same seed."""
+        return poisson_arrivals_s(self.load, self.requests, np.random.default_rng([seed, self.number]))
+
+
+@dataclass(frozen=True)
+class RequestFactory:
+    """Builds the requests of a run; the same seed gives the same requests."""
+
+    adapter: Adapter
+    model: str
+    voice: str
+    workload: Workload
+    temperature: float
+    sample_tolerance: int
+    seed: int
+
+    def requests(self, level: LevelPlan) -> tuple[list[PreparedRequest], list[PreparedRequest]]:
+        """Those that warm the server up, and those that are measured; all are built before the first one is
+        sent."""
+        built = [self._request(level.number, index) for index in range(level.warmup + level.requests)]
+        return built[: level.warmup], built[level.warmup :]
+
+    def _request(self, level: int, index: int) -> PreparedRequest:
+        turn = make_turn(self.workload, np.random.default_rng([self.seed, level, index]))
+        question = Question(self.model, self.workload, turn, self.temperature, self.voice)
+        return PreparedRequest(
+            index=index,
+            body=self.adapter.body(question),
+            text_tokens=self.workload.text_tokens,
+            samples=self.workload.expected_samples,
+            sample_tolerance=self.sample_tolerance,
+        )
+
+
+@dataclass
+class Progress:
+    """How far a level is; written by the level that runs."""
+
+    planned: int
+    rows: list[RequestRow] = field(default_factory=list)
+    in_flight: int = 0
+    peak_in_flight: int = 0
+
+    async def count(self, answer: Coroutine[None, None, RequestRow]) -> None:
+        """Awaits it. A request that is cancelled stays in flight: it counts as unfinished."""
+        self.in_flight += 1
+        self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
+        self.rows.append(await answer)
+        self.in_flight -= 1
+
+    @contextlib.asynccontextmanager
+    async def shown(self, label: str, out: TextIO) -> AsyncIterator[None]:
+        """Within the block, writes to `out` now and then: on a terminal one line that changes, elsewhere line
+        after line."""
+        began_s = time.perf_counter()
+        end = "\r" if out.isatty() else "\n"
+
+        def line() -> str:
+            failed = sum(row.failure is not None for row in self.rows)
+            elapsed_s = time.perf_counter() - began_s
+            return f"{label}: {len(self.rows)}/{self.planned} done, {failed} failed, {elapsed_s:.1f} s"
+
+        async def repeat() -> None:
+            while True:
+                await asyncio.sleep(_TERMINAL_EVERY_S if out.isatty() else _FILE_EVERY_S)
+                out.write(line() + end)
+                out.flush()
+
+        task = asyncio.create_task(repeat())
+        try:
+            yield
+        finally:
+            task.cancel()
+            out.write(line() + "\n")
+            out.flush()
+
 
 def poisson_arrivals_s(rate: float, count: int, rng: np.random.Generator) -> list[float]:
-    """When `count` requests arrive that come independently of each other, `rate` per second on average: the first
-    at 0, then after gaps that are exponentially distributed."""
+    """Arrival times of `count` independent requests, `rate` per second on average: the first at 0, the others
+    after exponentially distributed gaps."""
     later: list[float] = np.cumsum(rng.exponential(1 / rate, count - 1)).tolist()
     return [0.0, *later]
 
@@ -25,15 +125,13 @@ async def closed_loop(
     requests: Sequence[PreparedRequest], concurrency: int, send: Send, progress: Progress, stop: asyncio.Event
 ) -> Level:
     """`concurrency` clients start together; each sends its share of the requests one after another."""
-    level = _RunningLevel(send, progress)
 
-    async def client(share: Sequence[PreparedRequest]) -> None:
+    async def client(share: Sequence[PreparedRequest], began_s: float) -> None:
         for request in share:
-            await level.send(request)
+            await progress.count(send(request, began_s))
 
-    return await level.run(
-        "closed", concurrency, [client(requests[first::concurrency]) for first in range(concurrency)], stop
-    )
+    clients = [partial(client, requests[first::concurrency]) for first in range(concurrency)]
+    return await _run("closed", concurrency, clients, progress, stop)
 
 
 async def open_loop(
@@ -45,57 +143,39 @@ async def open_loop(
     stop: asyncio.Event,
 ) -> Level:
     """Sends each request at its time of `arrivals_s`, whether or not earlier ones have been answered."""
-    level = _RunningLevel(send, progress)
 
-    async def caller(request: PreparedRequest, arrival_s: float) -> None:
-        await asyncio.sleep(arrival_s - level.elapsed_s)
-        await level.send(request)
+    async def caller(request: PreparedRequest, arrival_s: float, began_s: float) -> None:
+        await asyncio.sleep(began_s + arrival_s - time.perf_counter())
+        await progress.count(send(request, began_s))
 
-    callers = [caller(request, arrival_s) for request, arrival_s in zip(requests, arrivals_s, strict=True)]
-    return await level.run("open", rate, callers, stop)
+    pairs = zip(requests, arrivals_s, strict=True)
+    callers = [partial(caller, request, arrival_s) for request, arrival_s in pairs]
+    return await _run("open", rate, callers, progress, stop)
 
 
-class _RunningLevel:
-    def __init__(self, send: Send, progress: Progress) -> None:
-        self._send = send
-        self._progress = progress
-        self._began_s = time.perf_counter()
-
-    @property
-    def elapsed_s(self) -> float:
-        return time.perf_counter() - self._began_s
-
-    async def send(self, request: PreparedRequest) -> None:
-        progress = self._progress
-        progress.in_flight += 1
-        progress.peak_in_flight = max(progress.peak_in_flight, progress.in_flight)
-        progress.rows.append(await self._send(request, self._began_s))
-        progress.in_flight -= 1  # not where it was cancelled: then it is unfinished
-
-    async def run(
-        self,
-        kind: LoadKind,
-        load: float,
-        callers: Sequence[Coroutine[None, None, None]],
-        stop: asyncio.Event,
-    ) -> Level:
-        """Until all callers are through, or `stop` is set: then those that are not are cancelled."""
-        cpu_s = time.process_time()
-        self._began_s = time.perf_counter()
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(caller) for caller in callers]
-            stopping = group.create_task(stop.wait())
-            stopping.add_done_callback(lambda _: [task.cancel() for task in tasks])
-            await asyncio.wait(tasks)
-            interrupted = stop.is_set()
-            stopping.cancel()
-        progress = self._progress
-        return Level.of(
-            kind,
-            load,
-            progress.rows,
-            client_cpu_s=time.process_time() - cpu_s,
-            peak_in_flight=progress.peak_in_flight,
-            unfinished=progress.in_flight,
-            interrupted=interrupted,
-        )
+async def _run(
+    kind: LoadKind,
+    load: float,
+    callers: Sequence[Callable[[float], Coroutine[None, None, None]]],
+    progress: Progress,
+    stop: asyncio.Event,
+) -> Level:
+    """Until all callers have finished or `stop` is set, which cancels the others. Each caller is given the
+    time at which the level begins."""
+    cpu_s, began_s = time.process_time(), time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(caller(began_s)) for caller in callers]
+        stopping = group.create_task(stop.wait())
+        stopping.add_done_callback(lambda _: [task.cancel() for task in tasks])
+        await asyncio.wait(tasks)
+        interrupted = stop.is_set()
+        stopping.cancel()
+    return Level.of(
+        kind,
+        load,
+        progress.rows,
+        client_cpu_s=time.process_time() - cpu_s,
+        peak_in_flight=progress.peak_in_flight,
+        unfinished=progress.in_flight,
+        interrupted=interrupted,
+    )

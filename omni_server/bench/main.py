@@ -14,25 +14,24 @@ import aiohttp
 
 from omni_server.bench.adapters import ADAPTERS
 from omni_server.bench.exchange import Client
-from omni_server.bench.host import describe_host
-from omni_server.bench.load import closed_loop, open_loop
-from omni_server.bench.plan import LevelPlan, RequestFactory, plan_levels
+from omni_server.bench.load import LevelPlan, Progress, RequestFactory, closed_loop, open_loop
 from omni_server.bench.plot import plot, require_matplotlib
-from omni_server.bench.progress import Progress, shown
-from omni_server.bench.results import Level, Run, Server, load_run
+from omni_server.bench.results import Host, Level, Run, Server, load_run
 from omni_server.bench.table import comparison, summary, table
 from omni_server.bench.workload import WORKLOADS, Workload
-from omni_server.client.discover import Served, discover
+from omni_server.client.discover import discover
 
 _READ_BUFFER_BYTES = 2**20
 _KEEP_ALIVE_S = 2.0
-"""Less than servers keep idle connections (uvicorn: 5 s), so that no request meets one that is just being closed."""
+"""Less than servers keep idle connections (uvicorn: 5 s), so that no request meets one that is just being
+closed."""
 _INTERRUPTED = 130
 
 
 def run_command(args: argparse.Namespace, command: Sequence[str]) -> int:
-    """The exit code. `args`: from `omni_server.bench.arguments.check`; `command`: the words that were typed. Prints
-    results to stdout and progress to stderr. Raises `ConfigError` before any load for what cannot work."""
+    """The exit code. `args`: from `omni_server.bench.arguments.check`; `command`: the words that were typed.
+    Prints results to stdout and progress to stderr. Raises `ConfigError` before any load for what cannot
+    work."""
     earlier = load_run(args.compare) if args.compare is not None else None
     if args.plot is not None:
         require_matplotlib()
@@ -54,7 +53,8 @@ def chosen_workload(args: argparse.Namespace) -> Workload:
     changes = {
         name: value
         for name, value in vars(args).items()
-        if name in ("modalities", "prompt_tokens", "audio_seconds", "text_tokens", "codec_tokens") and value is not None
+        if name in ("modalities", "prompt_tokens", "audio_seconds", "text_tokens", "codec_tokens")
+        and value is not None
     }
     if args.modalities == "text":
         changes["codec_tokens"] = 0
@@ -62,7 +62,7 @@ def chosen_workload(args: argparse.Namespace) -> Workload:
 
 
 def shown_command(command: Sequence[str]) -> str:
-    """As typed, in shell's quoting, without the key and without the folder of the script."""
+    """As typed, quoted for a shell, without the key and without the folder of the script."""
     words = [Path(command[0]).name, *command[1:]]
     for position, word in enumerate(words):
         if word == "--api-key":
@@ -73,31 +73,27 @@ def shown_command(command: Sequence[str]) -> str:
 
 
 async def _measure(args: argparse.Namespace, command: Sequence[str]) -> Run:
-    host = describe_host()
+    host = Host.this_machine()
     base_url = args.base_url.rstrip("/").removesuffix("/v1")
-    headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+    headers = {"Accept-Encoding": "identity"}
     if args.api_key is not None:
         headers["Authorization"] = f"Bearer {args.api_key}"
     workload = chosen_workload(args)
     seed = args.seed if args.seed is not None else secrets.randbelow(2**31)
     date = datetime.now(UTC).isoformat(timespec="seconds")
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S)
-    async with aiohttp.ClientSession(connector=connector, headers=headers, read_bufsize=_READ_BUFFER_BYTES) as session:
+    async with aiohttp.ClientSession(
+        connector=connector, headers=headers, read_bufsize=_READ_BUFFER_BYTES
+    ) as session:
         served = await discover(session, base_url, args.model, args.voice)
         adapter = ADAPTERS[args.server]
         factory = RequestFactory(
             adapter, served.model, served.voice, workload, args.temperature, args.sample_tolerance, seed
         )
         client = Client(session, f"{base_url}/v1/chat/completions", adapter, args.timeout)
-        plans = plan_levels(
-            concurrency=args.concurrency,
-            request_rate=args.request_rate,
-            requests_per_client=args.requests_per_client,
-            num_requests=args.num_requests,
-            warmup=args.warmup,
-        )
-        _say(f"{workload.name} against {served.model} at {base_url} ({_version(args.server, served)}), seed {seed}")
-        levels = await _run_levels(plans, factory, client)
+        version = f"{args.server} {served.version or ''}".rstrip()
+        _say(f"{workload.name} against {served.model} at {base_url} ({version}), seed {seed}")
+        levels = await _run_levels(_plans(args), factory, client)
     return Run(
         date=date,
         command=shown_command(command),
@@ -110,6 +106,18 @@ async def _measure(args: argparse.Namespace, command: Sequence[str]) -> Run:
     )
 
 
+def _plans(args: argparse.Namespace) -> list[LevelPlan]:
+    if args.concurrency is not None:
+        return [
+            LevelPlan("closed", clients, clients * args.requests_per_client, args.warmup, number)
+            for number, clients in enumerate(args.concurrency)
+        ]
+    return [
+        LevelPlan("open", rate, args.num_requests, args.warmup, number)
+        for number, rate in enumerate(args.request_rate)
+    ]
+
+
 async def _run_levels(plans: Sequence[LevelPlan], factory: RequestFactory, client: Client) -> list[Level]:
     """All levels; after Ctrl-C those that had begun, the last one with what was answered until then.
 
@@ -119,8 +127,11 @@ async def _run_levels(plans: Sequence[LevelPlan], factory: RequestFactory, clien
     loop = asyncio.get_running_loop()
 
     def interrupt() -> None:
+        # Blocked meanwhile: asyncio goes back to Python's own handler, which would end the run.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         loop.remove_signal_handler(signal.SIGINT)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         _say("interrupted")
         stop.set()
 
@@ -134,11 +145,13 @@ async def _run_levels(plans: Sequence[LevelPlan], factory: RequestFactory, clien
             for reason in sorted(set(warm.failures)):
                 _say(f"{plan.label}: a request before the measurement failed: {reason}")
         if stop.is_set():
-            levels.append(Level.of(plan.kind, plan.load, [], client_cpu_s=0.0, peak_in_flight=0, interrupted=True))
+            levels.append(
+                Level.of(plan.kind, plan.load, [], client_cpu_s=0.0, peak_in_flight=0, interrupted=True)
+            )
             break
         _say(f"{plan.label}: {plan.requests} requests{_estimate(plan, levels)}")
         progress = Progress(planned=len(measured))
-        async with shown(plan.label, progress, sys.stderr):
+        async with progress.shown(plan.label, sys.stderr):
             if plan.kind == "closed":
                 level = await closed_loop(measured, int(plan.load), client.send, progress, stop)
             else:
@@ -159,10 +172,6 @@ def _estimate(plan: LevelPlan, levels: Sequence[Level]) -> str:
     if not levels or not levels[-1].requests_per_s:
         return ""
     return f", about {plan.requests / levels[-1].requests_per_s:.0f} s at the rate of {levels[-1].label}"
-
-
-def _version(adapter: str, served: Served) -> str:
-    return f"{adapter} {served.version}" if served.version is not None else adapter
 
 
 def _say(line: str) -> None:

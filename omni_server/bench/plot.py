@@ -1,4 +1,4 @@
-"""TTFA and underrun against the load, as a picture. Needs matplotlib: the optional extra `bench`."""
+"""A plot of TTFA and underrun by load. Needs matplotlib: the extra `bench`."""
 
 import importlib.util
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from omni_server.errors import ConfigError
 
 Target = Literal["ttfa", "underrun"]
 Targets = Mapping[Target, Sequence[float]]
-"""In seconds, one for each load level in order."""
+"""In seconds, one per load level."""
 
 _INK = "#222222"
 _MUTED = "#888888"
@@ -21,7 +21,9 @@ _P99 = "#d95f02"
 def require_matplotlib() -> None:
     """Raises `ConfigError` if it is not installed: before the load, not after it."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib, which the extra 'bench' brings: pip install 'omni-server[bench]'")
+        raise ConfigError(
+            "--plot needs matplotlib, which the extra 'bench' brings: pip install 'omni-server[bench]'"
+        )
 
 
 def plot(run: Run, targets: Targets, file: Path) -> None:
@@ -33,9 +35,13 @@ def plot(run: Run, targets: Targets, file: Path) -> None:
     left, right = figure.subplots(1, 2)
     places = list(range(len(run.levels)))
 
-    def line(axes: Axes, percentiles: Sequence[Percentiles | None], which: Literal["p50", "p99"], colour: str) -> None:
+    def line(
+        axes: Axes, percentiles: Sequence[Percentiles | None], which: Literal["p50", "p99"], colour: str
+    ) -> None:
         above = which == "p99"
-        known = [(place, value) for place, value in zip(places, percentiles, strict=True) if value is not None]
+        known = [
+            (place, value) for place, value in zip(places, percentiles, strict=True) if value is not None
+        ]
         heights = [value.p50 if which == "p50" else value.p99 for _, value in known]
         axes.plot([place for place, _ in known], heights, "o-", color=colour, label=which, markersize=5)
         for (place, _), height in zip(known, heights, strict=True):
@@ -63,7 +69,16 @@ def plot(run: Run, targets: Targets, file: Path) -> None:
     for axes, name, title, target in panels:
         if name in targets:
             wanted = targets[name][: len(places)]  # fewer levels than targets after Ctrl-C
-            axes.plot(places, wanted, "_", color=_INK, markersize=26, markeredgewidth=1.5, label=target, clip_on=False)
+            axes.plot(
+                places,
+                wanted,
+                "_",
+                color=_INK,
+                markersize=26,
+                markeredgewidth=1.5,
+                label=target,
+                clip_on=False,
+            )
         axes.set_title(title, loc="left", fontsize=11, color=_INK)
         axes.set_ylabel("seconds")
         axes.set_xlabel("concurrent requests" if is_closed else "requests per second")
@@ -75,7 +90,8 @@ def plot(run: Run, targets: Targets, file: Path) -> None:
         axes.set_axisbelow(True)
         axes.legend(frameon=False, fontsize=9)
     figure.suptitle(
-        f"{run.workload.name}, {run.server.model}, {run.server.adapter} {run.server.version or ''}, {run.date[:10]}",
+        f"{run.workload.name}, {run.server.model}, {run.server.adapter} {run.server.version or ''}, "
+        f"{run.date[:10]}",
         fontsize=9,
         color=_MUTED,
     )

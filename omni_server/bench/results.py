@@ -1,14 +1,18 @@
-"""What a run found, as it stands in the JSON file. Times in seconds."""
+"""The results of a run, as the JSON file holds them. Times in seconds."""
 
+import os
+import platform
+import re
+import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
+import aiohttp
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from omni_server.bench.playback import SAMPLE_RATE
-from omni_server.bench.workload import Workload
+from omni_server.bench.workload import SAMPLE_RATE, Workload
 from omni_server.errors import ConfigError
 
 LoadKind = Literal["closed", "open"]
@@ -29,16 +33,16 @@ class RequestRow(_Record):
     sent_s: float
     """Since the load level began."""
     failure: str | None
-    """Why the request does not count; what was measured until then is here all the same."""
+    """Why the request does not count; the row holds what was measured until then."""
     ttft_s: float | None
     """To the first text that is not empty; None if there was none."""
     ttfa_s: float | None
-    """To the first sound that is not empty."""
+    """To the first audio that is not empty."""
     end_to_end_s: float
     """To the last byte."""
     text_deltas: int
     audio_gaps_s: list[float]
-    """Between each piece of sound and the next."""
+    """Between each arrival of audio and the next."""
     samples: int
     underrun_s: float
     stalls: int
@@ -54,7 +58,7 @@ class RequestRow(_Record):
 
     @property
     def rtf(self) -> float | None:
-        """Real-time factor: end-to-end time by the duration of the sound."""
+        """Real-time factor: end-to-end time by the duration of the audio."""
         return self.end_to_end_s / self.audio_s if self.samples else None
 
     @property
@@ -70,9 +74,9 @@ class Percentiles(_Record):
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> "Percentiles | None":
-        """numpy's `linear` method: with the values sorted and numbered from 0 to n - 1, percentile q is the value at
-        (n - 1) * q / 100, between two neighbours in proportion. None where no value is known. With few values p99 is
-        close to the largest one."""
+        """numpy's `linear` method: with the values sorted and numbered from 0 to n - 1, percentile q is the
+        value at (n - 1) * q / 100, between two neighbours in proportion. None where no value is known. With
+        few values p99 is close to the largest one."""
         known = [value for value in values if value is not None]
         if not known:
             return None
@@ -81,17 +85,17 @@ class Percentiles(_Record):
 
 
 class Level(_Record):
-    """One load: of `kind` "closed", `load` clients that each send their next request when the last is answered; of
-    "open", requests that arrive at random at `load` per second, however many are under way.
+    """One load: of `kind` "closed", `load` clients that each send their next request when the last is
+    answered; of "open", requests that arrive at random at `load` per second, however many are in flight.
 
-    Percentiles, tokens and sound are those of the requests that did not fail.
+    Percentiles, tokens and audio are those of the requests that did not fail.
     """
 
     kind: LoadKind
     load: float
     interrupted: bool
     unfinished: int
-    """Requests that were under way when the run was interrupted; they are not among the rows."""
+    """Requests in flight when the run was interrupted; they are not among the rows."""
     wall_s: float
     """From the first send to the last byte."""
     peak_in_flight: int
@@ -163,15 +167,35 @@ class Level(_Record):
 
 
 class Host(_Record):
-    """Where the load generator ran."""
+    """The machine on which the load generator runs."""
 
     cpu: str
     cores: int
-    """That the process may use."""
+    """That this process may use."""
     gpus: list[str]
-    """As nvidia-smi tells them; empty where it does not answer."""
+    """As nvidia-smi lists them; empty if it fails."""
     python: str
     aiohttp: str
+
+    @classmethod
+    def this_machine(cls) -> "Host":
+        model = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        return cls(
+            cpu=model[1] if model is not None else platform.machine(),
+            cores=len(os.sched_getaffinity(0)),
+            gpus=_gpus(),
+            python=platform.python_version(),
+            aiohttp=aiohttp.__version__,
+        )
+
+
+def _gpus() -> list[str]:
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, check=True, timeout=30)
+    except (OSError, subprocess.SubprocessError):
+        return []  # without the program, or without a driver
+    return answer.stdout.splitlines()
 
 
 class Server(_Record):
@@ -204,4 +228,4 @@ def load_run(file: Path) -> Run:
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"{file}: no results of scripts/bench_serving: {field}: {first['msg']}") from error
+        raise ConfigError(f"{file}: not the results of a benchmark: {field}: {first['msg']}") from error

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from omni_server.bench.results import Level, Percentiles, Run
 
 BUSY_CORES = 0.5
-"""Above this share of a core the load generator's own delays may show in what it measures."""
+"""Above this share of a core, the load generator's own delays may distort its measurements."""
 
 
 def table(run: Run) -> str:
@@ -19,15 +19,9 @@ def table(run: Run) -> str:
 def summary(level: Level) -> str:
     """The medians of one load level and its throughput, in a line."""
     medians = [
-        f"{name} {_number(percentiles.p50)}{unit}"
-        for name, percentiles, unit in (
-            ("TTFT", level.ttft_s, " s"),
-            ("TTFA", level.ttfa_s, " s"),
-            ("RTF", level.rtf, ""),
-            ("underrun", level.underrun_s, " s"),
-            ("end to end", level.end_to_end_s, " s"),
-        )
-        if percentiles is not None
+        f"{name} {_number(percentiles.p50)}{' s' if unit else ''}"
+        for name, unit, percentiles in _distributions(level)
+        if percentiles is not None and name != "largest gap"
     ]
     parts = [f"median {', '.join(medians)}"] if medians else []
     parts += [f"{_number(level.audio_s_per_s)} audio s/s"] if level.audio_s_per_s else []
@@ -61,6 +55,18 @@ def comparison(run: Run, earlier: Run) -> str:
     return "\n".join(lines)
 
 
+def _distributions(level: Level) -> list[tuple[str, str, Percentiles | None]]:
+    """Name, unit and values, in the order of the table."""
+    return [
+        ("TTFT", "s", level.ttft_s),
+        ("TTFA", "s", level.ttfa_s),
+        ("RTF", "", level.rtf),
+        ("largest gap", "s", level.largest_gap_s),
+        ("underrun", "s", level.underrun_s),
+        ("end to end", "s", level.end_to_end_s),
+    ]
+
+
 def _rows(run: Run) -> list[tuple[str, list[str]]]:
     levels = run.levels
     rows = [
@@ -69,18 +75,12 @@ def _rows(run: Run) -> list[tuple[str, list[str]]]:
     ]
     if any(level.interrupted for level in levels):
         rows.append(("unfinished", [str(level.unfinished) for level in levels]))
-    rows += [
-        ("prompt tokens p50 (cached)", [_prompt(level) for level in levels]),
-        ("TTFT s         p50 p90 p99", [_spread(level.ttft_s) for level in levels]),
-    ]
-    if run.workload.codec_tokens:
-        rows += [
-            ("TTFA s         p50 p90 p99", [_spread(level.ttfa_s) for level in levels]),
-            ("RTF            p50 p90 p99", [_spread(level.rtf) for level in levels]),
-            ("largest gap s  p50 p90 p99", [_spread(level.largest_gap_s) for level in levels]),
-            ("underrun s     p50 p90 p99", [_spread(level.underrun_s) for level in levels]),
-        ]
-    rows.append(("end to end s   p50 p90 p99", [_spread(level.end_to_end_s) for level in levels]))
+    rows.append(("prompt tokens p50 (cached)", [_prompt(level) for level in levels]))
+    for distributions in zip(*(_distributions(level) for level in levels), strict=True):
+        name, unit, _ = distributions[0]
+        if run.workload.codec_tokens or name in ("TTFT", "end to end"):
+            cells = [_spread(percentiles) for _, _, percentiles in distributions]
+            rows.append((f"{f'{name} {unit}':15}p50 p90 p99", cells))
     if run.workload.codec_tokens:
         rows.append(("audio s/s", [_number(level.audio_s_per_s) for level in levels]))
     return [
@@ -92,16 +92,10 @@ def _rows(run: Run) -> list[tuple[str, list[str]]]:
 
 def _figures(level: Level) -> list[tuple[str, float | None]]:
     figures: list[tuple[str, float | None]] = [("failures", len(level.failures))]
-    for name, percentiles in (
-        ("TTFT s", level.ttft_s),
-        ("TTFA s", level.ttfa_s),
-        ("RTF", level.rtf),
-        ("largest gap s", level.largest_gap_s),
-        ("underrun s", level.underrun_s),
-        ("end to end s", level.end_to_end_s),
-    ):
-        figures.append((f"{name} p50", percentiles.p50 if percentiles is not None else None))
-        figures.append((f"{name} p99", percentiles.p99 if percentiles is not None else None))
+    for name, unit, percentiles in _distributions(level):
+        title = f"{name} {unit}".rstrip()
+        figures.append((f"{title} p50", percentiles.p50 if percentiles is not None else None))
+        figures.append((f"{title} p99", percentiles.p99 if percentiles is not None else None))
     return [
         *figures,
         ("audio s/s", level.audio_s_per_s),
@@ -131,7 +125,8 @@ def _effort(levels: Sequence[Level]) -> list[str]:
     lines = [
         "load generator, share of a core: "
         + ", ".join(
-            f"{level.label} {level.client_cores:.0%} (at most {level.peak_in_flight} at once)" for level in levels
+            f"{level.label} {level.client_cores:.0%} (at most {level.peak_in_flight} at once)"
+            for level in levels
         )
     ]
     busy = [level.label for level in levels if level.client_cores > BUSY_CORES and level.requests_per_s]
@@ -170,7 +165,10 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
         "  ".join(
-            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+            [
+                row[0].ljust(widths[0]),
+                *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),
+            ]
         )
         for row in rows
     ]

@@ -1,30 +1,49 @@
-"""What is asked: the workloads W1, W2 and W3, and the single turns of which each consists."""
+"""What is asked: the workloads W1, W2 and W3, the turns of which they consist, and the speech-like audio in
+them."""
 
+import io
+import wave
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict
-
-from omni_server.bench.speech import speech_like, wav_file
 
 WorkloadName = Literal["W1", "W2", "W3"]
 Modalities = Literal["text", "text,audio"]
 
+SAMPLE_RATE = 24_000
+"""Of the answers' audio."""
 SAMPLES_PER_CODE = 480
 """Of Qwen2.5-Omni's code2wav: two mel frames per code, 240 samples per mel frame."""
+QUESTION_SAMPLE_RATE = 16_000
+"""Of the audio in questions."""
 SYSTEM_PROMPT = (
-    "You are Qwen, a virtual human developed by the Qwen Team, Alibaba Group, capable of perceiving auditory and "
-    "visual inputs, as well as generating text and speech."
+    "You are Qwen, a virtual human developed by the Qwen Team, Alibaba Group, capable of perceiving "
+    "auditory and visual inputs, as well as generating text and speech."
 )
 _FIXED_PROMPT_TOKENS = 52
-"""About what the system prompt, the words in front of it and the chat template come to; the sentence is the rest."""
+"""Roughly those of the system prompt, the words in front of it and the chat template; the sentence is the
+rest."""
 _COMMON_WORDS = (
-    "time year people way day man thing woman life child world school state family student group country problem hand "
-    "part place case week company system program question work government number night point home water room mother "
-    "area money story fact month lot right study book eye job word business issue side kind head house service friend "
-    "father power hour game line end member law car city name team minute idea kid body back parent face level office"
+    "time year people way day man thing woman life child world school state family student group country "
+    "problem hand part place case week company system program question work government number night point "
+    "home water room mother area money story fact month lot right study book eye job word business issue "
+    "side kind head house service friend father power hour game line end member law car city name team "
+    "minute idea kid body back parent face level office"
 )
 _WORDS = _COMMON_WORDS.split()
+
+_FORMANTS_HZ = (
+    (700.0, 1200.0, 2600.0),
+    (300.0, 2300.0, 3000.0),
+    (450.0, 800.0, 2600.0),
+    (550.0, 1700.0, 2500.0),
+)
+_FORMANT_WIDTH_HZ = 160.0
+_SYLLABLE_S = 0.22
+_PEAK = 0.5
+_HARMONICS_UP_TO_HZ = 4000.0
 
 
 class Workload(BaseModel):
@@ -35,9 +54,9 @@ class Workload(BaseModel):
     name: WorkloadName
     modalities: Modalities
     prompt_tokens: int
-    """Approximately, in words of which most are one token; sound that is sent comes on top."""
+    """Of the text, approximately: most of its words are one token."""
     audio_seconds: float
-    """Of sound in the question; 0 for none."""
+    """Of audio in the question; 0 for none."""
     text_tokens: int
     codec_tokens: int
     """0 where no speech is asked for."""
@@ -59,27 +78,21 @@ class Turn(BaseModel):
     wav: bytes | None
 
 
+_W1 = Workload(
+    name="W1", modalities="text,audio", prompt_tokens=60, audio_seconds=0, text_tokens=64, codec_tokens=250
+)
 WORKLOADS: dict[WorkloadName, Workload] = {
-    "W1": Workload(
-        name="W1", modalities="text,audio", prompt_tokens=60, audio_seconds=0, text_tokens=64, codec_tokens=250
-    ),
-    "W2": Workload(
-        name="W2",
-        modalities="text,audio",
-        prompt_tokens=_FIXED_PROMPT_TOKENS,
-        audio_seconds=5.0,
-        text_tokens=64,
-        codec_tokens=250,
-    ),
-    "W3": Workload(
-        name="W3", modalities="text,audio", prompt_tokens=2500, audio_seconds=0, text_tokens=900, codec_tokens=3500
+    "W1": _W1,
+    "W2": _W1.model_copy(update={"name": "W2", "prompt_tokens": _FIXED_PROMPT_TOKENS, "audio_seconds": 5.0}),
+    "W3": _W1.model_copy(
+        update={"name": "W3", "prompt_tokens": 2500, "text_tokens": 900, "codec_tokens": 3500}
     ),
 }
 
 
 def make_turn(workload: Workload, rng: np.random.Generator) -> Turn:
-    """A turn that differs from every other one from its first words on, and in its sound, so that no cache of
-    prefixes or of media answers it."""
+    """A turn that differs from every other one from its first words on, and in its audio, so that no prefix
+    cache or media cache can answer it."""
     words = max(workload.prompt_tokens - _FIXED_PROMPT_TOKENS, 0 if workload.audio_seconds else 1)
     tag = " ".join(rng.choice(_WORDS, size=5))
     return Turn(
@@ -87,3 +100,40 @@ def make_turn(workload: Workload, rng: np.random.Generator) -> Turn:
         text=" ".join(rng.choice(_WORDS, size=words)),
         wav=wav_file(speech_like(workload.audio_seconds, rng)) if workload.audio_seconds else None,
     )
+
+
+def speech_like(seconds: float, rng: np.random.Generator) -> npt.NDArray[np.float32]:
+    """Audio that an audio encoder takes for speech, without a recording: harmonics of a wandering pitch under
+    vowel-like formants, about 4.5 syllables per second, with a little breath noise.
+
+    Returns mono float32 [round(seconds * 16000)] within -0.5 to 0.5. The same state of `rng` gives the same
+    samples.
+    """
+    count = round(seconds * QUESTION_SAMPLE_RATE)
+    time_s = np.arange(count) / QUESTION_SAMPLE_RATE
+    syllables = max(1, int(np.ceil(seconds / _SYLLABLE_S)))
+    middles_s = (np.arange(syllables) + 0.5) * _SYLLABLE_S
+    pitch_hz = np.interp(time_s, middles_s, rng.uniform(100.0, 200.0, syllables))
+    vowels = np.array(_FORMANTS_HZ)[rng.integers(len(_FORMANTS_HZ), size=syllables)]
+    formants_hz = [np.interp(time_s, middles_s, vowels[:, formant]) for formant in range(vowels.shape[1])]
+    phase = 2 * np.pi * np.cumsum(pitch_hz) / QUESTION_SAMPLE_RATE
+    voice = np.zeros(count)
+    for harmonic in range(1, int(_HARMONICS_UP_TO_HZ / pitch_hz.min()) + 1):
+        distances = [(harmonic * pitch_hz - formant_hz) / _FORMANT_WIDTH_HZ for formant_hz in formants_hz]
+        gain = np.sum([1 / (1 + distance**2) for distance in distances], axis=0)
+        voice += gain * np.sin(harmonic * phase) / np.sqrt(harmonic)
+    voice += 0.02 * rng.standard_normal(count)
+    loudness = np.interp(time_s, middles_s, rng.uniform(0.2, 1, syllables))
+    voice *= np.sin(np.pi * time_s / _SYLLABLE_S) ** 2 * loudness
+    return (_PEAK * voice / max(np.abs(voice).max(), 1e-9)).astype(np.float32)
+
+
+def wav_file(samples: npt.NDArray[np.float32]) -> bytes:
+    """A mono 16-bit WAV file at 16 kHz of float samples [n] within -1 to 1."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as writer:
+        writer.setnchannels(1)
+        writer.setsampwidth(2)
+        writer.setframerate(QUESTION_SAMPLE_RATE)
+        writer.writeframes(np.round(samples * 32767).astype("<i2").tobytes())
+    return file.getvalue()

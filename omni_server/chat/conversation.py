@@ -1,14 +1,42 @@
-"""What has been said so far, and the request that asks the next question."""
+"""The turns so far, the files that go with a question, and the request that asks the next one."""
 
+import base64
+import mimetypes
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
 
 from pydantic import JsonValue
 
+from omni_server.errors import ConfigError
+
+MediaKind = Literal["audio", "image", "video"]
+
+_INPUT_AUDIO_FORMATS = ("wav", "mp3", "flac", "ogg", "opus", "webm", "m4a", "mp4")
+"""Values of `input_audio.format`; the server detects the format from the bytes in any case."""
+
+
+def media_part(kind: MediaKind, file: Path) -> JsonValue:
+    """The content part that sends `file` inside the request. Raises `ConfigError` if it cannot be read."""
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
+    if not content:
+        raise ConfigError(f"{file} is empty")
+    data = base64.b64encode(content).decode("ascii")
+    suffix = file.suffix.lower().removeprefix(".")
+    if kind == "audio" and suffix in _INPUT_AUDIO_FORMATS:
+        return {"type": "input_audio", "input_audio": {"data": data, "format": suffix}}
+    guessed = mimetypes.guess_type(file.name)[0] or ""
+    mime = guessed if guessed.startswith(f"{kind}/") else f"{kind}/*"
+    return {"type": f"{kind}_url", f"{kind}_url": {"url": f"data:{mime};base64,{data}"}}
+
 
 @dataclass(frozen=True)
-class Asked:
-    """How the answers shall be."""
+class AnswerSettings:
+    """What every request of the conversation asks for."""
 
     model: str
     voice: str | None
@@ -31,17 +59,13 @@ class _Turn:
 class Conversation:
     """A turn enters the history when it has been answered; one that failed leaves nothing."""
 
-    def __init__(self, asked: Asked) -> None:
-        self.asked = asked
+    def __init__(self, settings: AnswerSettings) -> None:
+        self.settings = settings
         self._turns: list[_Turn] = []
-
-    def __len__(self) -> int:
-        """Answered questions."""
-        return len(self._turns)
 
     def use_voice(self, name: str) -> None:
         """From the next answer on."""
-        self.asked = replace(self.asked, voice=name)
+        self.settings = replace(self.settings, voice=name)
 
     def forget(self) -> None:
         """Start anew."""
@@ -52,9 +76,10 @@ class Conversation:
 
         Earlier answers are referred to by their audio's id while the server keeps it, else repeated as text.
         """
+        settings = self.settings
         messages: list[JsonValue] = []
-        if self.asked.system is not None:
-            messages.append({"role": "system", "content": self.asked.system})
+        if settings.system is not None:
+            messages.append({"role": "system", "content": settings.system})
         now = time.time()
         for turn in self._turns:
             messages.append({"role": "user", "content": turn.question})
@@ -63,14 +88,17 @@ class Conversation:
             else:
                 messages.append({"role": "assistant", "content": turn.text})
         messages.append({"role": "user", "content": question})
-        body: dict[str, JsonValue] = {"model": self.asked.model, "messages": messages, "stream": True}
-        if self.asked.voice is not None:
+        body: dict[str, JsonValue] = {"model": settings.model, "messages": messages, "stream": True}
+        if settings.voice is not None:
             body["modalities"] = ["text", "audio"]
-            body["audio"] = {"voice": self.asked.voice, "format": "pcm16"}
-        if self.asked.max_tokens is not None:
-            body["max_tokens"] = self.asked.max_tokens
+            body["audio"] = {"voice": settings.voice, "format": "pcm16"}
+        if settings.max_tokens is not None:
+            body["max_tokens"] = settings.max_tokens
         return body
 
-    def add(self, question: JsonValue, text: str, *, audio_id: str | None = None, expires_at: int = 0) -> None:
-        """`question` has been answered, or in part: then without `audio_id`, which the server does not keep."""
+    def add(
+        self, question: JsonValue, text: str, *, audio_id: str | None = None, expires_at: int = 0
+    ) -> None:
+        """`question` has been answered. In part if there is no `audio_id`: the server does not keep its
+        audio."""
         self._turns.append(_Turn(question, text, audio_id, expires_at))

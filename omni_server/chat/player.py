@@ -1,18 +1,34 @@
-"""Sound out, through whatever program for it is installed."""
+"""Where the audio of answers goes: to an audio player, if one is installed, and to WAV files."""
 
 import asyncio
 import shutil
+import wave
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
+
+from omni_server.chat.answer import SAMPLE_RATE_HZ
+from omni_server.errors import ConfigError
 
 PLAYERS = {
     "aplay": ("-q", "-t", "raw", "-f", "S16_LE", "-r", "24000", "-c", "1", "-"),
     "paplay": ("--raw", "--format=s16le", "--rate=24000", "--channels=1"),
-    # One channel is the default of its reader of samples; how to say so has changed between versions.
-    "ffplay": ("-nodisp", "-autoexit", "-loglevel", "error", "-f", "s16le", "-sample_rate", "24000", "-i", "-"),
+    # One channel is the default of its raw demuxer; the option for it has changed between versions.
+    "ffplay": (
+        "-nodisp",
+        "-autoexit",
+        "-loglevel",
+        "error",
+        "-f",
+        "s16le",
+        "-sample_rate",
+        "24000",
+        "-i",
+        "-",
+    ),
     "play": ("-q", "-t", "raw", "-r", "24000", "-e", "signed", "-b", "16", "-c", "1", "-"),
 }
-"""Programs that play raw 16-bit mono samples at 24 kHz from stdin, the first that is found; `play` is SoX's."""
+"""Programs that play raw 16-bit mono samples at 24 kHz from stdin, by preference; `play` is SoX's."""
 
 
 def find_player() -> tuple[str, ...] | None:
@@ -24,8 +40,8 @@ def find_player() -> tuple[str, ...] | None:
 
 
 class Player:
-    """Plays one answer while it comes. A program that ends by itself is told to `on_failure` once; its sound is
-    lost."""
+    """Plays one answer while it arrives. If the program ends early, calls `on_failure` once and drops the
+    rest."""
 
     def __init__(self, command: tuple[str, ...], on_failure: Callable[[str], None]) -> None:
         self._command = command
@@ -34,7 +50,7 @@ class Player:
         self.has_failed = False
 
     async def write(self, samples: bytes) -> None:
-        """More sound. Never waits for the program: what it has not taken yet is kept."""
+        """Never waits for the program: what it has not read yet is buffered here."""
         if self.has_failed:
             return
         if self._process is None:
@@ -43,7 +59,7 @@ class Player:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,  # a Ctrl-C is ours
+                start_new_session=True,  # Ctrl-C is for this process only
             )
         assert self._process.stdin is not None
         if self._process.returncode is not None:
@@ -64,7 +80,7 @@ class Player:
             await self._fail()
 
     async def stop(self) -> None:
-        """Silence, now."""
+        """Ends playback at once."""
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
             await self._process.wait()
@@ -73,6 +89,36 @@ class Player:
         assert self._process is not None
         assert self._process.stderr is not None
         self.has_failed = True
-        words = (await self._process.stderr.read(1000)).decode(errors="replace").strip().splitlines()
-        reason = words[0] if words else f"exit code {self._process.returncode}"
+        lines = (await self._process.stderr.read(1000)).decode(errors="replace").strip().splitlines()
+        reason = lines[0] if lines else f"exit code {self._process.returncode}"
         self._on_failure(f"{self._command[0]} does not play: {reason}")
+
+
+class Recordings:
+    """Numbered WAV files in a folder; existing files are kept."""
+
+    def __init__(self, folder: Path) -> None:
+        """Makes the folder. Raises `ConfigError` if that fails."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"--save {folder}: cannot be made: {error.strerror}") from error
+        self._folder = folder
+        self._number = 0
+
+    def save(self, samples: bytes) -> Path:
+        """`samples`: 16-bit mono at 24 kHz. Returns the file, or raises `ConfigError`."""
+        while True:
+            self._number += 1
+            path = self._folder / f"answer-{self._number:03}.wav"
+            try:
+                with path.open("xb") as file, wave.open(file, "wb") as writer:
+                    writer.setnchannels(1)
+                    writer.setsampwidth(2)
+                    writer.setframerate(SAMPLE_RATE_HZ)
+                    writer.writeframes(samples)
+            except FileExistsError:
+                continue
+            except OSError as error:
+                raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
+            return path

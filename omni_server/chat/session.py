@@ -1,6 +1,7 @@
-"""From the options to the end of a conversation: who is asked, where questions come from, where answers go."""
+"""A conversation from the options to its end: where questions come from, and how answers are shown."""
 
 import asyncio
+import shlex
 import sys
 from collections.abc import Callable
 from contextlib import aclosing
@@ -10,19 +11,27 @@ from pathlib import Path
 import aiohttp
 from pydantic import JsonValue
 
-from omni_server.chat.answer import AnswerFailedError, Received, ask
-from omni_server.chat.conversation import Asked, Conversation
-from omni_server.chat.media import MediaKind, media_part
-from omni_server.chat.player import PLAYERS, Player, find_player
-from omni_server.chat.recordings import Recordings
+from omni_server.chat.answer import Received, ask
+from omni_server.chat.conversation import AnswerSettings, Conversation, MediaKind, media_part
+from omni_server.chat.player import PLAYERS, Player, Recordings, find_player
 from omni_server.client.discover import discover
+from omni_server.client.stream import StreamError
+from omni_server.errors import ConfigError
 
 _READ_BUFFER_BYTES = 2**20
 _CLOSING_S = 0.02
-"""Connections are closed by the loop, which stands still while the person types: a server would go on with an answer
-that was stopped."""
+"""Connections are closed by the event loop, which does not run while the user types. Without this time for
+it, a server would go on with an answer that was stopped."""
 _CONTROL = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
-"""Signs that a terminal would obey."""
+"""Characters that would control the terminal."""
+_HELP = """\
+A line is a question. Ctrl-C stops an answer; Ctrl-C at the prompt, Ctrl-D or /quit ends.
+  /audio FILE, /image FILE, /video FILE   goes with the next question; an empty line sends it alone
+  /voice NAME                             use another voice
+  /new                                    forget what has been said
+  /help                                   this"""
+
+_MEDIA: dict[str, MediaKind] = {"/audio": "audio", "/image": "image", "/video": "video"}
 
 
 @dataclass(frozen=True)
@@ -59,15 +68,15 @@ class Chat:
     """Parts that go with the next question."""
 
     def answer(self, words: str) -> bool:
-        """Asks, shows and plays the answer; returns whether there was one, in whole. Ctrl-C stops it: raises
-        `KeyboardInterrupt` when all is silent, and keeps what had been said."""
+        """Asks, shows and plays the answer; returns whether it was complete. Ctrl-C stops it: raises
+        `KeyboardInterrupt` when playback has stopped, and keeps what had been said."""
         question: JsonValue = words
         if self.attached:
             question = [*self.attached, {"type": "text", "text": words}] if words else [*self.attached]
         received = Received()
         try:
             self.runner.run(self._answer(question, received))
-        except AnswerFailedError as error:
+        except StreamError as error:
             sys.stdout.write("\n" if received.text else "")
             tell(f"error: {error}")
             return False
@@ -84,9 +93,11 @@ class Chat:
         self.runner.close()
 
     async def _answer(self, question: JsonValue, received: Received) -> None:
-        player = Player(self.player, self._give_player_up) if self.player is not None else None
+        player = Player(self.player, self._give_up_player) if self.player is not None else None
         try:
-            async with aclosing(ask(self.http, self.url, self.conversation.body(question), received)) as pieces:
+            async with aclosing(
+                ask(self.http, self.url, self.conversation.body(question), received)
+            ) as pieces:
                 async for piece in pieces:
                     if piece.text:
                         sys.stdout.write(_shown(piece.text))
@@ -117,9 +128,9 @@ class Chat:
         elif received.text:
             self.conversation.add(question, received.text)
 
-    def _give_player_up(self, reason: str) -> None:
+    def _give_up_player(self, reason: str) -> None:
         self.player = None
-        tell(f"{reason}; going on without sound, --save DIR keeps answers as files")
+        tell(f"{reason}; going on without audio, --save DIR keeps answers as files")
 
 
 def open_chat(options: ChatOptions) -> Chat:
@@ -133,26 +144,28 @@ def open_chat(options: ChatOptions) -> Chat:
         served = runner.run(discover(http, base_url, options.model, options.voice))
         listed = served.voices or ((options.voice,) if options.voice is not None else ())
         voice = served.voice if listed and not options.is_text_only else None
-        asked = Asked(served.model, voice, options.system, options.max_tokens)
+        settings = AnswerSettings(served.model, voice, options.system, options.max_tokens)
         player = find_player() if voice is not None and options.plays else None
     except BaseException:
         runner.run(http.close())
         runner.close()
         raise
-    return Chat(runner, http, f"{base_url}/v1/chat/completions", Conversation(asked), player, recordings, attached)
+    return Chat(
+        runner, http, f"{base_url}/v1/chat/completions", Conversation(settings), player, recordings, attached
+    )
 
 
 def describe(chat: Chat, options: ChatOptions) -> str:
-    """Who is talked to, and what happens to the sound."""
-    asked = chat.conversation.asked
-    words = f"{asked.model} at {chat.url.removesuffix('/v1/chat/completions')}"
-    if asked.voice is None:
+    """Model, server and voice, and what happens to the audio."""
+    settings = chat.conversation.settings
+    words = f"{settings.model} at {chat.url.removesuffix('/v1/chat/completions')}"
+    if settings.voice is None:
         return words + (", text only" if options.is_text_only else ", which answers in text only")
-    words += f", voice {asked.voice}"
+    words += f", voice {settings.voice}"
     if chat.player is not None:
         words += f", played by {Path(chat.player[0]).name}"
     elif options.plays:
-        words += f"; nothing here plays sound (none of {', '.join(PLAYERS)} is installed)"
+        words += f"; no audio player is installed (none of {', '.join(PLAYERS)})"
         words += "" if chat.recordings is not None else ": --save DIR keeps answers as files"
     return words
 
@@ -188,6 +201,53 @@ def converse(chat: Chat, questions: Callable[[], str | None]) -> int:
     return exit_code
 
 
+def talk(chat: Chat) -> int:
+    """Questions and commands from the prompt, until the user ends it. 0, or 130 after Ctrl-C at the
+    prompt."""
+    while True:
+        try:
+            line = input("> ").strip()
+        except EOFError:
+            sys.stdout.write("\n")
+            return 0
+        except KeyboardInterrupt:
+            sys.stdout.write("\n")
+            return 130
+        if line == "/quit":
+            return 0
+        if line.startswith("/"):
+            _run_command(chat, line)
+        elif line or chat.attached:
+            try:
+                chat.answer(line)
+            except KeyboardInterrupt:
+                continue  # the answer has stopped; the conversation goes on
+
+
+def _run_command(chat: Chat, line: str) -> None:
+    command, _, rest = line.partition(" ")
+    try:
+        words = shlex.split(rest)
+    except ValueError as error:
+        tell(f"{command}: {error}")
+        return
+    match command, words:
+        case (("/audio" | "/image" | "/video"), [file]):
+            try:
+                chat.attached.append(media_part(_MEDIA[command], Path(file).expanduser()))
+            except ConfigError as error:
+                tell(f"error: {error}")
+        case "/voice", [name] if chat.conversation.settings.voice is not None:
+            chat.conversation.use_voice(name)
+        case "/new", []:
+            chat.conversation.forget()
+            chat.attached.clear()
+        case "/help", []:
+            tell(_HELP)
+        case _:
+            tell(f"'{line}' is not a command; /help lists them")
+
+
 def _shown(text: str) -> str:
     return text.translate(_CONTROL)
 
@@ -196,6 +256,6 @@ async def _session(api_key: str | None) -> aiohttp.ClientSession:
     headers = {"Accept-Encoding": "identity"}
     if api_key is not None:
         headers["Authorization"] = f"Bearer {api_key}"
-    # One connection for each question: a server closes idle ones, which nobody would notice here while the loop stands.
+    # One connection per question: servers close idle ones, which this loop would not see while it is stopped.
     connector = aiohttp.TCPConnector(force_close=True)
     return aiohttp.ClientSession(headers=headers, read_bufsize=_READ_BUFFER_BYTES, connector=connector)

@@ -1,4 +1,4 @@
-"""The program `omni-server`: a Ctrl-C while Python still imports the commands ends it without a traceback."""
+"""The program `omni-server`. Ctrl-C ends it without a traceback even while Python is still importing."""
 
 import atexit
 import os
@@ -14,7 +14,7 @@ def run() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from omni_server.cli.main import main
 
-    if sys.argv[1:2] != ["serve"]:  # which has its own handlers once there is something to clear away
+    if sys.argv[1:2] != ["serve"]:  # serve installs its own handlers once there is something to clean up
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _end_process(main())
@@ -31,8 +31,8 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 def _end_process(code: int) -> None:
-    """Without taking the interpreter down, which takes seconds where vLLM has been imported, and which threads must not
-    see that were left to themselves when a start was given up."""
+    """Without the interpreter's own shutdown, which takes seconds if vLLM has been imported, and which
+    threads that an aborted start left behind must not see."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     atexit._run_exitfuncs()

@@ -1,32 +1,34 @@
-"""Entry point of the command `omni-server`."""
+"""Entry point of the command `omni-server`. A command's module is imported only when that command is run."""
 
 import argparse
 import sys
 from collections.abc import Callable, Sequence
 
 from omni_server import __version__
-from omni_server.cli import bench_command, chat_command, check_command, config_command, serve, verify
-from omni_server.cli.standard_streams import complain
-from omni_server.command_line import PROGRAM, Parser
-from omni_server.config.stages import ArStage, DiffusionStage
+from omni_server.cli.process import complain
+from omni_server.command_line import PROGRAM, Parser, program
 from omni_server.errors import ConfigError, OmniError
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
+_COMMANDS = {
+    "serve": "serve a model over HTTP",
+    "chat": "talk to a running server in the terminal",
+    "bench": "load a running server and measure what its callers would",
+    "check": "tell whether a model fits this machine, and what to change",
+    "verify": "compare the answers with those of transformers, and write a report",
+    "config": "check, show and list stage configs",
+}
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. 0: done; 1: failed while running; 2: wrong usage, config or model folder."""
-    parser = _build_parser()
     words = sys.argv[1:] if arguments is None else list(arguments)
-    options, unknown = parser.parse_known_args(words)
-    if unknown:
-        command: Parser = options.parser
-        command.error(_stage_field_hint(unknown) or command.unrecognized(unknown))
-    options.words = [parser.prog, *words]
-    run: Callable[[argparse.Namespace], int] = options.run
     try:
+        options = _parsed(words)
+        run: Callable[[argparse.Namespace], int] = options.run
         return run(options)
     except ConfigError as error:
         complain(f"omni-server: error: {error}")
@@ -38,33 +40,82 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
 
 
-def _build_parser() -> argparse.ArgumentParser:
+def _parsed(words: Sequence[str]) -> argparse.Namespace:
+    parser = build_parser(words)
+    options, unknown = parser.parse_known_args(words)
+    if unknown:
+        command: Parser = options.parser
+        command.error(_stage_field_hint(unknown) or command.unrecognized(unknown))
+    options.words = [parser.prog, *words]
+    return options
+
+
+def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
+    """Of all commands, with the flags of those that `words` name."""
     parser: argparse.ArgumentParser = Parser(
         prog=PROGRAM,
-        description="Serve a speech-to-speech model that runs as a chain of stages, with an OpenAI-compatible API.",
-        epilog="COMMAND --help explains each. In this order: check whether a model fits, serve it, chat with it.",
+        description="Serve a speech-to-speech model that runs as a pipeline of stages, with an "
+        "OpenAI-compatible API.",
+        epilog="COMMAND --help explains each. In this order: check whether a model fits, serve it, chat "
+        "with it.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"omni-server {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    serve.add_parser(commands)
-    chat_command.add_parser(commands)
-    bench_command.add_parser(commands)
-    check_command.add_parser(commands)
-    verify.add_parser(commands)
-    config_command.add_parser(commands)
+    for name, help_text in _COMMANDS.items():
+        command = commands.add_parser(name, help=help_text, allow_abbrev=False)
+        if name in words:
+            _fill(name, command)
     return parser
+
+
+def _fill(name: str, parser: argparse.ArgumentParser) -> None:
+    """Description, flags and, as `run`, the function of a command."""
+    match name:
+        case "serve":
+            from omni_server.cli import serve
+
+            serve.fill(parser)
+        case "chat":
+            from omni_server.cli import chat
+
+            chat.fill(parser)
+        case "bench":
+            from omni_server.bench import arguments
+
+            arguments.fill(parser, f"{program()} bench")
+            parser.set_defaults(run=lambda options: _bench(arguments.check(parser, options)))
+        case "check":
+            from omni_server.cli import check
+
+            check.fill(parser)
+        case "verify":
+            from omni_server.cli import verify
+
+            verify.fill(parser)
+        case "config":
+            from omni_server.cli import config
+
+            config.fill(parser)
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from omni_server.bench.main import run_command  # numpy and aiohttp: not for --help
+
+    return run_command(options, options.words)
 
 
 def _stage_field_hint(unknown: Sequence[str]) -> str | None:
     """Users of `vllm serve` set one engine's arguments by flag; here each stage has its own."""
+    from omni_server.config.stages import ArStage, DiffusionStage
+
     fields = ArStage.model_fields.keys() | DiffusionStage.model_fields.keys()
     for argument in unknown:
         field = argument.partition("=")[0].removeprefix("--").replace("-", "_")
         if argument.startswith("--") and field in fields:
             return (
-                f"unrecognized argument {argument}: {field} belongs to a stage; set stages.<name>.{field} in the file "
-                "that --stage-config names"
+                f"unrecognized argument {argument}: {field} belongs to a stage; set stages.<name>.{field} "
+                "in the file that --stage-config names"
             )
     return None
 

@@ -1,4 +1,4 @@
-"""Flags of `serve` and `check` that say where and how a model runs."""
+"""The flags that say where and how a model runs, which several commands have."""
 
 import argparse
 from typing import get_args
@@ -8,28 +8,31 @@ from omni_server.errors import ConfigError
 
 
 def add_placement_flags(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:
-    """Add --stage-config, --cpu and --quantization."""
+    """Add --stage-config and --cpu."""
     parser.add_argument(
         "--stage-config",
         metavar="FILE",
-        help="stage config, or the name of a shipped one (default: one made for this model and the GPUs that there "
-        "are; 'omni-server check' prints it)",
+        help="stage config, or the name of a shipped one (default: one made for this model and the GPUs of "
+        "this machine, which 'omni-server check' prints)",
     )
     parser.add_argument(
         "--cpu", action="store_true", help="run on the CPU; published models run much slower than real time"
     )
+
+
+def add_quantization_flag(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:
     parser.add_argument(
         "--quantization",
         choices=get_args(Quantization),
-        help="precision of the thinker's language model; fp8: made while the weights are loaded; awq, gptq: as its "
-        "checkpoint has it (default: the checkpoint's own)",
+        help="weight precision of the thinker's language model; fp8: quantized while the weights load; awq, "
+        "gptq: as in the checkpoint (default: the checkpoint's own)",
     )
 
 
 def refuse_contradictions(stage_config: str | None, quantization: str | None) -> None:
-    """Raises `ConfigError` for --quantization beside --stage-config."""
+    """Raises `ConfigError` for --quantization together with --stage-config."""
     if stage_config is not None and quantization is not None:
         raise ConfigError(
-            "--quantization says how a stage config is made, and --stage-config names one: set "
+            "--quantization decides how a stage config is made, and --stage-config names one: set "
             "engine_args.quantization of its thinker instead"
         )

@@ -1,177 +1,74 @@
-"""`omni-server serve`: model folder, stage config and flags come together, then the server runs."""
+"""`omni-server serve`: makes the model folder and the stage config ready, then runs the server."""
 
 import argparse
 import asyncio
 import contextlib
+import json
 import logging
+import shlex
 import threading
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from omni_server.api.config import ApiConfig
 from omni_server.api.listener import check_address
 from omni_server.api.local_only import is_loopback
+from omni_server.audio.formats import AUDIO_FORMATS
 from omni_server.check.default_config import default_stage_config, describe
 from omni_server.check.machine import refuse_cuda_build_without_gpu
-from omni_server.check.placement import Quantization
-from omni_server.cli.access_flags import access_settings, add_access_flags
-from omni_server.cli.freed_memory import give_freed_memory_back
-from omni_server.cli.limit_flags import add_limit_flags, limit_settings
-from omni_server.cli.log_setup import LOG_FORMATS, LogFormat, log_progress, set_up_logging
-from omni_server.cli.placement_flags import add_placement_flags, refuse_contradictions
-from omni_server.cli.ready_message import ready_message
-from omni_server.cli.standard_streams import Printer, lose_what_cannot_be_written
-from omni_server.cli.values import port, seconds, seconds_or_zero
+from omni_server.cli.placement_flags import refuse_contradictions
+from omni_server.cli.process import (
+    Printer,
+    drop_unwritable_output,
+    progress_printer,
+    return_freed_memory,
+)
+from omni_server.cli.serve_flags import ServeOptions, add_serve_flags, serve_options
+from omni_server.command_line import program
 from omni_server.config.load import find_stage_config, load_stage_config
 from omni_server.config.stage_config import StageConfig
-from omni_server.demos import DEFAULT_DEMO, DEMOS
 from omni_server.engine import fork_server
 from omni_server.engine.environment import set_engine_environment
 from omni_server.engine.start_progress import LONGEST_SILENCE_S
 from omni_server.errors import ConfigError
 from omni_server.family import load_family, servable_architectures
 from omni_server.generation import Generator
-from omni_server.model_folder import (
-    DEMO_CONFIG,
-    EXAMPLE_MODEL,
-    has_gpu,
-    resolve_model_folder,
-)
+from omni_server.log_format import set_up_logging
+from omni_server.model_folder import DEMO_CONFIG, has_gpu, resolve_model_folder
 from omni_server.native_stderr import redirect_native_stderr
+from omni_server.types import ModelInfo
 
 logger = logging.getLogger(__name__)
 
-LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
-LOAD_FORMATS = ("auto", "safetensors", "dummy")
-
-_DEFAULTS = ApiConfig()
-
-
-@dataclass(frozen=True)
-class ServeOptions:
-    """What the command line asked for."""
-
-    model: str
-    stage_config: str | None
-    use_cpu: bool
-    quantization: Quantization | None
-    served_model_names: tuple[str, ...]
-    """Never empty; the first is what responses report."""
-    revision: str | None
-    load_format: str
-    request_timeout_s: float | None
-    """None: what the stage config says."""
-    log_level: str
-    log_format: LogFormat
-    api: ApiConfig
+_SAVE_AUDIO = (
+    "import base64, json, sys; a = json.load(sys.stdin)['choices'][0]['message']['audio']; "
+    "open('answer.wav', 'wb').write(base64.b64decode(a['data'])); print('answer.wav:', a['transcript'])"
+)
+_PRINT_TEXT = "import json, sys; print(json.load(sys.stdin)['choices'][0]['message']['content'])"
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `serve`; the flags have the names that they have in `vllm serve`."""
-    parser = commands.add_parser(
-        "serve",
-        help="serve a model over HTTP",
-        description="Serve a model over HTTP, with an OpenAI-compatible API.",
-        epilog="What concerns one stage (devices, memory, lengths, batching, sampling, vLLM's engine arguments) is set "
-        "in the stage config; `omni-server config show` prints one. HF_HOME, HF_TOKEN and HF_HUB_OFFLINE are honoured.",
-        allow_abbrev=False,
+def fill(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Serve a model over HTTP, with an OpenAI-compatible API."
+    parser.epilog = (
+        "Everything that concerns one stage (devices, memory, lengths, batching, sampling, vLLM's engine "
+        "arguments) is set in the stage config; `omni-server config show` prints one. HF_HOME, HF_TOKEN and "
+        "HF_HUB_OFFLINE are honoured."
     )
-    model = parser.add_argument_group("model")
-    model.add_argument(
-        "model",
-        metavar="MODEL",
-        nargs="?",
-        help=f"local folder or hub id, such as {EXAMPLE_MODEL} (default: the demo model that comes with the program)",
-    )
-    model.add_argument("--model", metavar="MODEL", dest="model_flag", help="the same as a flag, as vLLM's images do")
-    model.add_argument(
-        "--demo", choices=tuple(DEMOS), help=f"which demo model to serve instead of MODEL (default: {DEFAULT_DEMO})"
-    )
-    add_placement_flags(model)
-    model.add_argument(
-        "--served-model-name",
-        metavar="NAME",
-        nargs="+",
-        help="names that requests may use as `model`; responses report the first (default: MODEL, or speaking-demo "
-        "for the demo model)",
-    )
-    model.add_argument("--revision", help="branch, tag or commit of the hub repository (default: its main branch)")
-    model.add_argument(
-        "--load-format",
-        choices=LOAD_FORMATS,
-        default="auto",
-        help="dummy: random weights, only config and tokenizer are read (default: %(default)s)",
-    )
-    http = parser.add_argument_group("HTTP")
-    http.add_argument(
-        "--host", default=_DEFAULTS.host, help="address to listen on; 0.0.0.0 is all (default: %(default)s)"
-    )
-    http.add_argument(
-        "--port", type=port, default=_DEFAULTS.port, help="0 takes a free one and prints it (default: %(default)s)"
-    )
-    http.add_argument("--uds", metavar="PATH", help="listen on a Unix socket instead of host and port")
-    http.add_argument(
-        "--root-path",
-        metavar="PATH",
-        default=_DEFAULTS.root_path,
-        help="prefix of all paths that a proxy in front adds, as in /omni",
-    )
-    http.add_argument(
-        "--request-timeout",
-        metavar="SECONDS",
-        type=seconds,
-        help="deadline of a request (default: request_timeout_s of the stage config)",
-    )
-    http.add_argument(
-        "--shutdown-timeout",
-        metavar="SECONDS",
-        type=seconds_or_zero,
-        default=_DEFAULTS.shutdown_timeout_s,
-        help="after SIGTERM, running requests get this long to finish (default: %(default)g)",
-    )
-    http.add_argument(
-        "--chat-text-in-content",
-        action="store_true",
-        help="chat answers by voice have their text in `content` as well, for clients that show nothing else",
-    )
-    http.add_argument("--disable-fastapi-docs", action="store_true", help="no /docs and /openapi.json")
-    add_access_flags(parser)
-    add_limit_flags(parser)
-    logs = parser.add_argument_group("logs and traces")
-    logs.add_argument(
-        "--log-format",
-        choices=LOG_FORMATS,
-        default="text",
-        help="json: one object on each line, of the engines too (default: %(default)s)",
-    )
-    logs.add_argument("--log-level", choices=LOG_LEVELS, default="info", help="of the server (default: %(default)s)")
-    logs.add_argument(
-        "--uvicorn-log-level",
-        choices=(*LOG_LEVELS, "trace"),
-        default=_DEFAULTS.log_level,
-        help="of the HTTP server (default: %(default)s)",
-    )
-    logs.add_argument("--disable-uvicorn-access-log", action="store_true", help="no line per request")
-    logs.add_argument(
-        "--otlp-traces-endpoint",
-        metavar="URL",
-        help="send OpenTelemetry traces to this collector, over HTTP, as in http://localhost:4318/v1/traces; needs the "
-        "extra otel (default: no traces)",
-    )
-    parser.set_defaults(run=lambda options: serve(_options(parser, options)))
+    add_serve_flags(parser)
+    parser.set_defaults(run=lambda options: serve(serve_options(parser, options)))
 
 
 def serve(options: ServeOptions) -> int:
     """Run until stopped. 0 after a clean shutdown; raises `ConfigError` before anything is served."""
-    lose_what_cannot_be_written()
+    drop_unwritable_output()
     set_up_logging(options.log_level, options.log_format)
     if options.api.uds is None and not options.api.api_keys and not is_loopback(options.api.host):
         logger.warning("no --api-key is set: everybody who reaches %s can use this server", options.api.host)
-    check_address(options.api)  # before what takes seconds
+    check_address(options.api)  # before the steps that take seconds
     out = Printer()
-    on_progress = log_progress if options.log_format == "json" else _progress_printer(out)
+    on_progress: Callable[[str], None] = (
+        partial(logger.info, "%s") if options.log_format == "json" else progress_printer(out)
+    )
     config = _stage_config(options, on_progress)
     model_dir = resolve_model_folder(
         options.model,
@@ -184,12 +81,16 @@ def serve(options: ServeOptions) -> int:
 
 
 def _run(
-    options: ServeOptions, model_dir: Path, config: StageConfig, on_progress: Callable[[str], None], out: Printer
+    options: ServeOptions,
+    model_dir: Path,
+    config: StageConfig,
+    on_progress: Callable[[str], None],
+    out: Printer,
 ) -> int:
     _load_vllm(config, on_progress)
-    # Of this process only: engines, which have been left a copy of it, see to their own.
+    # Engines are forked from a copy of this process that was made before; they do the same for themselves.
     redirect_native_stderr()
-    give_freed_memory_back()
+    return_freed_memory()
     from omni_server.api.server import run_server
     from omni_server.check.damage import explained, refuse_damaged_files
     from omni_server.omni import AsyncOmni
@@ -226,7 +127,7 @@ def _run(
 
 
 def _load_vllm(config: StageConfig, on_progress: Callable[[str], None]) -> None:
-    """Import it, and leave a copy of this process for the engines to be forked from."""
+    """Import it, and fork a copy of this process from which engines are forked."""
     set_engine_environment(config)
     family = load_family(config.model_family)
     with _announced("importing PyTorch and vLLM", on_progress):
@@ -236,7 +137,7 @@ def _load_vllm(config: StageConfig, on_progress: Callable[[str], None]) -> None:
 
 @contextlib.contextmanager
 def _announced(what: str, on_progress: Callable[[str], None]) -> Iterator[None]:
-    """Says `what` is going on, again and again while the block lasts."""
+    """Reports `what` as progress, repeatedly until the end of the block."""
     is_over = threading.Event()
 
     def repeat() -> None:
@@ -250,12 +151,14 @@ def _announced(what: str, on_progress: Callable[[str], None]) -> Iterator[None]:
         yield
     finally:
         is_over.set()
-        thread.join()  # the process is to have one thread afterwards
+        thread.join()  # the process must have one thread when it is forked
 
 
 def _stage_config(options: ServeOptions, on_progress: Callable[[str], None]) -> StageConfig:
     config = (
-        _chosen_config(options, on_progress) if options.stage_config is None else _named_config(options, on_progress)
+        _chosen_config(options, on_progress)
+        if options.stage_config is None
+        else _named_config(options, on_progress)
     )
     if config.platform == "cpu":
         refuse_cuda_build_without_gpu()
@@ -265,7 +168,7 @@ def _stage_config(options: ServeOptions, on_progress: Callable[[str], None]) -> 
 
 
 def _chosen_config(options: ServeOptions, on_progress: Callable[[str], None]) -> StageConfig:
-    """Before the weights of a model on the hub are downloaded: its small files tell whether it can run."""
+    """From the small files of a model on the hub: its weights are downloaded only if it can run."""
     folder = resolve_model_folder(
         options.model,
         architectures=servable_architectures(),
@@ -273,7 +176,9 @@ def _chosen_config(options: ServeOptions, on_progress: Callable[[str], None]) ->
         needs_weights=False,
         on_progress=on_progress,
     )
-    config = default_stage_config(folder, options.model, use_cpu=options.use_cpu, quantization=options.quantization)
+    config = default_stage_config(
+        folder, options.model, use_cpu=options.use_cpu, quantization=options.quantization
+    )
     on_progress(f"stage config made for this machine, {describe(config)}")
     return config
 
@@ -288,62 +193,53 @@ def _named_config(options: ServeOptions, on_progress: Callable[[str], None]) -> 
         raise ConfigError(f"{path}: platform is cuda, which --cpu contradicts")
     if config.platform == "cuda" and not has_gpu():
         raise ConfigError(
-            f"{path}: platform is cuda, but torch finds no NVIDIA GPU here; choose a config with platform cpu, "
-            f"such as {DEMO_CONFIG}"
+            f"{path}: platform is cuda, but torch finds no NVIDIA GPU here; choose a config with platform "
+            f"cpu, such as {DEMO_CONFIG}"
         )
     return config
 
 
-def _options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> ServeOptions:
-    if options.model is not None and options.model_flag is not None:
-        parser.error("MODEL is given twice: as an argument and with --model")
-    model = options.model if options.model is not None else options.model_flag
-    if model == "":
-        parser.error("MODEL is empty")
-    if model is not None and options.demo is not None:
-        parser.error("MODEL and --demo contradict each other: give one of them")
-    if model is None and options.revision is not None:
-        parser.error("--revision needs a MODEL")
-    demo = DEMOS[options.demo or DEFAULT_DEMO]
-    return ServeOptions(
-        model=model or str(demo.path()),
-        stage_config=options.stage_config,
-        use_cpu=options.cpu,
-        quantization=options.quantization,
-        served_model_names=tuple(options.served_model_name or (model or demo.served_name,)),
-        revision=options.revision,
-        load_format=options.load_format,
-        request_timeout_s=options.request_timeout,
-        log_level=options.log_level,
-        log_format=options.log_format,
-        api=replace(
-            limit_settings(access_settings(_DEFAULTS, options), options),
-            host=options.host,
-            port=options.port,
-            uds=options.uds,
-            chat_text_in_content=options.chat_text_in_content,
-            root_path=_root_path(options.root_path),
-            shutdown_timeout_s=options.shutdown_timeout,
-            log_level=options.uvicorn_log_level,
-            access_log=not options.disable_uvicorn_access_log,
-            otlp_traces_endpoint=options.otlp_traces_endpoint,
-            docs=not options.disable_fastapi_docs,
-        ),
+def ready_message(address: str, model: ModelInfo) -> str:
+    """`address` of the server: a URL, or `unix:` and the path of a socket."""
+    lines = [
+        "",
+        "Ready.",
+        f"  URL      {address if _socket_path(address) else f'{address}/v1'}",
+        f"  Model    {', '.join((model.name, *model.aliases))}",
+    ]
+    if _socket_path(address) is None:
+        lines.insert(3, f"  Page     {address}/")
+    if model.voices:
+        lines.append(f"  Voices   {', '.join(_marked_default(model))}")
+        lines.append(f"  Formats  {', '.join(AUDIO_FORMATS)}")
+    else:
+        lines.append("  Voices   none: this deployment answers in text only")
+    lines += ["", "Try it:", "", curl_example(address, model), ""]
+    if _socket_path(address) is None:
+        lines += [f"Or talk to it: {program()} chat --url {address}", ""]
+    return "\n".join(lines)
+
+
+def curl_example(address: str, model: ModelInfo) -> str:
+    """A shell command that asks the server one question and, if it speaks, writes answer.wav."""
+    body: dict[str, object] = {"model": model.name}
+    if model.voices:
+        body |= {"modalities": ["text", "audio"], "audio": {"voice": model.default_voice, "format": "wav"}}
+    body["messages"] = [{"role": "user", "content": "Hello, who are you?"}]
+    path = _socket_path(address)
+    reach = f"--unix-socket {shlex.quote(path)} http://localhost" if path else address
+    program = _SAVE_AUDIO if model.voices else _PRINT_TEXT
+    return (
+        f"curl -sS {reach}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
+        f"  -d {shlex.quote(json.dumps(body))} \\\n"
+        f'  | python3 -c "{program}"'
     )
 
 
-def _root_path(text: str) -> str:
-    """Without the slash at the end, which would double the one that follows."""
-    path = text.rstrip("/")
-    if path and not path.startswith("/"):
-        raise ConfigError(f"--root-path {text!r} must begin with a slash")
-    return path
+def _socket_path(address: str) -> str | None:
+    """The path of a Unix socket, or None if `address` is a URL."""
+    return address.removeprefix("unix:") if address.startswith("unix:") else None
 
 
-def _progress_printer(out: Callable[[str], None]) -> Callable[[str], None]:
-    begin = time.monotonic()
-
-    def print_progress(message: str) -> None:
-        out(f"[{time.monotonic() - begin:6.1f} s] {message}")
-
-    return print_progress
+def _marked_default(model: ModelInfo) -> list[str]:
+    return [f"{voice} (default)" if voice == model.default_voice else voice for voice in model.voices]

@@ -2,3 +2,5 @@
 
 Nothing of the server is imported here: it is known by its answers only.
 """
+
+DEFAULT_URL = "http://127.0.0.1:8091"

@@ -1,12 +1,11 @@
-"""What a server says about itself: its models, voices and version."""
+"""Asks a server for its models, voices and version."""
 
 from dataclasses import dataclass
 
 import aiohttp
 from pydantic import BaseModel, ValidationError
 
-from omni_server.client.chunks import error_message
-from omni_server.client.reach import why_unreachable
+from omni_server.client.stream import error_message, why_unreachable
 from omni_server.command_line import program
 from omni_server.errors import ConfigError
 
@@ -36,7 +35,11 @@ class Served:
 
 
 async def discover(
-    session: aiohttp.ClientSession, base_url: str, model: str | None, voice: str | None, timeout_s: float = 30.0
+    session: aiohttp.ClientSession,
+    base_url: str,
+    model: str | None,
+    voice: str | None,
+    timeout_s: float = 30.0,
 ) -> Served:
     """`model` and `voice` are taken as given; None takes what `/v1/models` lists first. Raises
     `ConfigError` if no server answers there, or one answers with something else."""
@@ -48,12 +51,14 @@ async def discover(
         async with session.get(f"{base_url}/version", timeout=timeout) as response:
             version = _version(await response.read()) if response.status == 200 else None
     except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
-        raise ConfigError(f"'{base_url}' is not the URL of a server, such as http://127.0.0.1:8091") from error
+        raise ConfigError(
+            f"'{base_url}' is not the URL of a server, such as http://127.0.0.1:8091"
+        ) from error
     except (aiohttp.ClientError, TimeoutError) as error:
         raise ConfigError(
             f"no server answers at {base_url} ({why_unreachable(error)}). Is it running? Start one with "
-            f"'{program()} serve MODEL', or with 'scripts/serve' in a checkout for the demo model; --url names "
-            "another address"
+            f"'{program()} serve MODEL', or with 'scripts/serve' in a checkout for the demo model; --url "
+            "names another address"
         ) from error
     if status == 401:
         raise ConfigError(f"{base_url} asks for a key: give one with --api-key")
@@ -70,7 +75,7 @@ async def discover(
         chosen = models[0]
     voices = chosen.voices if chosen is not None else []
     return Served(
-        # A name that is not listed may still be served: the requests will tell.
+        # A name that is not listed may still be served: the requests will show it.
         model=chosen.id if chosen is not None else str(model),
         voice=voice if voice is not None else next(iter(voices), _DEFAULT_VOICE),
         version=version,

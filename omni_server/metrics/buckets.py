@@ -1,11 +1,11 @@
-"""Boundaries of the histograms. Those of vLLM's families are vLLM's own (`vllm.v1.metrics.buckets`), so that its
-dashboards and ours can be laid over each other."""
+"""Bucket boundaries of the histograms. Those of vLLM's metrics are vLLM's own (`vllm.v1.metrics.buckets`), so
+that its dashboards and ours can be compared."""
 
 FIRST_OUTPUT_S = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
     1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
 )  # fmt: skip
-"""Time to first token, text or sound."""
+"""Time to first token or first audio."""
 
 PER_TOKEN_S = (
     0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,

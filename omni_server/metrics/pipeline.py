@@ -1,6 +1,6 @@
-"""What the stages and the queues between them measure, in Prometheus' text format.
+"""Metrics of the stages and the queues between them, in Prometheus' text format.
 
-Autoregressive stages have vLLM's names and labels, with the label `stage` in addition.
+Those of autoregressive stages have vLLM's names and labels, plus the label `stage`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -24,20 +24,20 @@ _GAUGES: tuple[tuple[str, str, Callable[[ArStageMetrics], float]], ...] = (
     ),
     (
         "vllm:num_requests_waiting",
-        "Requests that wait for a place in the stage's batch; reported like vllm:num_requests_running.",
+        "Requests waiting for a slot in the stage's batch; reported like vllm:num_requests_running.",
         lambda stage: stage.num_waiting,
     ),
     (
         "vllm:kv_cache_usage_perc",
-        "Used share of the stage's KV cache, 0 to 1; reported like vllm:num_requests_running.",
+        "Used fraction of the stage's KV cache, 0 to 1; reported like vllm:num_requests_running.",
         lambda stage: stage.kv_cache_usage,
     ),
 )
 _COUNTERS: tuple[tuple[str, str, Callable[[ArStageMetrics], float]], ...] = (
-    ("vllm:prompt_tokens", "Tokens of prompts that the stage has read.", lambda stage: stage.prompt_tokens),
+    ("vllm:prompt_tokens", "Prompt tokens that the stage has processed.", lambda stage: stage.prompt_tokens),
     (
         "vllm:prompt_tokens_cached",
-        "Of vllm:prompt_tokens, those found in the prefix cache.",
+        "Of vllm:prompt_tokens, those that hit the prefix cache.",
         lambda stage: stage.cached_prompt_tokens,
     ),
     (
@@ -49,7 +49,7 @@ _COUNTERS: tuple[tuple[str, str, Callable[[ArStageMetrics], float]], ...] = (
 _HISTOGRAMS: tuple[tuple[str, str, Callable[[ArStageMetrics], Histogram]], ...] = (
     (
         "vllm:time_to_first_token_seconds",
-        "From handing a request to the stage to its first token; empty for a stage that sends tokens in blocks.",
+        "From submission to the stage to the first token; empty for a stage that sends tokens in blocks.",
         lambda stage: stage.first_token_s,
     ),
     (
@@ -59,7 +59,7 @@ _HISTOGRAMS: tuple[tuple[str, str, Callable[[ArStageMetrics], Histogram]], ...] 
     ),
     (
         "vllm:e2e_request_latency_seconds",
-        "From handing a request to the stage to its end, for those that were finished.",
+        "From submission to the stage to the end, of successful requests.",
         lambda stage: stage.request_s,
     ),
 )
@@ -73,18 +73,18 @@ class QueueLevel:
     capacity: int
     in_use: int
     published: int
-    """Steps that went through it since the start."""
+    """Slots written since the start, one per step of the producer."""
 
 
 @dataclass(frozen=True)
 class StageLevel:
-    """How a stage is."""
+    """State of a stage."""
 
     is_up: bool
     num_restarts: int
-    """Begun since the server's start."""
+    """Since the server's start."""
     num_corrupt: Mapping[str, int] = field(default_factory=dict)
-    """Requests that ended because of corrupt data, by what was wrong."""
+    """Requests that failed because of corrupt data, by kind."""
 
 
 def pipeline_text(
@@ -94,44 +94,39 @@ def pipeline_text(
     queues: Mapping[tuple[str, str], QueueLevel],
     stages: Mapping[str, StageLevel],
 ) -> bytes:
-    """`active` holds the unfinished requests of all stages by name, `stages` how they are; `queues` is keyed by the
-    stages that it joins."""
+    """`active` holds the number of unfinished requests per stage; `queues` is keyed by source and target
+    stage."""
     registry = CollectorRegistry()
     registry.register(_Pipeline(model_name, ar_stages, active, queues, stages))
     return generate_latest(registry)
 
 
+@dataclass(frozen=True, eq=False)  # a key of the registry's
 class _Pipeline(Collector):
-    def __init__(
-        self,
-        model_name: str,
-        ar_stages: Mapping[str, ArStageMetrics],
-        active: Mapping[str, int],
-        queues: Mapping[tuple[str, str], QueueLevel],
-        stages: Mapping[str, StageLevel],
-    ) -> None:
-        self._labels = {name: (model_name, _ENGINE, name) for name in ar_stages}
-        self._ar_stages = ar_stages
-        self._active = active
-        self._queues = queues
-        self._stages = stages
+    model_name: str
+    ar_stages: Mapping[str, ArStageMetrics]
+    active: Mapping[str, int]
+    queues: Mapping[tuple[str, str], QueueLevel]
+    stages: Mapping[str, StageLevel]
 
     def collect(self) -> Iterator[Metric]:
         yield from self._stage_families()
-        active = GaugeMetricFamily("omni_active_requests", "Requests that a stage has not finished.", labels=["stage"])
-        for name, count in self._active.items():
+        active = GaugeMetricFamily("omni_active_requests", "Unfinished requests per stage.", labels=["stage"])
+        for name, count in self.active.items():
             active.add_metric([name], count)
         yield active
-        is_up = GaugeMetricFamily("omni_stage_up", "1 while the stage's engine runs, else 0.", labels=["stage"])
+        is_up = GaugeMetricFamily(
+            "omni_stage_up", "1 while the stage's engine runs, else 0.", labels=["stage"]
+        )
         restarts = CounterMetricFamily(
-            "omni_stage_restarts", "Restarts of a stage that were begun, successful or not.", labels=["stage"]
+            "omni_stage_restarts", "Restarts of a stage, successful or not.", labels=["stage"]
         )
         corrupt = CounterMetricFamily(
             "omni_corrupt_data",
-            "Requests that ended because data of a stage could not be right, by what was wrong with it.",
+            "Requests that failed because a stage's data was corrupt, by kind of corruption.",
             labels=["stage", "kind"],
         )
-        for name, level in self._stages.items():
+        for name, level in self.stages.items():
             is_up.add_metric([name], float(level.is_up))
             restarts.add_metric([name], level.num_restarts)
             for kind, count in level.num_corrupt.items():
@@ -140,7 +135,7 @@ class _Pipeline(Collector):
         yield from self._queue_families()
 
     def _stage_families(self) -> Iterator[Metric]:
-        stages = [(self._labels[name], stage) for name, stage in self._ar_stages.items()]
+        stages = [((self.model_name, _ENGINE, name), stage) for name, stage in self.ar_stages.items()]
         for name, text, value in _GAUGES:
             gauge = GaugeMetricFamily(name, text, labels=_LABELS)
             for labels, stage in stages:
@@ -152,7 +147,9 @@ class _Pipeline(Collector):
                 counter.add_metric(labels, value(stage))
             yield counter
         ended = CounterMetricFamily(
-            "vllm:request_success", "Requests that ended, by finish reason.", labels=(*_LABELS, "finished_reason")
+            "vllm:request_success",
+            "Finished requests, by finish reason.",
+            labels=(*_LABELS, "finished_reason"),
         )
         for labels, stage in stages:
             for reason in dict.fromkeys((*_FINISH_REASONS, *stage.ended)):
@@ -166,14 +163,20 @@ class _Pipeline(Collector):
 
     def _queue_families(self) -> Iterator[Metric]:
         labels = ["from_stage", "to_stage"]
-        slots = GaugeMetricFamily("omni_shared_memory_slots", "Slots of the queue between two stages.", labels=labels)
+        slots = GaugeMetricFamily(
+            "omni_shared_memory_slots", "Slots of the queue between two stages.", labels=labels
+        )
         in_use = GaugeMetricFamily(
-            "omni_shared_memory_slots_in_use", "Of these, those whose rows have not been read yet.", labels=labels
+            "omni_shared_memory_slots_in_use",
+            "Slots whose rows have not been read yet.",
+            labels=labels,
         )
         published = CounterMetricFamily(
-            "omni_shared_memory_steps", "Steps whose rows went through the queue.", labels=labels
+            "omni_shared_memory_steps",
+            "Steps of the producer whose rows went through the queue.",
+            labels=labels,
         )
-        for edge, level in self._queues.items():
+        for edge, level in self.queues.items():
             slots.add_metric(edge, level.capacity)
             in_use.add_metric(edge, level.in_use)
             published.add_metric(edge, level.published)

@@ -1,5 +1,7 @@
-"""What the HTTP server counts: requests, answers, sound."""
+"""Metrics of the HTTP server: requests, answers, audio."""
 
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Literal, Protocol
 
 from prometheus_client import (
@@ -11,6 +13,9 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
+from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from omni_server.metrics.buckets import FIRST_OUTPUT_S, HTTP_S, REAL_TIME_FACTOR, REQUEST_S, UNDERRUN_S
 
@@ -19,7 +24,8 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class EndedAnswer(Protocol):
-    """One generation that is over; implemented by `omni_server.api.answer_record.AnswerRecord`. Times in seconds."""
+    """A finished generation; implemented by `omni_server.api.answer_record.AnswerRecord`. Times in
+    seconds."""
 
     @property
     def outcome(self) -> str: ...
@@ -43,104 +49,115 @@ class EndedAnswer(Protocol):
     def audio_input_s(self) -> float: ...
 
 
+class _OldNames(Collector):
+    """Exports metrics under the names that they had until 0.1, in addition to their own."""
+
+    def __init__(self, metrics: Mapping[str, MetricWrapperBase]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        for old_name, metric in self._metrics.items():
+            for family in metric.collect():
+                copy = Metric(old_name, f"Deprecated: use {family.name}.", family.type)
+                copy.samples = [
+                    sample._replace(name=old_name + sample.name.removeprefix(family.name))
+                    for sample in family.samples
+                ]
+                yield copy
+
+
 class ServerMetrics:
     """Families in a registry of its own: vLLM registers some in the global one. Belongs to one event loop."""
 
     def __init__(self, version: str) -> None:
-        disable_created_metrics()  # a second series for each one that no dashboard reads
+        disable_created_metrics()  # a second series per metric that no dashboard reads
         registry = self._registry = CollectorRegistry()
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry)
         ProcessCollector(registry=registry)
-        Gauge("omni_build_info", "Always 1; the label tells the version.", ["version"], registry=registry).labels(
-            version
-        ).set(1)
-        self._http_requests = Counter(
+        gauge("omni_build_info", "Always 1; the label holds the version.", ["version"]).labels(version).set(1)
+        self._http_requests = counter(
             "http_requests",
-            "HTTP responses, by the route's template ('none' where no route fits), method and status.",
+            "HTTP responses, by the route's template ('none' if no route matches), method and status.",
             ["handler", "method", "status"],
-            registry=registry,
         )
-        self._http_seconds = Histogram(
+        self._http_seconds = histogram(
             "http_request_duration_seconds",
             "From the first byte of a request to the last byte of its response, streams included.",
             ["handler", "method"],
             buckets=HTTP_S,
-            registry=registry,
         )
-        self._client_retries = Counter(
+        self._client_retries = counter(
             "omni_client_retries",
-            "Requests that OpenAI's clients sent again by themselves (x-stainless-retry-count).",
-            registry=registry,
+            "Requests that OpenAI's clients retried by themselves (x-stainless-retry-count).",
         )
-        self._websockets = Gauge("omni_websocket_sessions", "Open WebSocket sessions.", registry=registry)
-        self.event_loop_tasks = Gauge(
-            "omni_event_loop_tasks", "Tasks of the server's event loop that have not ended.", registry=registry
+        self._websockets = gauge("omni_websocket_sessions", "Open WebSocket sessions.")
+        self.event_loop_tasks = gauge("omni_event_loop_tasks", "Unfinished tasks of the server's event loop.")
+        self.answers_dropped = counter(
+            "omni_slow_client_disconnects",
+            "Answers that ended early because their clients read too slowly (--max-unsent-size).",
         )
-        self.answers_dropped = Counter(
-            "omni_answers_dropped",
-            "Answers that were ended because their clients left too much of them untaken.",
-            registry=registry,
+        self.in_flight = gauge(
+            "omni_requests_in_flight",
+            "Requests and sessions that count towards --max-queue, from before the body is read to the end.",
         )
-        self.in_flight = Gauge(
-            "omni_queue_depth",
-            "Requests and sessions that hold a place of --max-queue, from before their body is read to their end.",
-            registry=registry,
-        )
-        self.limit = Gauge("omni_queue_limit", "--max-queue; 0 is no limit.", registry=registry)
-        self._rejections = Counter(
+        self.limit = gauge("omni_requests_in_flight_limit", "--max-queue; 0 is no limit.")
+        self._rejections = counter(
             "omni_admission_rejections",
-            "Requests refused by a limit: max_queue, max_total_body_size (503) or max_concurrency_per_key (429).",
+            "Requests rejected by a limit: max_queue, max_total_body_size (503), max_concurrency_per_key "
+            "(429).",
             ["reason"],
-            registry=registry,
         )
         for reason in ("max_queue", "max_total_body_size", "max_concurrency_per_key"):
             self._rejections.labels(reason)
-        self._running = Gauge(
+        self._running = gauge(
             "omni_requests_running",
             "Generations between submission and end, tokenisation and media preprocessing included.",
-            registry=registry,
         )
-        self._answers = Counter(
+        self._answers = counter(
             "omni_requests",
-            "Generations that ended: outcome ok (reason: finish reason), error (reason: error code) or aborted (by "
-            "the client).",
+            "Finished generations: outcome ok (reason: finish reason), error (reason: error code) or "
+            "aborted (by the client).",
             ["outcome", "reason"],
-            registry=registry,
         )
-        self._seconds = Histogram(
-            "omni_request_seconds",
-            "Submission to end of the generations that were finished, by kind of answer (text, speech).",
+        self._seconds = histogram(
+            "omni_e2e_request_latency_seconds",
+            "From submission to the end of successful generations, by kind of answer (text, speech).",
             ["kind"],
             buckets=REQUEST_S,
-            registry=registry,
         )
-        self._first_text = Histogram(
-            "omni_time_to_first_text_seconds",
-            "Submission to the first token of the text.",
+        self._first_text = histogram(
+            "omni_time_to_first_token_seconds",
+            "From submission to the first token of the text (TTFT).",
             buckets=FIRST_OUTPUT_S,
-            registry=registry,
         )
-        self._first_audio = Histogram(
+        self._first_audio = histogram(
             "omni_time_to_first_audio_seconds",
-            "Submission to the first sound.",
+            "From submission to the first audio (TTFA).",
             buckets=FIRST_OUTPUT_S,
-            registry=registry,
         )
-        self._real_time_factor = Histogram(
+        self._real_time_factor = histogram(
             "omni_audio_real_time_factor",
-            "Submission to the last sound, divided by the duration of the sound; below 1 is faster than real time.",
+            "Real-time factor (RTF): time from submission to the last audio, by duration of the audio.",
             buckets=REAL_TIME_FACTOR,
-            registry=registry,
         )
-        self._underrun = Histogram(
+        self._underrun = histogram(
             "omni_audio_underrun_seconds",
-            "Silence in a spoken answer for a player that begins with the first sound and keeps no reserve.",
+            "Silence in a spoken answer for a player without a buffer that begins with the first audio.",
             buckets=UNDERRUN_S,
-            registry=registry,
         )
-        self._audio_output = Counter("omni_audio_output_seconds", "Duration of the sound made.", registry=registry)
-        self._audio_input = Counter(
-            "omni_audio_input_seconds", "Duration of the sound in requests, without that of videos.", registry=registry
+        self._audio_output = counter("omni_audio_output_seconds", "Duration of the generated audio.")
+        self._audio_input = counter(
+            "omni_audio_input_seconds", "Duration of the audio in requests, without that of videos."
         )
+        old_names: dict[str, MetricWrapperBase] = {
+            "omni_answers_dropped": self.answers_dropped,
+            "omni_queue_depth": self.in_flight,
+            "omni_queue_limit": self.limit,
+            "omni_request_seconds": self._seconds,
+            "omni_time_to_first_text_seconds": self._first_text,
+        }
+        registry.register(_OldNames(old_names))
 
     def text(self) -> bytes:
         """All families in Prometheus' text format."""
@@ -158,7 +175,9 @@ class ServerMetrics:
     def websocket_ended(self) -> None:
         self._websockets.dec()
 
-    def rejected(self, reason: Literal["max_queue", "max_total_body_size", "max_concurrency_per_key"]) -> None:
+    def rejected(
+        self, reason: Literal["max_queue", "max_total_body_size", "max_concurrency_per_key"]
+    ) -> None:
         self._rejections.labels(reason).inc()
 
     def answer_began(self) -> None:

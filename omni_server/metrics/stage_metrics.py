@@ -1,6 +1,6 @@
-"""What one autoregressive stage has done and does, as vLLM would count it.
+"""Metrics of one autoregressive stage, counted as vLLM counts them.
 
-Kept as plain numbers, which cost the token path next to nothing; `omni_server.metrics.pipeline` names them.
+Kept as plain numbers, which cost next to nothing per token; `omni_server.metrics.pipeline` names them.
 """
 
 import time
@@ -25,24 +25,24 @@ class ArStageMetrics:
     """Belongs to one event loop."""
 
     num_running: int = 0
-    """As the scheduler last reported it, with the next two."""
+    """This and the next two as the scheduler last reported them."""
     num_waiting: int = 0
     kv_cache_usage: float = 0.0
-    """Used share of the KV cache, 0 to 1."""
+    """Used fraction of the KV cache, 0 to 1."""
     prompt_tokens: int = 0
     """Of prompts whose first token has been sampled."""
     cached_prompt_tokens: int = 0
-    """Of these, what the prefix cache held."""
+    """Of these, hits of the prefix cache."""
     generation_tokens: int = 0
     ended: Counter[str] = field(default_factory=Counter)
     """Requests by finish reason: stop, length, abort, error."""
     first_token_s: Histogram = field(default_factory=lambda: _histogram(FIRST_OUTPUT_S))
     per_token_s: Histogram = field(default_factory=lambda: _histogram(PER_TOKEN_S))
-    """One value for each request: mean time between its tokens."""
+    """One value per request: mean time between its tokens."""
     request_s: Histogram = field(default_factory=lambda: _histogram(REQUEST_S))
 
     def clear(self) -> None:
-        """Forget what was counted: the warm-up is nobody's request."""
+        """Forget what was counted: the warm-up does not count."""
         self.prompt_tokens = self.cached_prompt_tokens = self.generation_tokens = 0
         self.ended.clear()
         self.first_token_s = _histogram(FIRST_OUTPUT_S)
@@ -55,15 +55,17 @@ class ArStageMetrics:
     def request(
         self, num_prompt_tokens: int, *, has_each_token: bool, clock: Clock = time.perf_counter
     ) -> "RequestMeter":
-        """A request that the stage is given now. Without `has_each_token` its tokens come in blocks, so that the
-        times of single ones are not known."""
+        """A request that is submitted to the stage now. Without `has_each_token`, its tokens arrive in blocks
+        and the times of single tokens are unknown."""
         return RequestMeter(self, num_prompt_tokens, has_each_token, clock)
 
 
 class RequestMeter:
     """One request of the stage."""
 
-    def __init__(self, metrics: ArStageMetrics, num_prompt_tokens: int, has_each_token: bool, clock: Clock) -> None:
+    def __init__(
+        self, metrics: ArStageMetrics, num_prompt_tokens: int, has_each_token: bool, clock: Clock
+    ) -> None:
         self._metrics = metrics
         self._num_prompt_tokens = num_prompt_tokens
         self._has_each_token = has_each_token
@@ -76,7 +78,7 @@ class RequestMeter:
         self._is_over = False
 
     def tokens(self, count: int, *, num_cached: int) -> None:
-        """So many tokens have come; `num_cached` tokens of the prompt were found in the prefix cache."""
+        """`count` tokens have arrived; `num_cached` tokens of the prompt were hits of the prefix cache."""
         if count == 0:
             return
         metrics = self._metrics

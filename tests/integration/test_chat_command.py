@@ -16,7 +16,9 @@ def chat(server: ServerProcess, *words: str, questions: str = "") -> subprocess.
 
 
 def test_a_spoken_question_is_answered_by_voice(server: ServerProcess, tmp_path: Path) -> None:
-    finished = chat(server, "--audio", str(SPOKEN_QUESTION), "--once", "--save", str(tmp_path), "--max-tokens", "16")
+    finished = chat(
+        server, "--audio", str(SPOKEN_QUESTION), "--once", "--save", str(tmp_path), "--max-tokens", "16"
+    )
 
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout.strip()
@@ -47,4 +49,4 @@ def test_a_voice_that_the_model_lacks_is_told(server: ServerProcess) -> None:
     finished = chat(server, "--voice", "Nobody", "--once", "Hello")
 
     assert finished.returncode == 1
-    assert "error: the server answers 400: Unknown voice: 'Nobody'" in finished.stderr
+    assert "error: HTTP 400: Unknown voice: 'Nobody'" in finished.stderr

@@ -1,6 +1,7 @@
 """Finds definitions in Python sources, and what names and expressions stand for. Nothing is imported.
 
-Types come from annotations, constructor calls and simple assignments; everything else is unknown, and so is `Any`.
+Types come from annotations, constructor calls and simple assignments; everything else is unknown, and so is
+`Any`.
 """
 
 import ast
@@ -71,7 +72,8 @@ def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def targets(node: ast.AST) -> list[ast.expr]:
-    """What a statement assigns to. Of several at once it can only be told that they exist, not what they are."""
+    """What a statement assigns to. Of several at once it can only be told that they exist, not what they
+    are."""
     match node:
         case ast.Assign(targets=[ast.Tuple(elts=several)]):
             return several
@@ -101,7 +103,8 @@ class Sources:
         self.combine({})
 
     def combine(self, combined: Mapping[str, str]) -> None:
-        """From now on, each class of ours that `combined` names has the class of vLLM beside it as a further base."""
+        """From now on, each class of ours that `combined` names has the class of vLLM beside it as a further
+        base."""
         self.value, self.bases = cache(self._value), cache(self._bases)
         self._combined: dict[str, Symbol | None] = {}
         self._combined = {name: self.find(dotted) or self.moved(dotted) for name, dotted in combined.items()}
@@ -110,7 +113,12 @@ class Sources:
     def modules(self, package: str) -> Iterator[tuple[str, Path]]:
         folder = self._folders[package]
         for file in sorted(folder.rglob("*.py")):
-            yield ".".join((package, *file.relative_to(folder).with_suffix("").parts)).removesuffix(".__init__"), file
+            yield (
+                ".".join((package, *file.relative_to(folder).with_suffix("").parts)).removesuffix(
+                    ".__init__"
+                ),
+                file,
+            )
 
     def module(self, name: str) -> Symbol | None:
         package, *rest = name.split(".")
@@ -131,7 +139,9 @@ class Sources:
             found.setdefault(name, Symbol(owner.module, f"{owner.path}.{name}".lstrip("."), node, within))
 
         for node in statements(owner.node.body):
-            if isinstance(node, ast.ClassDef) or (isinstance(node, Function) and "overload" not in decorators(node)):
+            if isinstance(node, ast.ClassDef) or (
+                isinstance(node, Function) and "overload" not in decorators(node)
+            ):
                 define(node.name, node)
             for target in targets(node):
                 if isinstance(target, ast.Name):
@@ -168,7 +178,9 @@ class Sources:
         if owner is None or not owner.is_class:
             return None
         own = None if inherited else self.names(owner).get(name)
-        if own is not None and not (isinstance(own.node, ast.AnnAssign) and last_name(own.node.annotation) == "Any"):
+        if own is not None and not (
+            isinstance(own.node, ast.AnnAssign) and last_name(own.node.annotation) == "Any"
+        ):
             return own
         return next((found for base in self.bases(owner) if (found := self.attribute(base, name))), own)
 
@@ -178,11 +190,14 @@ class Sources:
             return found
         stars = (symbol for key, symbol in self.names(module).items() if key.startswith("* "))
         return next(
-            (found for star in stars if (found := self.find(f"{self.origin(module, star.within)}.{name}"))), None
+            (found for star in stars if (found := self.find(f"{self.origin(module, star.within)}.{name}"))),
+            None,
         )
 
     def _bases(self, owner: Symbol) -> list[Symbol]:
-        bases = [self.infer(base, self.top(owner)) for base in owner.node.bases] + [self._combined.get(owner.path)]
+        bases = [self.infer(base, self.top(owner)) for base in owner.node.bases] + [
+            self._combined.get(owner.path)
+        ]
         return [base for base in bases if isinstance(base, Symbol) and base.is_class]
 
     def top(self, symbol: Symbol) -> Scope:
@@ -193,7 +208,9 @@ class Sources:
         if not statement.level:
             return statement.module
         folders = f"{module.module}.x" if self.module(f"{module.module}.__init__") else module.module
-        return ".".join([*folders.split(".")[: -statement.level], *([statement.module] if statement.module else [])])
+        return ".".join(
+            [*folders.split(".")[: -statement.level], *([statement.module] if statement.module else [])]
+        )
 
     def _imported(self, symbol: Symbol) -> Symbol | None:
         """What an import brings, be it moved; any other symbol itself."""
@@ -212,7 +229,9 @@ class Sources:
             return None
         defined = re.compile(rf"^(class|def|async def) {name}\b|^{name}(:.*)? = ".encode(), re.MULTILINE)
         modules = [module for module, file in self.modules("vllm") if defined.search(file.read_bytes())]
-        nearest = max(modules, key=lambda module: SequenceMatcher(None, module, package).ratio(), default=None)
+        nearest = max(
+            modules, key=lambda module: SequenceMatcher(None, module, package).ratio(), default=None
+        )
         return None if nearest is None else self.find(f"{nearest}.{name}")
 
     # -- what expressions stand for
@@ -232,7 +251,9 @@ class Sources:
             self._pending.add(symbol)
             scope = self.top(symbol)
             if symbol.within is not None:
-                scope = self.inside(symbol.within, Scope(scope.module, self.find(symbol.name.rpartition(".")[0]), {}))
+                scope = self.inside(
+                    symbol.within, Scope(scope.module, self.find(symbol.name.rpartition(".")[0]), {})
+                )
             found = None if node.value is None else self.infer(node.value, scope)
             self._pending.remove(symbol)
             return found
@@ -308,7 +329,12 @@ class Sources:
                 self.infer(value, scope)
             ):
                 return found
-            case ast.Call(func=func, args=[first, *_]) if last_name(func) in ("list", "sorted", "copy", "replace"):
+            case ast.Call(func=func, args=[first, *_]) if last_name(func) in (
+                "list",
+                "sorted",
+                "copy",
+                "replace",
+            ):
                 return self.infer(first, scope)
             case ast.Call(func=func):
                 called = self.infer(func, scope)
@@ -328,7 +354,9 @@ class Sources:
             known[argument.arg] = self.instance(self.top(outer.module), argument.annotation)
         if outer.owner is not None and every and every[0].arg in ("self", "cls"):
             itself = ast.parse(outer.owner.path, mode="eval").body
-            known[every[0].arg] = Instance(self.top(outer.module), itself) if every[0].arg == "self" else outer.owner
+            known[every[0].arg] = (
+                Instance(self.top(outer.module), itself) if every[0].arg == "self" else outer.owner
+            )
 
         def learn(target: ast.expr, value: Value) -> None:
             if isinstance(target, ast.Name) and known.get(target.id) is None:

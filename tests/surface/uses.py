@@ -1,6 +1,7 @@
 """What our sources use of vLLM, and what of it is different in other sources of vLLM."""
 
 import ast
+import difflib
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,17 +22,28 @@ class Use:
     symbol: Symbol | None  # None: vLLM has the module or the class, but not the name in it
     has_moved: bool = False
     is_public: bool = False  # of what `vllm.__all__` names
+    calls_super: bool = False  # an override that extends vLLM's method, and does not replace it
 
     def signature(self) -> list[str]:
         node = None if self.symbol is None else self.symbol.node
         if isinstance(node, Function):
             return parameters(node)
         if isinstance(node, ast.AnnAssign):
-            default = "" if node.value is None or self.kind != "constructs" else f" = {ast.unparse(node.value)}"
+            default = (
+                "" if node.value is None or self.kind != "constructs" else f" = {ast.unparse(node.value)}"
+            )
             return [f"{ast.unparse(node.target)}: {ast.unparse(node.annotation)}{default}"]
         if isinstance(node, ast.ClassDef) and self.kind == "constructs":
             return sorted(f"{name} is required" for name in required_fields(node))
         return []
+
+    def body(self) -> list[str]:
+        """Lines of a function without its docstring, formatted alike."""
+        node = None if self.symbol is None else self.symbol.node
+        if not isinstance(node, Function):
+            return []
+        body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+        return "\n".join(map(ast.unparse, body)).splitlines()
 
 
 def parameters(function: Function) -> list[str]:
@@ -43,7 +55,9 @@ def parameters(function: Function) -> list[str]:
         found.append(f"*{ast.unparse(given.vararg) if given.vararg else ''}")
     found += [_parameter(*each) for each in zip(given.kwonlyargs, given.kw_defaults, strict=True)]
     found += [f"**{ast.unparse(given.kwarg)}"] if given.kwarg else []
-    found += [f"@{name}" for name in sorted(decorators(function) & {"property", "staticmethod", "classmethod"})]
+    found += [
+        f"@{name}" for name in sorted(decorators(function) & {"property", "staticmethod", "classmethod"})
+    ]
     found += ["async"] if isinstance(function, ast.AsyncFunctionDef) else []
     return [*found, f"-> {ast.unparse(function.returns)}"] if function.returns else found
 
@@ -105,9 +119,20 @@ class Reader:
         shown: str = "",
         moved: bool = False,
     ) -> None:
-        place = (scope.module.module, node.lineno, node.col_offset, node.end_col_offset, kind, name, self._turn)
+        place = (
+            scope.module.module,
+            node.lineno,
+            node.col_offset,
+            node.end_col_offset,
+            kind,
+            name,
+            self._turn,
+        )
         is_public = symbol is not None and self._is_public(symbol)
-        self.uses[place] = Use(shown or (symbol.name if symbol else name), kind, symbol, moved, is_public)
+        calls_super = kind == "overrides" and f"super().{name}(" in ast.unparse(node)
+        self.uses[place] = Use(
+            shown or (symbol.name if symbol else name), kind, symbol, moved, is_public, calls_super
+        )
 
     def _is_public(self, symbol: Symbol) -> bool:
         first, *members = symbol.path.split(".")
@@ -129,7 +154,9 @@ class Reader:
             theirs = self._sources.attribute(owner, name, inherited=True)
             if theirs is None or theirs.is_vllm:
                 is_declared = isinstance(own.node, ast.AnnAssign) and own.node.value is None
-                kind = "overrides" if isinstance(own.node, Function) else "declares" if is_declared else "sets"
+                kind = (
+                    "overrides" if isinstance(own.node, Function) else "declares" if is_declared else "sets"
+                )
                 self._add(scope, own.node, kind, name, theirs, "" if theirs else own.name)
 
     def _import(self, node: ast.Import | ast.ImportFrom, scope: Scope) -> None:
@@ -175,7 +202,8 @@ class Reader:
 def combinations(
     sources: Sources, ours: Iterable[Symbol], at_run_time: Mapping[str, list[str]]
 ) -> dict[str, list[str]]:
-    """The classes of vLLM that each of our classes is combined with, also by class statements of its subclasses."""
+    """The classes of vLLM that each of our classes is combined with, also by class statements of its
+    subclasses."""
     found = defaultdict(list, {mixin: list(classes) for mixin, classes in at_run_time.items()})
     classes = [symbol for module in ours for symbol in sources.names(module).values() if symbol.is_class]
     for _ in range(3):  # as deep as our mixins derive from each other
@@ -189,17 +217,26 @@ def combinations(
 
 
 def used(ours: Iterable[Path], vllm: Path, at_run_time: Mapping[str, list[str]]) -> dict[Place, Use]:
-    """All uses of the package `vllm` in our packages. `at_run_time` names the classes of vLLM that a mixin is combined
-    with by other than class statements.
+    """All uses of the package `vllm` in our packages. `at_run_time` names the classes of vLLM that a mixin is
+    combined with by other than class statements.
 
-    Raises `LookupError` for a mixin that nothing is known to be combined with, and for a folder that is not vLLM's.
+    Raises `LookupError` for a mixin that nothing is known to be combined with, for a mixin in `at_run_time`
+    that does not exist, and for a folder that is not vLLM's.
     """
     if vllm.name != "vllm" or not (vllm / "__init__.py").is_file():
         raise LookupError(f"{vllm} is not the package `vllm`")
     sources = Sources([*ours, vllm])
     modules = [
-        module for package in ours for name, _ in sources.modules(package.name) if (module := sources.module(name))
+        module
+        for package in ours
+        for name, _ in sources.modules(package.name)
+        if (module := sources.module(name))
     ]
+    ours_by_path = {
+        symbol.path for module in modules for symbol in sources.names(module).values() if symbol.is_class
+    }
+    if unknown := at_run_time.keys() - ours_by_path:
+        raise LookupError(f"there is no class {', '.join(sorted(unknown))}: correct COMBINED_AT_RUN_TIME")
     combined = combinations(sources, modules, at_run_time)
     mixed = [module for module in modules if combined.keys() & sources.names(module).keys()]
     reader = Reader(sources)
@@ -217,10 +254,12 @@ def used(ours: Iterable[Path], vllm: Path, at_run_time: Mapping[str, list[str]])
 class Change:
     status: str
     details: tuple[str, ...] = ()
+    diff: tuple[str, ...] = ()  # of a method's body
 
 
 def change(before: Use | None, after: Use | None) -> Change | None:
-    """What becomes of one use; None if nothing does. A name of ours that vLLM has now as well clashes with it."""
+    """What becomes of one use; None if nothing does. A name of ours that vLLM now has as well clashes with
+    it; a method that we override and that now does something else is "rewritten"."""
     if before is None or before.symbol is None:
         is_ours = before is not None and before.kind in ("overrides", "sets")
         has_theirs = after is not None and after.symbol is not None
@@ -232,7 +271,14 @@ def change(before: Use | None, after: Use | None) -> Change | None:
     if after.has_moved and not before.has_moved:
         return Change("moved", (f"to {after.symbol.name}",))
     old, new = before.signature(), after.signature()
-    differences = [f"- {part}" for part in old if part not in new] + [f"+ {part}" for part in new if part not in old]
+    differences = [f"- {part}" for part in old if part not in new] + [
+        f"+ {part}" for part in new if part not in old
+    ]
     if old != new:
         return Change("changed", tuple(differences or [f"order: {', '.join(new)}"]))
+    if before.kind == "overrides" and before.body() != after.body():
+        lines = list(difflib.unified_diff(before.body(), after.body(), n=1, lineterm=""))[2:]
+        removed, added = (sum(line.startswith(sign) for line in lines) for sign in "-+")
+        role = "ours calls it" if before.calls_super else "ours replaces it"
+        return Change("rewritten", (f"{role}; lines of its body: -{removed} +{added}",), tuple(lines))
     return None

@@ -14,9 +14,8 @@ from omni_server.api.app import create_app
 from omni_server.api.config import ApiConfig
 from omni_server.api.state import ServerState
 from omni_server.cli import serve
-from omni_server.cli.access_flags import KEY_VARIABLES
 from omni_server.cli.main import main
-from omni_server.cli.serve import ServeOptions
+from omni_server.cli.serve_flags import KEY_VARIABLES, ServeOptions
 from tests.unit.api.clients import http_client
 from tests.unit.api.fake_generator import FakeGenerator
 

@@ -27,8 +27,8 @@ def test_torchvision_and_torchaudio_work_when_one_is_imported_before_torch(first
 
 
 def test_they_work_when_torch_is_imported_first_and_a_second_call_changes_nothing() -> None:
-    """torchcodec loads or fails as a missing package does: its users (vLLM among them) guard the import against
-    ImportError only, and then do without."""
+    """torchcodec loads or fails as a missing package does: its users (vLLM among them) guard the import
+    against ImportError only, and then do without."""
     *worked, is_unchanged, torchcodec = run(
         "import omni_server, sys, torch\n"
         "from omni_server.cpu_extensions import autoload\n"
@@ -45,7 +45,9 @@ def test_they_work_when_torch_is_imported_first_and_a_second_call_changes_nothin
 
 
 def test_torchcodec_loads_or_fails_as_a_missing_package_does_when_it_is_imported_first() -> None:
-    assert run("try:\n    import torchcodec\n    print('loaded')\nexcept ImportError:\n    print('refused')") in (
+    assert run(
+        "try:\n    import torchcodec\n    print('loaded')\nexcept ImportError:\n    print('refused')"
+    ) in (
         "loaded",
         "refused",
     )
@@ -70,6 +72,9 @@ def test_nothing_is_repaired_beside_a_cuda_torch_and_nothing_declared_where_the_
 
 def test_importing_the_package_imports_neither_torch_nor_vllm() -> None:
     assert (
-        run("import sys, omni_server\nprint(sorted({'numpy', 'torch', 'transformers', 'vllm'} & sys.modules.keys()))")
+        run(
+            "import sys, omni_server\nprint(sorted({'numpy', 'torch', 'transformers', 'vllm'} & "
+            "sys.modules.keys()))"
+        )
         == "[]"
     )

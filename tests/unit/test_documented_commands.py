@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from omni_server.cli.main import _build_parser
-from omni_server.demos import DEFAULT_DEMO, DEMOS
+from omni_server.cli.main import build_parser
+from omni_server.model_folder import DEFAULT_DEMO, DEMOS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -180,7 +180,7 @@ def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the program `words[0]` parse the other words. Fails, or raises SystemExit, if it refuses them."""
     program, arguments = words[0], words[1:]
     if program.rpartition("/")[2] == "omni-server":
-        _, unknown = _build_parser().parse_known_args(arguments)
+        _, unknown = build_parser(arguments).parse_known_args(arguments)
         assert not unknown, words
     elif program == "scripts/serve":
         flags = [word for word in arguments if word not in ("--cpu", "--cuda")]

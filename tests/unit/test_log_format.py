@@ -33,7 +33,9 @@ def as_json(record: logging.LogRecord) -> dict[str, object]:
 
 
 def test_fields_are_written_as_names_and_values() -> None:
-    message = Message({"id": "a-1", "text": 'he "said" so', "empty": "", "count": 3, "s": 0.12345, "span": (0.1, 2.0)})
+    message = Message(
+        {"id": "a-1", "text": 'he "said" so', "empty": "", "count": 3, "s": 0.12345, "span": (0.1, 2.0)}
+    )
     assert logging.Formatter("%(message)s").format(record(message)) == (
         'GET / 200 id=a-1 text="he \\"said\\" so" empty="" count=3 s=0.123 span=0.100-2.000'
     )

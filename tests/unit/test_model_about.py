@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from omni_server.errors import ConfigError
-from omni_server.model_about import read_about
+from omni_server.model_folder import read_about
 from omni_server.types import AboutModel
 
 
@@ -21,7 +21,9 @@ def test_checkpoint_without_the_file_says_nothing(tmp_path: Path) -> None:
 
 
 def test_notice_and_examples_are_read(tmp_path: Path) -> None:
-    about = read_about(write(tmp_path, {"notice": "A demo – no more.", "example_prompts": ["What are you?", "Why?"]}))
+    about = read_about(
+        write(tmp_path, {"notice": "A demo – no more.", "example_prompts": ["What are you?", "Why?"]})
+    )
     assert about == AboutModel("A demo – no more.", ("What are you?", "Why?"))
 
 

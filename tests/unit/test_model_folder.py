@@ -61,7 +61,9 @@ def test_a_local_folder_is_taken_as_it_is(tmp_path: Path) -> None:
     assert resolve_model_folder(str(folder), architectures=SERVABLE) == folder
 
 
-def test_a_folder_named_like_a_hub_id_wins_over_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_named_like_a_hub_id_wins_over_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     make_checkpoint(tmp_path / "some" / "model")
 
@@ -91,8 +93,8 @@ def test_the_lookup_is_told_as_progress(offline_cache: Path) -> None:
 
 def test_a_hub_id_that_is_not_in_the_cache_is_refused_offline(offline_cache: Path) -> None:
     assert refusal("some/model") == (
-        f"MODEL 'some/model' is not in the cache {offline_cache}: HF_HUB_OFFLINE is set, so nothing is downloaded; "
-        "unset it, or set HF_HOME to a cache that has it"
+        f"MODEL 'some/model' is not in the cache {offline_cache}: HF_HUB_OFFLINE is set, so nothing is "
+        "downloaded; unset it, or set HF_HOME to a cache that has it"
     )
 
 
@@ -107,7 +109,9 @@ def test_a_file_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     file.write_bytes(b"")
 
-    assert refusal(file) == f"MODEL '{file}' is a file; give the folder that holds config.json and the weights"
+    assert (
+        refusal(file) == f"MODEL '{file}' is a file; give the folder that holds config.json and the weights"
+    )
 
 
 def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
@@ -123,7 +127,9 @@ def test_a_checkpoint_of_another_kind_is_refused_with_its_type(tmp_path: Path) -
     )
 
 
-@pytest.mark.parametrize(("text", "problem"), [("{", "cannot be read as JSON"), ("[]", "must hold a JSON object")])
+@pytest.mark.parametrize(
+    ("text", "problem"), [("{", "cannot be read as JSON"), ("[]", "must hold a JSON object")]
+)
 def test_a_broken_config_is_refused(tmp_path: Path, text: str, problem: str) -> None:
     (tmp_path / "config.json").write_text(text)
 
@@ -134,8 +140,8 @@ def test_a_checkpoint_without_weights_is_refused_unless_none_are_needed(tmp_path
     folder = make_checkpoint(tmp_path, weights=False)
 
     assert refusal(folder) == (
-        f"MODEL '{folder}' has no weights: there is no *.safetensors in {folder}; with --load-format dummy it is "
-        "served with random ones"
+        f"MODEL '{folder}' has no weights: there is no *.safetensors in {folder}; with --load-format dummy "
+        "it is served with random ones"
     )
     assert resolve_model_folder(str(folder), architectures=SERVABLE, needs_weights=False) == folder
 

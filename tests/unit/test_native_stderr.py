@@ -1,4 +1,5 @@
-"""What native libraries write to standard error, each time in a process of its own: descriptor 2 is the process's."""
+"""What native libraries write to standard error, each time in a process of its own: descriptor 2 is the
+process's."""
 
 import json
 import re
@@ -14,7 +15,7 @@ DEADLINE_S = 60
 
 START = """
 import logging, os, subprocess, sys, time
-from omni_server.cli.log_setup import set_up_logging
+from omni_server.log_format import set_up_logging
 from omni_server.native_stderr import redirect_native_stderr
 set_up_logging("info", {log_format!r})
 redirect_native_stderr()
@@ -87,7 +88,10 @@ while not any("10 more" in one for one in found):  # told without another line
     time.sleep(0.01)
 native(b"y\n")
 """
-    assert messages_of(stderr_of(code)) == ["x"] * 20 + ["10 more lines of native libraries were dropped", "y"]
+    assert messages_of(stderr_of(code)) == ["x"] * 20 + [
+        "10 more lines of native libraries were dropped",
+        "y",
+    ]
 
 
 def test_lines_are_cut_and_cannot_forge_others() -> None:
@@ -189,7 +193,11 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.mark.parametrize("redirected", ["sys.stderr = open(os.devnull, 'w')", "sys.stderr = None"])
 def test_another_standard_error_is_left_alone(redirected: str) -> None:
-    code = START.partition("set_up_logging(")[0] + redirected + "\nredirect_native_stderr()\nos.write(2, b'raw\\n')"
+    code = (
+        START.partition("set_up_logging(")[0]
+        + redirected
+        + "\nredirect_native_stderr()\nos.write(2, b'raw\\n')"
+    )
     process = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, check=True, cwd=ROOT, timeout=DEADLINE_S
     )

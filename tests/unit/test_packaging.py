@@ -26,7 +26,9 @@ def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
     program = "from setuptools import build_meta; print(build_meta.build_wheel('dist'))"
-    built = subprocess.run([sys.executable, "-c", program], cwd=copy, capture_output=True, text=True, check=True)
+    built = subprocess.run(
+        [sys.executable, "-c", program], cwd=copy, capture_output=True, text=True, check=True
+    )
     with zipfile.ZipFile(copy / "dist" / built.stdout.splitlines()[-1]) as wheel:
         return set(wheel.namelist())
 

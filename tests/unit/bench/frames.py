@@ -60,7 +60,8 @@ def wav(samples: int, rate: int = 24_000) -> str:
 
 
 def spoken(text_tokens: int, codec_tokens: int) -> tuple[bytes, ...]:
-    """A whole answer of omni-server: two deltas of text, two of sound that hold one and three quarters of it."""
+    """A whole answer of omni-server: two deltas of text, two of audio that hold one and three quarters of
+    it."""
     samples = 480 * codec_tokens
     return (
         frame(chunk({"role": "assistant", "content": None, "audio": {"id": "audio_1", "transcript": ""}})),

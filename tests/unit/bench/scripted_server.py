@@ -1,4 +1,5 @@
-"""A server of a few lines that streams known frames, so that what the load generator finds can be counted by hand."""
+"""A server of a few lines that streams known frames, so that what the load generator finds can be counted by
+hand."""
 
 import asyncio
 import json
@@ -30,8 +31,8 @@ class Reply:
 
 @dataclass
 class ScriptedServer:
-    """Runs in a thread of its own from the constructor to `close`. `reply` answers the chat requests, in order of
-    arrival: it gets the body and the number of the request."""
+    """Runs in a thread of its own from the constructor to `close`. `reply` answers the chat requests, in
+    order of arrival: it gets the body and the number of the request."""
 
     reply: Callable[[Json, int], Reply]
     models: Json = field(default_factory=lambda: {"data": [{"id": "scripted", "voices": ["Ada", "Grace"]}]})

@@ -12,11 +12,11 @@ from omni_server.bench.adapters import (
     OmniServer,
     OpenAIText,
     Question,
-    RequestFailedError,
     TokenCounts,
     VllmOmni,
 )
 from omni_server.bench.workload import WORKLOADS, Turn, Workload
+from omni_server.client.stream import StreamError
 from tests.unit.bench.frames import chunk, pcm16, usage, wav
 
 W1 = WORKLOADS["W1"]
@@ -37,18 +37,24 @@ def read(adapter: Adapter, payload: JsonValue) -> Delta:
 def test_the_answers_text_is_streamed_with_usage_and_has_an_exact_length(name: str) -> None:
     asked = body(ADAPTERS[name], TEXT_ONLY)
 
-    assert asked["messages"] == [{"role": "system", "content": "Speak."}, {"role": "user", "content": "word word"}]
+    assert asked["messages"] == [
+        {"role": "system", "content": "Speak."},
+        {"role": "user", "content": "word word"},
+    ]
     assert (asked["model"], asked["stream"], asked["stream_options"]) == ("m", True, {"include_usage": True})
     assert (asked["max_tokens"], asked["min_tokens"], asked["ignore_eos"]) == (64, 64, True)
     assert not {"audio", "voice", "stage_sampling", "sampling_params_list"} & asked.keys()
 
 
-def test_sound_travels_as_a_part_of_the_message() -> None:
+def test_audio_travels_as_a_part_of_the_message() -> None:
     asked = body(OmniServer(), turn=Turn(system="Speak.", text="", wav=b"RIFF"))
 
     assert asked["messages"] == [
         {"role": "system", "content": "Speak."},
-        {"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}}]},
+        {
+            "role": "user",
+            "content": [{"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}}],
+        },
     ]
 
 
@@ -60,16 +66,20 @@ def test_omni_server_is_asked_for_an_exact_number_of_codec_tokens() -> None:
     assert asked["stage_sampling"] == {"talker": {"max_tokens": 250, "min_tokens": 250, "ignore_eos": True}}
 
 
-def test_omni_server_sends_transcript_and_sound_in_delta_audio() -> None:
+def test_omni_server_sends_transcript_and_audio_in_delta_audio() -> None:
     adapter = OmniServer()
 
-    opening = chunk({"role": "assistant", "content": None, "refusal": None, "audio": {"id": "a", "transcript": ""}})
+    opening = chunk(
+        {"role": "assistant", "content": None, "refusal": None, "audio": {"id": "a", "transcript": ""}}
+    )
     assert read(adapter, opening) == Delta()
     assert read(adapter, chunk({"audio": {"transcript": "Hello"}})) == Delta(text="Hello")
     assert read(adapter, chunk({"audio": {"data": pcm16(6)}})) == Delta(audio=b"\x01\x02" * 6)
     assert read(adapter, chunk({"audio": {"expires_at": 1780003600}})) == Delta()
     assert read(adapter, chunk({}, "length")) == Delta(finish_reason="length")
-    assert read(adapter, usage(64, 250)) == Delta(tokens=TokenCounts(prompt=60, text=64, cached=16, codec=250))
+    assert read(adapter, usage(64, 250)) == Delta(
+        tokens=TokenCounts(prompt=60, text=64, cached=16, codec=250)
+    )
     assert read(adapter, chunk({"content": "text only"})) == Delta(text="text only")
 
 
@@ -82,7 +92,10 @@ def test_vllm_omni_is_asked_for_exact_lengths_stage_by_stage() -> None:
     assert isinstance(thinker, dict)
     assert isinstance(talker, dict)
     assert isinstance(code2wav, dict)
-    exact = {name: (stage.get("min_tokens"), stage["max_tokens"]) for name, stage in (("0", thinker), ("1", talker))}
+    exact = {
+        name: (stage.get("min_tokens"), stage["max_tokens"])
+        for name, stage in (("0", thinker), ("1", talker))
+    }
     assert exact == {"0": (64, 64), "1": (250, 250)}
     assert talker["stop_token_ids"] == list(range(8194, 8448))
     assert (asked["voice"], asked["audio"]) == ("Chelsie", {"format": "wav"})
@@ -94,14 +107,14 @@ def test_vllm_omni_sends_a_wav_file_as_content_where_the_modality_is_audio() -> 
     assert read(adapter, chunk({"role": "assistant", "content": ""}, modality="text")) == Delta()
     assert read(adapter, chunk({"content": "Hello"}, modality="text")) == Delta(text="Hello")
     zero: JsonValue = {"prompt_tokens": 60, "completion_tokens": 0, "total_tokens": 60}
-    sound = chunk({"content": wav(6)}, "stop", modality="audio", usage=zero, audio_metadata={"channels": 1})
-    assert read(adapter, sound) == Delta("", b"\x01\x02" * 6, "stop", TokenCounts(prompt=60, text=0))
+    audio = chunk({"content": wav(6)}, "stop", modality="audio", usage=zero, audio_metadata={"channels": 1})
+    assert read(adapter, audio) == Delta("", b"\x01\x02" * 6, "stop", TokenCounts(prompt=60, text=0))
     assert read(adapter, chunk({"content": pcm16(6)}, modality="audio")) == Delta(audio=b"\x01\x02" * 6)
     assert read(adapter, chunk({"content": ""}, modality="audio")) == Delta()
 
 
-def test_vllm_omnis_sound_of_another_rate_is_refused() -> None:
-    with pytest.raises(RequestFailedError, match="not 24000 Hz mono"):
+def test_vllm_omnis_audio_of_another_rate_is_refused() -> None:
+    with pytest.raises(StreamError, match="not 24000 Hz mono"):
         read(VllmOmni(), chunk({"content": wav(6, rate=16_000)}, modality="audio"))
 
 
@@ -110,14 +123,21 @@ def test_plain_vllm_sends_text_as_content() -> None:
 
     assert read(adapter, chunk({"role": "assistant", "content": ""})) == Delta()
     assert read(adapter, chunk({"content": "Hello"}, "length")) == Delta(text="Hello", finish_reason="length")
-    end: JsonValue = {"choices": [], "usage": {"prompt_tokens": 9, "total_tokens": 73, "completion_tokens": 64}}
+    end: JsonValue = {
+        "choices": [],
+        "usage": {"prompt_tokens": 9, "total_tokens": 73, "completion_tokens": 64},
+    }
     assert read(adapter, end) == Delta(tokens=TokenCounts(prompt=9, text=64))
 
 
-def test_codec_tokens_are_taken_off_where_the_server_counts_text_and_sound_together() -> None:
+def test_codec_tokens_are_taken_off_where_the_server_counts_text_and_audio_together() -> None:
     counted: JsonValue = {
         "choices": [],
-        "usage": {"prompt_tokens": 9, "completion_tokens": 314, "completion_tokens_details": {"audio_tokens": 250}},
+        "usage": {
+            "prompt_tokens": 9,
+            "completion_tokens": 314,
+            "completion_tokens_details": {"audio_tokens": 250},
+        },
     }
 
     assert read(OmniServer(), counted).tokens == TokenCounts(prompt=9, text=64, codec=250)
@@ -129,17 +149,22 @@ def test_codec_tokens_are_taken_off_where_the_server_counts_text_and_sound_toget
     [
         (b'{"error": {"message": "the talker died", "code": 500}}', "error in the stream: the talker died"),
         (b'{"error": "the talker died"}', "error in the stream: the talker died"),
-        (b"<html>", "no chunk of a chat completion: frame: json_invalid"),
-        (b'{"choices": [{"delta": {"content": 5}}]}', "no chunk of a chat completion: choices.0.delta.content"),
+        (b"<html>", "not a chunk of a chat completion: event: json_invalid"),
+        (
+            b'{"choices": [{"delta": {"content": 5}}]}',
+            "not a chunk of a chat completion: choices.0.delta.content",
+        ),
     ],
 )
-def test_what_is_no_chunk_fails_the_request_with_its_reason(adapter: Adapter, data: bytes, reason: str) -> None:
-    with pytest.raises(RequestFailedError) as failed:
+def test_what_is_not_a_chunk_fails_the_request_with_its_reason(
+    adapter: Adapter, data: bytes, reason: str
+) -> None:
+    with pytest.raises(StreamError) as failed:
         adapter.read(data)
     assert str(failed.value).startswith(reason)
 
 
 @pytest.mark.parametrize("data", ["AAA", "AA*A", "ä"])
-def test_sound_that_is_not_base64_fails_the_request(data: str) -> None:
-    with pytest.raises(RequestFailedError, match="not base64"):
+def test_audio_that_is_not_base64_fails_the_request(data: str) -> None:
+    with pytest.raises(StreamError, match="not base64"):
         read(OmniServer(), chunk({"audio": {"data": data}}))

@@ -11,7 +11,9 @@ def test_the_default_load_is_closed_at_two_small_concurrencies() -> None:
 
 
 def test_lists_and_targets_are_numbers() -> None:
-    args = parse(["--request-rate", "0.5,1,2", "--targets", "ttfa=0.25,0.3,1", "--targets", "underrun=0,0,0.1"])
+    args = parse(
+        ["--request-rate", "0.5,1,2", "--targets", "ttfa=0.25,0.3,1", "--targets", "underrun=0,0,0.1"]
+    )
 
     assert args.request_rate == [0.5, 1.0, 2.0]
     assert args.targets == [("ttfa", [0.25, 0.3, 1.0]), ("underrun", [0.0, 0.0, 0.1])]

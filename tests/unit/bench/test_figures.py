@@ -71,4 +71,6 @@ def test_the_table_beside_vllm_omni_has_the_measured_figures(
 
 
 def test_the_chart_is_drawn_from_the_figures() -> None:
-    assert plot_comparison.PICTURE.read_text() == plot_comparison.picture(), "run benchmarks/plot_comparison.py"
+    assert plot_comparison.PICTURE.read_text() == plot_comparison.picture(), (
+        "run benchmarks/plot_comparison.py"
+    )

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from omni_server.bench.exchange import PreparedRequest
-from omni_server.bench.load import closed_loop, open_loop, poisson_arrivals_s
-from omni_server.bench.progress import Progress
+from omni_server.bench.load import Progress, closed_loop, open_loop, poisson_arrivals_s
 from omni_server.bench.results import RequestRow
 from tests.unit.bench.rows import row
 
@@ -66,7 +65,9 @@ async def test_a_closed_loop_sends_every_request_once_and_never_more_than_its_cl
 async def test_an_open_loop_does_not_wait_for_answers() -> None:
     sender, progress, stop = Sender(answers=False), Progress(planned=5), asyncio.Event()
 
-    running = asyncio.create_task(open_loop(requests(5), 2.0, [0.0, 0.0, 0.0, 0.0, 0.001], sender, progress, stop))
+    running = asyncio.create_task(
+        open_loop(requests(5), 2.0, [0.0, 0.0, 0.0, 0.0, 0.001], sender, progress, stop)
+    )
     await sender.wait_for(5)
     stop.set()
     level = await running

@@ -57,7 +57,10 @@ def test_a_closed_loop_counts_what_was_streamed(start: Start, tmp_path: Path) ->
     code, run = bench(server, tmp_path, *SMALL, "--concurrency", "1,3", "--requests-per-client", "2")
 
     assert code == 0
-    assert [(level.label, len(level.rows), level.failures) for level in run.levels] == [("c=1", 2, []), ("c=3", 6, [])]
+    assert [(level.label, len(level.rows), level.failures) for level in run.levels] == [
+        ("c=1", 2, []),
+        ("c=3", 6, []),
+    ]
     assert server.peak_in_flight <= 3
     for row in (row for level in run.levels for row in level.rows):
         assert (row.samples, row.text_deltas, len(row.audio_gaps_s)) == (40 * 480, 2, 1)
@@ -92,7 +95,7 @@ def test_the_same_seed_asks_the_same(start: Start, tmp_path: Path) -> None:
     assert first != other
 
 
-def test_a_pause_in_the_sound_is_an_underrun_and_a_gap(start: Start, tmp_path: Path) -> None:
+def test_a_pause_in_the_audio_is_an_underrun_and_a_gap(start: Start, tmp_path: Path) -> None:
     parts: list[bytes | Pause] = list(WHOLE)
     parts.insert(5, Pause(0.4))  # between the first quarter of 0.8 s and the rest
     server = start(lambda body, number: Reply(tuple(parts)))
@@ -118,14 +121,14 @@ def test_an_open_loop_sends_all_its_requests(start: Start, tmp_path: Path) -> No
 FAILURES = {
     "HTTP 503: full": Reply(status=503, body=b'{"error": {"message": "full", "type": "x"}}'),
     "HTTP 502: bad gateway": Reply(status=502, body=b"bad gateway"),
-    "the stream broke": Reply(WHOLE[:3], break_off=True),
+    "the connection broke in the middle of the answer": Reply(WHOLE[:3], break_off=True),
     "the stream ended without [DONE]": Reply(WHOLE[:-1]),
     "no usage in the stream": Reply((*WHOLE[:-2], DONE)),
     "7 text tokens instead of 8": Reply(spoken(7, 40)),
     "18720 samples instead of 19200": Reply(spoken(8, 39)),
     "19200 samples, while usage has 39 codec tokens": Reply((*WHOLE[:-2], frame(usage(8, 39)), DONE)),
     "error in the stream: out of memory": Reply((*WHOLE[:3], frame({"error": {"message": "out of memory"}}))),
-    "half a sample at the end of the sound": Reply((frame(chunk({"audio": {"data": "AA=="}})), *WHOLE)),
+    "half a sample at the end of the audio": Reply((frame(chunk({"audio": {"data": "AA=="}})), *WHOLE)),
 }
 
 
@@ -145,7 +148,9 @@ def test_an_answer_that_is_not_what_was_asked_for_fails(
 def test_an_answer_that_does_not_come_fails(start: Start, tmp_path: Path) -> None:
     server = start(lambda body, number: Reply((*WHOLE[:3], Pause(60))))
 
-    code, run = bench(server, tmp_path, *SMALL, "--concurrency", "1", "--requests-per-client", "1", "--timeout", "0.3")
+    code, run = bench(
+        server, tmp_path, *SMALL, "--concurrency", "1", "--requests-per-client", "1", "--timeout", "0.3"
+    )
 
     assert code == 1
     assert run.levels[0].failures == ["not answered within 0.3 s"]
@@ -160,7 +165,7 @@ def test_samples_within_the_tolerance_are_accepted(start: Start, tmp_path: Path)
     assert bench(server, tmp_path, *one, "--sample-tolerance", "3")[0] == 0
 
 
-def test_a_plain_text_server_is_measured_without_any_sound(
+def test_a_plain_text_server_is_measured_without_any_audio(
     start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server = start(lambda body, number: Reply(written(8)))
@@ -192,7 +197,17 @@ def test_an_earlier_run_is_printed_beside_this_one(
     (tmp_path / "run.json").rename(earlier)
     capsys.readouterr()
 
-    bench(server, tmp_path, *SMALL, "--concurrency", "1,2", "--requests-per-client", "1", "--compare", str(earlier))
+    bench(
+        server,
+        tmp_path,
+        *SMALL,
+        "--concurrency",
+        "1,2",
+        "--requests-per-client",
+        "1",
+        "--compare",
+        str(earlier),
+    )
 
     out = capsys.readouterr().out
     assert "compared with" in out
@@ -234,8 +249,8 @@ def test_each_level_is_told_as_it_ends_with_an_estimate_for_the_next(
     first, *_, row, estimate = seen_before_the_second_level[0].splitlines()
     assert first.startswith("W1 against scripted at http://127.0.0.1:")
     assert re.fullmatch(
-        r"c=1: median TTFT [\d.]+ s, TTFA [\d.]+ s, RTF [\d.]+, underrun 0 s, end to end [\d.]+ s; [\d.]+ audio s/s; "
-        r"[\d.]+ requests/s",
+        r"c=1: median TTFT [\d.]+ s, TTFA [\d.]+ s, RTF [\d.]+, underrun 0 s, end to end [\d.]+ s; "
+        r"[\d.]+ audio s/s; [\d.]+ requests/s",
         row,
     )
     assert re.fullmatch(r"c=2: 4 requests, about \d+ s at the rate of c=1", estimate)

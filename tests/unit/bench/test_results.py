@@ -44,7 +44,9 @@ def test_the_real_time_factor_is_end_to_end_time_by_duration() -> None:
 
 
 def test_failed_requests_take_time_but_give_nothing() -> None:
-    measured = level(1, [row(end_to_end_s=2.0), row(sent_s=2.0, end_to_end_s=2.0, ttfa_s=9.0, failure="HTTP 500")])
+    measured = level(
+        1, [row(end_to_end_s=2.0), row(sent_s=2.0, end_to_end_s=2.0, ttfa_s=9.0, failure="HTTP 500")]
+    )
 
     assert measured.failures == ["HTTP 500"]
     assert measured.audio_s_per_s == 5.0 / 4.0
@@ -72,7 +74,7 @@ def test_another_file_is_refused(tmp_path: Path, content: str) -> None:
     file = tmp_path / "other.json"
     file.write_text(content)
 
-    with pytest.raises(ConfigError, match=r"other\.json: no results of scripts/bench_serving"):
+    with pytest.raises(ConfigError, match=r"other\.json: not the results of a benchmark"):
         load_run(file)
 
 

@@ -48,7 +48,7 @@ def test_a_load_generator_that_used_much_of_a_core_says_so() -> None:
     assert lines[-1].startswith("WARNING: the load generator used more than 50% of a core (c=4)")
 
 
-def test_text_alone_has_no_lines_about_sound() -> None:
+def test_text_alone_has_no_lines_about_audio() -> None:
     workload = WORKLOADS["W1"].model_copy(update={"modalities": "text", "codec_tokens": 0})
     text = table(run(level(1, [row(samples=0, ttfa_s=None)]), workload=workload))
 
@@ -57,7 +57,9 @@ def test_text_alone_has_no_lines_about_sound() -> None:
 
 
 def test_answers_without_any_text_are_counted() -> None:
-    assert "c=1: 2 answers without any text" in table(run(level(1, [row(ttft_s=None), row(), row(ttft_s=None)])))
+    assert "c=1: 2 answers without any text" in table(
+        run(level(1, [row(ttft_s=None), row(), row(ttft_s=None)]))
+    )
 
 
 def test_a_comparison_shows_what_changed_level_by_level() -> None:

@@ -3,14 +3,13 @@ import wave
 
 import numpy as np
 
-from omni_server.bench.speech import SAMPLE_RATE, speech_like, wav_file
-from omni_server.bench.workload import WORKLOADS, make_turn
+from omni_server.bench.workload import QUESTION_SAMPLE_RATE, WORKLOADS, make_turn, speech_like, wav_file
 
 
 def test_speech_has_its_length_and_stays_within_its_peak() -> None:
     samples = speech_like(5.0, np.random.default_rng(1))
 
-    assert samples.shape == (5 * SAMPLE_RATE,)
+    assert samples.shape == (5 * QUESTION_SAMPLE_RATE,)
     assert 0.45 < np.abs(samples).max() <= 0.5
 
 
@@ -24,10 +23,10 @@ def test_the_same_seed_gives_the_same_speech_and_another_one_other_speech() -> N
 def test_speech_rises_and_falls_and_has_its_energy_where_voices_have_it() -> None:
     samples = speech_like(5.0, np.random.default_rng(3))
 
-    loudness = np.sqrt((samples.reshape(-1, SAMPLE_RATE // 50) ** 2).mean(axis=1))
+    loudness = np.sqrt((samples.reshape(-1, QUESTION_SAMPLE_RATE // 50) ** 2).mean(axis=1))
     assert loudness.max() > 10 * np.quantile(loudness, 0.1)
     power = np.abs(np.fft.rfft(samples)) ** 2
-    frequency_hz = np.fft.rfftfreq(len(samples), 1 / SAMPLE_RATE)
+    frequency_hz = np.fft.rfftfreq(len(samples), 1 / QUESTION_SAMPLE_RATE)
     assert power[(frequency_hz > 90) & (frequency_hz < 4000)].sum() > 0.95 * power.sum()
 
 

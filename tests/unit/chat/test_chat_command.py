@@ -1,4 +1,5 @@
-"""`omni-server chat` against a server of a few lines: what it asks, shows, plays, keeps, and says of failures."""
+"""`omni-server chat` against a server of a few lines: what it asks, shows, plays, keeps, and says of
+failures."""
 
 import base64
 import contextlib
@@ -53,7 +54,7 @@ def written_answer(*words: str) -> tuple[bytes, ...]:
 
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Start]:
-    """Servers that end with the test. No program that plays sound is found, and no key."""
+    """Servers that end with the test. No program that plays audio is found, and no key."""
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.delenv("OMNI_SERVER_API_KEY", raising=False)
     servers: list[ScriptedServer] = []
@@ -137,7 +138,9 @@ def test_each_line_of_stdin_is_a_question_and_earlier_answers_are_named_by_their
     ]
 
 
-def test_an_answer_whose_audio_has_expired_is_repeated_as_text(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_whose_audio_has_expired_is_repeated_as_text(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = start(lambda body, number: Reply(spoken_answer("Old.", expires_at=1)))
     pipe_in(monkeypatch, "First?\nSecond?\n")
 
@@ -146,7 +149,9 @@ def test_an_answer_whose_audio_has_expired_is_repeated_as_text(start: Start, mon
     assert {"role": "assistant", "content": "Old."} in server.requests[1]["messages"]  # type: ignore[operator]
 
 
-def test_text_that_is_content_and_transcript_is_shown_once(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_that_is_content_and_transcript_is_shown_once(
+    start: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
     twice = (delta(content="Hi.", audio={"transcript": "Hi."}), end(), DONE)
     server = start(lambda body, number: Reply(twice))
 
@@ -162,7 +167,12 @@ def test_text_only_asks_for_no_speech(start: Start, capsys: pytest.CaptureFixtur
 
     assert capsys.readouterr().out == "Hello.\n"
     assert server.requests == [
-        {"model": "scripted", "messages": [{"role": "user", "content": "Hi"}], "stream": True, "max_tokens": 9}
+        {
+            "model": "scripted",
+            "messages": [{"role": "user", "content": "Hi"}],
+            "stream": True,
+            "max_tokens": 9,
+        }
     ]
 
 
@@ -176,7 +186,9 @@ def test_a_model_without_voices_is_asked_for_text(start: Start, capsys: pytest.C
     assert "which answers in text only" in capsys.readouterr().err
 
 
-def test_files_go_with_the_first_question_only(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_go_with_the_first_question_only(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = start(lambda body, number: Reply(spoken_answer("I see.")))
     for name in ("question.wav", "picture.png", "film.mp4", "memo.aiff"):
         (tmp_path / name).write_bytes(name.encode())
@@ -186,10 +198,18 @@ def test_files_go_with_the_first_question_only(start: Start, tmp_path: Path, mon
 
     assert main(["chat", "--url", server.url, *words]) == 0
 
-    encoded = {name: base64.b64encode(name.encode()).decode() for name in ("question.wav", "picture.png", "film.mp4")}
+    encoded = {
+        name: base64.b64encode(name.encode()).decode() for name in ("question.wav", "picture.png", "film.mp4")
+    }
     first, second = (body["messages"] for body in server.requests)
     content = first[0]["content"]  # type: ignore[index, call-overload]
-    assert [part["type"] for part in content] == ["input_audio", "audio_url", "image_url", "video_url", "text"]  # type: ignore[index, union-attr, call-overload]
+    assert [part["type"] for part in content] == [
+        "input_audio",
+        "audio_url",
+        "image_url",
+        "video_url",
+        "text",
+    ]  # type: ignore[index, union-attr, call-overload]
     assert content[0]["input_audio"] == {"data": encoded["question.wav"], "format": "wav"}  # type: ignore[index, call-overload]
     assert content[1]["audio_url"]["url"].startswith("data:audio/")  # type: ignore[index, call-overload, union-attr]
     assert content[2]["image_url"] == {"url": f"data:image/png;base64,{encoded['picture.png']}"}  # type: ignore[index, call-overload]
@@ -208,7 +228,7 @@ def test_a_recording_alone_is_a_question(start: Start, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["aplay", "paplay", "ffplay", "play"])
-def test_a_program_that_plays_sound_gets_the_samples(
+def test_a_program_that_plays_audio_gets_the_samples(
     start: Start, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server = start(lambda body, number: Reply(spoken_answer("Listen.")))
@@ -232,7 +252,7 @@ def test_a_program_that_cannot_play_is_told_once_and_the_conversation_goes_on(
 
     printed = capsys.readouterr()
     assert printed.out == "Listen.\nListen.\n"
-    assert printed.err.count("aplay does not play: no sound card; going on without sound") == 1
+    assert printed.err.count("aplay does not play: no sound card; going on without audio") == 1
 
 
 def test_no_play_plays_nothing(start: Start, tmp_path: Path) -> None:
@@ -244,7 +264,9 @@ def test_no_play_plays_nothing(start: Start, tmp_path: Path) -> None:
     assert not (tmp_path / "heard").exists()
 
 
-def test_signs_that_a_terminal_would_obey_are_not_shown(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
+def test_signs_that_a_terminal_would_obey_are_not_shown(
+    start: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
     server = start(lambda body, number: Reply(written_answer("a\x1b[2J\x07b\tc\nd\x9b1m")))
 
     assert main(["chat", "--url", server.url, "--once", "Hi", "--text-only"]) == 0
@@ -252,7 +274,9 @@ def test_signs_that_a_terminal_would_obey_are_not_shown(start: Start, capsys: py
     assert capsys.readouterr().out == "a[2Jb\tc\nd1m\n"
 
 
-def test_the_key_is_sent_and_comes_from_the_environment_too(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_is_sent_and_comes_from_the_environment_too(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = start(lambda body, number: Reply(written_answer("Hello.")))
 
     assert main(["chat", "--url", server.url, "--once", "Hi", "--api-key", "secret"]) == 0
@@ -267,7 +291,8 @@ def test_no_server_is_told_with_how_to_start_one(capsys: pytest.CaptureFixture[s
 
     message = capsys.readouterr().err
     assert message.startswith(
-        "omni-server: error: no server answers at http://127.0.0.1:9 (Connection refused). Is it running? Start one "
+        "omni-server: error: no server answers at http://127.0.0.1:9 (Connection refused). Is it running? "
+        "Start one "
     )
     assert "serve MODEL', or with 'scripts/serve'" in message
 
@@ -280,24 +305,28 @@ BROKEN = base64.b64encode(SAMPLES).decode()[:-3]
     [
         (
             Reply(status=404, body=json.dumps({"error": {"message": "There is no such model."}}).encode()),
-            "error: the server answers 404: There is no such model.",
+            "error: HTTP 404: There is no such model.",
         ),
-        (Reply(status=500, body=b"oops"), "error: the server answers 500: oops"),
+        (Reply(status=500, body=b"oops"), "error: HTTP 500: oops"),
         (
             Reply((delta(content="Hel"), frame({"error": {"message": "stage 'talker': out of memory"}}))),
-            "error: the answer failed: stage 'talker': out of memory",
+            "error: error in the stream: stage 'talker': out of memory",
         ),
-        (Reply((delta(content="Hel"),)), "error: the answer broke off"),
+        (Reply((delta(content="Hel"),)), "error: the stream ended without [DONE]"),
         (
             Reply((delta(content="Hel"),), break_off=True),
             "error: the connection broke in the middle of the answer",
         ),
-        (Reply((b"data: {]\n\n",)), "error: the server sends what is no chunk of a chat completion"),
-        (Reply((delta(audio={"data": BROKEN}),)), "error: the server sends sound that is not base64"),
+        (Reply((b"data: {]\n\n",)), "error: not a chunk of a chat completion: event: json_invalid"),
+        (Reply((delta(audio={"data": BROKEN}),)), "error: audio that is not base64"),
     ],
 )
 def test_a_failure_is_told_and_the_next_question_is_asked_without_it(
-    start: Start, reply: Reply, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    start: Start,
+    reply: Reply,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     server = start(lambda body, number: reply if number == 0 else Reply(written_answer("Fine.")))
     pipe_in(monkeypatch, "One?\nTwo?\n")
@@ -315,10 +344,12 @@ def test_a_failure_is_told_and_the_next_question_is_asked_without_it(
     [
         (["--once"], "--once needs a QUESTION, or a file"),
         (["--text-only", "--voice", "Ada"], "--text-only asks for no speech"),
-        (["--max-tokens", "0"], "'0' is no number of tokens"),
+        (["--max-tokens", "0"], "argument --max-tokens: must be 1 or more"),
     ],
 )
-def test_a_wrong_command_line_exits_with_2(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_command_line_exits_with_2(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["chat", *words])
 
@@ -339,7 +370,12 @@ class Terminal:
         self._end, theirs = pty.openpty()
         command = [sys.executable, "-m", "omni_server.cli.main", "chat", *words]
         self.process = subprocess.Popen(
-            command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, cwd=Path(__file__).parents[3]
+            command,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+            cwd=Path(__file__).parents[3],
         )
         os.close(theirs)
         self.shown = ""
@@ -351,8 +387,8 @@ class Terminal:
         self.process.send_signal(signal.SIGINT)
 
     def end_at_the_prompt(self) -> int:
-        """Ctrl-C, and once more if nothing comes of it: between the moment that it shows the prompt and the one that it
-        waits for a key, Python's readline takes a signal for later, when the next key comes."""
+        """Ctrl-C, and once more if nothing comes of it: between the moment that it shows the prompt and the
+        one that it waits for a key, Python's readline takes a signal for later, when the next key comes."""
         for _ in range(6):
             self.interrupt()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -418,7 +454,7 @@ def test_the_prompt_has_commands(start: Start, tmp_path: Path) -> None:
     terminal.wait_for("Yes.")
     terminal.wait_for("> ")
     terminal.type("/picture x")
-    terminal.wait_for("'/picture x' is no command; /help lists them")
+    terminal.wait_for("'/picture x' is not a command; /help lists them")
     terminal.type("/help")
     terminal.wait_for("forget what has been said")
     terminal.type(f"/image {tmp_path}/none.png")

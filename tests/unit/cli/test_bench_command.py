@@ -19,9 +19,21 @@ def server() -> Iterator[ScriptedServer]:
     scripted.close()
 
 
-def test_it_measures_a_server(server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_measures_a_server(
+    server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     results = tmp_path / "run.json"
-    words = ["bench", "--base-url", server.url, "--text-tokens", "8", "--codec-tokens", "40", "--concurrency", "2"]
+    words = [
+        "bench",
+        "--base-url",
+        server.url,
+        "--text-tokens",
+        "8",
+        "--codec-tokens",
+        "40",
+        "--concurrency",
+        "2",
+    ]
 
     assert main([*words, "--warmup", "0", "--api-key", "secret", "--json", str(results)]) == 0
 

@@ -28,7 +28,8 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["serve", "--help"], ["config", "--help"], ["config", "show", "-h"], ["bench", "-h"]]
+    "arguments",
+    [["--help"], ["serve", "--help"], ["config", "--help"], ["config", "show", "-h"], ["bench", "-h"]],
 )
 def test_every_command_explains_itself(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run_and_exit(*arguments) == 0
@@ -42,11 +43,14 @@ def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
     assert run_and_exit(*arguments) == 2
 
 
-def test_a_flag_of_one_stage_is_refused_with_the_place_where_it_belongs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_flag_of_one_stage_is_refused_with_the_place_where_it_belongs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert run_and_exit("serve", "some/model", "--gpu-memory-utilization=0.5") == 2
     assert capsys.readouterr().err.splitlines()[0] == (
-        "omni-server serve: error: unrecognized argument --gpu-memory-utilization=0.5: gpu_memory_utilization belongs "
-        "to a stage; set stages.<name>.gpu_memory_utilization in the file that --stage-config names"
+        "omni-server serve: error: unrecognized argument --gpu-memory-utilization=0.5: "
+        "gpu_memory_utilization belongs to a stage; set stages.<name>.gpu_memory_utilization in the file "
+        "that --stage-config names"
     )
 
 
@@ -78,7 +82,9 @@ def test_a_misspelt_flag_is_told_in_one_line_with_the_flag_that_was_meant(
 
 
 @pytest.mark.parametrize("name", sorted(shipped_configs()))
-def test_config_show_prints_a_config_that_means_the_same(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_show_prints_a_config_that_means_the_same(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["config", "show", name]) == 0
     printed = yaml.safe_load(capsys.readouterr().out)
 
@@ -105,7 +111,9 @@ def test_config_show_takes_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert yaml.safe_load(capsys.readouterr().out)["stages"]["talker"]["devices"] == [1]
 
 
-def test_a_mistake_in_a_config_exits_with_2_and_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_in_a_config_exits_with_2_and_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(
         find_shipped_config("qwen2_5_omni").read_text().replace("max_model_len: 156", "max_model_lenn: 156")
@@ -125,18 +133,21 @@ def test_a_mistake_in_a_config_exits_with_2_and_one_line(tmp_path: Path, capsys:
 def test_config_validate_says_what_is_valid(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "validate", "qwen2_5_omni.demo-cpu"]) == 0
     assert capsys.readouterr().out == (
-        f"{find_shipped_config('qwen2_5_omni.demo-cpu')} is valid: platform cpu, stages thinker (thinker), talker "
-        "(talker), code2wav (code2wav)\n"
+        f"{find_shipped_config('qwen2_5_omni.demo-cpu')} is valid: platform cpu, stages thinker (thinker), "
+        "talker (talker), code2wav (code2wav)\n"
     )
 
 
-def test_config_validate_refuses_with_line_and_field(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_validate_refuses_with_line_and_field(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("model_family: stages.qwen2_5_omni:FAMILY\nplatform: tpu\nstages: {}\n")
 
     assert main(["config", "validate", str(file)]) == 2
     assert capsys.readouterr().err.splitlines()[0] == (
-        f"omni-server: error: {file}: line 2: platform: must be 'cpu' or 'cuda', not 'tpu'; did you mean 'cpu'?"
+        f"omni-server: error: {file}: line 2: platform: must be 'cpu' or 'cuda', not 'tpu'; did you mean "
+        "'cpu'?"
     )
 
 
@@ -147,14 +158,22 @@ def test_config_list_names_every_shipped_config(capsys: pytest.CaptureFixture[st
     assert listed == [[name, str(path)] for name, path in shipped_configs().items()]
 
 
-def test_help_needs_neither_torch_nor_vllm() -> None:
+@pytest.mark.parametrize(
+    ("command", "unwanted"),
+    [
+        ("serve", {"torch", "transformers", "vllm"}),
+        ("bench", {"aiohttp", "numpy", "omni_server.api", "pydantic"}),
+        ("chat", {"aiohttp", "numpy", "omni_server.api", "pydantic"}),
+    ],
+)
+def test_help_imports_little(command: str, unwanted: set[str]) -> None:
     program = (
         "import sys\n"
         "from omni_server.cli.main import main\n"
         "try:\n"
-        "    main(['serve', '--help'])\n"
+        f"    main(['{command}', '--help'])\n"
         "except SystemExit:\n"
-        "    sys.stderr.write(str(sorted({'torch', 'transformers', 'vllm'} & sys.modules.keys())))\n"
+        f"    sys.stderr.write(str(sorted({unwanted} & sys.modules.keys())))\n"
     )
     finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 

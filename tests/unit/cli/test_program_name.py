@@ -37,7 +37,9 @@ def test_in_the_checkout_it_is_the_path_of_the_environment(checkout: Path) -> No
 
 
 @pytest.mark.parametrize("folder", ["/", ".venv/bin"])
-def test_elsewhere_it_is_a_path_that_works_there(checkout: Path, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elsewhere_it_is_a_path_that_works_there(
+    checkout: Path, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(folder)
 
     assert run(program()) == str(checkout / ".venv" / "bin")
@@ -49,7 +51,9 @@ def test_a_relative_path_as_typed_will_do(checkout: Path, monkeypatch: pytest.Mo
     assert program() == ".venv/bin/omni-server"
 
 
-def test_with_the_environment_activated_it_is_the_name_alone(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_the_environment_activated_it_is_the_name_alone(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", f"{checkout}/.venv/bin:/usr/bin:/bin")
 
     assert program() == "omni-server"
@@ -64,7 +68,9 @@ def test_the_name_alone_is_not_printed_where_it_starts_another_installation(
     assert program() == ".venv/bin/omni-server"
 
 
-def test_without_an_installed_program_it_is_the_module(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_installed_program_it_is_the_module(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "argv", ["main.py", "serve"])
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(checkout / "none"))
 
@@ -74,7 +80,8 @@ def test_without_an_installed_program_it_is_the_module(checkout: Path, monkeypat
 def test_a_folder_that_was_removed_under_the_user_is_no_obstacle(checkout: Path, tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
-    words = f"import sys; sys.argv = [{sys.argv[0]!r}]; from omni_server.command_line import program; print(program())"
+    words = f"import sys; sys.argv = [{sys.argv[0]!r}]; "
+    words += "from omni_server.command_line import program; print(program())"
     script = f"cd '{gone}' && rmdir '{gone}' && exec \"$0\" -c \"$1\""
     finished = subprocess.run(
         ["bash", "-c", script, sys.executable, words],

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from omni_server.cli.ready_message import curl_example, ready_message
+from omni_server.cli.serve import curl_example, ready_message
 from omni_server.types import ModelInfo
 from tests.unit.bench.frames import spoken
 from tests.unit.bench.scripted_server import Reply, ScriptedServer
@@ -47,7 +47,10 @@ class Recorder(BaseHTTPRequestHandler):
         self.requests.append((self.path, body))
         message: dict[str, Any] = {"content": "Hi."}
         if "audio" in body:
-            message = {"content": None, "audio": {"data": base64.b64encode(b"RIFF").decode(), "transcript": "Hi."}}
+            message = {
+                "content": None,
+                "audio": {"data": base64.b64encode(b"RIFF").decode(), "transcript": "Hi."},
+            }
         self.send_response(200)
         self.end_headers()
         self.wfile.write(json.dumps({"choices": [{"message": message}]}).encode())
@@ -65,7 +68,9 @@ def recorder() -> type[Recorder]:
 
 
 def run_in_shell(command: str, folder: Path) -> str:
-    return subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        ["bash", "-c", command], cwd=folder, capture_output=True, text=True, check=True
+    ).stdout
 
 
 def test_it_names_address_model_voices_and_formats() -> None:
@@ -84,7 +89,9 @@ def test_the_command_to_talk_works_where_the_server_was_started(
 ) -> None:
     program = tmp_path / ".venv" / "bin" / "omni-server"
     program.parent.mkdir(parents=True)
-    program.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -m omni_server.cli.main "$@"\n')
+    program.write_text(
+        f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -m omni_server.cli.main "$@"\n'
+    )
     program.chmod(0o755)
     monkeypatch.setattr(sys, "argv", [str(program), "serve", "some/model"])
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
@@ -93,7 +100,9 @@ def test_the_command_to_talk_works_where_the_server_was_started(
     text = ready_message(server.url, model_info())
     command = text.partition("Or talk to it: ")[2]
 
-    answered = subprocess.run(["bash", "-c", command], input="Hello.\n", capture_output=True, text=True, check=False)
+    answered = subprocess.run(
+        ["bash", "-c", command], input="Hello.\n", capture_output=True, text=True, check=False
+    )
     server.close()
 
     assert command == f".venv/bin/omni-server chat --url {server.url}\n"
@@ -109,7 +118,9 @@ def test_a_deployment_without_voices_says_so() -> None:
 
 
 @pytest.mark.parametrize("name", ["demo", 'it\'s a "model" with $signs'])
-def test_the_example_asks_for_speech_and_writes_the_answer(tmp_path: Path, recorder: type[Recorder], name: str) -> None:
+def test_the_example_asks_for_speech_and_writes_the_answer(
+    tmp_path: Path, recorder: type[Recorder], name: str
+) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), recorder) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}"

@@ -13,9 +13,8 @@ from omni_server.check import default_config
 from omni_server.check.machine import Gpu
 from omni_server.check.report import DeviceMemory
 from omni_server.cli import serve
-from omni_server.cli.access_flags import KEY_VARIABLES
 from omni_server.cli.main import main
-from omni_server.cli.serve import ServeOptions
+from omni_server.cli.serve_flags import KEY_VARIABLES, ServeOptions
 from omni_server.config.load import find_shipped_config, load_stage_config
 from omni_server.config.stage_config import StageConfig
 from omni_server.errors import ConfigError, StageDeadError
@@ -67,14 +66,14 @@ def test_every_flag_reaches_its_place(parsed: list[ServeOptions]) -> None:
         "--api-key one two --api-key three "
         "--metrics-need-key --no-public-voice-list --allowed-origins https://a.example https://b.example "
         '--allowed-methods ["GET","POST"] --allowed-headers authorization --allow-credentials '
-        "--ssl-certfile cert.pem --ssl-keyfile key.pem --ssl-ca-certs ca.pem --ssl-cert-reqs 2 --ssl-ciphers ECDHE "
-        "--max-queue 9 --max-concurrency-per-key 3 --body-timeout 7 --max-total-body-size 2G --send-timeout 8 "
-        "--max-unsent-size 8M --max-total-unsent-size 64M "
-        "--allowed-local-media-path /srv/media "
-        "--max-media-size 1M --max-audio-duration 30 --max-video-duration 20 --max-image-pixels 1000 "
-        "--max-video-frame-pixels 500 --media-fetch-timeout 4 --media-decode-timeout 6 "
-        "--max-upload-size 2M --max-upload-duration 40 --realtime-max-sessions 3 --realtime-session-timeout 50 "
-        "--realtime-idle-timeout 12 --otlp-traces-endpoint http://collector:4318/v1/traces"
+        "--ssl-certfile cert.pem --ssl-keyfile key.pem --ssl-ca-certs ca.pem --ssl-cert-reqs 2 "
+        "--ssl-ciphers ECDHE --max-queue 9 --max-concurrency-per-key 3 --body-timeout 7 "
+        "--max-total-body-size 2G --send-timeout 8 --max-unsent-size 8M --max-total-unsent-size 64M "
+        "--allowed-local-media-path /srv/media --max-media-size 1M --max-audio-duration 30 "
+        "--max-video-duration 20 --max-image-pixels 1000 --max-video-frame-pixels 500 --media-fetch-timeout "
+        "4 --media-decode-timeout 6 --max-upload-size 2M --max-upload-duration 40 --realtime-max-sessions 3 "
+        "--realtime-session-timeout 50 --realtime-idle-timeout 12 --otlp-traces-endpoint "
+        "http://collector:4318/v1/traces"
     )
 
     assert main(["serve", "some/model", *flags.split()]) == 0
@@ -147,7 +146,9 @@ def test_the_model_may_be_a_flag(parsed: list[ServeOptions]) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["serve"], ["serve", "--demo", "speaking"]])
-def test_without_a_model_the_demo_of_the_program_is_served(parsed: list[ServeOptions], arguments: list[str]) -> None:
+def test_without_a_model_the_demo_of_the_program_is_served(
+    parsed: list[ServeOptions], arguments: list[str]
+) -> None:
     assert main(arguments) == 0
 
     assert parsed[0].served_model_names == ("speaking-demo",)
@@ -162,21 +163,26 @@ def test_without_a_model_the_demo_of_the_program_is_served(parsed: list[ServeOpt
         ("a --model b", "MODEL is given twice: as an argument and with --model"),
         ("--model=", "MODEL is empty"),
         ("--revision main", "--revision needs a MODEL"),
-        ("a --port 65536", "argument --port: '65536' is no port: 0 to 65535"),
-        ("a --port=-1", "argument --port: '-1' is no port: 0 to 65535"),
-        ("a --max-body-size 0", "argument --max-body-size: '0' is no size: a number of bytes, or as in 512K, 64M, 1G"),
+        ("a --port 65536", "argument --port: '65536' is not a port: 0 to 65535"),
+        ("a --port=-1", "argument --port: '-1' is not a port: 0 to 65535"),
+        (
+            "a --max-body-size 0",
+            "argument --max-body-size: '0' is not a size: a number of bytes, or as in 512K, 64M, 1G",
+        ),
         (
             "a --max-body-size 5T",
-            "argument --max-body-size: '5T' is no size: a number of bytes, or as in 512K, 64M, 1G",
+            "argument --max-body-size: '5T' is not a size: a number of bytes, or as in 512K, 64M, 1G",
         ),
-        ("a --max-queue=-1", "argument --max-queue: '-1' is no whole number of 0 or more"),
+        ("a --max-queue=-1", "argument --max-queue: '-1' is not a whole number of 0 or more"),
         ("a --max-image-pixels 0", "argument --max-image-pixels: must be 1 or more"),
         ("a --request-timeout 0", "argument --request-timeout: must be more than 0 seconds"),
-        ("a --request-timeout nan", "argument --request-timeout: 'nan' is no number of seconds"),
-        ("a --shutdown-timeout=-1", "argument --shutdown-timeout: '-1' is no number of seconds"),
+        ("a --request-timeout nan", "argument --request-timeout: 'nan' is not a number of seconds"),
+        ("a --shutdown-timeout=-1", "argument --shutdown-timeout: '-1' is not a number of seconds"),
     ],
 )
-def test_wrong_flags_exit_with_2_and_a_reason(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_flags_exit_with_2_and_a_reason(
+    arguments: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["serve", *arguments.split()])
 
@@ -244,8 +250,8 @@ def test_a_key_may_come_from_the_environment(
         ("--ssl-certfile c.pem --ssl-cert-reqs 2", "--ssl-cert-reqs needs --ssl-ca-certs"),
         ("--max-concurrency-per-key 2", "--max-concurrency-per-key needs --api-key"),
         ("--root-path omni", "--root-path 'omni' must begin with a slash"),
-        ('--allowed-origins ["a"', "--allowed-origins: '[\"a\"' is no JSON list of strings"),
-        ("--allowed-origins [1]", "--allowed-origins: '[1]' is no JSON list of strings"),
+        ('--allowed-origins ["a"', "--allowed-origins: '[\"a\"' is not a JSON list of strings"),
+        ("--allowed-origins [1]", "--allowed-origins: '[1]' is not a JSON list of strings"),
     ],
 )
 def test_flags_that_do_not_fit_together_exit_with_2(
@@ -305,19 +311,26 @@ def seven_b(tmp_path: Path) -> Path:
 
 
 def test_without_a_gpu_a_genuine_model_is_refused_in_one_line_before_weights_are_looked_for(
-    seven_b: Path, no_start: list[StageConfig], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    seven_b: Path,
+    no_start: list[StageConfig],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     assert main(["serve", str(seven_b)]) == 2
     assert capsys.readouterr().err == (
-        f"omni-server: error: {seven_b} (10.7 billion parameters) needs an NVIDIA GPU, and torch finds none here; with "
-        "--cpu it runs on the processor (stage config qwen2_5_omni.cpu), much slower than speech\n"
+        f"omni-server: error: {seven_b} (10.7 billion parameters) needs an NVIDIA GPU, and torch finds none "
+        "here; with --cpu it runs on the processor (stage config qwen2_5_omni.cpu), much slower than "
+        "speech\n"
     )
     assert no_start == []
 
 
 def test_with_cpu_a_genuine_model_runs_with_a_config_made_for_it_and_a_warning(
-    seven_b: Path, no_start: list[StageConfig], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    seven_b: Path,
+    no_start: list[StageConfig],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)  # which is not used
     machine = DeviceMemory(None, "memory", 64 * 10**9, 60 * 10**9)
@@ -328,7 +341,10 @@ def test_with_cpu_a_genuine_model_runs_with_a_config_made_for_it_and_a_warning(
 
 
 def test_a_cpu_with_too_little_memory_is_refused(
-    seven_b: Path, no_start: list[StageConfig], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    seven_b: Path,
+    no_start: list[StageConfig],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     machine = DeviceMemory(None, "memory", 16 * 10**9, 12 * 10**9)
     monkeypatch.setattr(default_config, "memory_of_this_machine", lambda: machine)
@@ -338,7 +354,10 @@ def test_a_cpu_with_too_little_memory_is_refused(
 
 
 def test_a_demo_runs_on_a_cpu_with_its_own_config(
-    tmp_path: Path, no_start: list[StageConfig], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    no_start: list[StageConfig],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     demo = make_demo_checkpoint(tmp_path / "demo", weights="dummy")
@@ -348,7 +367,10 @@ def test_a_demo_runs_on_a_cpu_with_its_own_config(
 
 
 def test_on_a_gpu_the_config_is_planned_for_it(
-    seven_b: Path, no_start: list[StageConfig], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    seven_b: Path,
+    no_start: list[StageConfig],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     gpu = Gpu(DeviceMemory(0, "A GPU", 24 * 2**30, 24 * 2**30), (8, 9))
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
@@ -358,13 +380,19 @@ def test_on_a_gpu_the_config_is_planned_for_it(
     assert main(["serve", str(seven_b), "--load-format", "dummy", "--quantization", "fp8"]) == 0
     (config,) = no_start
     assert config.stages["thinker"].engine_args["quantization"] == "online"
-    assert "stage config made for this machine, platform cuda: thinker (device 0, share 0." in capsys.readouterr().out
+    assert (
+        "stage config made for this machine, platform cuda: thinker (device 0, share 0."
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--stage-config qwen2_5_omni --quantization fp8", "set engine_args.quantization of its thinker instead"),
+        (
+            "--stage-config qwen2_5_omni --quantization fp8",
+            "set engine_args.quantization of its thinker instead",
+        ),
         ("--stage-config qwen2_5_omni --cpu", "platform is cuda, which --cpu contradicts"),
         ("--cpu --quantization fp8", "--quantization fp8 needs an NVIDIA GPU"),
     ],
@@ -378,12 +406,14 @@ def test_flags_that_contradict_the_stage_config_are_refused(
     assert no_start == []
 
 
-def test_a_missing_model_folder_exits_with_2_and_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_model_folder_exits_with_2_and_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["serve", str(tmp_path / "none"), "--stage-config", "qwen2_5_omni.demo-cpu"]) == 2
 
     assert capsys.readouterr().err == (
-        f"omni-server: error: MODEL '{tmp_path / 'none'}': no such folder, and not a hub id either (those look like "
-        "'Qwen/Qwen2.5-Omni-7B')\n"
+        f"omni-server: error: MODEL '{tmp_path / 'none'}': no such folder, and not a hub id either (those "
+        "look like 'Qwen/Qwen2.5-Omni-7B')\n"
     )
 
 
@@ -395,8 +425,8 @@ def test_a_cuda_config_without_a_gpu_exits_with_2(
     assert main(["serve", "some/model", "--stage-config", "qwen2_5_omni"]) == 2
 
     assert capsys.readouterr().err == (
-        f"omni-server: error: {find_shipped_config('qwen2_5_omni')}: platform is cuda, but torch finds no NVIDIA GPU "
-        "here; choose a config with platform cpu, such as qwen2_5_omni.demo-cpu\n"
+        f"omni-server: error: {find_shipped_config('qwen2_5_omni')}: platform is cuda, but torch finds no "
+        "NVIDIA GPU here; choose a config with platform cpu, such as qwen2_5_omni.demo-cpu\n"
     )
 
 
@@ -404,11 +434,19 @@ def test_a_cuda_config_without_a_gpu_exits_with_2(
     ("error", "code", "message"),
     [
         (ConfigError("lower the share"), 2, "omni-server: error: lower the share\n"),
-        (StageDeadError("talker", "out of memory"), 1, "omni-server: failed: stage 'talker': out of memory\n"),
+        (
+            StageDeadError("talker", "out of memory"),
+            1,
+            "omni-server: failed: stage 'talker': out of memory\n",
+        ),
     ],
 )
 def test_a_failure_at_start_exits_with_its_code(
-    error: Exception, code: int, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: Exception,
+    code: int,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def fail(_: ServeOptions) -> int:
         raise error

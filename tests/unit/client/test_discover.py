@@ -73,7 +73,9 @@ def test_a_refusal_is_told_in_the_words_of_the_server(
     plain_server: ScriptedServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plain_server.models_status = 503
-    plain_server.models = {"error": {"message": "The model is still loading.", "type": "service_unavailable_error"}}
+    plain_server.models = {
+        "error": {"message": "The model is still loading.", "type": "service_unavailable_error"}
+    }
 
     assert complaint(plain_server.url, capsys) == (
         f"omni-server: error: {plain_server.url}/v1/models answers 503: The model is still loading."

@@ -116,7 +116,8 @@ def test_levels_of_stages_and_queues_are_told() -> None:
         (sample.name, *sample.labels.values()): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
-        if family.type == "gauge" or family.name.startswith(("omni_shared_memory", "omni_stage", "omni_corrupt"))
+        if family.type == "gauge"
+        or family.name.startswith(("omni_shared_memory", "omni_stage", "omni_corrupt"))
     }
     assert values == {
         ("vllm:num_requests_running", "0", "org/omni", "thinker"): 2,

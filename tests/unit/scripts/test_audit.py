@@ -29,7 +29,9 @@ def audited(tmp_path: Path, *answers: dict[str, Any], fails_with: str = "") -> t
         f"open({str(asked)!r}, 'w').write(given)\n{said}\n"
     )
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    finished = subprocess.run([sys.executable, AUDIT], env=environment, capture_output=True, text=True, check=False)
+    finished = subprocess.run(
+        [sys.executable, AUDIT], env=environment, capture_output=True, text=True, check=False
+    )
     assert finished.stderr == ""
     return finished.returncode, finished.stdout
 
@@ -45,7 +47,9 @@ def test_a_vulnerability_is_told_with_what_mends_it(tmp_path: Path) -> None:
     assert "pillow 9.0: PYSEC-1, mended in 9.1, 10" in output
 
 
-@pytest.mark.parametrize(("answers", "fails_with"), [((FINE, UNKNOWN), ""), ((), "ConnectionError: no such host")])
+@pytest.mark.parametrize(
+    ("answers", "fails_with"), [((FINE, UNKNOWN), ""), ((), "ConnectionError: no such host")]
+)
 def test_what_could_not_be_asked_is_not_taken_for_fine(
     tmp_path: Path, answers: tuple[dict[str, Any], ...], fails_with: str
 ) -> None:

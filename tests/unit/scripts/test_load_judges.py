@@ -1,4 +1,5 @@
-"""The load of scripts/abort_storm and soak notices what goes wrong: on a server whose model follows a script."""
+"""The load of scripts/abort_storm and soak notices what goes wrong: on a server whose model follows a
+script."""
 
 import asyncio
 import json
@@ -100,6 +101,8 @@ async def test_an_answer_that_never_ends_is_cut_where_the_client_leaves() -> Non
             assert reply.was_cut
             assert not reply.is_whole
         assert len(life.generator.generations) == 2, "half a request begins nothing"
-        await asyncio.wait_for(asyncio.gather(*(made.closed.wait() for made in life.generator.generations)), 10)
+        await asyncio.wait_for(
+            asyncio.gather(*(made.closed.wait() for made in life.generator.generations)), 10
+        )
         with pytest.raises(TimeoutError):
             await exchange(port_of(life), ASKS[1], "waits", 0.2)

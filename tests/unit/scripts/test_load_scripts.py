@@ -1,4 +1,5 @@
-"""scripts/abort_storm, soak, overload and slow_readers: what they call a success, without the minutes that they take.
+"""scripts/abort_storm, soak, overload and slow_readers: what they call a success, without the minutes that
+they take.
 
 Short forms of what they do are run by tests/faults/test_load.py.
 """
@@ -53,7 +54,9 @@ def soaked(tally: Tally | None = None, lives: list[Life] | None = None) -> SoakR
 
 @pytest.mark.parametrize("name", NAMES)
 def test_help_tells_what_it_does(name: str) -> None:
-    done = subprocess.run([sys.executable, SCRIPTS / name, "--help"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, SCRIPTS / name, "--help"], capture_output=True, text=True, check=True
+    )
     assert done.stdout.startswith("usage:")
     assert "(default: " in done.stdout
 

@@ -23,7 +23,9 @@ def page_of(folder: Path, *names: str) -> str:
 
 def test_page_has_the_tables_of_the_benchmarks(tmp_path: Path) -> None:
     page = page_of(tmp_path, "w1.json", "text.json", "text-vllm-serve.json")
-    assert page.startswith("- omni-server: ready after 157 s\n\nW1: a short question, 5 s of speech; `bench_serving ")
+    assert page.startswith(
+        "- omni-server: ready after 157 s\n\nW1: a short question, 5 s of speech; `bench_serving "
+    )
     assert "| 1 | 24 ms | 0.191 s | 0.000 / 0.000 s | 0.157 | 6.3 | 0 of 4 |" in page
     assert "| 64 | 116 ms | 1.777 s | 0.000 / 0.171 s | 0.934 | 67.6 | 0 of 4 |" in page
     assert "| 64 | 181 / 187 ms | 6716 / 7401 (-9%) | 0 of 4 |" in page
@@ -46,7 +48,10 @@ def test_a_server_that_answered_nothing_has_no_percentage(tmp_path: Path) -> Non
 
 def test_what_does_not_start_is_named_with_its_log_and_leaves_a_page(tmp_path: Path) -> None:
     ended = subprocess.run(
-        [sys.executable, SCRIPTS / "measure", "out", "--model", "no-model", "--stage-config", "qwen2_5_omni.demo-cpu"],
+        [
+            *(sys.executable, SCRIPTS / "measure", "out", "--model", "no-model"),
+            *("--stage-config", "qwen2_5_omni.demo-cpu"),
+        ],
         cwd=tmp_path, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert ended.returncode == 1
@@ -65,7 +70,11 @@ def test_what_cannot_be_measured_is_refused_before_anything_starts(
     arguments: tuple[str, ...], error: str, tmp_path: Path
 ) -> None:
     ended = subprocess.run(
-        [sys.executable, SCRIPTS / "measure", *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        [sys.executable, SCRIPTS / "measure", *arguments],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert ended.returncode == 2
     assert error in ended.stderr

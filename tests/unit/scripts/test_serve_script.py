@@ -24,7 +24,9 @@ def checkout(tmp_path: Path) -> Path:
     shutil.copy(ROOT / "scripts" / "serve", folder / "scripts")
     write_program(folder / "scripts" / "setup-env", 'echo "setup-env $*" >&2; echo .venv')
     write_program(folder / ".venv" / "bin" / "omni-server", 'printf "%s\\n" "$@"')
-    write_program(folder / ".venv" / "bin" / "python", 'echo "make $2" >&2; mkdir "$2"; touch "$2/config.json"')
+    write_program(
+        folder / ".venv" / "bin" / "python", 'echo "make $2" >&2; mkdir "$2"; touch "$2/config.json"'
+    )
     return folder
 
 
@@ -42,7 +44,14 @@ def run(checkout: Path, *arguments: str, check: bool = True) -> subprocess.Compl
 def test_a_model_is_served_with_the_flags_as_they_are(checkout: Path) -> None:
     finished = run(checkout, "some/model", "--port", "9000", "--served-model-name", "two words")
 
-    assert finished.stdout.splitlines() == ["serve", "some/model", "--port", "9000", "--served-model-name", "two words"]
+    assert finished.stdout.splitlines() == [
+        "serve",
+        "some/model",
+        "--port",
+        "9000",
+        "--served-model-name",
+        "two words",
+    ]
     assert finished.stderr == "setup-env \n"
 
 
@@ -66,12 +75,18 @@ def test_cuda_is_for_the_setup_and_not_for_the_server(checkout: Path) -> None:
 def test_cpu_is_for_both(checkout: Path, arguments: list[str]) -> None:
     finished = run(checkout, *arguments)
 
-    assert finished.stdout.splitlines() == ["serve", *(word for word in arguments if word != "--cpu"), "--cpu"]
+    assert finished.stdout.splitlines() == [
+        "serve",
+        *(word for word in arguments if word != "--cpu"),
+        "--cpu",
+    ]
     assert finished.stderr == "setup-env --cpu\n"
 
 
 @pytest.mark.parametrize("arguments", [["--cuda"], ["some/model", "--cuda"]])
-def test_cuda_without_a_gpu_is_refused_before_anything_is_installed(checkout: Path, arguments: list[str]) -> None:
+def test_cuda_without_a_gpu_is_refused_before_anything_is_installed(
+    checkout: Path, arguments: list[str]
+) -> None:
     """On a machine with the device files of a GPU, it does not matter that nvidia-smi fails."""
     write_program(checkout / "bin" / "nvidia-smi", "echo 'NVIDIA-SMI has failed' >&2; exit 9")
 

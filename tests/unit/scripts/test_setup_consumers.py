@@ -40,10 +40,18 @@ class Checkout:
         self._log = folder / "pip.log"
 
     def run(self, *, pip_fails: str = "no") -> subprocess.CompletedProcess[str]:
-        environment = os.environ | {"REAL_PYTHON": sys.executable, "PIP_LOG": str(self._log), "PIP_FAILS": pip_fails}
+        environment = os.environ | {
+            "REAL_PYTHON": sys.executable,
+            "PIP_LOG": str(self._log),
+            "PIP_FAILS": pip_fails,
+        }
         script = self.folder / "scripts" / "setup-consumers"
         return subprocess.run(
-            [script, self.folder / "fake-python"], env=environment, capture_output=True, text=True, check=False
+            [script, self.folder / "fake-python"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
 
     def installed(self) -> list[str]:

@@ -105,7 +105,9 @@ def test_the_cpu_build_can_be_asked_for_beside_a_gpu(checkout: Checkout) -> None
 def test_where_pip_does_not_find_the_cpu_torch_it_comes_from_pytorch(checkout: Checkout) -> None:
     checkout.run(PIP_FINDS_TORCH="no")
 
-    assert checkout.installed()[0] == "--extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0+cpu"
+    assert (
+        checkout.installed()[0] == "--extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0+cpu"
+    )
 
 
 def test_an_index_that_is_named_is_used(checkout: Checkout) -> None:

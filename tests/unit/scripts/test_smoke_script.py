@@ -1,4 +1,5 @@
-"""`scripts/smoke` must fail where the server is wrong; that it passes where it is right, the integration tests show."""
+"""`scripts/smoke` must fail where the server is wrong; that it passes where it is right, the integration
+tests show."""
 
 import base64
 import io
@@ -56,7 +57,9 @@ def wrong_server() -> Iterator[str]:
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([ROOT / "scripts" / "smoke", *arguments], capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [ROOT / "scripts" / "smoke", *arguments], capture_output=True, text=True, check=False
+    )
 
 
 def test_every_wrong_answer_is_counted(wrong_server: str) -> None:
@@ -64,7 +67,9 @@ def test_every_wrong_answer_is_counted(wrong_server: str) -> None:
 
     assert finished.returncode == 1
     verdicts = {
-        line[6:20].strip(): line[:4].strip() for line in finished.stdout.splitlines()[1:-1] if line[4:6] == "  "
+        line[6:20].strip(): line[:4].strip()
+        for line in finished.stdout.splitlines()[1:-1]
+        if line[4:6] == "  "
     }
     assert verdicts == {
         "ready": "ok",

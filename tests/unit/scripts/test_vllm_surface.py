@@ -11,7 +11,8 @@ SURFACE = Path(__file__).parents[3] / "scripts" / "vllm_surface"
 
 VLLM = {
     "__init__.py": "from vllm.params import Params\n__all__ = ['Params']\n",
-    "params.py": "class Params:\n    temperature: float = 1.0\n    def clone(self): ...\n    def _check(self): ...\n",
+    "params.py": "class Params:\n    temperature: float = 1.0\n    def clone(self): ...\n"
+    "    def _check(self): ...\n",
     "engine/__init__.py": "from .core import *\n",
     "engine/core.py": """
 from vllm.engine.output import Output
@@ -69,6 +70,12 @@ class OurWorker(OurMixin, worker_class()): ...
 }
 
 
+STEP_WITH_BODY = """def step(self, count: int) -> Output:
+        'Says what it does.'
+        self.outputs.clear()
+        return Output([count])"""
+
+
 def written(folder: Path, files: dict[str, str]) -> Path:
     for name, text in files.items():
         file = folder / name
@@ -78,9 +85,14 @@ def written(folder: Path, files: dict[str, str]) -> Path:
 
 
 def surface(
-    tmp_path: Path, *replacements: tuple[str, str, str], more: dict[str, str] | None = None, ours: dict[str, str] = OURS
+    tmp_path: Path,
+    *replacements: tuple[str, str, str],
+    more: dict[str, str] | None = None,
+    ours: dict[str, str] = OURS,
+    flags: tuple[str, ...] = (),
 ) -> tuple[int, list[str], str]:
-    """Exit code, lines and standard error for a release whose files differ from `VLLM` by `replacements` and `more`."""
+    """Exit code, lines and standard error for a release whose files differ from `VLLM` by `replacements` and
+    `more`."""
     base = written(tmp_path / "base" / "vllm", VLLM)
     release = VLLM | (more or {})
     for file, old, new in replacements:
@@ -88,7 +100,7 @@ def surface(
         release[file] = release[file].replace(old, new)
     other = written(tmp_path / "other" / "vllm", release)
     command = [sys.executable, SURFACE, other, "--base", base, "--ours", written(tmp_path / "ours", ours)]
-    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    finished = subprocess.run([*command, *flags], capture_output=True, text=True, check=False)
     return finished.returncode, finished.stdout.split("\n"), finished.stderr
 
 
@@ -133,7 +145,9 @@ def test_a_release_that_changes_nothing_that_is_used_is_fine(tmp_path: Path) -> 
         ),
     ],
 )
-def test_what_has_vanished_is_told_with_its_lines(tmp_path: Path, replacement: tuple[str, str, str], row: str) -> None:
+def test_what_has_vanished_is_told_with_its_lines(
+    tmp_path: Path, replacement: tuple[str, str, str], row: str
+) -> None:
     code, lines, errors = surface(tmp_path, replacement)
     assert (code, errors) == (1, "")
     assert f"  {row}" in lines
@@ -176,7 +190,11 @@ def test_what_another_module_still_brings_has_not_moved(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("replacement", "name", "details"),
     [
-        (("tools.py", ", to: int", ", *, to: int = 8"), "vllm.tools.round_up", ["- to: int", "+ *", "+ to: int = 8"]),
+        (
+            ("tools.py", ", to: int", ", *, to: int = 8"),
+            "vllm.tools.round_up",
+            ["- to: int", "+ *", "+ to: int = 8"],
+        ),
         (
             ("engine/core.py", "step(self, count: int) -> Output", "step(self, count: int) -> list[Output]"),
             "vllm.engine.core.Engine.step",
@@ -208,6 +226,31 @@ def test_a_changed_signature_is_told_with_what_differs(
     assert [line.strip() for line in lines[start + 1 : start + 1 + len(details)]] == details
 
 
+def test_an_overridden_method_that_does_something_else_now_is_told(tmp_path: Path) -> None:
+    code, lines, _ = surface(
+        tmp_path, ("engine/core.py", "def step(self, count: int) -> Output: ...", STEP_WITH_BODY)
+    )
+    assert code == 1
+    assert lines[1:-3] == [
+        "ours.engine",
+        "  rewritten vllm.engine.core.Engine.step  (overrides; line 9)",
+        "            ours calls it; lines of its body: -1 +2",
+    ]
+
+
+def test_how_its_body_has_changed_is_printed_on_demand(tmp_path: Path) -> None:
+    _, lines, _ = surface(
+        tmp_path,
+        ("engine/core.py", "def step(self, count: int) -> Output: ...", STEP_WITH_BODY),
+        flags=("--diff",),
+    )
+    assert [line.strip() for line in lines[5:8]] == [
+        "-...",
+        "+self.outputs.clear()",
+        "+return Output([count])",
+    ]
+
+
 def test_a_new_name_of_vllm_that_ours_would_override_is_told(tmp_path: Path) -> None:
     code, lines, _ = surface(
         tmp_path, ("engine/core.py", "    def _prepare", "    def _note(self): ...\n    def _prepare")
@@ -232,7 +275,9 @@ def test_without_a_release_everything_beyond_the_public_api_is_listed(tmp_path: 
 
 
 def test_a_mixin_that_is_combined_with_nothing_known_is_an_error(tmp_path: Path) -> None:
-    code, lines, errors = surface(tmp_path, ours={"mixin.py": "class LonelyMixin:\n    def f(self): super().f()\n"})
+    code, lines, errors = surface(
+        tmp_path, ours={"mixin.py": "class LonelyMixin:\n    def f(self): super().f()\n"}
+    )
     assert (code, lines) == (2, [""])
     assert "ours.mixin.LonelyMixin" in errors
 
@@ -241,4 +286,13 @@ def test_a_folder_that_is_not_vllm_is_an_error(tmp_path: Path) -> None:
     base, ours = written(tmp_path / "vllm", VLLM), written(tmp_path / "ours", OURS)
     command = [sys.executable, SURFACE, tmp_path, "--base", base, "--ours", ours]
     finished = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (finished.returncode, finished.stderr) == (2, f"vllm_surface: {tmp_path} is not the package `vllm`\n")
+    assert (finished.returncode, finished.stderr) == (
+        2,
+        f"vllm_surface: {tmp_path} is not the package `vllm`\n",
+    )
+
+
+def test_our_own_packages_are_read_whole() -> None:
+    listed = subprocess.run([sys.executable, SURFACE], capture_output=True, text=True, check=True).stdout
+    assert "vllm.v1.engine.async_llm.AsyncLLM" in listed
+    assert int(listed.splitlines()[-1].partition(" ")[0]) > 100

@@ -5,18 +5,18 @@ import os
 import sys
 from pathlib import Path
 
-from omni_server.api.config import ApiConfig
-from omni_server.command_line import program
+from omni_server.client import DEFAULT_URL
+from omni_server.command_line import positive_count, program
 
 API_KEY_VARIABLE = "OMNI_SERVER_API_KEY"
 
-_DEFAULTS = ApiConfig()
 _DESCRIPTION = """\
-Talk to a running server in the terminal. Text appears while it is written, and sound is played while it is spoken, if
-a program that plays sound is installed: aplay, paplay, ffplay or SoX's play."""
+Talk to a running server in the terminal. Text appears while it is generated, and audio is played while it is
+generated, if an audio player is installed: aplay, paplay, ffplay or SoX's play."""
 _EPILOG = """\
-Questions come from the prompt; or one per line from stdin, where that is no terminal; or from --once.
-Text goes to stdout as it comes, everything else to stderr. Ctrl-C stops an answer; at the prompt it ends.
+Questions come from the prompt, from --once, or one per line from stdin if that is not a terminal.
+Text goes to stdout as it arrives, everything else to stderr. Ctrl-C stops an answer, and ends the chat at the
+prompt.
 
 examples:
   {program} chat
@@ -28,32 +28,30 @@ Exit code: 0, 1 if a question was not answered, 2 if no server answers or the co
 130 after Ctrl-C."""
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `chat`."""
-    parser = commands.add_parser(
-        "chat",
-        help="talk to a running server in the terminal",
-        description=_DESCRIPTION,
-        epilog=_EPILOG.format(program=program()),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    server = parser.add_argument_group("the server")
+def fill(parser: argparse.ArgumentParser) -> None:
+    parser.description = _DESCRIPTION
+    parser.epilog = _EPILOG.format(program=program())
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    server = parser.add_argument_group("server")
     server.add_argument(
-        "--url",
-        default=f"http://{_DEFAULTS.host}:{_DEFAULTS.port}",
-        help="where the server is, with or without /v1 (default: %(default)s)",
+        "--url", default=DEFAULT_URL, help="URL of the server, with or without /v1 (default: %(default)s)"
     )
-    server.add_argument("--model", metavar="NAME", help="served name to ask for (default: the first of /v1/models)")
+    server.add_argument(
+        "--model", metavar="NAME", help="name of the model to ask (default: the first in /v1/models)"
+    )
     server.add_argument(
         "--api-key",
         metavar="KEY",
-        help=f"sent as a bearer token (default: the variable {API_KEY_VARIABLE}, which other users of the machine "
-        "cannot see)",
+        help=f"API key, sent as a bearer token (default: the environment variable {API_KEY_VARIABLE}, which "
+        "other users of the machine cannot see)",
     )
     question = parser.add_argument_group("questions")
     question.add_argument(
-        "--once", metavar="QUESTION", nargs="?", const="", help="ask this one; without QUESTION the files alone"
+        "--once",
+        metavar="QUESTION",
+        nargs="?",
+        const="",
+        help="ask only this; without QUESTION, send the files alone",
     )
     for kind in ("audio", "image", "video"):
         question.add_argument(
@@ -62,22 +60,30 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
             type=Path,
             action="append",
             default=[],
-            help="goes with the first question; may be repeated",
+            help=f"{kind} file to send with the first question; may be repeated",
         )
     question.add_argument("--system", metavar="TEXT", help="system message (default: the server's)")
     answer = parser.add_argument_group("answers")
-    answer.add_argument("--voice", metavar="NAME", help="of the speech (default: the first that the server lists)")
-    answer.add_argument("--text-only", action="store_true", help="ask for no speech")
-    answer.add_argument("--save", metavar="DIR", type=Path, help="keep each spoken answer as DIR/answer-001.wav and on")
-    answer.add_argument("--no-play", action="store_true", help="play no sound")
-    answer.add_argument("--max-tokens", metavar="N", type=_count, help="longest text (default: the server's)")
+    answer.add_argument(
+        "--voice", metavar="NAME", help="voice of the speech (default: the first in /v1/models)"
+    )
+    answer.add_argument("--text-only", action="store_true", help="ask for text without speech")
+    answer.add_argument(
+        "--save", metavar="DIR", type=Path, help="save spoken answers as DIR/answer-001.wav and so on"
+    )
+    answer.add_argument("--no-play", action="store_true", help="do not play audio")
+    answer.add_argument(
+        "--max-tokens",
+        metavar="N",
+        type=positive_count,
+        help="longest text, in tokens (default: the server's)",
+    )
     parser.set_defaults(run=lambda options: _chat(parser, options))
 
 
 def _chat(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    from omni_server.chat.media import MediaKind  # pydantic and aiohttp: not for --help
-    from omni_server.chat.prompt import talk
-    from omni_server.chat.session import Chat, ChatOptions, converse, describe, open_chat, tell
+    from omni_server.chat.conversation import MediaKind  # pydantic and aiohttp: not for --help
+    from omni_server.chat.session import Chat, ChatOptions, converse, describe, open_chat, talk, tell
 
     media: list[tuple[MediaKind, Path]] = [("audio", file) for file in options.audio]
     media += [("image", file) for file in options.image]
@@ -115,9 +121,3 @@ def _chat(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         return run(chat)
     finally:
         chat.close()
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"'{text}' is no number of tokens")
-    return int(text)

@@ -8,20 +8,16 @@ import yaml
 from omni_server.config.load import find_stage_config, load_stage_config, shipped_configs
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `config` with its sub-commands."""
-    parser = commands.add_parser(
-        "config",
-        help="check, show and list stage configs",
-        description="Look at stage configs: which stages of a model run where, and what flows between them.",
-        epilog="docs/configuration.md explains every field.",
-        allow_abbrev=False,
+def fill(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Look at stage configs: which stages of a model run where, and what flows between them."
     )
+    parser.epilog = "docs/configuration.md explains every field."
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     show = actions.add_parser(
         "show",
         help="check a stage config and print it with every default filled in",
-        description="Check a stage config and print it with every default filled in. What is printed is a valid "
+        description="Check a stage config and print it with every default filled in. The output is a valid "
         "stage config itself.",
         allow_abbrev=False,
     )
@@ -30,9 +26,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     show.set_defaults(run=_show)
     validate = actions.add_parser(
         "validate",
-        help="check a stage config and say what is wrong with it",
-        description="Check a stage config by itself. Exit code 0: it is valid; 2: it is not, and what is wrong goes to "
-        "stderr, with line and field. Whether a model fits this machine with it, `omni-server check` tells.",
+        help="check a stage config and report its errors",
+        description="Check a stage config by itself. Exit code 0 if it is valid; 2 if not: the errors go to "
+        "stderr, with line and field. `omni-server check` tells whether a model fits this machine with it.",
         allow_abbrev=False,
     )
     _add_file(validate)
@@ -40,7 +36,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     listing = actions.add_parser(
         "list",
         help="list the shipped stage configs",
-        description="List the shipped stage configs: their names, which --stage-config takes, and their files.",
+        description="List the shipped stage configs: their names, which --stage-config takes, and their "
+        "files.",
         allow_abbrev=False,
     )
     listing.set_defaults(run=_list)
@@ -48,7 +45,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def _add_file(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "file", metavar="FILE", help=f"a YAML file, or the name of a shipped config: {', '.join(shipped_configs())}"
+        "file",
+        metavar="FILE",
+        help=f"a YAML file, or the name of a shipped config: {', '.join(shipped_configs())}",
     )
 
 

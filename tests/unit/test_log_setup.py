@@ -7,18 +7,22 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 def stderr_of(log_format: str, code: str) -> str:
-    lines = f"from omni_server.cli.log_setup import *; set_up_logging('info', {log_format!r}); import logging; {code}"
-    result = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, check=True, cwd=ROOT)
+    lines = "import logging; from omni_server.log_format import set_up_logging; "
+    lines += f"set_up_logging('info', {log_format!r}); {code}"
+    result = subprocess.run(
+        [sys.executable, "-c", lines], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     assert result.stdout == ""
     return result.stderr
 
 
 def test_json_is_one_object_on_each_line() -> None:
-    lines = stderr_of("json", "logging.getLogger('x').warning('two\\nlines'); log_progress('loading')").splitlines()
+    code = "logging.getLogger('x').warning('two\\nlines'); logging.getLogger('y').info('loading')"
+    lines = stderr_of("json", code).splitlines()
     assert [json.loads(line)["message"] for line in lines] == ["two\nlines", "loading"]
 
 

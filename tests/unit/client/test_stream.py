@@ -1,6 +1,6 @@
 import pytest
 
-from omni_server.client.sse import EventParser
+from omni_server.client.stream import EventParser
 
 STREAM = (
     b": a comment\n\n"

@@ -2,15 +2,16 @@ import random
 
 import pytest
 
-from omni_server.bench.playback import SAMPLE_RATE, AudioArrival, Playback, gaps, play
+from omni_server.bench.exchange import AudioArrival, Playback, gaps, play
+from omni_server.bench.workload import SAMPLE_RATE
 
 
 def arrivals(*pieces: tuple[float, float]) -> list[AudioArrival]:
-    """Of (time, seconds of sound)."""
+    """Of (time, seconds of audio)."""
     return [AudioArrival(time_s, round(seconds * SAMPLE_RATE)) for time_s, seconds in pieces]
 
 
-def test_sound_that_comes_in_time_is_played_without_a_stop() -> None:
+def test_audio_that_comes_in_time_is_played_without_a_stop() -> None:
     assert play(arrivals((5.0, 1.0), (5.9, 1.0), (6.0, 3.0), (9.9, 1.0))) == Playback(0.0, 0)
 
 

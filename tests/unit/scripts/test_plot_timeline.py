@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from omni_server.bench.plot import require_matplotlib
-from omni_server.bench.timeline import plot_timeline, read_times
 from omni_server.errors import ConfigError
 from omni_server.types import StageTimes, WindowTimes
+from tests.unit.scripts.test_load_scripts import script
 
 SPOKEN = StageTimes(
     first_text_s=0.013, last_text_s=0.4, talker_opened_s=0.02, first_codes_s=0.09, last_codes_s=0.87,
@@ -27,14 +27,14 @@ def test_spoken_requests_are_found_among_other_lines(tmp_path: Path) -> None:
     log = tmp_path / "log"
     silent = StageTimes(first_text_s=0.1, last_text_s=0.2)
     log.write_text(f"INFO ready\n{line('a', SPOKEN)}{line('b', silent)}GET / HTTP/1.1\n{line('c', SPOKEN)}")
-    assert read_times(log) == {"a": SPOKEN, "c": SPOKEN}
+    assert script("plot_timeline").read_times(log) == {"a": SPOKEN, "c": SPOKEN}
 
 
 def test_a_log_without_times_says_how_to_get_them(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("INFO ready\n")
     with pytest.raises(ConfigError, match="--log-level debug"):
-        read_times(log)
+        script("plot_timeline").read_times(log)
 
 
 def test_the_picture_is_a_png_or_the_extra_is_named_that_draws_it(tmp_path: Path) -> None:
@@ -42,5 +42,5 @@ def test_the_picture_is_a_png_or_the_extra_is_named_that_draws_it(tmp_path: Path
         with pytest.raises(ConfigError, match="bench"):
             require_matplotlib()
         return
-    plot_timeline(SPOKEN, [0.24, 0.48], "one request", tmp_path / "t.png")
+    script("plot_timeline").plot_timeline(SPOKEN, [0.24, 0.48], "one request", tmp_path / "t.png")
     assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG\r\n")

@@ -5,8 +5,8 @@ import re
 import sys
 
 from omni_server.api.config import ApiConfig
-from omni_server.cli.placement_flags import add_placement_flags, refuse_contradictions
-from omni_server.cli.values import port
+from omni_server.cli.placement_flags import add_placement_flags, add_quantization_flag, refuse_contradictions
+from omni_server.command_line import port
 from omni_server.config.load import find_stage_config
 from omni_server.model_folder import EXAMPLE_MODEL
 
@@ -16,21 +16,22 @@ EXIT_CODES = {True: 0, False: 2, None: 1}
 """By whether the model fits; None: not known."""
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `check`."""
-    parser = commands.add_parser(
-        "check",
-        help="tell whether a model fits this machine, and what to change",
-        description="Tell whether a model would start here with a stage config, without starting it: memory of each "
-        "stage, missing and damaged files, shared memory, the port, the installation. Reads headers of weights, not "
-        "the weights; of a model on the hub it downloads the small files only.",
-        epilog="Exit code: 0 if it fits (perhaps with warnings), 2 if not, 1 if that is not known because the hub "
-        "cannot be reached.",
-        allow_abbrev=False,
+def fill(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Tell whether a model would start here with a stage config, without starting it. Checks the memory "
+        "of each stage, missing and damaged files, shared memory, the port and the installation. Reads the "
+        "headers of weight files, not the weights; downloads only the small files of a model on the hub."
+    )
+    parser.epilog = (
+        "Exit code: 0 if it fits (perhaps with warnings), 2 if not, 1 if that is not known because the hub "
+        "cannot be reached."
     )
     parser.add_argument("model", metavar="MODEL", help=f"local folder or hub id, such as {EXAMPLE_MODEL}")
     add_placement_flags(parser)
-    parser.add_argument("--revision", help="branch, tag or commit of the hub repository (default: its main branch)")
+    add_quantization_flag(parser)
+    parser.add_argument(
+        "--revision", help="branch, tag or commit of the hub repository (default: its main branch)"
+    )
     parser.add_argument(
         "--load-format",
         choices=("auto", "safetensors", "dummy"),
@@ -41,11 +42,13 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--device-memory",
         metavar="SIZE",
         type=_sizes,
-        help="check for another machine, with one GPU of this much memory, as in 80G, or with several, as in 24G,24G; "
-        "files and memory are checked, nothing else of this machine",
+        help="check for another machine, with one GPU of this much memory, as in 80G, or several, as in "
+        "24G,24G; checks files and memory only",
     )
     parser.add_argument("--host", default=_DEFAULTS.host, help="address to listen on (default: %(default)s)")
-    parser.add_argument("--port", type=port, default=_DEFAULTS.port, help="port to listen on (default: %(default)s)")
+    parser.add_argument(
+        "--port", type=port, default=_DEFAULTS.port, help="port to listen on (default: %(default)s)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, sizes in bytes")
     parser.set_defaults(run=_check)
 
@@ -78,5 +81,5 @@ def _sizes(text: str) -> tuple[int, ...]:
 def _size(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgt]?)(?:i?b)?", text.lower())
     if match is None or float(match[1]) == 0:
-        raise argparse.ArgumentTypeError(f"'{text}' is no size: a number of bytes, or as in 80G")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a size: a number of bytes, or as in 80G")
     return int(float(match[1]) * _UNITS[match[2]])

@@ -1,4 +1,5 @@
-"""Standard output and standard error on a full disk, or closed: the command goes on, and its exit code is its own."""
+"""The process of a command: output that cannot be written does not end it, and freed memory goes back to the
+system."""
 
 import os
 import subprocess
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_server.cli.standard_streams import LossyStream
+from omni_server.cli.process import LossyStream
 
 ROOT = Path(__file__).parents[3]
 FULL = "/dev/full"
@@ -20,7 +21,9 @@ def serve_of_no_model(stdout: str | None, stderr: Path | str) -> int:
     command += [str(ROOT / "configs" / "qwen2_5_omni.demo-cpu.yaml")]
     shell = ["sh", "-c", 'exec "$@" >&-', "sh", *command]  # closed
     with Path(stdout or "/dev/null").open("wb") as out, Path(stderr).open("wb") as err:
-        return subprocess.run(command if stdout else shell, cwd=ROOT, stdout=out, stderr=err, timeout=60).returncode
+        return subprocess.run(
+            command if stdout else shell, cwd=ROOT, stdout=out, stderr=err, timeout=60
+        ).returncode
 
 
 @pytest.mark.parametrize("stdout", [FULL, None], ids=["full", "closed"])
@@ -40,16 +43,18 @@ def test_exit_code_tells_what_nothing_else_can_with_standard_error_closed() -> N
     command = [sys.executable, "-m", "omni_server.cli.main", "serve", "/nothing", "--stage-config"]
     command += [str(ROOT / "configs" / "qwen2_5_omni.demo-cpu.yaml")]
     with Path(FULL).open("wb") as out:
-        ended = subprocess.run(["sh", "-c", 'exec "$@" 2>&-', "sh", *command], cwd=ROOT, stdout=out, timeout=60)
+        ended = subprocess.run(
+            ["sh", "-c", 'exec "$@" 2>&-', "sh", *command], cwd=ROOT, stdout=out, timeout=60
+        )
     assert ended.returncode == 2
 
 
 PROCESS = """
 import multiprocessing, os, sys
-from omni_server.cli.standard_streams import Printer, lose_what_cannot_be_written
+from omni_server.cli.process import Printer, drop_unwritable_output
 
 if __name__ == "__main__":
-    lose_what_cannot_be_written()
+    drop_unwritable_output()
     Printer()("told")
     print("a line of a library, which nobody flushes")
     sys.stderr.write("another")
@@ -88,9 +93,8 @@ def test_what_can_be_written_is_there_at_once_and_whole(tmp_path: Path) -> None:
 
 def test_reader_that_has_gone_does_not_end_the_command(tmp_path: Path) -> None:
     """As in `omni-server serve ... | head -1`."""
-    command = (
-        f"({sys.executable} -m omni_server.cli.main serve /nothing --stage-config qwen2_5_omni.demo-cpu; echo $? >&2)"
-    )
+    serve = f"{sys.executable} -m omni_server.cli.main serve /nothing --stage-config qwen2_5_omni.demo-cpu"
+    command = f"({serve}; echo $? >&2)"
     with (tmp_path / "stderr").open("wb") as err:
         subprocess.run(["sh", "-c", f"{command} | true"], cwd=ROOT, stderr=err, timeout=60, check=True)
     told = (tmp_path / "stderr").read_text()
@@ -106,3 +110,32 @@ def test_output_that_is_all_that_is_wanted_is_no_success_where_it_cannot_be_writ
         ended = subprocess.run(command, cwd=ROOT, stdout=out, stderr=subprocess.PIPE, text=True, timeout=60)
     assert ended.returncode != 0
     assert "No space left on device" in ended.stderr
+
+
+FREED = """
+from pathlib import Path
+from omni_server.cli.process import return_freed_memory
+
+def resident_mib():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (line,) = [line for line in lines if line.startswith("VmRSS")]
+    return int(line.split()[1]) // 1024
+
+return_freed_memory()
+bytearray(b"x") * (31 << 20)  # freed at once: from now on glibc would take what is smaller from its heap
+before = resident_mib()
+blocks = [bytearray(b"x") * (20 << 20) for _ in range(5)]
+behind = bytearray(b"x") * 200_000  # the heap cannot shrink below it
+held = resident_mib() - before
+blocks.clear()
+print(held, resident_mib() - before)
+"""
+
+
+def test_large_blocks_are_given_back_when_they_are_freed() -> None:
+    process = subprocess.run(
+        [sys.executable, "-c", FREED], capture_output=True, text=True, check=True, cwd=ROOT, timeout=60
+    )
+    held, kept = map(int, process.stdout.split())
+    assert held >= 100
+    assert kept < 10
