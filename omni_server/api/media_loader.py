@@ -8,7 +8,13 @@ from dataclasses import replace
 from typing import TypeVar
 
 from omni_server.api.config import ApiConfig
-from omni_server.api.schemas import AudioUrlContent, ImageUrlContent, InputAudioContent, MediaContent, VideoUrlContent
+from omni_server.api.schemas import (
+    AudioUrlContent,
+    ImageUrlContent,
+    InputAudioContent,
+    MediaContent,
+    VideoUrlContent,
+)
 from omni_server.errors import InvalidRequestError, OverloadedError
 from omni_server.media.decode import count_samples, decode_audio, decode_image, decode_video
 from omni_server.media.limited_process import Cancellation
@@ -17,8 +23,8 @@ from omni_server.media.source import MediaSource, decode_base64
 from omni_server.types import AudioPart, ImagePart, VideoPart
 
 _MAX_READ = 8
-"""Bodies of http(s) and `file:` URLs that are fetched, wait for a thread or are decoded at the same time. Each may be
-as large as `MediaLimits.max_bytes`, which a short request has not paid for."""
+"""Bodies of http(s) and `file:` URLs that are fetched, wait for a thread or are decoded at the same time.
+Each may be as large as `MediaLimits.max_bytes`, which a short request has not paid for."""
 _URL_PREFIXES = ("data:", "http://", "https://")
 
 MediaPart = AudioPart | ImagePart | VideoPart
@@ -30,7 +36,8 @@ class MediaLoader:
 
     @classmethod
     def from_config(cls, config: ApiConfig) -> "MediaLoader":
-        """For media that come as data or by URL, as the config allows. Raises `ConfigError` where it is malformed."""
+        """For media that come as data or by URL, as the config allows. Raises `ConfigError` where
+        it is malformed."""
         return cls(
             MediaSource(config.allowed_media_domains, config.media_limits, config.allowed_local_media_path),
             config.media_limits,
@@ -60,7 +67,8 @@ class MediaLoader:
     async def load(self, content: MediaContent, param: str) -> MediaPart:
         """The decoded medium of one content part, which `param` names as in `messages[0].content[1]`.
 
-        Raises `InvalidRequestError` with the field that is to blame, `OverloadedError` if no thread became free.
+        Raises `InvalidRequestError` with the field that is to blame, `OverloadedError` if no
+        thread became free.
         """
         limits = self._limits
         try:
@@ -72,7 +80,9 @@ class MediaLoader:
                                 lambda cancellation: decode_audio(data, limits, audio.format, cancellation)
                             )
                     return await self._in_thread(
-                        lambda cancellation: decode_audio(decode_base64(audio.data), limits, audio.format, cancellation)
+                        lambda cancellation: decode_audio(
+                            decode_base64(audio.data), limits, audio.format, cancellation
+                        )
                     )
                 case AudioUrlContent(audio_url=url):
                     async with self._read(url.url) as data:
@@ -84,10 +94,14 @@ class MediaLoader:
                         return await self._in_thread(lambda _: decode_image(data, limits))
                 case VideoUrlContent(video_url=url):
                     async with self._read(url.url) as data:
-                        return await self._in_thread(lambda cancellation: decode_video(data, limits, cancellation))
+                        return await self._in_thread(
+                            lambda cancellation: decode_video(data, limits, cancellation)
+                        )
         except InvalidRequestError as error:
             error.param = (
-                f"{param}.input_audio.data" if content.type == "input_audio" else f"{param}.{content.type}.url"
+                f"{param}.input_audio.data"
+                if content.type == "input_audio"
+                else f"{param}.{content.type}.url"
             )
             raise
 
@@ -97,7 +111,9 @@ class MediaLoader:
 
     async def load_sound_file(self, data: bytes) -> AudioPart:
         """The waveform of an uploaded file. Raises as `load` does, without naming a field."""
-        return await self._in_thread(lambda cancellation: decode_audio(data, self._limits, None, cancellation))
+        return await self._in_thread(
+            lambda cancellation: decode_audio(data, self._limits, None, cancellation)
+        )
 
     @asynccontextmanager
     async def _read(self, url: str) -> AsyncIterator[bytes]:
@@ -116,9 +132,9 @@ class MediaLoader:
             self._reads.release()
 
     async def _in_thread(self, decode: Callable[[Cancellation], Result]) -> Result:
-        """Whoever waits no more has the process ended that decodes for them, if there is one. A thread that decodes
-        itself cannot be stopped: one that takes too long keeps its slot until it ends, so that slow media of many
-        requests never fill the process with threads."""
+        """Whoever waits no more has the process ended that decodes for them, if there is one. A thread that
+        decodes itself cannot be stopped: one that takes too long keeps its slot until it ends, so that slow
+        media of many requests never fill the process with threads."""
         try:
             async with asyncio.timeout(self._queue_timeout_s):
                 await self._slots.acquire()
@@ -133,7 +149,8 @@ class MediaLoader:
             cancellation.cancel()
         if not done:
             raise InvalidRequestError(
-                f"The media item could not be decoded within {self._decode_timeout_s:g} s.", code="media_too_large"
+                f"The media item could not be decoded within {self._decode_timeout_s:g} s.",
+                code="media_too_large",
             )
         return decoding.result()
 

@@ -1,11 +1,12 @@
-"""Traces are optional: without `--otlp-traces-endpoint` this server imports nothing of OpenTelemetry (vLLM does)."""
+"""Traces are optional: without `--otlp-traces-endpoint` this server imports nothing of
+OpenTelemetry (vLLM does)."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from yarl import URL
 
-from omni_server.api.request_span import RequestTracer
+from omni_server.api.request_record import RequestTracer
 from omni_server.errors import ConfigError
 
 

@@ -1,4 +1,4 @@
-"""WebSocket connections, as uvicorn serves them, with bounds where it has none."""
+"""WebSocket connections as uvicorn serves them, with the bounds that it lacks."""
 
 import asyncio
 import http
@@ -21,15 +21,16 @@ from omni_server.api.request_record import new_request_id
 from omni_server.errors import InvalidRequestError
 
 MAX_FRAGMENTS = 65536
-"""Of one message. Empty ones would come without end, whatever the limit of bytes is; clients that send 15 MiB of sound
-in pieces need some thousand."""
+"""Of one message. Empty ones would come without end, whatever the limit of bytes is; clients that send 15 MiB
+of audio in pieces need some thousand."""
 
 
 class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
     """Holds little for a client that floods it, and takes one that has left for just that.
 
-    uvicorn answers every ping, whether the client reads or not: what it does not read would be kept without limit. It
-    raises `RuntimeError` to whoever sends on a connection that was closed in the meantime, which is nobody's fault.
+    uvicorn answers every ping, whether the client reads or not: what it does not read would be kept
+    without limit. It raises `RuntimeError` to whoever sends on a connection that was closed in the
+    meantime, which is nobody's fault.
     """
 
     def __init__(
@@ -45,7 +46,8 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self.conn.handshake_exc is not None and not self.handshake_initiated:
-            # A line that websockets finds too long: uvicorn would neither send its answer nor close the connection.
+            # A line that websockets finds too long: uvicorn would neither send its answer nor close the
+            # connection.
             self.transport.write(b"".join(self.conn.data_to_send()))
             self.transport.close()
 
@@ -63,8 +65,8 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
             self.handle_parser_exception()
 
     def send_receive_event_to_app(self) -> None:
-        # Text that is none, with the client's close behind it: websockets has answered that when it read it. The close
-        # is the next event, and ends the session.
+        # Invalid text with the client's close behind it: websockets has answered the close when it read it.
+        # The close is the next event, and ends the session.
         with suppress(InvalidState):
             super().send_receive_event_to_app()
 

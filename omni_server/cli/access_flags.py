@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from omni_server.api.auth import read_key_file
-from omni_server.api.config import ApiConfig
-from omni_server.api.cors import CorsRules
-from omni_server.api.tls import TlsFiles
+from omni_server.api.access import read_key_file
+from omni_server.api.config import ApiConfig, CorsRules, TlsFiles
 from omni_server.cli.values import words
 from omni_server.errors import ConfigError
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from omni_server.api.access import is_loopback
 from omni_server.api.config import ApiConfig
 from omni_server.api.listener import check_address
-from omni_server.api.local_only import is_loopback
 from omni_server.check.default_config import default_stage_config, describe
 from omni_server.check.machine import refuse_cuda_build_without_gpu
 from omni_server.check.placement import Quantization

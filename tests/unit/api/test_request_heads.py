@@ -1,4 +1,5 @@
-"""What precedes a request's body, and its connection: bounded in size, number and time, and refused in the envelope."""
+"""What precedes a request's body, and its connection: bounded in size, number and time, and refused
+in the envelope."""
 
 import asyncio
 import json
@@ -85,11 +86,16 @@ async def respond(reader: asyncio.StreamReader) -> int:
 @pytest.mark.parametrize("start", [GET, UPGRADE], ids=["http", "websocket"])
 @pytest.mark.parametrize(
     "fields",
-    [b"X: " + b"x" * 66_000, b"".join(b"X-%d: %b\r\n" % (index, b"x" * 7000) for index in range(10)).rstrip()],
+    [
+        b"X: " + b"x" * 66_000,
+        b"".join(b"X-%d: %b\r\n" % (index, b"x" * 7000) for index in range(10)).rstrip(),
+    ],
     ids=["one field", "many fields"],
 )
 @pytest.mark.parametrize("end", [b"\r\n\r\n", b""], ids=["complete", "unfinished"])
-async def test_headers_above_the_limit_are_refused(life: Life, start: bytes, fields: bytes, end: bytes) -> None:
+async def test_headers_above_the_limit_are_refused(
+    life: Life, start: bytes, fields: bytes, end: bytes
+) -> None:
     error = refused(await answer_to(life, start + fields + end), 431, "headers_too_large")
     assert "65536 bytes" in error["message"]
 
@@ -116,7 +122,9 @@ async def test_too_many_header_fields_are_refused(life: Life, start: bytes) -> N
     assert "100 header fields" in error["message"]
 
 
-@pytest.mark.parametrize("end", [b" HTTP/1.1\r\nHost: localhost\r\n\r\n", b""], ids=["complete", "unfinished"])
+@pytest.mark.parametrize(
+    "end", [b" HTTP/1.1\r\nHost: localhost\r\n\r\n", b""], ids=["complete", "unfinished"]
+)
 async def test_a_url_above_the_limit_is_refused(life: Life, end: bytes) -> None:
     refused(await answer_to(life, b"GET /live?" + b"x" * 16384 + end), 414, "url_too_long")
 
@@ -143,7 +151,9 @@ async def test_limits_hold_for_every_request_of_a_connection_alone(life: Life) -
         refused(await rest_of(reader), 431, "headers_too_large")
 
 
-@pytest.mark.parametrize("rest", [b"X: " + b"x" * 66_000, b"X: x\r\n" * 100, b"X: " + b"x" * 66_000 + b"\r\n\r\n"])
+@pytest.mark.parametrize(
+    "rest", [b"X: " + b"x" * 66_000, b"X: x\r\n" * 100, b"X: " + b"x" * 66_000 + b"\r\n\r\n"]
+)
 async def test_trailers_count_as_headers(life: Life, rest: bytes) -> None:
     async with connected(life) as (reader, writer):
         writer.write(CHUNKED + b"0\r\n")
@@ -258,7 +268,11 @@ async def test_nonsense_behind_a_request_does_not_change_its_answer() -> None:
 @pytest.mark.parametrize(
     ("data", "status", "part"),
     [
-        (HANDSHAKE.replace(b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n", b""), 400, "Sec-WebSocket-Key"),
+        (
+            HANDSHAKE.replace(b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n", b""),
+            400,
+            "Sec-WebSocket-Key",
+        ),
         (HANDSHAKE.replace(b"version: 13", b"version: 12"), 400, "Sec-WebSocket-Version"),
         (HANDSHAKE.replace(b"GET", b"POST"), 405, "unsupported HTTP method"),
         (UPGRADE + b"X: " + b"x" * 10_000 + b"\r\n\r\n", 431, "8192 bytes"),
