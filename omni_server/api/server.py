@@ -18,7 +18,7 @@ from omni_server.api.http_protocol import http_protocol
 from omni_server.api.listener import address_of, listen, remove_unix_path
 from omni_server.api.state import ServerState
 from omni_server.api.tracing import tracing
-from omni_server.api.websocket_protocol import BoundedWebSocketProtocol
+from omni_server.api.websocket_protocol import WebSocketProtocol
 from omni_server.errors import ConfigError, OverloadedError, StageDeadError
 from omni_server.generation import Generator
 
@@ -34,20 +34,12 @@ _MAX_WEBSOCKET_FRAME = 22 * 1024 * 1024
 """Bytes: 15 MiB of audio in base64, which a realtime client may send at once, and what surrounds it."""
 
 _LOGGERS = ("uvicorn.error", "uvicorn.asgi")
-_UVICORN = Path(uvicorn.__file__).parent
 _SOURCES = (
     f"{Path(websockets.__file__).parent}/",  # headers of handshakes, and frames
-    f"{_UVICORN}/protocols/websockets/",  # URLs with their query
-    f"{_UVICORN}/middleware/message_logger.py",  # scopes: subprotocols, URLs with their query
+    f"{Path(uvicorn.__file__).parent}/middleware/message_logger.py",  # subprotocols, URLs with their query
 )
-
-_OF_CLIENTS = frozenset(
-    {
-        "Invalid HTTP request received.",  # it has a line of its own
-        "Invalid UTF-8 sequence received from client.",  # with a traceback; the client gets code 1007
-        "ASGI callable returned without completing handshake.",  # of one that left meanwhile
-    }
-)
+_UNREADABLE = "Invalid HTTP request received."
+"""uvicorn's warning about a request that has a line of its own in this server's log."""
 
 StartGenerator = Callable[[], Awaitable[Generator]]
 StopGenerator = Callable[[Generator], Awaitable[None]]
@@ -234,7 +226,7 @@ class _WebServer:
                 log_level=config.log_level,
                 access_log=False,  # `RequestIdMiddleware` writes the line of a request
                 lifespan="off",
-                ws=BoundedWebSocketProtocol,
+                ws=WebSocketProtocol,
                 ws_max_size=_MAX_WEBSOCKET_FRAME,
                 ws_per_message_deflate=False,  # base64 of audio: much work on the event loop for little
                 timeout_keep_alive=config.http_keep_alive_s,
@@ -263,10 +255,10 @@ class _WebServer:
 def keys_kept_out() -> Iterator[None]:
     """While the block lasts, what uvicorn and websockets write about requests below WARNING is dropped.
 
-    A key may be in the headers of a handshake, in its subprotocol and in the query of its URL. uvicorn gives
-    its own logger to websockets, which writes all that it sends and receives at DEBUG; uvicorn itself writes
-    the URL of every WebSocket at INFO, and everything but headers and bodies at its level TRACE. What it
-    calls errors but are a client's is dropped too: anybody could fill the log with it.
+    A key may be in the headers of a handshake, in its subprotocol and in the query of its URL. websockets
+    writes all that it sends and receives to uvicorn's logger at DEBUG; uvicorn itself writes everything but
+    headers and bodies at its level TRACE. Its warning about a malformed request is dropped, too: anybody
+    could fill the log with it.
     """
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     for logger in loggers:
@@ -279,6 +271,6 @@ def keys_kept_out() -> Iterator[None]:
 
 
 def _may_be_written(record: logging.LogRecord) -> bool:
-    if record.msg in _OF_CLIENTS:
+    if record.msg == _UNREADABLE:
         return False
     return record.levelno >= logging.WARNING or not record.pathname.startswith(_SOURCES)
