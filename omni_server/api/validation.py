@@ -189,63 +189,45 @@ def parameter_path(location: Sequence[int | str], body: object, *, may_lack_last
 
 
 def _invalid_request(error: ErrorDetails, body: object) -> InvalidRequestError:
-    kind, context = error["type"], error.get("ctx", {})
+    kind, given, context = error["type"], error["input"], error.get("ctx", {})
     # What lacks a branch is there; behind it come only the tags of branches around.
     param = parameter_path(error["loc"], body, may_lack_last=not kind.startswith("union_tag"))
     if not param:
         return InvalidRequestError("The request body must be a JSON object.", code="invalid_type")
     if kind == "missing":
         return missing_parameter(param)
-    if kind == "extra_forbidden":
-        return InvalidRequestError(f"Unknown parameter: '{param}'.", param=param, code="unknown_parameter")
-    if kind == "union_tag_not_found" and isinstance(error["input"], dict):
+    if kind == "union_tag_not_found" and isinstance(given, dict):
         return missing_parameter(f"{param}.type")
-    if kind == "union_tag_invalid":
+    code = "invalid_value"
+    if kind == "extra_forbidden":
+        message, code = f"Unknown parameter: '{param}'.", "unknown_parameter"
+    elif kind == "union_tag_invalid":
+        message = (
+            f"Invalid value: {_shown(context['tag'])}. Supported values are: {context['expected_tags']}."
+        )
         discriminator = context["discriminator"].strip("'")
-        return InvalidRequestError(
-            f"Invalid value: {_shown(context['tag'])}. Supported values are: {context['expected_tags']}.",
-            param=f"{param}.{discriminator}",
-        )
-    if kind == "literal_error":
-        return InvalidRequestError(
-            f"Invalid value: {_shown(error['input'])}. Supported values are: {context['expected']}.",
-            param=param,
-        )
-    if kind in _EXPECTED_TYPES:
-        expected, got = _EXPECTED_TYPES[kind], _json_type(error["input"])
-        return InvalidRequestError(
-            f"Invalid type for '{param}': expected {expected}, but got {got} instead.",
-            param=param,
-            code="invalid_type",
-        )
-    if kind in _COMPARISONS:
+        param = f"{param}.{discriminator}"
+    elif kind == "literal_error":
+        message = f"Invalid value: {_shown(given)}. Supported values are: {context['expected']}."
+    elif kind in _EXPECTED_TYPES:
+        expected, code = _EXPECTED_TYPES[kind], "invalid_type"
+        message = f"Invalid type for '{param}': expected {expected}, but got {_json_type(given)} instead."
+    elif kind in _COMPARISONS:
         sign, bound, code = _COMPARISONS[kind]
-        number = "integer" if isinstance(error["input"], int) else "decimal"
-        return InvalidRequestError(
-            f"Invalid '{param}': expected a value {sign} {context[bound]}.",
-            param=param,
-            code=f"{number}_{code}",
-        )
-    if kind in ("too_short", "string_too_short"):
+        code = f"{'integer' if isinstance(given, int) else 'decimal'}_{code}"
+        message = f"Invalid '{param}': expected a value {sign} {context[bound]}."
+    elif kind in ("too_short", "string_too_short"):
         subject = "array" if kind == "too_short" else "string"
-        return InvalidRequestError(
-            f"Invalid '{param}': the {subject} must not be empty.", param=param, code=f"empty_{subject}"
-        )
-    if kind == "string_too_long":
-        return InvalidRequestError(
-            f"Invalid '{param}': at most {context['max_length']} characters are allowed.",
-            param=param,
-            code="string_above_max_length",
-        )
-    if kind == "too_long":
-        return InvalidRequestError(
-            f"Invalid '{param}': at most {context['max_length']} items are allowed.",
-            param=param,
-            code="array_above_max_length"
-            if isinstance(error["input"], list)
-            else "object_above_max_properties",
-        )
-    return InvalidRequestError(f"Invalid '{param}': {error['msg']}.", param=param)
+        message, code = f"Invalid '{param}': the {subject} must not be empty.", f"empty_{subject}"
+    elif kind == "string_too_long":
+        message = f"Invalid '{param}': at most {context['max_length']} characters are allowed."
+        code = "string_above_max_length"
+    elif kind == "too_long":
+        message = f"Invalid '{param}': at most {context['max_length']} items are allowed."
+        code = "array_above_max_length" if isinstance(given, list) else "object_above_max_properties"
+    else:
+        message = f"Invalid '{param}': {error['msg']}."
+    return InvalidRequestError(message, param=param, code=code)
 
 
 def _shown(value: object) -> str:
