@@ -1,4 +1,4 @@
-"""Who may use the server: whoever has a key, asks for it by a name that it has, and is not another web site.
+"""Who may use the server: checks of the API key, the `Host` and the `Origin` of a request.
 
 All of it is checked before anything of a request's body is read, for WebSockets as well.
 """

@@ -37,7 +37,7 @@ def create_app(state: ServerState, config: ApiConfig) -> FastAPI:
     )
     app = FastAPI(
         title="omni-server",
-        description="OpenAPI knows no WebSockets: `/v1/realtime`, OpenAI's realtime API, is served as well.",
+        description="OpenAPI has no WebSockets: `/v1/realtime`, OpenAI's realtime API, is served as well.",
         version=__version__,
         openapi_url="/openapi.json" if config.docs else None,
         docs_url=None,  # `docs_router` serves it without a CDN

@@ -142,7 +142,7 @@ class ChatService:
         yield b"".join(chunks.ending(total_usage(usages)))
 
     def _caller_history(self) -> CallerHistory:
-        """Of whoever sent the request that the running task serves."""
+        """Of the caller whose request the running task serves."""
         record = current_request()
         return self._history.of(ANONYMOUS if record is None else record.caller)
 

@@ -67,7 +67,7 @@ def error_response(error: OmniError, headers: Mapping[str, str] | None = None) -
 
 
 def unexpected_error() -> OmniError:
-    """What a client sees of an exception that nobody foresaw, without its text."""
+    """What a client sees of an unforeseen exception, without its text."""
     return OmniError("The server had an error while processing your request.")
 
 

@@ -276,7 +276,7 @@ class StallWatch(asyncio.Protocol):
     """Goes in front of uvicorn's HTTP protocol.
 
     Above 64 KiB that the client has not taken, the transport pauses writing, and uvicorn lets the application
-    wait for as long as that lasts: a request would keep its place for ever. No byte is added meanwhile, so if
+    wait for as long as that lasts: a request would keep its place forever. No byte is added meanwhile, so if
     what is left does not shrink for `stall_timeout_s`, the client takes nothing. Its connection is aborted,
     and the application sees a client that has left. A client that reads slowly is served to the end.
     """

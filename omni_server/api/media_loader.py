@@ -60,7 +60,7 @@ class MediaLoader:
         self._decode_timeout_s = decode_timeout_s
         self._queue_timeout_s = queue_timeout_s
         self._slots = asyncio.Semaphore(num_threads)
-        # Its own: whoever uses the event loop's threads does not wait for media, nor do media for them.
+        # Not the event loop's: other work must not wait for media, nor media for other work.
         self._threads = ThreadPoolExecutor(num_threads, "media")
         self._reads = asyncio.Semaphore(_MAX_READ)
 
@@ -132,7 +132,7 @@ class MediaLoader:
             self._reads.release()
 
     async def _in_thread(self, decode: Callable[[Cancellation], Result]) -> Result:
-        """Whoever waits no more has the process ended that decodes for them, if there is one. A thread that
+        """Where the caller gives up, the process that decodes for it is ended, if there is one. A thread that
         decodes itself cannot be stopped: one that takes too long keeps its slot until it ends, so that slow
         media of many requests never fill the process with threads."""
         try:
@@ -157,4 +157,4 @@ class MediaLoader:
     def _release(self, decoding: "asyncio.Future[Result]") -> None:
         self._slots.release()
         if not decoding.cancelled():
-            decoding.exception()  # seen, in case that nobody waits any more
+            decoding.exception()  # retrieved, in case nobody waits any more

@@ -102,7 +102,7 @@ class RequestIdMiddleware:
 
 
 class UnexpectedErrorMiddleware:
-    """Turns an exception that nobody foresaw into a 500.
+    """Turns an unforeseen exception into a 500.
 
     Starlette's own handler for those stands outside of all middleware: its answer would have neither a
     request id nor CORS headers.

@@ -39,7 +39,7 @@ OpenApi = dict[int | str, dict[str, Any]]
 _ERRORS = {
     400: "The request is wrong; `param` names the field.",
     401: "The request has no API key, or one that the server does not know.",
-    403: "Another web site asks, or the `Host` is no name of the server.",
+    403: "Another web site asks, or the `Host` is not a name of the server.",
     404: "No such model, or no such URL.",
     405: "The URL does not take this method.",
     408: "The body took too long to arrive.",

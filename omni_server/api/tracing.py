@@ -13,7 +13,7 @@ from omni_server.errors import ConfigError
 def open_tracer(endpoint: str | None) -> RequestTracer | None:
     """Sends spans to `endpoint`, a collector's OTLP over HTTP; None without one.
 
-    Raises `ConfigError` for what is no such URL, and where OpenTelemetry is not installed.
+    Raises `ConfigError` for a URL that is not one, and where OpenTelemetry is not installed.
     """
     if endpoint is None:
         return None

@@ -58,8 +58,8 @@ class TranscriptionJob:
 
 
 async def read_form(request: Request, max_file_bytes: int) -> Form:
-    """Raises `InvalidRequestError` for what is no such form, `RequestTooLargeError`,
-    and `ClientDisconnect`."""
+    """Raises `InvalidRequestError` for anything but such a form,
+    `RequestTooLargeError`, and `ClientDisconnect`."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "multipart/form-data":
         raise InvalidRequestError(
@@ -84,7 +84,7 @@ async def read_form(request: Request, max_file_bytes: int) -> Form:
 
 def _check_charset(request: Request) -> None:
     """Starlette decodes with whatever codec of Python's the client names: some raise what it does not
-    expect, others take a time that grows with the square of the text. RFC 7578 knows no such parameter,
+    expect, others take a time that grows with the square of the text. RFC 7578 has no such parameter,
     and forms are UTF-8."""
     _, parameters = parse_options_header(request.headers["content-type"])
     if parameters.get(b"charset", b"utf-8").lower() not in _CHARSETS:

@@ -171,7 +171,7 @@ def unsupported_choice(
 def parameter_path(location: Sequence[int | str], body: object, *, may_lack_last: bool = True) -> str:
     """pydantic's `loc` as `messages[0].content[1].input_audio.data`.
 
-    `loc` also holds the tags of the union branches that were taken, which are no keys of `body`; they are
+    `loc` also holds the tags of the union branches that were taken, which are not keys of `body`; they are
     recognised by following `body`. The last part is kept where `body` lacks it, if that may be: it names
     what is missing.
     """
