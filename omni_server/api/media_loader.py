@@ -73,47 +73,39 @@ class MediaLoader:
         limits = self._limits
         try:
             match content:
-                case InputAudioContent(input_audio=audio):
-                    if audio.data.startswith(_URL_PREFIXES):
-                        async with self._read(audio.data) as data:
-                            return await self._in_thread(
-                                lambda cancellation: decode_audio(data, limits, audio.format, cancellation)
-                            )
+                case InputAudioContent(input_audio=audio) if not audio.data.startswith(_URL_PREFIXES):
                     return await self._in_thread(
-                        lambda cancellation: decode_audio(
-                            decode_base64(audio.data), limits, audio.format, cancellation
-                        )
+                        lambda stop: decode_audio(decode_base64(audio.data), limits, audio.format, stop)
                     )
-                case AudioUrlContent(audio_url=url):
-                    async with self._read(url.url) as data:
-                        return await self._in_thread(
-                            lambda cancellation: decode_audio(data, limits, None, cancellation)
-                        )
-                case ImageUrlContent(image_url=url):
-                    async with self._read(url.url) as data:
-                        return await self._in_thread(lambda _: decode_image(data, limits))
-                case VideoUrlContent(video_url=url):
-                    async with self._read(url.url) as data:
-                        return await self._in_thread(
-                            lambda cancellation: decode_video(data, limits, cancellation)
-                        )
+                case InputAudioContent(input_audio=audio):
+                    return await self._fetched(
+                        audio.data, lambda data, stop: decode_audio(data, limits, audio.format, stop)
+                    )
+                case AudioUrlContent(audio_url=source):
+                    return await self._fetched(
+                        source.url, lambda data, stop: decode_audio(data, limits, None, stop)
+                    )
+                case ImageUrlContent(image_url=source):
+                    return await self._fetched(source.url, lambda data, _: decode_image(data, limits))
+                case VideoUrlContent(video_url=source):
+                    return await self._fetched(
+                        source.url, lambda data, stop: decode_video(data, limits, stop)
+                    )
         except InvalidRequestError as error:
-            error.param = (
-                f"{param}.input_audio.data"
-                if content.type == "input_audio"
-                else f"{param}.{content.type}.url"
-            )
+            error.param = f"{param}.{content.type}.{'data' if content.type == 'input_audio' else 'url'}"
             raise
 
     async def count_samples(self, data: bytes) -> int:
         """Of the waveform that `load_sound_file` makes, at most. Raises as that does."""
-        return await self._in_thread(lambda cancellation: count_samples(data, self._limits, cancellation))
+        return await self._in_thread(lambda stop: count_samples(data, self._limits, stop))
 
     async def load_sound_file(self, data: bytes) -> AudioPart:
         """The waveform of an uploaded file. Raises as `load` does, without naming a field."""
-        return await self._in_thread(
-            lambda cancellation: decode_audio(data, self._limits, None, cancellation)
-        )
+        return await self._in_thread(lambda stop: decode_audio(data, self._limits, None, stop))
+
+    async def _fetched(self, url: str, decode: Callable[[bytes, Cancellation], Result]) -> Result:
+        async with self._read(url) as data:
+            return await self._in_thread(lambda cancellation: decode(data, cancellation))
 
     @asynccontextmanager
     async def _read(self, url: str) -> AsyncIterator[bytes]:
