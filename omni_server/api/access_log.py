@@ -7,8 +7,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 
-from omni_server.api.answer_record import AnswerRecord
-from omni_server.api.request_record import RequestRecord
+from omni_server.api.request_record import AnswerRecord, RequestRecord
 from omni_server.log_format import Field, StructuredMessage
 from omni_server.types import PromptTokens
 
@@ -75,23 +74,29 @@ def log_request(
     level = logging.DEBUG if route in QUIET_ROUTES and status != 500 else logging.INFO
     if record.is_logged and logger.isEnabledFor(level):
         seconds = time.perf_counter() - record.began
-        logger.log(level, RequestLine(what, record, record.answers, status=status, client=client, seconds=seconds))
+        logger.log(
+            level, RequestLine(what, record, record.answers, status=status, client=client, seconds=seconds)
+        )
 
 
 def log_session_answer(record: RequestRecord, answer: AnswerRecord) -> None:
     """The line of one answer inside a WebSocket session."""
     if record.is_logged:
-        logger.info(RequestLine("answer", record, [answer], status=None, client=None, seconds=answer.duration_s))
+        logger.info(
+            RequestLine("answer", record, [answer], status=None, client=None, seconds=answer.duration_s)
+        )
 
 
 def shown_path(path: str) -> str:
-    """A path for the log: of bounded length and without line breaks, with which a client could forge lines."""
+    """A path for the log: of bounded length and without line breaks, with which a client
+    could forge lines."""
     shown = path if len(path) <= _MAX_PATH else path[:_MAX_PATH] + "..."
     return shown if shown.isascii() and shown.isprintable() else ascii(shown)[1:-1]
 
 
 def _answer_fields(answers: Sequence[AnswerRecord]) -> dict[str, Field]:
-    """Of several answers to one request, tokens and sound are sums and the times are the first one's."""
+    """Of several answers to one request, token counts and audio are sums, and the times are
+    the first one's."""
     first = answers[0]
     fields: dict[str, Field] = {"answer_id": first.answer_id}
     if len(answers) > 1:
@@ -136,4 +141,6 @@ def _stage_fields(answer: AnswerRecord) -> dict[str, Field]:
         "talker_s": (times.first_codes_s, times.last_codes_s),
         "code2wav_s": (times.first_audio_s, times.last_audio_s),
     }
-    return {name: (begin, end) for name, (begin, end) in spans.items() if begin is not None and end is not None}
+    return {
+        name: (begin, end) for name, (begin, end) in spans.items() if begin is not None and end is not None
+    }

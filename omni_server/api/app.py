@@ -3,20 +3,16 @@
 from fastapi import FastAPI
 
 from omni_server import __version__
+from omni_server.api.access import AccessMiddleware, ApiKeys, CorsHeaders, OpenPaths, access_checks
 from omni_server.api.audio_lists import audio_lists_router
-from omni_server.api.auth import ApiKeys, AuthMiddleware, OpenPaths
-from omni_server.api.body_limits import BodyBudget, BodyLimitMiddleware
 from omni_server.api.chat import chat_router
 from omni_server.api.config import ApiConfig
-from omni_server.api.cors import CorsHeaders, CrossSiteMiddleware
 from omni_server.api.errors import install_error_handlers
-from omni_server.api.health import health_router
-from omni_server.api.limits import Admission, AdmissionMiddleware
-from omni_server.api.local_only import HostMiddleware, is_local_only
-from omni_server.api.metrics import metrics_router
-from omni_server.api.middleware import InFlightMiddleware, RequestIdMiddleware, UnexpectedErrorMiddleware
+from omni_server.api.limits import Admission, AdmissionMiddleware, BodyBudget, BodyLimitMiddleware
+from omni_server.api.middleware import RequestIdMiddleware, UnexpectedErrorMiddleware
 from omni_server.api.models import models_router
 from omni_server.api.openapi import install_openapi
+from omni_server.api.operations import health_router, metrics_router
 from omni_server.api.realtime.router import realtime_router
 from omni_server.api.speech import speech_router
 from omni_server.api.state import ServerState
@@ -29,17 +25,19 @@ from omni_server.api.web.page import page_router
 def create_app(state: ServerState, config: ApiConfig) -> FastAPI:
     """Serves `state.generator`, also before it is there: with 503.
 
-    Raises `ConfigError` for a malformed entry in `config.allowed_media_domains`, a media folder that is none, and a
-    malformed API key.
+    Raises `ConfigError` for a malformed entry in `config.allowed_media_domains`, a media folder that is not
+    one, and a malformed API key.
     """
     keys = ApiKeys(config.api_keys)
     state.unsent = UnsentBudget(
         config.max_unsent_bytes, config.max_total_unsent_bytes, state.metrics.answers_dropped.inc
     )
-    admission = Admission(state.metrics, max_queue=config.max_queue, max_per_caller=config.max_concurrency_per_key)
+    admission = Admission(
+        state.metrics, max_queue=config.max_queue, max_per_caller=config.max_concurrency_per_key
+    )
     app = FastAPI(
         title="omni-server",
-        description="OpenAPI knows no WebSockets: `/v1/realtime`, OpenAI's realtime API, is served as well.",
+        description="OpenAPI has no WebSockets: `/v1/realtime`, OpenAI's realtime API, is served as well.",
         version=__version__,
         openapi_url="/openapi.json" if config.docs else None,
         docs_url=None,  # `docs_router` serves it without a CDN
@@ -66,17 +64,16 @@ def create_app(state: ServerState, config: ApiConfig) -> FastAPI:
         timeout_s=config.body_timeout_s,
         budget=BodyBudget(state.metrics, config.max_total_body_bytes),
     )
-    app.add_middleware(InFlightMiddleware, state=state)
-    app.add_middleware(AdmissionMiddleware, admission=admission)
-    open_paths = OpenPaths(metrics_need_key=config.metrics_need_key, public_voice_lists=config.public_voice_lists)
-    app.add_middleware(AuthMiddleware, keys=keys, open_paths=open_paths)
-    if not keys:
-        app.add_middleware(CrossSiteMiddleware, allowed_origins=config.cors.allowed_origins)
-    if is_local_only(config):
-        app.add_middleware(HostMiddleware, allowed_origins=config.cors.allowed_origins)
+    app.add_middleware(AdmissionMiddleware, admission=admission, state=state)
+    open_paths = OpenPaths(
+        metrics_need_key=config.metrics_need_key, public_voice_lists=config.public_voice_lists
+    )
+    app.add_middleware(AccessMiddleware, checks=access_checks(config, keys, open_paths))
     app.add_middleware(UnexpectedErrorMiddleware)
     if config.cors.allowed_origins:
         app.add_middleware(CorsHeaders, rules=config.cors)
-    app.add_middleware(RequestIdMiddleware, metrics=state.metrics, is_logged=config.access_log, tracer=state.tracer)
-    install_openapi(app, needs_key=open_paths.exclude if keys else None)
+    app.add_middleware(
+        RequestIdMiddleware, metrics=state.metrics, is_logged=config.access_log, tracer=state.tracer
+    )
+    install_openapi(app, needs_key=open_paths.need_key if keys else None)
     return app

@@ -1,4 +1,4 @@
-"""`GET /v1/audio/voices` and `GET /v1/audio/models`: lists that clients such as Open WebUI fill their menus with."""
+"""`GET /v1/audio/voices` and `GET /v1/audio/models`: what clients such as Open WebUI show in their menus."""
 
 from fastapi import APIRouter
 from pydantic import BaseModel

@@ -10,34 +10,39 @@ import numpy as np
 import numpy.typing as npt
 from fastapi import APIRouter, Request, Response
 
-from omni_server.api.audio_history import AudioHistory, CallerHistory
-from omni_server.api.body import read_json
-from omni_server.api.choices import follow_choices
-from omni_server.api.collected import CollectedChoice, api_finish_reason, total_usage
+from omni_server.api.answer_stream import follow_choices
 from omni_server.api.config import ApiConfig
-from omni_server.api.disconnect import until_disconnect
 from omni_server.api.limits import take_places_of_choices
 from omni_server.api.media_loader import MediaLoader
+from omni_server.api.messages import AudioHistory, CallerHistory
 from omni_server.api.openapi import CHAT_RESPONSES, request_body
 from omni_server.api.parse import ChatTurn, parse_chat_request
-from omni_server.api.render import Answer, ChoiceRenderer, ChunkRenderer, message_audio, render_completion
+from omni_server.api.render import (
+    Answer,
+    ChoiceRenderer,
+    ChunkRenderer,
+    CollectedChoice,
+    api_finish_reason,
+    message_audio,
+    render_completion,
+    total_usage,
+)
 from omni_server.api.request_record import ANONYMOUS, current_request
 from omni_server.api.schemas import ChatCompletionRequest
-from omni_server.api.sse import KEEP_ALIVE, EventStreamResponse
 from omni_server.api.state import ServerState
-from omni_server.api.validation import validate
+from omni_server.api.streaming import KEEP_ALIVE, EventStreamResponse, until_disconnect
+from omni_server.api.validation import read_json, validate
 from omni_server.audio.encode import StreamEncoder, encode
 from omni_server.generation import Generation, Generator
 from omni_server.types import SAMPLE_RATE_HZ, AudioDelta, Finished, TextDelta, ToolCallDelta, Usage
 
 _INLINE_SAMPLES = 10 * SAMPLE_RATE_HZ
-"""Sound up to this length is encoded in less than a millisecond; a thread would cost more, and delay it."""
+"""Audio up to this length is encoded in less than a millisecond; a thread would cost more, and delay it."""
 
 
 class ChatService:
     def __init__(self, state: ServerState, config: ApiConfig) -> None:
         self._state = state
-        self._max_body_bytes = config.max_body_bytes
         self._keep_alive_s = config.sse_keep_alive_s
         self._text_in_content = config.chat_text_in_content
         self._history = AudioHistory(config.audio_history_ttl_s, config.audio_history_entries)
@@ -46,7 +51,7 @@ class ChatService:
     async def create(self, request: Request) -> Response:
         """All that can be refused is refused before the status of a stream is sent. Raises `OmniError`."""
         self._state.require_generator()  # rather than after many megabytes of body
-        body = await read_json(request, self._max_body_bytes)
+        body = await read_json(request)
         return await until_disconnect(self._answer(body), request.receive)
 
     async def _answer(self, body: object) -> Response:
@@ -71,7 +76,7 @@ class ChatService:
         generations = await _submit_all(generator, turn)
         if turn.stream:
             frames = self._frames(generations, turn, answer)
-            return EventStreamResponse(request_id, frames, lambda: _close_all(generations))
+            return EventStreamResponse(request_id, frames, release=lambda: _close_all(generations))
         try:
             return await self._complete(generations, turn, answer)
         finally:
@@ -86,16 +91,16 @@ class ChatService:
             async for item in events:
                 if item is not None:
                     collected[item[0]].take(item[1])
-        choices = [choice.text() for choice in collected]
         usage = total_usage([choice.usage for choice in collected])
-        spoken, audio_format = choices[0], turn.audio_format
-        if audio_format is None or (spoken.tool_calls and not spoken.text):
-            return Response(render_completion(answer, choices, None, usage), media_type="application/json")
+        spoken, audio_format = collected[0], turn.audio_format
+        if audio_format is None or spoken.is_call:
+            return Response(render_completion(answer, collected, None, usage), media_type="application/json")
         expires_at = self._remember(answer, spoken.text)
 
         def render() -> bytes:
-            audio_file = encode(collected[0].samples(), audio_format)
-            return render_completion(answer, choices, message_audio(answer, spoken.text, audio_file, expires_at), usage)
+            audio_file = encode(spoken.samples(), audio_format)
+            audio = message_audio(answer, spoken.text, audio_file, expires_at)
+            return render_completion(answer, collected, audio, usage)
 
         return Response(await asyncio.to_thread(render), media_type="application/json")
 
@@ -104,9 +109,11 @@ class ChatService:
     ) -> AsyncGenerator[bytes, None]:
         """Empty ones among them are not to be sent. A failure leaves out finish reason and `[DONE]`."""
         chunks = ChunkRenderer(answer, include_usage=turn.include_usage)
-        renderers = [ChoiceRenderer(chunks, index, may_call=turn.may_call) for index in range(len(generations))]
+        renderers = [
+            ChoiceRenderer(chunks, index, may_call=turn.may_call) for index in range(len(generations))
+        ]
         encoder = StreamEncoder(turn.audio_format) if turn.audio_format is not None else None
-        text: list[str] = []  # of the only choice there is with sound
+        text: list[str] = []  # of the only choice of a spoken answer
         usages: list[Usage] = []
         for renderer in renderers:
             yield renderer.opening()
@@ -135,17 +142,17 @@ class ChatService:
         yield b"".join(chunks.ending(total_usage(usages)))
 
     def _caller_history(self) -> CallerHistory:
-        """Of whoever sent the request that the running task serves."""
+        """Of the caller whose request the running task serves."""
         record = current_request()
         return self._history.of(ANONYMOUS if record is None else record.caller)
 
     def _remember(self, answer: Answer, transcript: str) -> int:
-        """Unix time until which the answer's `audio.id` can be used; 0 for one without sound."""
+        """Unix time until which the answer's `audio.id` can be used; 0 for one without audio."""
         return self._caller_history().add(answer.audio_id, transcript) if answer.audio_id is not None else 0
 
 
 async def _submit_all(generator: Generator, turn: ChatTurn) -> list[Generation]:
-    """All choices, or none."""
+    """Submits all choices, or none."""
     generations: list[Generation] = []
     try:
         for request in turn.requests:
@@ -161,7 +168,9 @@ async def _close_all(generations: Sequence[Generation]) -> None:
         await generation.aclose()
 
 
-async def _rendered_audio(renderer: ChoiceRenderer, encoder: StreamEncoder, samples: npt.NDArray[np.float32]) -> bytes:
+async def _rendered_audio(
+    renderer: ChoiceRenderer, encoder: StreamEncoder, samples: npt.NDArray[np.float32]
+) -> bytes:
     if encoder.is_quick and len(samples) <= _INLINE_SAMPLES:
         return renderer.audio(encoder.write(samples))
     return await asyncio.to_thread(lambda: renderer.audio(encoder.write(samples)))

@@ -1,18 +1,45 @@
 """Settings of the HTTP server, fixed at start."""
 
+import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from omni_server.api.cors import CorsRules
-from omni_server.api.tls import TlsFiles
 from omni_server.media.limits import MediaLimits
+
+
+@dataclass(frozen=True)
+class CorsRules:
+    """Which web sites may use the API from a browser; names and meanings are those of `vllm serve`."""
+
+    allowed_origins: tuple[str, ...] = ()
+    """As in `https://chat.example`; `*` is every site. Empty switches CORS off."""
+    allowed_methods: tuple[str, ...] = ("*",)
+    allowed_headers: tuple[str, ...] = ("*",)
+    allow_credentials: bool = False
+
+
+@dataclass(frozen=True)
+class TlsFiles:
+    """HTTPS: paths, as uvicorn's arguments of the same names."""
+
+    certfile: str
+    """Certificate chain, PEM."""
+    keyfile: str | None = None
+    """Private key, PEM; None: it is in `certfile`."""
+    ca_certs: str | None = None
+    """Certificates of the authorities whose clients are accepted, PEM."""
+    cert_reqs: ssl.VerifyMode = ssl.CERT_NONE
+    """Whether clients must show a certificate."""
+    ciphers: str = "TLSv1"
+    """OpenSSL's cipher list, for TLS up to 1.2. uvicorn's default; the name stands for a family of ciphers,
+    not for the protocol's version."""
 
 
 @dataclass(frozen=True)
 class ApiConfig:
     host: str = "127.0.0.1"
     port: int = 8091
-    """0 takes a free port; `run_server` tells which."""
+    """0 takes a free port; `run_server` reports which."""
     uds: str | None = None
     """Path of a Unix socket to listen on instead of `host` and `port`."""
 
@@ -22,8 +49,8 @@ class ApiConfig:
     """None serves plain HTTP."""
 
     api_keys: tuple[str, ...] = field(default=(), repr=False)
-    """One of them is needed for everything that `omni_server.api.auth` does not list as open; without any the server
-    is open to everybody who reaches it."""
+    """One of them is needed for everything that `omni_server.api.access` does not list as open; without any
+    the server is open to everybody who reaches it."""
     metrics_need_key: bool = False
     """Also `/metrics` and `/load`."""
     public_voice_lists: bool = True
@@ -31,7 +58,7 @@ class ApiConfig:
     cors: CorsRules = field(default_factory=CorsRules)
 
     max_queue: int = 1024
-    """Requests and WebSocket sessions under `/v1/` that run or wait; more are answered with 503. 0 is no limit."""
+    """Requests and WebSocket sessions under `/v1/` at a time; more are answered with 503. 0 is no limit."""
     max_concurrency_per_key: int = 0
     """Of these, the most that one API key may have; more are answered with 429. 0 is no limit."""
     max_header_bytes: int = 64 * 1024
@@ -47,11 +74,11 @@ class ApiConfig:
     body_timeout_s: float = 60.0
     """Time for the whole body of a request to arrive; a slower upload is answered with 408."""
     max_total_body_bytes: int = 1024**3
-    """Of the bodies of all requests that have not begun to be answered, as far as they have arrived; what is beyond is
-    answered with 503. Parsed and decoded they take several times as much memory."""
+    """Of the bodies of all requests that have not begun to be answered, as far as they have arrived; what is
+    beyond is answered with 503. Parsed and decoded they take several times as much memory."""
     max_unsent_bytes: int = 64 * 1024 * 1024
-    """Of one answer that has been made and not been sent yet: eleven minutes of sound. A client that reads so much more
-    slowly is told, and its answer is dropped."""
+    """Of one answer that has been made and not been sent yet: eleven minutes of audio. Where a client falls
+    further behind, it gets an error and its answer is dropped."""
     max_total_unsent_bytes: int = 1024**3
     """The same of all answers together; the one with the most is dropped."""
     http_send_timeout_s: float = 30.0
@@ -72,11 +99,12 @@ class ApiConfig:
     chat_text_in_content: bool = False
     """Answers by voice have their text in `content`, too, for clients that show nothing else."""
     max_upload_bytes: int = 25_000_000
-    """Larger sound files are refused with 413 by the transcription routes; OpenAI's limit."""
+    """Larger audio files are refused with 413 by the transcription routes; OpenAI's limit."""
     max_upload_seconds: float = 1800.0
-    """Longest sound that is transcribed. It is decoded as a whole and at its own rate: half an hour at 48 kHz takes
-    350 MB. So much is the most, sound of a higher rate may be as much shorter; of all that is being transcribed at
-    the same time four times as much is kept, and more waits for `media_queue_timeout_s`."""
+    """Longest audio that is transcribed. It is decoded as a whole and at its own rate: half an hour
+    at 48 kHz takes 350 MB, which is the maximum: audio of a higher rate must be shorter in
+    proportion. Of all that is being transcribed at the same time four times as much is kept, and
+    more waits for `media_queue_timeout_s`."""
 
     sse_keep_alive_s: float = 15.0
     """A comment is sent to a streaming client after this silence."""
@@ -90,7 +118,8 @@ class ApiConfig:
     realtime_session_timeout_s: float = 3600.0
     """A realtime session is closed after this time; clients connect anew."""
     realtime_idle_timeout_s: float = 900.0
-    """A realtime session whose client has sent nothing for this time is closed, unless it is being answered."""
+    """A realtime session whose client has sent nothing for this time is closed, unless it
+    is being answered."""
     realtime_send_timeout_s: float = 30.0
     """A realtime client that takes nothing it is sent for this time is cut off."""
 

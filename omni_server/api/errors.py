@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from omni_server.api.request_record import current_request
 from omni_server.api.responses import ErrorBody, ErrorEnvelope
-from omni_server.errors import InvalidRequestError, OmniError, StageDownError
+from omni_server.errors import AuthenticationError, InvalidRequestError, OmniError, StageDownError
 
 CLIENT_CLOSED_REQUEST = 499
 """nginx's status for the log; the client is gone and sees nothing."""
@@ -24,37 +24,50 @@ _MAX_MESSAGE = 1000
 def envelope(error: OmniError) -> ErrorEnvelope:
     """`{"error": {"message", "type", "param", "code"}}`."""
     message = error.message if len(error.message) <= _MAX_MESSAGE else error.message[:_MAX_MESSAGE] + "..."
-    return ErrorEnvelope(error=ErrorBody(message=message, type=error.type, param=error.param, code=error.code))
+    return ErrorEnvelope(
+        error=ErrorBody(message=message, type=error.type, param=error.param, code=error.code)
+    )
 
 
 def logged(error: OmniError) -> str:
-    """For a log line: the code, and of the server's own failures the message, escaped. That of a refused request is
-    left out: it may hold what the client sent."""
+    """For a log line: the code, and of the server's own failures the message, escaped. That of a refused
+    request is left out: it may contain what the client sent."""
     code = error.code or error.type
     return code if error.status < 500 else f"{code} {error.message!a}"
 
 
 def error_response(error: OmniError, headers: Mapping[str, str] | None = None) -> Response:
-    """The answer to a failed request, with the headers that tell OpenAI's clients whether and when to try again."""
+    """The answer to a failed request, with the headers that tell OpenAI's clients whether and when
+    to try again."""
     all_headers = dict(headers) if headers is not None else {}
     record = current_request()
     if record is not None:
         record.error = error
+    if isinstance(error, AuthenticationError):
+        all_headers["www-authenticate"] = 'Bearer realm="omni-server"'
     if error.status in (429, 503):
-        seconds = _STAGE_RETRY_AFTER_S if isinstance(error, StageDownError) else _RETRY_AFTER_S.get(error.code or "", 1)
+        seconds = (
+            _STAGE_RETRY_AFTER_S
+            if isinstance(error, StageDownError)
+            else _RETRY_AFTER_S.get(error.code or "", 1)
+        )
         all_headers.setdefault("retry-after", str(seconds))
     elif error.status >= 500:
-        # By themselves the clients would repeat it twice: a request that failed or ran for too long once will again.
+        # By themselves the clients would repeat it twice: a request that failed or ran for too long once will
+        # again.
         all_headers["x-should-retry"] = "false"
     if error.status in (408, 413):  # the rest of a body is not worth reading
         all_headers["connection"] = "close"
     return Response(
-        envelope(error).model_dump_json(), status_code=error.status, headers=all_headers, media_type="application/json"
+        envelope(error).model_dump_json(),
+        status_code=error.status,
+        headers=all_headers,
+        media_type="application/json",
     )
 
 
 def unexpected_error() -> OmniError:
-    """What a client is told of an exception that nobody foresaw: nothing of its text."""
+    """What a client sees of an unforeseen exception, without its text."""
     return OmniError("The server had an error while processing your request.")
 
 
@@ -101,14 +114,15 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 
 def _methods_of(request: Request) -> set[str]:
-    """What the URL takes; the router tells what the first of its routes does."""
+    """All methods of the URL; the router reports those of the first matching route only."""
     routes = [route for route in request.app.routes if isinstance(route, Route)]
     matching = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
     return {method for route in matching for method in route.methods or ()}
 
 
 async def _on_request_validation_error(request: Request, error: Exception) -> Response:
-    """Raised by FastAPI for parameters in the path, query and headers; bodies are read in `omni_server.api.body`."""
+    """Raised by FastAPI for parameters in the path, query and headers; bodies are
+    read in `omni_server.api.validation`."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     param = str(first["loc"][-1])

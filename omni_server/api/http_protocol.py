@@ -1,8 +1,13 @@
 """HTTP connections as uvicorn serves them, with limits on everything around a request's body."""
 
 import asyncio
+import fcntl
 import http
+import logging
+import termios
 import time
+from array import array
+from typing import cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -10,7 +15,6 @@ from omni_server.api.access_log import log_request
 from omni_server.api.config import ApiConfig
 from omni_server.api.errors import error_response
 from omni_server.api.request_record import RequestRecord, begin_request, new_request_id
-from omni_server.api.stalled_clients import StallWatch
 from omni_server.errors import (
     HeadersTooLargeError,
     InvalidRequestError,
@@ -20,21 +24,23 @@ from omni_server.errors import (
 )
 from omni_server.metrics.server_metrics import ServerMetrics
 
+logger = logging.getLogger(__name__)
+
 _FIELD_OVERHEAD = 4
 """Bytes: the colon, the space and the line end of a header field."""
 _REQUEST_LINE_OVERHEAD = 64
 """Bytes of a request line besides the URL, rounded up."""
 _LINGER_S = 10.0
-"""How long a client that was answered early may go on sending its body. The server drops what arrives: closing the
-connection at once would reset it, and the client might lose the answer."""
+"""How long a client that was answered early may go on sending its body. The server drops what arrives:
+closing the connection at once would reset it, and the client might lose the answer."""
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
     """Refuses oversized, slow and malformed request heads, in the API's error envelope.
 
-    uvicorn has no limits here: its parser collects a header field until it ends, and a connection stays open as long
-    as its client takes to complete a head. Trailers of a chunked body count against the same limits as the headers,
-    and are dropped.
+    uvicorn has no limits here: its parser collects a header field until it ends, and a connection stays open
+    as long as its client takes to complete a head. Trailers of a chunked body count against the same limits
+    as the headers, and are dropped.
     """
 
     api_config: ApiConfig
@@ -48,7 +54,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _num_fields: int = 0
     _num_field_bytes: int = 0
     _num_pending: int = 0
-    """Bytes read since the last ones that completed a head or belonged to a body: the parser may be holding them."""
+    """Bytes read since the last ones that completed a head or belonged to a body: the parser may
+    be holding them."""
     _num_new: int = 0
     """Of the current read, the bytes that may have to be added to `_num_pending`."""
     _head_deadline: asyncio.TimerHandle | None = None
@@ -65,7 +72,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
         if self.cycle is not None:
-            self.cycle.transport = self.transport  # not the wrapper, which refers to this protocol: no cycle is left
+            self.cycle.transport = (
+                self.transport
+            )  # not the wrapper, which refers to this protocol: no cycle is left
 
     def data_received(self, data: bytes) -> None:
         if self._is_discarding:
@@ -89,7 +98,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
         if len(self.url) > self.api_config.max_url_bytes:
-            self._stop(UrlTooLongError(f"The URL is longer than the {self.api_config.max_url_bytes} bytes accepted."))
+            self._stop(
+                UrlTooLongError(f"The URL is longer than the {self.api_config.max_url_bytes} bytes accepted.")
+            )
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._num_fields += 1
@@ -97,7 +108,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._num_fields > self.api_config.max_header_fields:
             self._stop(
                 HeadersTooLargeError(
-                    f"The request has more than the {self.api_config.max_header_fields} header fields accepted."
+                    f"The request has more than the {self.api_config.max_header_fields} "
+                    "header fields accepted."
                 )
             )
         if self._num_field_bytes > self.api_config.max_header_bytes:
@@ -110,7 +122,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if num_hosts > 1 or (num_hosts == 0 and self.parser.get_http_version() == "1.1"):
             self._stop(
                 InvalidRequestError(
-                    "An HTTP/1.1 request needs exactly one Host header.", param="Host", code="invalid_host_header"
+                    "An HTTP/1.1 request needs exactly one Host header.",
+                    param="Host",
+                    code="invalid_host_header",
                 )
             )
         self._unset_keepalive_if_required()  # set within the same read, at the end of the request before
@@ -174,9 +188,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         response = error_response(error, {"x-request-id": record.request_id, "connection": "close"})
         phrase = http.HTTPStatus(error.status).phrase
         head = [f"HTTP/1.1 {error.status} {phrase}".encode()]
-        head += [name + b": " + value for name, value in (*self.server_state.default_headers, *response.raw_headers)]
+        head += [
+            name + b": " + value
+            for name, value in (*self.server_state.default_headers, *response.raw_headers)
+        ]
         self.transport.write(b"\r\n".join([*head, b"", bytes(response.body)]))
-        self.metrics.http_ended("none", "other", error.status, time.perf_counter() - record.began, is_retry=False)
+        self.metrics.http_ended(
+            "none", "other", error.status, time.perf_counter() - record.began, is_retry=False
+        )
         client = self.client[0] if self.client else None
         log_request("unreadable request", "none", record, status=error.status, client=client)
         self._discard()
@@ -191,7 +210,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _wait_idle(self) -> None:
         """As uvicorn does after a response."""
-        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
 
     def _start_head_deadline(self) -> None:
         self._head_deadline = self.loop.call_later(self.api_config.header_timeout_s, self._on_head_deadline)
@@ -207,15 +228,16 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return
         self._refuse(
             UploadTimeoutError(
-                f"The headers did not arrive within the {self.api_config.header_timeout_s:g} s that this server waits.",
+                f"The headers did not arrive within the {self.api_config.header_timeout_s:g} s "
+                "that this server waits.",
                 code="header_timeout",
             )
         )
 
     def _discard(self) -> None:
-        """Nothing that still arrives is read. The client is told that the connection ends."""
+        """Nothing that still arrives is read. The client learns that the connection ends."""
         self._is_discarding = True
-        self.parser = None  # type: ignore[assignment]  # it holds what was too large; uvicorn frees it so too
+        self.parser = None  # type: ignore[assignment]  # it contains what was too large; uvicorn frees it in the same way
         self._error = None  # its traceback does so, too
         self._stop_head_deadline()
         self.flow.resume_reading()
@@ -248,6 +270,62 @@ class _ResponseTransport(asyncio.Transport):
 
     def close(self) -> None:
         self._protocol.end()
+
+
+class StallWatch(asyncio.Protocol):
+    """Goes in front of uvicorn's HTTP protocol.
+
+    Above 64 KiB that the client has not taken, the transport pauses writing, and uvicorn lets the application
+    wait for as long as that lasts: a request would keep its place forever. No byte is added meanwhile, so if
+    what is left does not shrink for `stall_timeout_s`, the client takes nothing. Its connection is aborted,
+    and the application sees a client that has left. A client that reads slowly is served to the end.
+    """
+
+    stall_timeout_s: float
+    """Clients are cut off after once to twice this time."""
+    _transport: asyncio.Transport
+    _check: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's do not inherit from it
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_watching()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch()
+
+    def resume_writing(self) -> None:
+        self._stop_watching()
+        super().resume_writing()
+
+    def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._check = loop.call_later(self.stall_timeout_s, self._check_progress, self._num_left())
+
+    def _stop_watching(self) -> None:
+        if self._check is not None:
+            self._check.cancel()
+            self._check = None
+
+    def _num_left(self) -> int:
+        """Bytes, those included that the kernel has not delivered: it may hold megabytes, and takes
+        no more of ours until a good part of them is gone, for which a client that plays as it reads
+        needs its time."""
+        queued = array("i", [0])
+        fcntl.ioctl(self._transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, queued)
+        return self._transport.get_write_buffer_size() + queued[0]
+
+    def _check_progress(self, num_before: int) -> None:
+        if self._num_left() < num_before:
+            self._watch()
+            return
+        client = self._transport.get_extra_info("peername")
+        logger.warning("the client %s took nothing for %g s and is cut off", client, self.stall_timeout_s)
+        self._transport.abort()
 
 
 def http_protocol(config: ApiConfig, metrics: ServerMetrics) -> type[asyncio.Protocol]:

@@ -1,16 +1,26 @@
-"""Limits on what is accepted, checked before a request's body is read."""
+"""Limits on what is accepted: requests at a time, and the bodies of requests in size, time and memory."""
 
+import asyncio
 import math
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from contextvars import ContextVar
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from omni_server.api.errors import error_response
 from omni_server.api.request_record import ANONYMOUS, current_request, path_of
-from omni_server.errors import InvalidRequestError, OverloadedError, RateLimitError
+from omni_server.api.state import ServerState
+from omni_server.errors import (
+    InvalidRequestError,
+    OverloadedError,
+    RateLimitError,
+    RequestTooLargeError,
+    UploadTimeoutError,
+)
 from omni_server.metrics.server_metrics import ServerMetrics
 
 MAX_RETRY_AFTER_S = 5
@@ -29,7 +39,7 @@ class Admission:
         max_per_caller: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """0 is no limit; callers without a key have none of their own."""
+        """0 is no limit; callers without a key have no limit of their own."""
         self._metrics = metrics
         self._max_queue = max_queue
         self._max_per_caller = max_per_caller
@@ -118,8 +128,8 @@ def take_places_of_choices(number: int) -> None:
     most = places.admission.most(places.caller)
     if most is not None and number > most:
         raise InvalidRequestError(
-            f"Invalid 'n': expected a value <= {most}, the requests that this server takes at a time: each choice is "
-            "one.",
+            f"Invalid 'n': expected a value <= {most}, the requests that this server takes at a time: "
+            "each choice is one.",
             param="n",
             code="integer_above_max_value",
         )
@@ -128,28 +138,136 @@ def take_places_of_choices(number: int) -> None:
 
 
 class AdmissionMiddleware:
-    """A place for each POST and each WebSocket under `/v1/`, from before its body is read until it is over; those of
-    its choices are taken when their number is known."""
+    """A place for each POST and each WebSocket under `/v1/`, from before its body is read until it is over;
+    those of its choices are taken when their number is known. HTTP requests under `/v1/`, streamed answers
+    included, count as in flight for as long as they run."""
 
-    def __init__(self, app: ASGIApp, admission: Admission) -> None:
+    def __init__(self, app: ASGIApp, admission: Admission, state: ServerState) -> None:
         self.app = app
         self._admission = admission
+        self._state = state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        generates = scope["type"] == "websocket" or (scope["type"] == "http" and scope["method"] == "POST")
-        if not generates or not path_of(scope).startswith("/v1/"):
+        if scope["type"] not in ("http", "websocket") or not path_of(scope).startswith("/v1/"):
             await self.app(scope, receive, send)
             return
         record = current_request()
         places = _Places(self._admission, ANONYMOUS if record is None else record.caller)
+        if scope["type"] == "websocket" or scope["method"] == "POST":
+            try:
+                places.take()
+            except (OverloadedError, RateLimitError) as error:
+                headers = {"retry-after": str(self._admission.retry_after_s())}
+                await error_response(error, headers)(scope, receive, send)
+                return
+            _places.set(places)
         try:
-            places.take()
-        except (OverloadedError, RateLimitError) as error:
-            headers = {"retry-after": str(self._admission.retry_after_s())}
-            await error_response(error, headers)(scope, receive, send)
-            return
-        _places.set(places)
-        try:
-            await self.app(scope, receive, send)
+            # A session counts its answers itself: an open one does not keep the server from shutting down.
+            with nullcontext() if scope["type"] == "websocket" else self._state.request_in_flight():
+                await self.app(scope, receive, send)
         finally:
             places.give_back()
+
+
+class BodyBudget:
+    """Counts the bytes of all bodies that are held at the same time. Belongs to one event loop."""
+
+    def __init__(self, metrics: ServerMetrics, max_bytes: int) -> None:
+        self._metrics = metrics
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+
+    def take(self, num_bytes: int) -> None:
+        """Raises `OverloadedError`, and has taken nothing then."""
+        if self._num_bytes + num_bytes > self._max_bytes:
+            self._metrics.rejected("max_total_body_size")
+            raise OverloadedError(
+                f"The bodies of all requests together are larger than the {self._max_bytes} bytes "
+                "that this server holds at a time; try again later."
+            )
+        self._num_bytes += num_bytes
+
+    def give_back(self, num_bytes: int) -> None:
+        self._num_bytes -= num_bytes
+
+
+class BodyLimitMiddleware:
+    """Bounds the size of every request body, the time that it takes to arrive, and the size of all together.
+
+    `receive` raises `RequestTooLargeError`, `UploadTimeoutError` or `OverloadedError` where the route reads
+    the body. A body counts until its response begins or its request ends: it is kept while its media are
+    read, and a whole answer is made.
+    """
+
+    def __init__(self, app: ASGIApp, max_bytes: int, timeout_s: float, budget: BodyBudget) -> None:
+        self.app = app
+        self._budget = budget
+        self._max_bytes = max_bytes
+        self._timeout_s = timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        declared = Headers(scope=scope).get("content-length", "")
+        if declared.isascii() and declared.isdigit() and int(declared[:20]) > self._max_bytes:
+            await error_response(_too_large(self._max_bytes))(scope, receive, send)
+            return
+        body = _BoundedBody(receive, self._max_bytes, self._timeout_s, self._budget)
+        record = current_request()
+        assert record is not None
+        record.on_response.append(body.release)
+        try:
+            await self.app(scope, body, send)
+        finally:
+            body.release()
+
+
+class _BoundedBody:
+    def __init__(self, receive: Receive, max_bytes: int, timeout_s: float, budget: BodyBudget) -> None:
+        self._receive = receive
+        self._budget = budget
+        self._max_bytes = max_bytes
+        self._timeout_s = timeout_s
+        self._deadline: float | None = None
+        self._num_bytes = 0
+        self._num_taken = 0
+        self._is_complete = False
+        self._is_released = False
+
+    async def __call__(self) -> Message:
+        if self._is_complete:
+            return await self._receive()
+        if self._deadline is None:
+            self._deadline = asyncio.get_running_loop().time() + self._timeout_s
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                message = await self._receive()
+        except TimeoutError:
+            raise UploadTimeoutError(
+                f"The request body did not arrive within the {self._timeout_s:g} s that this server waits."
+            ) from None
+        self._num_bytes += len(message.get("body", b""))
+        self._is_complete = not message.get("more_body", False)
+        if self._num_bytes > self._max_bytes:
+            raise _too_large(self._max_bytes)
+        self._take(len(message.get("body", b"")))
+        return message
+
+    def _take(self, num_bytes: int) -> None:
+        if self._is_released:  # answered before it was read: nobody keeps the rest
+            return
+        self._budget.take(num_bytes)
+        self._num_taken += num_bytes
+
+    def release(self) -> None:
+        """The body is needed no more; may be called again."""
+        if not self._is_released:
+            self._is_released = True
+            self._budget.give_back(self._num_taken)
+
+
+def _too_large(max_bytes: int) -> RequestTooLargeError:
+    return RequestTooLargeError(
+        f"The request body is larger than the {max_bytes} bytes that this server accepts."
+    )

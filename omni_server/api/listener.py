@@ -11,13 +11,15 @@ _BACKLOG = 2048
 
 
 def listen(config: ApiConfig) -> socket.socket:
-    """A listening socket. Raises `ConfigError` if the address is taken or is none of this machine."""
+    """A listening socket. Raises `ConfigError` if the address is taken or does not belong to this machine."""
     if config.uds is not None:
         return _listen_unix(Path(config.uds))
     if not 0 <= config.port <= 65535:  # the resolver would take it modulo 65536
         raise ConfigError(f"cannot listen on {config.host}:{config.port}: ports go from 0 to 65535.")
     try:
-        found = socket.getaddrinfo(config.host or None, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = socket.getaddrinfo(
+            config.host or None, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
         # IPv4 where there is a choice: clients of "localhost" expect 127.0.0.1.
         family, kind, protocol, _, address = min(found, key=lambda info: info[0] != socket.AF_INET)
         listener = socket.socket(family, kind, protocol)

@@ -8,7 +8,13 @@ from dataclasses import replace
 from typing import TypeVar
 
 from omni_server.api.config import ApiConfig
-from omni_server.api.schemas import AudioUrlContent, ImageUrlContent, InputAudioContent, MediaContent, VideoUrlContent
+from omni_server.api.schemas import (
+    AudioUrlContent,
+    ImageUrlContent,
+    InputAudioContent,
+    MediaContent,
+    VideoUrlContent,
+)
 from omni_server.errors import InvalidRequestError, OverloadedError
 from omni_server.media.decode import count_samples, decode_audio, decode_image, decode_video
 from omni_server.media.limited_process import Cancellation
@@ -17,8 +23,8 @@ from omni_server.media.source import MediaSource, decode_base64
 from omni_server.types import AudioPart, ImagePart, VideoPart
 
 _MAX_READ = 8
-"""Bodies of http(s) and `file:` URLs that are fetched, wait for a thread or are decoded at the same time. Each may be
-as large as `MediaLimits.max_bytes`, which a short request has not paid for."""
+"""Bodies of http(s) and `file:` URLs that are fetched, wait for a thread or are decoded at the same time.
+Each may be as large as `MediaLimits.max_bytes`, which a short request has not paid for."""
 _URL_PREFIXES = ("data:", "http://", "https://")
 
 MediaPart = AudioPart | ImagePart | VideoPart
@@ -30,7 +36,8 @@ class MediaLoader:
 
     @classmethod
     def from_config(cls, config: ApiConfig) -> "MediaLoader":
-        """For media that come as data or by URL, as the config allows. Raises `ConfigError` where it is malformed."""
+        """For media that come as data or by URL, as the config allows. Raises `ConfigError` where
+        it is malformed."""
         return cls(
             MediaSource(config.allowed_media_domains, config.media_limits, config.allowed_local_media_path),
             config.media_limits,
@@ -53,51 +60,52 @@ class MediaLoader:
         self._decode_timeout_s = decode_timeout_s
         self._queue_timeout_s = queue_timeout_s
         self._slots = asyncio.Semaphore(num_threads)
-        # Its own: whoever uses the event loop's threads does not wait for media, nor do media for them.
+        # Not the event loop's: other work must not wait for media, nor media for other work.
         self._threads = ThreadPoolExecutor(num_threads, "media")
         self._reads = asyncio.Semaphore(_MAX_READ)
 
     async def load(self, content: MediaContent, param: str) -> MediaPart:
         """The decoded medium of one content part, which `param` names as in `messages[0].content[1]`.
 
-        Raises `InvalidRequestError` with the field that is to blame, `OverloadedError` if no thread became free.
+        Raises `InvalidRequestError` with the field that is to blame, `OverloadedError` if no
+        thread became free.
         """
         limits = self._limits
         try:
             match content:
-                case InputAudioContent(input_audio=audio):
-                    if audio.data.startswith(_URL_PREFIXES):
-                        async with self._read(audio.data) as data:
-                            return await self._in_thread(
-                                lambda cancellation: decode_audio(data, limits, audio.format, cancellation)
-                            )
+                case InputAudioContent(input_audio=audio) if not audio.data.startswith(_URL_PREFIXES):
                     return await self._in_thread(
-                        lambda cancellation: decode_audio(decode_base64(audio.data), limits, audio.format, cancellation)
+                        lambda stop: decode_audio(decode_base64(audio.data), limits, audio.format, stop)
                     )
-                case AudioUrlContent(audio_url=url):
-                    async with self._read(url.url) as data:
-                        return await self._in_thread(
-                            lambda cancellation: decode_audio(data, limits, None, cancellation)
-                        )
-                case ImageUrlContent(image_url=url):
-                    async with self._read(url.url) as data:
-                        return await self._in_thread(lambda _: decode_image(data, limits))
-                case VideoUrlContent(video_url=url):
-                    async with self._read(url.url) as data:
-                        return await self._in_thread(lambda cancellation: decode_video(data, limits, cancellation))
+                case InputAudioContent(input_audio=audio):
+                    return await self._fetched(
+                        audio.data, lambda data, stop: decode_audio(data, limits, audio.format, stop)
+                    )
+                case AudioUrlContent(audio_url=source):
+                    return await self._fetched(
+                        source.url, lambda data, stop: decode_audio(data, limits, None, stop)
+                    )
+                case ImageUrlContent(image_url=source):
+                    return await self._fetched(source.url, lambda data, _: decode_image(data, limits))
+                case VideoUrlContent(video_url=source):
+                    return await self._fetched(
+                        source.url, lambda data, stop: decode_video(data, limits, stop)
+                    )
         except InvalidRequestError as error:
-            error.param = (
-                f"{param}.input_audio.data" if content.type == "input_audio" else f"{param}.{content.type}.url"
-            )
+            error.param = f"{param}.{content.type}.{'data' if content.type == 'input_audio' else 'url'}"
             raise
 
     async def count_samples(self, data: bytes) -> int:
         """Of the waveform that `load_sound_file` makes, at most. Raises as that does."""
-        return await self._in_thread(lambda cancellation: count_samples(data, self._limits, cancellation))
+        return await self._in_thread(lambda stop: count_samples(data, self._limits, stop))
 
     async def load_sound_file(self, data: bytes) -> AudioPart:
         """The waveform of an uploaded file. Raises as `load` does, without naming a field."""
-        return await self._in_thread(lambda cancellation: decode_audio(data, self._limits, None, cancellation))
+        return await self._in_thread(lambda stop: decode_audio(data, self._limits, None, stop))
+
+    async def _fetched(self, url: str, decode: Callable[[bytes, Cancellation], Result]) -> Result:
+        async with self._read(url) as data:
+            return await self._in_thread(lambda cancellation: decode(data, cancellation))
 
     @asynccontextmanager
     async def _read(self, url: str) -> AsyncIterator[bytes]:
@@ -116,9 +124,9 @@ class MediaLoader:
             self._reads.release()
 
     async def _in_thread(self, decode: Callable[[Cancellation], Result]) -> Result:
-        """Whoever waits no more has the process ended that decodes for them, if there is one. A thread that decodes
-        itself cannot be stopped: one that takes too long keeps its slot until it ends, so that slow media of many
-        requests never fill the process with threads."""
+        """Where the caller gives up, the process that decodes for it is ended, if there is one. A thread that
+        decodes itself cannot be stopped: one that takes too long keeps its slot until it ends, so that slow
+        media of many requests never fill the process with threads."""
         try:
             async with asyncio.timeout(self._queue_timeout_s):
                 await self._slots.acquire()
@@ -133,11 +141,12 @@ class MediaLoader:
             cancellation.cancel()
         if not done:
             raise InvalidRequestError(
-                f"The media item could not be decoded within {self._decode_timeout_s:g} s.", code="media_too_large"
+                f"The media item could not be decoded within {self._decode_timeout_s:g} s.",
+                code="media_too_large",
             )
         return decoding.result()
 
     def _release(self, decoding: "asyncio.Future[Result]") -> None:
         self._slots.release()
         if not decoding.cancelled():
-            decoding.exception()  # seen, in case that nobody waits any more
+            decoding.exception()  # retrieved, in case nobody waits any more

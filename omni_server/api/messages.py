@@ -1,10 +1,12 @@
-"""The messages of a request as the model's conversation, media loaded."""
+"""The messages of a request as the model's conversation: media loaded, earlier spoken answers looked up."""
 
+import time
+from collections import OrderedDict
 from dataclasses import dataclass
 
-from omni_server.api.audio_history import CallerHistory
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.schemas import MediaContent, Message, RefusalContent, TextContent
+from omni_server.api.validation import missing_parameter
 from omni_server.errors import InvalidRequestError
 from omni_server.types import ChatMessage, ContentPart, MediaKind, ModelInfo, Role, TextPart, ToolCall
 
@@ -25,6 +27,55 @@ _MEDIA_KINDS: dict[str, MediaKind] = {
 
 
 @dataclass(frozen=True)
+class _Entry:
+    transcript: str
+    expires_at: int
+
+
+class AudioHistory:
+    """What was said in earlier answers, by `audio.id`, in this process only. The audio itself is not kept:
+    past turns enter the model's prompt as text."""
+
+    def __init__(self, ttl_s: int, max_entries: int) -> None:
+        self._ttl_s = ttl_s
+        self._max_entries = max_entries
+        self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
+
+    def of(self, caller: str) -> "CallerHistory":
+        """What this caller was answered."""
+        return CallerHistory(self, caller)
+
+    def add(self, caller: str, audio_id: str, transcript: str) -> int:
+        """Remembers an answer; returns the Unix time at which it will be forgotten."""
+        expires_at = int(time.time()) + self._ttl_s
+        self._entries[caller, audio_id] = _Entry(transcript, expires_at)
+        while len(self._entries) > self._max_entries:
+            self._entries.popitem(last=False)
+        return expires_at
+
+    def transcript(self, caller: str, audio_id: str) -> str | None:
+        """None if the id is unknown, has expired or belongs to another caller."""
+        entry = self._entries.get((caller, audio_id))
+        if entry is None or entry.expires_at <= time.time():
+            return None
+        return entry.transcript
+
+
+@dataclass(frozen=True)
+class CallerHistory:
+    """As much of a history as one API key may refer to."""
+
+    history: AudioHistory
+    caller: str
+
+    def add(self, audio_id: str, transcript: str) -> int:
+        return self.history.add(self.caller, audio_id, transcript)
+
+    def transcript(self, audio_id: str) -> str | None:
+        return self.history.transcript(self.caller, audio_id)
+
+
+@dataclass(frozen=True)
 class _PendingMedia:
     content: MediaContent
     param: str
@@ -33,36 +84,39 @@ class _PendingMedia:
 async def load_messages(
     messages: list[Message], model: ModelInfo, media: MediaLoader, history: CallerHistory
 ) -> tuple[ChatMessage, ...]:
-    """Raises `InvalidRequestError`. Nothing is fetched or decoded before all messages have been looked at. Results of
-    tools come in the order of their calls."""
+    """Raises `InvalidRequestError`. Nothing is fetched or decoded before all messages have been checked.
+    Results of tools come in the order of their calls."""
     _check_number(messages, model)
     _check_results(messages)
     drafts = [_draft(message, f"messages[{index}]", history) for index, message in enumerate(messages)]
-    _check_media_counts([part for draft in drafts for part in draft if isinstance(part, _PendingMedia)], model)
+    _check_media_counts(
+        [part for draft in drafts for part in draft if isinstance(part, _PendingMedia)], model
+    )
     loaded: list[ChatMessage] = []
     for message, draft in zip(messages, drafts, strict=True):
         content: list[ContentPart] = [
-            await media.load(part.content, part.param) if isinstance(part, _PendingMedia) else part for part in draft
+            await media.load(part.content, part.param) if isinstance(part, _PendingMedia) else part
+            for part in draft
         ]
         loaded.append(ChatMessage(_ROLES[message.role], tuple(content), _calls(message)))
     return tuple(loaded[index] for index in _in_order_of_calls(messages))
 
 
 def _check_number(messages: list[Message], model: ModelInfo) -> None:
-    """Each message and each call is one token at least: what cannot fit takes no more of the event loop's time."""
+    """Each message and each call is at least one token: what cannot fit must not cost the event loop more."""
     number = len(messages) + sum(len(message.tool_calls or []) for message in messages)
     if number > model.max_model_len:
         raise InvalidRequestError(
-            f"This model's maximum context length is {model.max_model_len} tokens, but the request has {number} "
-            "messages and calls.",
+            f"This model's maximum context length is {model.max_model_len} tokens, "
+            f"but the request has {number} messages and calls.",
             param="messages",
             code="context_length_exceeded",
         )
 
 
 def _check_results(messages: list[Message]) -> None:
-    """Each result of a tool answers a call of the assistant's message before it. A call without an id may be the one
-    that any result answers."""
+    """Each result of a tool answers a call of the assistant's message before it. A call without an id may be
+    the one that any result answers."""
     ids: set[str | None] = set()
     for index, message in enumerate(messages):
         if message.role != "tool":
@@ -70,11 +124,7 @@ def _check_results(messages: list[Message]) -> None:
             continue
         param = f"messages[{index}]"
         if message.tool_call_id is None:
-            raise InvalidRequestError(
-                f"Missing required parameter: '{param}.tool_call_id'.",
-                param=f"{param}.tool_call_id",
-                code="missing_required_parameter",
-            )
+            raise missing_parameter(f"{param}.tool_call_id")
         if not ids:
             raise InvalidRequestError(
                 "Messages with the role 'tool' must follow an assistant message with 'tool_calls'.",
@@ -94,12 +144,14 @@ def _calls(message: Message) -> tuple[ToolCall, ...]:
 
 
 def _in_order_of_calls(messages: list[Message]) -> list[int]:
-    """Positions of the messages, with results in the order of the calls that they belong to: in the model's prompt
-    they have no ids."""
+    """Positions of the messages, with results in the order of the calls that they belong to: in the model's
+    prompt they have no ids."""
     order: list[int] = []
     results: list[tuple[int, int]] = []  # number of the call, position
     num_calls = 0
-    numbers: dict[str | None, int] = {}  # of the calls, by their ids; an id that is there twice is the first call's
+    numbers: dict[
+        str | None, int
+    ] = {}  # of the calls, by their ids; an id that is there twice is the first call's
     for position, message in enumerate(messages):
         if message.role == "tool":
             results.append((numbers.get(message.tool_call_id, num_calls), position))
@@ -118,11 +170,7 @@ def _draft(message: Message, param: str, history: CallerHistory) -> list[TextPar
         case None | "" if message.role == "assistant":
             return [TextPart(_spoken_or_refused(message, param, history))]
         case None:
-            raise InvalidRequestError(
-                f"Missing required parameter: '{param}.content'.",
-                param=f"{param}.content",
-                code="missing_required_parameter",
-            )
+            raise missing_parameter(f"{param}.content")
         case str(text):
             return [TextPart(text)]
         case parts:
@@ -164,12 +212,8 @@ def _spoken_or_refused(message: Message, param: str, history: CallerHistory) -> 
     if message.tool_calls:
         return ""
     if message.content is None:
-        raise InvalidRequestError(
-            f"Missing required parameter: '{param}.content' (or '{param}.audio').",
-            param=f"{param}.content",
-            code="missing_required_parameter",
-        )
-    return message.content if isinstance(message.content, str) else ""
+        raise missing_parameter(f"{param}.content", f" (or '{param}.audio')")
+    return ""
 
 
 def _pending(content: MediaContent, message: Message, param: str) -> _PendingMedia:
@@ -188,12 +232,16 @@ def _check_media_counts(parts: list[_PendingMedia], model: ModelInfo) -> None:
         kind = _MEDIA_KINDS[part.content.type]
         if kind not in model.input_modalities:
             raise InvalidRequestError(
-                f"This model does not take {kind} input.", param=f"{part.param}.type", code="unsupported_value"
+                f"This model does not take {kind} input.",
+                param=f"{part.param}.type",
+                code="unsupported_value",
             )
         num_parts[kind] = num_parts.get(kind, 0) + 1
     for kind, number in num_parts.items():
         limit = model.max_media_per_prompt.get(kind)
         if limit is not None and number > limit:
             raise InvalidRequestError(
-                f"At most {limit} {kind}(s) may be provided in one prompt.", param="messages", code="too_many_media"
+                f"At most {limit} {kind}(s) may be provided in one prompt.",
+                param="messages",
+                code="too_many_media",
             )

@@ -9,9 +9,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from omni_server.api.access_log import log_request, shown_path
 from omni_server.api.errors import CLIENT_CLOSED_REQUEST, error_response, unexpected_error
-from omni_server.api.request_record import RequestRecord, begin_request, current_request, new_request_id, path_of
-from omni_server.api.request_span import RequestTracer
-from omni_server.api.state import ServerState
+from omni_server.api.request_record import (
+    RequestRecord,
+    RequestTracer,
+    begin_request,
+    current_request,
+    new_request_id,
+    path_of,
+)
 from omni_server.metrics.server_metrics import ServerMetrics
 
 logger = logging.getLogger(__name__)
@@ -26,14 +31,17 @@ _NO_ROUTE = "none"
 
 
 class RequestIdMiddleware:
-    """Puts `x-request-id` on every response: the caller's if it is well-formed, else a new one. Whole responses also
-    tell how long they took, in `openai-processing-ms`.
+    """Puts `x-request-id` on every response: the caller's if it is well-formed, else a new one. Whole
+    responses also tell how long they took, in `openai-processing-ms`.
 
-    It is outermost, so that it sees every response: it begins the request's `RequestRecord`, and when the request is
-    over it is counted and, with `is_logged`, gets its line. A span that traces it begins and ends with it.
+    It is outermost, so that it sees every response: it begins the request's `RequestRecord`, and when the
+    request is over it is counted and, with `is_logged`, gets its line. A span that traces it begins and
+    ends with it.
     """
 
-    def __init__(self, app: ASGIApp, metrics: ServerMetrics, *, is_logged: bool, tracer: RequestTracer | None) -> None:
+    def __init__(
+        self, app: ASGIApp, metrics: ServerMetrics, *, is_logged: bool, tracer: RequestTracer | None
+    ) -> None:
         """What is under `/v1/` is traced, with a `tracer`."""
         self.app = app
         self._metrics = metrics
@@ -83,17 +91,21 @@ class RequestIdMiddleware:
         if record.span is not None:
             error_code = None if record.error is None else record.error.code or record.error.type
             record.span.ended(
-                method=known_method, route=template, status=status, error_code=error_code, caller=record.caller
+                method=known_method,
+                route=template,
+                status=status,
+                error_code=error_code,
+                caller=record.caller,
             )
         client = scope["client"][0] if scope.get("client") else None
         log_request(f"{shown_path(method)} {shown}", route, record, status=status, client=client)
 
 
 class UnexpectedErrorMiddleware:
-    """Turns an exception that nobody foresaw into a 500.
+    """Turns an unforeseen exception into a 500.
 
-    Starlette's own handler for those stands outside of all middleware: its answer would have neither a request id
-    nor CORS headers.
+    Starlette's own handler for those stands outside of all middleware: its answer would have neither a
+    request id nor CORS headers.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -114,21 +126,6 @@ class UnexpectedErrorMiddleware:
             await error_response(unexpected_error())(scope, receive, send)
 
 
-class InFlightMiddleware:
-    """Counts the requests under `/v1/`, streamed answers included, for as long as they run."""
-
-    def __init__(self, app: ASGIApp, state: ServerState) -> None:
-        self.app = app
-        self.state = state
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not path_of(scope).startswith("/v1/"):
-            await self.app(scope, receive, send)
-            return
-        with self.state.request_in_flight():
-            await self.app(scope, receive, send)
-
-
 def _record(scope: Scope, *, is_logged: bool) -> RequestRecord:
     headers = Headers(scope=scope)
     given = headers.get("x-request-id", "")
@@ -142,7 +139,8 @@ def _record(scope: Scope, *, is_logged: bool) -> RequestRecord:
 
 
 def _route(scope: Scope) -> str | None:
-    """The template of the route that took the request, as in `/v1/models/{model_id:path}`; None if none did."""
+    """The template of the route that took the request, as in `/v1/models/{model_id:path}`; None if
+    there is none."""
     route = scope.get("route")
     template: str | None = None if route is None else route.path
     return template

@@ -6,17 +6,18 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from omni_server.api.openapi_examples import EXAMPLES
-from omni_server.api.responses import ChatCompletion, ChatCompletionChunk, ErrorEnvelope
-from omni_server.api.schemas import ChatCompletionRequest
-from omni_server.api.speech_schemas import SpeechAudioDelta, SpeechAudioDone, SpeechRequest
-from omni_server.api.transcription_schemas import (
+from omni_server.api.audio_schemas import (
     LIST_FIELDS,
+    SpeechAudioDelta,
+    SpeechAudioDone,
+    SpeechRequest,
     TranscriptDelta,
     TranscriptDone,
     Transcription,
     VerboseTranscription,
 )
+from omni_server.api.responses import ChatCompletion, ChatCompletionChunk, ErrorEnvelope
+from omni_server.api.schemas import ChatCompletionRequest
 from omni_server.audio.formats import MEDIA_TYPES
 
 _REF = "#/components/schemas/{model}"
@@ -38,7 +39,7 @@ OpenApi = dict[int | str, dict[str, Any]]
 _ERRORS = {
     400: "The request is wrong; `param` names the field.",
     401: "The request has no API key, or one that the server does not know.",
-    403: "Another web site asks, or the `Host` is no name of the server.",
+    403: "Another web site asks, or the `Host` is not a name of the server.",
     404: "No such model, or no such URL.",
     405: "The URL does not take this method.",
     408: "The body took too long to arrive.",
@@ -57,7 +58,11 @@ _HEADERS: dict[str, dict[str, Any]] = {
         "required": True,
         "schema": {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,128}$"},
     },
-    "Allow": {"description": "The methods that the URL takes.", "required": True, "schema": {"type": "string"}},
+    "Allow": {
+        "description": "The methods that the URL takes.",
+        "required": True,
+        "schema": {"type": "string"},
+    },
     "Retry-After": {"description": "Seconds.", "required": True, "schema": {"type": "integer", "minimum": 1}},
     "WWW-Authenticate": {"required": True, "schema": {"type": "string"}},
     "X-Should-Retry": {
@@ -65,7 +70,7 @@ _HEADERS: dict[str, dict[str, Any]] = {
         "required": True,
         "schema": {"const": "false"},
     },
-    "X-Audio-Sample-Rate": {"description": "Hz, of the sound in the file.", "schema": {"type": "integer"}},
+    "X-Audio-Sample-Rate": {"description": "Hz, of the audio in the file.", "schema": {"type": "integer"}},
     "X-Audio-Channels": {"schema": {"type": "integer"}},
 }
 _HEADERS_OF_STATUS: dict[str, tuple[str, ...]] = {
@@ -81,7 +86,8 @@ _API_KEY = "ApiKey"
 
 
 def error_responses(*statuses: int) -> OpenApi:
-    """The given statuses with the error envelope as their body; `install_openapi` adds those that every URL has."""
+    """The given statuses with the error envelope as their body; `install_openapi` adds those that
+    every URL has."""
     return {status: {"model": ErrorEnvelope, "description": _ERRORS[status]} for status in statuses}
 
 
@@ -94,7 +100,8 @@ def _any_of(*schemas: type[BaseModel]) -> dict[str, Any]:
 
 
 def _events(*schemas: type[BaseModel], last: str | None = None) -> dict[str, Any]:
-    """Server-sent events; the schema is of each of them. An answer that fails while it is sent ends with the error."""
+    """Server-sent events; the schema is of each of them. An answer that fails while it is sent ends
+    with the error."""
     data: dict[str, Any] = {
         "type": "string",
         "contentMediaType": "application/json",
@@ -108,7 +115,8 @@ def _events(*schemas: type[BaseModel], last: str | None = None) -> dict[str, Any
 CHAT_RESPONSES: OpenApi = {
     200: {
         "model": ChatCompletion,
-        "description": "The answer; with `stream: true` as server-sent events, the last of which is `[DONE]`.",
+        "description": "The answer; with `stream: true` as server-sent events, "
+        "the last of which is `[DONE]`.",
         "content": {"text/event-stream": _events(ChatCompletionChunk, last="[DONE]")},
     },
     **error_responses(*_OF_GENERATION),
@@ -118,9 +126,12 @@ SPEECH_RESPONSES: OpenApi = {
     200: {
         "description": "The file, sent while it is made; or, with `stream_format: sse`, its "
         "bytes as server-sent events, the last of which is `speech.audio.done`.",
-        "headers": {name: {"$ref": f"#/components/headers/{name}"} for name in _HEADERS if name.startswith("X-Audio")},
+        "headers": {
+            name: {"$ref": f"#/components/headers/{name}"} for name in _HEADERS if name.startswith("X-Audio")
+        },
         "content": {
-            media_type: {"schema": {"type": "string", "format": "binary"}} for media_type in MEDIA_TYPES.values()
+            media_type: {"schema": {"type": "string", "format": "binary"}}
+            for media_type in MEDIA_TYPES.values()
         }
         | {"text/event-stream": _events(SpeechAudioDelta, SpeechAudioDone)},
     },
@@ -146,11 +157,73 @@ TRANSCRIPTION_RESPONSES: OpenApi = {
 }
 
 
+EXAMPLE_MODEL = "Qwen/Qwen2.5-Omni-7B"
+
+
+def _chat(text: str, **fields: object) -> dict[str, object]:
+    return {"model": EXAMPLE_MODEL, "messages": [{"role": "user", "content": text}], **fields}
+
+
+_CITY: dict[str, object] = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+
+_CHAT: dict[str, dict[str, object]] = {
+    "text": _chat("What is the capital of France?", max_completion_tokens=64),
+    "speech": _chat(
+        "What is the capital of France?",
+        modalities=["text", "audio"],
+        audio={"voice": "alloy", "format": "wav"},
+    ),
+    "streamed speech": _chat(
+        "What is the capital of France?",
+        modalities=["text", "audio"],
+        audio={"voice": "alloy", "format": "pcm16"},
+        stream=True,
+        stream_options={"include_usage": True},
+    ),
+    "JSON": _chat(
+        "What is the capital of France?",
+        response_format={"type": "json_schema", "json_schema": {"name": "city", "schema": _CITY}},
+    ),
+    "tool": _chat(
+        "What is the weather in Paris?",
+        tools=[{"type": "function", "function": {"name": "weather", "parameters": _CITY}}],
+    ),
+    "log-probabilities": _chat("Say yes or no.", logprobs=True, top_logprobs=2, temperature=0, n=2),
+}
+
+_SPEECH: dict[str, dict[str, object]] = {
+    "file": {"model": EXAMPLE_MODEL, "input": "Hello, world.", "voice": "alloy", "response_format": "wav"},
+    "events": {
+        "model": EXAMPLE_MODEL,
+        "input": "Hello, world.",
+        "stream_format": "sse",
+        "response_format": "pcm",
+    },
+}
+
+
+def _examples(values: dict[str, dict[str, object]]) -> dict[str, Any]:
+    return {name: {"value": value} for name, value in values.items()}
+
+
+_EXAMPLES: dict[type[BaseModel], dict[str, Any]] = {
+    ChatCompletionRequest: _examples(_CHAT),
+    SpeechRequest: _examples(_SPEECH),
+}
+"""By the schema of the body."""
+
+
 def form_body(fields: type[BaseModel]) -> dict[str, Any]:
     """`openapi_extra` of a route that reads a form with a file itself."""
     schema = fields.model_json_schema()
     properties = {
-        name + "[]" if name in LIST_FIELDS else name: _form_field(field) for name, field in schema["properties"].items()
+        name + "[]" if name in LIST_FIELDS else name: _form_field(field)
+        for name, field in schema["properties"].items()
     }
     schema["properties"] = properties | {"file": {"type": "string", "format": "binary"}}
     schema["required"] = [*schema["required"], "file"]
@@ -161,20 +234,22 @@ def _form_field(field: dict[str, Any]) -> dict[str, Any]:
     """A form has no null: what is not set is empty, or not there."""
     described = {key: value for key, value in field.items() if key != "default"}
     if "anyOf" in field:
-        described["anyOf"] = [{"const": ""} if branch == {"type": "null"} else branch for branch in field["anyOf"]]
+        described["anyOf"] = [
+            {"const": ""} if branch == {"type": "null"} else branch for branch in field["anyOf"]
+        ]
     return described
 
 
 def request_body(schema: type[BaseModel]) -> dict[str, Any]:
     """`openapi_extra` of a route that reads its body itself. `schema` must be one of `_BODIES`."""
-    content = {"schema": _ref(schema)} | ({"examples": EXAMPLES[schema]} if schema in EXAMPLES else {})
+    content = {"schema": _ref(schema)} | ({"examples": _EXAMPLES[schema]} if schema in _EXAMPLES else {})
     return {"requestBody": {"required": True, "content": {"application/json": content}}}
 
 
 def install_openapi(app: FastAPI, *, needs_key: Callable[[str, str], bool] | None) -> None:
-    """Adds to the document that FastAPI makes: the schemas that only `$ref`s mention, and what the middlewares do for
-    all routes. `needs_key` tells it for a path and a method; None where the server has no keys: then
-    it refuses requests of other web sites."""
+    """Adds to the document that FastAPI makes: the schemas that only `$ref`s mention, and what the
+    middlewares do for all routes. `needs_key` says whether a path and a method need one; None where the
+    server has no keys: then it refuses requests of other web sites."""
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Requests as OpenTelemetry's spans: one for the request, one below it for each stage of each answer.
 
-Names of attributes are those of OpenTelemetry's semantic conventions for HTTP and generative AI, then those of vLLM's
-`vllm.tracing`, then ones that begin with `omni.`. None holds anything that was said, in either direction.
+Names of attributes are those of OpenTelemetry's semantic conventions for HTTP and generative AI, then
+those of vLLM's `vllm.tracing`, then ones that begin with `omni.`. None contains anything that was said,
+in either direction.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from omni_server import __version__
-from omni_server.api.answer_record import AnswerRecord
+from omni_server.api.request_record import AnswerRecord
 from omni_server.api.stage_spans import StageSpan, stage_spans
 
 logger = logging.getLogger(__name__)
@@ -44,12 +45,12 @@ _PROVIDER = "omni-server"
 
 
 class OtelTracer:
-    """Implements `RequestTracer`. A thread of the SDK's sends the spans. OpenTelemetry's environment variables for the
-    resource, the headers and certificates of the exporter, and sampling are honoured."""
+    """Implements `RequestTracer`. A thread of the SDK's sends the spans. OpenTelemetry's environment
+    variables for the resource, the headers and certificates of the exporter, and sampling are honoured."""
 
     def __init__(self, url: str) -> None:
         """`url` is where spans go, as protobuf over HTTP."""
-        # Not by the SDK at exit: a collector that hangs would hold the process up.
+        # Not by the SDK at exit: a collector that hangs would delay the end of the process.
         self._provider = TracerProvider(resource=_resource(), shutdown_on_exit=False)
         self._provider.add_span_processor(
             BatchSpanProcessor(
@@ -62,8 +63,8 @@ class OtelTracer:
         self._tracer = self._provider.get_tracer("omni_server", __version__)
 
     def began(self, scope: Scope, request_id: str) -> "OtelSpan":
-        # Of anybody's headers: keys are looked at later. So only what is well-formed is passed on, and no `tracestate`,
-        # whose parser has been slow with long ones and logs those that are malformed.
+        # Of anybody's headers: keys are checked later. So only what is well-formed is passed on, and no
+        # `tracestate`, whose parser has been slow with long ones and logs those that are malformed.
         parent = Headers(scope=scope).get("traceparent", "")
         carrier = {"traceparent": parent} if _TRACEPARENT.fullmatch(parent) else {}
         span = self._tracer.start_span(
@@ -113,7 +114,9 @@ class OtelSpan:
         for stage in stage_spans(answer):
             self._add(stage, answer, context)
 
-    def ended(self, *, method: str, route: str | None, status: int, error_code: str | None, caller: str) -> None:
+    def ended(
+        self, *, method: str, route: str | None, status: int, error_code: str | None, caller: str
+    ) -> None:
         span = self._span
         if span.is_recording():
             span.update_name(method if route is None else f"{method} {route}")

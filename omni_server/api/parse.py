@@ -5,13 +5,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from omni_server.api.audio_history import CallerHistory
+from omni_server.api.constraints import is_named, structured_output, tool_use
 from omni_server.api.media_loader import MediaLoader
-from omni_server.api.messages import load_messages
+from omni_server.api.messages import CallerHistory, load_messages
 from omni_server.api.sampling import stage_sampling
 from omni_server.api.schemas import ChatCompletionRequest, Message, RefusalContent, TextContent
-from omni_server.api.structure import structured_output
-from omni_server.api.tools import is_named, tool_use
+from omni_server.api.validation import missing_parameter, unsupported_choice
 from omni_server.api.voices import resolve_voice
 from omni_server.audio.formats import AUDIO_FORMATS, AudioFormat, parse_format
 from omni_server.errors import InvalidRequestError, ModelNotFoundError
@@ -20,7 +19,7 @@ from omni_server.types import FinishReason, ModelInfo, OmniRequest, SpeechOutput
 logger = logging.getLogger(__name__)
 
 _MAX_CHOICES_WITH_MEDIA = 8
-"""Each choice is a request of its own, for which the media are prepared, held and sent to the engine once more."""
+"""Each choice is a request of its own: the media are prepared, kept and sent to the engine once more."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,8 @@ class ChatTurn:
     stream: bool
     include_usage: bool
     call_finish_reason: FinishReason
-    """What an answer ends with that is a call: "stop" where the request has named the function, as OpenAI does it."""
+    """What an answer ends with that is a call: "stop" where the request has named the function, as
+    OpenAI does it."""
     with_logprobs: bool
 
     @property
@@ -45,13 +45,15 @@ class ChatTurn:
 async def parse_chat_request(
     body: ChatCompletionRequest, request_id: str, model: ModelInfo, media: MediaLoader, history: CallerHistory
 ) -> ChatTurn:
-    """Raises `InvalidRequestError`, `ModelNotFoundError`, or `OverloadedError` from loading media. Checks go from
-    cheap to expensive: media come last."""
+    """Raises `InvalidRequestError`, `ModelNotFoundError`, or `OverloadedError` from loading media. Checks go
+    from cheap to expensive: media come last."""
     check_model(body.model, model)
     _check_extra_fields(body)
     stream = body.stream is True
     if body.stream_options is not None and not stream:
-        raise InvalidRequestError("'stream_options' is allowed only where 'stream' is true.", param="stream_options")
+        raise InvalidRequestError(
+            "'stream_options' is allowed only where 'stream' is true.", param="stream_options"
+        )
     if model.text_stage is None:
         raise InvalidRequestError(
             f"The model '{model.name}' does not answer chats.", param="model", code="unsupported_value"
@@ -62,7 +64,8 @@ async def parse_chat_request(
         raise InvalidRequestError("Only n=1 is supported with audio.", param="n", code="unsupported_value")
     if num_choices > _MAX_CHOICES_WITH_MEDIA and _has_media(body.messages):
         raise InvalidRequestError(
-            f"Invalid 'n': expected a value <= {_MAX_CHOICES_WITH_MEDIA} where 'messages' hold sound or pictures.",
+            f"Invalid 'n': expected a value <= {_MAX_CHOICES_WITH_MEDIA} "
+            "where 'messages' hold sound or pictures.",
             param="n",
             code="integer_above_max_value",
         )
@@ -70,13 +73,14 @@ async def parse_chat_request(
     structure = structured_output(body, with_speech=output is not None, with_tools=tools is not None)
     if body.ignore_eos and (structure is not None or tools is not None):
         raise InvalidRequestError(
-            "'ignore_eos' cannot be combined with structured outputs or 'tools', which say where the answer ends.",
+            "'ignore_eos' cannot be combined with structured outputs or 'tools', "
+            "which say where the answer ends.",
             param="ignore_eos",
         )
     if body.allowed_token_ids is not None and (structure is not None or tools is not None):
         raise InvalidRequestError(
-            "'allowed_token_ids' cannot be combined with structured outputs or 'tools': no token might be left that "
-            "both allow.",
+            "'allowed_token_ids' cannot be combined with structured outputs or 'tools': "
+            "no token might be left that both allow.",
             param="allowed_token_ids",
         )
     if tools is not None and tools.is_required:
@@ -139,39 +143,27 @@ def _speech_output(body: ChatCompletionRequest, model: ModelInfo) -> tuple[Speec
     for modality in body.modalities:
         if modality not in ("text", "audio"):
             raise InvalidRequestError(
-                f"Invalid value: '{modality[:64]}'. Supported values are: 'text', 'audio'.", param="modalities"
+                f"Invalid value: '{modality[:64]}'. Supported values are: 'text', 'audio'.",
+                param="modalities",
             )
     if "audio" not in body.modalities:
         return None
     if not model.voices:
-        raise InvalidRequestError("This model answers with text only.", param="modalities", code="unsupported_value")
+        raise InvalidRequestError(
+            "This model answers with text only.", param="modalities", code="unsupported_value"
+        )
     if body.audio is None:
-        raise _missing("audio")
+        raise missing_parameter("audio")
     if body.audio.voice is None:
-        raise _missing("audio.voice")
+        raise missing_parameter("audio.voice")
     if body.audio.format is None:
-        raise _missing("audio.format")
+        raise missing_parameter("audio.format")
     audio_format = parse_format(body.audio.format)
     if audio_format is None:
-        raise _unsupported_format(body.audio.format)
+        raise unsupported_choice("audio.format", body.audio.format, AUDIO_FORMATS)
     # Sources of noise commonly refuse negative seeds, which OpenAI's int64 includes.
     seed = body.seed % 2**63 if body.seed is not None else None
     return SpeechOutput(voice=resolve_voice(body.audio.voice, model), seed=seed), audio_format
-
-
-def _missing(param: str) -> InvalidRequestError:
-    return InvalidRequestError(
-        f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
-    )
-
-
-def _unsupported_format(name: str) -> InvalidRequestError:
-    values = ", ".join(f"'{value}'" for value in AUDIO_FORMATS)
-    return InvalidRequestError(
-        f"Unsupported value: 'audio.format' does not support '{name[:64]}'. Supported values are: {values}.",
-        param="audio.format",
-        code="unsupported_value",
-    )
 
 
 def _check_extra_fields(body: ChatCompletionRequest) -> None:
@@ -203,6 +195,6 @@ _HARMLESS_VALUES: dict[str, tuple[object, ...]] = {
 _HINTS = {
     "functions": "'functions' is not supported; use 'tools' instead.",
     "function_call": "'function_call' is not supported; use 'tool_choice' instead.",
-    "mm_processor_kwargs": "'mm_processor_kwargs' is not supported. The sound of a video is not heard; send it as an "
-    "audio part beside the video.",
+    "mm_processor_kwargs": "'mm_processor_kwargs' is not supported. The sound of a video is not heard; "
+    "send it as an audio part beside the video.",
 }

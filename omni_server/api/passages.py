@@ -1,6 +1,7 @@
-"""A long text in passages that one utterance can hold.
+"""A long text, cut into passages that fit into one utterance.
 
-A talker ends an utterance at its limit of codec tokens, and was trained on replies of at most a minute or two.
+A talker ends an utterance at its limit of codec tokens, and was trained on replies of at most a
+minute or two.
 """
 
 import re
@@ -9,9 +10,10 @@ import unicodedata
 _MAX_COST = 600
 """About 40 s of speech."""
 _COST_PER_SECOND = 15
-"""So many Latin letters take a second."""
+"""Latin letters that take a second to speak."""
 _SHARE_OF_LIMIT = 0.5
-"""Of the talker's limit that a passage may be expected to take: some voices are slower, some words are spelled."""
+"""Of the talker's limit that a passage may be expected to take: some voices are slower, some
+words are spelled."""
 _WIDE_COST = 3
 """Chinese, Japanese and Korean characters are syllables."""
 _DIGIT_COST = 5
@@ -35,7 +37,9 @@ def passages(text: str, longest_speech_s: float, longest_passage: int | None = N
     """
     found: list[str] = []
     rest = text.strip()
-    max_cost = min(longest_passage or _MAX_COST, _MAX_COST, _SHARE_OF_LIMIT * longest_speech_s * _COST_PER_SECOND)
+    max_cost = min(
+        longest_passage or _MAX_COST, _MAX_COST, _SHARE_OF_LIMIT * longest_speech_s * _COST_PER_SECOND
+    )
     while (limit := _fitting(rest, max_cost)) < len(rest):
         cut = _cut(rest, limit)
         found.append(rest[:cut].strip())
@@ -44,7 +48,7 @@ def passages(text: str, longest_speech_s: float, longest_passage: int | None = N
 
 
 def _fitting(text: str, max_cost: float) -> int:
-    """How many leading characters a passage can hold."""
+    """How many leading characters fit into a passage."""
     cost = 0
     for index, character in enumerate(text):
         if character.isdigit():
@@ -57,7 +61,8 @@ def _fitting(text: str, max_cost: float) -> int:
 
 
 def _cut(text: str, limit: int) -> int:
-    """Where to end the passage: in the second half of what fits, so that passages do not become many and short."""
+    """Where to end the passage: in the second half of what fits, so that passages do not become
+    many and short."""
     for pattern in _CUTS:
         ends = [match.end() for match in pattern.finditer(text, 0, limit) if match.end() > limit // 2]
         if ends:

@@ -1,29 +1,50 @@
-"""Generated text and sound as OpenAI's response bodies and stream frames."""
+"""Generated text and audio as OpenAI's response bodies and stream frames."""
 
 import base64
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypedDict
 
-from omni_server.api.logprobs import choice_logprobs
+import numpy as np
+import numpy.typing as npt
+
 from omni_server.api.responses import (
     AssistantMessage,
     ChatCompletion,
     ChatCompletionChunk,
     Choice,
+    ChoiceLogprobs,
     ChunkChoice,
     CompletionTokensDetails,
     CompletionUsage,
+    ContentLogprob,
     Delta,
     DeltaAudio,
     DeltaFunction,
     DeltaToolCall,
+    FunctionCall,
     MessageAudio,
     MessageToolCall,
     PromptTokensDetails,
+    TopLogprob,
 )
-from omni_server.api.sse import DONE, FrameTemplate, frame
+from omni_server.api.streaming import DONE, FrameTemplate, frame
 from omni_server.audio.base64_stream import Base64Stream
-from omni_server.types import FinishReason, SampledToken, ToolCallDelta, Usage
+from omni_server.types import (
+    AudioDelta,
+    Finished,
+    FinishReason,
+    OmniEvent,
+    SampledToken,
+    TextDelta,
+    TokenLogprob,
+    ToolCallDelta,
+    Usage,
+)
+
+_LOWEST_LOGPROB = -9999.0
+"""JSON has no infinity. OpenAI's documentation names this value for a very unlikely token, and
+vLLM sends it."""
 
 
 @dataclass(frozen=True)
@@ -63,15 +84,93 @@ def completion_usage(usage: Usage) -> CompletionUsage:
     )
 
 
-@dataclass(frozen=True)
-class ChoiceText:
-    """What one choice of an answer says, the sound apart."""
+def total_usage(usages: Sequence[Usage]) -> Usage:
+    """Of all choices; they share one prompt."""
+    return replace(
+        usages[0],
+        text_tokens=sum(usage.text_tokens for usage in usages),
+        codec_tokens=sum(usage.codec_tokens for usage in usages),
+    )
 
-    text: str
-    tool_calls: tuple[MessageToolCall, ...]
-    logprobs: tuple[SampledToken, ...] | None
-    """None where they were not asked for."""
-    finish_reason: FinishReason
+
+def choice_logprobs(tokens: Sequence[SampledToken]) -> ChoiceLogprobs:
+    return ChoiceLogprobs(
+        content=[
+            ContentLogprob(
+                **_logprob(token.sampled), top_logprobs=[TopLogprob(**_logprob(top)) for top in token.top]
+            )
+            for token in tokens
+        ],
+        refusal=None,
+    )
+
+
+class CollectedChoice:
+    """One choice of an answer that is not streamed, while its events come in."""
+
+    def __init__(self, *, with_logprobs: bool, call_finish_reason: FinishReason) -> None:
+        """`call_finish_reason` is what an answer ends with that is a call."""
+        self._text: list[str] = []
+        self._audio: list[npt.NDArray[np.float32]] = [np.zeros(0, dtype=np.float32)]
+        self._calls: list[tuple[str, str, list[str]]] = []  # id, name, pieces of the arguments
+        self._logprobs: list[SampledToken] | None = [] if with_logprobs else None
+        self._call_finish_reason: FinishReason = call_finish_reason
+        self._finished: Finished | None = None
+
+    def take(self, event: OmniEvent) -> None:
+        match event:
+            case TextDelta():
+                self._text.append(event.text)
+                if self._logprobs is not None:
+                    self._logprobs += event.logprobs
+            case ToolCallDelta(call_id=call_id, name=name):
+                if call_id is not None and name is not None:
+                    self._calls.append((call_id, name, []))
+                self._calls[event.index][2].append(event.arguments)
+            case AudioDelta():
+                self._audio.append(event.samples)
+            case Finished():
+                self._finished = event
+
+    @property
+    def usage(self) -> Usage:
+        assert self._finished is not None
+        return self._finished.usage
+
+    @property
+    def text(self) -> str:
+        return "".join(self._text)
+
+    @property
+    def is_call(self) -> bool:
+        """The model has called tools and said nothing."""
+        return bool(self._calls) and not self.text
+
+    def samples(self) -> npt.NDArray[np.float32]:
+        """All audio, `[num_samples]`."""
+        return np.concatenate(self._audio)
+
+    def rendered(self, index: int, audio: MessageAudio | None, *, text_in_content: bool) -> Choice:
+        assert self._finished is not None
+        is_spoken_only = audio is not None and not text_in_content
+        calls = [
+            MessageToolCall(id=call_id, function=FunctionCall(name=name, arguments="".join(pieces)))
+            for call_id, name, pieces in self._calls
+        ]
+        return Choice(
+            index=index,
+            message=AssistantMessage(
+                content=None if is_spoken_only or self.is_call else self.text,
+                audio=audio,
+                tool_calls=calls or None,
+            ),
+            logprobs=None if self._logprobs is None else choice_logprobs(self._logprobs),
+            finish_reason=api_finish_reason(self._finished.finish_reason, self._call_finish_reason),
+        )
+
+
+def api_finish_reason(reason: FinishReason, call_finish_reason: FinishReason) -> FinishReason:
+    return call_finish_reason if reason == "tool_calls" else reason
 
 
 def message_audio(answer: Answer, text: str, audio_file: bytes, expires_at: int) -> MessageAudio:
@@ -81,7 +180,9 @@ def message_audio(answer: Answer, text: str, audio_file: bytes, expires_at: int)
     return MessageAudio(id=answer.audio_id, data=data, expires_at=expires_at, transcript=text)
 
 
-def render_completion(answer: Answer, choices: Sequence[ChoiceText], audio: MessageAudio | None, usage: Usage) -> bytes:
+def render_completion(
+    answer: Answer, choices: Sequence[CollectedChoice], audio: MessageAudio | None, usage: Usage
+) -> bytes:
     """The body of an answer that is not streamed; with `audio`, which is long, call it in a thread."""
     completion = ChatCompletion(
         id=answer.id,
@@ -89,27 +190,12 @@ def render_completion(answer: Answer, choices: Sequence[ChoiceText], audio: Mess
         model=answer.model,
         system_fingerprint=answer.fingerprint,
         choices=[
-            Choice(
-                index=index,
-                message=AssistantMessage(
-                    content=_content(answer, choice, audio),
-                    audio=audio,
-                    tool_calls=list(choice.tool_calls) or None,
-                ),
-                logprobs=None if choice.logprobs is None else choice_logprobs(choice.logprobs),
-                finish_reason=choice.finish_reason,
-            )
+            choice.rendered(index, audio, text_in_content=answer.text_in_content)
             for index, choice in enumerate(choices)
         ],
         usage=completion_usage(usage),
     )
     return completion.model_dump_json().encode()
-
-
-def _content(answer: Answer, choice: ChoiceText, audio: MessageAudio | None) -> str | None:
-    if audio is not None and not answer.text_in_content:
-        return None
-    return None if choice.tool_calls and not choice.text else choice.text
 
 
 class ChunkRenderer:
@@ -142,28 +228,23 @@ class ChunkRenderer:
 class ChoiceRenderer:
     """The frames of one choice of a streamed answer.
 
-    OpenAI's client builds the message by concatenating strings and adding numbers, so that the role, the audio's
-    id and its expiry, the id and the name of a call are each sent exactly once.
+    OpenAI's client builds the message by concatenating strings and adding numbers, so that the role, the
+    audio's id and its expiry, the id and the name of a call are each sent exactly once.
     """
 
     def __init__(self, chunks: ChunkRenderer, index: int, *, may_call: bool) -> None:
-        """With `may_call`, the audio's id waits for something to be said: a call has no sound."""
+        """With `may_call`, the audio's id waits for something to be said: a call has no audio."""
         self._chunks = chunks
         self._answer = chunks.answer
         self._index = index
         self._has_audio = self._answer.audio_id is not None
-        self._is_audio_open = self._has_audio and not may_call
+        self._is_audio_open = self._has_audio and not may_call  # the client knows the audio's id
         self._has_calls = False
         self._base64 = Base64Stream()
         self._text_frames: FrameTemplate | None = None
         if not (self._has_audio and self._answer.text_in_content):
             self._text_frames = FrameTemplate(lambda text: self._chunk_of(self._text_delta(text)))
         self._audio_frames = FrameTemplate(lambda data: self._chunk_of(Delta(audio=DeltaAudio(data=data))))
-
-    @property
-    def is_audio_open(self) -> bool:
-        """The client knows the audio's id."""
-        return self._is_audio_open
 
     def opening(self) -> bytes:
         content = "" if not self._has_audio or self._answer.text_in_content else None
@@ -189,7 +270,7 @@ class ChoiceRenderer:
         return self._text_frames.frame(text)
 
     def audio(self, data: bytes) -> bytes:
-        """New bytes of sound; b"" while they are too few for a frame."""
+        """New bytes of audio; b"" while they are too few for a frame."""
         return self._audio(self._base64.push(data))
 
     def tool_call(self, piece: ToolCallDelta) -> bytes:
@@ -201,7 +282,8 @@ class ChoiceRenderer:
         return self._delta(Delta(tool_calls=[call]))
 
     def closing(self, last_audio: bytes, expires_at: int, finish_reason: FinishReason) -> Iterator[bytes]:
-        """All that follows the last text and sound. `last_audio` are bytes that the audio encoder still held."""
+        """All that follows the last text and audio. `last_audio` are bytes that the audio
+        encoder still held."""
         if self._has_audio and not self._is_audio_open and not self._has_calls:
             self._is_audio_open = True
             yield self._delta(Delta(audio=DeltaAudio(id=self._answer.audio_id, transcript="")))
@@ -231,3 +313,17 @@ class ChoiceRenderer:
         logprobs = choice_logprobs(tokens) if tokens else None
         choice = ChunkChoice(index=self._index, delta=delta, logprobs=logprobs, finish_reason=finish_reason)
         return self._chunks.chunk([choice])
+
+
+class _LogprobFields(TypedDict):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+def _logprob(token: TokenLogprob) -> _LogprobFields:
+    return {
+        "token": token.text,
+        "logprob": max(token.logprob, _LOWEST_LOGPROB),
+        "bytes": list(token.utf8) or None,
+    }

@@ -19,7 +19,7 @@ class PromptTokensDetails(BaseModel):
 class CompletionTokensDetails(BaseModel):
     text_tokens: int
     audio_tokens: int
-    """Codec frames that became sound."""
+    """Codec frames that became audio."""
     reasoning_tokens: int = 0
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0

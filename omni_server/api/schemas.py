@@ -3,13 +3,11 @@
 Rules between fields, and all that depends on the model, are in `omni_server.api.parse`.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, JsonValue, Tag
 
-from omni_server.api.bounds import ExactModel, Integer, Metadata, at_most
-from omni_server.api.structure_schemas import ResponseFormat, StructuredOutputs
-from omni_server.api.tool_schemas import PastToolCall, Tool, ToolChoice
+from omni_server.api.validation import ExactModel, Integer, Metadata, at_most
 from omni_server.audio.formats import AUDIO_FORMATS
 
 _INT32_MAX = 2**31 - 1
@@ -31,54 +29,51 @@ Bias = Annotated[float, Field(ge=-100, le=100)]
 Modality = Annotated[str, Field(json_schema_extra={"enum": ["text", "audio"]})]
 """Checked in `omni_server.api.parse`: OpenAI names the whole list as the parameter, not the item."""
 
-# JSON has types: "1" and true are no integers, "false" is no boolean.
-_TOLERANT = ConfigDict(strict=True, extra="ignore")
+
+class TolerantModel(BaseModel):
+    """JSON's types as they are ("1" and true are not integers), and unknown keys are ignored."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
 
 
-class TextContent(BaseModel):
-    model_config = _TOLERANT
+class TextContent(TolerantModel):
     type: Literal["text"]
     text: str
 
 
-class RefusalContent(BaseModel):
-    model_config = _TOLERANT
+class RefusalContent(TolerantModel):
     type: Literal["refusal"]
     refusal: str
 
 
 class InputAudio(ExactModel):
     data: str
-    """Base64 of a sound file; a `data:` or http(s) URL is taken as well."""
+    """Base64 of an audio file; a `data:` or http(s) URL is taken as well."""
     format: Literal["wav", "mp3", "flac", "ogg", "opus", "webm", "m4a", "mp4", "pcm16", "pcm"] | None = None
-    """Needed for headerless `pcm16` (24 kHz, mono, little-endian); other formats are told by their bytes."""
+    """Needed for headerless `pcm16` (24 kHz, mono, little-endian); other formats are recognised
+    by their bytes."""
 
 
-class InputAudioContent(BaseModel):
-    model_config = _TOLERANT
+class InputAudioContent(TolerantModel):
     type: Literal["input_audio"]
     input_audio: InputAudio
 
 
-class MediaUrl(BaseModel):
-    model_config = _TOLERANT
+class MediaUrl(TolerantModel):
     url: str
 
 
-class ImageUrlContent(BaseModel):
-    model_config = _TOLERANT
+class ImageUrlContent(TolerantModel):
     type: Literal["image_url"]
     image_url: MediaUrl
 
 
-class AudioUrlContent(BaseModel):
-    model_config = _TOLERANT
+class AudioUrlContent(TolerantModel):
     type: Literal["audio_url"]
     audio_url: MediaUrl
 
 
-class VideoUrlContent(BaseModel):
-    model_config = _TOLERANT
+class VideoUrlContent(TolerantModel):
     type: Literal["video_url"]
     video_url: MediaUrl
 
@@ -150,15 +145,26 @@ def _content_kind(content: object) -> str | None:
 
 
 MessageContent = Annotated[
-    Annotated[str, Tag("string")] | Annotated[list[ContentPart], Field(min_length=1, fail_fast=True), Tag("parts")],
+    Annotated[str, Tag("string")]
+    | Annotated[list[ContentPart], Field(min_length=1, fail_fast=True), Tag("parts")],
     Discriminator(_content_kind),
 ]
 
 
-class PastAudio(BaseModel):
+class CalledFunction(TolerantModel):
+    name: Annotated[str, Field(min_length=1)]
+    arguments: str | None = None
+
+
+class PastToolCall(TolerantModel):
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: CalledFunction
+
+
+class PastAudio(TolerantModel):
     """`audio` of an assistant message: an earlier answer, by id or echoed as a whole (`data` is not read)."""
 
-    model_config = _TOLERANT
     id: str
     transcript: str | None = None
 
@@ -195,8 +201,7 @@ class AudioOutput(ExactModel):
     format: Annotated[str | None, Field(examples=[*AUDIO_FORMATS, "pcm"])] = None
 
 
-class StreamOptions(BaseModel):
-    model_config = _TOLERANT
+class StreamOptions(TolerantModel):
     include_usage: bool | None = None
 
 
@@ -218,6 +223,95 @@ class StageSampling(ExactModel):
 
 StageSamplings = Annotated[dict[str, StageSampling], Field(max_length=8), at_most(8)]
 """By the name of the stage in the stage config, as `talker`."""
+
+
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+
+
+class FunctionDefinition(TolerantModel):
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """JSON schema of the arguments; without it, the function takes none."""
+    strict: bool | None = None
+    """Hold the arguments to the schema, also where the model is free to call or not."""
+
+
+class Tool(TolerantModel):
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class ToolName(TolerantModel):
+    name: str
+
+
+class NamedTool(TolerantModel):
+    type: Literal["function"]
+    function: ToolName
+
+
+class AllowedTools(TolerantModel):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, fail_fast=True)]
+
+
+class AllowedToolsChoice(TolerantModel):
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+def _choice_kind(choice: object) -> str:
+    if isinstance(choice, str):
+        return "word"
+    return (
+        "allowed_tools" if isinstance(choice, dict) and choice.get("type") == "allowed_tools" else "function"
+    )
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("word")]
+    | Annotated[NamedTool, Tag("function")]
+    | Annotated[AllowedToolsChoice, Tag("allowed_tools")],
+    Discriminator(_choice_kind),
+]
+
+
+class TextFormat(TolerantModel):
+    type: Literal["text"]
+
+
+class JsonObjectFormat(TolerantModel):
+    type: Literal["json_object"]
+
+
+class JsonSchema(TolerantModel):
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    json_schema: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    """Without it, any object will do."""
+
+
+class JsonSchemaFormat(TolerantModel):
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+
+
+class StructuredOutputs(ExactModel):
+    """vLLM's extension. One of its fields must be given."""
+
+    json_schema: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
+    json_object: Literal[True] | None = None
+    regex: str | None = None
+    choice: (
+        Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, fail_fast=True)] | None
+    ) = None
+    grammar: str | None = None
+    """EBNF or Lark."""
+    structural_tag: str | None = None
+    """xgrammar's, as JSON."""
 
 
 def _listed(stop: object) -> object:
@@ -255,7 +349,9 @@ class ChatCompletionRequest(BaseModel):
     repetition_penalty: RepetitionPenalty | None = None
     seed: Seed | None = None
     """Of the text, and of the speech unless `stage_sampling` has a seed for it."""
-    stop: Annotated[StopStrings, BeforeValidator(_listed, json_schema_input_type=NonEmpty | StopStrings)] | None = None
+    stop: (
+        Annotated[StopStrings, BeforeValidator(_listed, json_schema_input_type=NonEmpty | StopStrings)] | None
+    ) = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=127)] | None = None
     """vLLM has room for 128, among them the model's own end token."""
     ignore_eos: bool | None = None
@@ -263,7 +359,7 @@ class ChatCompletionRequest(BaseModel):
     """Extension: sampling of the stage that samples codec tokens, by its name, as `{"talker": {...}}`. The fields above
     do not change it."""
     n: Annotated[Integer, Field(ge=1, le=128)] | None = None
-    """Only 1 for an answer by voice, and at most 8 where messages hold sound or pictures."""
+    """Only 1 for an answer by voice, and at most 8 where messages contain audio or pictures."""
 
     logprobs: bool | None = None
     top_logprobs: Annotated[Integer, Field(ge=0, le=20)] | None = None

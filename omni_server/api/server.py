@@ -6,19 +6,19 @@ import logging
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import TypedDict
 
 import uvicorn
+import websockets
 
 from omni_server.api.app import create_app
-from omni_server.api.config import ApiConfig
+from omni_server.api.config import ApiConfig, TlsFiles
 from omni_server.api.http_protocol import http_protocol
 from omni_server.api.listener import address_of, listen, remove_unix_path
 from omni_server.api.state import ServerState
-from omni_server.api.tls import TlsFiles
 from omni_server.api.tracing import tracing
-from omni_server.api.web_server_log import keys_kept_out
-from omni_server.api.websocket_protocol import BoundedWebSocketProtocol
+from omni_server.api.websocket_protocol import WebSocketProtocol
 from omni_server.errors import ConfigError, OverloadedError, StageDeadError
 from omni_server.generation import Generator
 
@@ -31,7 +31,15 @@ _FLUSH_S = 2.0
 """Aborted requests get this long to send their last frame."""
 
 _MAX_WEBSOCKET_FRAME = 22 * 1024 * 1024
-"""Bytes: 15 MiB of sound in base64, which a realtime client may send at once, and what surrounds it."""
+"""Bytes: 15 MiB of audio in base64, which a realtime client may send at once, and what surrounds it."""
+
+_LOGGERS = ("uvicorn.error", "uvicorn.asgi")
+_SOURCES = (
+    f"{Path(websockets.__file__).parent}/",  # headers of handshakes, and frames
+    f"{Path(uvicorn.__file__).parent}/middleware/message_logger.py",  # subprotocols, URLs with their query
+)
+_UNREADABLE = "Invalid HTTP request received."
+"""uvicorn's warning about a request that has a line of its own in this server's log."""
 
 StartGenerator = Callable[[], Awaitable[Generator]]
 StopGenerator = Callable[[Generator], Awaitable[None]]
@@ -44,11 +52,11 @@ async def run_server(
 
     The port is taken first: probes are answered with 503 while `start` loads the model. `on_ready` gets the
     server's address. SIGTERM and SIGINT let running requests finish for `shutdown_timeout_s`, a second SIGINT
-    aborts them at once: 0. Before the server is ready they end it with 128 and the signal's number. Must run in the
-    main thread, where signals can be handled.
+    aborts them at once: 0. Before the server is ready they end it with 128 and the signal's number. Must run
+    in the main thread, where signals can be handled.
 
-    Raises `ConfigError` if the address, a TLS file or the endpoint for traces cannot be used, and what `start` raises;
-    `start` is cancelled if the server is stopped while it runs.
+    Raises `ConfigError` if the address, a TLS file or the endpoint for traces cannot be used, and what
+    `start` raises; `start` is cancelled if the server is stopped while it runs.
     """
     listener = listen(config)
     try:
@@ -94,7 +102,9 @@ async def _serve(
                 return 1
             state.draining = True
             logger.info("shutting down: waiting up to %g s for running requests", config.shutdown_timeout_s)
-            await _first_of(died, signals.abort.wait(), state.wait_idle(), asyncio.sleep(config.shutdown_timeout_s))
+            await _first_of(
+                died, signals.abort.wait(), state.wait_idle(), asyncio.sleep(config.shutdown_timeout_s)
+            )
             error = OverloadedError("The server is shutting down.", code="server_shutting_down")
             await _abort_rest(state, error, 0.0)
             return 0
@@ -216,9 +226,9 @@ class _WebServer:
                 log_level=config.log_level,
                 access_log=False,  # `RequestIdMiddleware` writes the line of a request
                 lifespan="off",
-                ws=BoundedWebSocketProtocol,
+                ws=WebSocketProtocol,
                 ws_max_size=_MAX_WEBSOCKET_FRAME,
-                ws_per_message_deflate=False,  # base64 of sound: much work on the event loop for little
+                ws_per_message_deflate=False,  # base64 of audio: much work on the event loop for little
                 timeout_keep_alive=config.http_keep_alive_s,
                 timeout_graceful_shutdown=1,  # the requests have been drained or aborted before
                 **_tls_arguments(config.tls),
@@ -239,3 +249,28 @@ class _WebServer:
     async def __aexit__(self, *_: object) -> None:
         self._uvicorn.should_exit = True
         await self.serving
+
+
+@contextlib.contextmanager
+def keys_kept_out() -> Iterator[None]:
+    """While the block lasts, what uvicorn and websockets write about requests below WARNING is dropped.
+
+    A key may be in the headers of a handshake, in its subprotocol and in the query of its URL. websockets
+    writes all that it sends and receives to uvicorn's logger at DEBUG; uvicorn itself writes everything but
+    headers and bodies at its level TRACE. Its warning about a malformed request is dropped, too: anybody
+    could fill the log with it.
+    """
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    for logger in loggers:
+        logger.addFilter(_may_be_written)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(_may_be_written)
+
+
+def _may_be_written(record: logging.LogRecord) -> bool:
+    if record.msg == _UNREADABLE:
+        return False
+    return record.levelno >= logging.WARNING or not record.pathname.startswith(_SOURCES)

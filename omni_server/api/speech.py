@@ -5,136 +5,212 @@ import logging
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 from fastapi import APIRouter, Request, Response
 
-from omni_server.api.audio_stream import AudioStreamResponse
-from omni_server.api.body import read_json
+from omni_server.api.audio_schemas import (
+    MAX_CHARACTERS,
+    SPEECH_FORMATS,
+    SpeechAudioDelta,
+    SpeechAudioDone,
+    SpeechRequest,
+    SpeechUsage,
+)
 from omni_server.api.config import ApiConfig
-from omni_server.api.disconnect import until_disconnect
 from omni_server.api.openapi import SPEECH_RESPONSES, request_body
-from omni_server.api.parse_speech import SpeechJob, parse_speech_request
-from omni_server.api.read_aloud import ReadAloudRun
-from omni_server.api.speech_schemas import SpeechAudioDelta, SpeechAudioDone, SpeechRequest, SpeechUsage
-from omni_server.api.sse import KEEP_ALIVE, EventStreamResponse, FrameTemplate, frame
+from omni_server.api.parse import check_model
+from omni_server.api.passages import passages
+from omni_server.api.sampling import speech_sampling
 from omni_server.api.state import ServerState
-from omni_server.api.stream_start import joined
-from omni_server.api.validation import validate
+from omni_server.api.streaming import (
+    KEEP_ALIVE,
+    AudioStreamResponse,
+    EventStreamResponse,
+    FrameTemplate,
+    frame,
+    until_disconnect,
+)
+from omni_server.api.task_run import TaskRun
+from omni_server.api.validation import read_json, unsupported_choice, validate
+from omni_server.api.voices import resolve_voice
 from omni_server.audio.base64_stream import Base64Stream
 from omni_server.audio.encode import StreamEncoder
-from omni_server.audio.formats import MEDIA_TYPES
+from omni_server.audio.formats import MEDIA_TYPES, AudioFormat, parse_format
 from omni_server.audio.tempo import TempoFilter
-from omni_server.types import SAMPLE_RATE_HZ
+from omni_server.errors import InvalidRequestError
+from omni_server.generation import Generator
+from omni_server.types import SAMPLE_RATE_HZ, AudioDelta, ModelInfo, OmniRequest, ReadAloud, SpeechOutput
 
 logger = logging.getLogger(__name__)
 
-_HEADERS = {
-    "x-audio-sample-rate": str(SAMPLE_RATE_HZ),
-    "x-audio-channels": "1",
-    "cache-control": "no-cache",
-    "x-accel-buffering": "no",  # keeps nginx from collecting the stream
-}
+_HEADERS = {"x-audio-sample-rate": str(SAMPLE_RATE_HZ), "x-audio-channels": "1"}
 _DELTAS = FrameTemplate(lambda data: SpeechAudioDelta(type="speech.audio.delta", audio=data))
+
+
+@dataclass(frozen=True)
+class SpeechJob:
+    """What to generate, and how to answer."""
+
+    name: str
+    requests: tuple[OmniRequest, ...]
+    """Never empty; their audio, joined, is the answer."""
+    audio_format: AudioFormat
+    speed: float
+    """How many times as fast as the model speaks."""
+    as_events: bool
 
 
 class SpeechService:
     def __init__(self, state: ServerState, config: ApiConfig) -> None:
         self._state = state
-        self._max_body_bytes = config.max_body_bytes
         self._keep_alive_s = config.sse_keep_alive_s
 
     async def create(self, request: Request) -> Response:
-        """No status is sent before the first sound is there, so that whatever fails until then has one of its own.
+        """No status is sent before the first audio is there, so that whatever fails until then has one
+        of its own.
 
         Raises `OmniError`.
         """
         self._state.require_generator()
-        body = await read_json(request, self._max_body_bytes)
+        body = await read_json(request)
         return await until_disconnect(self._answer(body), request.receive)
 
     async def _answer(self, body: object) -> Response:
         generator = self._state.require_generator()
         name = f"speech-{uuid.uuid4().hex}"
-        job = parse_speech_request(validate(SpeechRequest, body), name, generator)
-        run = ReadAloudRun(generator, self._state, job.requests)
+        job = _parse(validate(SpeechRequest, body), name, generator)
+        run = TaskRun(generator, self._state, job.requests, input_param="input")
         if job.as_events:
             events = _events(run, job, self._keep_alive_s)
-            first = await anext(events)
-            return EventStreamResponse(name, joined(first, events), events.aclose)
-        pieces = _file_pieces(run, job)
+            return EventStreamResponse(name, events, first=await anext(events))
+        pieces = _file(run, job)
         first = await anext(pieces, b"")
         media_type = MEDIA_TYPES[job.audio_format]
-        return AudioStreamResponse(name, joined(first, pieces), pieces.aclose, media_type=media_type, headers=_HEADERS)
+        return AudioStreamResponse(name, pieces, first=first, media_type=media_type, headers=_HEADERS)
 
 
-class _File:
-    """The audio file of one answer while it is made."""
+async def _file(
+    run: TaskRun, job: SpeechJob, heartbeat_s: float | None = None
+) -> AsyncGenerator[bytes, None]:
+    """The next bytes of the audio file as it is made, and b"" after every `heartbeat_s`
+    seconds of silence."""
+    tempo = TempoFilter(job.speed) if job.speed != 1 else None
+    encoder = StreamEncoder(job.audio_format)
 
-    def __init__(self, job: SpeechJob) -> None:
-        self._tempo = TempoFilter(job.speed) if job.speed != 1 else None
-        self._encoder = StreamEncoder(job.audio_format)
+    def write(samples: npt.NDArray[np.float32]) -> bytes:
+        return encoder.write(samples if tempo is None else tempo.push(samples))
 
-    async def write(self, samples: npt.NDArray[np.float32]) -> bytes:
-        """The next bytes of the file; there may be none yet."""
-        if self._tempo is None and self._encoder.is_quick:
-            return self._encoder.write(samples)
-        return await asyncio.to_thread(self._write, samples)
+    def close() -> bytes:
+        rest = b"" if tempo is None else encoder.write(tempo.flush())
+        return rest + encoder.close()
 
-    async def close(self) -> bytes:
-        """The last bytes of the file."""
-        return await asyncio.to_thread(self._close)
-
-    def _write(self, samples: npt.NDArray[np.float32]) -> bytes:
-        return self._encoder.write(samples if self._tempo is None else self._tempo.push(samples))
-
-    def _close(self) -> bytes:
-        rest = b"" if self._tempo is None else self._encoder.write(self._tempo.flush())
-        return rest + self._encoder.close()
-
-
-async def _file_pieces(run: ReadAloudRun, job: SpeechJob) -> AsyncGenerator[bytes, None]:
-    """The file as it is made; pieces are never empty."""
-    file = _File(job)
-    async with aclosing(run.sound()) as sound:
-        async for samples in sound:
-            if samples is not None and (data := await file.write(samples)):
-                yield data
-    if data := await file.close():
+    async with aclosing(run.events(heartbeat_s)) as events:
+        async for event in events:
+            if event is None:
+                yield b""
+            elif isinstance(event, AudioDelta) and event.samples.size:
+                is_quick = tempo is None and encoder.is_quick
+                data = write(event.samples) if is_quick else await asyncio.to_thread(write, event.samples)
+                if data:
+                    yield data
+    if data := await asyncio.to_thread(close):
         yield data
-    _log_end(run, job.name)
+    if run.num_cut_short:
+        logger.warning(
+            "%s: %d passage(s) ended at the limit of codec tokens", job.name, run.num_cut_short
+        )
 
 
-async def _events(run: ReadAloudRun, job: SpeechJob, keep_alive_s: float) -> AsyncGenerator[bytes, None]:
-    """Frames, the first when there is sound."""
-    file = _File(job)
+async def _events(run: TaskRun, job: SpeechJob, keep_alive_s: float) -> AsyncGenerator[bytes, None]:
+    """Frames, the first when there is audio."""
     base64 = Base64Stream()
     has_begun = False
-    async with aclosing(run.sound(keep_alive_s)) as sound:
-        async for samples in sound:
-            if samples is None:
+    async with aclosing(_file(run, job, keep_alive_s)) as pieces:
+        async for piece in pieces:
+            if not piece:
                 if has_begun:
                     yield KEEP_ALIVE
-            elif data := base64.push(await file.write(samples)):
+            elif data := base64.push(piece):
                 has_begun = True
                 yield _DELTAS.frame(data)
-    if data := base64.push(await file.close()):
-        yield _DELTAS.frame(data)
     if data := base64.flush():
         yield _DELTAS.frame(data)
+    input_tokens = sum(usage.prompt.total for usage in run.usages)
+    output_tokens = sum(usage.codec_tokens for usage in run.usages)
     usage = SpeechUsage(
-        input_tokens=run.input_tokens,
-        output_tokens=run.output_tokens,
-        total_tokens=run.input_tokens + run.output_tokens,
+        input_tokens=input_tokens, output_tokens=output_tokens, total_tokens=input_tokens + output_tokens
     )
     yield frame(SpeechAudioDone(type="speech.audio.done", usage=usage))
-    _log_end(run, job.name)
 
 
-def _log_end(run: ReadAloudRun, name: str) -> None:
-    if run.num_cut_short:
-        logger.warning("%s: %d passage(s) ended at the talker's limit of codec tokens", name, run.num_cut_short)
+def _parse(body: SpeechRequest, name: str, generator: Generator) -> SpeechJob:
+    """The rules between fields, and those of the model. `name` becomes part of the requests' ids.
+
+    Raises `InvalidRequestError` or `ModelNotFoundError`.
+    """
+    model = generator.model_info
+    check_model(body.model, model)
+    for field in body.model_extra or {}:
+        logger.debug("ignoring the unknown field %.64r", field)
+    voice = _voice(body.voice, model)
+    audio_format = _audio_format(body.response_format)
+    _check_length(body.input, "input")
+    texts = passages(body.input, model.longest_speech_s, model.about.longest_passage if model.about else None)
+    if not texts:
+        raise InvalidRequestError(
+            "Invalid 'input': there is no text to read.", param="input", code="empty_string"
+        )
+    instructions = _instructions(body.instructions)
+    sampling = speech_sampling(body.stage_sampling, body.seed, model)
+    seed = body.seed % 2**63 if body.seed is not None else None  # as in chat completions
+    requests = [
+        OmniRequest(
+            request_id=f"{name}-{index}",
+            messages=generator.task_messages(ReadAloud(text, instructions)),
+            speech=SpeechOutput(voice=voice, seed=seed, text=text),
+            sampling=sampling,
+        )
+        for index, text in enumerate(texts)
+    ]
+    speed = 1.0 if body.speed is None else body.speed
+    return SpeechJob(name, tuple(requests), audio_format, speed, as_events=body.stream_format == "sse")
+
+
+def _voice(name: str | None, model: ModelInfo) -> str | None:
+    if not model.voices:
+        raise InvalidRequestError(
+            "This model answers with text only.", param="model", code="unsupported_value"
+        )
+    return model.default_voice if name is None else resolve_voice(name, model, "voice")
+
+
+def _audio_format(name: str | None) -> AudioFormat:
+    if name is None:
+        return "mp3"
+    audio_format = parse_format(name)
+    if audio_format is None:
+        raise unsupported_choice("response_format", name, SPEECH_FORMATS)
+    return audio_format
+
+
+def _instructions(given: str | None) -> str | None:
+    if given is None or given.strip() in ("", "None"):
+        return None
+    _check_length(given, "instructions")
+    return given.strip()
+
+
+def _check_length(text: str, param: str) -> None:
+    if len(text) > MAX_CHARACTERS:
+        raise InvalidRequestError(
+            f"Invalid '{param}': string too long. Expected a string with maximum length {MAX_CHARACTERS}, "
+            f"but got a string with length {len(text)} instead.",
+            param=param,
+            code="string_above_max_length",
+        )
 
 
 def speech_router(state: ServerState, config: ApiConfig) -> APIRouter:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from omni_server.api.answer_record import AnswerRecord
+from omni_server.api.request_record import AnswerRecord
 from omni_server.types import SamplingConfig, StageTimes, Usage
 
 

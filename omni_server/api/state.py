@@ -1,17 +1,21 @@
 """What all requests share: the generator, and whether the server takes, drains or aborts requests."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 
 from omni_server import __version__
+from omni_server.api.access_log import log_session_answer
 from omni_server.api.config import ApiConfig
-from omni_server.api.observed import ObservedGenerator
-from omni_server.api.request_span import RequestTracer
+from omni_server.api.request_record import AnswerRecord, RequestRecord, RequestTracer, current_request
 from omni_server.api.unsent import UnsentBudget
-from omni_server.errors import OmniError, OverloadedError
-from omni_server.generation import Generator
+from omni_server.errors import InvalidRequestError, OmniError, OverloadedError, StageDownError
+from omni_server.generation import Generation, Generator
 from omni_server.metrics.server_metrics import ServerMetrics
+from omni_server.types import ChatMessage, ModelInfo, OmniEvent, OmniRequest, Task
+
+AbortError = Callable[[], OmniError | None]
+Shorter = Callable[[OmniRequest], OmniRequest | None]
 
 
 class ServerState:
@@ -57,7 +61,7 @@ class ServerState:
             return OverloadedError("The model is still warming up.", code="model_not_ready")
         return None
 
-    def require_generator(self) -> ObservedGenerator:
+    def require_generator(self) -> "ObservedGenerator":
         """The generator, to be used at once; what it generates is counted and logged.
 
         Raises `OverloadedError` where `unavailability` has a reason.
@@ -69,8 +73,8 @@ class ServerState:
         return ObservedGenerator(self.generator, self.metrics, lambda: self.abort_error)
 
     def require_all_stages(self) -> None:
-        """Raises `OverloadedError` as `require_generator` does, and `StageDownError` while a stage is down: requests
-        that do not need it are still served."""
+        """Raises `OverloadedError` as `require_generator` does, and `StageDownError` while a stage is down:
+        requests that do not need it are still served."""
         down = self.require_generator().stage_down()
         if down is not None:
             raise down
@@ -95,3 +99,116 @@ class ServerState:
         """Ends every running generation; its client sees `error`."""
         self.abort_error = error
         self.aborted.set()
+
+
+class ObservedGenerator:
+    """Implements `Generator` by `generator`; counts, logs and traces each answer when it ends."""
+
+    def __init__(self, generator: Generator, metrics: ServerMetrics, abort_error: AbortError) -> None:
+        """`abort_error` says why the server ends generations by itself, None while it does not."""
+        self._generator = generator
+        self._metrics = metrics
+        self._abort_error = abort_error
+        self.model_info: ModelInfo = generator.model_info
+
+    async def submit(self, request: OmniRequest) -> Generation:
+        return await self.submit_fitting(request, lambda _: None)
+
+    async def submit_fitting(self, request: OmniRequest, shorter: Shorter) -> Generation:
+        """As `submit`, but where the prompt is too long `shorter` gives what to try instead, until it gives
+        None. All attempts count as one answer in log and metrics."""
+        answer = self._begin(request)
+        try:
+            while True:
+                try:
+                    generation = await self._generator.submit(request)
+                    break
+                except InvalidRequestError as error:
+                    next_request = shorter(request) if error.code == "context_length_exceeded" else None
+                    if next_request is None:
+                        raise
+                    request = next_request
+                    answer.shortened(request)
+        except Exception as error:
+            answer.failed(error)
+            raise
+        except BaseException:  # cancelled: the client has left
+            answer.closed(self._abort_error())
+            raise
+        answer.admitted(generation.prompt)
+        return _ObservedGeneration(generation, answer, self._abort_error)
+
+    def is_ready(self) -> bool:
+        return self._generator.is_ready()
+
+    def is_alive(self) -> bool:
+        return self._generator.is_alive()
+
+    def stage_down(self) -> StageDownError | None:
+        return self._generator.stage_down()
+
+    def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
+        return self._generator.task_messages(task)
+
+    def metrics_text(self) -> bytes:
+        return self._generator.metrics_text()
+
+    def _begin(self, request: OmniRequest) -> AnswerRecord:
+        record = current_request()
+        self._metrics.answer_began()
+        answer = AnswerRecord(request, on_end=lambda answer: self._end(answer, record))
+        if record is not None and not record.is_websocket:
+            record.answers.append(answer)
+        return answer
+
+    def _end(self, answer: AnswerRecord, record: RequestRecord | None) -> None:
+        self._metrics.answer_ended(answer)
+        if record is None:
+            return
+        if record.span is not None:
+            record.span.answer_ended(answer, self.model_info.name)
+        if record.is_websocket:  # an HTTP request has one line for all of it
+            log_session_answer(record, answer)
+
+
+class _ObservedGeneration:
+    """Implements `Generation`."""
+
+    def __init__(self, generation: Generation, answer: AnswerRecord, abort_error: AbortError) -> None:
+        self.request_id = generation.request_id
+        self.prompt = generation.prompt
+        self._generation = generation
+        self._answer = answer
+        self._abort_error = abort_error
+
+    def __aiter__(self) -> AsyncIterator[OmniEvent]:
+        return _ObservedEvents(aiter(self._generation), self._answer)
+
+    async def aclose(self) -> None:
+        try:
+            await self._generation.aclose()
+        finally:
+            self._answer.closed(self._abort_error())
+
+
+class _ObservedEvents:
+    """An iterator rather than a generator: it adds one call to each event, and the inner one is still the
+    only thing that holds the request."""
+
+    def __init__(self, events: AsyncIterator[OmniEvent], answer: AnswerRecord) -> None:
+        self._events = events
+        self._answer = answer
+
+    def __aiter__(self) -> "_ObservedEvents":
+        return self
+
+    async def __anext__(self) -> OmniEvent:
+        try:
+            event = await anext(self._events)
+        except StopAsyncIteration:
+            raise
+        except Exception as error:
+            self._answer.failed(error)
+            raise
+        self._answer.take(event)
+        return event

@@ -1,18 +1,19 @@
-"""Traces are optional: without `--otlp-traces-endpoint` this server imports nothing of OpenTelemetry (vLLM does)."""
+"""Traces are optional: without `--otlp-traces-endpoint` this server imports nothing of
+OpenTelemetry (vLLM does)."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from yarl import URL
 
-from omni_server.api.request_span import RequestTracer
+from omni_server.api.request_record import RequestTracer
 from omni_server.errors import ConfigError
 
 
 def open_tracer(endpoint: str | None) -> RequestTracer | None:
     """Sends spans to `endpoint`, a collector's OTLP over HTTP; None without one.
 
-    Raises `ConfigError` for what is no such URL, and where OpenTelemetry is not installed.
+    Raises `ConfigError` for a URL that is not one, and where OpenTelemetry is not installed.
     """
     if endpoint is None:
         return None

@@ -1,44 +1,44 @@
-"""`POST /v1/audio/transcriptions` and `/v1/audio/translations`: the thinker writes down what it hears."""
+"""`POST /v1/audio/transcriptions` and `/v1/audio/translations`: the model transcribes what it hears."""
 
+import asyncio
 import logging
+import unicodedata
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import replace
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
-from omni_server.api.config import ApiConfig
-from omni_server.api.disconnect import until_disconnect
-from omni_server.api.form import Form, read_form
-from omni_server.api.media_loader import MediaLoader
-from omni_server.api.openapi import TRANSCRIPTION_RESPONSES, TRANSLATION_RESPONSES, form_body
-from omni_server.api.parse_transcription import TranscriptionJob, parse_transcription_form
-from omni_server.api.recording_room import RecordingRoom
-from omni_server.api.sampling import text_sampling
-from omni_server.api.sse import KEEP_ALIVE, EventStreamResponse, FrameTemplate, frame
-from omni_server.api.state import ServerState
-from omni_server.api.stream_start import joined
-from omni_server.api.transcribe import TranscribeRun
-from omni_server.api.transcription_schemas import (
+from omni_server.api.audio_schemas import (
     DurationUsage,
+    InputTokenDetails,
+    TokenUsage,
     TranscriptDelta,
     TranscriptDone,
     Transcription,
     TranscriptionForm,
     VerboseTranscription,
 )
+from omni_server.api.config import ApiConfig
+from omni_server.api.media_loader import MediaLoader
+from omni_server.api.openapi import TRANSCRIPTION_RESPONSES, TRANSLATION_RESPONSES, form_body
+from omni_server.api.state import ServerState
+from omni_server.api.streaming import KEEP_ALIVE, EventStreamResponse, FrameTemplate, frame, until_disconnect
+from omni_server.api.task_run import TaskRun
+from omni_server.api.transcription_form import Form, TranscriptionJob, parse_transcription_form, read_form
 from omni_server.audio.cut import cut_at_pauses
-from omni_server.errors import InvalidRequestError
+from omni_server.errors import InvalidRequestError, OverloadedError
 from omni_server.generation import Generator
 from omni_server.media.source import MediaSource
-from omni_server.types import AudioPart, OmniRequest, SamplingConfig, Transcribe
+from omni_server.types import AudioPart, Finished, OmniRequest, SamplingConfig, TextDelta, Transcribe, Usage
 
 logger = logging.getLogger(__name__)
 
 _PIECE_SECONDS = 30.0
-"""Longer recordings are heard in pieces. Speech recognition is trained on utterances of at most this length."""
+"""Longer recordings are cut. Speech recognition is trained on utterances of at
+most this length."""
 
 _FULL_RATE_HZ = 48_000
 """Up to this rate a recording may last for `max_upload_seconds`."""
@@ -46,6 +46,36 @@ _LONGEST_KEPT = 4
 """Recordings of the greatest size that may be in memory; of smaller ones as many more."""
 
 _DELTAS = FrameTemplate(lambda text: TranscriptDelta(type="transcript.text.delta", delta=text))
+
+
+class RecordingRoom:
+    """Memory for recordings that are being transcribed. Each is kept until its last piece has been heard,
+    which may take minutes; the queue of requests alone would admit a thousand of them."""
+
+    def __init__(self, max_samples: int, timeout_s: float) -> None:
+        """`max_samples` must be at least those of the longest recording; `timeout_s` is the longest wait."""
+        self._max_samples = max_samples
+        self._timeout_s = timeout_s
+        self._num_samples = 0
+        self._released = asyncio.Event()
+
+    async def take(self, num_samples: int) -> Callable[[], None]:
+        """Returns what gives the room back, to be called once. Raises `OverloadedError` if
+        none became free."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while self._num_samples + num_samples > self._max_samples:
+                    self._released.clear()
+                    await self._released.wait()
+        except TimeoutError:
+            raise OverloadedError("The server is busy with the recordings of other requests.") from None
+        self._num_samples += num_samples
+
+        def give_back() -> None:
+            self._num_samples -= num_samples
+            self._released.set()
+
+        return give_back
 
 
 class TranscriptionService:
@@ -81,16 +111,13 @@ class TranscriptionService:
         with ExitStack() as held:
             audio = await self._load(job.file, held)
             name = f"transcription-{uuid.uuid4().hex}"
-            run = TranscribeRun(generator, self._state, _requests(generator, job, audio, name))
+            requests = _requests(generator, job, audio, name)
+            run = TaskRun(generator, self._state, requests, input_param="file")
             if job.stream:
                 events = _events(run, name, self._keep_alive_s, held.pop_all())
-                first = await anext(events)
-                return EventStreamResponse(name, joined(first, events), events.aclose)
-            async with aclosing(run.deltas()) as deltas:
-                async for _ in deltas:
-                    continue
-            _log_end(run, name)
-            return _whole(run, job, len(audio.samples) / audio.sample_rate_hz)
+                return EventStreamResponse(name, events, first=await anext(events))
+            text = "".join([delta async for delta in _deltas(run, name)])
+            return _whole(text, _usage(run.usages), job, len(audio.samples) / audio.sample_rate_hz)
 
     async def _load(self, file: bytes, held: ExitStack) -> AudioPart:
         """`held` gets what gives its room in memory back."""
@@ -99,7 +126,9 @@ class TranscriptionService:
             return await self._media.load_sound_file(file)
         except InvalidRequestError as error:
             raise InvalidRequestError(
-                f"Audio file might be corrupted or unsupported. {error.message}", param="file", code=error.code
+                f"Audio file might be corrupted or unsupported. {error.message}",
+                param="file",
+                code=error.code,
             ) from None
 
 
@@ -107,7 +136,8 @@ def _requests(generator: Generator, job: TranscriptionJob, audio: AudioPart, nam
     sampling = text_sampling(SamplingConfig(temperature=job.temperature), generator.model_info)
     pieces = cut_at_pauses(audio.samples, audio.sample_rate_hz, _PIECE_SECONDS)
     tasks = [
-        Transcribe(AudioPart(piece, audio.sample_rate_hz), job.to_english, job.language, job.hint) for piece in pieces
+        Transcribe(AudioPart(piece, audio.sample_rate_hz), job.to_english, job.language, job.hint)
+        for piece in pieces
     ]
     return [
         OmniRequest(f"{name}-{index}", generator.task_messages(task), sampling=sampling)
@@ -115,38 +145,80 @@ def _requests(generator: Generator, job: TranscriptionJob, audio: AudioPart, nam
     ]
 
 
-async def _events(run: TranscribeRun, name: str, keep_alive_s: float, held: ExitStack) -> AsyncGenerator[bytes, None]:
-    """Frames, the first when there is text. `held` is let go at the end."""
+async def _deltas(run: TaskRun, name: str, heartbeat_s: float | None = None) -> AsyncGenerator[str, None]:
+    """New text, and "" after every `heartbeat_s` seconds of silence."""
+    last_character = ""
+    is_start = True  # of the text of a piece
+    async with aclosing(run.events(heartbeat_s)) as events:
+        async for event in events:
+            match event:
+                case None:
+                    yield ""
+                case TextDelta():
+                    text = event.text.lstrip() if is_start else event.text
+                    if text:
+                        yield (_separator(last_character, text) if is_start else "") + text
+                        is_start, last_character = False, text[-1]
+                case Finished():
+                    is_start = True
+    if run.num_cut_short:
+        logger.warning(
+            "%s: the text of %d piece(s) ended at the thinker's limit of tokens", name, run.num_cut_short
+        )
+
+
+def _separator(last_character: str, text: str) -> str:
+    """A space between the texts of two pieces, except in scripts that have none."""
+    if not last_character or last_character.isspace():
+        return ""
+    return "" if any(unicodedata.east_asian_width(c) in "WF" for c in (last_character, text[0])) else " "
+
+
+async def _events(
+    run: TaskRun, name: str, keep_alive_s: float, held: ExitStack
+) -> AsyncGenerator[bytes, None]:
+    """Frames, the first when there is text. `held` is closed at the end."""
+    text = ""
     with held:
-        async with aclosing(run.deltas(keep_alive_s)) as deltas:
+        async with aclosing(_deltas(run, name, keep_alive_s)) as deltas:
             async for delta in deltas:
-                if delta is not None:
+                text += delta
+                if delta:
                     yield _DELTAS.frame(delta)
-                elif run.text:
+                elif text:
                     yield KEEP_ALIVE
-        yield frame(TranscriptDone(type="transcript.text.done", text=run.text, usage=run.usage))
-        _log_end(run, name)
+        yield frame(TranscriptDone(type="transcript.text.done", text=text, usage=_usage(run.usages)))
 
 
-def _whole(run: TranscribeRun, job: TranscriptionJob, seconds: float) -> Response:
+def _usage(usages: Sequence[Usage]) -> TokenUsage:
+    prompt_tokens = sum(usage.prompt.total for usage in usages)
+    audio_tokens = sum(usage.prompt.audio for usage in usages)
+    text_tokens = sum(usage.text_tokens for usage in usages)
+    return TokenUsage(
+        type="tokens",
+        input_tokens=prompt_tokens,
+        input_token_details=InputTokenDetails(
+            text_tokens=prompt_tokens - audio_tokens, audio_tokens=audio_tokens
+        ),
+        output_tokens=text_tokens,
+        total_tokens=prompt_tokens + text_tokens,
+    )
+
+
+def _whole(text: str, usage: TokenUsage, job: TranscriptionJob, seconds: float) -> Response:
     if job.text_format == "text":
-        return Response(run.text + "\n", media_type="text/plain")
-    body: BaseModel = Transcription(text=run.text, usage=run.usage)
+        return Response(text + "\n", media_type="text/plain")
+    body: BaseModel = Transcription(text=text, usage=usage)
     if job.text_format == "verbose_json":
         duration = round(seconds, 3)
         body = VerboseTranscription(
             task="translate" if job.to_english else "transcribe",
             language="en" if job.to_english else job.language or "und",
             duration=duration,
-            text=run.text,
+            text=text,
             usage=DurationUsage(type="duration", seconds=duration),
         )
     return Response(body.model_dump_json(), media_type="application/json")
-
-
-def _log_end(run: TranscribeRun, name: str) -> None:
-    if run.num_cut_short:
-        logger.warning("%s: the text of %d piece(s) ended at the thinker's limit of tokens", name, run.num_cut_short)
 
 
 def transcriptions_router(state: ServerState, config: ApiConfig) -> APIRouter:
@@ -156,7 +228,7 @@ def transcriptions_router(state: ServerState, config: ApiConfig) -> APIRouter:
 
     @router.post(
         "/transcriptions",
-        summary="Write down what is said in a sound file",
+        summary="Transcribe an audio file",
         response_class=Response,
         responses=TRANSCRIPTION_RESPONSES,
         openapi_extra=body,
@@ -166,7 +238,7 @@ def transcriptions_router(state: ServerState, config: ApiConfig) -> APIRouter:
 
     @router.post(
         "/translations",
-        summary="Write down in English what is said in a sound file",
+        summary="Translate the speech of an audio file into English text",
         response_class=Response,
         responses=TRANSLATION_RESPONSES,
         openapi_extra=body,

@@ -1,9 +1,9 @@
-"""What has been generated and not been taken by its clients yet: bounded for each answer, and for all together.
+"""What has been generated and not yet taken by its clients: bounded per answer, and for all answers together.
 
-Generation does not wait for a client that reads slowly, or it would hold its place in every stage for as long as that
-pleases. Clients that play what they get read at the speed of speech, which is many times slower than it is made; so
-what waits for one may be as much as a whole answer. A client that falls further behind loses its answer, and nobody
-else notices.
+Generation does not wait for a client that reads slowly: it would keep its place in every stage for as long as
+that takes. Clients that play what they get read at the speed of speech, many times slower than it is made, so
+what waits for one may be as much as a whole answer. A client that falls further behind loses its answer, and
+nobody else notices.
 """
 
 import logging
@@ -15,17 +15,19 @@ from omni_server.types import AudioDelta, OmniEvent, TextDelta, ToolCallDelta
 logger = logging.getLogger(__name__)
 
 _EVENT_BYTES = 256
-"""Of an event without what it holds."""
+"""Of an event without its payload."""
 _LOGPROB_BYTES = 256
-"""Of a token that was sampled or might have been, with its text."""
+"""Of a token that was sampled, or that might have been, with its text."""
 
 
 class UnsentBudget:
-    """Counts for all answers of a server. Belongs to one event loop."""
+    """Counts bytes for all answers of a server. Belongs to one event loop."""
 
-    def __init__(self, max_bytes: int, max_total_bytes: int, count_dropped: Callable[[], None] = lambda: None) -> None:
-        """`max_bytes` is for each answer. Where all together are above `max_total_bytes`, it is the one with the most
-        that is dropped. `count_dropped` is called for each that is."""
+    def __init__(
+        self, max_bytes: int, max_total_bytes: int, count_dropped: Callable[[], None] = lambda: None
+    ) -> None:
+        """`max_bytes` bounds each answer. Where all together exceed `max_total_bytes`, the largest is
+        dropped. `count_dropped` is called for each answer that is."""
         self.max_bytes = max_bytes
         self.count_dropped = count_dropped
         self._max_total_bytes = max_total_bytes
@@ -37,8 +39,8 @@ class UnsentBudget:
         return self._num_bytes
 
     def open(self, answer_id: str, on_drop: Callable[[InvalidRequestError], None]) -> "Backlog":
-        """For one answer, to be closed. `on_drop` is called at most once, when the answer has to be dropped, with what
-        its client is to be told; all that waits must be let go then."""
+        """For one answer; its owner closes it. `on_drop` is called at most once, when the answer has to be
+        dropped, with the error for its client; all that waits must be released then."""
         backlog = Backlog(self, answer_id, on_drop)
         self._backlogs.add(backlog)
         return backlog
@@ -55,7 +57,9 @@ class UnsentBudget:
 class Backlog:
     """Events of one answer between the stages and its client."""
 
-    def __init__(self, budget: UnsentBudget, answer_id: str, on_drop: Callable[[InvalidRequestError], None]) -> None:
+    def __init__(
+        self, budget: UnsentBudget, answer_id: str, on_drop: Callable[[InvalidRequestError], None]
+    ) -> None:
         self._budget = budget
         self._answer_id = answer_id
         self._on_drop = on_drop
@@ -64,7 +68,8 @@ class Backlog:
         """Why nothing more is taken; None while it is."""
 
     def put(self, event: OmniEvent) -> None:
-        """`event` waits from now on, unless the answer is dropped, maybe because of it: then `error` is there."""
+        """`event` waits from now on, unless the answer is dropped, perhaps because of it: then
+        `error` is set."""
         if self.error is not None:
             return
         self._change(size_of(event))
@@ -72,7 +77,7 @@ class Backlog:
             self.drop()
 
     def taken(self, event: OmniEvent) -> None:
-        """One that was put before does not wait any more."""
+        """`event`, which was put before, no longer waits."""
         if self.error is None:
             self._change(-size_of(event))
 
@@ -80,11 +85,13 @@ class Backlog:
         if self.error is not None:
             return
         self.error = InvalidRequestError(
-            f"The client reads too slowly: {self.num_bytes} bytes of its answer wait to be sent, and the server does "
-            "not keep them any longer.",
+            f"The client reads too slowly: {self.num_bytes} bytes of its answer wait to be sent, "
+            "and the server does not keep them any longer.",
             code="client_too_slow",
         )
-        logger.warning("%s is dropped: its client has left %d bytes of it untaken", self._answer_id, self.num_bytes)
+        logger.warning(
+            "%s is dropped: its client has left %d bytes of it untaken", self._answer_id, self.num_bytes
+        )
         self._budget.count_dropped()
         self.close()
         self._on_drop(self.error)
@@ -105,8 +112,8 @@ def size_of(event: OmniEvent) -> int:
         case AudioDelta():
             return _EVENT_BYTES + event.samples.nbytes
         case TextDelta():
-            num_likely = sum(1 + len(token.top) for token in event.logprobs)
-            return _EVENT_BYTES + len(event.text) + _LOGPROB_BYTES * num_likely
+            num_logprobs = sum(1 + len(token.top) for token in event.logprobs)
+            return _EVENT_BYTES + len(event.text) + _LOGPROB_BYTES * num_logprobs
         case ToolCallDelta():
             return _EVENT_BYTES + len(event.arguments)
     return _EVENT_BYTES

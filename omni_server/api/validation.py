@@ -1,20 +1,34 @@
-"""pydantic's errors in OpenAI's words: which parameter, what was expected, which code.
+"""A caller's JSON: read and parsed within bounds, checked by pydantic, and refused in OpenAI's words.
 
-Messages never hold the value that was sent, except a number or the beginning of a word that was no valid choice: it may
-be megabytes of base64.
+pydantic notes everything that is wrong with a body, a thousand bytes per fault, and only the first is
+reported: what a caller may send many of must end with the first fault (`Field(fail_fast=True)`, for lists) or
+be counted first.
+
+Messages never contain the value that was sent, except a number or the beginning of a word that was not a
+valid choice: it may be megabytes of base64.
 """
 
+import asyncio
 import json
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
+from fastapi import Request
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails, PydanticKnownError, from_json
 
-from omni_server.errors import InvalidRequestError
+from omni_server.errors import InvalidRequestError, RequestTooLargeError
 
 Model = TypeVar("Model", bound=BaseModel)
 
+MAX_JSON_MARKS = 1 << 18
+"""Commas and opening brackets. Each value that is parsed takes up to a hundred bytes of memory for its three
+in the body, and each that is found wrong more than a thousand. Text has such marks, too; a chat as long as a
+model's context has a tenth of this number."""
+
+_MARKS = ",[{"
+_PARSE_INLINE_BYTES = 64 * 1024
+"""Bodies up to this size are parsed in well under a millisecond; a thread would cost more."""
 _MAX_SHOWN = 64
 _MAX_SHOWN_INTEGER = 2**63
 _MAX_PATH = 200
@@ -40,19 +54,126 @@ _COMPARISONS = {
 }
 
 
+async def read_json(request: Request) -> object:
+    """The body, parsed. Its size is bounded by `omni_server.api.limits.BodyLimitMiddleware`.
+
+    Raises `InvalidRequestError` for anything that is not JSON by RFC 8259 (NaN and lone surrogates are not,
+    and nesting is limited to 200 levels), `RequestTooLargeError`, also for too many values, and
+    `ClientDisconnect` if the client leaves.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    is_json = media_type == "application/json" or (
+        media_type.startswith("application/") and media_type.endswith("+json")
+    )
+    if not is_json:
+        raise InvalidRequestError(
+            "Unsupported media type: only 'Content-Type: application/json' is accepted.",
+            code="invalid_content_type",
+        )
+    data = await request.body()
+    return _parse(data) if len(data) <= _PARSE_INLINE_BYTES else await asyncio.to_thread(_parse, data)
+
+
+def _parse(data: bytes) -> object:
+    if has_too_many_values(data):
+        raise RequestTooLargeError(
+            "The request body has more values than this server reads: "
+            f"more than {MAX_JSON_MARKS} commas and brackets.",
+            code="too_many_values",
+        )
+    try:
+        parsed: object = from_json(data, allow_inf_nan=False)
+    except ValueError as error:
+        raise InvalidRequestError(
+            f"The request body is not valid JSON: {error}.", code="invalid_json"
+        ) from None
+    return parsed
+
+
+def has_too_many_values(text: bytes | str) -> bool:
+    """Each value but the outermost stands behind one of these marks."""
+    if isinstance(text, bytes):
+        return sum(text.count(mark.encode()) for mark in _MARKS) > MAX_JSON_MARKS
+    return sum(text.count(mark) for mark in _MARKS) > MAX_JSON_MARKS
+
+
+def at_most(max_keys: int) -> BeforeValidator:
+    """Annotates a dict."""
+
+    def check(value: object) -> object:
+        if isinstance(value, dict) and len(value) > max_keys:
+            raise PydanticKnownError(
+                "too_long", {"field_type": "Dictionary", "max_length": max_keys, "actual_length": len(value)}
+            )
+        return value
+
+    return BeforeValidator(check)
+
+
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=16),
+    at_most(16),
+]
+
+
+def _without_fraction(value: object) -> object:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Integer = Annotated[int, BeforeValidator(_without_fraction)]
+"""Takes 5.0 as well: JSON Schema, in which the API is described, calls that an integer."""
+
+
+class ExactModel(BaseModel):
+    """JSON's types as they are, and no unknown key: the first one is reported."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keep_first_unknown(cls, value: Any) -> Any:  # noqa: ANN401 (pydantic's signature)
+        if not isinstance(value, dict):
+            return value
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        first = next((key for key in value if key not in known), None)
+        return {key: given for key, given in value.items() if key in known or key == first}
+
+
 def validate(schema: type[Model], body: object) -> Model:
-    """`body`, parsed JSON, as a `schema`. Raises `InvalidRequestError` for the first thing that is wrong with it."""
+    """`body`, parsed JSON, as a `schema`. Raises `InvalidRequestError` for the first thing that is
+    wrong with it."""
     try:
         return schema.model_validate(body)
     except ValidationError as error:
         raise _invalid_request(error.errors(include_url=False)[0], body) from None
 
 
+def missing_parameter(param: str, hint: str = "") -> InvalidRequestError:
+    return InvalidRequestError(
+        f"Missing required parameter: '{param}'{hint}.", param=param, code="missing_required_parameter"
+    )
+
+
+def unsupported_choice(
+    param: str, name: str, supported: Sequence[str], reason: str = ""
+) -> InvalidRequestError:
+    """`name` is not one of the `supported` values of `param`."""
+    values = ", ".join(f"'{value}'" for value in supported)
+    return InvalidRequestError(
+        f"Unsupported value: '{param}' does not support '{name[:_MAX_SHOWN]}'{reason}. "
+        f"Supported values are: {values}.",
+        param=param,
+        code="unsupported_value",
+    )
+
+
 def parameter_path(location: Sequence[int | str], body: object, *, may_lack_last: bool = True) -> str:
     """pydantic's `loc` as `messages[0].content[1].input_audio.data`.
 
-    `loc` also holds the tags of the union branches that were taken, which are no keys of `body`; they are told
-    apart by following `body`. The last part is kept where `body` lacks it, if that may be: it names what is missing.
+    `loc` also holds the tags of the union branches that were taken, which are not keys of `body`; they are
+    recognised by following `body`. The last part is kept where `body` lacks it, if that may be: it names
+    what is missing.
     """
     path = ""
     here = body
@@ -68,63 +189,45 @@ def parameter_path(location: Sequence[int | str], body: object, *, may_lack_last
 
 
 def _invalid_request(error: ErrorDetails, body: object) -> InvalidRequestError:
-    kind, context = error["type"], error.get("ctx", {})
+    kind, given, context = error["type"], error["input"], error.get("ctx", {})
     # What lacks a branch is there; behind it come only the tags of branches around.
     param = parameter_path(error["loc"], body, may_lack_last=not kind.startswith("union_tag"))
     if not param:
         return InvalidRequestError("The request body must be a JSON object.", code="invalid_type")
     if kind == "missing":
-        return InvalidRequestError(
-            f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
-        )
+        return missing_parameter(param)
+    if kind == "union_tag_not_found" and isinstance(given, dict):
+        return missing_parameter(f"{param}.type")
+    code = "invalid_value"
     if kind == "extra_forbidden":
-        return InvalidRequestError(f"Unknown parameter: '{param}'.", param=param, code="unknown_parameter")
-    if kind == "union_tag_not_found" and isinstance(error["input"], dict):
-        param += ".type"
-        return InvalidRequestError(
-            f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
+        message, code = f"Unknown parameter: '{param}'.", "unknown_parameter"
+    elif kind == "union_tag_invalid":
+        message = (
+            f"Invalid value: {_shown(context['tag'])}. Supported values are: {context['expected_tags']}."
         )
-    if kind == "union_tag_invalid":
         discriminator = context["discriminator"].strip("'")
-        return InvalidRequestError(
-            f"Invalid value: {_shown(context['tag'])}. Supported values are: {context['expected_tags']}.",
-            param=f"{param}.{discriminator}",
-        )
-    if kind == "literal_error":
-        return InvalidRequestError(
-            f"Invalid value: {_shown(error['input'])}. Supported values are: {context['expected']}.", param=param
-        )
-    if kind in _EXPECTED_TYPES:
-        expected, got = _EXPECTED_TYPES[kind], _json_type(error["input"])
-        return InvalidRequestError(
-            f"Invalid type for '{param}': expected {expected}, but got {got} instead.",
-            param=param,
-            code="invalid_type",
-        )
-    if kind in _COMPARISONS:
+        param = f"{param}.{discriminator}"
+    elif kind == "literal_error":
+        message = f"Invalid value: {_shown(given)}. Supported values are: {context['expected']}."
+    elif kind in _EXPECTED_TYPES:
+        expected, code = _EXPECTED_TYPES[kind], "invalid_type"
+        message = f"Invalid type for '{param}': expected {expected}, but got {_json_type(given)} instead."
+    elif kind in _COMPARISONS:
         sign, bound, code = _COMPARISONS[kind]
-        number = "integer" if isinstance(error["input"], int) else "decimal"
-        return InvalidRequestError(
-            f"Invalid '{param}': expected a value {sign} {context[bound]}.", param=param, code=f"{number}_{code}"
-        )
-    if kind in ("too_short", "string_too_short"):
+        code = f"{'integer' if isinstance(given, int) else 'decimal'}_{code}"
+        message = f"Invalid '{param}': expected a value {sign} {context[bound]}."
+    elif kind in ("too_short", "string_too_short"):
         subject = "array" if kind == "too_short" else "string"
-        return InvalidRequestError(
-            f"Invalid '{param}': the {subject} must not be empty.", param=param, code=f"empty_{subject}"
-        )
-    if kind == "string_too_long":
-        return InvalidRequestError(
-            f"Invalid '{param}': at most {context['max_length']} characters are allowed.",
-            param=param,
-            code="string_above_max_length",
-        )
-    if kind == "too_long":
-        return InvalidRequestError(
-            f"Invalid '{param}': at most {context['max_length']} items are allowed.",
-            param=param,
-            code="array_above_max_length" if isinstance(error["input"], list) else "object_above_max_properties",
-        )
-    return InvalidRequestError(f"Invalid '{param}': {error['msg']}.", param=param)
+        message, code = f"Invalid '{param}': the {subject} must not be empty.", f"empty_{subject}"
+    elif kind == "string_too_long":
+        message = f"Invalid '{param}': at most {context['max_length']} characters are allowed."
+        code = "string_above_max_length"
+    elif kind == "too_long":
+        message = f"Invalid '{param}': at most {context['max_length']} items are allowed."
+        code = "array_above_max_length" if isinstance(given, list) else "object_above_max_properties"
+    else:
+        message = f"Invalid '{param}': {error['msg']}."
+    return InvalidRequestError(message, param=param, code=code)
 
 
 def _shown(value: object) -> str:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+from omni_server.api.access import is_loopback
 from omni_server.api.listener import check_address
-from omni_server.api.local_only import is_loopback
 from omni_server.audio.formats import AUDIO_FORMATS
 from omni_server.check.default_config import default_stage_config, describe
 from omni_server.check.machine import refuse_cuda_build_without_gpu

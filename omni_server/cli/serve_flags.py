@@ -7,10 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from omni_server.api.auth import read_key_file
-from omni_server.api.config import ApiConfig
-from omni_server.api.cors import CorsRules
-from omni_server.api.tls import TlsFiles
+from omni_server.api.access import read_key_file
+from omni_server.api.config import ApiConfig, CorsRules, TlsFiles
 from omni_server.check.placement import Quantization
 from omni_server.cli.placement_flags import add_placement_flags, add_quantization_flag
 from omni_server.command_line import count, port, positive_count, seconds, seconds_or_zero, size, words

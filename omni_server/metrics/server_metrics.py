@@ -24,8 +24,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class EndedAnswer(Protocol):
-    """A finished generation; implemented by `omni_server.api.answer_record.AnswerRecord`. Times in
-    seconds."""
+    """One generation that is over; implemented by `omni_server.api.request_record.AnswerRecord`. Times in seconds."""
 
     @property
     def outcome(self) -> str: ...

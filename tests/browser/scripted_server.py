@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from omni_server.api.app import create_app
 from omni_server.api.config import ApiConfig
 from omni_server.api.state import ServerState
-from omni_server.api.websocket_protocol import BoundedWebSocketProtocol
+from omni_server.api.websocket_protocol import WebSocketProtocol
 from tests.unit.api.fake_generator import FakeGenerator
 
 
@@ -27,7 +27,7 @@ class ScriptedServer:
             interface="asgi3",
             log_config=None,
             lifespan="off",
-            ws=BoundedWebSocketProtocol,
+            ws=WebSocketProtocol,
             timeout_graceful_shutdown=1,
         )
         self._uvicorn = uvicorn.Server(config)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from omni_server.api.openapi_examples import EXAMPLE_MODEL
+from omni_server.api.openapi import EXAMPLE_MODEL
 from tests.unit.api.fake_generator import MODEL, FakeGenerator
 from tests.unit.api.test_server import QUIET, Life, client_of, served
 

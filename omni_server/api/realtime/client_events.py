@@ -6,9 +6,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from pydantic_core import from_json
 
-from omni_server.api.bounds import Metadata
-from omni_server.api.json_size import MAX_JSON_MARKS, has_too_many_values
-from omni_server.api.validation import validate
+from omni_server.api.validation import MAX_JSON_MARKS, Metadata, has_too_many_values, validate
 from omni_server.errors import InvalidRequestError
 
 _LENIENT = ConfigDict(strict=True, extra="ignore")

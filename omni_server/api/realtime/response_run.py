@@ -5,8 +5,8 @@ import logging
 from collections.abc import Callable
 from contextlib import aclosing
 
+from omni_server.api.answer_stream import follow
 from omni_server.api.errors import logged, unexpected_error
-from omni_server.api.event_feed import follow
 from omni_server.api.realtime.response_plan import ResponsePlan
 from omni_server.api.realtime.response_writer import ResponseWriter
 from omni_server.api.realtime.wire import CancelReason, StatusDetails, WireUsage

@@ -5,10 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, JsonValue, Tag
 
-from omni_server.api.bounds import ExactModel
-from omni_server.api.grammar_size import check_grammar_size
-from omni_server.api.tool_parameters import schema_of_object
-from omni_server.api.validation import validate
+from omni_server.api.constraints import check_grammar_size, schema_of_object
+from omni_server.api.validation import ExactModel, validate
 from omni_server.api.voices import resolve_voice
 from omni_server.errors import InvalidRequestError
 from omni_server.types import ModelInfo

@@ -2,8 +2,8 @@
 
 import json
 
+from omni_server.api.constraints import schema_of_object
 from omni_server.api.realtime.session import FunctionDefinition, NamedFunction, SessionConfig
-from omni_server.api.tool_parameters import schema_of_object
 from omni_server.types import FunctionTool, ToolUse
 
 

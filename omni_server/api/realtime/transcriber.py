@@ -4,8 +4,8 @@ import asyncio
 import logging
 from contextlib import aclosing
 
+from omni_server.api.answer_stream import follow
 from omni_server.api.errors import unexpected_error
-from omni_server.api.event_feed import follow
 from omni_server.api.realtime import server_events as events
 from omni_server.api.realtime.items import HeardAudio, UserItem
 from omni_server.api.realtime.outbox import Outbox

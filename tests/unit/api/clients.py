@@ -31,7 +31,9 @@ def http_client(app: FastAPI, **options: Any) -> httpx2.AsyncClient:
 
 
 def openai_client(app: FastAPI) -> AsyncOpenAI:
-    return AsyncOpenAI(base_url="http://localhost/v1", api_key="EMPTY", max_retries=0, http_client=http_client(app))
+    return AsyncOpenAI(
+        base_url="http://localhost/v1", api_key="EMPTY", max_retries=0, http_client=http_client(app)
+    )
 
 
 def chat(content: Any = "hi", **fields: Any) -> dict[str, Any]:

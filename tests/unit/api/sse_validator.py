@@ -25,7 +25,9 @@ def parse_frames(body: str) -> list[str]:
     """The payloads of all frames; comments are skipped."""
     assert body.endswith("\n\n")
     frames = body.split("\n\n")[:-1]
-    assert all(len(frame.splitlines()) == 1 for frame in frames), "a frame is a single line, however lines are cut"
+    assert all(len(frame.splitlines()) == 1 for frame in frames), (
+        "a frame is a single line, however lines are cut"
+    )
     data = [frame for frame in frames if not frame.startswith(":")]
     assert all(frame.startswith("data: ") and len(frame) > len("data: ") for frame in data)
     return [frame.removeprefix("data: ") for frame in data]
@@ -39,7 +41,13 @@ def read_stream(body: str, *, include_usage: bool = False) -> StreamedAnswer:
     for chunk in chunks:
         check_chunk(chunk)
     assert (
-        len({tuple(chunk[name] for name in ("id", "created", "model", "system_fingerprint")) for chunk in chunks}) == 1
+        len(
+            {
+                tuple(chunk[name] for name in ("id", "created", "model", "system_fingerprint"))
+                for chunk in chunks
+            }
+        )
+        == 1
     )
 
     usage = None
@@ -57,7 +65,9 @@ def read_stream(body: str, *, include_usage: bool = False) -> StreamedAnswer:
 
     assert [delta["role"] for delta in deltas if "role" in delta] == ["assistant"]
     assert "role" in deltas[0]
-    assert [choice["finish_reason"] is not None for choice in choices] == [False] * (len(choices) - 1) + [True]
+    assert [choice["finish_reason"] is not None for choice in choices] == [False] * (len(choices) - 1) + [
+        True
+    ]
     assert choices[-1]["delta"] == {}
     ids = [part["id"] for part in audio if "id" in part]
     expiries = [index for index, part in enumerate(audio) if "expires_at" in part]
@@ -67,7 +77,9 @@ def read_stream(body: str, *, include_usage: bool = False) -> StreamedAnswer:
         assert expiries == [len(audio) - 1]
     pieces = [base64.b64decode(piece, validate=True) for piece in data]
     assert all(len(piece) % 6 == 0 and piece for piece in pieces[:-1])
-    assert base64.b64decode("".join(data), validate=True) == b"".join(pieces), "padding inside the joined base64"
+    assert base64.b64decode("".join(data), validate=True) == b"".join(pieces), (
+        "padding inside the joined base64"
+    )
     return StreamedAnswer(
         text="".join(delta.get("content") or "" for delta in deltas),
         transcript="".join(part.get("transcript", "") for part in audio),

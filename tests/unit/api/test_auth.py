@@ -11,10 +11,9 @@ from fastapi import WebSocket
 from openai import AsyncOpenAI, AuthenticationError
 from starlette.types import ASGIApp
 
+from omni_server.api.access import ApiKeys, read_key_file
 from omni_server.api.app import create_app
-from omni_server.api.auth import ApiKeys, read_key_file
-from omni_server.api.config import ApiConfig
-from omni_server.api.cors import CorsRules
+from omni_server.api.config import ApiConfig, CorsRules
 from omni_server.api.request_record import current_request
 from omni_server.api.state import ServerState
 from omni_server.errors import ConfigError
@@ -31,7 +30,9 @@ def bearer(key: str, scheme: str = "Bearer") -> dict[str, str]:
     return {"Authorization": f"{scheme} {key}"}
 
 
-@pytest.mark.parametrize("headers", [bearer(KEY), bearer(OTHER_KEY), bearer(KEY, "bearer"), bearer(f"  {KEY} ")])
+@pytest.mark.parametrize(
+    "headers", [bearer(KEY), bearer(OTHER_KEY), bearer(KEY, "bearer"), bearer(f"  {KEY} ")]
+)
 async def test_any_of_the_keys_opens_the_api(headers: dict[str, str]) -> None:
     async with http_client(app_of(FakeGenerator(), GUARDED), headers=headers) as client:
         assert (await client.post(URL, json=chat())).status_code == 200
@@ -82,7 +83,8 @@ async def test_official_client_raises_its_own_error() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/health", "/healthz", "/ready", "/readyz", "/live", "/livez", "/ping", "/version", "/metrics", "/load"]
+    "path",
+    ["/health", "/healthz", "/ready", "/readyz", "/live", "/livez", "/ping", "/version", "/metrics", "/load"],
 )
 async def test_probes_and_metrics_need_no_key(path: str) -> None:
     async with http_client(app_of(FakeGenerator(), GUARDED)) as client:
@@ -92,7 +94,9 @@ async def test_probes_and_metrics_need_no_key(path: str) -> None:
 
 
 async def test_metrics_need_a_key_where_asked() -> None:
-    async with http_client(app_of(FakeGenerator(), ApiConfig(api_keys=(KEY,), metrics_need_key=True))) as client:
+    async with http_client(
+        app_of(FakeGenerator(), ApiConfig(api_keys=(KEY,), metrics_need_key=True))
+    ) as client:
         for path in ("/metrics", "/load"):
             error_of(await client.get(path), 401)
             assert (await client.get(path, headers=bearer(KEY))).status_code == 200
@@ -232,7 +236,9 @@ class WebSocketCall:
         ({}, ("realtime", f"openai-insecure-api-key.{OTHER_KEY}", "openai-beta.realtime-v1")),
     ],
 )
-async def test_websocket_is_opened_by_header_or_subprotocol(headers: dict[str, str], subprotocols: list[str]) -> None:
+async def test_websocket_is_opened_by_header_or_subprotocol(
+    headers: dict[str, str], subprotocols: list[str]
+) -> None:
     call = await WebSocketCall(headers, subprotocols).run(GUARDED)
     assert call.status == 101
     assert call.sent[1]["text"] == "key-2"
@@ -267,9 +273,13 @@ async def test_websocket_without_a_known_key_is_answered_with_401(
         ("https://ok.example", 101),
     ],
 )
-async def test_websocket_of_another_site_is_refused_where_no_key_protects(origin: str | None, status: int) -> None:
+async def test_websocket_of_another_site_is_refused_where_no_key_protects(
+    origin: str | None, status: int
+) -> None:
     headers = {} if origin is None else {"Origin": origin}
-    call = await WebSocketCall(headers).run(ApiConfig(cors=CorsRules(allowed_origins=("https://ok.example",))))
+    call = await WebSocketCall(headers).run(
+        ApiConfig(cors=CorsRules(allowed_origins=("https://ok.example",)))
+    )
     assert call.status == status
     if status == 403:
         assert call.error()["code"] == "origin_not_allowed"

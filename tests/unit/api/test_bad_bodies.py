@@ -1,4 +1,5 @@
-"""Bodies that are no request at all, or were one before a field was lost: a 400, never a failure of the server."""
+"""Bodies that are no request at all, or were one before a field was lost: a 400, never a failure
+of the server."""
 
 import json
 import random
@@ -41,7 +42,9 @@ async def test_number_beyond_a_double_is_out_of_bounds() -> None:
     assert error_of(response)["param"] == "temperature"
 
 
-@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "", "application/jsonx"])
+@pytest.mark.parametrize(
+    "content_type", ["text/plain", "application/x-www-form-urlencoded", "", "application/jsonx"]
+)
 async def test_other_content_types_are_refused(content_type: str) -> None:
     async with http_client(app_of(FakeGenerator())) as client:
         response = await client.post(URL, content=json.dumps(chat()), headers={"content-type": content_type})

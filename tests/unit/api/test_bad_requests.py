@@ -19,7 +19,12 @@ async def refusal_of(body: Any, status: int = 400) -> dict[str, Any]:
     # The next request is served.
     assert (await post(app, chat())).status_code == 200
     # A stream is refused in the same way, as JSON.
-    if isinstance(body, dict) and "stream" not in body and "stream_options" not in body and "webm" not in str(body):
+    if (
+        isinstance(body, dict)
+        and "stream" not in body
+        and "stream_options" not in body
+        and "webm" not in str(body)
+    ):
         assert error_of(await post(app, body | {"stream": True}), status)["param"] == error["param"]
     return error
 
@@ -42,7 +47,10 @@ def named(name: str) -> dict[str, Any]:
 
 
 def allowed(mode: str, *names: str) -> dict[str, Any]:
-    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named(name) for name in names]}}
+    return {
+        "type": "allowed_tools",
+        "allowed_tools": {"mode": mode, "tools": [named(name) for name in names]},
+    }
 
 
 def messages(*given: Any) -> dict[str, Any]:
@@ -55,7 +63,8 @@ RESULT = {"role": "tool", "tool_call_id": "a", "content": "1"}
 
 REFUSED: list[tuple[str, Any, str | None, str]] = [
     # name, body, param, code
-    ("model missing", {"messages": [{"role": "user", "content": "hi"}]}, "model", "missing_required_parameter"),
+    ("model missing", {"messages": [{"role": "user", "content": "hi"}]},
+     "model", "missing_required_parameter"),
     ("model null", chat(model=None), "model", "invalid_type"),
     ("messages missing", {"model": "omni"}, "messages", "missing_required_parameter"),
     ("messages empty", messages(), "messages", "empty_array"),
@@ -64,15 +73,18 @@ REFUSED: list[tuple[str, Any, str | None, str]] = [
     ("role missing", messages({"content": "hi"}), "messages[0].role", "missing_required_parameter"),
     ("role unknown", messages({"role": "robot", "content": "hi"}), "messages[0].role", "invalid_value"),
     ("content missing", messages({"role": "user"}), "messages[0].content", "missing_required_parameter"),
-    ("content null", messages({"role": "user", "content": None}), "messages[0].content", "missing_required_parameter"),
+    ("content null", messages({"role": "user", "content": None}),
+     "messages[0].content", "missing_required_parameter"),
     ("content a number", chat(5), "messages[0].content", "invalid_type"),
     ("content without parts", chat([]), "messages[0].content", "empty_array"),
-    ("assistant says nothing", messages({"role": "assistant"}), "messages[0].content", "missing_required_parameter"),
+    ("assistant says nothing", messages({"role": "assistant"}),
+     "messages[0].content", "missing_required_parameter"),
     ("part not an object", chat([5]), "messages[0].content[0]", "invalid_type"),
     ("part without type", chat([{}]), "messages[0].content[0].type", "missing_required_parameter"),
     ("part of unknown type", chat([{"type": "foo"}]), "messages[0].content[0].type", "invalid_value"),
     ("part of a type with digits", chat([{"type": 5}]), "messages[0].content[0].type", "invalid_value"),
-    ("file part", chat([{"type": "file", "file": {"file_id": "f"}}]), "messages[0].content[0].type", "invalid_value"),
+    ("file part", chat([{"type": "file", "file": {"file_id": "f"}}]),
+     "messages[0].content[0].type", "invalid_value"),
     ("text missing", chat([{"type": "text"}]), "messages[0].content[0].text", "missing_required_parameter"),
     ("text null", chat([{"type": "text", "text": None}]), "messages[0].content[0].text", "invalid_type"),
     (
@@ -145,7 +157,8 @@ REFUSED: list[tuple[str, Any, str | None, str]] = [
     ("max_tokens a string", chat(max_tokens="5"), "max_tokens", "invalid_type"),
     ("max_tokens a boolean", chat(max_tokens=True), "max_tokens", "invalid_type"),
     ("max_tokens huge", chat(max_tokens=10**30), "max_tokens", "integer_above_max_value"),
-    ("max_completion_tokens zero", chat(max_completion_tokens=0), "max_completion_tokens", "integer_below_min_value"),
+    ("max_completion_tokens zero", chat(max_completion_tokens=0),
+     "max_completion_tokens", "integer_below_min_value"),
     ("min_tokens above max_tokens", chat(min_tokens=6, max_tokens=5), "min_tokens", "invalid_value"),
     ("temperature too high", chat(temperature=3), "temperature", "integer_above_max_value"),
     ("temperature negative", chat(temperature=-0.5), "temperature", "decimal_below_min_value"),
@@ -168,28 +181,36 @@ REFUSED: list[tuple[str, Any, str | None, str]] = [
     ("n two with speech", chat(n=2, **SPEECH), "n", "unsupported_value"),
     ("n beyond 128", chat(n=129), "n", "integer_above_max_value"),
     ("logprobs a number", chat(logprobs=3), "logprobs", "invalid_type"),
-    ("top_logprobs negative", chat(logprobs=True, top_logprobs=-1), "top_logprobs", "integer_below_min_value"),
+    ("top_logprobs negative", chat(logprobs=True, top_logprobs=-1),
+     "top_logprobs", "integer_below_min_value"),
     ("top_logprobs without logprobs", chat(logprobs=False, top_logprobs=0), "top_logprobs", "invalid_value"),
     ("top_logprobs alone", chat(top_logprobs=3), "top_logprobs", "invalid_value"),
-    ("top_logprobs too many", chat(logprobs=True, top_logprobs=21), "top_logprobs", "integer_above_max_value"),
+    ("top_logprobs too many", chat(logprobs=True, top_logprobs=21),
+     "top_logprobs", "integer_above_max_value"),
     ("tools empty", chat(tools=[]), "tools", "empty_array"),
     ("tool_choice without tools", chat(tool_choice="auto"), "tool_choice", "invalid_value"),
     ("functions", chat(functions=[{"name": "f"}]), "functions", "unsupported_value"),
     ("function_call", chat(function_call={"name": "f"}), "function_call", "unsupported_value"),
     ("tools an object", chat(tools={}), "tools", "invalid_type"),
-    ("tool without type", chat(tools=[{"function": {"name": "f"}}]), "tools[0].type", "missing_required_parameter"),
-    ("custom tool", chat(tools=[{"type": "custom", "custom": {"name": "f"}}]), "tools[0].type", "invalid_value"),
-    ("tool without function", chat(tools=[{"type": "function"}]), "tools[0].function", "missing_required_parameter"),
-    ("tool without name", chat(tools=[tool(name=...)]), "tools[0].function.name", "missing_required_parameter"),
+    ("tool without type", chat(tools=[{"function": {"name": "f"}}]),
+     "tools[0].type", "missing_required_parameter"),
+    ("custom tool", chat(tools=[{"type": "custom", "custom": {"name": "f"}}]),
+     "tools[0].type", "invalid_value"),
+    ("tool without function", chat(tools=[{"type": "function"}]),
+     "tools[0].function", "missing_required_parameter"),
+    ("tool without name", chat(tools=[tool(name=...)]),
+     "tools[0].function.name", "missing_required_parameter"),
     ("tool with an odd name", chat(tools=[tool(name="a b")]), "tools[0].function.name", "invalid_value"),
     ("tool with a long name", chat(tools=[tool(name="a" * 65)]), "tools[0].function.name", "invalid_value"),
     ("tool twice", chat(tools=[tool(), tool()]), "tools[1].function.name", "invalid_value"),
-    ("parameters a string", chat(tools=[tool(parameters="{}")]), "tools[0].function.parameters", "invalid_type"),
+    ("parameters a string", chat(tools=[tool(parameters="{}")]),
+     "tools[0].function.parameters", "invalid_type"),
     ("strict a string", chat(tools=[tool(strict="yes")]), "tools[0].function.strict", "invalid_type"),
     ("129 tools", chat(tools=[tool(name=f"f{i}") for i in range(129)]), "tools", "array_above_max_length"),
     ("tool_choice unknown", chat(tools=[tool()], tool_choice="any"), "tool_choice", "invalid_value"),
     ("tool_choice a number", chat(tools=[tool()], tool_choice=1), "tool_choice", "invalid_type"),
-    ("tool_choice of no type", chat(tools=[tool()], tool_choice={}), "tool_choice.type", "missing_required_parameter"),
+    ("tool_choice of no type", chat(tools=[tool()], tool_choice={}),
+     "tool_choice.type", "missing_required_parameter"),
     (
         "tool_choice without function",
         chat(tools=[tool()], tool_choice={"type": "function"}),
@@ -237,7 +258,11 @@ REFUSED: list[tuple[str, Any, str | None, str]] = [
     ),
     (
         "tool result after an answer in words",
-        messages(ASKED, {"role": "assistant", "content": "hi"}, {"role": "tool", "tool_call_id": "a", "content": "1"}),
+        messages(
+            ASKED,
+            {"role": "assistant", "content": "hi"},
+            {"role": "tool", "tool_call_id": "a", "content": "1"},
+        ),
         "messages[2].role",
         "invalid_value",
     ),
@@ -260,8 +285,10 @@ REFUSED: list[tuple[str, Any, str | None, str]] = [
         "missing_required_parameter",
     ),
     ("response_format a word", chat(response_format="json"), "response_format", "invalid_type"),
-    ("response_format of no type", chat(response_format={}), "response_format.type", "missing_required_parameter"),
-    ("response_format unknown", chat(response_format={"type": "xml"}), "response_format.type", "invalid_value"),
+    ("response_format of no type", chat(response_format={}),
+     "response_format.type", "missing_required_parameter"),
+    ("response_format unknown", chat(response_format={"type": "xml"}),
+     "response_format.type", "invalid_value"),
     (
         "JSON schema missing",
         chat(response_format={"type": "json_schema"}),
@@ -287,10 +314,13 @@ REFUSED: list[tuple[str, Any, str | None, str]] = [
         "unsupported_value",
     ),
     ("no structure", chat(structured_outputs={}), "structured_outputs", "invalid_value"),
-    ("two structures", chat(structured_outputs={"regex": "a", "grammar": "b"}), "structured_outputs", "invalid_value"),
-    ("unknown structure", chat(structured_outputs={"lark": "a"}), "structured_outputs.lark", "unknown_parameter"),
+    ("two structures", chat(structured_outputs={"regex": "a", "grammar": "b"}),
+     "structured_outputs", "invalid_value"),
+    ("unknown structure", chat(structured_outputs={"lark": "a"}),
+     "structured_outputs.lark", "unknown_parameter"),
     ("no choice", chat(structured_outputs={"choice": []}), "structured_outputs.choice", "empty_array"),
-    ("schema that is no JSON", chat(structured_outputs={"json": "{"}), "structured_outputs.json", "invalid_value"),
+    ("schema that is no JSON", chat(structured_outputs={"json": "{"}),
+     "structured_outputs.json", "invalid_value"),
     (
         "structure with speech",
         chat(structured_outputs={"regex": "a"}, **SPEECH),
@@ -309,14 +339,16 @@ REFUSED: list[tuple[str, Any, str | None, str]] = [
         "structured_outputs",
         "unsupported_value",
     ),
-    ("structure without end", chat(structured_outputs={"regex": "a"}, ignore_eos=True), "ignore_eos", "invalid_value"),
+    ("structure without end", chat(structured_outputs={"regex": "a"}, ignore_eos=True),
+     "ignore_eos", "invalid_value"),
     ("call without end", chat(tools=[tool()], ignore_eos=True), "ignore_eos", "invalid_value"),
     ("logit_bias a list", chat(logit_bias=[1]), "logit_bias", "invalid_type"),
     ("logit_bias of a word", chat(logit_bias={"hello": 1}), "logit_bias", "invalid_value"),
     ("logit_bias of a negative id", chat(logit_bias={"-1": 1}), "logit_bias", "invalid_value"),
     ("logit_bias too high", chat(logit_bias={"5": 101}), "logit_bias.5", "integer_above_max_value"),
     ("logit_bias too low", chat(logit_bias={"5": -100.5}), "logit_bias.5", "decimal_below_min_value"),
-    ("too many stop tokens", chat(stop_token_ids=list(range(128))), "stop_token_ids", "array_above_max_length"),
+    ("too many stop tokens", chat(stop_token_ids=list(range(128))),
+     "stop_token_ids", "array_above_max_length"),
     (
         "too many biases",
         chat(logit_bias={str(i): 1 for i in range(1025)}),
@@ -335,10 +367,13 @@ REFUSED: list[tuple[str, Any, str | None, str]] = [
         "allowed_token_ids",
         "invalid_value",
     ),
-    ("allowed tokens in calls", chat(allowed_token_ids=[1], tools=[tool()]), "allowed_token_ids", "invalid_value"),
+    ("allowed tokens in calls", chat(allowed_token_ids=[1], tools=[tool()]),
+     "allowed_token_ids", "invalid_value"),
     (
         "schema too large",
-        chat(response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": {"title": LARGE}}}),
+        chat(
+            response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": {"title": LARGE}}}
+        ),
         "response_format",
         "value_above_max_size",
     ),
@@ -393,7 +428,8 @@ REFUSED: list[tuple[str, Any, str | None, str]] = [
         "unsupported_value",
     ),
     ("metadata a list", chat(metadata=[]), "metadata", "invalid_type"),
-    ("metadata of 17", chat(metadata={str(i): "" for i in range(17)}), "metadata", "object_above_max_properties"),
+    ("metadata of 17", chat(metadata={str(i): "" for i in range(17)}),
+     "metadata", "object_above_max_properties"),
     ("metadata value a number", chat(metadata={"a": 1}), "metadata.a", "invalid_type"),
     ("metadata value too long", chat(metadata={"a": "b" * 513}), "metadata.a", "string_above_max_length"),
     (
@@ -453,7 +489,9 @@ async def test_unknown_model_is_not_found() -> None:
 
 async def test_unknown_model_is_answered_with_the_names_of_the_served_one() -> None:
     error = await refusal_of(chat(model="gpt-4o"), 404)
-    assert error["message"] == "The model 'gpt-4o' does not exist. This server serves: 'org/omni-tiny', 'omni'."
+    assert (
+        error["message"] == "The model 'gpt-4o' does not exist. This server serves: 'org/omni-tiny', 'omni'."
+    )
 
 
 async def test_an_integer_may_be_written_with_a_zero_fraction_as_json_schema_has_it() -> None:

@@ -72,7 +72,9 @@ async def test_spoken_answer_has_audio_with_transcript_and_null_content() -> Non
 @pytest.mark.parametrize("audio_format", ["wav", "mp3", "flac", "opus", "aac"])
 async def test_every_file_format_can_be_decoded(audio_format: str) -> None:
     body = (
-        await post(app_of(FakeGenerator()), chat(**SPEECH | {"audio": {"voice": "Ethan", "format": audio_format}}))
+        await post(
+            app_of(FakeGenerator()), chat(**SPEECH | {"audio": {"voice": "Ethan", "format": audio_format}})
+        )
     ).json()
     data = base64.b64decode(body["choices"][0]["message"]["audio"]["data"])
     samples = read_audio(data)
@@ -84,7 +86,9 @@ async def test_every_file_format_can_be_decoded(audio_format: str) -> None:
 
 @pytest.mark.parametrize("name", ["pcm16", "pcm"])
 async def test_pcm16_is_headerless(name: str) -> None:
-    body = (await post(app_of(FakeGenerator()), chat(**SPEECH | {"audio": {"voice": "Ethan", "format": name}}))).json()
+    body = (
+        await post(app_of(FakeGenerator()), chat(**SPEECH | {"audio": {"voice": "Ethan", "format": name}}))
+    ).json()
     data = base64.b64decode(body["choices"][0]["message"]["audio"]["data"])
     np.testing.assert_allclose(np.frombuffer(data, "<i2") / 32768, SAMPLES, atol=1 / 32_000)
 
@@ -122,7 +126,9 @@ async def test_generation_is_closed_after_the_answer() -> None:
 
 async def test_official_client_reads_text_and_speech() -> None:
     async with openai_client(app_of(FakeGenerator())) as client:
-        text = await client.chat.completions.create(model="omni", messages=[{"role": "user", "content": "hi"}])
+        text = await client.chat.completions.create(
+            model="omni", messages=[{"role": "user", "content": "hi"}]
+        )
         assert text.choices[0].message.content == TEXT
         speech = await client.chat.completions.create(
             model="omni",
@@ -185,7 +191,7 @@ async def test_unknown_audio_id_is_the_clients_mistake() -> None:
 async def test_expired_audio_id_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
     app = app_of(FakeGenerator())
     audio = (await post(app, chat(**SPEECH))).json()["choices"][0]["message"]["audio"]
-    monkeypatch.setattr("omni_server.api.audio_history.time.time", lambda: audio["expires_at"])
+    monkeypatch.setattr("omni_server.api.messages.time.time", lambda: audio["expires_at"])
     body = chat()
     body["messages"].append({"role": "assistant", "audio": {"id": audio["id"]}})
     assert error_of(await post(app, body))["code"] == "audio_not_found"
@@ -269,7 +275,9 @@ async def test_audio_id_is_worth_nothing_to_another_key(stream: bool) -> None:
     fields = SPEECH | {"audio": {"voice": "Ethan", "format": "pcm16"}, "stream": stream}
     text = (await post(app, chat(**fields), mine)).text
     body = chat()
-    body["messages"].append({"role": "assistant", "audio": {"id": re.findall(r"audio_[0-9a-f]{32}", text)[0]}})
+    body["messages"].append(
+        {"role": "assistant", "audio": {"id": re.findall(r"audio_[0-9a-f]{32}", text)[0]}}
+    )
     assert (await post(app, body, mine)).status_code == 200
     error = error_of(await post(app, body, yours))
     assert (error["param"], error["code"]) == ("messages[1].audio.id", "audio_not_found")

@@ -220,7 +220,10 @@ async def test_official_client_iterates_a_speech_stream() -> None:
 
 async def test_official_accumulator_rebuilds_the_message() -> None:
     fields = {key: value for key, value in chat(**PCM16, **WITH_USAGE).items() if key != "stream"}
-    async with openai_client(app_of(FakeGenerator())) as client, client.chat.completions.stream(**fields) as events:
+    async with (
+        openai_client(app_of(FakeGenerator())) as client,
+        client.chat.completions.stream(**fields) as events,
+    ):
         completion = await events.get_final_completion()
     choice = completion.choices[0]
     assert choice.message.role == "assistant"

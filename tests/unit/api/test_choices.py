@@ -55,7 +55,9 @@ async def test_every_choice_is_a_request_with_a_seed_of_its_own() -> None:
         (1, "b"),
         (2, "c"),
     ]
-    assert [request.request_id for request in generator.requests] == [f"{body['id']}-{index}" for index in range(3)]
+    assert [request.request_id for request in generator.requests] == [
+        f"{body['id']}-{index}" for index in range(3)
+    ]
     seeds = [request.sampling["thinker"].seed for request in generator.requests]
     assert seeds == [2**63 - 1, -(2**63), -(2**63) + 1]
     assert all(generation.num_closed == 1 for generation in generator.generations)
@@ -77,7 +79,9 @@ async def test_choices_of_a_chat_with_media_are_few() -> None:
     error = error_of(await post(app_of(FakeGenerator()), chat(content, n=9)))
     assert (error["param"], error["code"]) == ("n", "integer_above_max_value")
     assert (await post(app_of(FakeGenerator()), chat(content, n=8))).status_code == 200
-    assert (await post(app_of(FakeGenerator()), chat([{"type": "text", "text": "hi"}], n=9))).status_code == 200
+    assert (
+        await post(app_of(FakeGenerator()), chat([{"type": "text", "text": "hi"}], n=9))
+    ).status_code == 200
 
 
 async def test_usage_counts_the_prompt_once_and_all_choices() -> None:

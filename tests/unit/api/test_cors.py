@@ -2,8 +2,7 @@
 
 import pytest
 
-from omni_server.api.config import ApiConfig
-from omni_server.api.cors import CorsRules
+from omni_server.api.config import ApiConfig, CorsRules
 from tests.unit.api.clients import URL, app_of, chat, error_of, http_client
 from tests.unit.api.fake_generator import FakeGenerator
 from tests.unit.api.test_auth import KEY, bearer
@@ -34,7 +33,9 @@ async def test_preflight_of_an_allowed_site_passes_without_a_key() -> None:
 
 
 async def test_preflight_of_another_site_is_refused() -> None:
-    async with http_client(app_of(FakeGenerator(), ALLOWED), headers={"Origin": "https://evil.example"}) as client:
+    async with http_client(
+        app_of(FakeGenerator(), ALLOWED), headers={"Origin": "https://evil.example"}
+    ) as client:
         response = await client.options(URL, headers=PREFLIGHT)
         assert error_of(response, 400)["code"] == "origin_not_allowed"
         assert "access-control-allow-origin" not in response.headers
@@ -66,6 +67,8 @@ async def test_every_answer_to_an_allowed_site_can_be_read_by_it(status: int) ->
 
 async def test_every_site_may_be_allowed() -> None:
     config = ApiConfig(cors=CorsRules(allowed_origins=("*",)))
-    async with http_client(app_of(FakeGenerator(), config), headers={"Origin": "https://any.example"}) as client:
+    async with http_client(
+        app_of(FakeGenerator(), config), headers={"Origin": "https://any.example"}
+    ) as client:
         response = await client.get("/v1/models")
     assert response.headers["access-control-allow-origin"] == "*"

@@ -2,8 +2,7 @@
 
 import pytest
 
-from omni_server.api.config import ApiConfig
-from omni_server.api.cors import CorsRules
+from omni_server.api.config import ApiConfig, CorsRules
 from tests.unit.api.clients import URL, app_of, chat, error_of, http_client, tone
 from tests.unit.api.fake_generator import FakeGenerator
 from tests.unit.api.test_auth import KEY, WebSocketCall, bearer
@@ -42,7 +41,9 @@ async def test_requests_of_other_sites_are_refused_before_their_body_is_read(hea
     async with http_client(app_of(generator, CONFIG), headers={"Host": "localhost:8091"} | headers) as client:
         for response in (
             await client.post(
-                "/v1/audio/transcriptions", data={"model": "omni"}, files={"file": ("a.wav", tone(), "audio/wav")}
+                "/v1/audio/transcriptions",
+                data={"model": "omni"},
+                files={"file": ("a.wav", tone(), "audio/wav")},
             ),
             await client.post(URL, content=b"{}", headers={"Content-Type": "text/plain"}),
             await client.post(URL, json=chat()),
@@ -59,7 +60,9 @@ async def test_requests_of_other_sites_are_refused_before_their_body_is_read(hea
 
 @pytest.mark.parametrize("headers", WELCOME, ids=str)
 async def test_the_own_page_allowed_sites_and_programs_are_served(headers: dict[str, str]) -> None:
-    async with http_client(app_of(FakeGenerator(), CONFIG), headers={"Host": "localhost:8091"} | headers) as client:
+    async with http_client(
+        app_of(FakeGenerator(), CONFIG), headers={"Host": "localhost:8091"} | headers
+    ) as client:
         assert (await client.post(URL, json=chat())).status_code == 200
         assert (await client.get("/web/app.js")).status_code == 200
     assert (await WebSocketCall({"Host": "localhost:8091"} | headers).run(CONFIG)).status == 101
@@ -76,8 +79,12 @@ async def test_a_link_on_another_site_opens_the_page() -> None:
 
 @pytest.mark.parametrize("headers", OTHERS, ids=str)
 @pytest.mark.parametrize(
-    "config", [ApiConfig(api_keys=(KEY,)), ApiConfig(cors=CorsRules(allowed_origins=("*",)))], ids=["key", "all sites"]
+    "config",
+    [ApiConfig(api_keys=(KEY,)), ApiConfig(cors=CorsRules(allowed_origins=("*",)))],
+    ids=["key", "all sites"],
 )
-async def test_keys_and_openness_to_all_sites_need_no_origin(config: ApiConfig, headers: dict[str, str]) -> None:
+async def test_keys_and_openness_to_all_sites_need_no_origin(
+    config: ApiConfig, headers: dict[str, str]
+) -> None:
     async with http_client(app_of(FakeGenerator(), config), headers=headers | bearer(KEY)) as client:
         assert (await client.post(URL, json=chat())).status_code == 200

@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
 from omni_server.api.config import ApiConfig
-from omni_server.api.disconnect import until_disconnect
+from omni_server.api.streaming import until_disconnect
 from omni_server.types import TextDelta
 from tests.unit.api.asgi_call import AsgiCall
 from tests.unit.api.clients import SPEECH, app_of, chat, post

@@ -21,7 +21,9 @@ from tests.unit.api.clients import URL, app_of, chat, error_of, http_client, ope
 from tests.unit.api.fake_generator import FakeGenerator, text_script
 
 
-@pytest.mark.parametrize(("method", "path"), [("GET", "/nope"), ("POST", "/v1/nope"), ("GET", "/v1/chat/completions/")])
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/nope"), ("POST", "/v1/nope"), ("GET", "/v1/chat/completions/")]
+)
 async def test_unknown_url(method: str, path: str) -> None:
     async with http_client(app_of(FakeGenerator())) as client:
         error = error_of(await client.request(method, path), 404)
@@ -83,7 +85,9 @@ FAILURES: list[tuple[Exception, int, str]] = [
 
 @pytest.mark.parametrize(("failure", "status", "code"), FAILURES)
 @pytest.mark.parametrize("where", ["submission", "generation"])
-async def test_failure_has_its_status_and_retry_advice(failure: Exception, status: int, code: str, where: str) -> None:
+async def test_failure_has_its_status_and_retry_advice(
+    failure: Exception, status: int, code: str, where: str
+) -> None:
     generator = FakeGenerator(script=[*text_script()[:2], failure])
     if where == "submission":
         generator.submit_error = failure
@@ -116,7 +120,9 @@ async def test_well_formed_request_id_is_echoed(given: str) -> None:
     assert response.headers.get_list("x-request-id") == [given]
 
 
-@pytest.mark.parametrize("given", [None, "", "x" * 129, "x" * 4096, "a b", "a\tb", "ü".encode().decode("latin-1")])
+@pytest.mark.parametrize(
+    "given", [None, "", "x" * 129, "x" * 4096, "a b", "a\tb", "ü".encode().decode("latin-1")]
+)
 async def test_other_request_ids_are_replaced(given: str | None) -> None:
     headers = None if given is None else httpx2.Headers([(b"x-request-id", given.encode("latin-1"))])
     response = await post(app_of(FakeGenerator()), chat(), headers)

@@ -144,7 +144,9 @@ async def test_session_holds_a_place_and_is_refused_at_the_upgrade() -> None:
 
 
 def admission(clock: list[float], **limits: int) -> Admission:
-    return Admission(ServerMetrics("1"), **({"max_queue": 0, "max_per_caller": 0} | limits), clock=lambda: clock[0])
+    return Admission(
+        ServerMetrics("1"), **({"max_queue": 0, "max_per_caller": 0} | limits), clock=lambda: clock[0]
+    )
 
 
 def test_time_to_come_back_follows_how_long_requests_take() -> None:
@@ -214,7 +216,10 @@ async def test_upload_that_stalls_is_ended_with_408(sent: list[bytes]) -> None:
 async def test_probes_are_answered_while_uploads_stall() -> None:
     app = app_of(FakeGenerator())
     async with AsyncExitStack() as stack, http_client(app) as client:
-        calls = [await stack.enter_async_context(AsgiCall(app, raw_body=[b"{"], body_ends=False)) for _ in range(50)]
+        calls = [
+            await stack.enter_async_context(AsgiCall(app, raw_body=[b"{"], body_ends=False))
+            for _ in range(50)
+        ]
         while any(call.num_chunks_read < 1 for call in calls):  # noqa: ASYNC110 - they are told nothing to wait for
             await asyncio.sleep(0)
         for path in ("/health", "/ready", "/live", "/metrics"):
@@ -249,7 +254,9 @@ async def test_bodies_together_are_bounded_by_what_has_arrived() -> None:
             assert error_of(refusal, 503)["code"] == "server_overloaded"
             assert int(refusal.headers["retry-after"]) >= 1
             held.gate.set()
-            assert (await client.post(URL, json=chat())).status_code == 200  # it fits, and counts no more afterwards
+            assert (
+                await client.post(URL, json=chat())
+            ).status_code == 200  # it fits, and counts no more afterwards
             assert (await client.post(URL, json=chat())).status_code == 200
             rejected = 'omni_admission_rejections_total{reason="max_total_body_size"} 1.0'
             assert rejected in (await client.get("/metrics")).text
@@ -274,7 +281,9 @@ async def test_body_counts_until_its_answer_begins(stream: bool, status: int) ->
 
 @pytest.mark.parametrize("end", ["too large", "too slow", "no JSON", "client leaves"])
 async def test_a_body_that_came_to_nothing_counts_no_more(end: str) -> None:
-    config = ApiConfig(max_body_bytes=3500, max_total_body_bytes=4000, body_timeout_s=0.05 if end == "too slow" else 60)
+    config = ApiConfig(
+        max_body_bytes=3500, max_total_body_bytes=4000, body_timeout_s=0.05 if end == "too slow" else 60
+    )
     app = app_of(FakeGenerator(), config)
     chunks = [b"{" * 3000, b"{" * 900] if end == "too large" else [b"{" * 3000]
     async with AsgiCall(app, raw_body=chunks, body_ends=end == "no JSON") as call:

@@ -2,9 +2,8 @@
 
 import pytest
 
-from omni_server.api.config import ApiConfig
-from omni_server.api.cors import CorsRules
-from omni_server.api.local_only import is_loopback
+from omni_server.api.access import is_loopback
+from omni_server.api.config import ApiConfig, CorsRules
 from tests.unit.api.clients import URL, app_of, chat, error_of, http_client
 from tests.unit.api.fake_generator import FakeGenerator
 from tests.unit.api.test_auth import KEY, WebSocketCall, bearer
@@ -12,7 +11,9 @@ from tests.unit.api.test_auth import KEY, WebSocketCall, bearer
 PROXIED = ApiConfig(cors=CorsRules(allowed_origins=("https://chat.example:8443", "null")))
 
 
-@pytest.mark.parametrize("host", ["localhost", "LocalHost:8091", "127.0.0.1:8091", "[::1]:8091", "[::1]", "10.0.0.7"])
+@pytest.mark.parametrize(
+    "host", ["localhost", "LocalHost:8091", "127.0.0.1:8091", "[::1]:8091", "[::1]", "10.0.0.7"]
+)
 async def test_own_names_and_addresses_are_served(host: str) -> None:
     async with http_client(app_of(FakeGenerator()), headers={"Host": host}) as client:
         assert (await client.post(URL, json=chat())).status_code == 200
@@ -26,7 +27,11 @@ async def test_other_names_are_refused_though_origin_agrees(host: str) -> None:
     generator = FakeGenerator()
     headers = {"Host": host, "Origin": f"http://{host}"}
     async with http_client(app_of(generator), headers=headers) as client:
-        for response in (await client.post(URL, json=chat()), await client.get("/"), await client.get("/health")):
+        for response in (
+            await client.post(URL, json=chat()),
+            await client.get("/"),
+            await client.get("/health"),
+        ):
             error = error_of(response, 403)
             assert (error["type"], error["code"]) == ("permission_error", "host_not_allowed")
     assert generator.requests == []
@@ -35,7 +40,9 @@ async def test_other_names_are_refused_though_origin_agrees(host: str) -> None:
     assert call.error()["code"] == "host_not_allowed"
 
 
-@pytest.mark.parametrize(("host", "status"), [("chat.example", 200), ("chat.example:8091", 200), ("x.example", 403)])
+@pytest.mark.parametrize(
+    ("host", "status"), [("chat.example", 200), ("chat.example:8091", 200), ("x.example", 403)]
+)
 async def test_hosts_of_allowed_origins_are_names_too(host: str, status: int) -> None:
     async with http_client(app_of(FakeGenerator(), PROXIED), headers={"Host": host}) as client:
         assert (await client.get("/v1/models")).status_code == status
@@ -51,13 +58,22 @@ async def test_hosts_of_allowed_origins_are_names_too(host: str, status: int) ->
     ],
 )
 async def test_keys_networks_unix_sockets_and_openness_to_all_need_no_name(config: ApiConfig) -> None:
-    async with http_client(app_of(FakeGenerator(), config), headers={"Host": "omni.example"} | bearer(KEY)) as client:
+    async with http_client(
+        app_of(FakeGenerator(), config), headers={"Host": "omni.example"} | bearer(KEY)
+    ) as client:
         assert (await client.get("/v1/models")).status_code == 200
 
 
 @pytest.mark.parametrize(
     ("host", "expected"),
-    [("127.0.0.1", True), ("127.1.2.3", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("", False)],
+    [
+        ("127.0.0.1", True),
+        ("127.1.2.3", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("", False),
+    ],
 )
 def test_addresses_of_loopback(host: str, expected: bool) -> None:
     assert is_loopback(host) == expected

@@ -1,7 +1,7 @@
 """Bodies with very many values, most of them wrong: refused for the first, at the cost of a few.
 
-Found by enlarging the lists and objects of valid bodies: a body of 2 MB made the server note a million faults, in
-1.2 GB of memory and 3 s of the event loop; one of 128 MB would have ended it.
+Found by enlarging the lists and objects of valid bodies: a body of 2 MB made the server note a million
+faults, in 1.2 GB of memory and 3 s of the event loop; one of 128 MB would have ended it.
 """
 
 import json
@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from omni_server.api.json_size import MAX_JSON_MARKS
 from omni_server.api.schemas import ChatCompletionRequest
-from omni_server.api.validation import validate
+from omni_server.api.validation import MAX_JSON_MARKS, validate
 from omni_server.errors import InvalidRequestError
 from tests.unit.api.clients import URL, app_of, chat, error_of, http_client
 from tests.unit.api.fake_generator import FakeGenerator
@@ -41,7 +40,9 @@ def of_user(content: Any, **fields: Any) -> dict[str, Any]:
         (chat(tools=[1] * MANY), "tools", "array_above_max_length"),
         (chat(structured_outputs={"choice": [0] * MANY}), "structured_outputs.choice[0]", "invalid_type"),
         (
-            chat(tool_choice={"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [0] * MANY}}),
+            chat(
+                tool_choice={"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [0] * MANY}}
+            ),
             "tool_choice.allowed_tools.tools[0]",
             "invalid_type",
         ),

@@ -173,7 +173,9 @@ async def test_more_media_than_the_model_takes_are_refused_before_any_is_read() 
 
 async def test_kind_that_the_model_lacks_is_refused() -> None:
     generator = FakeGenerator()
-    generator.model_info = type(generator.model_info)(**vars(generator.model_info) | {"input_modalities": ("audio",)})
+    generator.model_info = type(generator.model_info)(
+        **vars(generator.model_info) | {"input_modalities": ("audio",)}
+    )
     error = error_of(await post(app_of(generator), chat([image(data_url(PNG))])))
     assert (error["param"], error["code"]) == ("messages[0].content[0].type", "unsupported_value")
 

@@ -40,7 +40,9 @@ class GatedSource(MediaSource):
 
 
 def loader_of(source: MediaSource, *, queue_timeout_s: float = 30.0) -> MediaLoader:
-    return MediaLoader(source, MediaLimits(), num_threads=2, decode_timeout_s=60.0, queue_timeout_s=queue_timeout_s)
+    return MediaLoader(
+        source, MediaLimits(), num_threads=2, decode_timeout_s=60.0, queue_timeout_s=queue_timeout_s
+    )
 
 
 def image(url: str) -> ImageUrlContent:
@@ -62,7 +64,9 @@ async def busy_default_threads() -> AsyncIterator[None]:
 
 @pytest.mark.usefixtures("busy_default_threads")
 async def test_decoding_has_threads_of_its_own() -> None:
-    content = InputAudioContent(type="input_audio", input_audio=InputAudio(data=base64_of(tone()), format="wav"))
+    content = InputAudioContent(
+        type="input_audio", input_audio=InputAudio(data=base64_of(tone()), format="wav")
+    )
     part = await asyncio.wait_for(loader_of(MediaSource((), MediaLimits())).load(content, "x"), 10)
     assert isinstance(part, AudioPart)
 
@@ -137,7 +141,11 @@ async def test_who_leaves_while_a_process_decodes_leaves_neither_it_nor_a_busy_t
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
 ) -> None:
     loader = MediaLoader(
-        MediaSource((), MediaLimits()), MediaLimits(), num_threads=1, decode_timeout_s=60.0, queue_timeout_s=30.0
+        MediaSource((), MediaLimits()),
+        MediaLimits(),
+        num_threads=1,
+        decode_timeout_s=60.0,
+        queue_timeout_s=30.0,
     )
     video = VideoUrlContent(type="video_url", video_url=MediaUrl(url=data_url(MP4)))
     sound = InputAudioContent(type="input_audio", input_audio=InputAudio(data=base64_of(MP4), format="wav"))
@@ -156,7 +164,11 @@ async def test_a_process_that_decodes_for_too_long_is_ended_and_its_thread_free(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     loader = MediaLoader(
-        MediaSource((), MediaLimits()), MediaLimits(), num_threads=1, decode_timeout_s=5.0, queue_timeout_s=30.0
+        MediaSource((), MediaLimits()),
+        MediaLimits(),
+        num_threads=1,
+        decode_timeout_s=5.0,
+        queue_timeout_s=30.0,
     )
     video = VideoUrlContent(type="video_url", video_url=MediaUrl(url=data_url(MP4)))
     with monkeypatch.context() as patch:

@@ -8,12 +8,20 @@ import pytest
 from fastapi import WebSocket
 from prometheus_client.parser import text_string_to_metric_families
 
-from omni_server.api.answer_record import AnswerRecord
 from omni_server.api.app import create_app
 from omni_server.api.config import ApiConfig
+from omni_server.api.request_record import AnswerRecord
 from omni_server.api.state import ServerState
 from omni_server.errors import OverloadedError, StageError
-from omni_server.types import SAMPLE_RATE_HZ, AudioDelta, ChatMessage, OmniRequest, SpeechOutput, TextDelta, TextPart
+from omni_server.types import (
+    SAMPLE_RATE_HZ,
+    AudioDelta,
+    ChatMessage,
+    OmniRequest,
+    SpeechOutput,
+    TextDelta,
+    TextPart,
+)
 from tests.unit.api.asgi_call import AsgiCall
 from tests.unit.api.clients import URL, app_of, base64_of, chat, http_client, post, tone
 from tests.unit.api.fake_generator import SAMPLES, FakeGenerator, Hang, finished, speech_script, text_script
@@ -70,8 +78,15 @@ async def test_what_the_generator_measures_is_appended() -> None:
 @pytest.mark.parametrize("stream", [True, False])
 async def test_answer_by_voice_is_counted(stream: bool) -> None:
     app = app_of(FakeGenerator())
-    audio = {"type": "input_audio", "input_audio": {"data": base64_of(tone(num_samples=12_000)), "format": "wav"}}
-    fields = {"modalities": ["text", "audio"], "audio": {"voice": "Ethan", "format": "pcm16"}, "stream": stream}
+    audio = {
+        "type": "input_audio",
+        "input_audio": {"data": base64_of(tone(num_samples=12_000)), "format": "wav"},
+    }
+    fields = {
+        "modalities": ["text", "audio"],
+        "audio": {"voice": "Ethan", "format": "pcm16"},
+        "stream": stream,
+    }
     assert (await post(app, chat([audio], **fields))).status_code == 200
     values = await scraped(app)
     assert ended(values, "ok", "stop") == 1
@@ -87,7 +102,10 @@ async def test_answer_by_voice_is_counted(stream: bool) -> None:
 
 async def test_sound_that_is_sent_is_counted_once_however_many_choices_it_has() -> None:
     app = app_of(FakeGenerator())
-    audio = {"type": "input_audio", "input_audio": {"data": base64_of(tone(num_samples=12_000)), "format": "wav"}}
+    audio = {
+        "type": "input_audio",
+        "input_audio": {"data": base64_of(tone(num_samples=12_000)), "format": "wav"},
+    }
     assert (await post(app, chat([audio], n=3))).status_code == 200
     values = await scraped(app)
     assert ended(values, "ok", "stop") == 3
@@ -106,7 +124,8 @@ async def test_answer_in_text_has_no_sound() -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize(
-    ("failure", "code"), [(StageError("talker", "failed"), "internal_error"), (RuntimeError("odd"), "internal_error")]
+    ("failure", "code"),
+    [(StageError("talker", "failed"), "internal_error"), (RuntimeError("odd"), "internal_error")],
 )
 async def test_failure_is_counted_by_its_code(stream: bool, failure: Exception, code: str) -> None:
     app = app_of(FakeGenerator(script=[*speech_script()[:3], failure]))
@@ -205,7 +224,10 @@ async def test_session_is_counted_while_it_is_open() -> None:
     assert seen == [1]
     values = await scraped(app)
     assert value(values, "omni_websocket_sessions") == 0
-    assert value(values, "http_requests_total", handler="/v1/scripted-session", method="WEBSOCKET", status="101") == 1
+    assert (
+        value(values, "http_requests_total", handler="/v1/scripted-session", method="WEBSOCKET", status="101")
+        == 1
+    )
 
 
 # -- one answer

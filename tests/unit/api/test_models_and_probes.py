@@ -13,7 +13,7 @@ from openai import NotFoundError
 import omni_server
 from omni_server.api.app import create_app
 from omni_server.api.config import ApiConfig
-from omni_server.api.openapi_examples import EXAMPLE_MODEL
+from omni_server.api.openapi import EXAMPLE_MODEL
 from omni_server.api.state import ServerState
 from omni_server.errors import StageDownError
 from tests.unit.api.clients import app_of, chat, error_of, http_client, openai_client, post
@@ -76,7 +76,11 @@ async def test_probes_follow_the_life_of_the_server(method: str) -> None:
     assert await statuses() == [503, 503, 200]
     generator.ready = True
     assert await statuses() == [200, 200, 200]
-    assert [await status_of(state, path, method) for path in ("/healthz", "/readyz", "/livez")] == [200, 200, 200]
+    assert [await status_of(state, path, method) for path in ("/healthz", "/readyz", "/livez")] == [
+        200,
+        200,
+        200,
+    ]
     state.draining = True
     assert await statuses() == [200, 503, 200]
     state.draining = False
@@ -150,7 +154,9 @@ async def test_description_declares_the_envelope_on_every_operation() -> None:
 
 async def test_description_says_what_needs_a_key() -> None:
     config = ApiConfig(api_keys=("sk-correct-horse",), public_voice_lists=False)
-    async with http_client(app_of(FakeGenerator(), config), headers={"Authorization": "Bearer sk-correct-horse"}) as c:
+    async with http_client(
+        app_of(FakeGenerator(), config), headers={"Authorization": "Bearer sk-correct-horse"}
+    ) as c:
         document = (await c.get("/openapi.json")).json()
     assert document["components"]["securitySchemes"] == {"ApiKey": {"type": "http", "scheme": "bearer"}}
     for path, methods in document["paths"].items():
@@ -217,5 +223,7 @@ async def test_description_can_be_switched_off() -> None:
 def test_api_imports_neither_torch_nor_vllm() -> None:
     code = "import sys, omni_server.api.server; print({'torch', 'vllm', 'transformers'} & set(sys.modules))"
     root = Path(__file__).parents[3]
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=root)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=root
+    )
     assert (result.stdout.strip(), result.stderr) == ("set()", "")

@@ -32,13 +32,19 @@ async def test_every_response_has_a_request_id(status: int, method: str, path: s
     generator = FakeGenerator()
     if status == 500:
         generator.submit_error = RuntimeError("odd")
-    body = {400: chat(None), 413: chat("x" * 3000)}.get(status, chat(stream=stream)) if method == "POST" else None
+    body = (
+        {400: chat(None), 413: chat("x" * 3000)}.get(status, chat(stream=stream))
+        if method == "POST"
+        else None
+    )
     headers = {"X-Request-Id": "mine"} | ({} if status == 401 else bearer(KEY))
     async with http_client(app_of(generator, ApiConfig(api_keys=(KEY,), max_body_bytes=2000))) as client:
         response = await client.request(method, path, json=body, headers=headers)
     assert response.status_code == status
     assert response.headers.get_list("x-request-id") == ["mine"]
-    is_stream = response.headers["content-type"].startswith("text/event-stream") if response.content else False
+    is_stream = (
+        response.headers["content-type"].startswith("text/event-stream") if response.content else False
+    )
     assert ("openai-processing-ms" in response.headers) == (not is_stream)
     if not is_stream:
         assert int(response.headers["openai-processing-ms"]) >= 0

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from omni_server.api.recording_room import RecordingRoom
+from omni_server.api.transcriptions import RecordingRoom
 from omni_server.errors import OverloadedError
 
 

@@ -1,4 +1,5 @@
-"""What precedes a request's body, and its connection: bounded in size, number and time, and refused in the envelope."""
+"""What precedes a request's body, and its connection: bounded in size, number and time, and refused
+in the envelope."""
 
 import asyncio
 import json
@@ -10,8 +11,10 @@ from typing import Any
 
 import pytest
 import websockets
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from omni_server.api.config import ApiConfig
+from omni_server.api.http_protocol import BoundedHttpProtocol, StallWatch
 from tests.unit.api.clients import URL, chat
 from tests.unit.api.fake_generator import FakeGenerator, Hang, Wait, text_script
 from tests.unit.api.schema import check_error
@@ -85,11 +88,16 @@ async def respond(reader: asyncio.StreamReader) -> int:
 @pytest.mark.parametrize("start", [GET, UPGRADE], ids=["http", "websocket"])
 @pytest.mark.parametrize(
     "fields",
-    [b"X: " + b"x" * 66_000, b"".join(b"X-%d: %b\r\n" % (index, b"x" * 7000) for index in range(10)).rstrip()],
+    [
+        b"X: " + b"x" * 66_000,
+        b"".join(b"X-%d: %b\r\n" % (index, b"x" * 7000) for index in range(10)).rstrip(),
+    ],
     ids=["one field", "many fields"],
 )
 @pytest.mark.parametrize("end", [b"\r\n\r\n", b""], ids=["complete", "unfinished"])
-async def test_headers_above_the_limit_are_refused(life: Life, start: bytes, fields: bytes, end: bytes) -> None:
+async def test_headers_above_the_limit_are_refused(
+    life: Life, start: bytes, fields: bytes, end: bytes
+) -> None:
     error = refused(await answer_to(life, start + fields + end), 431, "headers_too_large")
     assert "65536 bytes" in error["message"]
 
@@ -116,7 +124,9 @@ async def test_too_many_header_fields_are_refused(life: Life, start: bytes) -> N
     assert "100 header fields" in error["message"]
 
 
-@pytest.mark.parametrize("end", [b" HTTP/1.1\r\nHost: localhost\r\n\r\n", b""], ids=["complete", "unfinished"])
+@pytest.mark.parametrize(
+    "end", [b" HTTP/1.1\r\nHost: localhost\r\n\r\n", b""], ids=["complete", "unfinished"]
+)
 async def test_a_url_above_the_limit_is_refused(life: Life, end: bytes) -> None:
     refused(await answer_to(life, b"GET /live?" + b"x" * 16384 + end), 414, "url_too_long")
 
@@ -143,7 +153,9 @@ async def test_limits_hold_for_every_request_of_a_connection_alone(life: Life) -
         refused(await rest_of(reader), 431, "headers_too_large")
 
 
-@pytest.mark.parametrize("rest", [b"X: " + b"x" * 66_000, b"X: x\r\n" * 100, b"X: " + b"x" * 66_000 + b"\r\n\r\n"])
+@pytest.mark.parametrize(
+    "rest", [b"X: " + b"x" * 66_000, b"X: x\r\n" * 100, b"X: " + b"x" * 66_000 + b"\r\n\r\n"]
+)
 async def test_trailers_count_as_headers(life: Life, rest: bytes) -> None:
     async with connected(life) as (reader, writer):
         writer.write(CHUNKED + b"0\r\n")
@@ -258,7 +270,11 @@ async def test_nonsense_behind_a_request_does_not_change_its_answer() -> None:
 @pytest.mark.parametrize(
     ("data", "status", "part"),
     [
-        (HANDSHAKE.replace(b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n", b""), 400, "Sec-WebSocket-Key"),
+        (
+            HANDSHAKE.replace(b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n", b""),
+            400,
+            "Sec-WebSocket-Key",
+        ),
         (HANDSHAKE.replace(b"version: 13", b"version: 12"), 400, "Sec-WebSocket-Version"),
         (HANDSHAKE.replace(b"GET", b"POST"), 405, "unsupported HTTP method"),
         (UPGRADE + b"X: " + b"x" * 10_000 + b"\r\n\r\n", 431, "8192 bytes"),
@@ -338,3 +354,18 @@ async def test_refusals_are_counted_and_logged(caplog: pytest.LogCaptureFixture)
     assert 'http_requests_total{handler="none",method="other",status="431"} 1' in metrics
     assert "unreadable request 431" in caplog.text
     assert "headers_too_large" in caplog.text
+
+
+def test_uvicorn_has_what_the_limits_override_and_use() -> None:
+    """To be looked at where another release of uvicorn is to be allowed: what is missing is not bounded."""
+    own = {"end", "api_config", "metrics", "url", "stall_timeout_s"}
+    overridden = {
+        name for name in vars(BoundedHttpProtocol) | vars(StallWatch) if not name.startswith("_")
+    } - own
+    inherited = {name for base in HttpToolsProtocol.__mro__ for name in vars(base)}
+    assert overridden - inherited == set()
+    used = {"client", "cycle", "flow", "headers", "loop", "parser", "pipeline", "server_state", "transport"}
+    used |= {"timeout_keep_alive", "timeout_keep_alive_task"}
+    assert used - set(HttpToolsProtocol.__init__.__code__.co_names) == set()
+    assert hasattr(HttpToolsProtocol, "_unset_keepalive_if_required")
+    assert hasattr(HttpToolsProtocol, "timeout_keep_alive_handler")

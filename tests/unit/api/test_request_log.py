@@ -34,15 +34,23 @@ def only_line(caplog: pytest.LogCaptureFixture) -> tuple[str, dict[str, Field]]:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_answer_by_voice_has_its_numbers_on_one_line(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
+async def test_answer_by_voice_has_its_numbers_on_one_line(
+    stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     times = StageTimes(
-        first_text_s=0.1, last_text_s=0.2, first_codes_s=0.3, last_codes_s=0.4, first_audio_s=0.5, last_audio_s=0.6
+        first_text_s=0.1,
+        last_text_s=0.2,
+        first_codes_s=0.3,
+        last_codes_s=0.4,
+        first_audio_s=0.5,
+        last_audio_s=0.6,
     )
     script = [*speech_script()[:-1], Finished("stop", finished(codec_tokens=5).usage, times)]
     app = app_of(FakeGenerator(script=script), ApiConfig(api_keys=(KEY,)))
     audio = {"type": "input_audio", "input_audio": {"data": base64_of(tone()), "format": "wav"}}
     body = chat(
-        [audio], **(SPOKEN | ({"audio": {"voice": "Ethan", "format": "pcm16"}, "stream": True} if stream else {}))
+        [audio],
+        **(SPOKEN | ({"audio": {"voice": "Ethan", "format": "pcm16"}, "stream": True} if stream else {})),
     )
     await post(app, body, bearer(KEY) | {"X-Request-Id": "mine", "x-stainless-retry-count": "2"})
     summary, fields = only_line(caplog)
@@ -97,7 +105,9 @@ async def test_failed_answer_has_its_error(stream: bool, caplog: pytest.LogCaptu
 
 
 @pytest.mark.parametrize(("stream", "status"), [(True, 200), (False, 499)])
-async def test_client_that_left_is_told_as_aborted(stream: bool, status: int, caplog: pytest.LogCaptureFixture) -> None:
+async def test_client_that_left_is_told_as_aborted(
+    stream: bool, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
     generator = FakeGenerator(script=[*speech_script()[:4], Hang()])
     async with AsgiCall(app_of(generator), chat(stream=stream)):
         await asyncio.wait_for(generator.submitted.wait(), 10)
@@ -155,9 +165,13 @@ async def run_session(config: ApiConfig) -> list[int]:
     return kept
 
 
-async def test_each_answer_of_a_session_has_a_line_and_so_has_the_session(caplog: pytest.LogCaptureFixture) -> None:
+async def test_each_answer_of_a_session_has_a_line_and_so_has_the_session(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     assert await run_session(ApiConfig()) == [0, 0]
-    told = [(line.summary(), line.fields()["request_id"], line.fields().get("outcome")) for line in lines(caplog)]
+    told = [
+        (line.summary(), line.fields()["request_id"], line.fields().get("outcome")) for line in lines(caplog)
+    ]
     assert told == [
         ("answer", "session-1", "ok"),
         ("answer", "session-1", "aborted"),
@@ -170,7 +184,9 @@ async def test_lines_of_sessions_can_be_switched_off_too(caplog: pytest.LogCaptu
     assert lines(caplog) == []
 
 
-async def test_nothing_that_was_said_or_sent_is_in_the_log_at_any_level(caplog: pytest.LogCaptureFixture) -> None:
+async def test_nothing_that_was_said_or_sent_is_in_the_log_at_any_level(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level(logging.DEBUG)
     image = data_url(media("shapes.png"), "image/png")
     sound = base64_of(tone())

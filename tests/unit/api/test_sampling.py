@@ -66,7 +66,10 @@ async def test_stage_sampling_acts_on_the_talker_only() -> None:
         "ignore_eos": False,
     }
     request = await request_for(**SPEECH, stage_sampling={"talker": talker})
-    assert request.sampling == {"thinker": SamplingConfig(), "talker": SamplingConfig(**talker | {"top_k": 0})}
+    assert request.sampling == {
+        "thinker": SamplingConfig(),
+        "talker": SamplingConfig(**talker | {"top_k": 0}),
+    }
 
 
 async def test_talker_has_no_sampling_without_speech() -> None:

@@ -155,7 +155,9 @@ async def test_web_server_that_ends_by_itself_ends_the_process(monkeypatch: pyte
     assert life.num_stops == 1
 
 
-@pytest.mark.parametrize("change", [{"host": "192.0.2.1"}, {"host": "no.such.host.invalid"}, {"port": 70_000}])
+@pytest.mark.parametrize(
+    "change", [{"host": "192.0.2.1"}, {"host": "no.such.host.invalid"}, {"port": 70_000}]
+)
 async def test_address_that_is_none_is_a_configuration_error(change: dict[str, object]) -> None:
     life = Life()
     with pytest.raises(ConfigError, match="cannot listen on"):
@@ -280,7 +282,9 @@ async def test_body_above_the_limit_is_refused_and_the_server_goes_on() -> None:
     life = Life()
     async with served(life, replace(QUIET, max_body_bytes=1000)), client_of(life.address) as client:
         for _ in range(2):
-            assert error_of(await client.post(URL, json=chat("x" * 500_000)), 413)["code"] == "request_too_large"
+            assert (
+                error_of(await client.post(URL, json=chat("x" * 500_000)), 413)["code"] == "request_too_large"
+            )
         assert (await client.post(URL, json=chat())).status_code == 200
 
 

@@ -182,7 +182,9 @@ def events_of_silence(response: httpx2.Response) -> tuple[list[str], dict[str, A
 
 async def test_official_client_gets_the_file_whole_and_streamed() -> None:
     async with openai_client(app_of(FakeGenerator())) as client:
-        whole = await client.audio.speech.create(model="omni", voice="alloy", input=TEXT, response_format="wav")
+        whole = await client.audio.speech.create(
+            model="omni", voice="alloy", input=TEXT, response_format="wav"
+        )
         assert soundfile.info(io.BytesIO(whole.content)).frames == len(SAMPLES)
         create = client.audio.speech.with_streaming_response.create
         async with create(model="omni", voice="Ethan", input=TEXT, response_format="pcm") as streamed:
@@ -341,7 +343,11 @@ async def test_a_model_without_a_voice_refuses() -> None:
     ("failure", "status", "code"),
     [
         (OverloadedError("full"), 503, "server_overloaded"),
-        (InvalidRequestError("long", param="messages", code="context_length_exceeded"), 400, "context_length_exceeded"),
+        (
+            InvalidRequestError("long", param="messages", code="context_length_exceeded"),
+            400,
+            "context_length_exceeded",
+        ),
         (StageDeadError("talker", "gone"), 503, "engine_dead"),
         (RuntimeError("unforeseen"), 500, "internal_error"),
     ],
@@ -356,7 +362,9 @@ async def test_failure_before_the_first_sound_has_a_status_of_its_own(
         error = error_of(await post_speech(app_of(generator), speech(**fields)), status)
         assert error["code"] == code
         assert "unforeseen" not in error["message"]
-        assert error["param"] == ("input" if status == 400 and generator is refusing else failure_param(failure))
+        assert error["param"] == (
+            "input" if status == 400 and generator is refusing else failure_param(failure)
+        )
     assert failing.generations[0].num_closed == 1
 
 
@@ -464,5 +472,7 @@ async def test_a_model_without_a_voice_lists_none() -> None:
 
 async def test_models_are_listed() -> None:
     async with http_client(app_of(FakeGenerator())) as client:
-        assert (await client.get("/v1/audio/models")).json() == {"models": [{"id": "org/omni-tiny"}, {"id": "omni"}]}
+        assert (await client.get("/v1/audio/models")).json() == {
+            "models": [{"id": "org/omni-tiny"}, {"id": "omni"}]
+        }
         assert error_of(await client.post("/v1/audio/models"), 405)["code"] == "method_not_allowed"

@@ -75,6 +75,9 @@ async def test_official_clients_way_to_ask_for_a_schema_is_understood() -> None:
         await client.chat.completions.create(
             model="omni",
             messages=[{"role": "user", "content": "hi"}],
-            response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": True}},
+            response_format={
+                "type": "json_schema",
+                "json_schema": {"name": "a", "schema": SCHEMA, "strict": True},
+            },
         )
     assert generator.last_request.structured_output is not None

@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from omni_server.api.config import TlsFiles
 from omni_server.api.server import run_server
-from omni_server.api.tls import TlsFiles
 from omni_server.errors import ConfigError
 from tests.unit.api.clients import URL, chat, error_of
 from tests.unit.api.sse_validator import read_stream
@@ -44,14 +44,18 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(days=1))
         .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(IPv4Address("127.0.0.1"))]), critical=False)
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(IPv4Address("127.0.0.1"))]), critical=False
+        )
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(key, hashes.SHA256())
     )
     certfile, keyfile = folder / "cert.pem", folder / "key.pem"
     certfile.write_bytes(made.public_bytes(serialization.Encoding.PEM))
     keyfile.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
     )
     return Certificate(str(certfile), str(keyfile))
 
@@ -73,7 +77,9 @@ async def test_https_serves_requests_and_streams(certificate: Certificate) -> No
                 await plain.get("/health")
 
 
-async def test_clients_without_a_certificate_are_turned_away_where_one_is_required(certificate: Certificate) -> None:
+async def test_clients_without_a_certificate_are_turned_away_where_one_is_required(
+    certificate: Certificate,
+) -> None:
     life = Life()
     files = TlsFiles(
         certificate.certfile, certificate.keyfile, ca_certs=certificate.certfile, cert_reqs=ssl.CERT_REQUIRED
@@ -108,7 +114,9 @@ async def test_key_is_checked_on_a_real_socket_and_the_connection_goes_on() -> N
     life = Life()
     async with served(life, replace(QUIET, api_keys=(KEY,))), client_of(life.address) as client:
         for _ in range(2):
-            assert error_of(await client.post(URL, json=chat("x" * 300_000)), 401)["code"] == "invalid_api_key"
+            assert (
+                error_of(await client.post(URL, json=chat("x" * 300_000)), 401)["code"] == "invalid_api_key"
+            )
         assert (await client.post(URL, json=chat(), headers=bearer(KEY))).status_code == 200
         assert (await client.get("/health")).status_code == 200
 

@@ -6,12 +6,10 @@ from typing import Any
 
 import pytest
 
-from omni_server.api.audio_history import AudioHistory
 from omni_server.api.config import ApiConfig
 from omni_server.api.media_loader import MediaLoader
-from omni_server.api.messages import load_messages
-from omni_server.api.schemas import Message
-from omni_server.api.tool_schemas import CalledFunction, PastToolCall
+from omni_server.api.messages import AudioHistory, load_messages
+from omni_server.api.schemas import CalledFunction, Message, PastToolCall
 from omni_server.types import (
     AudioDelta,
     FinishReason,
@@ -120,7 +118,9 @@ async def test_definitions_reach_the_model_as_they_were_given() -> None:
         ({"enum": [{"a": 1}]}, {"enum": [{"a": 1}], "type": "object"}),
     ],
 )
-async def test_arguments_are_an_object_also_where_the_schema_does_not_say_so(given: Any, arguments: Any) -> None:
+async def test_arguments_are_an_object_also_where_the_schema_does_not_say_so(
+    given: Any, arguments: Any
+) -> None:
     use = await tools_of(tools=[tool(parameters=given)])
     assert use is not None
     assert json.loads(use.tools[0].parameters) == arguments
@@ -208,8 +208,14 @@ async def test_results_of_a_call_whose_id_is_there_twice_belong_to_the_first() -
 async def test_more_messages_and_calls_than_tokens_fit_are_refused_unread(num_calls: int) -> None:
     generator = FakeGenerator()
     body = chat("Go.")
-    body["messages"] += [{"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}] * num_calls}]
-    result = {"role": "tool", "tool_call_id": "a", "content": "x"} if num_calls else {"role": "user", "content": "x"}
+    body["messages"] += [
+        {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}] * num_calls}
+    ]
+    result = (
+        {"role": "tool", "tool_call_id": "a", "content": "x"}
+        if num_calls
+        else {"role": "user", "content": "x"}
+    )
     body["messages"] += [result] * (MODEL.max_model_len - num_calls - 2)
     assert (await post(app_of(generator), body)).status_code == 200
     body["messages"].append({"role": "tool", "content": "x"})  # without the id of its call
@@ -236,7 +242,9 @@ async def test_work_on_results_grows_no_faster_than_their_number() -> None:
     ids = [str(index) for index in range(number)]
     calls = [PastToolCall.model_construct(id=CountedId(i), function=function) for i in ids]
     messages = [Message.model_construct(role="assistant", tool_calls=calls)]
-    messages += [Message.model_construct(role="tool", tool_call_id=CountedId(i), content="x") for i in reversed(ids)]
+    messages += [
+        Message.model_construct(role="tool", tool_call_id=CountedId(i), content="x") for i in reversed(ids)
+    ]
     config = ApiConfig()
     history = AudioHistory(config.audio_history_ttl_s, config.audio_history_entries).of("anonymous")
     loaded = await load_messages(messages, MODEL, MediaLoader.from_config(config), history)

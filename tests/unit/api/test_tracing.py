@@ -1,4 +1,5 @@
-"""Traces: one span for each request, below it one for each stage, sent to a collector or lost without harm."""
+"""Traces: one span for each request, below it one for each stage, sent to a collector or
+lost without harm."""
 
 import asyncio
 import logging
@@ -79,7 +80,9 @@ def seconds(begin: Span, end_ns: int) -> float:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_spoken_answer_has_a_span_for_each_stage_in_the_callers_trace(stream: bool, collector: Collector) -> None:
+async def test_spoken_answer_has_a_span_for_each_stage_in_the_callers_trace(
+    stream: bool, collector: Collector
+) -> None:
     generator = FakeGenerator(script=timed(speech_script(), codec_tokens=5))
     body = chat(SAID, max_tokens=50, temperature=0.5, **SPEECH)
     if stream:
@@ -157,7 +160,9 @@ async def test_each_choice_has_its_stages_and_the_prompt_counts_once(collector: 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_failure_of_a_stage_is_one_of_its_span_and_of_the_requests(stream: bool, collector: Collector) -> None:
+async def test_failure_of_a_stage_is_one_of_its_span_and_of_the_requests(
+    stream: bool, collector: Collector
+) -> None:
     script = [*speech_script()[:3], StageError("talker", "zebra")]
     body = chat(**SPEECH)
     if stream:
@@ -199,7 +204,9 @@ async def test_only_what_is_under_v1_is_traced(collector: Collector) -> None:
     assert [span.name for span in collector.spans] == ["GET /v1/models"]
 
 
-@pytest.mark.parametrize("header", ["", "00-zz-b7ad6b7169203331-01", f"00-{'0' * 32}-{PARENT_ID}-01", "x" * 10_000])
+@pytest.mark.parametrize(
+    "header", ["", "00-zz-b7ad6b7169203331-01", f"00-{'0' * 32}-{PARENT_ID}-01", "x" * 10_000]
+)
 async def test_malformed_trace_header_begins_a_trace_of_its_own(header: str, collector: Collector) -> None:
     async with traced(collector, FakeGenerator()) as app:
         assert (await post(app, chat(), {"traceparent": header})).status_code == 200
@@ -208,7 +215,9 @@ async def test_malformed_trace_header_begins_a_trace_of_its_own(header: str, col
     assert len(server.trace_id) == 16
 
 
-@pytest.mark.parametrize("state", ["what the user said", "a" + 20_000 * " " + "b", ",".join("k=v" for _ in range(100))])
+@pytest.mark.parametrize(
+    "state", ["what the user said", "a" + 20_000 * " " + "b", ",".join("k=v" for _ in range(100))]
+)
 async def test_tracestate_is_neither_read_nor_logged(
     state: str, collector: Collector, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -287,7 +296,9 @@ async def test_collector_that_hangs_harms_nothing_and_the_server_ends(
     assert [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-async def test_spans_beyond_the_queue_are_dropped(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_spans_beyond_the_queue_are_dropped(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("omni_server.api.otel._MAX_WAITING_SPANS", 600)
     collector.answers.clear()
     async with traced(collector, FakeGenerator()) as app, http_client(app) as client:
@@ -300,7 +311,9 @@ async def test_spans_beyond_the_queue_are_dropped(collector: Collector, monkeypa
     assert 600 <= len(collector.spans) < 1300
 
 
-@pytest.mark.parametrize("url", ["", "localhost:4317", "grpc://localhost:4317", "http://", "http://[::1", "/v1/traces"])
+@pytest.mark.parametrize(
+    "url", ["", "localhost:4317", "grpc://localhost:4317", "http://", "http://[::1", "/v1/traces"]
+)
 async def test_endpoint_that_is_no_url_ends_the_start(url: str) -> None:
     life = Life()
     with pytest.raises(ConfigError, match="is no http"):
@@ -308,12 +321,16 @@ async def test_endpoint_that_is_no_url_ends_the_start(url: str) -> None:
     assert life.num_starts == 0
 
 
-async def test_missing_package_ends_the_start_and_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_package_ends_the_start_and_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delitem(sys.modules, "omni_server.api.otel", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     life = Life()
     with pytest.raises(ConfigError, match=r"is missing: pip install 'omni-server\[otel\]'"):
-        await run_server(life.start, life.stop, replace(QUIET, otlp_traces_endpoint="http://x:4318"), life.on_ready)
+        await run_server(
+            life.start, life.stop, replace(QUIET, otlp_traces_endpoint="http://x:4318"), life.on_ready
+        )
     assert life.num_starts == 0
 
 
@@ -323,5 +340,7 @@ def test_without_an_endpoint_nothing_of_opentelemetry_is_imported() -> None:
         "print([name for name in sys.modules if name.startswith('opentelemetry')])"
     )
     root = Path(__file__).parents[3]
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=root)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=root
+    )
     assert (result.stdout.strip(), result.stderr) == ("[]", "")

@@ -32,7 +32,9 @@ USAGE = {
 }
 
 
-async def post_form(app: FastAPI, fields: dict[str, Any], file: bytes | None = WAV, url: str = TRANSCRIBE) -> Any:
+async def post_form(
+    app: FastAPI, fields: dict[str, Any], file: bytes | None = WAV, url: str = TRANSCRIBE
+) -> Any:
     files = {"file": ("a.wav", file, "audio/wav")} if file is not None else {"unused": (None, b"")}
     async with http_client(app) as client:
         return await client.post(url, data={"model": "omni"} | fields, files=files)
@@ -94,7 +96,9 @@ async def test_deltas_add_up_to_the_text() -> None:
 async def test_official_client_reads_every_kind_of_answer() -> None:
     async with openai_client(app_of(FakeGenerator())) as client:
         create = client.audio.transcriptions.create
-        whole = await create(model="omni", file=("a.wav", WAV), language="en", prompt="hello", temperature=0.2)
+        whole = await create(
+            model="omni", file=("a.wav", WAV), language="en", prompt="hello", temperature=0.2
+        )
         assert whole.text == TEXT
         text: Any = await create(model="omni", file=("a.wav", WAV), response_format="text")
         assert text == TEXT + "\n"
@@ -146,7 +150,15 @@ async def test_a_streamed_translation_is_refused() -> None:
 
 
 async def test_empty_optional_fields_count_as_absent() -> None:
-    names = ("language", "prompt", "response_format", "temperature", "stream", "include[]", "timestamp_granularities[]")
+    names = (
+        "language",
+        "prompt",
+        "response_format",
+        "temperature",
+        "stream",
+        "include[]",
+        "timestamp_granularities[]",
+    )
     generator = FakeGenerator()
     response = await heard_by(generator, **dict.fromkeys(names, ""))
     assert response.json()["text"] == TEXT
@@ -221,7 +233,9 @@ async def test_texts_without_spaces_are_joined_without_one() -> None:
         ({"prompt": "a" * 70_000}, WAV, None, "invalid_form"),
     ],
 )
-async def test_bad_form_is_refused(fields: dict[str, Any], file: bytes | None, param: str | None, code: str) -> None:
+async def test_bad_form_is_refused(
+    fields: dict[str, Any], file: bytes | None, param: str | None, code: str
+) -> None:
     generator = FakeGenerator()
     error = error_of(await post_form(app_of(generator), fields, file))
     assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", param, code)
@@ -270,7 +284,9 @@ async def test_a_recording_that_is_too_long_is_refused() -> None:
     assert error_of(await post_form(app, {}, tone(num_samples=24_001)))["code"] == "invalid_audio"
 
 
-async def test_a_recording_of_a_high_rate_is_refused_where_it_would_take_more_memory_than_the_longest() -> None:
+async def test_a_recording_of_a_high_rate_is_refused_where_it_would_take_more_memory_than_the_longest() -> (
+    None
+):
     app = app_of(FakeGenerator(), ApiConfig(max_upload_seconds=1.0))
     file = io.BytesIO()
     soundfile.write(file, np.zeros(96_000 * 3 // 4, dtype=np.float32), 96_000, format="WAV")
@@ -314,7 +330,8 @@ async def test_a_file_of_26_mb_is_too_large() -> None:
 
 @pytest.mark.parametrize("num_bytes", [1001, 1_200_000])
 async def test_a_file_above_the_limit_is_too_large_however_it_is_sent(num_bytes: int) -> None:
-    """Slightly above, in a form whose size is allowed; and far above, in a body that does not declare its size."""
+    """Slightly above, in a form whose size is allowed; and far above, in a body that does not
+    declare its size."""
     app = app_of(FakeGenerator(), ApiConfig(max_upload_bytes=1000))
     head = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
 
@@ -416,7 +433,9 @@ async def test_silence_of_the_thinker_is_bridged_by_comments() -> None:
     request = httpx2.Request(
         "POST", "http://server", data={"model": "omni", "stream": "true"}, files={"file": ("a.wav", WAV)}
     )
-    call = AsgiCall(app_of(generator, ApiConfig(sse_keep_alive_s=0.01)), path=TRANSCRIBE, raw_body=[request.read()])
+    call = AsgiCall(
+        app_of(generator, ApiConfig(sse_keep_alive_s=0.01)), path=TRANSCRIBE, raw_body=[request.read()]
+    )
     call.set_content_type(request.headers["content-type"])
     async with call:
         assert (await call.body_until(b": keep-alive")).startswith(b"data: ")

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from omni_server.api.choices import follow_choices
-from omni_server.api.event_feed import follow
+from omni_server.api.answer_stream import follow, follow_choices
 from omni_server.api.state import ServerState
 from omni_server.api.unsent import UnsentBudget, size_of
 from omni_server.errors import InvalidRequestError
@@ -76,7 +75,10 @@ async def test_what_a_reader_leaves_behind_is_given_back() -> None:
 
 async def test_of_all_answers_the_one_with_the_most_is_dropped() -> None:
     state = state_of(1024 * MIB, SIZE + SIZE // 2)
-    greedy, modest = FakeGeneration("a", [*MINUTES, Hang()]), FakeGeneration("b", [*MINUTES[:100], finished()])
+    greedy, modest = (
+        FakeGeneration("a", [*MINUTES, Hang()]),
+        FakeGeneration("b", [*MINUTES[:100], finished()]),
+    )
     async with aclosing(await untaken(state, greedy)) as first, aclosing(follow(modest, state)) as second:
         await anext(second)
         third = FakeGeneration("c", [*MINUTES[:100], finished()])
@@ -110,9 +112,15 @@ def test_log_probabilities_count() -> None:
 
 @pytest.mark.parametrize(
     ("path", "body"),
-    [(URL, chat(**SPEECH, stream=True)), (SPEECH_URL, TO_SAY | {"stream_format": "sse"}), (SPEECH_URL, TO_SAY)],
+    [
+        (URL, chat(**SPEECH, stream=True)),
+        (SPEECH_URL, TO_SAY | {"stream_format": "sse"}),
+        (SPEECH_URL, TO_SAY),
+    ],
 )
-async def test_many_slow_clients_lose_their_answers_and_one_that_reads_gets_its_own(path: str, body: Any) -> None:
+async def test_many_slow_clients_lose_their_answers_and_one_that_reads_gets_its_own(
+    path: str, body: Any
+) -> None:
     number = 20
     config = replace(QUIET, api_keys=(KEY,), max_unsent_bytes=4 * MIB, max_total_unsent_bytes=20 * MIB)
     life = Life(FakeGenerator(script=[*MINUTES, finished()]))

@@ -12,7 +12,9 @@ from tests.unit.api.test_server import QUIET, Life, client_of, served
 
 @pytest.mark.parametrize("level", ["info", "debug", "trace"])
 @pytest.mark.parametrize("access_log", [True, False])
-async def test_no_key_of_a_handshake_is_logged(level: str, access_log: bool, caplog: pytest.LogCaptureFixture) -> None:
+async def test_no_key_of_a_handshake_is_logged(
+    level: str, access_log: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(1)
     life = Life()
     async with served(life, replace(QUIET, api_keys=(KEY,), log_level=level, access_log=access_log)):

@@ -1,4 +1,5 @@
-"""WebSocket frames that no client library sends. All of them were found by changing frames at random (tests/fuzz)."""
+"""WebSocket frames that no client library sends. All of them were found by changing frames
+at random (tests/fuzz)."""
 
 import asyncio
 import logging
@@ -13,7 +14,8 @@ from tests.unit.api.clients import URL, chat
 from tests.unit.api.test_server import Life, client_of, served
 
 HANDSHAKE = (
-    b"GET /v1/realtime?model=omni HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
+    b"GET /v1/realtime?model=omni HTTP/1.1\r\nhost: localhost\r\n"
+    b"upgrade: websocket\r\nconnection: upgrade\r\n"
     b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
 )
 MASK = bytes(4)

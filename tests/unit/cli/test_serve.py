@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_server.api.config import ApiConfig
-from omni_server.api.cors import CorsRules
-from omni_server.api.tls import TlsFiles
+from omni_server.api.config import ApiConfig, CorsRules, TlsFiles
 from omni_server.check import default_config
 from omni_server.check.machine import Gpu
 from omni_server.check.report import DeviceMemory

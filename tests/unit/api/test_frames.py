@@ -5,7 +5,7 @@ import json
 import pytest
 from pydantic import BaseModel
 
-from omni_server.api.sse import FrameTemplate, frame
+from omni_server.api.streaming import FrameTemplate, frame
 
 
 class Delta(BaseModel):

@@ -5,7 +5,7 @@ from contextlib import aclosing
 
 import pytest
 
-from omni_server.api.event_feed import follow
+from omni_server.api.answer_stream import follow
 from omni_server.api.state import ServerState
 from omni_server.errors import OmniError, OverloadedError, StageError
 from omni_server.types import OmniEvent, TextDelta

@@ -1,0 +1,293 @@
+"""Who may use the server: checks of the API key, the `Host` and the `Origin` of a request.
+
+All of it is checked before anything of a request's body is read, for WebSockets as well.
+"""
+
+import hashlib
+import hmac
+from collections.abc import Callable, Sequence
+from ipaddress import ip_address
+from pathlib import Path
+
+from fastapi import Response
+from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from omni_server.api.config import ApiConfig, CorsRules
+from omni_server.api.errors import error_response
+from omni_server.api.request_record import current_request, path_of
+from omni_server.errors import (
+    AuthenticationError,
+    ConfigError,
+    HostNotAllowedError,
+    OmniError,
+    OriginNotAllowedError,
+)
+
+PROBES = frozenset({"/health", "/healthz", "/ready", "/readyz", "/live", "/livez", "/ping", "/version"})
+METRICS = frozenset({"/metrics", "/load"})
+VOICE_LISTS = frozenset({"/v1/audio/voices", "/v1/audio/models"})
+"""They contain names only, and Open WebUI asks for them without its key."""
+WEB_PAGE = frozenset({"/", "/favicon.ico"})
+"""The page is the same for everybody; what it sends to the API needs a key."""
+WEB_PAGE_FOLDERS = ("/web/",)
+
+EXPOSED_HEADERS = ("x-request-id", "openai-processing-ms", "retry-after")
+"""Response headers that scripts of other web sites may read."""
+
+_WEBSOCKET_KEY_PREFIX = "openai-insecure-api-key."
+"""Browsers cannot set headers on a WebSocket, so OpenAI's clients put the key among
+the subprotocols there."""
+
+AccessCheck = Callable[[Scope], OmniError | None]
+"""Why a request or session is refused; None if it is not."""
+
+
+class AccessMiddleware:
+    """Refuses whatever one of the checks refuses, in their order. CORS preflights are answered
+    outside of it."""
+
+    def __init__(self, app: ASGIApp, checks: Sequence[AccessCheck]) -> None:
+        self.app = app
+        self._checks = checks
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] in ("http", "websocket"):
+            for check in self._checks:
+                error = check(scope)
+                if error is not None:
+                    await error_response(error)(scope, receive, send)
+                    return
+        await self.app(scope, receive, send)
+
+
+def access_checks(config: ApiConfig, keys: "ApiKeys", open_paths: "OpenPaths") -> list[AccessCheck]:
+    """What the configuration asks for. A server with keys needs the key check only: browsers do not send a
+    key on behalf of another web site."""
+    if keys:
+        return [KeyCheck(keys, open_paths)]
+    checks: list[AccessCheck] = [OriginCheck(config.cors.allowed_origins)]
+    if is_local_only(config):
+        checks.insert(0, HostCheck(config.cors.allowed_origins))
+    return checks
+
+
+class ApiKeys:
+    """The keys that open the server; without any it is open to everybody.
+
+    Their names are `key-1`, `key-2` and so on, in the order given. Raises `ConfigError` for an empty key,
+    which an unset variable in a script would give.
+    """
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            if not key or not key.isprintable() or " " in key:
+                raise ConfigError("an API key is empty, or holds spaces or control characters")
+        self._digests = [
+            (f"key-{number}", _digest(key.encode())) for number, key in enumerate(dict.fromkeys(keys), 1)
+        ]
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def name_of(self, key: bytes) -> str | None:
+        """The name of `key`, None if it is unknown; takes the same time for all."""
+        given = _digest(key)
+        found = None
+        for name, digest in self._digests:
+            if hmac.compare_digest(given, digest):
+                found = name
+        return found
+
+
+class OpenPaths:
+    """What is served to everybody, even where the server has keys."""
+
+    def __init__(self, *, metrics_need_key: bool, public_voice_lists: bool) -> None:
+        self._paths = PROBES | WEB_PAGE
+        if not metrics_need_key:
+            self._paths |= METRICS
+        if public_voice_lists:
+            self._paths |= VOICE_LISTS
+
+    def need_key(self, path: str, method: str) -> bool:
+        """Whether a request needs a key. Browsers send none with OPTIONS, and no route does
+        anything for it."""
+        if method == "OPTIONS":
+            return False
+        is_open = path in self._paths or path.startswith(WEB_PAGE_FOLDERS)
+        return not (is_open and (method in ("GET", "HEAD") or path in PROBES))
+
+
+class KeyCheck:
+    """401 for whatever is not open to everybody and has no key. The caller's name goes
+    into the `RequestRecord`."""
+
+    def __init__(self, keys: ApiKeys, open_paths: OpenPaths) -> None:
+        self._keys = keys
+        self._open_paths = open_paths
+
+    def __call__(self, scope: Scope) -> OmniError | None:
+        given = _given_key(scope)
+        name = None if given is None else self._keys.name_of(given)
+        record = current_request()
+        if name is not None and record is not None:
+            record.caller = name
+        is_open = scope["type"] == "http" and not self._open_paths.need_key(path_of(scope), scope["method"])
+        if name is not None or is_open:
+            return None
+        if given is None:
+            return AuthenticationError(
+                "You didn't provide an API key. "
+                "Send it in an Authorization header: 'Authorization: Bearer YOUR_KEY'."
+            )
+        return AuthenticationError("Incorrect API key provided.")
+
+
+class HostCheck:
+    """403 for requests whose `Host` is a name that the server is not known to have.
+
+    A web page can make its own host name resolve to 127.0.0.1 (DNS rebinding). To the browser the server is
+    then part of that web site: neither CORS nor a comparison of `Origin` and `Host` keeps the page from
+    reading answers. What it cannot change is the name in `Host`. Addresses belong to no web site, and
+    requests without `Host` do not come from a browser.
+    """
+
+    def __init__(self, allowed_origins: Sequence[str]) -> None:
+        """`*` among the origins lets every host in."""
+        self._is_open = "*" in allowed_origins
+        names = {_without_port(origin.partition("://")[2]) for origin in allowed_origins}
+        self._names = frozenset((names | {"localhost"}) - {""})
+
+    def __call__(self, scope: Scope) -> OmniError | None:
+        if self._is_open or all(self._is_known(host) for host in Headers(scope=scope).getlist("host")):
+            return None
+        return HostNotAllowedError(
+            "This server is open to its own machine only: it is not asked by the name in the Host header."
+        )
+
+    def _is_known(self, host: str) -> bool:
+        name = _without_port(host)
+        return name in self._names or _is_ip_address(name)
+
+
+class OriginCheck:
+    """403 for requests that a browser sends on behalf of another web site, WebSockets included.
+
+    CORS keeps other sites from reading answers, but not from sending requests that need no preflight (a form
+    with a file, for example) or from opening WebSockets: without this, any page that somebody has open could
+    make a server on their machine that needs no key work for it. Links from other sites still work. Programs
+    other than browsers send neither `Sec-Fetch-Site` nor `Origin`.
+    """
+
+    def __init__(self, allowed_origins: Sequence[str]) -> None:
+        """`*` among the origins lets every site in."""
+        self._allowed = frozenset(allowed_origins)
+
+    def __call__(self, scope: Scope) -> OmniError | None:
+        if self._is_allowed(scope, Headers(scope=scope)):
+            return None
+        return OriginNotAllowedError(
+            "This server takes no requests of other web sites, unless they are among its --allowed-origins."
+        )
+
+    def _is_allowed(self, scope: Scope, headers: Headers) -> bool:
+        site = headers.get("sec-fetch-site")  # no script can set it; browsers leave it out on plain HTTP
+        origin = headers.get("origin")
+        if "*" in self._allowed or origin in self._allowed or site in ("same-origin", "none"):
+            return True
+        if site is None:
+            return origin is None or _is_own(origin, headers)
+        return origin is None and _is_link(scope, headers)
+
+
+class CorsHeaders(CORSMiddleware):
+    """Starlette's, with refused preflights in the envelope that all errors have."""
+
+    def __init__(self, app: ASGIApp, rules: CorsRules) -> None:
+        super().__init__(
+            app,
+            allow_origins=rules.allowed_origins,
+            allow_methods=rules.allowed_methods,
+            allow_headers=rules.allowed_headers,
+            allow_credentials=rules.allow_credentials,
+            expose_headers=EXPOSED_HEADERS,
+        )
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        response = super().preflight_response(request_headers)
+        if response.status_code < 400:
+            return response
+        refusal = OriginNotAllowedError(f"{bytes(response.body).decode()}.")
+        refusal.status = response.status_code
+        kept = {name: value for name, value in response.headers.items() if not name.startswith("content-")}
+        return error_response(refusal, kept)
+
+
+def read_key_file(path: Path) -> tuple[str, ...]:
+    """One key on each line; empty lines and those that begin with # do not count. Raises `ConfigError`."""
+    try:
+        lines = [line.strip() for line in path.read_text().splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the API keys in {path}: {error}") from None
+    keys = tuple(line for line in lines if line and not line.startswith("#"))
+    if not keys:
+        raise ConfigError(f"{path} holds no API key: one on each line is expected")
+    return keys
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a server that listens on `host` can be reached from its own machine only."""
+    return host == "localhost" or (_is_ip_address(host) and ip_address(host).is_loopback)
+
+
+def is_local_only(config: ApiConfig) -> bool:
+    """Without keys, open to this machine's programs: to its browsers too, and so to web pages, if
+    nothing is done."""
+    return not config.api_keys and config.uds is None and is_loopback(config.host)
+
+
+def _given_key(scope: Scope) -> bytes | None:
+    scheme, _, key = Headers(scope=scope).get("authorization", "").strip().partition(" ")
+    if scheme.lower() == "bearer":
+        return key.strip().encode("latin-1")
+    if scope["type"] == "websocket":
+        for protocol in scope["subprotocols"]:
+            if protocol.startswith(_WEBSOCKET_KEY_PREFIX):
+                return str(protocol)[len(_WEBSOCKET_KEY_PREFIX) :].encode()
+    return None
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+def _is_own(origin: str, headers: Headers) -> bool:
+    host = headers.get("host", "").lower()
+    return host != "" and origin.lower().partition("://")[2] == host
+
+
+def _is_link(scope: Scope, headers: Headers) -> bool:
+    """The browser opens the URL in a window, where the site that it came from cannot see it."""
+    return (
+        scope["type"] == "http"
+        and scope["method"] in ("GET", "HEAD")
+        and headers.get("sec-fetch-mode") == "navigate"
+        and headers.get("sec-fetch-dest") == "document"
+    )
+
+
+def _without_port(host: str) -> str:
+    """As in `localhost:8091` and `[::1]:8091`."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].lower()
+
+
+def _is_ip_address(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True

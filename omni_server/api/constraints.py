@@ -1,0 +1,254 @@
+"""What the text of an answer is constrained to: calls of the given tools, and a format.
+
+All of it is made into one grammar, which is compiled in a time that grows with its length.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+
+from omni_server.api.schemas import (
+    AllowedToolsChoice,
+    ChatCompletionRequest,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    NamedTool,
+    StructuredOutputs,
+    Tool,
+)
+from omni_server.errors import InvalidRequestError
+from omni_server.types import FunctionTool, StructuredOutput, ToolUse
+
+MAX_GRAMMAR_BYTES = 256 * 1024
+"""A grammar is made of it, several times as large, in a time that grows with its length."""
+
+_ANY_OBJECT = '{"type": "object"}'
+_NO_PARAMETERS: Mapping[str, object] = {"type": "object", "properties": {}}
+_COMBINED = ("anyOf", "oneOf", "allOf")
+
+
+def tool_use(body: ChatCompletionRequest) -> ToolUse | None:
+    """None where no tool may be called: then the prompt does not show them either.
+    Raises `InvalidRequestError`."""
+    choice = body.tool_choice
+    if body.tools is None:
+        if choice is not None and choice != "none":
+            raise InvalidRequestError(
+                "'tool_choice' is allowed only where 'tools' are given.", param="tool_choice"
+            )
+        return None
+    _check_names(body.tools)
+    tools = tuple(_function_tool(tool, f"tools[{index}].function") for index, tool in enumerate(body.tools))
+    check_grammar_size(*(tool.definition for tool in tools), param="tools")
+    names = frozenset(tool.name for tool in tools)
+    is_required = False
+    match choice:
+        case "none":
+            return None
+        case "required":
+            is_required = True
+        case NamedTool():
+            names, is_required = _known([choice], names, "tool_choice"), True
+        case AllowedToolsChoice(allowed_tools=allowed):
+            names = _known(allowed.tools, names, "tool_choice.allowed_tools.tools")
+            is_required = allowed.mode == "required"
+    is_parallel = body.parallel_tool_calls is not False and not isinstance(choice, NamedTool)
+    return ToolUse(tools, names, is_required=is_required, is_parallel=is_parallel)
+
+
+def is_named(body: ChatCompletionRequest) -> bool:
+    """The request says which function to call."""
+    return isinstance(body.tool_choice, NamedTool)
+
+
+def _check_names(tools: Sequence[Tool]) -> None:
+    seen: set[str] = set()
+    for index, tool in enumerate(tools):
+        name = tool.function.name
+        if name in seen:
+            raise InvalidRequestError(
+                f"Invalid 'tools[{index}].function.name': '{name}' is there twice.",
+                param=f"tools[{index}].function.name",
+            )
+        seen.add(name)
+
+
+def _known(wanted: Sequence[NamedTool], names: frozenset[str], param: str) -> frozenset[str]:
+    for tool in wanted:
+        if tool.function.name not in names:
+            raise InvalidRequestError(
+                f"Invalid value for '{param}': "
+                f"there is no function '{tool.function.name[:64]}' among 'tools'.",
+                param=param,
+            )
+    return frozenset(tool.function.name for tool in wanted)
+
+
+def _function_tool(tool: Tool, param: str) -> FunctionTool:
+    function = tool.function
+    shown = {
+        name: value
+        for name, value in (
+            ("name", function.name),
+            ("description", function.description),
+            ("parameters", function.parameters),
+        )
+        if value is not None
+    }
+    return FunctionTool(
+        name=function.name,
+        # As transformers' `tojson` writes it in a chat template.
+        definition=json.dumps({"type": "function", "function": shown}, ensure_ascii=False),
+        parameters=json.dumps(schema_of_object(function.name, function.parameters, f"{param}.parameters")),
+        strict=function.strict is True,
+    )
+
+
+def structured_output(
+    body: ChatCompletionRequest, *, with_speech: bool, with_tools: bool
+) -> StructuredOutput | None:
+    """None where the text is free. Raises `InvalidRequestError` for what cannot be combined."""
+    output = _response_format(body)
+    if body.structured_outputs is not None:
+        if output is not None:
+            raise InvalidRequestError(
+                "'structured_outputs' and 'response_format' cannot be combined.", param="structured_outputs"
+            )
+        if with_tools:
+            raise InvalidRequestError(
+                "'structured_outputs' cannot be combined with 'tools'; 'response_format' can.",
+                param="structured_outputs",
+                code="unsupported_value",
+            )
+        output = _structured_outputs(body.structured_outputs)
+    if output is not None:
+        check_grammar_size(output.value, param=output.param)
+    if output is not None and with_speech:
+        param = output.param.partition(".")[0]
+        raise InvalidRequestError(
+            f"'{param}' is supported only where the answer is text: 'modalities' must not hold 'audio'.",
+            param=param,
+            code="unsupported_value",
+        )
+    return output
+
+
+def _response_format(body: ChatCompletionRequest) -> StructuredOutput | None:
+    match body.response_format:
+        case JsonObjectFormat():
+            return StructuredOutput("json", _ANY_OBJECT, "response_format")
+        case JsonSchemaFormat(json_schema=given):
+            schema = _ANY_OBJECT if given.json_schema is None else json.dumps(given.json_schema)
+            return StructuredOutput("json", schema, "response_format")
+        case _:
+            return None
+
+
+def _structured_outputs(given: StructuredOutputs) -> StructuredOutput:
+    found: list[StructuredOutput] = []
+    if given.json_schema is not None:
+        found.append(StructuredOutput("json", _json_text(given.json_schema), "structured_outputs.json"))
+    if given.json_object is not None:
+        found.append(StructuredOutput("json", _ANY_OBJECT, "structured_outputs.json_object"))
+    if given.regex is not None:
+        found.append(StructuredOutput("regex", given.regex, "structured_outputs.regex"))
+    if given.choice is not None:
+        found.append(StructuredOutput("choice", json.dumps(given.choice), "structured_outputs.choice"))
+    if given.grammar is not None:
+        found.append(StructuredOutput("grammar", given.grammar, "structured_outputs.grammar"))
+    if given.structural_tag is not None:
+        found.append(
+            StructuredOutput("structural_tag", given.structural_tag, "structured_outputs.structural_tag")
+        )
+    if len(found) != 1:
+        raise InvalidRequestError(
+            f"Exactly one field of 'structured_outputs' must be given, not {len(found)}.",
+            param="structured_outputs",
+        )
+    return found[0]
+
+
+def _json_text(schema: dict[str, object] | str) -> str:
+    if not isinstance(schema, str):
+        return json.dumps(schema)
+    try:
+        parsed = json.loads(schema)
+    except (ValueError, RecursionError):
+        parsed = None
+    if not isinstance(parsed, dict):
+        raise InvalidRequestError(
+            "Invalid 'structured_outputs.json': expected a JSON schema, as an object or as its text.",
+            param="structured_outputs.json",
+        )
+    return schema
+
+
+def check_grammar_size(*texts: str, param: str) -> None:
+    """Schemas, grammars or definitions that are made one grammar. Raises `InvalidRequestError`."""
+    if sum(len(text.encode(errors="surrogatepass")) for text in texts) > MAX_GRAMMAR_BYTES:
+        raise InvalidRequestError(
+            f"Invalid '{param}': at most {MAX_GRAMMAR_BYTES // 1024} KiB are allowed.",
+            param=param,
+            code="value_above_max_size",
+        )
+
+
+def schema_of_object(name: str, parameters: Mapping[str, object] | None, param: str) -> Mapping[str, object]:
+    """The parameters of the function `name` with `"type": "object"` where it was left out.
+
+    Without parameters the function takes none; an empty schema means any object. xgrammar takes other
+    keywords before `type`, so the type is put into their branches too. Raises `InvalidRequestError` for a
+    schema that allows anything but objects.
+    """
+    if parameters is None:
+        return _NO_PARAMETERS
+    return _Root(parameters, name, param).typed(parameters)
+
+
+class _Root:
+    """One function's schema as a whole."""
+
+    def __init__(self, schema: Mapping[str, object], name: str, param: str) -> None:
+        self._schema = schema
+        self._name = name
+        self._param = param
+
+    def typed(self, schema: Mapping[str, object]) -> Mapping[str, object]:
+        if schema.get("type", "object") != "object":
+            raise self._refused(f"got 'type: {_shown(schema['type'])}'")
+        enum = schema.get("enum", [])
+        values = [*(enum if isinstance(enum, list) else [enum]), schema.get("const", {})]
+        if not all(isinstance(value, dict) for value in values):
+            raise self._refused("but 'enum' or 'const' holds other values")
+        if "$ref" in schema and not self._is_plain_object(schema["$ref"]):
+            raise self._refused(f"but '$ref: {_shown(schema['$ref'])}' does not lead to one")
+        typed: dict[str, object] = {**schema, "type": "object"}
+        for key in _COMBINED:
+            branches = schema.get(key)
+            if isinstance(branches, list):
+                typed[key] = [
+                    self.typed(branch) if isinstance(branch, dict) else branch for branch in branches
+                ]
+        return typed
+
+    def _is_plain_object(self, reference: object) -> bool:
+        """What the reference leads to says itself that it is an object, and nothing stronger than that."""
+        if not isinstance(reference, str) or not reference.startswith("#"):
+            return False
+        here: object = self._schema
+        for key in reference[1:].split("/")[1:]:
+            here = here.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(here, dict) else None
+        if not isinstance(here, dict) or here.get("type") != "object":
+            return False
+        return here.keys().isdisjoint((*_COMBINED, "$ref", "enum", "const"))
+
+    def _refused(self, found: str) -> InvalidRequestError:
+        return InvalidRequestError(
+            f"Invalid schema for function '{self._name}': "
+            f"schema must be a JSON schema of 'type: \"object\"', {found}.",
+            param=self._param,
+            code="invalid_function_parameters",
+        )
+
+
+def _shown(value: object) -> str:
+    return (value if isinstance(value, str) else json.dumps(value))[:64]

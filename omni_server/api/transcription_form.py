@@ -1,0 +1,216 @@
+"""The form of a transcription request: read with bounds and in memory only, then checked field by field."""
+
+import re
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+from fastapi import Request
+from python_multipart.multipart import parse_options_header
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+
+from omni_server.api.audio_schemas import (
+    LANGUAGE_PATTERN,
+    LIST_FIELDS,
+    TEXT_FORMATS,
+    TextFormat,
+    TranscriptionForm,
+)
+from omni_server.api.parse import check_model
+from omni_server.api.validation import missing_parameter, unsupported_choice, validate
+from omni_server.errors import InvalidRequestError, RequestTooLargeError
+from omni_server.types import ModelInfo
+
+_MAX_FIELDS = 100
+_MAX_FIELD_BYTES = 64 * 1024
+_MAX_OTHER_BYTES = 1024 * 1024
+"""Of all that is not the file."""
+_CHARSETS = frozenset({b"utf-8", b"utf8", b"us-ascii", b"ascii", b"iso-8859-1", b"latin-1"})
+"""UTF-8 and what clients say of forms that have letters of ASCII only."""
+
+_WHY_NOT = {
+    "srt": "the model gives no timestamps",
+    "vtt": "the model gives no timestamps",
+    "diarized_json": "the model does not tell speakers apart",
+}
+_LANGUAGE = re.compile(LANGUAGE_PATTERN)
+
+
+@dataclass(frozen=True)
+class Form:
+    fields: dict[str, list[str]]
+    """All values of each name, in order."""
+    file: bytes | None
+    """The content of the part called "file", if that has a file name, as a file has."""
+
+
+@dataclass(frozen=True)
+class TranscriptionJob:
+    """What to listen to, and how to answer."""
+
+    file: bytes
+    to_english: bool
+    language: str | None
+    hint: str | None
+    temperature: float
+    text_format: TextFormat
+    stream: bool
+
+
+async def read_form(request: Request, max_file_bytes: int) -> Form:
+    """Raises `InvalidRequestError` for anything but such a form,
+    `RequestTooLargeError`, and `ClientDisconnect`."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "multipart/form-data":
+        raise InvalidRequestError(
+            "Unsupported media type: only 'Content-Type: multipart/form-data' is accepted.",
+            code="invalid_content_type",
+        )
+    _check_charset(request)
+    stream = _bounded(request, max_file_bytes)
+    parser = MultiPartParser(
+        request.headers, stream, max_files=1, max_fields=_MAX_FIELDS, max_part_size=_MAX_FIELD_BYTES
+    )
+    parser.spool_max_size = max_file_bytes + _MAX_OTHER_BYTES  # what callers say is not written to disk
+    try:
+        form = await parser.parse()
+    except MultiPartException as error:
+        raise InvalidRequestError(f"The form cannot be read: {error.message}", code="invalid_form") from None
+    try:
+        return await _contents(form.multi_items(), max_file_bytes)
+    finally:
+        await form.close()
+
+
+def _check_charset(request: Request) -> None:
+    """Starlette decodes with whatever codec of Python's the client names: some raise what it does not
+    expect, others take a time that grows with the square of the text. RFC 7578 has no such parameter,
+    and forms are UTF-8."""
+    _, parameters = parse_options_header(request.headers["content-type"])
+    if parameters.get(b"charset", b"utf-8").lower() not in _CHARSETS:
+        raise InvalidRequestError("The form cannot be read: its charset must be UTF-8.", code="invalid_form")
+
+
+async def _bounded(request: Request, max_file_bytes: int) -> AsyncGenerator[bytes, None]:
+    limit = max_file_bytes + _MAX_OTHER_BYTES
+    declared = request.headers.get("content-length", "")
+    if declared.isascii() and declared.isdigit() and int(declared[:20]) > limit:
+        raise _too_large(max_file_bytes)
+    num_bytes = 0
+    async for chunk in request.stream():
+        num_bytes += len(chunk)
+        if num_bytes > limit:
+            raise _too_large(max_file_bytes)
+        yield chunk
+
+
+async def _contents(items: list[tuple[str, UploadFile | str]], max_file_bytes: int) -> Form:
+    fields: dict[str, list[str]] = {}
+    file: bytes | None = None
+    for name, value in items:
+        if isinstance(value, str):
+            fields.setdefault(name, []).append(value)
+        elif name == "file":
+            file = await value.read()
+    if file is not None and len(file) > max_file_bytes:
+        raise _too_large(max_file_bytes)
+    return Form(fields, file)
+
+
+def _too_large(max_bytes: int) -> RequestTooLargeError:
+    return RequestTooLargeError(
+        f"Maximum file size exceeded: this server accepts {max_bytes} bytes.",
+        param="file",
+        code="file_too_large",
+    )
+
+
+def parse_transcription_form(form: Form, model: ModelInfo, *, to_english: bool) -> TranscriptionJob:
+    """`to_english` is what makes a translation. Raises `InvalidRequestError` or `ModelNotFoundError`."""
+    body = validate(TranscriptionForm, _body(form))
+    check_model(body.model, model)
+    if "audio" not in model.input_modalities:
+        raise InvalidRequestError(
+            "This model does not take audio input.", param="model", code="unsupported_value"
+        )
+    text_format = _text_format(body.response_format)
+    stream = body.stream is True
+    if stream and to_english:
+        raise InvalidRequestError(
+            "'stream' is not supported for translations.", param="stream", code="unsupported_value"
+        )
+    if stream and text_format == "verbose_json":
+        raise InvalidRequestError(
+            "'stream' is allowed only with the response formats 'json' and 'text'.", param="stream"
+        )
+    _check_timestamps(body.timestamp_granularities, text_format)
+    if body.include:
+        raise InvalidRequestError("'include' is not supported.", param="include[]", code="unsupported_value")
+    return TranscriptionJob(
+        file=_file(form),
+        to_english=to_english,
+        language=None if body.language is None else _language(body.language),
+        hint=body.prompt,
+        temperature=body.temperature if body.temperature is not None else 0.0,
+        text_format=text_format,
+        stream=stream,
+    )
+
+
+def _body(form: Form) -> dict[str, str | list[str]]:
+    """The last value of each field, all of a list. Empty optional fields, as forms have them,
+    count as absent."""
+    body: dict[str, str | list[str]] = {}
+    for given, values in form.fields.items():
+        name = given.removesuffix("[]")
+        if name in LIST_FIELDS:
+            body[name] = [value for value in values if value]
+        elif values[-1] or name == "model":
+            body[name] = values[-1]
+    return body
+
+
+def _file(form: Form) -> bytes:
+    if form.file is None and "file" in form.fields:
+        raise InvalidRequestError(
+            "Invalid type for 'file': expected a file, but got a string instead.",
+            param="file",
+            code="invalid_type",
+        )
+    if form.file is None:
+        raise missing_parameter("file")
+    return form.file
+
+
+def _text_format(name: str | None) -> TextFormat:
+    if name is None:
+        return "json"
+    for text_format in TEXT_FORMATS:
+        if text_format == name:
+            return text_format
+    reason = f" ({_WHY_NOT[name]})" if name in _WHY_NOT else ""
+    raise unsupported_choice("response_format", name, TEXT_FORMATS, reason)
+
+
+def _check_timestamps(granularities: list[str] | None, text_format: TextFormat) -> None:
+    if not granularities:
+        return
+    if text_format != "verbose_json":
+        raise InvalidRequestError(
+            "'timestamp_granularities' is allowed only with the response format 'verbose_json'.",
+            param="timestamp_granularities[]",
+        )
+    raise InvalidRequestError(
+        "'timestamp_granularities' is not supported: the model gives no timestamps.",
+        param="timestamp_granularities[]",
+        code="unsupported_value",
+    )
+
+
+def _language(code: str) -> str:
+    if _LANGUAGE.fullmatch(code) is None:
+        raise InvalidRequestError(
+            f"Invalid language '{code[:64]}'. Language parameter must be specified in ISO-639-1 format.",
+            param="language",
+        )
+    return code.partition("-")[0].lower()

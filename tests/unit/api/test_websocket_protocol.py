@@ -1,0 +1,177 @@
+"""WebSocket connections of small applications: keepalive, refusals and closing."""
+
+import asyncio
+import json
+import socket
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import uvicorn
+import websockets
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from omni_server.api import websocket_protocol
+from omni_server.api.websocket_protocol import WebSocketProtocol
+
+HANDSHAKE = (
+    b"GET /a%20path?key=value HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
+    b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+)
+DEADLINE_S = 30.0
+
+
+@asynccontextmanager
+async def served(app: ASGIApp, **options: Any) -> AsyncIterator[tuple[int, uvicorn.Server]]:
+    """The port, and the server."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(
+        app, interface="asgi3", log_config=None, lifespan="off", ws=WebSocketProtocol, **options
+    )
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    while not server.started:  # noqa: ASYNC110 - a server can only be asked
+        await asyncio.sleep(0.01)
+    try:
+        yield listener.getsockname()[1], server
+    finally:
+        server.should_exit = True
+        await asyncio.wait_for(serving, DEADLINE_S)
+
+
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+    """Accepts with the first subprotocol that is offered, and sends back what it gets."""
+    await receive()
+    await send({"type": "websocket.accept", "subprotocol": next(iter(scope["subprotocols"]), None)})
+    while (message := await receive())["type"] == "websocket.receive":
+        await send({**message, "type": "websocket.send"})
+
+
+async def answer_to_handshake(app: ASGIApp, **options: Any) -> tuple[bytes, bytes]:
+    """Head of the answer, and all that follows it; the client sends nothing more."""
+    async with served(app, **options) as (port, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(HANDSHAKE)
+        answer = await asyncio.wait_for(reader.read(), DEADLINE_S)
+        writer.close()
+    head, _, rest = answer.partition(b"\r\n\r\n")
+    return head, rest
+
+
+async def test_text_and_bytes_go_both_ways() -> None:
+    async with served(echo) as (port, _):
+        protocols = [websockets.Subprotocol(name) for name in ("first", "second")]
+        async with websockets.connect(f"ws://127.0.0.1:{port}/", subprotocols=protocols) as session:
+            assert session.subprotocol == "first"
+            for message in ("wörld", b"\x00\xff", "", b""):
+                await session.send(message)
+                assert await session.recv() == message
+            await session.send(["in ", "two ", "pieces"])
+            assert await session.recv() == "in two pieces"
+
+
+async def test_the_application_sees_the_request() -> None:
+    scopes: list[Scope] = []
+
+    async def seeing(scope: Scope, receive: Receive, send: Send) -> None:
+        scopes.append(scope)
+
+    await answer_to_handshake(seeing, root_path="/omni")
+    (scope,) = scopes
+    assert (scope["type"], scope["scheme"], scope["path"]) == ("websocket", "ws", "/omni/a path")
+    assert (scope["raw_path"], scope["query_string"]) == (b"/omni/a%20path", b"key=value")
+    assert dict(scope["headers"])[b"host"] == b"localhost"
+    assert scope["client"][0] == scope["server"][0] == "127.0.0.1"
+
+
+async def test_a_client_that_answers_pings_stays() -> None:
+    async with (
+        served(echo, ws_ping_interval=0.02, ws_ping_timeout=1.0) as (port, _),
+        websockets.connect(f"ws://127.0.0.1:{port}/", ping_interval=None) as session,
+    ):
+        await asyncio.sleep(0.2)
+        await session.send("still there")
+        assert await session.recv() == "still there"
+
+
+async def test_a_client_that_answers_no_ping_is_cut_off() -> None:
+    _, rest = await answer_to_handshake(echo, ws_ping_interval=0.02, ws_ping_timeout=0.1)
+    assert rest.startswith(bytes([0x89, 4]))
+    assert rest.endswith(struct.pack("!H", 1011) + b"keepalive ping timeout")
+
+
+async def test_a_client_that_does_not_answer_the_close_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(websocket_protocol, "_CLOSE_TIMEOUT_S", 0.05)
+
+    async def closing(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "websocket.accept"})
+        await send({"type": "websocket.close", "code": 1008, "reason": "enough"})
+        with pytest.raises(OSError):  # noqa: PT011 - what frameworks expect
+            await send({"type": "websocket.send", "text": "more"})
+
+    _, rest = await answer_to_handshake(closing)
+    assert rest == bytes([0x88, 8]) + struct.pack("!H", 1008) + b"enough"
+
+
+async def test_a_closed_session_is_refused_and_one_that_fails_is_an_error() -> None:
+    async def refusing(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "websocket.close"})
+
+    async def failing(scope: Scope, receive: Receive, send: Send) -> None:
+        raise RuntimeError("unforeseen")
+
+    for app, status, kind in ((refusing, b"403", "invalid_request_error"), (failing, b"500", "server_error")):
+        head, body = await answer_to_handshake(app)
+        assert head.startswith(b"HTTP/1.1 " + status)
+        assert json.loads(body)["error"]["type"] == kind
+
+
+async def test_an_answer_instead_of_a_session_is_sent_as_it_is() -> None:
+    async def answering(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(b"x-reason", b"busy")]
+        await send({"type": "websocket.http.response.start", "status": 503, "headers": headers})
+        await send({"type": "websocket.http.response.body", "body": b"come ", "more_body": True})
+        await send({"type": "websocket.http.response.body", "body": b"later"})
+
+    head, body = await answer_to_handshake(answering)
+    assert head.startswith(b"HTTP/1.1 503")
+    assert b"x-reason: busy" in head
+    assert b"Content-Length: 10" in head
+    assert body == b"come later"
+
+
+async def test_a_server_that_ends_says_so() -> None:
+    async with served(echo) as (port, server), websockets.connect(f"ws://127.0.0.1:{port}/") as session:
+        server.should_exit = True
+        with pytest.raises(websockets.ConnectionClosed) as closed:
+            await session.recv()
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 1012
+
+
+async def test_nothing_more_is_read_before_a_message_has_been_taken() -> None:
+    go_on = asyncio.Event()
+    num_taken = 0
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal num_taken
+        await receive()
+        await send({"type": "websocket.accept"})
+        await go_on.wait()
+        while (await receive())["type"] == "websocket.receive":
+            num_taken += 1
+
+    async def flood(session: websockets.ClientConnection) -> None:
+        for _ in range(200):
+            await session.send(bytes(2**19))
+
+    async with (
+        served(slow, ws_max_size=2**20) as (port, _),
+        websockets.connect(f"ws://127.0.0.1:{port}/", ping_interval=None) as session,
+    ):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(flood(session), 0.5)
+        go_on.set()
+    assert num_taken > 0
