@@ -24,8 +24,8 @@ from omni_server.api.stream_start import joined
 from omni_server.api.validation import validate
 from omni_server.audio.base64_stream import Base64Stream
 from omni_server.audio.encode import StreamEncoder
+from omni_server.audio.filters import TempoFilter
 from omni_server.audio.formats import MEDIA_TYPES
-from omni_server.audio.tempo import TempoFilter
 from omni_server.types import SAMPLE_RATE_HZ
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,5 @@
-"""Base64 of a stream of bytes, in pieces that can be decoded one by one and also joined and decoded at once."""
+"""Base64 of a stream of bytes, in pieces that can be decoded one by one and also joined and decoded at
+once."""
 
 import base64
 

@@ -1,19 +1,197 @@
-"""The items of a session, in order."""
+"""A session's conversation: its items, in order, and the messages that the model reads of them."""
 
 import logging
-from collections.abc import Container
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
-from omni_server.api.realtime.items import AssistantItem, CallItem, CallOutputItem, Item, SpokenAudio, num_bytes
-from omni_server.api.realtime.server_events import new_id
+import numpy as np
+
+from omni_server.api.realtime.audio_format import Samples
+from omni_server.api.realtime.server_events import (
+    ItemStatus,
+    WireCall,
+    WireCallOutput,
+    WireContent,
+    WireItem,
+    WireMessage,
+    new_id,
+)
 from omni_server.errors import InvalidRequestError
+from omni_server.types import (
+    SAMPLE_RATE_HZ,
+    AudioPart,
+    ChatMessage,
+    ContentPart,
+    ImagePart,
+    MediaKind,
+    ModelInfo,
+    TextPart,
+    ToolCall,
+)
 
 logger = logging.getLogger(__name__)
 
 MAX_BYTES = 64 * 1024 * 1024
-"""23 minutes of 24 kHz sound, more than the longest prompt of the models: older items could not be read anyway."""
+"""23 minutes of 24 kHz audio, more than the longest prompt of the models: older items could not be read
+anyway."""
 _MAX_ITEMS = 2000
 _ROUNDING_MS = 100
-"""Clients that round the position of their player up are not told off for it."""
+"""Tolerance for clients that round the position of their player up."""
+_LONGEST_WORD = 30
+"""Characters. Languages that do not put spaces between words are cut where they are."""
+
+
+@dataclass
+class WrittenText:
+    text: str
+
+
+@dataclass
+class HeardAudio:
+    """What the user said; the model hears it again in every later turn."""
+
+    samples: Samples
+    rate_hz: int
+    transcript: str | None = None
+
+
+@dataclass
+class SeenImage:
+    image: ImagePart
+
+
+@dataclass
+class SpokenAudio:
+    """What the assistant said. The audio is not kept: later turns read its transcript."""
+
+    transcript: str
+    num_samples: int = 0
+    """At 24 kHz, as it was made so far."""
+    is_truncated: bool = False
+
+    @property
+    def audio_ms(self) -> float:
+        return 1000 * self.num_samples / SAMPLE_RATE_HZ
+
+    def truncate(self, audio_end_ms: int) -> None:
+        """Cuts the transcript where the listener stopped hearing: at the share of its characters that the
+        audio heard has of the audio made, moved back to the end of a word.
+
+        The text of an answer is finished before its audio: where the answer itself was interrupted, some of
+        the text has no audio yet, and a little more text is kept than was heard.
+        """
+        self.is_truncated = True
+        if audio_end_ms >= self.audio_ms:
+            return
+        kept = int(len(self.transcript) * audio_end_ms / self.audio_ms)
+        if self.transcript[kept - 1 : kept + 1].strip() and not self.transcript[kept].isspace():
+            word_end = max(self.transcript.rfind(space, 0, kept) for space in " \n\t")
+            kept = word_end if word_end >= 0 and kept - word_end <= _LONGEST_WORD else kept
+        self.transcript = self.transcript[:kept].rstrip()
+        self.num_samples = round(audio_end_ms * SAMPLE_RATE_HZ / 1000)
+
+
+Content = WrittenText | HeardAudio | SeenImage | SpokenAudio
+
+
+@dataclass
+class SystemItem:
+    role: ClassVar[Literal["system"]] = "system"
+    id: str
+    content: list[WrittenText]
+    status: ItemStatus = "completed"
+
+
+@dataclass
+class UserItem:
+    role: ClassVar[Literal["user"]] = "user"
+    id: str
+    content: list[WrittenText | HeardAudio | SeenImage]
+    status: ItemStatus = "completed"
+
+
+@dataclass
+class AssistantItem:
+    role: ClassVar[Literal["assistant"]] = "assistant"
+    id: str
+    content: list[WrittenText | SpokenAudio]
+    status: ItemStatus = "completed"
+
+
+@dataclass
+class CallItem:
+    """A function that the assistant wants to be called."""
+
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    """JSON, as the model wrote it."""
+    status: ItemStatus = "completed"
+
+
+@dataclass
+class CallOutputItem:
+    """What a function returned."""
+
+    id: str
+    call_id: str
+    output: str
+    status: ItemStatus = "completed"
+
+
+Item = SystemItem | UserItem | AssistantItem | CallItem | CallOutputItem
+
+
+def wire_item(item: Item) -> WireItem:
+    """As events show it."""
+    match item:
+        case CallItem():
+            return WireCall(
+                id=item.id, status=item.status, call_id=item.call_id, name=item.name, arguments=item.arguments
+            )
+        case CallOutputItem():
+            return WireCallOutput(id=item.id, status=item.status, call_id=item.call_id, output=item.output)
+        case _:
+            content = [_wire_content(part, item.role) for part in item.content]
+            return WireMessage(id=item.id, status=item.status, role=item.role, content=content)
+
+
+def _wire_content(part: Content, role: Literal["system", "user", "assistant"]) -> WireContent:
+    match part:
+        case WrittenText(text):
+            return WireContent(type="output_text" if role == "assistant" else "input_text", text=text)
+        case HeardAudio(transcript=transcript):
+            return WireContent(type="input_audio", transcript=transcript)
+        case SeenImage():
+            return WireContent(type="input_image")
+        case SpokenAudio(transcript=transcript):
+            return WireContent(type="output_audio", transcript=transcript)
+
+
+def num_bytes(item: Item) -> int:
+    """Of memory, about."""
+    match item:
+        case CallItem():
+            return 200 + len(item.arguments)
+        case CallOutputItem():
+            return 200 + len(item.output)
+        case _:
+            return 200 + sum(content_bytes(part) for part in item.content)
+
+
+def content_bytes(part: Content) -> int:
+    """Of memory, about."""
+    match part:
+        case WrittenText(text):
+            return 200 + len(text)
+        case HeardAudio():
+            return 200 + part.samples.nbytes + len(part.transcript or "")
+        case SeenImage(image):
+            return 200 + image.pixels.nbytes
+        case SpokenAudio():
+            return 200 + len(part.transcript)
 
 
 class Conversation:
@@ -39,7 +217,8 @@ class Conversation:
         return next((item for item in self._items if item.id == item_id), None)
 
     def add(self, item: Item, previous_item_id: str | None = None) -> str | None:
-        """Puts `item` at the end, or behind another one; "root" is the beginning. Returns the id of the item before.
+        """Puts `item` at the end, or behind another one; "root" is the beginning. Returns the id of the item
+        before.
 
         Raises `InvalidRequestError`.
         """
@@ -71,7 +250,9 @@ class Conversation:
         part = content[content_index] if content_index < len(content) else None
         if not isinstance(part, SpokenAudio):
             raise InvalidRequestError(
-                "Only audio of an assistant's message can be truncated.", param="content_index", code="invalid_value"
+                "Only audio of an assistant's message can be truncated.",
+                param="content_index",
+                code="invalid_value",
             )
         if part.is_truncated:
             raise InvalidRequestError("The item has been truncated already.", code="item_already_truncated")
@@ -102,8 +283,8 @@ class Conversation:
 
 
 def check_call_id(call_id: str, known: Container[str], param: str) -> None:
-    """Of a function's output, which `param` names. Raises `InvalidRequestError`, in OpenAI's words, where the call is
-    not `known`."""
+    """Of a function's output, which `param` names. Raises `InvalidRequestError`, in OpenAI's words, where the
+    call is not `known`."""
     if call_id not in known:
         raise InvalidRequestError(
             f"Tool call ID '{call_id}' not found in conversation.",
@@ -116,3 +297,99 @@ def unknown_item(doing: str, item_id: str, code: str) -> InvalidRequestError:
     return InvalidRequestError(
         f"Error {doing} item: the item with id '{item_id[:128]}' does not exist.", param="item_id", code=code
     )
+
+
+def messages_of(items: Sequence[Item], instructions: str, model: ModelInfo) -> tuple[ChatMessage, ...]:
+    """The instructions as a system message, if there are any, then the items.
+
+    A prompt may hold only so many recordings and images (`ModelInfo.max_media_per_prompt`): it holds the
+    latest ones. An older recording is replaced by its transcript, if it is known; messages that are left with
+    nothing are left out.
+    """
+    latest = _latest_media(items, model)
+    messages = [ChatMessage("system", (TextPart(instructions),))] if instructions else []
+    for item in items:
+        message = _message(item, latest)
+        if not message.content and not message.tool_calls:
+            continue
+        if message.tool_calls and messages and messages[-1].role == "assistant":  # one turn is one message
+            before = messages.pop()
+            message = ChatMessage("assistant", before.content, before.tool_calls + message.tool_calls)
+        messages.append(message)
+    return tuple(messages)
+
+
+def without_oldest(messages: tuple[ChatMessage, ...]) -> tuple[ChatMessage, ...] | None:
+    """About a quarter shorter, for a prompt that did not fit; None if only the last message is left.
+
+    System messages at the beginning stay.
+    """
+    kept = 0
+    while kept < len(messages) and messages[kept].role == "system":
+        kept += 1
+    num_others = len(messages) - kept
+    if num_others <= 1:
+        return None
+    rest = messages[kept + min(max(1, num_others // 4), num_others - 1) :]
+    while len(rest) > 1 and rest[0].role == "tool":  # the result of a call that is gone
+        rest = rest[1:]
+    return messages[:kept] + rest
+
+
+def _latest_media(items: Sequence[Item], model: ModelInfo) -> set[int]:
+    """`id()` of the parts that the prompt has room for."""
+    room: dict[MediaKind, int] = {
+        kind: model.max_media_per_prompt.get(kind, 0) for kind in ("audio", "image")
+    }
+    latest: set[int] = set()
+    for item in reversed(items):
+        if not isinstance(item, UserItem):
+            continue
+        for part in reversed(item.content):
+            kind: MediaKind
+            match part:
+                case HeardAudio():
+                    kind = "audio"
+                case SeenImage():
+                    kind = "image"
+                case _:
+                    continue
+            if room[kind] > 0:
+                room[kind] -= 1
+                latest.add(id(part))
+    return latest
+
+
+def _message(item: Item, latest: set[int]) -> ChatMessage:
+    match item:
+        case SystemItem():
+            return ChatMessage("system", tuple(TextPart(part.text) for part in item.content))
+        case AssistantItem():
+            said = [part.text if isinstance(part, WrittenText) else part.transcript for part in item.content]
+            return ChatMessage("assistant", tuple(TextPart(text) for text in said if text))
+        case UserItem():
+            parts = [_user_part(part, in_prompt=id(part) in latest) for part in item.content]
+            return ChatMessage("user", tuple(part for part in parts if part is not None))
+        case CallItem(status="completed"):
+            return ChatMessage("assistant", (), (ToolCall(item.name, item.arguments),))
+        case CallItem():  # interrupted while it was written
+            return ChatMessage("assistant", ())
+        case CallOutputItem():
+            return ChatMessage("tool", (TextPart(item.output),))
+
+
+def _user_part(part: WrittenText | HeardAudio | SeenImage, *, in_prompt: bool) -> ContentPart | None:
+    match part:
+        case WrittenText(text):
+            return TextPart(text)
+        case SeenImage(image):
+            return image if in_prompt else None
+        case HeardAudio() if in_prompt:
+            return audio_part(part)
+        case HeardAudio():
+            return TextPart(part.transcript) if part.transcript else None
+
+
+def audio_part(audio: HeardAudio) -> AudioPart:
+    """At its own rate: the model's processor brings it to the encoder's."""
+    return AudioPart(audio.samples.astype(np.float32) / np.float32(32768.0), audio.rate_hz)
