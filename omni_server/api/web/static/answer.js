@@ -1,7 +1,7 @@
 // One answer: asks, shows and plays what streams in, and takes the times.
 
 import { startAnswer } from "./api.js";
-import { PcmDecoder } from "./pcm.js";
+import { PcmDecoder } from "./samples.js";
 import { ANSWER_RATE_HZ, Playback } from "./playback.js";
 import { Timings } from "./timings.js";
 

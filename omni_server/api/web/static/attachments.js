@@ -1,6 +1,8 @@
-// Files and recordings as parts of a question.
+// Files and recordings as parts of a question, and what shows them.
 
-import { decodeSound, encodeWav, SPEECH_RATE_HZ } from "./wav.js";
+import { Clip } from "./clip.js";
+import { copyOf } from "./page.js";
+import { decodeSound, encodeWav, SPEECH_RATE_HZ } from "./samples.js";
 
 /** Larger pictures are scaled down before they are sent: more detail costs a model thousands of tokens. */
 const MAX_PIXELS = 768 * 1024;
@@ -94,4 +96,35 @@ function dataUrl(blob) {
     reader.onerror = () => reject(reader.error);
     reader.readAsDataURL(blob);
   });
+}
+
+/** A waveform, a picture, a video, or its name where the browser cannot read it. */
+export function attachmentView(attachment) {
+  const { kind, name, url, samples } = attachment;
+  if (kind === "audio" && samples) {
+    const element = copyOf("clip");
+    element.querySelector(".save").remove();
+    const clip = new Clip(element, SPEECH_RATE_HZ, name);
+    clip.add(samples);
+    clip.draw();
+    element.title = name;
+    return element;
+  }
+  const label = Object.assign(document.createElement("span"), { className: "file", textContent: name });
+  if (!url) return label;
+  const shown =
+    kind === "image"
+      ? Object.assign(document.createElement("img"), { src: url, alt: name })
+      : Object.assign(document.createElement("video"), {
+          src: url,
+          controls: true,
+          muted: true,
+          title: name,
+        });
+  // The server may know the format nevertheless.
+  shown.addEventListener("error", () => {
+    shown.replaceWith(label);
+    discard(attachment);
+  });
+  return shown;
 }

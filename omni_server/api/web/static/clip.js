@@ -2,7 +2,7 @@
 
 import { download } from "./page.js";
 import { Playback, silence } from "./playback.js";
-import { encodeWav, toInt16 } from "./wav.js";
+import { encodeWav, toInt16 } from "./samples.js";
 
 const BARS = 64;
 

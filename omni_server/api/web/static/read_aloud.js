@@ -2,9 +2,8 @@
 
 import { ApiError, readAloud } from "./api.js";
 import { Clip } from "./clip.js";
-import { copyButton } from "./copy_button.js";
 import { withKey } from "./key_dialog.js";
-import { announce, copyOf, download, element, show } from "./page.js";
+import { announce, copyButton, copyOf, download, element, show } from "./page.js";
 import { ANSWER_RATE_HZ, Playback, silence, unlockSound } from "./playback.js";
 import { fileOf, speechAsCurl, speechAsPython } from "./program_text.js";
 import { served } from "./served.js";

@@ -1,6 +1,6 @@
 // A sound file of the server's while it comes.
 
-import { PcmDecoder } from "./pcm.js";
+import { PcmDecoder } from "./samples.js";
 import { ANSWER_RATE_HZ } from "./playback.js";
 
 /** By the API's name; those that are not here are decoded by the browser once they are complete. */

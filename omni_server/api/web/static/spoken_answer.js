@@ -1,6 +1,6 @@
 // One answer of a spoken conversation: plays what has come of it, and knows how much of that was heard.
 
-import { PcmDecoder } from "./pcm.js";
+import { PcmDecoder } from "./samples.js";
 import { Playback } from "./playback.js";
 
 export class SpokenAnswer {

@@ -2,14 +2,13 @@
 
 import { ApiError, transcribe } from "./api.js";
 import { Clip, formatDuration } from "./clip.js";
-import { copyButton } from "./copy_button.js";
 import { withKey } from "./key_dialog.js";
 import { MicrophoneError } from "./microphone.js";
-import { announce, copyOf, element, show } from "./page.js";
+import { announce, copyButton, copyOf, element, show } from "./page.js";
 import { silence } from "./playback.js";
 import { Recording } from "./recording.js";
 import { served } from "./served.js";
-import { SPEECH_RATE_HZ, decodeSound, encodeWav } from "./wav.js";
+import { SPEECH_RATE_HZ, decodeSound, encodeWav } from "./samples.js";
 
 const LARGE_BYTES = 25_000_000;
 const TOO_LARGE =

@@ -1,13 +1,11 @@
 // Turns of the chat on the page.
 
-import { attachmentView } from "./attachment_view.js";
+import { attachmentView } from "./attachments.js";
 import { Clip } from "./clip.js";
-import { copyButton } from "./copy_button.js";
-import { copyOf, element } from "./page.js";
+import { copyButton, copyOf, element } from "./page.js";
 import { ANSWER_RATE_HZ } from "./playback.js";
 import { chatAsCurl, chatAsPython } from "./program_text.js";
-import { drawTimeline } from "./timeline.js";
-import { formatSeconds } from "./timings.js";
+import { drawTimeline, formatSeconds } from "./timings.js";
 
 const REDRAW_MS = 120;
 const NEAR_PX = 80;
