@@ -1,34 +1,28 @@
-"""A session's conversation: its items, in order, and the messages that the model reads of them."""
+"""A session's conversation: its items in order, and the messages that the model reads of them."""
 
 import logging
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Literal
 
 import numpy as np
 
-from omni_server.api.realtime.audio_format import Samples
-from omni_server.api.realtime.server_events import (
-    ItemStatus,
-    WireCall,
-    WireCallOutput,
-    WireContent,
-    WireItem,
-    WireMessage,
-    new_id,
+from omni_server.api.realtime.items import (
+    AnswerText,
+    AssistantItem,
+    CallItem,
+    CallOutputItem,
+    HeardAudio,
+    InputContent,
+    Item,
+    SeenImage,
+    SpokenAudio,
+    SystemItem,
+    UserItem,
+    WrittenText,
+    num_bytes,
 )
+from omni_server.api.realtime.server_events import new_id
 from omni_server.errors import InvalidRequestError
-from omni_server.types import (
-    SAMPLE_RATE_HZ,
-    AudioPart,
-    ChatMessage,
-    ContentPart,
-    ImagePart,
-    MediaKind,
-    ModelInfo,
-    TextPart,
-    ToolCall,
-)
+from omni_server.types import AudioPart, ChatMessage, ContentPart, MediaKind, ModelInfo, TextPart, ToolCall
 
 logger = logging.getLogger(__name__)
 
@@ -38,160 +32,6 @@ anyway."""
 _MAX_ITEMS = 2000
 _ROUNDING_MS = 100
 """Tolerance for clients that round the position of their player up."""
-_LONGEST_WORD = 30
-"""Characters. Languages that do not put spaces between words are cut where they are."""
-
-
-@dataclass
-class WrittenText:
-    text: str
-
-
-@dataclass
-class HeardAudio:
-    """What the user said; the model hears it again in every later turn."""
-
-    samples: Samples
-    rate_hz: int
-    transcript: str | None = None
-
-
-@dataclass
-class SeenImage:
-    image: ImagePart
-
-
-@dataclass
-class SpokenAudio:
-    """What the assistant said. The audio is not kept: later turns read its transcript."""
-
-    transcript: str
-    num_samples: int = 0
-    """At 24 kHz, as it was made so far."""
-    is_truncated: bool = False
-
-    @property
-    def audio_ms(self) -> float:
-        return 1000 * self.num_samples / SAMPLE_RATE_HZ
-
-    def truncate(self, audio_end_ms: int) -> None:
-        """Cuts the transcript where the listener stopped hearing: at the share of its characters that the
-        audio heard has of the audio made, moved back to the end of a word.
-
-        The text of an answer is finished before its audio: where the answer itself was interrupted, some of
-        the text has no audio yet, and a little more text is kept than was heard.
-        """
-        self.is_truncated = True
-        if audio_end_ms >= self.audio_ms:
-            return
-        kept = int(len(self.transcript) * audio_end_ms / self.audio_ms)
-        if self.transcript[kept - 1 : kept + 1].strip() and not self.transcript[kept].isspace():
-            word_end = max(self.transcript.rfind(space, 0, kept) for space in " \n\t")
-            kept = word_end if word_end >= 0 and kept - word_end <= _LONGEST_WORD else kept
-        self.transcript = self.transcript[:kept].rstrip()
-        self.num_samples = round(audio_end_ms * SAMPLE_RATE_HZ / 1000)
-
-
-Content = WrittenText | HeardAudio | SeenImage | SpokenAudio
-
-
-@dataclass
-class SystemItem:
-    role: ClassVar[Literal["system"]] = "system"
-    id: str
-    content: list[WrittenText]
-    status: ItemStatus = "completed"
-
-
-@dataclass
-class UserItem:
-    role: ClassVar[Literal["user"]] = "user"
-    id: str
-    content: list[WrittenText | HeardAudio | SeenImage]
-    status: ItemStatus = "completed"
-
-
-@dataclass
-class AssistantItem:
-    role: ClassVar[Literal["assistant"]] = "assistant"
-    id: str
-    content: list[WrittenText | SpokenAudio]
-    status: ItemStatus = "completed"
-
-
-@dataclass
-class CallItem:
-    """A function that the assistant wants to be called."""
-
-    id: str
-    call_id: str
-    name: str
-    arguments: str
-    """JSON, as the model wrote it."""
-    status: ItemStatus = "completed"
-
-
-@dataclass
-class CallOutputItem:
-    """What a function returned."""
-
-    id: str
-    call_id: str
-    output: str
-    status: ItemStatus = "completed"
-
-
-Item = SystemItem | UserItem | AssistantItem | CallItem | CallOutputItem
-
-
-def wire_item(item: Item) -> WireItem:
-    """As events show it."""
-    match item:
-        case CallItem():
-            return WireCall(
-                id=item.id, status=item.status, call_id=item.call_id, name=item.name, arguments=item.arguments
-            )
-        case CallOutputItem():
-            return WireCallOutput(id=item.id, status=item.status, call_id=item.call_id, output=item.output)
-        case _:
-            content = [_wire_content(part, item.role) for part in item.content]
-            return WireMessage(id=item.id, status=item.status, role=item.role, content=content)
-
-
-def _wire_content(part: Content, role: Literal["system", "user", "assistant"]) -> WireContent:
-    match part:
-        case WrittenText(text):
-            return WireContent(type="output_text" if role == "assistant" else "input_text", text=text)
-        case HeardAudio(transcript=transcript):
-            return WireContent(type="input_audio", transcript=transcript)
-        case SeenImage():
-            return WireContent(type="input_image")
-        case SpokenAudio(transcript=transcript):
-            return WireContent(type="output_audio", transcript=transcript)
-
-
-def num_bytes(item: Item) -> int:
-    """Of memory, about."""
-    match item:
-        case CallItem():
-            return 200 + len(item.arguments)
-        case CallOutputItem():
-            return 200 + len(item.output)
-        case _:
-            return 200 + sum(content_bytes(part) for part in item.content)
-
-
-def content_bytes(part: Content) -> int:
-    """Of memory, about."""
-    match part:
-        case WrittenText(text):
-            return 200 + len(text)
-        case HeardAudio():
-            return 200 + part.samples.nbytes + len(part.transcript or "")
-        case SeenImage(image):
-            return 200 + image.pixels.nbytes
-        case SpokenAudio():
-            return 200 + len(part.transcript)
 
 
 class Conversation:
@@ -365,7 +205,7 @@ def _message(item: Item, latest: set[int]) -> ChatMessage:
         case SystemItem():
             return ChatMessage("system", tuple(TextPart(part.text) for part in item.content))
         case AssistantItem():
-            said = [part.text if isinstance(part, WrittenText) else part.transcript for part in item.content]
+            said = [part.text if isinstance(part, AnswerText) else part.transcript for part in item.content]
             return ChatMessage("assistant", tuple(TextPart(text) for text in said if text))
         case UserItem():
             parts = [_user_part(part, in_prompt=id(part) in latest) for part in item.content]
@@ -378,7 +218,7 @@ def _message(item: Item, latest: set[int]) -> ChatMessage:
             return ChatMessage("tool", (TextPart(item.output),))
 
 
-def _user_part(part: WrittenText | HeardAudio | SeenImage, *, in_prompt: bool) -> ContentPart | None:
+def _user_part(part: InputContent, *, in_prompt: bool) -> ContentPart | None:
     match part:
         case WrittenText(text):
             return TextPart(text)

@@ -6,20 +6,20 @@ from collections.abc import Sequence
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.realtime import client_events as client
 from omni_server.api.realtime.audio_format import decode_audio, rate_of
-from omni_server.api.realtime.conversation import (
-    MAX_BYTES,
+from omni_server.api.realtime.conversation import MAX_BYTES, Conversation, check_call_id
+from omni_server.api.realtime.items import (
+    AnswerText,
     AssistantItem,
     CallItem,
     CallOutputItem,
-    Conversation,
     HeardAudio,
+    InputContent,
     Item,
     SeenImage,
     SpokenAudio,
     SystemItem,
     UserItem,
     WrittenText,
-    check_call_id,
     content_bytes,
 )
 from omni_server.api.realtime.server_events import new_id
@@ -112,14 +112,14 @@ class ItemLoader:
                 return AssistantItem(
                     item_id,
                     [
-                        WrittenText(part.text)
+                        AnswerText(part.text)
                         if isinstance(part, client.OutputText)
                         else SpokenAudio(part.transcript)
                         for part in given.content
                     ],
                 )
             case client.UserMessage():
-                content: list[WrittenText | HeardAudio | SeenImage] = []
+                content: list[InputContent] = []
                 for index, part in enumerate(given.content):
                     content.append(await self._user_part(part, format, f"{param}.content[{index}]"))
                     room.take(content[-1])
@@ -130,9 +130,7 @@ class ItemLoader:
             case client.FunctionCallOutput(call_id=call_id, output=output):
                 return CallOutputItem(item_id, call_id, output)
 
-    async def _user_part(
-        self, part: client.InputText | client.InputAudio | client.InputImage, format: WireFormat, param: str
-    ) -> WrittenText | HeardAudio | SeenImage:
+    async def _user_part(self, part: client.UserContent, format: WireFormat, param: str) -> InputContent:
         match part:
             case client.InputText(text=text):
                 return WrittenText(text)
@@ -166,7 +164,7 @@ class _Room:
         self._param = param
         self._bytes = MAX_BYTES
 
-    def take(self, part: WrittenText | HeardAudio | SeenImage) -> None:
+    def take(self, part: InputContent) -> None:
         """Raises `InvalidRequestError` where `part` is more than there is room for."""
         self._bytes -= content_bytes(part)
         if self._bytes < 0:

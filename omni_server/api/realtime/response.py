@@ -15,15 +15,8 @@ from omni_server.api.errors import logged, unexpected_error
 from omni_server.api.event_feed import follow
 from omni_server.api.realtime import server_events as events
 from omni_server.api.realtime.audio_format import OutputEncoder
-from omni_server.api.realtime.conversation import (
-    AssistantItem,
-    CallItem,
-    Conversation,
-    SpokenAudio,
-    WrittenText,
-    wire_item,
-    without_oldest,
-)
+from omni_server.api.realtime.conversation import Conversation, without_oldest
+from omni_server.api.realtime.items import AnswerText, AssistantItem, CallItem, ItemStatus, SpokenAudio
 from omni_server.api.realtime.outbox import Outbox
 from omni_server.api.realtime.session_config import SessionConfig, tool_use
 from omni_server.api.sampling import THINKER
@@ -141,7 +134,7 @@ class ResponseRun:
     def cancel(self, reason: events.CancelReason) -> None:
         """Writes the last events at once; the stages are told at the same time and need not have answered."""
         details = events.StatusDetails(type="cancelled", reason=reason)
-        self._writer.close("cancelled", details, events.WireUsage())
+        self._writer.close("cancelled", details, events.NO_USAGE)
         self.release()
 
     def release(self) -> "asyncio.Task[None]":
@@ -193,7 +186,7 @@ class ResponseRun:
 
     def _fail(self, error: OmniError) -> None:
         details = events.StatusDetails(type="failed", error=events.FailureDetails.of(error))
-        self._writer.close("failed", details, events.WireUsage())
+        self._writer.close("failed", details, events.NO_USAGE)
 
 
 class _Writer:
@@ -227,7 +220,7 @@ class _Writer:
             return
         self._message = item = AssistantItem(events.new_id("item"), [], "in_progress")
         self._begin(item)
-        item.content.append(SpokenAudio("") if self._encoder is not None else WrittenText(""))
+        item.content.append(SpokenAudio("") if self._encoder is not None else AnswerText(""))
         self._outbox.put(events.PartAdded(response_id=self._plan.id, item_id=item.id, part=self._part("")))
 
     def text(self, text: str) -> None:
@@ -292,7 +285,7 @@ class _Writer:
         self._end_call("completed" if is_complete else "incomplete")
         response = self._plan.wire(status)
         response.status_details, response.usage = details, usage
-        response.output = [wire_item(item) for item in self._output]
+        response.output = [*self._output]
         self._outbox.put(events.ResponseDone(response=response))
 
     def _write_call(self, delta: ToolCallDelta) -> None:
@@ -312,7 +305,7 @@ class _Writer:
                 )
             )
 
-    def _end_call(self, status: events.ItemStatus) -> None:
+    def _end_call(self, status: ItemStatus) -> None:
         """Of the call that is being written, if there is one."""
         item = self._output[-1] if self._output else None
         if not isinstance(item, CallItem) or item.status != "in_progress":
@@ -334,20 +327,20 @@ class _Writer:
 
     def _begin(self, item: AssistantItem | CallItem) -> None:
         """Makes `item` the next one of the output, and the last one of the conversation."""
-        wire, index = wire_item(item), len(self._output)
-        self._outbox.put(events.OutputItemAdded(response_id=self._plan.id, output_index=index, item=wire))
+        index = len(self._output)
+        self._outbox.put(events.OutputItemAdded(response_id=self._plan.id, output_index=index, item=item))
         previous_id = None
         if self._conversation is not None:
             previous_id = self._conversation.add(item)
-            self._outbox.put(events.ItemAdded(previous_item_id=previous_id, item=wire))
+            self._outbox.put(events.ItemAdded(previous_item_id=previous_id, item=item))
         self._output.append(item)
         self._previous_ids.append(previous_id)
 
     def _end(self, index: int) -> None:
-        wire = wire_item(self._output[index])
-        self._outbox.put(events.OutputItemDone(response_id=self._plan.id, output_index=index, item=wire))
+        item = self._output[index]
+        self._outbox.put(events.OutputItemDone(response_id=self._plan.id, output_index=index, item=item))
         if self._conversation is not None:
-            self._outbox.put(events.ItemDone(previous_item_id=self._previous_ids[index], item=wire))
+            self._outbox.put(events.ItemDone(previous_item_id=self._previous_ids[index], item=item))
 
     def _close_part(self, item: AssistantItem) -> None:
         text, response_id, item_id = "".join(self._text), self._plan.id, item.id

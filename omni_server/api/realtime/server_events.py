@@ -11,56 +11,17 @@ from typing import Literal
 
 from pydantic import BaseModel, Field, JsonValue
 
+from omni_server.api.realtime.items import Item
 from omni_server.api.realtime.session_config import MaxOutputTokens, SessionConfig, WireFormat
 from omni_server.errors import InvalidRequestError, OmniError
-from omni_server.types import Usage
+from omni_server.types import PromptTokens, Usage
 
-ItemStatus = Literal["in_progress", "completed", "incomplete"]
 ResponseStatus = Literal["in_progress", "completed", "cancelled", "failed", "incomplete"]
 CancelReason = Literal["turn_detected", "client_cancelled"]
 
 
 def new_id(prefix: str) -> str:
     return f"{prefix}_{uuid.uuid4().hex[:24]}"
-
-
-# -- items
-
-
-class WireContent(BaseModel):
-    """One part of a message. Audio that was sent is not sent back."""
-
-    type: Literal["input_text", "input_audio", "input_image", "output_text", "output_audio"]
-    text: str | None = None
-    transcript: str | None = None
-
-
-class _WireItem(BaseModel):
-    id: str
-    object: Literal["realtime.item"] = "realtime.item"
-    status: ItemStatus
-
-
-class WireMessage(_WireItem):
-    type: Literal["message"] = "message"
-    role: Literal["system", "user", "assistant"]
-    content: list[WireContent]
-
-
-class WireCall(_WireItem):
-    type: Literal["function_call"] = "function_call"
-    call_id: str
-    name: str
-    arguments: str
-
-
-class WireCallOutput(_WireItem):
-    type: Literal["function_call_output"] = "function_call_output"
-    call_id: str
-    output: str
-
-
-WireItem = WireMessage | WireCall | WireCallOutput
 
 
 class WirePart(BaseModel):
@@ -74,26 +35,12 @@ class WirePart(BaseModel):
 # -- usage and errors
 
 
-class InputTokenDetails(BaseModel):
-    text_tokens: int = 0
-    audio_tokens: int = 0
-    image_tokens: int = 0
-    cached_tokens: int = 0
-
-
-class OutputTokenDetails(BaseModel):
-    text_tokens: int = 0
-    audio_tokens: int = 0
-
-
 class WireUsage(BaseModel):
-    """All zero for a response that did not complete: what it used is not known then."""
-
-    total_tokens: int = 0
-    input_tokens: int = 0
-    output_tokens: int = 0
-    input_token_details: InputTokenDetails = InputTokenDetails()
-    output_token_details: OutputTokenDetails = OutputTokenDetails()
+    total_tokens: int
+    input_tokens: int
+    output_tokens: int
+    input_token_details: dict[str, int]
+    output_token_details: dict[str, int]
 
     @classmethod
     def of(cls, usage: Usage) -> "WireUsage":
@@ -102,21 +49,18 @@ class WireUsage(BaseModel):
             total_tokens=prompt.total + output_tokens,
             input_tokens=prompt.total,
             output_tokens=output_tokens,
-            input_token_details=InputTokenDetails(
-                text_tokens=prompt.text,
-                audio_tokens=prompt.audio,
-                image_tokens=prompt.image,
-                cached_tokens=prompt.cached,
-            ),
-            output_token_details=OutputTokenDetails(
-                text_tokens=usage.text_tokens, audio_tokens=usage.codec_tokens
-            ),
+            input_token_details={
+                "text_tokens": prompt.text,
+                "audio_tokens": prompt.audio,
+                "image_tokens": prompt.image,
+                "cached_tokens": prompt.cached,
+            },
+            output_token_details={"text_tokens": usage.text_tokens, "audio_tokens": usage.codec_tokens},
         )
 
 
-class TranscriptionTokenDetails(BaseModel):
-    text_tokens: int
-    audio_tokens: int
+NO_USAGE = WireUsage.of(Usage(PromptTokens(total=0, text=0, audio=0, image=0, video=0), 0, 0))
+"""Of a response that did not complete: what it used is not known then."""
 
 
 class TranscriptionUsage(BaseModel):
@@ -124,7 +68,7 @@ class TranscriptionUsage(BaseModel):
     total_tokens: int
     input_tokens: int
     output_tokens: int
-    input_token_details: TranscriptionTokenDetails
+    input_token_details: dict[str, int]
 
     @classmethod
     def of(cls, usage: Usage) -> "TranscriptionUsage":
@@ -133,7 +77,7 @@ class TranscriptionUsage(BaseModel):
             total_tokens=prompt.total + usage.text_tokens,
             input_tokens=prompt.total,
             output_tokens=usage.text_tokens,
-            input_token_details=TranscriptionTokenDetails(text_tokens=prompt.text, audio_tokens=prompt.audio),
+            input_token_details={"text_tokens": prompt.text, "audio_tokens": prompt.audio},
         )
 
 
@@ -189,7 +133,7 @@ class WireResponse(BaseModel):
     object: Literal["realtime.response"] = "realtime.response"
     status: ResponseStatus
     status_details: StatusDetails | None = None
-    output: list[WireItem] = []
+    output: list[Item] = []
     conversation_id: str | None
     """Null for a response outside of the conversation."""
     output_modalities: list[Literal["text", "audio"]]
@@ -253,18 +197,18 @@ class SpeechStopped(ServerEvent):
 class ItemAdded(ServerEvent):
     type: Literal["conversation.item.added"] = "conversation.item.added"
     previous_item_id: str | None
-    item: WireItem
+    item: Item
 
 
 class ItemDone(ServerEvent):
     type: Literal["conversation.item.done"] = "conversation.item.done"
     previous_item_id: str | None
-    item: WireItem
+    item: Item
 
 
 class ItemRetrieved(ServerEvent):
     type: Literal["conversation.item.retrieved"] = "conversation.item.retrieved"
-    item: WireItem
+    item: Item
 
 
 class ItemDeleted(ServerEvent):
@@ -322,14 +266,14 @@ class OutputItemAdded(ServerEvent):
     type: Literal["response.output_item.added"] = "response.output_item.added"
     response_id: str
     output_index: int
-    item: WireItem
+    item: Item
 
 
 class OutputItemDone(ServerEvent):
     type: Literal["response.output_item.done"] = "response.output_item.done"
     response_id: str
     output_index: int
-    item: WireItem
+    item: Item
 
 
 class _PartEvent(ServerEvent):

@@ -9,17 +9,10 @@ from pydantic import JsonValue
 from omni_server.api.realtime import client_events as client
 from omni_server.api.realtime import server_events as events
 from omni_server.api.realtime.audio_format import Samples, decode_audio, rate_of, seconds_of
-from omni_server.api.realtime.conversation import (
-    Conversation,
-    HeardAudio,
-    Item,
-    UserItem,
-    messages_of,
-    unknown_item,
-    wire_item,
-)
+from omni_server.api.realtime.conversation import Conversation, messages_of, unknown_item
 from omni_server.api.realtime.input_buffer import InputBuffer, Started, Stopped
 from omni_server.api.realtime.item_loader import ItemLoader
+from omni_server.api.realtime.items import HeardAudio, Item, UserItem
 from omni_server.api.realtime.outbox import Outbox
 from omni_server.api.realtime.response import ResponsePlan, ResponseRun
 from omni_server.api.realtime.session_config import first_config, updated
@@ -125,7 +118,7 @@ class Session:
                 found = self._conversation.find(item_id)
                 if found is None:
                     raise unknown_item("retrieving", item_id, "item_retrieve_invalid_item_id")
-                self._outbox.put(events.ItemRetrieved(item=wire_item(found)))
+                self._outbox.put(events.ItemRetrieved(item=found))
             case client.ItemDelete(item_id=item_id):
                 self._conversation.delete(item_id)
                 self._outbox.put(events.ItemDeleted(item_id=item_id))
@@ -161,9 +154,8 @@ class Session:
 
     def _add(self, item: Item, previous_item_id: str | None = None) -> None:
         before = self._conversation.add(item, previous_item_id)
-        wire = wire_item(item)
-        self._outbox.put(events.ItemAdded(previous_item_id=before, item=wire))
-        self._outbox.put(events.ItemDone(previous_item_id=before, item=wire))
+        self._outbox.put(events.ItemAdded(previous_item_id=before, item=item))
+        self._outbox.put(events.ItemDone(previous_item_id=before, item=item))
 
     # -- the user's voice
 

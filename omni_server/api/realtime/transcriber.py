@@ -7,7 +7,8 @@ from contextlib import aclosing
 from omni_server.api.errors import unexpected_error
 from omni_server.api.event_feed import follow
 from omni_server.api.realtime import server_events as events
-from omni_server.api.realtime.conversation import HeardAudio, UserItem, audio_part
+from omni_server.api.realtime.conversation import audio_part
+from omni_server.api.realtime.items import HeardAudio, UserItem
 from omni_server.api.realtime.outbox import Outbox
 from omni_server.api.realtime.session_config import Transcription
 from omni_server.api.sampling import THINKER

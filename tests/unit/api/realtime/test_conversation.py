@@ -5,14 +5,8 @@ import logging
 import numpy as np
 import pytest
 
-from omni_server.api.realtime.conversation import (
-    AssistantItem,
-    Conversation,
-    HeardAudio,
-    SpokenAudio,
-    UserItem,
-    WrittenText,
-)
+from omni_server.api.realtime.conversation import Conversation
+from omni_server.api.realtime.items import AssistantItem, HeardAudio, SpokenAudio, UserItem, WrittenText
 from omni_server.errors import InvalidRequestError
 
 

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from omni_server.api.realtime.conversation import (
+from omni_server.api.realtime.conversation import messages_of, without_oldest
+from omni_server.api.realtime.items import (
     AssistantItem,
     CallItem,
     CallOutputItem,
@@ -12,8 +13,6 @@ from omni_server.api.realtime.conversation import (
     SystemItem,
     UserItem,
     WrittenText,
-    messages_of,
-    without_oldest,
 )
 from omni_server.types import AudioPart, ChatMessage, TextPart, ToolCall
 from tests.unit.api.fake_generator import MODEL

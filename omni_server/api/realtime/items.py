@@ -1,0 +1,175 @@
+"""The items of a conversation, as the server keeps them and as events show them.
+
+Events hold the items themselves. What is `Unsent` stays here; fields that are always null are there for
+clients.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import Field, PlainValidator
+
+from omni_server.api.realtime.audio_format import Samples
+from omni_server.types import SAMPLE_RATE_HZ, ImagePart
+
+T = TypeVar("T")
+Unsent = Annotated[T, PlainValidator(lambda value: value), Field(exclude=True)]
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+_LONGEST_WORD = 30
+"""Characters. Languages that do not put spaces between words are cut where they are."""
+
+
+@dataclass
+class WrittenText:
+    text: str
+    transcript: None = None
+    type: Literal["input_text"] = "input_text"
+
+
+@dataclass
+class AnswerText:
+    text: str
+    transcript: None = None
+    type: Literal["output_text"] = "output_text"
+
+
+@dataclass
+class HeardAudio:
+    """What the user said; the model hears it again in every later turn. Audio that was sent is not sent
+    back."""
+
+    samples: Unsent[Samples]
+    rate_hz: Unsent[int]
+    transcript: str | None = None
+    text: None = None
+    type: Literal["input_audio"] = "input_audio"
+
+
+@dataclass
+class SeenImage:
+    image: Unsent[ImagePart]
+    text: None = None
+    transcript: None = None
+    type: Literal["input_image"] = "input_image"
+
+
+@dataclass
+class SpokenAudio:
+    """What the assistant said. The audio is not kept: later turns read its transcript."""
+
+    transcript: str
+    num_samples: Unsent[int] = 0
+    """At 24 kHz, as it was made so far."""
+    is_truncated: Unsent[bool] = False
+    text: None = None
+    type: Literal["output_audio"] = "output_audio"
+
+    @property
+    def audio_ms(self) -> float:
+        return 1000 * self.num_samples / SAMPLE_RATE_HZ
+
+    def truncate(self, audio_end_ms: int) -> None:
+        """Cuts the transcript where the listener stopped hearing: at the share of its characters that the
+        audio heard has of the audio made, moved back to the end of a word.
+
+        The text of an answer is finished before its audio: where the answer itself was interrupted, some of
+        the text has no audio yet, and a little more text is kept than was heard.
+        """
+        self.is_truncated = True
+        if audio_end_ms >= self.audio_ms:
+            return
+        kept = int(len(self.transcript) * audio_end_ms / self.audio_ms)
+        if self.transcript[kept - 1 : kept + 1].strip() and not self.transcript[kept].isspace():
+            word_end = max(self.transcript.rfind(space, 0, kept) for space in " \n\t")
+            kept = word_end if word_end >= 0 and kept - word_end <= _LONGEST_WORD else kept
+        self.transcript = self.transcript[:kept].rstrip()
+        self.num_samples = round(audio_end_ms * SAMPLE_RATE_HZ / 1000)
+
+
+InputContent = WrittenText | HeardAudio | SeenImage
+OutputContent = AnswerText | SpokenAudio
+
+
+@dataclass
+class SystemItem:
+    id: str
+    content: list[WrittenText]
+    status: ItemStatus = "completed"
+    role: Literal["system"] = "system"
+    type: Literal["message"] = "message"
+    object: Literal["realtime.item"] = "realtime.item"
+
+
+@dataclass
+class UserItem:
+    id: str
+    content: list[InputContent]
+    status: ItemStatus = "completed"
+    role: Literal["user"] = "user"
+    type: Literal["message"] = "message"
+    object: Literal["realtime.item"] = "realtime.item"
+
+
+@dataclass
+class AssistantItem:
+    id: str
+    content: list[OutputContent]
+    status: ItemStatus = "completed"
+    role: Literal["assistant"] = "assistant"
+    type: Literal["message"] = "message"
+    object: Literal["realtime.item"] = "realtime.item"
+
+
+@dataclass
+class CallItem:
+    """A function that the assistant wants to be called."""
+
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    """JSON, as the model wrote it."""
+    status: ItemStatus = "completed"
+    type: Literal["function_call"] = "function_call"
+    object: Literal["realtime.item"] = "realtime.item"
+
+
+@dataclass
+class CallOutputItem:
+    """What a function returned."""
+
+    id: str
+    call_id: str
+    output: str
+    status: ItemStatus = "completed"
+    type: Literal["function_call_output"] = "function_call_output"
+    object: Literal["realtime.item"] = "realtime.item"
+
+
+Item = SystemItem | UserItem | AssistantItem | CallItem | CallOutputItem
+
+
+def num_bytes(item: Item) -> int:
+    """Of memory, about."""
+    match item:
+        case CallItem():
+            return 200 + len(item.arguments)
+        case CallOutputItem():
+            return 200 + len(item.output)
+        case _:
+            return 200 + sum(content_bytes(part) for part in item.content)
+
+
+def content_bytes(part: InputContent | OutputContent) -> int:
+    """Of memory, about."""
+    match part:
+        case WrittenText() | AnswerText():
+            return 200 + len(part.text)
+        case HeardAudio():
+            return 200 + part.samples.nbytes + len(part.transcript or "")
+        case SeenImage(image):
+            return 200 + image.pixels.nbytes
+        case SpokenAudio():
+            return 200 + len(part.transcript)
