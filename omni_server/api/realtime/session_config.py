@@ -3,7 +3,7 @@ call."""
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, JsonValue, Tag
 
@@ -66,17 +66,11 @@ class SemanticVad(ExactModel):
     """For clients whose default it is: the same detector; eagerness is how much silence it waits for."""
 
     type: Literal["semantic_vad"]
+    threshold: ClassVar[float] = 0.5
+    prefix_padding_ms: ClassVar[int] = 300
     eagerness: Literal["low", "medium", "high", "auto"] = "auto"
     create_response: bool = True
     interrupt_response: bool = True
-
-    @property
-    def threshold(self) -> float:
-        return 0.5
-
-    @property
-    def prefix_padding_ms(self) -> int:
-        return 300
 
     @property
     def silence_ms(self) -> int:
@@ -214,14 +208,19 @@ def merged(base: JsonObject, changes: JsonObject) -> dict[str, JsonValue]:
 
 
 def updated(
-    config: SessionConfig, changes: JsonObject, model: ModelInfo, *, param: str = "session"
+    config: SessionConfig,
+    changes: JsonObject,
+    model: ModelInfo,
+    *,
+    param: Literal["session", "response"] = "session",
 ) -> SessionConfig:
     """The session after `changes`, all of them or none. `param` names `changes` in errors.
 
     Raises `InvalidRequestError` for values that are wrong or that this server cannot serve.
     """
-    body = {param: merged(config.model_dump(mode="json"), changes)}
-    new = _validated(body, param)
+    body = validate(_Body, {param: merged(config.model_dump(mode="json"), changes)})
+    new = body.session or body.response
+    assert new is not None
     if new.model != config.model and new.model != model.name and new.model not in model.aliases:
         raise InvalidRequestError("The model of a session cannot be changed.", param=f"{param}.model")
     _check_supported(new, model, param)
@@ -235,19 +234,11 @@ def updated(
     return new
 
 
-class _SessionBody(BaseModel):
-    session: SessionConfig
+class _Body(BaseModel):
+    """The session in a body, under the key by which errors name its fields."""
 
-
-class _ResponseBody(BaseModel):
-    response: SessionConfig
-
-
-def _validated(body: dict[str, dict[str, JsonValue]], param: str) -> SessionConfig:
-    """Through a body with the right outer key, so that errors name the field as the client wrote it."""
-    if param == "session":
-        return validate(_SessionBody, body).session
-    return validate(_ResponseBody, body).response
+    session: SessionConfig | None = None
+    response: SessionConfig | None = None
 
 
 def _check_supported(config: SessionConfig, model: ModelInfo, param: str) -> None:

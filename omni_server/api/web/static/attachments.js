@@ -2,7 +2,7 @@
 
 import { Clip } from "./clip.js";
 import { copyOf } from "./page.js";
-import { decodeSound, encodeWav, SPEECH_RATE_HZ } from "./samples.js";
+import { decodeAudioFile, encodeWav, SPEECH_RATE_HZ } from "./samples.js";
 
 /** Larger pictures are scaled down before they are sent: more detail costs a model thousands of tokens. */
 const MAX_PIXELS = 768 * 1024;
@@ -16,7 +16,7 @@ export async function attachmentOf(file) {
   const kind = file.type.split("/")[0];
   switch (kind) {
     case "audio":
-      return soundFile(file);
+      return audioFile(file);
     case "image": {
       const picture = await scaledDown(file);
       const url = await dataUrl(picture);
@@ -59,10 +59,10 @@ export function discard(attachment) {
 }
 
 /** Decoded here, so that whatever the browser can read may be sent, and its waveform be shown. */
-async function soundFile(file) {
+async function audioFile(file) {
   let samples;
   try {
-    samples = await decodeSound(file);
+    samples = await decodeAudioFile(file);
   } catch {
     // The server may know the format, and says so if not.
     const part = { type: "audio_url", audio_url: { url: await dataUrl(file) } };

@@ -7,7 +7,7 @@ import { composer, notify } from "./composer.js";
 import { withKey } from "./key_dialog.js";
 import { Messages } from "./messages.js";
 import { announce, element } from "./page.js";
-import { silence, unlockSound } from "./playback.js";
+import { silence, unlockAudio } from "./playback.js";
 import { served } from "./served.js";
 import { settings } from "./settings.js";
 import { TurnView } from "./turn_view.js";
@@ -26,7 +26,7 @@ function emptyChat() {
 export async function ask(text, media) {
   stop();
   silence();
-  unlockSound();
+  unlockAudio();
   notify("");
   showWelcome(false);
   const own = chat;

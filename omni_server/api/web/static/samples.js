@@ -36,10 +36,10 @@ export async function resample(samples, fromHz, toHz) {
 }
 
 /**
- * Any sound file that the browser can read, as mono samples at `SPEECH_RATE_HZ`. Throws a DOMException if it
+ * Any audio file that the browser can read, as mono samples at `SPEECH_RATE_HZ`. Throws a DOMException if it
  * cannot.
  */
-export async function decodeSound(file) {
+export async function decodeAudioFile(file) {
   const context = new OfflineAudioContext(1, 1, SPEECH_RATE_HZ);
   const buffer = await context.decodeAudioData(await file.arrayBuffer());
   const mono = new Float32Array(buffer.length);

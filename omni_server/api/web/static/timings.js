@@ -7,13 +7,13 @@ export class Timings {
     this.accepted = null;
     /** Arrival of each piece of text. */
     this.text = [];
-    /** Arrival of each piece of sound. */
-    this.sound = [];
+    /** Arrival of each piece of audio. */
+    this.audio = [];
     /** Pairs: stretches of playback without a gap. */
     this.played = [];
     /** When the last byte had arrived, or the answer was given up. */
     this.ended = null;
-    this.soundSeconds = 0;
+    this.audioSeconds = 0;
   }
 
   /** Seconds from the request to `time`. */
@@ -29,9 +29,9 @@ export class Timings {
     this.text.push(performance.now());
   }
 
-  markSound(seconds) {
-    this.sound.push(performance.now());
-    this.soundSeconds += seconds;
+  markAudio(seconds) {
+    this.audio.push(performance.now());
+    this.audioSeconds += seconds;
   }
 
   markEnded() {
@@ -64,19 +64,19 @@ function lanesOf(timings, now) {
   const arrivals = (times) => (times.length > 0 ? [[seconds(times[0]), seconds(times.at(-1))]] : []);
   const accepted = seconds(timings.accepted ?? timings.ended ?? now);
   const answered = seconds(
-    Math.min(timings.text[0] ?? Infinity, timings.sound[0] ?? Infinity, timings.ended ?? now),
+    Math.min(timings.text[0] ?? Infinity, timings.audio[0] ?? Infinity, timings.ended ?? now),
   );
   const lanes = [
     { name: "Request", className: "request", bars: [[0, accepted]], pale: [accepted, answered], ticks: [] },
     { name: "Text", className: "text", bars: arrivals(timings.text), ticks: timings.text.map(seconds) },
   ];
-  if (timings.sound.length > 0) {
+  if (timings.audio.length > 0) {
     const played = timings.played.map(([from, to]) => [seconds(from), seconds(to)]);
     lanes.push({
       name: "Speech",
       className: "sound",
-      bars: arrivals(timings.sound),
-      ticks: timings.sound.map(seconds),
+      bars: arrivals(timings.audio),
+      ticks: timings.audio.map(seconds),
     });
     lanes.push({ name: "Playback", className: "played", bars: played, ticks: [] });
   }

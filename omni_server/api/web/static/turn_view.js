@@ -65,7 +65,7 @@ export class TurnView {
     this.#scroll();
   }
 
-  /** `playback` plays what `sound` will get. */
+  /** `playback` plays what `audio` will get. */
   playing(playback) {
     const element = copyOf("clip");
     this.#part(".sound").append(element);
@@ -73,7 +73,7 @@ export class TurnView {
     this.#clip.follow(playback);
   }
 
-  sound(samples) {
+  audio(samples) {
     this.#clip.add(samples);
   }
 
@@ -119,7 +119,7 @@ export class TurnView {
     this.#answer.updatePlayed();
     const { timings } = this.#answer;
     this.#time(".first-text", timings.text[0] ?? null);
-    this.#time(".first-sound", timings.sound[0] ?? null);
+    this.#time(".first-sound", timings.audio[0] ?? null);
     this.#time(".total", timings.ended);
     drawTimeline(this.#part(".timeline"), timings);
     this.#scroll();
