@@ -12,8 +12,8 @@ from pydantic import Field, PlainValidator
 from omni_server.api.realtime.audio_format import Samples
 from omni_server.types import SAMPLE_RATE_HZ, ImagePart
 
-T = TypeVar("T")
-Unsent = Annotated[T, PlainValidator(lambda value: value), Field(exclude=True)]
+_T = TypeVar("_T")
+Unsent = Annotated[_T, PlainValidator(lambda value: value), Field(exclude=True)]
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 

@@ -324,7 +324,8 @@ def test_ffmpeg_is_not_loaded_into_the_server() -> None:
     program = (
         "import sys; from omni_server.media.audio import decode_audio\n"
         "from omni_server.media.limits import MediaLimits\n"
-        "part = decode_audio(sys.stdin.buffer.read(), MediaLimits()); print(part.samples.size, 'av' in sys.modules)"
+        "part = decode_audio(sys.stdin.buffer.read(), MediaLimits())\n"
+        "print(part.samples.size, 'av' in sys.modules)"
     )
     data = matroska(_pcm(_tone()))
     done = subprocess.run([sys.executable, "-c", program], input=data, capture_output=True, check=True)
