@@ -91,8 +91,7 @@ class StreamEncoder:
 
     @property
     def is_quick(self) -> bool:
-        """Writing a second takes microseconds. Otherwise it belongs in a thread, or all other requests wait
-        for it."""
+        """Writing a second takes microseconds. Otherwise it belongs in a thread; others would wait."""
         return self._writer is None
 
     def write(self, samples: npt.NDArray[np.float32]) -> bytes:
@@ -110,8 +109,7 @@ class StreamEncoder:
         return header + pcm.tobytes()
 
     def close(self) -> bytes:
-        """What is left to send: the header of a `wav` of which nothing was written, the last frames of the
-        others."""
+        """What is left: the header of a `wav` of which nothing was written, the last frames of the others."""
         if self._closed:
             return b""
         self._closed = True

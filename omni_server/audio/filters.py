@@ -1,5 +1,4 @@
-"""Waveforms through FFmpeg's audio filters, piece by piece: another sample rate, or another speed at the same
-pitch."""
+"""Waveforms through FFmpeg's filters, piece by piece: at another rate, or faster at the same pitch."""
 
 from collections.abc import Iterator, Sequence
 from fractions import Fraction

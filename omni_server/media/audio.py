@@ -86,8 +86,7 @@ def _has_file_header(data: bytes) -> bool:
 
 
 def _has_mpeg_sync(data: bytes) -> bool:
-    """Eleven set bits start a frame of MPEG audio. Too weak a mark to overrule a declared pcm16: -1 has it as
-    well."""
+    """Eleven set bits start a frame of MPEG audio. Too weak to overrule a declared pcm16: -1 has them too."""
     return len(data) > 2 and data[0] == 0xFF and data[1] & 0xE0 == 0xE0
 
 
@@ -122,8 +121,7 @@ def _check_header(file: soundfile.SoundFile, limits: MediaLimits) -> None:
 
 
 def _read_mono(file: soundfile.SoundFile) -> npt.NDArray[np.float32]:
-    """All samples [num_samples], at most as many as declared; in blocks, so that only one channel is ever
-    whole."""
+    """All samples [num_samples], at most as many as declared; in blocks: only one channel is ever whole."""
     # Memory is taken as it is written to, not for what a header only claims.
     samples = np.empty(file.frames, dtype=np.float32)
     end = 0

@@ -24,8 +24,7 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _CHUNK_BYTES = 64 * 1024
 _LOOKUP_THREADS = 4
 _MAX_URL_CHARS = 8192
-"""As much as most servers take. A host's name of megabytes in another script would keep the event loop for
-seconds."""
+"""Most servers take as much. A host name of megabytes in another script would block the loop for seconds."""
 _ALLOWED_PLACE = re.compile(r"([\w-]+(\.[\w-]+)*|\[[0-9A-Fa-f:.]+\])(:[1-9][0-9]{0,4})?")
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 """RFC 6052: the last 32 bits are an IPv4 address that a gateway connects to."""
@@ -138,8 +137,7 @@ class _CheckingResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        """Addresses of `host`. Raises `OSError` if it has none and `InvalidRequestError` if none is
-        allowed."""
+        """Addresses of `host`. Raises `OSError` if it has none, `InvalidRequestError` if none is allowed."""
         look_up = partial(socket.getaddrinfo, host, port, family=family, type=socket.SOCK_STREAM)
         found = await asyncio.get_running_loop().run_in_executor(self._threads, look_up)
         results: list[ResolveResult] = []
@@ -167,8 +165,7 @@ class _CheckingResolver(AbstractResolver):
 
 
 def is_public(address: IPAddress) -> bool:
-    """Whether an address belongs to the public internet; one that carries an IPv4 address is as public as
-    that one."""
+    """Whether an address is of the public internet; one that carries an IPv4 address is so if that one is."""
     if isinstance(address, ipaddress.IPv6Address):
         carried = address.ipv4_mapped or address.sixtofour
         if address in _NAT64 or address in _IPV4_COMPATIBLE:

@@ -18,8 +18,7 @@ class MediaLimits:
     """Of one channel at the file's own rate: 300 s at 192 kHz, 230 MB decoded."""
 
     decode_timeout_s: float = 60.0
-    """Seconds for a video, or the audio track of a WebM or MP4 file; then the process that decodes it is
-    ended."""
+    """Seconds for a video, or the audio track of a WebM or MP4 file; then its decoder is killed."""
 
     max_image_pixels: int = 50_000_000
     """Width x height of an image, as its header declares it: 150 MB decoded."""

@@ -1,5 +1,4 @@
-"""Where media comes from: base64 text, `data:` URLs, and what the operator allowed of http(s) and `file:`
-URLs."""
+"""Where media comes from: base64, `data:` URLs, and what the operator allowed of http(s) and `file:` URLs."""
 
 import asyncio
 import binascii
@@ -57,8 +56,7 @@ class MediaSource:
         )
 
     def _read_data_url(self, url: str) -> bytes:
-        """RFC 2397: `data:[<media type>][;base64],<data>`. The media type is not used: decoders look at the
-        bytes."""
+        """RFC 2397: `data:[<media type>][;base64],<data>`. The media type is ignored: bytes decide."""
         header, comma, payload = url[len("data:") :].partition(",")
         if not comma:
             raise InvalidRequestError("The data: URL has no comma before its data.", code="invalid_url")

@@ -27,8 +27,7 @@ from omni_server.types import AudioPart, ChatMessage, ContentPart, MediaKind, Mo
 logger = logging.getLogger(__name__)
 
 MAX_BYTES = 64 * 1024 * 1024
-"""23 minutes of 24 kHz audio, more than the longest prompt of the models: older items could not be read
-anyway."""
+"""23 minutes of 24 kHz audio, more than the models' longest prompt: older items could not be read anyway."""
 _MAX_ITEMS = 2000
 _ROUNDING_MS = 100
 """Tolerance for clients that round the position of their player up."""

@@ -31,8 +31,7 @@ class Stopped:
 
 
 class SampleQueue:
-    """Keeps the pieces as they came: joining them at every small piece would copy minutes of audio each
-    time."""
+    """Keeps the pieces as they came: joining them at every piece would copy minutes of audio each time."""
 
     def __init__(self) -> None:
         self._pieces: deque[Samples] = deque()
@@ -116,8 +115,7 @@ class InputBuffer:
             yield from self._append_second(samples[begin : begin + self._rate])
 
     def commit(self) -> Samples:
-        """All audio in the buffer, which is empty afterwards. Raises `InvalidRequestError` if it is too
-        little."""
+        """All audio in the buffer, which is empty afterwards. Raises `InvalidRequestError` for too little."""
         if self.seconds * 1000 < _MIN_COMMIT_MS:
             raise InvalidRequestError(
                 "Error committing input audio buffer: buffer too small. Expected at least "

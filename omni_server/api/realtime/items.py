@@ -37,8 +37,7 @@ class AnswerText:
 
 @dataclass
 class HeardAudio:
-    """What the user said; the model hears it again in every later turn. Audio that was sent is not sent
-    back."""
+    """What the user said; the model hears it again in every later turn. It is not sent back."""
 
     samples: Unsent[Samples]
     rate_hz: Unsent[int]

@@ -9,8 +9,7 @@ from typing import NoReturn
 from omni_server.api.realtime.server_events import OutputAudioDelta, ServerEvent
 
 _MAX_CHARS = 16 * 1024 * 1024
-"""Of unsent events: four minutes of audio. Answers are made faster than they are heard, and clients buffer
-them."""
+"""Of unsent events: four minutes of audio. Answers are made faster than heard, and clients buffer them."""
 
 
 class SlowClientError(Exception):

@@ -1,5 +1,4 @@
-"""One response: what it is to be, its life from its submission to its only end, and the events that tell of
-it."""
+"""One response: what it is to be, its life from submission to its only end, and its events."""
 
 import asyncio
 import base64

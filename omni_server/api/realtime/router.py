@@ -1,5 +1,4 @@
-"""`/v1/realtime`: who is let in, and one WebSocket from its acceptance to its end, for whatever reason it
-ends."""
+"""`/v1/realtime`: who is let in, and one WebSocket from its acceptance to its end."""
 
 import asyncio
 import contextlib

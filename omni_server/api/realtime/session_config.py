@@ -1,5 +1,4 @@
-"""The session object: what a client may set, how an update changes it, and which functions the model may
-call."""
+"""The session object: what a client may set, and how an update changes it."""
 
 import json
 from collections.abc import Mapping
@@ -18,11 +17,9 @@ from omni_server.types import FunctionTool, ModelInfo, ToolUse
 JsonObject = Mapping[str, JsonValue]
 
 NotApplied = Annotated[None, BeforeValidator(lambda _: None)]
-"""Accepted from clients that send it by habit, without effect; the session shows the effective value,
-null."""
+"""Accepted without effect from clients that send it by habit; the session shows null, which is in effect."""
 Unshown = Annotated[NotApplied, Field(exclude=True)]
-"""The same where clients do not know the field: Pipecat ends at one in `transcription` that it does not
-know."""
+"""The same where clients do not know the field: Pipecat ends at an unknown one in `transcription`."""
 
 
 class PcmFormat(ExactModel):
@@ -269,8 +266,7 @@ def _check_supported(config: SessionConfig, model: ModelInfo, param: str) -> Non
 
 
 def tool_use(config: SessionConfig) -> ToolUse | None:
-    """The functions that the model may call. None where it may call none: then the prompt does not show them
-    either."""
+    """The functions that the model may call. None if it may call none: then the prompt shows none either."""
     choice = config.tool_choice
     if not config.tools or choice == "none":
         return None

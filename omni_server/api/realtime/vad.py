@@ -102,8 +102,7 @@ class TurnDetector:
         return turns
 
     def end_turn(self) -> None:
-        """Somebody else ended the turn, for example by a commit; the next frames of speech begin a new
-        one."""
+        """Ends the turn from outside, as a commit does; the next frames of speech begin a new one."""
         self.is_speaking = False
         self._num_speech = 0
         self._silent_since = None
