@@ -93,7 +93,10 @@ def picture() -> str:
         '  <rect class="theirs" x="250" y="38" width="12" height="12"/>',
         f'  <text x="268" y="49">vLLM-Omni {theirs[0]["version"]}, its shipped settings ({theirs[0]["date"]})</text>',
         *(line for panel in panels for line in drawn(panel)),
-        *(f'  <text class="small" x="20" y="{y}">{line}</text>' for y, line in zip((364, 380), NOTES, strict=True)),
+        *(
+            f'  <text class="small" x="20" y="{y}">{line}</text>'
+            for y, line in zip((364, 380), NOTES, strict=True)
+        ),
         "</svg>",
     ]
     return "\n".join(lines) + "\n"

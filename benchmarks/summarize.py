@@ -13,10 +13,37 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from omni_server.bench.results import Level, Percentiles, Run, load_run
 
 FIELDS = [
-    *("run", "file", "date", "server", "version", "workload", "output", "callers", "requests", "failures", "stalled"),
-    *("ttft_p50_s", "ttft_p99_s", "ttfa_p50_s", "ttfa_p90_s", "ttfa_p99_s", "underrun_p50_s", "underrun_p99_s"),
+    *(
+        "run",
+        "file",
+        "date",
+        "server",
+        "version",
+        "workload",
+        "output",
+        "callers",
+        "requests",
+        "failures",
+        "stalled",
+    ),
+    *(
+        "ttft_p50_s",
+        "ttft_p99_s",
+        "ttfa_p50_s",
+        "ttfa_p90_s",
+        "ttfa_p99_s",
+        "underrun_p50_s",
+        "underrun_p99_s",
+    ),
     *("underrun_max_s", "rtf_p50", "rtf_p99", "end_to_end_p50_s", "end_to_end_p99_s", "largest_gap_p50_s"),
-    *("largest_gap_p99_s", "prompt_tokens_p50", "audio_s_per_s", "text_tokens_per_s", "requests_per_s", "wall_s"),
+    *(
+        "largest_gap_p99_s",
+        "prompt_tokens_p50",
+        "audio_s_per_s",
+        "text_tokens_per_s",
+        "requests_per_s",
+        "wall_s",
+    ),
     "command",
 ]
 

@@ -151,7 +151,11 @@ class FamilyModel(Protocol):
     """Rows that a request's first payload may carry beside those of its tokens."""
 
     def prompt(
-        self, messages: Sequence[ChatMessage], *, outputs: Collection[Output], tools: Sequence[FunctionTool] = ()
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        outputs: Collection[Output],
+        tools: Sequence[FunctionTool] = (),
     ) -> Prompt | DiffusionPrompt:
         """Render a chat for the entry; with "audio" among `outputs`, the system prompt that speech needs is inserted
         where none is given. Calls are rendered, and asked for, as `omni_server.protocol.tool_calls` says.

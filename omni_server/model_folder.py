@@ -142,7 +142,9 @@ def _why_unreachable() -> str:
     return "the hub cannot be reached; check the network, or give a local folder as MODEL"
 
 
-def _check_checkpoint(model: str, folder: Path, architectures: Collection[str], *, needs_weights: bool) -> None:
+def _check_checkpoint(
+    model: str, folder: Path, architectures: Collection[str], *, needs_weights: bool
+) -> None:
     config_file = folder / "config.json"
     if not config_file.is_file():
         raise ConfigError(f"MODEL '{model}' is no checkpoint: there is no config.json in {folder}")

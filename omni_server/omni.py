@@ -48,7 +48,11 @@ class AsyncOmni:
     """Implements `omni_server.generation.Generator`. Made by `start`, ended by `stop`."""
 
     def __init__(
-        self, model_info: ModelInfo, engines: "Engines", supervisor: "Supervisor", orchestrator: "Orchestrator"
+        self,
+        model_info: ModelInfo,
+        engines: "Engines",
+        supervisor: "Supervisor",
+        orchestrator: "Orchestrator",
     ) -> None:
         self.model_info = model_info
         self._engines = engines
@@ -198,7 +202,9 @@ class AsyncOmni:
         for client in self._engines.ar.values():
             client.metrics.clear()
         self._is_warm = True
-        requests = "a request" if list(crowds) == [1] else f"{sum(crowds)} requests, up to {max(crowds)} at once,"
+        requests = (
+            "a request" if list(crowds) == [1] else f"{sum(crowds)} requests, up to {max(crowds)} at once,"
+        )
         on_progress(f"{requests} went through all stages in {time.monotonic() - began:.1f} s")
 
     async def _one_request(self, *, is_greedy: bool) -> None:
@@ -276,7 +282,9 @@ def _model_info(
     first, *aliases = names or (model_dir.name,)
     speaks = "audio" in config.outputs
     text_stage = next((name for name in config.stages if config.stage_spec(name).output == "text"), None)
-    speech_stage = next((name for name in config.stages if config.edge_from(name, TokenFrames) is not None), None)
+    speech_stage = next(
+        (name for name in config.stages if config.edge_from(name, TokenFrames) is not None), None
+    )
     inputs = INPUT_MODALITIES if model.placeholder_ids is not None else ()
     return ModelInfo(
         name=first,
@@ -311,6 +319,10 @@ def _longest_speech_s(config: StageConfig, model: FamilyModel, speech_stage: str
 def fingerprint_of(model_dir: Path, config: StageConfig) -> str:
     """`ModelInfo.fingerprint`."""
     digest = hashlib.sha256()
-    for part in (VERSION.encode(), (model_dir / "config.json").read_bytes(), config.model_dump_json().encode()):
+    for part in (
+        VERSION.encode(),
+        (model_dir / "config.json").read_bytes(),
+        config.model_dump_json().encode(),
+    ):
         digest.update(part)
     return f"fp_{digest.hexdigest()[:10]}"

@@ -18,8 +18,7 @@ from omni_server.api.speech import speech_router
 from omni_server.api.state import ServerState
 from omni_server.api.transcriptions import transcriptions_router
 from omni_server.api.unsent import UnsentBudget
-from omni_server.api.web.docs_page import docs_router
-from omni_server.api.web.page import page_router
+from omni_server.api.web.page import docs_router, page_router
 
 
 def create_app(state: ServerState, config: ApiConfig) -> FastAPI:

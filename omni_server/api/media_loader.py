@@ -16,10 +16,12 @@ from omni_server.api.schemas import (
     VideoUrlContent,
 )
 from omni_server.errors import InvalidRequestError, OverloadedError
-from omni_server.media.decode import count_samples, decode_audio, decode_image, decode_video
+from omni_server.media.audio import count_samples, decode_audio
+from omni_server.media.image import decode_image
 from omni_server.media.limited_process import Cancellation
 from omni_server.media.limits import MediaLimits
 from omni_server.media.source import MediaSource, decode_base64
+from omni_server.media.video import decode_video
 from omni_server.types import AudioPart, ImagePart, VideoPart
 
 _MAX_READ = 8

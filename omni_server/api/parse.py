@@ -114,7 +114,9 @@ def _choices(request: OmniRequest, number: int, text_stage: str) -> tuple[OmniRe
     for index in range(number):
         seed = None if text.seed is None else (text.seed + index + 2**63) % 2**64 - 2**63
         sampling = {**request.sampling, text_stage: replace(text, seed=seed)}
-        choice = replace(request, request_id=f"{request.request_id}-{index}", sampling=sampling, began_at=began_at)
+        choice = replace(
+            request, request_id=f"{request.request_id}-{index}", sampling=sampling, began_at=began_at
+        )
         choices.append(replace(choice, is_another_choice=index > 0))
     return tuple(choices)
 

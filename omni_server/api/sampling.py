@@ -11,7 +11,9 @@ from omni_server.errors import InvalidRequestError
 from omni_server.types import ModelInfo, SamplingConfig
 
 
-def stage_sampling(body: ChatCompletionRequest, model: ModelInfo, *, with_speech: bool) -> Mapping[str, SamplingConfig]:
+def stage_sampling(
+    body: ChatCompletionRequest, model: ModelInfo, *, with_speech: bool
+) -> Mapping[str, SamplingConfig]:
     """OpenAI's fields for the text; `stage_sampling`, and the common seed, for the speech.
 
     Raises `InvalidRequestError` where a stage must sample more tokens than it may, and for fields that contradict each
@@ -105,7 +107,9 @@ def _logprobs(body: ChatCompletionRequest) -> int | None:
     if body.logprobs:
         return body.top_logprobs or 0
     if body.top_logprobs is not None:
-        raise InvalidRequestError("'top_logprobs' is allowed only where 'logprobs' is true.", param="top_logprobs")
+        raise InvalidRequestError(
+            "'top_logprobs' is allowed only where 'logprobs' is true.", param="top_logprobs"
+        )
     return None
 
 
@@ -115,7 +119,9 @@ def _logit_bias(bias: Mapping[str, float] | None) -> Mapping[int, float] | None:
     for key in bias:
         if not (key.isascii() and key.isdecimal() and len(key) < 10):
             raise InvalidRequestError(
-                f"Invalid 'logit_bias': '{key[:64]}' is no token id.", param="logit_bias", code="invalid_value"
+                f"Invalid 'logit_bias': '{key[:64]}' is no token id.",
+                param="logit_bias",
+                code="invalid_value",
             )
     return {int(key): value for key, value in bias.items()}
 

@@ -38,8 +38,8 @@ from omni_server.api.validation import read_json, unsupported_choice, validate
 from omni_server.api.voices import resolve_voice
 from omni_server.audio.base64_stream import Base64Stream
 from omni_server.audio.encode import StreamEncoder
+from omni_server.audio.filters import TempoFilter
 from omni_server.audio.formats import MEDIA_TYPES, AudioFormat, parse_format
-from omni_server.audio.tempo import TempoFilter
 from omni_server.errors import InvalidRequestError
 from omni_server.generation import Generator
 from omni_server.types import SAMPLE_RATE_HZ, AudioDelta, ModelInfo, OmniRequest, ReadAloud, SpeechOutput
@@ -119,9 +119,7 @@ async def _file(
     if data := await asyncio.to_thread(close):
         yield data
     if run.num_cut_short:
-        logger.warning(
-            "%s: %d passage(s) ended at the limit of codec tokens", job.name, run.num_cut_short
-        )
+        logger.warning("%s: %d passage(s) ended at the limit of codec tokens", job.name, run.num_cut_short)
 
 
 async def _events(run: TaskRun, job: SpeechJob, keep_alive_s: float) -> AsyncGenerator[bytes, None]:

@@ -29,7 +29,9 @@ def stage_spans(answer: AnswerRecord) -> list[StageSpan]:
     if answer.finished is not None:
         return _finished(answer, answer.admitted_s, answer.finished.times, answer.finished.usage)
     if answer.failed_stage is not None:
-        return [StageSpan(answer.failed_stage, answer.admitted_s, answer.duration_s, error_code=answer.reason)]
+        return [
+            StageSpan(answer.failed_stage, answer.admitted_s, answer.duration_s, error_code=answer.reason)
+        ]
     return []
 
 
@@ -38,7 +40,11 @@ def _finished(answer: AnswerRecord, began_s: float, times: StageTimes, usage: Us
     spans: list[StageSpan] = []
 
     def add(
-        name: str, begin_s: float | None, first_s: float | None, last_s: float | None, **attributes: int | float
+        name: str,
+        begin_s: float | None,
+        first_s: float | None,
+        last_s: float | None,
+        **attributes: int | float,
     ) -> None:
         if begin_s is not None and last_s is not None:
             first = None if first_s is None else began_s + first_s

@@ -24,6 +24,7 @@ from omni_server.api.audio_schemas import (
 from omni_server.api.config import ApiConfig
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.openapi import TRANSCRIPTION_RESPONSES, TRANSLATION_RESPONSES, form_body
+from omni_server.api.sampling import text_sampling
 from omni_server.api.state import ServerState
 from omni_server.api.streaming import KEEP_ALIVE, EventStreamResponse, FrameTemplate, frame, until_disconnect
 from omni_server.api.task_run import TaskRun

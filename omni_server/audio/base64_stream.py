@@ -1,4 +1,4 @@
-"""Base64 of a stream of bytes, in pieces that can be decoded one by one and also joined and decoded at once."""
+"""Base64 of a stream of bytes, in pieces that can be decoded one by one, or joined and decoded at once."""
 
 import base64
 

@@ -12,8 +12,8 @@ def cut_at_pauses(
 ) -> list[npt.NDArray[np.float32]]:
     """`samples` [num_samples] in consecutive pieces of at most `max_seconds`, which must be at least 3.
 
-    Each ends in the middle of the quietest 0.1 s of its last third, where speech most likely pauses. None but the
-    only one is shorter than a second.
+    Each ends in the middle of the quietest 0.1 s of its last third, where speech most likely pauses. None but
+    the only one is shorter than a second.
     """
     longest, shortest = int(max_seconds * sample_rate_hz), int(_SHORTEST_SECONDS * sample_rate_hz)
     pieces: list[npt.NDArray[np.float32]] = []

@@ -20,8 +20,8 @@ _WAV_HEADER_BYTES = 44
 _ONE_SAMPLE = np.zeros(1, dtype=np.int16)
 _UNKNOWN_DATA_BYTES = 0x7FFF_FFFF - (_WAV_HEADER_BYTES - 8)
 """The data size of a WAV file whose length is not known yet. With it the RIFF size is 0x7FFFFFFF, which fits
-a signed 32-bit number; readers then take what is there. A size of 0 would read as an empty file, and 0xFFFFFFFF
-would wrap around in the RIFF size."""
+a signed 32-bit number; readers then take what is there. A size of 0 would read as an empty file, and
+0xFFFFFFFF would wrap around in the RIFF size."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ _CODECS: dict[AudioFormat, _Codec] = {
 def to_int16(samples: npt.NDArray[np.float32]) -> npt.NDArray[np.int16]:
     """Samples [num_samples] in [-1, 1] as little-endian int16; what lies outside saturates.
 
-    The inverse of the division by 32768 that readers of 16-bit audio do. Raises `OmniError` if a sample is not
-    finite: that is a fault of the model and must not reach a loudspeaker.
+    The inverse of the division by 32768 that readers of 16-bit audio do. Raises `OmniError` if a sample is
+    not finite: that is a fault of the model and must not reach a loudspeaker.
     """
     scaled = np.rint(np.asarray(samples, dtype=np.float32) * np.float32(32768.0))
     if not np.isfinite(scaled).all():
@@ -60,8 +60,8 @@ def to_int16(samples: npt.NDArray[np.float32]) -> npt.NDArray[np.int16]:
 def encode(samples: npt.NDArray[np.float32], format: AudioFormat) -> bytes:
     """A complete file of `samples` [num_samples], float32 at 24 kHz.
 
-    Without samples, `pcm16` is empty, `wav` is a header, and the other formats hold one sample of silence, because
-    readers refuse a file without any. Raises `OmniError` as `to_int16` does.
+    Without samples, `pcm16` is empty, `wav` is a header, and the other formats hold one sample of silence,
+    because readers refuse a file without any. Raises `OmniError` as `to_int16` does.
     """
     pcm = to_int16(samples)
     if format == "pcm16":
@@ -78,9 +78,9 @@ def encode(samples: npt.NDArray[np.float32], format: AudioFormat) -> bytes:
 class StreamEncoder:
     """Encodes a waveform piece by piece; the pieces joined are one file.
 
-    The file does not know its own length: a `wav` declares the greatest one, a `flac` none, and an `mp3` lacks the
-    frame that says how many samples to cut off at its ends, so players add up to 0.12 s of silence. Encoding a second
-    into one of the compressed formats takes milliseconds.
+    The file does not know its own length: a `wav` declares the greatest one, a `flac` none, and an `mp3`
+    lacks the frame that says how many samples to cut off at its ends, so players add up to 0.12 s of silence.
+    Encoding a second into one of the compressed formats takes milliseconds.
     """
 
     def __init__(self, format: AudioFormat) -> None:
@@ -91,7 +91,7 @@ class StreamEncoder:
 
     @property
     def is_quick(self) -> bool:
-        """Writing a second takes microseconds. Otherwise it belongs in a thread, or all other requests wait for it."""
+        """Writing a second takes microseconds. Otherwise it belongs in a thread; others would wait."""
         return self._writer is None
 
     def write(self, samples: npt.NDArray[np.float32]) -> bytes:
@@ -109,7 +109,7 @@ class StreamEncoder:
         return header + pcm.tobytes()
 
     def close(self) -> bytes:
-        """What is left to send: the header of a `wav` of which nothing was written, the last frames of the others."""
+        """What is left: the header of a `wav` of which nothing was written, the last frames of the others."""
         if self._closed:
             return b""
         self._closed = True
@@ -127,8 +127,8 @@ class _CompressedWriter:
         # Without bitexact, Ogg's stream number is random and files name the version of FFmpeg.
         options = {"fflags": "+bitexact", **codec.options}
         self._container = av.open(file, "w", format=codec.container, options=options)
-        # In PyAV, container and stream refer to each other until the container is closed; an answer that is given up
-        # would leave megabytes to the garbage collector, which does not see them.
+        # In PyAV, container and stream refer to each other until the container is closed; an answer that is
+        # given up would leave megabytes to the garbage collector, which does not see them.
         weakref.finalize(self, self._container.close)
         stream = self._container.add_stream(codec.encoder, rate=SAMPLE_RATE_HZ, layout="mono")
         assert isinstance(stream, av.AudioStream)
@@ -178,7 +178,9 @@ def _wav_header(data_bytes: int) -> bytes:
         b"RIFF"
         + struct.pack("<I", data_bytes + _WAV_HEADER_BYTES - 8)
         + b"WAVEfmt "
-        + struct.pack("<IHHIIHH", 16, 1, 1, SAMPLE_RATE_HZ, byte_rate, _BYTES_PER_SAMPLE, 8 * _BYTES_PER_SAMPLE)
+        + struct.pack(
+            "<IHHIIHH", 16, 1, 1, SAMPLE_RATE_HZ, byte_rate, _BYTES_PER_SAMPLE, 8 * _BYTES_PER_SAMPLE
+        )
         + b"data"
         + struct.pack("<I", data_bytes)
     )

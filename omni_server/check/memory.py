@@ -44,7 +44,10 @@ def check_gpu_memory(
         if index in by_index:
             report.devices.append(by_index[index].memory)
             _check_device(
-                config, by_index[index].memory, {n: needs[n] for n in needs if index in _devices(config, n)}, report
+                config,
+                by_index[index].memory,
+                {n: needs[n] for n in needs if index in _devices(config, n)},
+                report,
             )
 
 
@@ -68,11 +71,14 @@ def check_cpu_memory(
             continue
         if needs.memory.kv_cache is None:
             report.warn(
-                "memory", f"{field} is not set: vLLM takes a share of the machine's memory for the KV cache; set it"
+                "memory",
+                f"{field} is not set: vLLM takes a share of the machine's memory for the KV cache; set it",
             )
         else:
             _check_kv_tokens(name, needs, report)
-    total = sum(stage.taken + (stage.kv_cache or 0) for stage in report.stages) + PROCESS_BYTES + shared_memory
+    total = (
+        sum(stage.taken + (stage.kv_cache or 0) for stage in report.stages) + PROCESS_BYTES + shared_memory
+    )
     if machine.free is not None and total > machine.free:
         report.error(
             "memory",
@@ -82,9 +88,15 @@ def check_cpu_memory(
         )
 
 
-def _check_device(config: StageConfig, device: DeviceMemory, needs: dict[str, StageNeeds], report: Report) -> None:
+def _check_device(
+    config: StageConfig, device: DeviceMemory, needs: dict[str, StageNeeds], report: Report
+) -> None:
     """Stages that do not fit their shares, and what would help; then the shares against what is free."""
-    small = [name for name, need in needs.items() if need.memory.share is not None and need.memory.share < need.least]
+    small = [
+        name
+        for name, need in needs.items()
+        if need.memory.share is not None and need.memory.share < need.least
+    ]
     limit = int(MAX_MEMORY_FRACTION * device.total)
     together = sum(need.least for need in needs.values())
     if small and together > limit:

@@ -78,7 +78,9 @@ _Devices = dict[str, Gpu]
 """By stage."""
 
 
-def plan(gpus: Sequence[Gpu], base: StageConfig, model: ModelSizes, quantization: Quantization | None) -> StageConfig:
+def plan(
+    gpus: Sequence[Gpu], base: StageConfig, model: ModelSizes, quantization: Quantization | None
+) -> StageConfig:
     """`base` with devices, shares, lengths, batch sizes and precision such that `model` fits `gpus`.
 
     On a GPU for which `base` is made it stays as it is. The largest deployment that fits is chosen, on one GPU where
@@ -96,7 +98,9 @@ def plan(gpus: Sequence[Gpu], base: StageConfig, model: ModelSizes, quantization
 
 def check_cpu_plan(machine: DeviceMemory, config: StageConfig, model: ModelSizes) -> None:
     """Raises `ConfigError` if the stages do not fit the memory of a machine."""
-    needs = [needs_on_cpu(name, config, footprint, model.stored) for name, footprint in model.footprints.items()]
+    needs = [
+        needs_on_cpu(name, config, footprint, model.stored) for name, footprint in model.footprints.items()
+    ]
     total = sum(need.memory.taken + (need.memory.kv_cache or 0) for need in needs) + PROCESS_BYTES
     if machine.free is not None and total > machine.free:
         raise ConfigError(
@@ -166,7 +170,11 @@ def _budget(gpu: Gpu) -> int:
 
 def _placed(base: StageConfig, devices: _Devices) -> StageConfig:
     return _with_stages(
-        base, {name: base.stages[name].model_copy(update={"devices": (_index(gpu),)}) for name, gpu in devices.items()}
+        base,
+        {
+            name: base.stages[name].model_copy(update={"devices": (_index(gpu),)})
+            for name, gpu in devices.items()
+        },
     )
 
 
@@ -198,7 +206,9 @@ def _sized_stage(stage: Stage, size: _Size) -> Stage:
             "max_num_seqs": num_seqs,
             "max_streams": min(stage.num_stream_slots, 2 * num_seqs),
             # Half of the windows as long as can be.
-            "max_num_batched_tokens": min(stage.max_num_batched_tokens, stage.max_model_len * max(1, num_seqs // 2)),
+            "max_num_batched_tokens": min(
+                stage.max_num_batched_tokens, stage.max_model_len * max(1, num_seqs // 2)
+            ),
         }
     )
 
@@ -228,7 +238,9 @@ def _with_shares(config: StageConfig, devices: _Devices, model: ModelSizes) -> S
 
 def _least(stage: Stage, need: StageNeeds) -> int:
     """With KV cache for one sequence of full length, and for a short one of each request."""
-    return need.memory.taken + need.kv_bytes(max(stage.max_model_len, stage.max_num_seqs * TOKENS_PER_REQUEST))
+    return need.memory.taken + need.kv_bytes(
+        max(stage.max_model_len, stage.max_num_seqs * TOKENS_PER_REQUEST)
+    )
 
 
 def _needs(config: StageConfig, devices: _Devices, model: ModelSizes) -> dict[str, StageNeeds]:
@@ -256,10 +268,13 @@ def _has_bfloat16(gpu: Gpu) -> bool:
 def _refusal(gpus: Sequence[Gpu], base: StageConfig, model: ModelSizes, *, can_be_quantized: bool) -> str:
     """One line: what there is, and what would fit."""
     there = ", ".join(
-        f"device {_index(gpu)} has {_gb(gpu.memory.total)}, {_gb(_budget(gpu))} of them for stages" for gpu in gpus
+        f"device {_index(gpu)} has {_gb(gpu.memory.total)}, {_gb(_budget(gpu))} of them for stages"
+        for gpu in gpus
     )
     would_fit = []
-    is_quantized = any(fp.quantizable is not None and fp.quantizable.method for fp in model.footprints.values())
+    is_quantized = any(
+        fp.quantizable is not None and fp.quantizable.method for fp in model.footprints.values()
+    )
     if can_be_quantized and not is_quantized:
         if _fitting(gpus, _quantized(base, model, "fp8"), model) is not None:
             would_fit.append("--quantization fp8")

@@ -26,7 +26,11 @@ def as_text(report: Report) -> str:
     if report.folder is not None and report.folder != report.model:
         lines.append(f"folder        {report.folder}")
     if report.architecture is not None:
-        stored = f", {report.num_weight_files} weight files, {_gb(report.weight_bytes)}" if report.weight_bytes else ""
+        stored = (
+            f", {report.num_weight_files} weight files, {_gb(report.weight_bytes)}"
+            if report.weight_bytes
+            else ""
+        )
         dtype = f", {report.dtype}" if report.dtype is not None else ""
         lines.append(f"checkpoint    {report.architecture}{dtype}{stored}")
     lines.append(f"stage config  {report.stage_config}, platform {report.platform}")
@@ -42,7 +46,12 @@ def as_text(report: Report) -> str:
     if report.address is not None:
         lines.append(f"address       {report.address}")
     if report.stages:
-        lines += ["", *_table(report.stages), _COLUMNS, _ESTIMATED if report.platform == "cuda" else _ESTIMATED_CPU]
+        lines += [
+            "",
+            *_table(report.stages),
+            _COLUMNS,
+            _ESTIMATED if report.platform == "cuda" else _ESTIMATED_CPU,
+        ]
     lines.append("")
     for finding in report.findings:
         lines.append(f"{finding.severity}: {finding.area}: {finding.message}")
@@ -61,7 +70,17 @@ def _verdict(report: Report) -> str:
 
 
 def _table(stages: list[StageMemory]) -> list[str]:
-    header = ["stage (GB)", "device", "precision", "requests", "context", "share", "weights", "state", "activations~"]
+    header = [
+        "stage (GB)",
+        "device",
+        "precision",
+        "requests",
+        "context",
+        "share",
+        "weights",
+        "state",
+        "activations~",
+    ]
     rows = [[*header, "reserve~", "KV cache", "tokens"]]
     rows += [
         [

@@ -49,7 +49,9 @@ class CheckOptions:
 def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
     """Everything that can be told without starting an engine. Raises `ConfigError` for a stage config that is not
     valid by itself."""
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # read at its import; warns of ids that are right here
+    os.environ.setdefault(
+        "TRANSFORMERS_VERBOSITY", "error"
+    )  # read at its import; warns of ids that are right here
     on_gpu = not options.use_cpu and (options.device_memory is not None or has_gpu())
     path = options.stage_config or find_shipped_config(base_config_name(on_gpu=on_gpu))
     config = load_stage_config(path)
@@ -88,7 +90,9 @@ def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
         sizes = ModelSizes(options.model, footprints, stored)
         gpus = _gpus(config, options) if on_gpu else []
         try:
-            config = chosen_config(gpus, config, sizes, use_cpu=options.use_cpu, quantization=options.quantization)
+            config = chosen_config(
+                gpus, config, sizes, use_cpu=options.use_cpu, quantization=options.quantization
+            )
         except ConfigError as error:
             report.devices = [gpu.memory for gpu in gpus]
             report.error("memory", str(error))
@@ -101,7 +105,9 @@ def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
     return report
 
 
-def _footprints(folder: Path, config: StageConfig, family: ModelFamily, report: Report) -> dict[str, StageFootprint]:
+def _footprints(
+    folder: Path, config: StageConfig, family: ModelFamily, report: Report
+) -> dict[str, StageFootprint]:
     try:
         return family.footprints(folder, config)
     except ConfigError as error:
@@ -159,5 +165,7 @@ def _gpus(config: StageConfig, options: CheckOptions) -> list[Gpu]:
         return gpus_of_this_machine()
     sizes = list(options.device_memory)
     if options.stage_config is not None:  # one size stands for all devices that the file names
-        sizes += sizes[-1:] * max(0, 1 + max(max(stage.devices) for stage in config.stages.values()) - len(sizes))
+        sizes += sizes[-1:] * max(
+            0, 1 + max(max(stage.devices) for stage in config.stages.values()) - len(sizes)
+        )
     return [Gpu(DeviceMemory(i, "GPU of the size given", size, None), None) for i, size in enumerate(sizes)]

@@ -49,7 +49,11 @@ def read_weights(folder: Path) -> StoredWeights:
     """What model.safetensors.index.json names, else every *.safetensors. Damage is told, not raised."""
     found = StoredWeights()
     index = _read_index(folder, found)
-    names = sorted(set(index.values())) if index is not None else sorted(p.name for p in folder.glob("*.safetensors"))
+    names = (
+        sorted(set(index.values()))
+        if index is not None
+        else sorted(p.name for p in folder.glob("*.safetensors"))
+    )
     outside = [name for name in names if Path(name).name != name]
     if outside:
         found.problems.append(
@@ -74,7 +78,11 @@ def read_weights(folder: Path) -> StoredWeights:
             f"names are missing ({_some(found.missing_files)}): download the model again"
         )
     for tensor, name in (index or {}).items():
-        if name not in found.missing_files and tensor not in found.tensors and not _is_damaged(folder / name, found):
+        if (
+            name not in found.missing_files
+            and tensor not in found.tensors
+            and not _is_damaged(folder / name, found)
+        ):
             found.problems.append(
                 f"{folder / name} lacks the weight {tensor}, which model.safetensors.index.json says it has: download "
                 "both again"
@@ -96,7 +104,9 @@ def _read_index(folder: Path, found: StoredWeights) -> dict[str, str] | None:
         weight_map = document["weight_map"]
         return {str(tensor): str(file) for tensor, file in weight_map.items()}
     except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
-        found.problems.append(f"{path}: no index of weights ({type(error).__name__}: {error}): download it again")
+        found.problems.append(
+            f"{path}: no index of weights ({type(error).__name__}: {error}): download it again"
+        )
         return None
 
 
@@ -105,19 +115,26 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
     with path.open("rb") as file:
         start = file.read(_LENGTH_BYTES)
         if start.startswith(b"version "):
-            raise _DamagedError("is a pointer of Git LFS, not the file itself: run 'git lfs pull' in the folder")
+            raise _DamagedError(
+                "is a pointer of Git LFS, not the file itself: run 'git lfs pull' in the folder"
+            )
         if len(start) < _LENGTH_BYTES:
             raise _DamagedError(f"has {size} bytes only: download it again")
         (length,) = struct.unpack("<Q", start)
         if length > min(_MAX_HEADER_BYTES, size - _LENGTH_BYTES):
-            raise _DamagedError("has no header of the safetensors format, or is cut off in it: download it again")
+            raise _DamagedError(
+                "has no header of the safetensors format, or is cut off in it: download it again"
+            )
         header = file.read(length)
     try:
         tensors = {
-            name: _tensor(path.name, entry) for name, entry in json.loads(header).items() if name != "__metadata__"
+            name: _tensor(path.name, entry)
+            for name, entry in json.loads(header).items()
+            if name != "__metadata__"
         }
         end = max(
-            (entry["data_offsets"][1] for name, entry in json.loads(header).items() if name in tensors), default=0
+            (entry["data_offsets"][1] for name, entry in json.loads(header).items() if name in tensors),
+            default=0,
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise _DamagedError(f"has a header that cannot be read ({error}): download it again") from error

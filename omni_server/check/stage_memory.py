@@ -57,7 +57,9 @@ class StageNeeds:
     def least(self) -> int:
         """The smallest share with which the stage starts: with the KV cache that is asked for, or with room for one
         sequence."""
-        return self.memory.taken + (self.sequence_bytes if self.given_kv_bytes is None else self.given_kv_bytes)
+        return self.memory.taken + (
+            self.sequence_bytes if self.given_kv_bytes is None else self.given_kv_bytes
+        )
 
 
 def needs_on_gpu(
@@ -94,7 +96,9 @@ def largest_graph(stage: Stage) -> int:
     return min(2 * stage.max_num_seqs, 512) if given is None else int(given)
 
 
-def needs_on_cpu(name: str, config: StageConfig, footprint: StageFootprint, stored: StoredWeights) -> StageNeeds:
+def needs_on_cpu(
+    name: str, config: StageConfig, footprint: StageFootprint, stored: StoredWeights
+) -> StageNeeds:
     """Of a stage in the memory of a machine."""
     stage = config.stages[name]
     memory = replace(_without_kv_cache(name, config, footprint, stored, 1), reserve=PROCESS_BYTES)
@@ -127,7 +131,11 @@ def _without_kv_cache(
 
 
 def _with_kv_cache(
-    memory: StageMemory, stage: Stage, footprint: StageFootprint, kv_bytes: int, platform: Literal["cuda", "cpu"]
+    memory: StageMemory,
+    stage: Stage,
+    footprint: StageFootprint,
+    kv_bytes: int,
+    platform: Literal["cuda", "cpu"],
 ) -> StageNeeds:
     assert footprint.kv is not None
     kv = footprint.kv

@@ -22,7 +22,9 @@ class PacingConfig(FrozenModel):
 def _as_ramp(value: object) -> object:
     """A single number is a ramp of one."""
     if value in ([], ()):
-        raise ValueError("must hold at least one number")  # as a length of the tuple it would follow every other error
+        raise ValueError(
+            "must hold at least one number"
+        )  # as a length of the tuple it would follow every other error
     return (value,) if isinstance(value, int) else value
 
 

@@ -130,9 +130,13 @@ def _read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         shipped = ", ".join(shipped_configs())
-        raise ConfigError(f"{path}: no such file; give a path or the name of a shipped config ({shipped})") from None
+        raise ConfigError(
+            f"{path}: no such file; give a path or the name of a shipped config ({shipped})"
+        ) from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not a text file in UTF-8 ({error.reason} at byte {error.start})") from error
+        raise ConfigError(
+            f"{path}: not a text file in UTF-8 ({error.reason} at byte {error.start})"
+        ) from error
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
 

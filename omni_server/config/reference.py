@@ -36,7 +36,9 @@ def filled_in(page: str) -> str:
     """`page` with every table as it should be. Raises `ConfigError` if a table is missing or of an unknown model."""
     found = [match[2] for match in _TABLE.finditer(page)]
     if sorted(found) != sorted(MODELS):
-        raise ConfigError(f"the page has the tables {', '.join(found)}; it should have {', '.join(MODELS)}, each once")
+        raise ConfigError(
+            f"the page has the tables {', '.join(found)}; it should have {', '.join(MODELS)}, each once"
+        )
     return _TABLE.sub(lambda match: f"{match[1]}\n{field_table(MODELS[match[2]])}\n\n{match[3]}", page)
 
 

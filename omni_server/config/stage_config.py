@@ -157,7 +157,9 @@ class StageConfig(FrozenModel):
         expected = [(spec.source, spec.target) for spec in self.pipeline.edges]
         if sorted(found) != sorted(expected):
             wanted = ", ".join(f"{a} -> {b}" for a, b in expected) or "none"
-            raise ValueError(f"edges must be: {wanted}; found: {', '.join(f'{a} -> {b}' for a, b in found) or 'none'}")
+            raise ValueError(
+                f"edges must be: {wanted}; found: {', '.join(f'{a} -> {b}' for a, b in found) or 'none'}"
+            )
         for number, edge in enumerate(self.edges):
             payload = self.spec_of(edge).payload
             if not isinstance(payload, TokenFrames) and edge.chunks is not None:
@@ -193,7 +195,11 @@ class StageConfig(FrozenModel):
     @model_validator(mode="after")
     def _check_precision(self) -> "StageConfig":
         for name, stage in self.stages.items():
-            if self.platform == "cpu" and isinstance(stage, DiffusionStage) and stage.dtype not in ("auto", "float32"):
+            if (
+                self.platform == "cpu"
+                and isinstance(stage, DiffusionStage)
+                and stage.dtype not in ("auto", "float32")
+            ):
                 raise ValueError(
                     f"stages.{name}.dtype is {stage.dtype}; {stage.model_stage} computes in float32 on a CPU: "
                     "set it to float32 or auto"
@@ -243,7 +249,9 @@ class StageConfig(FrozenModel):
     def stages_for(self, outputs: Collection[Output]) -> tuple[str, ...]:
         """Names of the stages that a request for `outputs` passes, the entry first."""
         needed = self.pipeline.stages_for(outputs)
-        return tuple(name for role in needed for name, stage in self.stages.items() if stage.model_stage == role)
+        return tuple(
+            name for role in needed for name, stage in self.stages.items() if stage.model_stage == role
+        )
 
     @property
     def outputs(self) -> frozenset[Output]:

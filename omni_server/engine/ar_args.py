@@ -53,7 +53,11 @@ def ar_engine_args(
         arguments["hf_overrides"] = hf_overrides
     if runtime.input_queue is not None:
         # The stage's tokens are no text, and do not determine its inputs.
-        arguments |= {"skip_tokenizer_init": True, "enable_prompt_embeds": True, "enable_prefix_caching": False}
+        arguments |= {
+            "skip_tokenizer_init": True,
+            "enable_prompt_embeds": True,
+            "enable_prefix_caching": False,
+        }
     if platform == "cuda":
         arguments |= {
             "device_ids": list(stage.devices),

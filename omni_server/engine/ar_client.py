@@ -81,7 +81,9 @@ class ArStageClient(StageClient[StageAsyncLLM]):
         tokenizer = self.engine.get_tokenizer()
 
         def verify() -> None:
-            params.verify(config.model_config, config.speculative_config, config.structured_outputs_config, tokenizer)
+            params.verify(
+                config.model_config, config.speculative_config, config.structured_outputs_config, tokenizer
+            )
             params.update_from_tokenizer(tokenizer)
 
         try:
@@ -91,7 +93,9 @@ class ArStageClient(StageClient[StageAsyncLLM]):
                 await asyncio.to_thread(verify)
         except (VLLMClientError, ValueError) as exc:
             known = exc.parameter if isinstance(exc, VLLMValidationError) else None
-            raise InvalidRequestError(_refusal(exc), param=known if known is not None else structured_param) from exc
+            raise InvalidRequestError(
+                _refusal(exc), param=known if known is not None else structured_param
+            ) from exc
 
     async def open(
         self,
@@ -110,14 +114,18 @@ class ArStageClient(StageClient[StageAsyncLLM]):
         """
         engine = self.engine
         meter = self.metrics.request(len(_token_ids(prompt)), has_each_token=tokens_per_output == 1)
-        engine_input = prompt.engine_input if isinstance(prompt, RenderedPrompt) else tokens_input(list(prompt))
+        engine_input = (
+            prompt.engine_input if isinstance(prompt, RenderedPrompt) else tokens_input(list(prompt))
+        )
         if tokens_per_output > 1:
             params.extra_args = (params.extra_args or {}) | {TOKENS_PER_OUTPUT_KEY: tokens_per_output}
         if row_sink is not None:
             engine.row_sinks[request_id] = row_sink
         try:
             with stage_errors(self.name):
-                add = engine.add_request if params.structured_outputs is None else engine.add_structured_request
+                add = (
+                    engine.add_request if params.structured_outputs is None else engine.add_structured_request
+                )
                 queue = await add(request_id, engine_input, params)
         except BaseException as exc:
             engine.row_sinks.pop(request_id, None)

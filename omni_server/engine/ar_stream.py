@@ -147,7 +147,9 @@ class ArStream:
             case "error" if completion.stop_reason == GRAMMAR_ALLOWS_NOTHING:
                 raise InvalidRequestError(_ALLOWS_NOTHING, code="unsupported_value")
             case "error" if completion.stop_reason == GRAMMARS_BUSY:
-                raise OverloadedError("Structured outputs of other requests take all the time there is for them.")
+                raise OverloadedError(
+                    "Structured outputs of other requests take all the time there is for them."
+                )
             case _:
                 raise StageError(self._stage, f"the engine ended the request: {reason}")
 

@@ -39,14 +39,18 @@ def diffusion_engine_args(
     whole: dict[str, Any] = {"enable_chunked_prefill": False, "enable_prefix_caching": False}
     for name, value in whole.items():
         if stage.engine_args.get(name, value) != value:
-            raise ConfigError(f"engine_args.{name} of {stage.model_stage} must be {value}: its requests are never cut")
+            raise ConfigError(
+                f"engine_args.{name} of {stage.model_stage} must be {value}: its requests are never cut"
+            )
     arguments: dict[str, Any] = whole | {
         "model": str(model_dir),
         "hf_overrides": hf_overrides,
         "runner": "pooling",
         "worker_cls": DIFFUSION_WORKER,
         "scheduler_cls": DIFFUSION_SCHEDULER,
-        "additional_config": _runtime_config(stage, platform, carries_state=carries_state, announces_to=announces_to),
+        "additional_config": _runtime_config(
+            stage, platform, carries_state=carries_state, announces_to=announces_to
+        ),
         "distributed_executor_backend": "uni",
         "skip_tokenizer_init": True,
         "generation_config": "vllm",
@@ -64,7 +68,10 @@ def diffusion_engine_args(
         "use_tqdm_on_load": False,  # the worker reports what it does
     }
     if platform == "cuda":
-        arguments |= {"device_ids": list(stage.devices), "gpu_memory_utilization": stage.gpu_memory_utilization}
+        arguments |= {
+            "device_ids": list(stage.devices),
+            "gpu_memory_utilization": stage.gpu_memory_utilization,
+        }
     own = {name: value for name, value in stage.engine_args.items() if name != "enforce_eager"}
     return AsyncEngineArgs(**(arguments | own))
 

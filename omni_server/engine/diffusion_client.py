@@ -39,7 +39,9 @@ class DiffusionStageClient(StageClient[AsyncLLM]):
         params = PoolingParams(task="plugin", extra_kwargs=extra)
         engine = self.engine
         with stage_errors(self.name):
-            queue = await engine.add_request(request_id, tokens_input(list(token_ids)), params, priority=priority)
+            queue = await engine.add_request(
+                request_id, tokens_input(list(token_ids)), params, priority=priority
+            )
             try:
                 output = await queue.get()
             except BaseException:

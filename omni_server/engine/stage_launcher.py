@@ -51,7 +51,9 @@ class StageLauncher:
         # environment, those of a restart too.
         self._variables = dict(os.environ)
 
-    async def build(self, name: str, progress: StartProgress) -> BuiltEngine[StageAsyncLLM] | BuiltEngine[AsyncLLM]:
+    async def build(
+        self, name: str, progress: StartProgress
+    ) -> BuiltEngine[StageAsyncLLM] | BuiltEngine[AsyncLLM]:
         """The stage's engine, ready; with a `StageAsyncLLM` for an autoregressive stage. Raises `ConfigError`."""
         self._temp.check_room()
         config, stage = self._config, self._config.stages[name]
@@ -103,7 +105,11 @@ class StageLauncher:
 
     def _environment(self) -> dict[str, str]:
         """Of an engine's process: which part of the machine it may use, and where it puts its temporary files."""
-        variables = self._variables | dict(self._temp.variables()) | {MODEL_FAMILY_VARIABLE: self._config.model_family}
+        variables = (
+            self._variables
+            | dict(self._temp.variables())
+            | {MODEL_FAMILY_VARIABLE: self._config.model_family}
+        )
         if self._mps is not None:
             variables |= self._mps.variables()
         if "OMP_NUM_THREADS" not in self._variables:

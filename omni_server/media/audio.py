@@ -1,22 +1,33 @@
-"""Sound files to mono waveforms: with libsndfile, and what that does not know by `sound_track`."""
+"""Audio files to mono waveforms: with libsndfile, or, for WebM, Matroska, MP4, M4A and QuickTime, by FFmpeg
+in a process of its own."""
 
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import soundfile
 
-from omni_server.media.audio_checks import check_length, check_stream, damaged_audio, invalid_audio, mix_to_mono
-from omni_server.media.limited_process import Cancellation
+from omni_server.errors import InvalidRequestError
+from omni_server.media.limited_process import Cancellation, Output, Reader, read_in_process
 from omni_server.media.limits import MediaLimits
-from omni_server.media.sound_track import container_of, count_sound_track, read_sound_track
 from omni_server.types import SAMPLE_RATE_HZ, AudioPart
 
+_MIN_RATE_HZ = 4_000
+_MAX_RATE_HZ = 192_000
+_MAX_CHANNELS = 8
 _BLOCK_FRAMES = 1 << 16
 _UNKNOWN_FRAMES = (1 << 63) - 1
 """libsndfile's `SF_COUNT_MAX`: what it says of a FLAC stream written to a pipe. It cannot read one either."""
+
+_MODULE = Path(__file__).with_name("read_audio_track.py")
+_HEADER_BYTES = 8
+_DAMAGED, _NO_AUDIO = 3, 4
+"""The module's exit statuses, and the size of its `HEADER`: to import it would load FFmpeg."""
+_MAX_MEMORY_BYTES = 512 * 1024 * 1024
+"""Of the process's addresses. Python, FFmpeg and a decoder take 150 MiB of them."""
 
 
 def decode_audio(
@@ -27,46 +38,46 @@ def decode_audio(
 ) -> AudioPart:
     """The waveform at the file's own rate, what lies outside [-1, 1] clipped, its channels averaged.
 
-    Takes WAV, FLAC, Ogg (Opus, Vorbis, FLAC), MP3, WebM and Matroska, MP4 (M4A, QuickTime), told apart by their
-    bytes; of several sound tracks the first. `declared_format` counts only where it is "pcm16" or "pcm" and the bytes
-    have no file header: then they are int16, little-endian, mono, 24 kHz.
+    Takes WAV, FLAC, Ogg (Opus, Vorbis, FLAC), MP3, WebM and Matroska, MP4 (M4A, QuickTime), recognised by
+    their bytes; of several audio tracks the first. `declared_format` counts only where it is "pcm16" or "pcm"
+    and the bytes have no file header: then they are int16, little-endian, mono, 24 kHz.
 
-    Raises `InvalidRequestError` with code `invalid_audio`. `cancellation` ends a process that decodes, not this one's
-    own work.
+    Raises `InvalidRequestError` with code `invalid_audio`. `cancellation` ends a process that decodes, not
+    this one's own work.
     """
     _check_bytes(data, limits)
-    container = container_of(data)
+    container = _container_of(data)
     is_raw = declared_format in ("pcm16", "pcm") and container is None and not _has_file_header(data)
     if is_raw:
         samples, rate = _decode_pcm16(data), SAMPLE_RATE_HZ
-        check_length(samples.size, rate, limits)
+        _check_length(samples.size, rate, limits)
     elif container is not None:
-        samples, rate = read_sound_track(data, container, limits, cancellation or Cancellation())
+        samples, rate = _read_track(data, container, limits, cancellation or Cancellation())
     else:
-        with _open(data, limits) as file:
+        with _open_file(data, limits) as file:
             samples, rate = _read_mono(file), file.samplerate
     if samples.size < limits.min_audio_seconds * rate:
-        raise invalid_audio(f"is shorter than {limits.min_audio_seconds:g} s")
+        raise _invalid(f"is shorter than {limits.min_audio_seconds:g} s")
     return AudioPart(samples, rate)
 
 
 def count_samples(data: bytes, limits: MediaLimits, cancellation: Cancellation | None = None) -> int:
-    """How many samples `decode_audio` gives of a file, without keeping them. By its header alone, where that tells: a
-    damaged file may give fewer.
+    """How many samples `decode_audio` gives of a file, without keeping them. By its header alone, where that
+    tells: a damaged file may give fewer.
 
     Raises `InvalidRequestError` as `decode_audio` does, for what it can tell.
     """
     _check_bytes(data, limits)
-    container = container_of(data)
+    container = _container_of(data)
     if container is not None:
-        return count_sound_track(data, container, limits, cancellation or Cancellation())
-    with _open(data, limits) as file:
+        return _count_track(data, container, limits, cancellation or Cancellation())
+    with _open_file(data, limits) as file:
         return int(file.frames)
 
 
 def _check_bytes(data: bytes, limits: MediaLimits) -> None:
     if len(data) > limits.max_bytes:
-        raise invalid_audio(f"is larger than the {limits.max_bytes} bytes allowed")
+        raise _invalid(f"is larger than the {limits.max_bytes} bytes allowed")
 
 
 def _has_file_header(data: bytes) -> bool:
@@ -75,45 +86,148 @@ def _has_file_header(data: bytes) -> bool:
 
 
 def _has_mpeg_sync(data: bytes) -> bool:
-    """Eleven set bits start a frame of MPEG audio. Too weak a mark to overrule a declared pcm16: -1 has it as well."""
+    """Eleven set bits start a frame of MPEG audio. Too weak to overrule a declared pcm16: -1 has them too."""
     return len(data) > 2 and data[0] == 0xFF and data[1] & 0xE0 == 0xE0
 
 
 def _decode_pcm16(data: bytes) -> npt.NDArray[np.float32]:
     if len(data) % 2:
-        raise invalid_audio("is declared as pcm16 and has an odd number of bytes")
+        raise _invalid("is declared as pcm16 and has an odd number of bytes")
     return np.frombuffer(data, dtype="<i2").astype(np.float32) / np.float32(32768.0)
 
 
 @contextmanager
-def _open(data: bytes, limits: MediaLimits) -> Iterator[soundfile.SoundFile]:
-    """Raises `InvalidRequestError` for what is no sound file within the limits, also out of the block."""
+def _open_file(data: bytes, limits: MediaLimits) -> Iterator[soundfile.SoundFile]:
+    """Raises `InvalidRequestError` for what is no audio file within the limits, also out of the block."""
     if not _has_file_header(data) and not _has_mpeg_sync(data):
-        raise invalid_audio(
-            "is not in a known format (wav, mp3, flac, ogg, webm, mp4; headerless pcm16 must be declared as such)"
+        raise _invalid(
+            "is not in a known format "
+            "(wav, mp3, flac, ogg, webm, mp4; headerless pcm16 must be declared as such)"
         )
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
-            _check_stream(file, limits)
+            _check_header(file, limits)
             yield file
     except soundfile.LibsndfileError as error:
-        raise damaged_audio() from error
+        raise _damaged() from error
 
 
-def _check_stream(file: soundfile.SoundFile, limits: MediaLimits) -> None:
+def _check_header(file: soundfile.SoundFile, limits: MediaLimits) -> None:
     """Refuse by the header alone what would take too much memory."""
-    check_stream(file.samplerate, file.channels)
+    _check_rate_and_channels(file.samplerate, file.channels)
     if file.frames == _UNKNOWN_FRAMES:
-        raise invalid_audio("does not declare its length")
-    check_length(file.frames, file.samplerate, limits)
+        raise _invalid("does not declare its length")
+    _check_length(file.frames, file.samplerate, limits)
 
 
 def _read_mono(file: soundfile.SoundFile) -> npt.NDArray[np.float32]:
-    """All samples [num_samples], at most as many as declared; in blocks, so that only one channel is ever whole."""
+    """All samples [num_samples], at most as many as declared; in blocks: only one channel is ever whole."""
     # Memory is taken as it is written to, not for what a header only claims.
     samples = np.empty(file.frames, dtype=np.float32)
     end = 0
     for block in file.blocks(_BLOCK_FRAMES, dtype="float32", always_2d=True):
         begin, end = end, end + len(block)
-        mix_to_mono(block, samples[begin:end])
+        _mix_to_mono(block, samples[begin:end])
     return samples if end == len(samples) else samples[:end].copy()
+
+
+def _container_of(data: bytes) -> str | None:
+    """FFmpeg's name for the file's format, if FFmpeg reads it; None where libsndfile does."""
+    if data[:4] == b"\x1a\x45\xdf\xa3":
+        return "matroska"
+    return "mov" if data[4:8] == b"ftyp" else None
+
+
+def _read_track(
+    data: bytes, container: str, limits: MediaLimits, cancellation: Cancellation
+) -> tuple[npt.NDArray[np.float32], int]:
+    """The first audio track, its channels averaged: samples [num_samples] in [-1, 1], and their rate in Hz.
+
+    Raises `InvalidRequestError` with code `invalid_audio`, as soon as there is more audio than the limits
+    allow.
+    """
+    samples = bytearray()
+    with _open_track(data, container, limits, cancellation) as (rate, blocks):
+        for block in blocks:
+            mono = np.empty(len(block), dtype=np.float32)
+            _mix_to_mono(block, mono)
+            samples += mono.data
+            _check_length(len(samples) // mono.itemsize, rate, limits)
+    return np.frombuffer(samples, dtype=np.float32), rate
+
+
+def _count_track(data: bytes, container: str, limits: MediaLimits, cancellation: Cancellation) -> int:
+    """How many samples `_read_track` gives. They are decoded for that: what a recording of a browser says of
+    its length is 0 or nothing, and what a stranger says need not be true. Raises as that does."""
+    num_samples = 0
+    with _open_track(data, container, limits, cancellation) as (rate, blocks):
+        for block in blocks:
+            num_samples += len(block)
+            _check_length(num_samples, rate, limits)
+    return num_samples
+
+
+@contextmanager
+def _open_track(
+    data: bytes, container: str, limits: MediaLimits, cancellation: Cancellation
+) -> Iterator[tuple[int, Iterator[npt.NDArray[np.float32]]]]:
+    """The rate, and blocks [num_samples, num_channels]."""
+    reader = Reader(
+        module=_MODULE,
+        arguments=[container],
+        reads="the audio track",
+        environment={},
+        max_memory_bytes=_MAX_MEMORY_BYTES,
+        max_cpu_s=int(limits.decode_timeout_s) + 1,
+        timeout_s=limits.decode_timeout_s,
+        refusals={_DAMAGED: _damaged(), _NO_AUDIO: _invalid("has no audio track")},
+        too_slow=_invalid(f"could not be decoded within {limits.decode_timeout_s:g} s"),
+    )
+    with read_in_process(reader, data, cancellation) as output:
+        header = output.read(_HEADER_BYTES)
+        rate, num_channels = (int(value) for value in np.frombuffer(header, dtype=np.uint32))
+        _check_rate_and_channels(rate, num_channels)
+        yield rate, _blocks(output, num_channels)
+
+
+def _blocks(output: Output, num_channels: int) -> Iterator[npt.NDArray[np.float32]]:
+    frame_bytes = num_channels * np.dtype(np.float32).itemsize
+    rest = b""
+    for chunk in output.chunks():
+        data = rest + chunk
+        end = len(data) - len(data) % frame_bytes
+        rest = data[end:]
+        yield np.frombuffer(data[:end], dtype=np.float32).reshape(-1, num_channels)
+
+
+def _check_rate_and_channels(rate_hz: int, num_channels: int) -> None:
+    """Raises `InvalidRequestError`, as the next two functions do."""
+    if not _MIN_RATE_HZ <= rate_hz <= _MAX_RATE_HZ:
+        raise _invalid(f"has a sample rate outside {_MIN_RATE_HZ} to {_MAX_RATE_HZ} Hz")
+    if num_channels < 1:
+        raise _invalid("has no channel")
+    if num_channels > _MAX_CHANNELS:
+        raise _invalid(f"has more than {_MAX_CHANNELS} channels")
+
+
+def _check_length(num_samples: int, rate_hz: int, limits: MediaLimits) -> None:
+    if num_samples > limits.max_audio_seconds * rate_hz:
+        raise _invalid(f"is longer than {limits.max_audio_seconds:g} s")
+    if num_samples > limits.max_audio_samples:
+        raise _invalid(f"has more than {limits.max_audio_samples} samples at its rate of {rate_hz} Hz")
+
+
+def _mix_to_mono(block: npt.NDArray[np.float32], mono: npt.NDArray[np.float32]) -> None:
+    """Clips `block` [num_samples, num_channels] to [-1, 1]; the mean of its channels goes into `mono`
+    [num_samples]."""
+    if not np.isfinite(block).all():
+        raise _invalid("has samples that are not finite numbers")
+    np.clip(block, -1.0, 1.0).mean(axis=1, dtype=np.float32, out=mono)
+
+
+def _invalid(what: str) -> InvalidRequestError:
+    return InvalidRequestError(f"The audio {what}.", code="invalid_audio")
+
+
+def _damaged() -> InvalidRequestError:
+    return _invalid("is damaged or in a format that this server cannot read")

@@ -24,7 +24,7 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _CHUNK_BYTES = 64 * 1024
 _LOOKUP_THREADS = 4
 _MAX_URL_CHARS = 8192
-"""As much as most servers take. A host's name of megabytes in another script would keep the event loop for seconds."""
+"""Most servers take as much. A host name of megabytes in another script would block the loop for seconds."""
 _ALLOWED_PLACE = re.compile(r"([\w-]+(\.[\w-]+)*|\[[0-9A-Fa-f:.]+\])(:[1-9][0-9]{0,4})?")
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 """RFC 6052: the last 32 bits are an IPv4 address that a gateway connects to."""
@@ -36,7 +36,8 @@ class HttpFetcher:
     """Downloads from `allowed_domains` (see `source.MediaSource`), within the limits.
 
     The addresses that a name resolves to are checked and then connected to without another lookup, so a name
-    that changes its address in between gains nothing. Redirects are followed here, each checked like the first URL.
+    that changes its address in between gains nothing. Redirects are followed here, each checked like the
+    first URL.
     """
 
     def __init__(self, allowed_domains: Sequence[str], limits: MediaLimits) -> None:
@@ -64,8 +65,8 @@ class HttpFetcher:
             use_dns_cache=False,
             force_close=True,
         )
-        # The time limit is the caller's, one over all of it. Bodies stay as they were sent: their size is what was
-        # transferred, not what a compression bomb would become.
+        # The time limit is the caller's, one over all of it. Bodies stay as they were sent: their size is
+        # what was transferred, not what a compression bomb would become.
         async with aiohttp.ClientSession(
             connector=connector,
             timeout=aiohttp.ClientTimeout(total=None),
@@ -86,7 +87,9 @@ class HttpFetcher:
 
     def _checked_url(self, text: str, base: URL | None = None) -> URL:
         if len(text) > _MAX_URL_CHARS:
-            raise InvalidRequestError(f"The media URL is longer than {_MAX_URL_CHARS} characters.", code="invalid_url")
+            raise InvalidRequestError(
+                f"The media URL is longer than {_MAX_URL_CHARS} characters.", code="invalid_url"
+            )
         try:
             url = URL(text) if base is None else base.join(URL(text))
             host, port = url.raw_host, url.port
@@ -123,8 +126,8 @@ class HttpFetcher:
 class _CheckingResolver(AbstractResolver):
     """The system's resolver without the addresses that are neither public nor allowed.
 
-    aiohttp connects to exactly what `resolve` returns. It does not ask for URLs whose host is an address: those
-    are allowed literally or not at all.
+    aiohttp connects to exactly what `resolve` returns. It does not ask for URLs whose host is an address:
+    those are allowed literally or not at all.
     """
 
     def __init__(self, allowed_addresses: frozenset[IPAddress], threads: ThreadPoolExecutor) -> None:
@@ -134,7 +137,7 @@ class _CheckingResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        """Addresses of `host`. Raises `OSError` if it has none and `InvalidRequestError` if none is allowed."""
+        """Addresses of `host`. Raises `OSError` if it has none, `InvalidRequestError` if none is allowed."""
         look_up = partial(socket.getaddrinfo, host, port, family=family, type=socket.SOCK_STREAM)
         found = await asyncio.get_running_loop().run_in_executor(self._threads, look_up)
         results: list[ResolveResult] = []
@@ -162,7 +165,7 @@ class _CheckingResolver(AbstractResolver):
 
 
 def is_public(address: IPAddress) -> bool:
-    """Whether an address belongs to the public internet; one that carries an IPv4 address is as public as that one."""
+    """Whether an address is of the public internet; one that carries an IPv4 address is so if that one is."""
     if isinstance(address, ipaddress.IPv6Address):
         carried = address.ipv4_mapped or address.sixtofour
         if address in _NAT64 or address in _IPV4_COMPATIBLE:
@@ -175,8 +178,8 @@ def is_public(address: IPAddress) -> bool:
 
 
 def _allowed_place(entry: str) -> tuple[str, int | None]:
-    """The host of an entry of the allow-list, in the form in which yarl gives a URL's host, and the port if there is
-    one. Raises `ConfigError`."""
+    """The host of an entry of the allow-list, in the form in which yarl gives a URL's host, and the port if
+    there is one. Raises `ConfigError`."""
     if _parse_address(entry) is not None:
         return str(ipaddress.ip_address(entry)), None
     try:
@@ -199,7 +202,9 @@ def _parse_address(text: str) -> IPAddress | None:
 
 
 def _not_allowed() -> InvalidRequestError:
-    return InvalidRequestError("The media URL's host or port is not allowed by this server.", code="media_not_allowed")
+    return InvalidRequestError(
+        "The media URL's host or port is not allowed by this server.", code="media_not_allowed"
+    )
 
 
 def _fetch_failed(what: str) -> InvalidRequestError:

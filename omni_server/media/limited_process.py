@@ -1,9 +1,9 @@
-"""Files of strangers, read by FFmpeg in a process of its own.
+"""Untrusted files, read by FFmpeg in a process of its own.
 
-A small video or sound file can unpack to gigabytes before FFmpeg hands over its first packet, keep it busy for minutes,
-or meet a fault of FFmpeg's. A process has limits of memory and processor time that the system enforces, can be ended at
-any moment, and takes nothing with it (`limited_program`). It starts in a tenth of a second; FFmpeg is not loaded into
-the server for this.
+A small video or audio file can unpack to gigabytes before FFmpeg hands over its first packet, keep it busy
+for minutes, or meet a fault of FFmpeg's. A process has limits of memory and processor time that the system
+enforces, can be ended at any moment, and takes nothing with it (`limited_program`). It starts in a tenth of a
+second; FFmpeg is not loaded into the server for this.
 """
 
 import logging
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 _PROGRAM = Path(__file__).with_name("limited_program.py")
 _ENVIRONMENT = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONHOME", "PYTHONPATH")
-"""What Python may need to find FFmpeg. The keys of this server are in other variables."""
+"""What Python may need to find FFmpeg. This server's keys are in other variables."""
 _MAX_LOG_BYTES = 1 << 14
 """Kept of what the process says on its standard error."""
 _READ_BYTES = 1 << 16
@@ -89,8 +89,8 @@ class Cancellation:
 def read_in_process(reader: Reader, data: bytes, cancellation: Cancellation) -> Iterator["Output"]:
     """What the reader makes of `data`, its standard input; the process has ended behind the block.
 
-    Raises, as the methods of `Output` do, one of the errors of `reader`, and `OmniError` where the program itself
-    failed (the log says how) or the caller cancelled, who hears of nothing any more.
+    Raises, as the methods of `Output` do, one of the errors of `reader`, and `OmniError` where the program
+    itself failed (the log says how) or the caller cancelled, who hears of nothing any more.
     """
     deadline = time.monotonic() + reader.timeout_s
     if cancellation.is_cancelled:
@@ -173,7 +173,8 @@ class Output:
         return self._reader.refusals[DAMAGED]
 
     def _wait_for_bytes(self) -> None:
-        """Or for the end. What it says on standard error meanwhile is taken: it would wait for that forever."""
+        """Or for the end. What it says on standard error meanwhile is taken: it would wait for that
+        forever."""
         while True:
             left_s = self._deadline - time.monotonic()
             ready = self._poll.poll(left_s * 1000) if left_s > 0 else []

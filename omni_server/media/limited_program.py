@@ -1,11 +1,13 @@
-"""The program that `limited_process` starts: a reader of strangers' files, with limits that the system enforces.
+"""The program that `limited_process` starts: a reader of untrusted files, with limits that the system
+enforces.
 
     python -P limited_program.py READER PARENT MAX_BYTES MAX_SECONDS ARGUMENT...
 
-READER is the path of a module with a function `read(file, output, arguments)`, which gives the exit status. It is
-loaded, with what it imports, before the limits begin; from then on this process has MAX_BYTES of addresses, MAX_SECONDS
-of processor time, can open neither file nor socket, and writes nothing but to the pipes that it was given. It ends with
-PARENT. Nothing of the server is imported here: it would have to be found, and loaded for each file anew.
+READER is the path of a module with a function `read(file, output, arguments)`, which gives the exit status.
+It is loaded, with what it imports, before the limits begin; from then on this process has MAX_BYTES of
+addresses, MAX_SECONDS of processor time, can open neither file nor socket, and writes nothing but to the
+pipes that it was given. It ends with PARENT. Nothing of the server is imported here: it would have to be
+found, and loaded again for every file.
 """
 
 import ctypes
@@ -19,7 +21,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 DAMAGED = 3
-"""The exit status for memory that did not suffice; readers use it for damaged files, and higher ones as they like."""
+"""The exit status for memory that did not suffice; readers use it for damaged files, and higher ones as they
+like."""
 
 _PR_SET_PDEATHSIG = 1
 """prctl(2)"""
@@ -30,7 +33,8 @@ Read = Callable[[BinaryIO, BinaryIO, Sequence[str]], int]
 
 
 def _end_with(parent: int) -> None:
-    """Killed as soon as the thread ends that started this process, which waits for it, or the parent as a whole."""
+    """Killed as soon as the thread ends that started this process, which waits for it, or the parent as a
+    whole."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit("the server is gone")

@@ -18,22 +18,24 @@ class MediaLimits:
     """Of one channel at the file's own rate: 300 s at 192 kHz, 230 MB decoded."""
 
     decode_timeout_s: float = 60.0
-    """Seconds for a video, or the sound track of a WebM or MP4 file; the process that decodes it is ended then."""
+    """Seconds for a video, or the audio track of a WebM or MP4 file; then its decoder is killed."""
 
     max_image_pixels: int = 50_000_000
-    """Width x height of a picture, as its header declares it: 150 MB decoded."""
+    """Width x height of an image, as its header declares it: 150 MB decoded."""
     max_aspect_ratio: float = 200.0
-    """Longer over shorter side of pictures and videos; `smart_resize` of the Qwen processors refuses more."""
+    """Longer over shorter side of images and videos; `smart_resize` of the Qwen processors refuses more."""
 
     max_video_seconds: float = 384.0
     """As long as `max_video_frames` lasts at the models' 2 frames per second."""
     max_video_frames: int = 768
-    """Frames taken of a video; from a longer one they are taken further apart. 768 is the models' `max_frames`."""
+    """Frames taken of a video; from a longer one they are taken further apart. 768 is the models'
+    `max_frames`."""
     max_video_frame_pixels: int = 4096 * 2304
     """Width x height of a video."""
     max_video_pixels: int = 90_316_800
-    """Width x height x frames taken; frames are shrunk to stay below it. The models' processors shrink to this number
-    themselves (0.9 x 128000 tokens x 28 x 28 pixels), so that nothing they would see is lost: 271 MB decoded."""
+    """Width x height x frames taken; frames are shrunk to stay below it. The models' processors shrink to
+    this number themselves (0.9 x 128000 tokens x 28 x 28 pixels), so that nothing they would see is lost: 271
+    MB decoded."""
 
     fetch_timeout_s: float = 15.0
     """Seconds for one URL: name lookup, redirects and the whole body."""

@@ -1,8 +1,8 @@
 """Loaded by `limited_program`: frames sampled of a video, decoded by OpenCV's FFmpeg backend.
 
-The arguments are those of `MediaLimits` that `_Limits` names, in its order. To the output go the number of frames,
-their height and width, and the rate at which they were taken (`HEADER`), then the frames, RGB, uint8. The exit status
-is 0 or one of those below.
+The arguments are those of `MediaLimits` that `_Limits` names, in its order. To the output go the number of
+frames, their height and width, and the rate at which they were taken (`HEADER`), then the frames, RGB, uint8.
+The exit status is 0 or one of those below.
 """
 
 import math
@@ -30,7 +30,8 @@ _FRAME_FACTOR = 2
 _MAX_FPS = 240.0
 """A header that claims more is not believed: streams without a rate declare their clock, 1000 Hz, instead."""
 _MIN_DECODED = 0.9
-"""Headers may count a few frames too many, since their number is often an estimate; a file cut short lacks more."""
+"""Headers may count a few frames too many, since their number is often an estimate; a file cut short lacks
+more."""
 _DECODER_THREADS = 2
 """So many seconds of processor time may pass in one."""
 
@@ -86,7 +87,8 @@ def _open(file: BinaryIO) -> Iterator[cv2.VideoCapture]:
 
 
 def _read_timeline(file: BinaryIO, limits: _Limits) -> _Timeline:
-    """Length and rate as declared, or counted where the header does not say; refuses what is over the limits."""
+    """Length and rate as declared, or counted where the header does not say; refuses what is over the
+    limits."""
     with _open(file) as capture:
         width = capture.get(cv2.CAP_PROP_FRAME_WIDTH)
         height = capture.get(cv2.CAP_PROP_FRAME_HEIGHT)
@@ -110,7 +112,11 @@ def _read_timeline(file: BinaryIO, limits: _Limits) -> _Timeline:
 def _count_frames(capture: cv2.VideoCapture, limits: _Limits) -> _Timeline:
     """Decode all frames for their number and times, as live recordings of browsers (WebM) need it."""
     num_frames, last_s = 0, 0.0
-    while last_s <= limits.max_video_seconds and num_frames <= limits.max_video_seconds * _MAX_FPS and capture.grab():
+    while (
+        last_s <= limits.max_video_seconds
+        and num_frames <= limits.max_video_seconds * _MAX_FPS
+        and capture.grab()
+    ):
         num_frames += 1
         last_s = capture.get(cv2.CAP_PROP_POS_MSEC) / 1000
     if num_frames == 0:

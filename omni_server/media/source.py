@@ -1,16 +1,17 @@
-"""Where media comes from: base64 text, `data:` URLs, and what the operator allowed of http(s) and `file:` URLs."""
+"""Where media comes from: base64, `data:` URLs, and what the operator allowed of http(s) and `file:` URLs."""
 
 import asyncio
 import binascii
+import os
+import stat
 import string
 from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import unquote_to_bytes
+from urllib.parse import unquote, unquote_to_bytes, urlsplit
 
-from omni_server.errors import InvalidRequestError
+from omni_server.errors import ConfigError, InvalidRequestError
 from omni_server.media.fetch import HttpFetcher
 from omni_server.media.limits import MediaLimits
-from omni_server.media.local_files import LocalFiles
 
 _ASCII_WHITESPACE = dict.fromkeys(map(ord, string.whitespace))
 
@@ -18,27 +19,29 @@ _ASCII_WHITESPACE = dict.fromkeys(map(ord, string.whitespace))
 class MediaSource:
     """Reads the bytes that a request's URLs stand for.
 
-    `allowed_domains` are host names or IP addresses, each with or without a port, as in `media.example:8080`. A URL's
-    host must equal one of them (subdomains are not included). An entry without a port allows the default port of the
-    URL's scheme only. An empty list allows `data:` URLs only.
+    `allowed_domains` are host names or IP addresses, each with or without a port, as in `media.example:8080`.
+    A URL's host must equal one of them (subdomains are not included). An entry without a port allows the
+    default port of the URL's scheme only. An empty list allows `data:` URLs only.
 
-    A host's name alone does not open private, loopback, link-local and other addresses that are not public: to read
-    `http://files.intranet/` from 10.0.0.5, allow `files.intranet` and `10.0.0.5`; for `localhost`, allow `127.0.0.1`
-    as well. Raises `ConfigError` for an entry that is more than a host and a port.
+    A host's name alone does not open private, loopback, link-local and other addresses that are not public:
+    to read `http://files.intranet/` from 10.0.0.5, allow `files.intranet` and `10.0.0.5`; for `localhost`,
+    allow `127.0.0.1` as well. Raises `ConfigError` for an entry that is more than a host and a port.
 
     `local_folder` allows `file:` URLs of what is below it; None allows none.
     """
 
-    def __init__(self, allowed_domains: Sequence[str], limits: MediaLimits, local_folder: Path | None = None) -> None:
+    def __init__(
+        self, allowed_domains: Sequence[str], limits: MediaLimits, local_folder: Path | None = None
+    ) -> None:
         self._limits = limits
-        self._local = None if local_folder is None else LocalFiles(local_folder, limits.max_bytes)
+        self._local = None if local_folder is None else _LocalFiles(local_folder, limits.max_bytes)
         self._fetcher = HttpFetcher(allowed_domains, limits)
 
     async def read(self, url: str) -> bytes:
         """The bytes behind `url`.
 
-        Raises `InvalidRequestError` without `param`; its code is `media_not_allowed` (scheme, host or address),
-        `media_fetch_failed`, `media_too_large`, `invalid_url` or `invalid_base64`.
+        Raises `InvalidRequestError` without `param`; its code is `media_not_allowed` (scheme, host or
+        address), `media_fetch_failed`, `media_too_large`, `invalid_url` or `invalid_base64`.
         """
         scheme = url.partition(":")[0].lower()
         if scheme == "data":
@@ -53,7 +56,7 @@ class MediaSource:
         )
 
     def _read_data_url(self, url: str) -> bytes:
-        """RFC 2397: `data:[<media type>][;base64],<data>`. The media type is not used: decoders look at the bytes."""
+        """RFC 2397: `data:[<media type>][;base64],<data>`. The media type is ignored: bytes decide."""
         header, comma, payload = url[len("data:") :].partition(",")
         if not comma:
             raise InvalidRequestError("The data: URL has no comma before its data.", code="invalid_url")
@@ -74,12 +77,14 @@ class MediaSource:
 
     def _too_large(self) -> InvalidRequestError:
         return InvalidRequestError(
-            f"The media item is larger than the {self._limits.max_bytes} bytes allowed.", code="media_too_large"
+            f"The media item is larger than the {self._limits.max_bytes} bytes allowed.",
+            code="media_too_large",
         )
 
 
 def decode_base64(text: str) -> bytes:
-    """The bytes of standard base64 (RFC 4648 section 4) with padding. ASCII whitespace is ignored, nothing else is.
+    """The bytes of standard base64 (RFC 4648 section 4) with padding. ASCII whitespace is ignored, nothing
+    else is.
 
     Raises `InvalidRequestError` with code `invalid_base64`, also where there is no byte.
     """
@@ -98,3 +103,63 @@ def decode_base64(text: str) -> bytes:
 
 def _invalid_base64() -> InvalidRequestError:
     return InvalidRequestError("Invalid base64.", code="invalid_base64")
+
+
+class _LocalFiles:
+    """Reads the files that `file:` URLs name, at or below `folder`, wherever symbolic links lead. Raises
+    `ConfigError` if it is no folder."""
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        try:
+            self._folder = folder.resolve(strict=True)
+        except OSError as error:
+            raise ConfigError(f"the folder of local media {folder}: {error.strerror or error}") from None
+        if not self._folder.is_dir():
+            raise ConfigError(f"the folder of local media {folder} is no folder")
+        self._max_bytes = max_bytes
+
+    def read(self, url: str) -> bytes:
+        """The bytes of the file. Raises `InvalidRequestError`: `media_not_allowed`, also for what does not
+        exist, so that a client learns nothing of other files; `media_too_large` or `invalid_url`."""
+        path = _path_of(url)
+        try:
+            # Only the place: neither a pipe nor a device notices. What was found is what is checked and then
+            # read: a link that is exchanged in between gains nothing.
+            found = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        except (OSError, ValueError):
+            raise _not_allowed() from None
+        try:
+            place = Path(f"/proc/self/fd/{found}")
+            if not stat.S_ISREG(os.fstat(found).st_mode) or not place.readlink().is_relative_to(self._folder):
+                raise _not_allowed()
+            try:
+                file = place.open("rb")
+            except OSError:
+                raise _not_allowed() from None
+            with file:
+                data = file.read(self._max_bytes + 1)
+        finally:
+            os.close(found)
+        if len(data) > self._max_bytes:
+            raise InvalidRequestError(
+                f"The media item is larger than the {self._max_bytes} bytes allowed.", code="media_too_large"
+            )
+        return data
+
+
+def _path_of(url: str) -> str:
+    """RFC 8089: `file:///path`, `file://localhost/path` or `file:/path`."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise InvalidRequestError("The media URL is not a valid URL.", code="invalid_url") from None
+    path = unquote(parts.path)
+    if parts.netloc not in ("", "localhost") or not path.startswith("/") or parts.query or parts.fragment:
+        raise InvalidRequestError("The media URL is not a valid file: URL.", code="invalid_url")
+    return path
+
+
+def _not_allowed() -> InvalidRequestError:
+    return InvalidRequestError(
+        "The media URL's file is not allowed by this server.", code="media_not_allowed"
+    )

@@ -1,4 +1,4 @@
-"""Videos to sampled RGB frames, with OpenCV's FFmpeg in a process of its own. A sound track is not read."""
+"""Videos to sampled RGB frames, with OpenCV's FFmpeg in a process of its own. Audio tracks are not read."""
 
 import struct
 from pathlib import Path
@@ -17,8 +17,8 @@ _UNREADABLE, _DAMAGED, _NO_SIZE, _TOO_LARGE, _EXTREME_RATIO, _NO_FRAME, _TOO_LON
 _DECODER_THREADS = 2
 """As there: so many seconds of processor time may pass in one."""
 _ENVIRONMENT = {
-    "MALLOC_ARENA_MAX": "1",  # an arena for each thread would take 64 MiB of addresses each
-    "OPENBLAS_NUM_THREADS": "1",  # numpy's: each would take addresses, on a machine of many cores all there are
+    "MALLOC_ARENA_MAX": "1",  # an arena per thread would take 64 MiB of addresses each
+    "OPENBLAS_NUM_THREADS": "1",  # numpy's: each takes addresses, on a machine of many cores all there are
     "OPENCV_FFMPEG_LOGLEVEL": "-8",
     "OPENCV_LOG_LEVEL": "SILENT",
 }
@@ -26,18 +26,20 @@ _ENVIRONMENT = {
 _BASE_MEMORY_BYTES = 512 * 1024 * 1024
 """Of the process's addresses. Python, numpy and OpenCV take 291 MiB of them, a small video decoded."""
 _MEMORY_BYTES_PER_PIXEL = 96
-"""Of `max_video_frame_pixels`: pictures that the decoder keeps to predict others. Measured at 4096 x 2304, above what a
-small video takes: H.264 with 16 of them in 4:2:0, 51 bytes; HEVC of 10 bits 45; FFV1 37; VP8, VP9, MPEG-4 and MJPEG 14
-to 22."""
+"""Of `max_video_frame_pixels`: pictures that the decoder keeps to predict others. Measured at 4096 x 2304,
+above what a small video takes: H.264 with 16 of them in 4:2:0, 51 bytes; HEVC of 10 bits 45; FFV1 37; VP8,
+VP9, MPEG-4 and MJPEG 14 to 22."""
 
 
 def decode_video(data: bytes, limits: MediaLimits, cancellation: Cancellation | None = None) -> VideoPart:
-    """Frames spread evenly over the video, about two per second, as `smart_nframes` of qwen-vl-utils chooses them.
+    """Frames spread evenly over the video, about two per second, as `smart_nframes` of qwen-vl-utils chooses
+    them.
 
     The number of frames is even and at least four where the video has so many, and at most
-    `limits.max_video_frames`. `fps` of the result is the rate at which the frames were taken. Takes MP4, QuickTime,
-    WebM, Matroska and AVI, as far as OpenCV has the codec. Raises `InvalidRequestError` with code `invalid_video`,
-    with `media_too_large` for what takes too long, and `OmniError` where the decoder cannot be run.
+    `limits.max_video_frames`. `fps` of the result is the rate at which the frames were taken. Takes MP4,
+    QuickTime, WebM, Matroska and AVI, as far as OpenCV has the codec. Raises `InvalidRequestError` with code
+    `invalid_video`, with `media_too_large` for what takes too long, and `OmniError` where the decoder cannot
+    be run.
     """
     if len(data) > limits.max_bytes:
         raise _invalid(f"is larger than the {limits.max_bytes} bytes allowed")
@@ -81,7 +83,8 @@ def _reader(limits: MediaLimits) -> Reader:
         },
         # As for media that are decoded in the server itself.
         too_slow=InvalidRequestError(
-            f"The media item could not be decoded within {limits.decode_timeout_s:g} s.", code="media_too_large"
+            f"The media item could not be decoded within {limits.decode_timeout_s:g} s.",
+            code="media_too_large",
         ),
     )
 
@@ -90,7 +93,10 @@ def _read_frames(output: Output, limits: MediaLimits) -> VideoPart:
     num_frames, height, width, fps = _HEADER.unpack(output.read(_HEADER.size))
     # Believed only within the limits. A side of a single pixel cannot be shrunk any more.
     max_pixels = max(limits.max_video_pixels, num_frames * limits.max_aspect_ratio)
-    if not 1 <= num_frames <= max(limits.max_video_frames, 1) or not 1 <= height * width * num_frames <= max_pixels:
+    if (
+        not 1 <= num_frames <= max(limits.max_video_frames, 1)
+        or not 1 <= height * width * num_frames <= max_pixels
+    ):
         raise output.damaged(f"{num_frames} frames of {width} x {height} pixels")
     # Memory is taken as it is written to.
     frames = np.empty((num_frames, height, width, 3), dtype=np.uint8)

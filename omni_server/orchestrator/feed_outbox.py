@@ -20,7 +20,9 @@ class FeedOutbox:
     """One for a stage. Not thread safe; lives in one event loop."""
 
     def __init__(
-        self, send: Callable[[Sequence[AddressedFeed]], Awaitable[None]], drop_block: Callable[[SharedBlock], None]
+        self,
+        send: Callable[[Sequence[AddressedFeed]], Awaitable[None]],
+        drop_block: Callable[[SharedBlock], None],
     ) -> None:
         """`send` either hands all feeds over or raises. `drop_block` ends a reference to shared memory."""
         self._send = send

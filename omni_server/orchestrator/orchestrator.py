@@ -109,7 +109,8 @@ class Orchestrator:
             pacer=Pacer(
                 edge.chunks,
                 layout,
-                max_step_codes=self._config.stages[edge.target].max_num_batched_tokens // payload.num_codebooks,
+                max_step_codes=self._config.stages[edge.target].max_num_batched_tokens
+                // payload.num_codebooks,
             ),
         )
         # Refuses a plan that does not fit the model now, not at the first request.
@@ -182,7 +183,9 @@ class Orchestrator:
             raise InvalidRequestError(f"this model does not answer with {missing}", param="modalities")
         return frozenset(wanted)
 
-    def _diffusion_entry(self, request: OmniRequest, outputs: frozenset[Output]) -> tuple[ImagePlan, PromptTokens]:
+    def _diffusion_entry(
+        self, request: OmniRequest, outputs: frozenset[Output]
+    ) -> tuple[ImagePlan, PromptTokens]:
         prompt = self._family.prompt(request.messages, outputs=outputs)
         assert isinstance(prompt, DiffusionPrompt)
         num_tokens, limit = len(prompt.token_ids), self._config.stages[self._entry].max_model_len
@@ -192,7 +195,12 @@ class Orchestrator:
         return plan, PromptTokens(num_tokens, num_tokens, 0, 0, 0)
 
     async def _ar_entry(
-        self, request: OmniRequest, outputs: frozenset[Output], voice: str | None, deadline_s: float, began: float
+        self,
+        request: OmniRequest,
+        outputs: frozenset[Output],
+        voice: str | None,
+        deadline_s: float,
+        began: float,
     ) -> tuple[ArPlan, PromptTokens]:
         client, config = self._deployment.ar[self._entry], self._config.stages[self._entry]
         assert isinstance(config, ArStage)
@@ -239,12 +247,16 @@ class Orchestrator:
             is_limited = embeddings is not None and (sampling.stop or request.tools is not None)
             text = TextPlan(
                 spoken_text=SpokenText(client.detokenize) if is_limited else None,
-                tool_parser=None if request.tools is None else ToolParser(is_parallel=request.tools.is_parallel),
+                tool_parser=None
+                if request.tools is None
+                else ToolParser(is_parallel=request.tools.is_parallel),
             )
         plan = self._ar_plan(request, self._entry, prompt, params, voice)
         return replace(plan, text=text, embeddings=embeddings), self._count(prompt)
 
-    def _embeddings(self, request: OmniRequest, edge: Edge, voice: str, source: RenderedPrompt) -> EmbeddingsPlan:
+    def _embeddings(
+        self, request: OmniRequest, edge: Edge, voice: str, source: RenderedPrompt
+    ) -> EmbeddingsPlan:
         """The stage that the entry's embeddings flow to."""
         name = edge.target
         client, config = self._deployment.ar[name], self._config.stages[name]
@@ -264,7 +276,8 @@ class Orchestrator:
         params.max_tokens, params.min_tokens = limit, min(params.min_tokens, limit)
         return EmbeddingsPlan(
             target=self._ar_plan(request, name, prompt.token_ids, params, voice),
-            num_first_rows=len(prompt.token_ids) - 1,  # the row behind them is that of the first generated token
+            num_first_rows=len(prompt.token_ids)
+            - 1,  # the row behind them is that of the first generated token
             outbox=self._outboxes[name],
             drop_block=self._deployment.drop_block,
         )
@@ -322,7 +335,8 @@ class Orchestrator:
         voice = speech.voice if speech.voice is not None else self._family.default_voice
         if voice is None or voice not in self._family.voices:
             raise InvalidRequestError(
-                f"voice '{voice}' is unknown; voices are {', '.join(self._family.voices)}", param="audio.voice"
+                f"voice '{voice}' is unknown; voices are {', '.join(self._family.voices)}",
+                param="audio.voice",
             )
         return voice
 
@@ -334,7 +348,9 @@ class Orchestrator:
         ids, placeholders = prompt.token_ids[: prompt.length], self._family.placeholder_ids
         if placeholders is None:
             return PromptTokens(len(ids), len(ids), 0, 0, 0)
-        audio, image, video = (ids.count(p) for p in (placeholders.audio, placeholders.image, placeholders.video))
+        audio, image, video = (
+            ids.count(p) for p in (placeholders.audio, placeholders.image, placeholders.video)
+        )
         return PromptTokens(len(ids), len(ids) - audio - image - video, audio, image, video)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from omni_server.audio.resample import Resampler
+from omni_server.audio.filters import Resampler
 from omni_server.edge import CodecEdge
 from omni_server.engine.ar_client import ArStageClient
 from omni_server.engine.ar_stream import ArOutput
@@ -182,7 +182,11 @@ class RequestGraph:
         reason: FinishReason = "stop"
         num_text, num_cached, num_frames = 0, 0, 0
         if self._text is not None:
-            reason, num_text, num_cached = self._text.finish_reason, self._text.num_tokens, self._text.num_cached
+            reason, num_text, num_cached = (
+                self._text.finish_reason,
+                self._text.num_tokens,
+                self._text.num_cached,
+            )
         if self._frames is not None:
             num_frames = self._frames.num_frames
             if self._frames.finish_reason == "length":
@@ -231,7 +235,11 @@ class _ArRun:
     async def _generate(self) -> None:
         plan = self._plan
         stream = await plan.client.open(
-            self._request_id, plan.prompt, plan.params, self._row_sink, tokens_per_output=plan.tokens_per_output
+            self._request_id,
+            plan.prompt,
+            plan.params,
+            self._row_sink,
+            tokens_per_output=plan.tokens_per_output,
         )
         try:
             if self._source is not None:

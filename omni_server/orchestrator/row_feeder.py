@@ -15,7 +15,12 @@ class RowFeeder:
     """From `take` to `finish`. Rows are kept until `connect` tells whom to feed, and dropped after `close`."""
 
     def __init__(
-        self, outbox: FeedOutbox, drop_block: Callable[[SharedBlock], None], *, num_first_rows: int, is_limited: bool
+        self,
+        outbox: FeedOutbox,
+        drop_block: Callable[[SharedBlock], None],
+        *,
+        num_first_rows: int,
+        is_limited: bool,
     ) -> None:
         """`num_first_rows` come before the row of the first generated token. With `is_limited`, rows of generated
         tokens may be spoken only as far as `allow` says."""

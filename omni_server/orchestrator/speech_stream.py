@@ -51,7 +51,9 @@ class SpeechStream:
         self._sent: asyncio.Queue[tuple[DecoderWindow, asyncio.Future[Samples]] | None] = asyncio.Queue()
         self._outstanding = asyncio.Semaphore(pacer.max_outstanding_windows)
         self._num_samples = 0  # of all windows up to now
-        self._held: list[AudioDelta] | None = []  # sound that waits until the first may leave; None after that
+        self._held: (
+            list[AudioDelta] | None
+        ) = []  # sound that waits until the first may leave; None after that
         self._playback = Playback(pacer.start_gate, self._release)
 
     def push(self, frames: Sequence[Frame]) -> None:
@@ -111,7 +113,11 @@ class SpeechStream:
         self, window_id: str, window: DecoderWindow, priority: int, result: asyncio.Future[Samples]
     ) -> None:
         samples = await self._decoder.run(
-            window_id, window.token_ids, window.payload, priority=priority, num_streams=self._pacer.num_streams
+            window_id,
+            window.token_ids,
+            window.payload,
+            priority=priority,
+            num_streams=self._pacer.num_streams,
         )
         fault = waveform_fault(samples, num_samples=window.num_samples, is_varied=window.is_varied)
         if fault is not None:

@@ -56,6 +56,8 @@ class StepTimes:
         variance = sum((codes - mean_codes) ** 2 for codes, _ in self._steps)
         slope = 0.0  # if all are alike: nothing is known about larger ones
         if variance:
-            slope = sum((codes - mean_codes) * (seconds - mean_s) for codes, seconds in self._steps) / variance
+            slope = (
+                sum((codes - mean_codes) * (seconds - mean_s) for codes, seconds in self._steps) / variance
+            )
         self._per_code_s = min(max(slope, 0.0), mean_s / mean_codes)  # no step takes less than no time
         self._per_step_s = mean_s - self._per_code_s * mean_codes

@@ -52,4 +52,6 @@ def _call(tool: FunctionTool, *, is_strict: bool) -> Format:
 
 
 def _structural_tag(content: Format, param: str = "tools") -> StructuredOutput:
-    return StructuredOutput("structural_tag", json.dumps({"type": "structural_tag", "format": content}), param)
+    return StructuredOutput(
+        "structural_tag", json.dumps({"type": "structural_tag", "format": content}), param
+    )

@@ -120,7 +120,11 @@ class ToolParser:
     def _take_irregular(self, inside: str, whole: str, pieces: list[Piece]) -> None:
         """A call with its keys in another order, say; or none at all."""
         call = _parsed(inside)
-        if isinstance(call, dict) and isinstance(call.get("name"), str) and isinstance(call.get("arguments"), dict):
+        if (
+            isinstance(call, dict)
+            and isinstance(call.get("name"), str)
+            and isinstance(call.get("arguments"), dict)
+        ):
             self._begin_call(call["name"], pieces)
             if self._is_wanted():
                 arguments = json.dumps(call["arguments"], ensure_ascii=False)
@@ -183,7 +187,9 @@ class _JsonObject:
 
 def _overlap(text: str) -> int:
     """Length of the longest end of `text` with which a tag could begin."""
-    return next(n for n in range(min(len(text), len(CALL_BEGIN) - 1), -1, -1) if text.endswith(CALL_BEGIN[:n]))
+    return next(
+        n for n in range(min(len(text), len(CALL_BEGIN) - 1), -1, -1) if text.endswith(CALL_BEGIN[:n])
+    )
 
 
 def _parsed(text: str) -> object:

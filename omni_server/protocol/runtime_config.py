@@ -7,7 +7,9 @@ import msgspec
 from omni_server.protocol.give_way import GiveWaySpec
 from omni_server.protocol.start_report import ProgressSpec
 
-_COMPILED = "linear layers by omni_small_batch_linear, with plain parameters; attention by omni_attention_with_rope"
+_COMPILED = (
+    "linear layers by omni_small_batch_linear, with plain parameters; attention by omni_attention_with_rope"
+)
 """What the stages change in a model after it is made and before it is compiled. vLLM finds a compiled model again by
 its configuration and its sources, and would find one from before such a change."""
 
@@ -44,4 +46,6 @@ class StageRuntimeConfig(msgspec.Struct, frozen=True):
 
     def compute_hash(self) -> str:
         """Called by `vllm.config.VllmConfig.compute_hash`."""
-        return hashlib.sha256(repr((self.row_producer, self.decoding_kernels, _COMPILED)).encode()).hexdigest()
+        return hashlib.sha256(
+            repr((self.row_producer, self.decoding_kernels, _COMPILED)).encode()
+        ).hexdigest()

@@ -130,7 +130,9 @@ async def _stop(omni: AsyncOmni) -> None:
         raise OmniError(f"the engines have not ended within {STOP_TIMEOUT_S:g} s") from error
 
 
-async def _answer(omni: _WholeDecoder, case: Case, config: StageConfig, codec: CodecLayout, timeout_s: float) -> Answer:
+async def _answer(
+    omni: _WholeDecoder, case: Case, config: StageConfig, codec: CodecLayout, timeout_s: float
+) -> Answer:
     text_ids: list[int] = []
     codes: list[int] = []
     sound: list[Samples] = []

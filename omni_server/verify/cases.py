@@ -51,7 +51,9 @@ def all_prompts(task_messages: Callable[[Task], tuple[ChatMessage, ...]]) -> tup
     aloud = ReadAloud("Good morning. The train to the coast leaves at a quarter past nine, on platform four.")
     return (
         Prompt("text", _ask("Hello, how are you today?")),
-        Prompt("system prompt", (_say("system", "You answer in short sentences."), *_ask("What is a horse?"))),
+        Prompt(
+            "system prompt", (_say("system", "You answer in short sentences."), *_ask("What is a horse?"))
+        ),
         Prompt(
             "several turns",
             (

@@ -60,7 +60,9 @@ def verdict(report: Report) -> str:
     sentences = []
     if different:
         names = "; ".join(different)
-        sentences.append(f"This server and transformers DIFFER in {len(different)} of {num_cases} cases: {names}.")
+        sentences.append(
+            f"This server and transformers DIFFER in {len(different)} of {num_cases} cases: {names}."
+        )
     if failed:
         sentences.append(f"NOT COMPARED are {len(failed)} of {num_cases} cases: {'; '.join(failed)}.")
     return " ".join(sentences)

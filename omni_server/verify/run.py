@@ -45,7 +45,10 @@ def verify(options: VerifyOptions, on_progress: Progress) -> Report:
     Raises `ConfigError` where the engines cannot start or there is nothing to ask.
     """
     folder = resolve_model_folder(
-        options.model, architectures=servable_architectures(), revision=options.revision, on_progress=on_progress
+        options.model,
+        architectures=servable_architectures(),
+        revision=options.revision,
+        on_progress=on_progress,
     )
     config = _stage_config(options, folder)
     on_progress(f"stage config: {describe(config)}")

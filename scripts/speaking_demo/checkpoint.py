@@ -6,7 +6,11 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from transformers import AutoConfig, Qwen2_5OmniForConditionalGeneration, Qwen2_5OmniTalkerForConditionalGeneration
+from transformers import (
+    AutoConfig,
+    Qwen2_5OmniForConditionalGeneration,
+    Qwen2_5OmniTalkerForConditionalGeneration,
+)
 
 from scripts.speaking_demo import codes, dit, talker, thinker, vocabulary
 from scripts.speaking_demo.rows import WIDTH
@@ -20,7 +24,14 @@ from stages.qwen2_5_omni.demo_checkpoint.config import (
     demo_model_config,
     write_configs,
 )
-from stages.qwen2_5_omni.demo_checkpoint.sizes import AudioSize, DemoSize, DiTSize, TextSize, VisionSize, VocoderSize
+from stages.qwen2_5_omni.demo_checkpoint.sizes import (
+    AudioSize,
+    DemoSize,
+    DiTSize,
+    TextSize,
+    VisionSize,
+    VocoderSize,
+)
 from stages.qwen2_5_omni.demo_checkpoint.tokenizer import TokenIds, write_word_tokenizer
 from stages.qwen2_5_omni.demo_checkpoint.weights import fill
 

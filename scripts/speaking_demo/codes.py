@@ -69,7 +69,9 @@ def make_codebook() -> Codebook:
     heard = {unit: features(envelope, loudest) for unit, envelope in frames.items() if len(envelope)}
     silent = features(silence(_FRAMES_PER_CODE), loudest)
     num_free = NUM_SOUNDS - BLOCKS - _NUM_SILENCES
-    centres = torch.cat([silent.expand(_NUM_SILENCES, -1), _k_means(torch.cat(list(heard.values())), num_free)])
+    centres = torch.cat(
+        [silent.expand(_NUM_SILENCES, -1), _k_means(torch.cat(list(heard.values())), num_free)]
+    )
     units = {unit: _sounds(heard[unit], centres) if unit in heard else () for unit in frames}
     return Codebook(units, frames)
 
@@ -107,7 +109,9 @@ def _sounds(heard: torch.Tensor, centres: torch.Tensor) -> tuple[int, ...]:
     """The nearest centre for each step, of those that this unit has not used yet at the same step mod 4."""
     taken: set[tuple[int, int]] = set()
     found: list[int] = []
-    for step, order in enumerate(torch.cdist(heard, centres).argsort(dim=1, stable=True).tolist(), start=SILENT_STEPS):
+    for step, order in enumerate(
+        torch.cdist(heard, centres).argsort(dim=1, stable=True).tolist(), start=SILENT_STEPS
+    ):
         sound = next(sound for sound in order if (sound, step % STEPS) not in taken)
         taken.add((sound, step % STEPS))
         found.append(BLOCKS + sound)

@@ -18,7 +18,9 @@ class Espeak:
         self._library = ctypes.CDLL(_LIBRARY)
         self.sample_rate_hz: int = self._library.espeak_Initialize(_SYNCHRONOUS_AUDIO, 0, None, 0)
         self._chunks: list[npt.NDArray[np.int16]] = []
-        callback_type = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p)
+        callback_type = ctypes.CFUNCTYPE(
+            ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p
+        )
         self._callback = callback_type(self._receive)  # the library holds a bare pointer to it
         self._library.espeak_SetSynthCallback(self._callback)
         if self._library.espeak_SetVoiceByName(voice.encode()) != 0:

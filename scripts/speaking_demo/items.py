@@ -31,7 +31,9 @@ class Texts:
         low, high = next((low, high) for share, low, high in _LENGTHS if draw <= share)
         longest = rng.randint(low, high)
         count = max(1, num_codes // (_CODES_PER_TOKEN * longest + _PROMPT_TOKENS))
-        items = [self.item(rng, rng.randint(max(1, longest * 3 // 4), longest)) for _ in range(_DRAWN * count)]
+        items = [
+            self.item(rng, rng.randint(max(1, longest * 3 // 4), longest)) for _ in range(_DRAWN * count)
+        ]
         items.sort(key=lambda item: len(item.prompt) + _CODES_PER_TOKEN * len(item.reply))
         first = rng.randint(0, len(items) - count)
         return items[first : first + count]

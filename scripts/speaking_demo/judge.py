@@ -73,7 +73,9 @@ class Manner:
         return f"{self.voice}, {'greedy' if self.is_greedy else 'default sampling'}"
 
 
-MANNERS = tuple(Manner(voice, is_greedy) for is_greedy in (True, False) for voice in sorted(SPEAKERS, reverse=True))
+MANNERS = tuple(
+    Manner(voice, is_greedy) for is_greedy in (True, False) for voice in sorted(SPEAKERS, reverse=True)
+)
 
 
 @dataclass(frozen=True)
@@ -184,18 +186,23 @@ def judge(checkpoint: Path, out: Path, *, every: int, num_samples: int, report: 
         recogniser = Recogniser(codebook, SPEAKERS[voice])
         for kind, said in kinds.items():
             readings = [
-                render(codebook.envelope(list(vocabulary.read(utterance.text))), SPEAKERS[voice], seed).numpy()
+                render(
+                    codebook.envelope(list(vocabulary.read(utterance.text))), SPEAKERS[voice], seed
+                ).numpy()
                 for seed, utterance in enumerate(said)
             ]
             heard_readings = [hear(reading) for reading in readings]
             texts = [recogniser.wanted(utterance.text) for utterance in said]
             found_as_read = sum(
-                num_in_order(text, recogniser.found(heard)) for text, heard in zip(texts, heard_readings, strict=True)
+                num_in_order(text, recogniser.found(heard))
+                for text, heard in zip(texts, heard_readings, strict=True)
             )
             for manner in (manner for manner in MANNERS if manner.voice == voice):
                 spoken = served[manner, kind]
                 marks = [
-                    _mark(utterance, one, heard_readings, index, recogniser, codes_of(codebook, utterance.text))
+                    _mark(
+                        utterance, one, heard_readings, index, recogniser, codes_of(codebook, utterance.text)
+                    )
                     for index, (utterance, one) in enumerate(zip(said, spoken, strict=True))
                 ]
                 row = _row(kind, manner, marks, spoken, found_as_read)
@@ -229,7 +236,9 @@ def _check_tokenizer(checkpoint: Path, said: Sequence[Utterance]) -> None:
     for utterance in said:
         num_tokens = len(tokenizer.encode(utterance.text, add_special_tokens=False).ids)
         if num_tokens != len(list(vocabulary.read(utterance.text))):
-            raise ConfigError(f"{checkpoint} was made with another vocabulary: it reads {utterance.text!r} otherwise")
+            raise ConfigError(
+                f"{checkpoint} was made with another vocabulary: it reads {utterance.text!r} otherwise"
+            )
 
 
 async def _serve(
@@ -272,7 +281,9 @@ async def _speak(omni: AsyncOmni, utterance: Utterance, manner: Manner, seed: in
         messages, given = (ChatMessage("user", (TextPart(utterance.question),)),), None
     sampling = SamplingConfig(temperature=0.0) if manner.is_greedy else SamplingConfig(seed=seed)
     stages = {"talker": sampling} if given else {"thinker": sampling, "talker": sampling}
-    request = OmniRequest(f"{utterance.name} {manner}", messages, SpeechOutput(manner.voice, seed, given), stages)
+    request = OmniRequest(
+        f"{utterance.name} {manner}", messages, SpeechOutput(manner.voice, seed, given), stages
+    )
     text: list[str] = []
     spoken: list[int] = []
     audio: list[npt.NDArray[np.float32]] = []
@@ -328,7 +339,9 @@ def _first_difference(codes_: tuple[int, ...], wanted: tuple[int, ...]) -> int |
     return next(differ, min(len(codes_), len(wanted)))
 
 
-def _row(kind: str, manner: Manner, marks: Sequence[Mark], served: Sequence[Served], found_as_read: int) -> Row:
+def _row(
+    kind: str, manner: Manner, marks: Sequence[Mark], served: Sequence[Served], found_as_read: int
+) -> Row:
     return Row(
         kind,
         manner,
@@ -384,7 +397,9 @@ def _spectrogram(wave: Floats) -> Image.Image:
     """0 to 12 kHz from bottom to top, 5 ms per pixel; dark is loud."""
     padded = torch.nn.functional.pad(torch.from_numpy(wave), (0, max(0, _PICTURE_FFT - len(wave))))
     window = torch.hann_window(_PICTURE_FFT)
-    spectrum = torch.stft(padded, _PICTURE_FFT, _PICTURE_HOP, window=window, return_complex=True, center=False)
+    spectrum = torch.stft(
+        padded, _PICTURE_FFT, _PICTURE_HOP, window=window, return_complex=True, center=False
+    )
     level_db = 20 * spectrum.abs().clamp(min=1e-5).log10()
     brightness = ((level_db.max() - level_db) / _PICTURE_RANGE_DB).clamp(0, 1)
     return Image.fromarray((255 * brightness).flip(0).to(torch.uint8).numpy())
@@ -452,6 +467,7 @@ def limits_of(rows: Sequence[Row]) -> list[tuple[str, str, str, bool]]:
 def _limits_table(limits: Sequence[tuple[str, str, str, bool]]) -> str:
     lines = ["| limit | wanted | worst | kept |", "|---|---:|---:|---|"]
     lines += [
-        f"| {what} | {wanted} | {worst} | {'yes' if is_kept else 'NO'} |" for what, wanted, worst, is_kept in limits
+        f"| {what} | {wanted} | {worst} | {'yes' if is_kept else 'NO'} |"
+        for what, wanted, worst, is_kept in limits
     ]
     return "\n".join(lines)

@@ -189,7 +189,9 @@ class Speech:
 
     def __init__(self, codebook: codes.Codebook, special: SpecialTokens) -> None:
         self.special = special
-        self._units = [torch.tensor((0,) * codes.SILENT_STEPS + codebook.units[unit]) for unit in unit_of_token()]
+        self._units = [
+            torch.tensor((0,) * codes.SILENT_STEPS + codebook.units[unit]) for unit in unit_of_token()
+        ]
 
     def layout(self, reply: list[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Sound, text token and step of each code, the silent end included; int64 [num_codes] each."""
@@ -206,7 +208,9 @@ class Speech:
         fill = {"next_sound": -100, "next_place": -100, "start": -1, "row": -1, "number": -1}
         return Batch(
             **{
-                name: torch.stack([F.pad(m[name], (0, length - len(m[name])), value=fill.get(name, 0)) for m in made])
+                name: torch.stack(
+                    [F.pad(m[name], (0, length - len(m[name])), value=fill.get(name, 0)) for m in made]
+                )
                 for name in made[0]
             }
         )

@@ -124,7 +124,9 @@ class Chats:
     def __init__(self, tokenizer: Tokenizer, ids: TextIds, rng: random.Random) -> None:
         self._tokenizer, self._ids, self._rng = tokenizer, ids, rng
         self._words = vocabulary.words()
-        self._known = [(question, answer.text) for answer in vocabulary.answers() for question in answer.questions]
+        self._known = [
+            (question, answer.text) for answer in vocabulary.answers() for question in answer.questions
+        ]
         self._bare_known = {_bare(question) for question, _ in self._known}
 
     def encode(self, text: str) -> list[int]:

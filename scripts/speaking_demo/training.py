@@ -167,13 +167,19 @@ def utterances(codebook: Codebook, count: int = _UTTERANCES) -> list[Utterance]:
 def reference_mels(said: list[Utterance]) -> dict[str, torch.Tensor]:
     """Per voice, float32 [1, REFERENCE_FRAMES, NUM_MELS]."""
     return {
-        name: next(u for u in said if u.speaker == name and len(u.mel) > REFERENCE_FRAMES).mel[None, :REFERENCE_FRAMES]
+        name: next(u for u in said if u.speaker == name and len(u.mel) > REFERENCE_FRAMES).mel[
+            None, :REFERENCE_FRAMES
+        ]
         for name in SPEAKERS
     }
 
 
 def train_vocoder(
-    config: Qwen2_5OmniBigVGANConfig, said: list[Utterance], schedule: Schedule, device: torch.device, report: Report
+    config: Qwen2_5OmniBigVGANConfig,
+    said: list[Utterance],
+    schedule: Schedule,
+    device: torch.device,
+    report: Report,
 ) -> tuple[Qwen2_5OmniToken2WavBigVGANModel, list[float]]:
     torch.manual_seed(4)
     rng = random.Random(4)
@@ -197,7 +203,11 @@ def train_vocoder(
 
 
 def train_dit(
-    config: Qwen2_5OmniDiTConfig, said: list[Utterance], schedule: Schedule, device: torch.device, report: Report
+    config: Qwen2_5OmniDiTConfig,
+    said: list[Utterance],
+    schedule: Schedule,
+    device: torch.device,
+    report: Report,
 ) -> tuple[Qwen2_5OmniToken2WavDiTModel, list[float]]:
     torch.manual_seed(5)
     rng = random.Random(5)

@@ -19,7 +19,9 @@ NUM_MELS = 80
 _FFT = 1024
 _BINS = _FFT // 2 + 1
 
-_FILTERS = melscale_fbanks(_BINS, 0.0, SAMPLE_RATE_HZ / 2, NUM_MELS, SAMPLE_RATE_HZ, norm="slaney", mel_scale="slaney")
+_FILTERS = melscale_fbanks(
+    _BINS, 0.0, SAMPLE_RATE_HZ / 2, NUM_MELS, SAMPLE_RATE_HZ, norm="slaney", mel_scale="slaney"
+)
 _MEL_GAIN = 6.0
 """Puts the loudest bands just below what BigVGAN clips (ln 2.3)."""
 _MEL_FLOOR = math.exp(-6.5)
@@ -59,11 +61,15 @@ class Envelope:
 
 
 def silence(num_frames: int) -> Envelope:
-    return Envelope(torch.full((num_frames, NUM_MELS), _SILENCE), torch.zeros(num_frames, len(_VOICING_BANDS_HZ)))
+    return Envelope(
+        torch.full((num_frames, NUM_MELS), _SILENCE), torch.zeros(num_frames, len(_VOICING_BANDS_HZ))
+    )
 
 
 def join(parts: list[Envelope]) -> Envelope:
-    return Envelope(torch.cat([part.log_power for part in parts]), torch.cat([part.voicing for part in parts]))
+    return Envelope(
+        torch.cat([part.log_power for part in parts]), torch.cat([part.voicing for part in parts])
+    )
 
 
 def pitch_of(samples: torch.Tensor, rate_hz: int) -> float:
@@ -150,12 +156,16 @@ def _share_per_bin(voiced: torch.Tensor) -> torch.Tensor:
     edges = [0, 1000, 2500, 5000, SAMPLE_RATE_HZ // 2 + 1]
     share = torch.zeros(len(voiced), _BINS)
     for band, (low, high) in enumerate(pairwise(edges)):
-        share[:, low * _FFT // SAMPLE_RATE_HZ : high * _FFT // SAMPLE_RATE_HZ + 1] = voiced[:, band : band + 1]
+        share[:, low * _FFT // SAMPLE_RATE_HZ : high * _FFT // SAMPLE_RATE_HZ + 1] = voiced[
+            :, band : band + 1
+        ]
     padded = torch.nn.functional.pad(share[:, None], (10, 10), mode="replicate")
     return torch.nn.functional.avg_pool1d(padded, 21, 1)[:, 0]
 
 
-def _pulses(amplitude: torch.Tensor, share: torch.Tensor, is_voiced: torch.Tensor, per_frame: int) -> torch.Tensor:
+def _pulses(
+    amplitude: torch.Tensor, share: torch.Tensor, is_voiced: torch.Tensor, per_frame: int
+) -> torch.Tensor:
     """A minimum-phase response at each pulse."""
     cepstrum = torch.fft.irfft(amplitude + share.clamp(min=1e-4).log() / 2, _FFT)
     folded = torch.zeros_like(cepstrum)
@@ -187,7 +197,9 @@ def _overlap_add(wave: torch.Tensor, pieces: torch.Tensor, start: int) -> None:
     """Adds each of `pieces` [num_frames, width] a frame behind the one before."""
     stride = -(-pieces.shape[1] // HOP)
     for offset in range(min(stride, len(pieces))):
-        selected = torch.nn.functional.pad(pieces[offset::stride], (0, stride * HOP - pieces.shape[1])).flatten()
+        selected = torch.nn.functional.pad(
+            pieces[offset::stride], (0, stride * HOP - pieces.shape[1])
+        ).flatten()
         begin = start + offset * HOP
         end = min(begin + len(selected), len(wave))
         wave[begin:end] += selected[: end - begin]

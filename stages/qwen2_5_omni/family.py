@@ -33,7 +33,9 @@ PIPELINE = Pipeline(
     },
     edges=(
         EdgeSpec("thinker", "talker", Embeddings(), "stages.qwen2_5_omni.thinker_to_talker:ThinkerToTalker"),
-        EdgeSpec("talker", "code2wav", TokenFrames(), "stages.qwen2_5_omni.talker_to_code2wav:TalkerToCode2Wav"),
+        EdgeSpec(
+            "talker", "code2wav", TokenFrames(), "stages.qwen2_5_omni.talker_to_code2wav:TalkerToCode2Wav"
+        ),
     ),
 )
 
@@ -118,7 +120,11 @@ class Qwen25OmniModel:
         self._renderer = PromptRenderer(model_dir)
 
     def prompt(
-        self, messages: Sequence[ChatMessage], *, outputs: Collection[Output], tools: Sequence[FunctionTool] = ()
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        outputs: Collection[Output],
+        tools: Sequence[FunctionTool] = (),
     ) -> Prompt:
         return self._renderer.render(messages, speech="audio" in outputs, tools=tools)
 

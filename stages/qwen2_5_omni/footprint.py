@@ -39,7 +39,9 @@ def stage_footprints(model_dir: Path, config: StageConfig) -> dict[str, StageFoo
     try:
         whole = AutoConfig.from_pretrained(model_dir)
         if not isinstance(whole, Qwen2_5OmniConfig):
-            raise ConfigError(f"{model_dir / 'config.json'}: model_type is {whole.model_type}, not qwen2_5_omni")
+            raise ConfigError(
+                f"{model_dir / 'config.json'}: model_type is {whole.model_type}, not qwen2_5_omni"
+            )
         with torch.device("meta"):  # shapes only
             model = Qwen2_5OmniForConditionalGeneration(whole)
         tensors = model.state_dict()
@@ -48,8 +50,12 @@ def stage_footprints(model_dir: Path, config: StageConfig) -> dict[str, StageFoo
                 del tensors[f"thinker.{name}"]
     except ConfigError:
         raise
-    except Exception as error:  # transformers and torch raise all kinds of them for a config that makes no sense
-        raise ConfigError(f"{model_dir / 'config.json'} describes no model that can be built: {error}") from error
+    except (
+        Exception
+    ) as error:  # transformers and torch raise all kinds of them for a config that makes no sense
+        raise ConfigError(
+            f"{model_dir / 'config.json'} describes no model that can be built: {error}"
+        ) from error
     shapes = {key: tuple(tensor.shape) for key, tensor in tensors.items()}
     return {name: _footprint(whole, config, stage, shapes) for name, stage in config.stages.items()}
 
@@ -87,7 +93,9 @@ def _dtype_name(whole: Qwen2_5OmniConfig) -> str:
 
 def _quantizable(whole: Qwen2_5OmniConfig, shapes: dict[str, tuple[int, ...]]) -> Quantizable:
     """The matrices of the thinker's language model, in published AWQ and GPTQ checkpoints as in FP8."""
-    weights = frozenset(name for name, shape in shapes.items() if name.startswith(_LANGUAGE_MODEL) and len(shape) == 2)
+    weights = frozenset(
+        name for name, shape in shapes.items() if name.startswith(_LANGUAGE_MODEL) and len(shape) == 2
+    )
     stored: dict[str, object] | None = whole.to_dict().get("quantization_config")
     if stored is None:
         return Quantizable(weights, None, 16, _FP8)
@@ -117,8 +125,12 @@ def _code2wav(
     # layer its input, and output and activations at twice the rate. Twice that is the CUDA graphs' (`dtype` says
     # float32): with the 7B's sizes in float16 code2wav took 1.26, 1.71, 2.59, 3.11 and 4.07 GB of one H200 for 4, 8,
     # 16, 32 and 64 requests when its graphs were recorded; this makes 2.20, 2.32, 2.81, 3.29 and 4.20 GB.
-    per_frame = branches * 10 * dit.hidden_size + 6 * _widest(vocoder.upsample_initial_channel, vocoder.upsample_rates)
-    vocoder_values = sum(math.prod(shape) for name, shape in shapes.items() if name.startswith(_VOCODER_PREFIX))
+    per_frame = branches * 10 * dit.hidden_size + 6 * _widest(
+        vocoder.upsample_initial_channel, vocoder.upsample_rates
+    )
+    vocoder_values = sum(
+        math.prod(shape) for name, shape in shapes.items() if name.startswith(_VOCODER_PREFIX)
+    )
     return StageFootprint(
         tensors=shapes,
         dtype="float32",

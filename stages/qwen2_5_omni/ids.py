@@ -82,4 +82,6 @@ def _tokenizer_eos(model_dir: Path) -> int:
         decoder: dict[str, dict[str, Any]] = tokenizer["added_tokens_decoder"]
         return next(int(token_id) for token_id, token in decoder.items() if token["content"] == eos)
     except (OSError, ValueError, KeyError, StopIteration) as exc:
-        raise ConfigError(f"{model_dir}: neither config.json nor tokenizer_config.json names an end token") from exc
+        raise ConfigError(
+            f"{model_dir}: neither config.json nor tokenizer_config.json names an end token"
+        ) from exc

@@ -8,7 +8,15 @@ from typing import Any
 
 from omni_server.errors import ConfigError, InvalidRequestError
 from omni_server.family import Prompt
-from omni_server.types import AudioPart, ChatMessage, ContentPart, FunctionTool, ImagePart, TextPart, VideoPart
+from omni_server.types import (
+    AudioPart,
+    ChatMessage,
+    ContentPart,
+    FunctionTool,
+    ImagePart,
+    TextPart,
+    VideoPart,
+)
 from stages.qwen2_5_omni.plain_text import PlainText
 from stages.qwen2_5_omni.tool_prompt import with_tools
 
@@ -30,7 +38,9 @@ class PromptRenderer:
             raise ConfigError(f"{model_dir} has no chat template (chat_template.json)")
         self._tokens = tuple(self._processor.tokenizer.get_added_vocab())
 
-    def render(self, messages: Sequence[ChatMessage], *, speech: bool, tools: Sequence[FunctionTool] = ()) -> Prompt:
+    def render(
+        self, messages: Sequence[ChatMessage], *, speech: bool, tools: Sequence[FunctionTool] = ()
+    ) -> Prompt:
         """Raises `InvalidRequestError` if the template refuses the chat, or its text cannot be encoded."""
         if speech and not any(message.role == "system" for message in messages):
             messages = (ChatMessage("system", (TextPart(SPEECH_SYSTEM_PROMPT),)), *messages)
@@ -68,7 +78,9 @@ def _marked(message: ChatMessage, plain: PlainText) -> ChatMessage:
     parts: list[ContentPart] = []
     for is_text, group in groupby(message.content, lambda part: isinstance(part, TextPart)):
         if is_text:
-            parts.append(TextPart(plain.marked("".join(part.text for part in group if isinstance(part, TextPart)))))
+            parts.append(
+                TextPart(plain.marked("".join(part.text for part in group if isinstance(part, TextPart))))
+            )
         else:
             parts += group
     return replace(message, content=tuple(parts))
@@ -78,7 +90,9 @@ def _check_encoding(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as exc:
-        raise InvalidRequestError(f"the messages hold text that cannot be encoded: {exc}", param="messages") from exc
+        raise InvalidRequestError(
+            f"the messages hold text that cannot be encoded: {exc}", param="messages"
+        ) from exc
 
 
 def _template_part(part: ContentPart) -> dict[str, str]:

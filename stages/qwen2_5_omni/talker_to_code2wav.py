@@ -46,6 +46,7 @@ class TalkerToCode2Wav:
             ),
             first_sample=window.emit_start * per_code,
             num_samples=(window.emit_end - window.emit_start) * per_code,
-            num_computed=len(window.codes) - (0 if self._stream is None else window.emit_start - window.first_code),
+            num_computed=len(window.codes)
+            - (0 if self._stream is None else window.emit_start - window.first_code),
             is_varied=len(set(emitted)) > 1,
         )

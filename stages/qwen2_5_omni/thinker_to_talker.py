@@ -35,7 +35,9 @@ class ThinkerToTalker:
             "video": ids.video_placeholder,
         }
 
-    def rows(self, hidden: torch.Tensor, embeds: torch.Tensor, without_embedding: torch.Tensor | None) -> torch.Tensor:
+    def rows(
+        self, hidden: torch.Tensor, embeds: torch.Tensor, without_embedding: torch.Tensor | None
+    ) -> torch.Tensor:
         """`[n, width]` each; the sum is made in the model's dtype, as the reference does."""
         if without_embedding is not None:
             embeds = embeds.masked_fill(without_embedding[:, None], 0)

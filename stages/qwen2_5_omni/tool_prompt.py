@@ -45,7 +45,9 @@ def with_tools(
             written.append(ChatMessage("user", _results(list(group))))
         else:
             written += [_without_calls(message, marked) for message in group]
-    return tuple(_with_system_tools(written, [marked(tool.definition) for tool in tools]) if tools else written)
+    return tuple(
+        _with_system_tools(written, [marked(tool.definition) for tool in tools]) if tools else written
+    )
 
 
 def _with_system_tools(messages: list[ChatMessage], tools: Sequence[str]) -> list[ChatMessage]:

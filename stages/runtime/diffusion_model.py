@@ -109,7 +109,9 @@ def split_output(output: object, batch: DiffusionBatch) -> list[torch.Tensor | F
     match output:
         case torch.Tensor():
             if output.ndim == 0 or len(output) != num_requests:
-                return no_match(f"the model answered {num_requests} requests with a tensor {list(output.shape)}")
+                return no_match(
+                    f"the model answered {num_requests} requests with a tensor {list(output.shape)}"
+                )
             entries = list(output)
         case list() | tuple():
             if len(output) != num_requests:
@@ -131,9 +133,13 @@ def _checked(entry: object) -> torch.Tensor | Failure:
     if not isinstance(entry, torch.Tensor):
         return Corruption("shape", f"the model gave {type(entry).__name__} instead of a tensor")
     if entry.ndim == 0 or entry.numel() == 0:
-        return Corruption("shape", f"the model gave a tensor of shape {list(entry.shape)}, which holds no samples")
+        return Corruption(
+            "shape", f"the model gave a tensor of shape {list(entry.shape)}, which holds no samples"
+        )
     if not entry.is_floating_point():
-        return Corruption("shape", f"the model gave a tensor of type {entry.dtype}; results are floating tensors")
+        return Corruption(
+            "shape", f"the model gave a tensor of type {entry.dtype}; results are floating tensors"
+        )
     result = entry.detach().cpu()
     if not bool(torch.isfinite(result).all()):
         return Corruption("samples", "the model gave values that are not finite")

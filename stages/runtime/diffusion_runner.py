@@ -142,15 +142,21 @@ class DiffusionModelRunnerMixin:
             if len(batch.request_ids) == 1:
                 logger.exception("request %s failed", batch.request_ids[0])
                 return [f"{type(error).__name__}: {error}"]
-            logger.warning("a batch of %d requests failed (%s); running them singly", len(batch.request_ids), error)
+            logger.warning(
+                "a batch of %d requests failed (%s); running them singly", len(batch.request_ids), error
+            )
             return [self._run_batch(batch.select([i]))[0] for i in range(len(batch.request_ids))]
 
-    def _run_without(self, batch: DiffusionBatch, reasons: dict[str, Failure]) -> list[torch.Tensor | Failure]:
+    def _run_without(
+        self, batch: DiffusionBatch, reasons: dict[str, Failure]
+    ) -> list[torch.Tensor | Failure]:
         accepted = [i for i, request_id in enumerate(batch.request_ids) if request_id not in reasons]
         if len(accepted) == len(batch.request_ids):
             return ["the model rejected requests that were not in its batch"] * len(accepted)
         rest = self._run_batch(batch.select(accepted))
-        results: list[torch.Tensor | Failure] = [reasons.get(request_id, "") for request_id in batch.request_ids]
+        results: list[torch.Tensor | Failure] = [
+            reasons.get(request_id, "") for request_id in batch.request_ids
+        ]
         for index, result in zip(accepted, rest, strict=True):
             results[index] = result
         return results

@@ -18,7 +18,9 @@ class RowProducer(Protocol):
 
     def __init__(self, model: nn.Module, model_dir: Path) -> None: ...
 
-    def rows(self, hidden: torch.Tensor, embeds: torch.Tensor, without_embedding: torch.Tensor | None) -> torch.Tensor:
+    def rows(
+        self, hidden: torch.Tensor, embeds: torch.Tensor, without_embedding: torch.Tensor | None
+    ) -> torch.Tensor:
         """Rows of some positions, `[n, width]`, a fresh tensor.
 
         `hidden` and `embeds` `[n, width]` are the model's last hidden state and its input at these positions;

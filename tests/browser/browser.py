@@ -90,11 +90,22 @@ class Browser:
     def cdp(self, command: str, **arguments: object) -> Any:
         return self.driver.execute_cdp_cmd(command, arguments)
 
-    def emulate(self, width: int, height: int, scheme: str = "light", *, reduced_motion: bool = False) -> None:
-        self.cdp("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+    def emulate(
+        self, width: int, height: int, scheme: str = "light", *, reduced_motion: bool = False
+    ) -> None:
+        self.cdp(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
         motion = "reduce" if reduced_motion else "no-preference"
         features = [("prefers-color-scheme", scheme), ("prefers-reduced-motion", motion)]
-        self.cdp("Emulation.setEmulatedMedia", features=[{"name": name, "value": value} for name, value in features])
+        self.cdp(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": name, "value": value} for name, value in features],
+        )
 
     def open(self, url: str, *, microphone: str = "granted", script: str = "") -> "WebPage":
         """The page in a fresh tab, with empty logs and nothing kept. `microphone` is "granted" or "denied", `script`
@@ -259,10 +270,14 @@ class WebPage:
 
     def copied(self, selector: str) -> str:
         """What a click on the button copies."""
-        self.browser.cdp("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
+        self.browser.cdp(
+            "Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"]
+        )
         self.click(selector)
         self.wait(f"document.querySelector({json.dumps(selector)}).textContent === 'Copied'")
-        text: str = self.browser.driver.execute_async_script("navigator.clipboard.readText().then(arguments[0])")
+        text: str = self.browser.driver.execute_async_script(
+            "navigator.clipboard.readText().then(arguments[0])"
+        )
         return text
 
 

@@ -66,7 +66,9 @@ class ScriptedServer:
     def _is_let_in(self, scope: Scope) -> bool:
         if scope["type"] == "websocket":
             return self.key is None or f"openai-insecure-api-key.{self.key}" in scope["subprotocols"]
-        return self.key is None or dict(scope["headers"]).get(b"authorization") == f"Bearer {self.key}".encode()
+        return (
+            self.key is None or dict(scope["headers"]).get(b"authorization") == f"Bearer {self.key}".encode()
+        )
 
 
 async def _send_json(send: Send, status: int, content: object) -> None:

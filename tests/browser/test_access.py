@@ -17,7 +17,11 @@ CONTROLS = {"button", "textbox", "combobox", "switch", "checkbox", "link", "Disc
 def accessible_controls(page: WebPage) -> list[tuple[str, str]]:
     """Role and name of every control, as assistive technology sees them."""
     nodes: list[dict[str, Any]] = page.browser.cdp("Accessibility.getFullAXTree")["nodes"]
-    roles = [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes if not node["ignored"]]
+    roles = [
+        (node["role"]["value"], node.get("name", {}).get("value", ""))
+        for node in nodes
+        if not node["ignored"]
+    ]
     return [(role, name) for role, name in roles if role in CONTROLS]
 
 
@@ -87,7 +91,9 @@ def test_everything_fits_the_screen(page: WebPage, server: ScriptedServer, width
         if closed:
             page.click("#record-cancel")
         assert page.js("document.documentElement.scrollWidth") == width
-        assert page.js("document.querySelector('main').scrollWidth <= document.querySelector('main').clientWidth")
+        assert page.js(
+            "document.querySelector('main').scrollWidth <= document.querySelector('main').clientWidth"
+        )
         outside = page.js(
             """[...document.querySelectorAll('header button, #composer button, #composer select, #composer textarea')]
                .filter(e => e.checkVisibility())
@@ -115,17 +121,23 @@ def test_targets_are_large_enough_for_a_finger(page: WebPage) -> None:
 
 
 @pytest.mark.parametrize("reduced", [True, False])
-def test_nothing_moves_for_those_who_asked_for_that(page: WebPage, server: ScriptedServer, reduced: bool) -> None:
+def test_nothing_moves_for_those_who_asked_for_that(
+    page: WebPage, server: ScriptedServer, reduced: bool
+) -> None:
     server.generator.script = [TextDelta("", (0,)), Hang()]
     page.browser.emulate(1280, 860, reduced_motion=reduced)
     page.ask("Hello")
     page.wait("document.querySelector('.thinking') !== null")
-    assert (page.js("getComputedStyle(document.querySelector('.thinking i')).animationName") == "none") is reduced
+    assert (
+        page.js("getComputedStyle(document.querySelector('.thinking i')).animationName") == "none"
+    ) is reduced
     page.click("#stop")
     page.wait_answered()
 
 
-@pytest.mark.parametrize(("scheme", "page_color"), [("light", "rgb(250, 249, 246)"), ("dark", "rgb(20, 21, 19)")])
+@pytest.mark.parametrize(
+    ("scheme", "page_color"), [("light", "rgb(250, 249, 246)"), ("dark", "rgb(20, 21, 19)")]
+)
 def test_page_follows_the_systems_scheme(page: WebPage, scheme: str, page_color: str) -> None:
     page.browser.emulate(1280, 860, scheme)
     assert page.js("getComputedStyle(document.documentElement).backgroundColor") == page_color

@@ -26,7 +26,9 @@ from tests.unit.api.fake_generator import (
 SECOND = np.sin(np.arange(24_000, dtype=np.float32) / 20) * np.float32(0.5)
 
 
-def test_text_and_sound_are_there_before_the_answer_is_complete(page: WebPage, server: ScriptedServer) -> None:
+def test_text_and_sound_are_there_before_the_answer_is_complete(
+    page: WebPage, server: ScriptedServer
+) -> None:
     sound, rest = asyncio.Event(), asyncio.Event()
     server.generator.script = [
         TextDelta("First words", (0,)),
@@ -74,7 +76,9 @@ def test_timeline_shows_every_stage(page: WebPage) -> None:
     page.click("summary")
     assert page.texts(".lane > span") == ["Request", "Text", "Speech", "Playback", ""]
     label = page.js("document.querySelector('.timeline').getAttribute('aria-label')")
-    assert re.fullmatch(r"Timeline: Request from .* s; Text from .* s; Speech from .* s; Playback from .* s\.", label)
+    assert re.fullmatch(
+        r"Timeline: Request from .* s; Text from .* s; Speech from .* s; Playback from .* s\.", label
+    )
     assert page.js("document.querySelectorAll('.played .span').length") == 1
     assert page.text(".request-id").startswith("Request req_")
 
@@ -103,7 +107,10 @@ def test_stop_ends_the_answer_on_the_server_and_its_sound(page: WebPage, server:
     page.wait_answered(2)
     assert page.texts(".failure") == []
     history = page.questions()[-1]["messages"]
-    assert history[1] == {"role": "assistant", "content": "I could go on"}  # an answer that broke off has no id
+    assert history[1] == {
+        "role": "assistant",
+        "content": "I could go on",
+    }  # an answer that broke off has no id
 
 
 def test_escape_stops_the_answer(page: WebPage, server: ScriptedServer) -> None:
@@ -174,7 +181,9 @@ def test_chosen_voice_speaks(page: WebPage, server: ScriptedServer) -> None:
     assert speech.voice == "Ethan"
 
 
-def test_voices_are_those_that_the_server_lists_without_aliases(page: WebPage, server: ScriptedServer) -> None:
+def test_voices_are_those_that_the_server_lists_without_aliases(
+    page: WebPage, server: ScriptedServer
+) -> None:
     server.voices = [
         {"id": "Vivian", "name": "Vivian (calm)", "alias_of": None},
         {"id": "Ethan", "name": "Ethan", "alias_of": None},

@@ -95,13 +95,17 @@ def test_button_interrupts_and_the_server_stops_working(page: WebPage, server: S
     page.click("#talk-interrupt")
     assert page.texts("#talk-state") == ["Listening"]
     page.wait("window.stoppedSounds > 0")
-    assert [event["type"] for event in page.frames() if event["type"].startswith(("response.", "conversation."))] == [
+    assert [
+        event["type"] for event in page.frames() if event["type"].startswith(("response.", "conversation."))
+    ] == [
         "response.cancel",
         "conversation.item.truncate",
     ]
 
 
-def test_settings_count_and_leaving_the_tab_turns_the_microphone_off(page: WebPage, server: ScriptedServer) -> None:
+def test_settings_count_and_leaving_the_tab_turns_the_microphone_off(
+    page: WebPage, server: ScriptedServer
+) -> None:
     page.settle(instructions="Be brief.", max_tokens="20")
     page.click("#writes-down")
     page.click("#talk-toggle")
@@ -118,7 +122,9 @@ def test_settings_count_and_leaving_the_tab_turns_the_microphone_off(page: WebPa
     assert microphones(page) == ["ended"]
 
 
-def test_refused_microphone_and_failed_answer_are_told(page: WebPage, browser: Browser, server: ScriptedServer) -> None:
+def test_refused_microphone_and_failed_answer_are_told(
+    page: WebPage, browser: Browser, server: ScriptedServer
+) -> None:
     server.generator.submit_error = InvalidRequestError("The prompt is too long.")
     page.click("#talk-toggle")
     page.wait("!document.querySelector('#talk-problem').hidden")
@@ -132,7 +138,9 @@ def test_refused_microphone_and_failed_answer_are_told(page: WebPage, browser: B
     assert page.texts("#talk-state") == ["Stopped"]
 
 
-def test_missing_key_is_asked_for_and_the_end_of_the_server_told(page: WebPage, server: ScriptedServer) -> None:
+def test_missing_key_is_asked_for_and_the_end_of_the_server_told(
+    page: WebPage, server: ScriptedServer
+) -> None:
     server.key = "right"
     page.click("#talk-toggle")
     page.wait("document.querySelector('#key-dialog').open")

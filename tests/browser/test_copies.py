@@ -33,7 +33,9 @@ def _run(command: list[str], folder: Path, environment: dict[str, str]) -> str:
     return done.stdout
 
 
-def test_chat_is_copied_as_programs_that_ask_the_same(page: WebPage, server: ScriptedServer, tmp_path: Path) -> None:
+def test_chat_is_copied_as_programs_that_ask_the_same(
+    page: WebPage, server: ScriptedServer, tmp_path: Path
+) -> None:
     page.settle(instructions="Don't shout.", temperature="0.5")
     page.choose(MEDIA / "shapes.png")
     page.ask(QUESTION)
@@ -61,7 +63,9 @@ def test_answer_in_text_only_is_copied_so(page: WebPage, server: ScriptedServer,
         assert server.generator.last_request.speech is None
 
 
-def test_reading_is_copied_as_programs_that_save_it(page: WebPage, server: ScriptedServer, tmp_path: Path) -> None:
+def test_reading_is_copied_as_programs_that_save_it(
+    page: WebPage, server: ScriptedServer, tmp_path: Path
+) -> None:
     page.click("#tab-read-aloud")
     page.find("#read-text").send_keys(QUESTION)
     page.find("#format").send_keys("FLAC")

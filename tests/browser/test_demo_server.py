@@ -59,7 +59,9 @@ def check_spoken_answer(page: WebPage, number: int = 1) -> None:
     assert page.num_samples() >= 100 * SAMPLES_PER_CODE
 
 
-def test_typed_conversation_streams_text_and_sound_and_asks_no_other_host(page: WebPage, demo: ServerProcess) -> None:
+def test_typed_conversation_streams_text_and_sound_and_asks_no_other_host(
+    page: WebPage, demo: ServerProcess
+) -> None:
     page.ask("Hello, who are you?")
     check_spoken_answer(page)
     page.ask("And what can you do?")

@@ -12,8 +12,10 @@ def test_docs_show_and_try_the_api_without_any_other_host(browser: Browser, serv
     page.wait("document.querySelector('.try-out__btn') !== null")
     page.click(".try-out__btn")
     page.click("button.execute")
-    page.wait("document.querySelector('.live-responses-table tr.response .response-col_status')?.textContent === '200'")
-    assert {request["url"].split("/")[2] for request in page.requests() if request["url"].startswith("http")} == {
-        server.url.split("/")[2]
-    }
+    page.wait(
+        "document.querySelector('.live-responses-table tr.response .response-col_status')?.textContent === '200'"
+    )
+    assert {
+        request["url"].split("/")[2] for request in page.requests() if request["url"].startswith("http")
+    } == {server.url.split("/")[2]}
     assert page.console() == []

@@ -39,15 +39,17 @@ def test_tabs_are_chosen_by_keys_and_kept_in_the_address(page: WebPage) -> None:
     assert page.js("location.hash") == "#read-aloud"
     page.browser.driver.refresh()
     page.wait_ready()
-    assert page.js("[...document.querySelectorAll('[role=tabpanel]')].filter(e => !e.hidden).map(e => e.id)") == [
-        "read-aloud"
-    ]
+    assert page.js(
+        "[...document.querySelectorAll('[role=tabpanel]')].filter(e => !e.hidden).map(e => e.id)"
+    ) == ["read-aloud"]
     assert page.js("document.querySelector('[role=tab][aria-selected=true]').textContent") == "Read aloud"
 
 
 def test_links_lead_to_pages_of_this_server(page: WebPage) -> None:
     page.click("#help-button")
-    links = page.js("[...document.querySelectorAll('#help-dialog a')].map(link => [link.textContent, link.href])")
+    links = page.js(
+        "[...document.querySelectorAll('#help-dialog a')].map(link => [link.textContent, link.href])"
+    )
     assert [name for name, _ in links] == ["Guide", "API reference", "OpenAPI document"]
     for _, address in links:
         assert address.startswith(page.js("location.origin"))

@@ -106,7 +106,10 @@ def test_history_can_be_cleared(page: WebPage) -> None:
 
 def test_page_works_with_a_storage_that_others_have_written(page: WebPage) -> None:
     for kept in ("{", "7", '[{"id": 1}, null, {"id": "a", "changed": 1, "turns": [{"question": 2}]}]'):
-        page.js("['history', 'settings'].forEach(name => (localStorage[`omni-server.${name}`] = arguments[0]))", kept)
+        page.js(
+            "['history', 'settings'].forEach(name => (localStorage[`omni-server.${name}`] = arguments[0]))",
+            kept,
+        )
         page.js("sessionStorage.setItem('omni-server.open-chat', 'a')")
         reload(page)
         assert page.texts(".turn, #history-button") == []

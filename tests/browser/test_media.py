@@ -20,7 +20,9 @@ def asked(server: ScriptedServer) -> tuple[ContentPart, ...]:
 def test_spoken_question_arrives_as_sound(page: WebPage, server: ScriptedServer) -> None:
     page.click("#big-mic")
     page.wait("/0:0[1-9]/.test(document.querySelector('#record-time').textContent)")
-    levels = page.js("[...document.querySelectorAll('#levels i')].map(bar => bar.style.getPropertyValue('--level'))")
+    levels = page.js(
+        "[...document.querySelectorAll('#levels i')].map(bar => bar.style.getPropertyValue('--level'))"
+    )
     assert max(float(level) for level in levels) > 0.2
     page.click("#record-send")
     page.wait_answered()
@@ -34,7 +36,10 @@ def test_spoken_question_arrives_as_sound(page: WebPage, server: ScriptedServer)
 
 
 def test_recording_can_be_discarded(page: WebPage, server: ScriptedServer) -> None:
-    for discard in (lambda: page.click("#record-cancel"), lambda: page.find("#record-send").send_keys(Keys.ESCAPE)):
+    for discard in (
+        lambda: page.click("#record-cancel"),
+        lambda: page.find("#record-send").send_keys(Keys.ESCAPE),
+    ):
         page.click("#mic")
         page.wait("document.querySelector('#recording').checkVisibility()")
         discard()

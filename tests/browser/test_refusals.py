@@ -14,7 +14,9 @@ def test_unknown_model_is_told_and_the_served_one_found(page: WebPage, server: S
     server.generator.model_info = replace(MODEL, name="another", aliases=())
     page.ask("Hello")
     page.wait("document.querySelector('.failure').checkVisibility()")
-    assert page.texts(".failure p") == ["The model 'org/omni-tiny' does not exist. This server serves: 'another'."]
+    assert page.texts(".failure p") == [
+        "The model 'org/omni-tiny' does not exist. This server serves: 'another'."
+    ]
     page.wait("document.querySelector('#state-text').textContent === 'another'")
     page.click(".retry")
     page.wait_answered(2)
@@ -50,7 +52,9 @@ def test_page_waits_for_a_model_that_is_still_loading(browser: Browser, server: 
 
 
 def test_refused_request_is_told_in_the_servers_words(page: WebPage, server: ScriptedServer) -> None:
-    server.generator.submit_error = InvalidRequestError("The prompt is too long.", code="context_length_exceeded")
+    server.generator.submit_error = InvalidRequestError(
+        "The prompt is too long.", code="context_length_exceeded"
+    )
     page.ask("Hello")
     page.wait("document.querySelector('.failure').checkVisibility()")
     assert page.texts(".failure p") == ["The prompt is too long."]
@@ -58,14 +62,18 @@ def test_refused_request_is_told_in_the_servers_words(page: WebPage, server: Scr
     page.wait_ready()
 
 
-def test_key_is_asked_for_until_it_is_right_and_kept_in_the_tab_only(browser: Browser, server: ScriptedServer) -> None:
+def test_key_is_asked_for_until_it_is_right_and_kept_in_the_tab_only(
+    browser: Browser, server: ScriptedServer
+) -> None:
     server.key = "right"
     page = browser.open(server.url)
     page.wait("document.querySelector('#key-dialog').open")
     assert page.text("#key-reason") == "This server requires an API key."
     assert page.js("document.activeElement.id") == "key"
     page.find("#key").send_keys("wrong", Keys.ENTER)
-    page.wait("document.querySelector('#key-reason').textContent.startsWith('The server has refused this key')")
+    page.wait(
+        "document.querySelector('#key-reason').textContent.startsWith('The server has refused this key')"
+    )
     page.wait("document.querySelector('#key-dialog').open")
     page.find("#key").send_keys("right", Keys.ENTER)
     page.wait_ready()

@@ -31,7 +31,12 @@ async def run_schemathesis(
     """Its report, and what it printed."""
     report = folder / "report.json"
     command = [sys.executable, "-m", "schemathesis.cli"]
-    command += ["--config-file", str(ROOT / "tests" / "contract" / "schemathesis.toml"), "run", f"{url}/openapi.json"]
+    command += [
+        "--config-file",
+        str(ROOT / "tests" / "contract" / "schemathesis.toml"),
+        "run",
+        f"{url}/openapi.json",
+    ]
     command += ["--generation-deterministic", "--max-examples", str(max_examples), "--no-color"]
     command += ["--report", "json", "--report-json-path", str(report)]
     for key in keys:
@@ -65,7 +70,9 @@ async def answered(url: str) -> dict[tuple[str, str], Counter[int]]:
 @pytest.mark.parametrize(
     ("keys", "max_examples"), [((), MAX_EXAMPLES), ((KEY,), MAX_EXAMPLES // 4)], ids=["open", "with a key"]
 )
-async def test_server_does_what_its_description_says(keys: tuple[str, ...], max_examples: int, tmp_path: Path) -> None:
+async def test_server_does_what_its_description_says(
+    keys: tuple[str, ...], max_examples: int, tmp_path: Path
+) -> None:
     model = replace(MODEL, aliases=(*MODEL.aliases, EXAMPLE_MODEL))
     life = Life(FakeGenerator(model))
     async with served(life, replace(QUIET, api_keys=keys, metrics_need_key=False, log_level="critical")):
@@ -82,7 +89,9 @@ async def test_server_does_what_its_description_says(keys: tuple[str, ...], max_
     # What is refused as a whole shows little: each operation has been answered as it should be, too.
     assert {target for target in operations if 200 not in statuses[target]} == set()
     assert not [status for found in statuses.values() for status in found if status >= 500]
-    guarded = [target for target in operations if "security" in document["paths"][target[1]][target[0].lower()]]
+    guarded = [
+        target for target in operations if "security" in document["paths"][target[1]][target[0].lower()]
+    ]
     assert len(guarded) == (6 if keys else 0)
     # Without a key and with a wrong one.
     assert sum(found[401] for found in statuses.values()) >= 2 * len(guarded)

@@ -66,7 +66,10 @@ def caller(url: str, how: Leave) -> Iterator[Caller]:
 def form(fields: dict[str, str], file: bytes) -> tuple[bytes, str]:
     """A multipart body with a file, and its content type."""
     boundary = "a-boundary-that-no-file-has"
-    parts = [f'--{boundary}\r\nContent-Disposition: form-data; name="{k}"\r\n\r\n{v}\r\n' for k, v in fields.items()]
+    parts = [
+        f'--{boundary}\r\nContent-Disposition: form-data; name="{k}"\r\n\r\n{v}\r\n'
+        for k, v in fields.items()
+    ]
     head = f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n'
     return "".join([*parts, head]).encode() + file + f"\r\n--{boundary}--\r\n".encode(), (
         f"multipart/form-data; boundary={boundary}"

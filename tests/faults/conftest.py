@@ -38,7 +38,9 @@ def orders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def server(checkpoint: Path, orders: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SupervisedServer]:
+def server(
+    checkpoint: Path, orders: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SupervisedServer]:
     """After the last test, SIGTERM must end it as cleanly as if nothing had happened, with a stage that is being
     restarted as well."""
     folder = tmp_path_factory.mktemp("server")
@@ -122,7 +124,9 @@ def patient(
     """A server that takes no stopped stage for one that hangs, ends each request after `REQUEST_TIMEOUT_S`, and can
     write its temporary files, but no cache. The last test that uses it ends it."""
     folder = tmp_path_factory.mktemp("patient")
-    config = write_config(folder / "stages.yaml", failing=True, hang_timeout_s=None, max_restarts=100, max_backoff_s=1)
+    config = write_config(
+        folder / "stages.yaml", failing=True, hang_timeout_s=None, max_restarts=100, max_backoff_s=1
+    )
     flags = ["--stage-config", str(config), "--request-timeout", str(REQUEST_TIMEOUT_S)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(temporary))

@@ -54,7 +54,11 @@ class CorruptingFamily(Qwen25OmniFamily):
         return super().open(model_dir)
 
     def hf_overrides(self, model_stage: str) -> HfOverrides | None:
-        overrides = {"thinker": corrupting_thinker, "talker": corrupting_talker, "code2wav": corrupting_code2wav}
+        overrides = {
+            "thinker": corrupting_thinker,
+            "talker": corrupting_talker,
+            "code2wav": corrupting_code2wav,
+        }
         return overrides[model_stage]
 
     def register(self) -> None:

@@ -20,7 +20,9 @@ class FailingFamily(Qwen25OmniFamily):
         return super().open(model_dir)
 
     def hf_overrides(self, model_stage: str) -> HfOverrides | None:
-        return {"thinker": failing_thinker, "talker": failing_talker, "code2wav": failing_code2wav}[model_stage]
+        return {"thinker": failing_thinker, "talker": failing_talker, "code2wav": failing_code2wav}[
+            model_stage
+        ]
 
     def register(self) -> None:
         super().register()

@@ -60,7 +60,9 @@ class SupervisedServer(ServerProcess):
         return None if response.status_code == 200 else str(response.json()["error"]["code"])
 
     def wait_until_down(self, client: httpx2.Client, stage: str) -> None:
-        wait_until(lambda: self.ready_code(client) == f"{stage}_down", ANSWER_TIMEOUT_S, lambda: self.log[-5000:])
+        wait_until(
+            lambda: self.ready_code(client) == f"{stage}_down", ANSWER_TIMEOUT_S, lambda: self.log[-5000:]
+        )
 
     def wait_until_up(self, client: httpx2.Client) -> None:
         wait_until(lambda: self.ready_code(client) is None, RECOVERY_TIMEOUT_S, lambda: self.log[-5000:])
@@ -108,7 +110,9 @@ def levels(client: httpx2.Client) -> dict[str, float]:
         "omni_queue",
         "omni_stage_up",
     )
-    return {name: v for name, v in samples(client).items() if name.startswith((*taken, "omni_requests_running"))}
+    return {
+        name: v for name, v in samples(client).items() if name.startswith((*taken, "omni_requests_running"))
+    }
 
 
 @contextmanager

@@ -69,7 +69,9 @@ def before(patient: SupervisedServer, client: httpx2.Client, orders: Path) -> Be
     """Every kind of request once: some threads and files are made with the first."""
     answer = answer_to(client, spoken())
     answer_to(client, spoken([VIDEO_PART]))
-    client.post(SPEECH_URL, json=READ_ALOUD | {"stage_sampling": {"talker": {"max_tokens": 60}}}).raise_for_status()
+    client.post(
+        SPEECH_URL, json=READ_ALOUD | {"stage_sampling": {"talker": {"max_tokens": 60}}}
+    ).raise_for_status()
     body, content_type = UPLOAD
     client.post(TRANSCRIPTION_URL, content=body, headers={"Content-Type": content_type}).raise_for_status()
     with session(patient) as socket:
@@ -80,7 +82,9 @@ def before(patient: SupervisedServer, client: httpx2.Client, orders: Path) -> Be
 
 
 @contextmanager
-def nobody_is_harmed(server: SupervisedServer, client: httpx2.Client, before: Before, orders: Path) -> Iterator[None]:
+def nobody_is_harmed(
+    server: SupervisedServer, client: httpx2.Client, before: Before, orders: Path
+) -> Iterator[None]:
     """Somebody else is answered meanwhile; afterwards the server is as it was, and answers as it did."""
     with server.client() as other, ThreadPoolExecutor(1) as thread:
         beside = thread.submit(answer_to, other, spoken())
@@ -88,8 +92,12 @@ def nobody_is_harmed(server: SupervisedServer, client: httpx2.Client, before: Be
         check_same(beside.result(), before.answer)
     server.wait_for_baseline(client, before.baseline)
     pid = server.process.pid
-    wait_until(lambda: num_tasks(orders, pid) == before.num_tasks, 30, lambda: f"{num_tasks(orders, pid)} tasks")
-    assert answer_to(client, spoken())["choices"][0]["message"]["audio"]["transcript"] == text_of(before.answer)
+    wait_until(
+        lambda: num_tasks(orders, pid) == before.num_tasks, 30, lambda: f"{num_tasks(orders, pid)} tasks"
+    )
+    assert answer_to(client, spoken())["choices"][0]["message"]["audio"]["transcript"] == text_of(
+        before.answer
+    )
 
 
 def check_same(answer: dict[str, Any], wanted: dict[str, Any]) -> None:
@@ -113,7 +121,9 @@ class Scene:
         return caller(self.server.url, self.how)
 
     def wait_for(self, metric: str, least: float) -> None:
-        wait_until(lambda: samples(self.client)[metric] >= least, 30, lambda: str(samples(self.client)[metric]))
+        wait_until(
+            lambda: samples(self.client)[metric] >= least, 30, lambda: str(samples(self.client)[metric])
+        )
 
     def wait_until_released(self) -> None:
         """In the server; engines may be stopped, and learn of it later."""

@@ -25,7 +25,9 @@ from tests.unit.api.clients import URL, error_of
 from tests.unit.api.schema import check_error
 
 LONG = "Tell me more of it. " * 60
-TALK: dict[str, Any] = {"stage_sampling": {"talker": {"temperature": 0, "max_tokens": 40, "ignore_eos": True}}}
+TALK: dict[str, Any] = {
+    "stage_sampling": {"talker": {"temperature": 0, "max_tokens": 40, "ignore_eos": True}}
+}
 SPEECH = spoken(LONG, voice=VICTIM_VOICE, max_tokens=8, ignore_eos=True, **TALK)
 TEXT = written(LONG, max_tokens=8, ignore_eos=True)
 OTHERS = (
@@ -36,7 +38,9 @@ OTHERS = (
 
 
 @pytest.fixture(scope="module")
-def server(checkpoint: Path, orders: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SupervisedServer]:
+def server(
+    checkpoint: Path, orders: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SupervisedServer]:
     """No fault of this module may end a stage: one restart would end the server."""
     folder = tmp_path_factory.mktemp("corrupting")
     config = yaml.safe_load((ROOT / "configs" / "qwen2_5_omni.demo-cpu.yaml").read_text())
@@ -135,7 +139,9 @@ def test_corrupt_data_ends_its_request_and_no_other(
     before, log_length = counted(client), len(server.log)
     order_to_spoil(orders, place, what)
     try:
-        victim, others = all_at_once(server, body, is_streamed=CASES.index((place, what, body, stage, kind)) % 2 == 1)
+        victim, others = all_at_once(
+            server, body, is_streamed=CASES.index((place, what, body, stage, kind)) % 2 == 1
+        )
     finally:
         withdraw(orders)
     told = f"stage '{stage}': corrupt data ({kind}): "

@@ -42,7 +42,9 @@ def test_stage_that_dies_too_often_ends_the_server_with_a_message(checkpoint: Pa
     doomed.wait_until_nothing_is_left()
 
 
-def test_checkpoint_that_is_damaged_meanwhile_ends_the_server_with_a_message(checkpoint: Path, tmp_path: Path) -> None:
+def test_checkpoint_that_is_damaged_meanwhile_ends_the_server_with_a_message(
+    checkpoint: Path, tmp_path: Path
+) -> None:
     """A stage cannot be started again from it; those that run go on until there have been attempts enough."""
     folder = tmp_path / "checkpoint"
     shutil.copytree(checkpoint, folder)

@@ -13,7 +13,9 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def test_server_goes_on_with_new_engines_when_the_fork_server_is_killed(checkpoint: Path, tmp_path: Path) -> None:
+def test_server_goes_on_with_new_engines_when_the_fork_server_is_killed(
+    checkpoint: Path, tmp_path: Path
+) -> None:
     server = SupervisedServer(checkpoint, tmp_path / "log.txt", is_forked=False)
     try:
         with server.client() as client:
@@ -21,7 +23,9 @@ def test_server_goes_on_with_new_engines_when_the_fork_server_is_killed(checkpoi
             engines = server.engine_pids()
             (fork_server,) = {parent_of(pid) for pid in engines}
             assert fork_server != server.process.pid
-            assert "forkserver" not in command_line(fork_server)  # a copy of the server, which has imported everything
+            assert "forkserver" not in command_line(
+                fork_server
+            )  # a copy of the server, which has imported everything
             os.kill(fork_server, signal.SIGKILL)
             wait_until(lambda: not any(map(is_running, engines)), RECOVERY_TIMEOUT_S, lambda: server.log)
             server.wait_until_up(client)

@@ -9,7 +9,9 @@ from tests.faults.full_disk import with_full_disks
 from tests.integration.server_process import ROOT
 
 
-def test_start_without_room_for_temporary_files_ends_with_an_error_that_names_the_folders(checkpoint: Path) -> None:
+def test_start_without_room_for_temporary_files_ends_with_an_error_that_names_the_folders(
+    checkpoint: Path,
+) -> None:
     """Python would take /tmp, /var/tmp, /usr/tmp or the current folder in place of one that is full."""
     folders = [Path(folder).resolve() for folder in ("/tmp", "/var/tmp", "/usr/tmp", ROOT)]
     elsewhere = ("TORCHINDUCTOR_CACHE_DIR", "TEMP", "TMP")

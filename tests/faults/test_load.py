@@ -45,7 +45,9 @@ def loaded(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 async def test_abort_storm_changes_no_answer_of_the_others_and_leaves_nothing_behind(loaded: Loaded) -> None:
-    result = await storm(loaded.server, loaded.wanted, loaded.before, number=100, concurrency=CONCURRENCY, seed=2)
+    result = await storm(
+        loaded.server, loaded.wanted, loaded.before, number=100, concurrency=CONCURRENCY, seed=2
+    )
     tally = result.tally
     assert tally.is_clean, tally.wrong + tally.lost + tally.duplicated
     assert tally.sent == tally.accounted == tally.exact + tally.aborted >= 100
@@ -58,12 +60,16 @@ async def test_abort_storm_changes_no_answer_of_the_others_and_leaves_nothing_be
 async def test_short_replies_are_given_while_long_ones_go_on(loaded: Loaded) -> None:
     port = port_of(loaded.server)
     async with asyncio.TaskGroup() as group:
-        long = [group.create_task(exchange(port, endless_ask(), f"long-{number}", 300)) for number in range(6)]
+        long = [
+            group.create_task(exchange(port, endless_ask(), f"long-{number}", 300)) for number in range(6)
+        ]
         short = await alone(port, list(loaded.wanted)[:8])
         assert not any(task.done() for task in long)
         for task in long:
             task.cancel()
-    assert not [ask.kind for ask, answer in short.items() if answer.difference(loaded.wanted[ask]) is not None]
+    assert not [
+        ask.kind for ask, answer in short.items() if answer.difference(loaded.wanted[ask]) is not None
+    ]
 
 
 async def test_mixed_load_with_faults_loses_no_answer_and_leaves_nothing_behind(loaded: Loaded) -> None:

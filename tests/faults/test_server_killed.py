@@ -43,7 +43,11 @@ class StartingServer(BusyServer):
 
     def _wait_until_ready(self) -> None:
         # Other processes than engines come and go before: vLLM's, which look at classes of models.
-        wait_until(lambda: bool(self.queue_files()) and len(self.process_tree()) >= 5, END_TIMEOUT_S, lambda: self.log)
+        wait_until(
+            lambda: bool(self.queue_files()) and len(self.process_tree()) >= 5,
+            END_TIMEOUT_S,
+            lambda: self.log,
+        )
 
 
 def check_swept(server: BusyServer, own_folder: Path) -> None:

@@ -42,7 +42,10 @@ def test_caches_that_cannot_be_written_cost_no_answer(
     assert len(engine_folders(temporary)) == 2, "the engines', and the fork server's"
     start = patient.log.partition("runs in process")[0]
     (warning,) = [line for line in start.splitlines() if "No space left" in line]
-    assert f"vLLM's cache {full_caches['VLLM_CACHE_ROOT']} cannot be written (No space left on device)" in warning
+    assert (
+        f"vLLM's cache {full_caches['VLLM_CACHE_ROOT']} cannot be written (No space left on device)"
+        in warning
+    )
     assert "Traceback" not in start
     assert not [path for folder in full_caches.values() for path in folder.rglob("*") if path.is_file()]
 
@@ -73,12 +76,24 @@ def heed_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def test_ctrl_c_in_the_chat_command_releases_its_request(patient: SupervisedServer, client: httpx2.Client) -> None:
+def test_ctrl_c_in_the_chat_command_releases_its_request(
+    patient: SupervisedServer, client: httpx2.Client
+) -> None:
     """At once: the engine that has it is stopped."""
     before = outcome(answer_to(client, spoken()))
     patient.wait_until_idle()
     baseline = patient.baseline(client)
-    command = [sys.executable, "-m", "omni_server.cli.main", "chat", "--url", patient.url, "--no-play", "--once", "Hi"]
+    command = [
+        sys.executable,
+        "-m",
+        "omni_server.cli.main",
+        "chat",
+        "--url",
+        patient.url,
+        "--no-play",
+        "--once",
+        "Hi",
+    ]
     with stopped(patient, "thinker"):
         with subprocess.Popen(
             command,

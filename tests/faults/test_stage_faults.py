@@ -40,7 +40,9 @@ ENDLESS_TEXT = written(**ENDLESS)
 
 
 @contextmanager
-def one_restart_of(stage: str, server: SupervisedServer, client: httpx2.Client, before: Before) -> Iterator[None]:
+def one_restart_of(
+    stage: str, server: SupervisedServer, client: httpx2.Client, before: Before
+) -> Iterator[None]:
     """The block makes the stage go down. Behind it everything is as it was, but for the stage's process."""
     pids = {name: server.pid_of(name) for name in STAGES}
     restarts = samples(client)
@@ -204,7 +206,12 @@ def test_raises_in_the_first_step(
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("stage", STAGES)
 def test_killed_or_stopped_in_the_first_step(
-    stage: str, number: signal.Signals, server: SupervisedServer, client: httpx2.Client, before: Before, orders: Path
+    stage: str,
+    number: signal.Signals,
+    server: SupervisedServer,
+    client: httpx2.Client,
+    before: Before,
+    orders: Path,
 ) -> None:
     """The process is within the model's forward then, and would go on if it could."""
     with one_restart_of(stage, server, client, before):
@@ -227,7 +234,9 @@ def test_stopped_while_nobody_needs_it(
         check_while_down(stage, server, client, before)
 
 
-def test_thinker_killed_while_nobody_needs_it(server: SupervisedServer, client: httpx2.Client, before: Before) -> None:
+def test_thinker_killed_while_nobody_needs_it(
+    server: SupervisedServer, client: httpx2.Client, before: Before
+) -> None:
     """The other two are, below."""
     with one_restart_of("thinker", server, client, before):
         server.signal("thinker", signal.SIGKILL)

@@ -55,7 +55,9 @@ def test_a_server_that_is_not_ready_ends_at_once_and_in_silence(
 
 def has_handler(pid: int, number: int) -> bool:
     """Python itself never handles SIGTERM."""
-    caught = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt"))
+    caught = next(
+        line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt")
+    )
     return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
 
 

@@ -21,14 +21,21 @@ _TOOL = {
         "name": "f",
         "description": "does it",
         "strict": True,
-        "parameters": {"type": "object", "properties": {"a": {"enum": [1, "b"]}}, "anyOf": [{"required": ["a"]}]},
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"enum": [1, "b"]}},
+            "anyOf": [{"required": ["a"]}],
+        },
     },
 }
 CHATS: tuple[dict[str, Any], ...] = (
     chat(
         [
             {"type": "text", "text": "a"},
-            {"type": "input_audio", "input_audio": {"data": base64_of(tone(num_samples=4_800)), "format": "wav"}},
+            {
+                "type": "input_audio",
+                "input_audio": {"data": base64_of(tone(num_samples=4_800)), "format": "wav"},
+            },
             {"type": "image_url", "image_url": {"url": data_url(media("shapes.png"), "image/png")}},
         ],
         **SPEECH,
@@ -64,7 +71,9 @@ CHATS: tuple[dict[str, Any], ...] = (
             {
                 "role": "assistant",
                 "content": None,
-                "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+                "tool_calls": [
+                    {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+                ],
             },
             {"role": "tool", "tool_call_id": "c1", "content": "42"},
             {"role": "assistant", "audio": {"id": "gone", "transcript": "said"}},
@@ -85,8 +94,21 @@ CHATS: tuple[dict[str, Any], ...] = (
 )
 SPEECHES: tuple[dict[str, Any], ...] = (
     {"model": "omni", "input": "Good morning.", "voice": "alloy", "response_format": "mp3"},
-    {"model": "omni", "input": "a", "voice": {"id": "Ethan"}, "stream_format": "sse", "instructions": "low", "seed": 1},
-    {"model": "omni", "input": "b. c! d?", "response_format": "pcm", "speed": 1, "stage_sampling": {"talker": {}}},
+    {
+        "model": "omni",
+        "input": "a",
+        "voice": {"id": "Ethan"},
+        "stream_format": "sse",
+        "instructions": "low",
+        "seed": 1,
+    },
+    {
+        "model": "omni",
+        "input": "b. c! d?",
+        "response_format": "pcm",
+        "speed": 1,
+        "stage_sampling": {"talker": {}},
+    },
 )
 _TYPES = (
     "application/json", "application/json; charset=utf-16", "application/vnd.api+json", "text/json", "",
@@ -117,7 +139,9 @@ async def _posting() -> AsyncIterator[Any]:
                 response = await asyncio.wait_for(client.post(path, content=body, headers=given), DEADLINE_S)
                 check_log(log)
                 if num_sent % 20 == 0:
-                    assert (await client.post(URL, json=chat())).status_code == 200, "the next request is not served"
+                    assert (await client.post(URL, json=chat())).status_code == 200, (
+                        "the next request is not served"
+                    )
                 if response.status_code == 200:
                     assert "server_error" not in response.text[-1_000:], response.text[-1_000:]
                     return "200"
@@ -179,7 +203,9 @@ _FORM_INSERTS = (
 def _form(rng: random.Random) -> tuple[bytes, str]:
     fields = {"file": _FILE.decode("latin-1"), "model": "omni"}
     for _ in range(rng.randrange(4)):
-        fields[rng.choice(_NAMES)] = rng.choice(("0.2", "de", "true", "json", "text", "1e999", "nan", "١", *WORDS))
+        fields[rng.choice(_NAMES)] = rng.choice(
+            ("0.2", "de", "true", "json", "text", "1e999", "nan", "١", *WORDS)
+        )
     parts = []
     for name, text in fields.items():
         file_name = '; filename="a.wav"' if name == "file" else ""
@@ -191,7 +217,9 @@ def _form(rng: random.Random) -> tuple[bytes, str]:
         )
     body = b"".join(parts) + b"--b--\r\n"
     boundary = (
-        rng.choice(("b", "b", "b", "b", '"b"', "", "x", "b" * 300, "é", 'b"', "b;b")) if rng.random() < 0.1 else "b"
+        rng.choice(("b", "b", "b", "b", '"b"', "", "x", "b" * 300, "é", 'b"', "b;b"))
+        if rng.random() < 0.1
+        else "b"
     )
     media_type = f"multipart/form-data; boundary={boundary}"
     if rng.random() < 0.2:

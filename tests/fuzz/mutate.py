@@ -13,7 +13,18 @@ NUMBERS = (
     0, -0.0, 1, -1, 0.5, 2**31 - 1, 2**31, 2**53 + 1, 2**63 - 1, 2**63, -(2**63) - 1, 10**300, 1e308, -1e308, 5e-324,
     128,
 )  # fmt: skip
-REGEXES = ("(", "a{1,99999999}", "(a+)+$", "[", "\\", "(?=a)", "\\p{L}", "(" * 2_000, "a|" * 5_000, "[^\0-\U0010ffff]")
+REGEXES = (
+    "(",
+    "a{1,99999999}",
+    "(a+)+$",
+    "[",
+    "\\",
+    "(?=a)",
+    "\\p{L}",
+    "(" * 2_000,
+    "a|" * 5_000,
+    "[^\0-\U0010ffff]",
+)
 SCHEMAS: tuple[Any, ...] = (
     {"$ref": "#"},
     {"type": "object", "properties": {"a": {"$ref": "#"}}},
@@ -51,7 +62,9 @@ def value(rng: random.Random) -> Any:
         case 2:
             return rng.choice((None, True, False))
         case 3:
-            return json.loads(rng.choice(("[]", "{}", "[[]]", "[{}]", '{"": ""}', '{"type": ""}', '{"id": "Ethan"}')))
+            return json.loads(
+                rng.choice(("[]", "{}", "[[]]", "[{}]", '{"": ""}', '{"type": ""}', '{"id": "Ethan"}'))
+            )
         case 4:
             return deep(rng)
         case 5:

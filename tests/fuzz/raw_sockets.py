@@ -90,7 +90,9 @@ async def _http() -> AsyncIterator[Run]:
                 if not answer:
                     return "no answer"
                 assert answer.startswith(b"HTTP/1."), answer[:200]
-                statuses = [int(line[9:12]) for line in answer.split(b"\r\n") if line.startswith(b"HTTP/1.1 ")]
+                statuses = [
+                    int(line[9:12]) for line in answer.split(b"\r\n") if line.startswith(b"HTTP/1.1 ")
+                ]
                 assert not [status for status in statuses if status >= 500], answer[:500]
                 return str(statuses[0])
 
@@ -169,7 +171,9 @@ def _frames(rng: random.Random) -> bytes:
                 )
             case 3:
                 cut = rng.randrange(len(text))
-                sent += _ws_frame(text[:cut], first=0x01, mask=mask) + _ws_frame(text[cut:], first=0x80, mask=mask)
+                sent += _ws_frame(text[:cut], first=0x01, mask=mask) + _ws_frame(
+                    text[cut:], first=0x80, mask=mask
+                )
             case 4:
                 sent += _ws_frame(text[:9], first=0x01, mask=mask) * 2
             case 5:
@@ -182,12 +186,16 @@ def _frames(rng: random.Random) -> bytes:
                 sent += _ws_frame(b"x" * 125, first=0x89, mask=mask) * 500
             case 8:
                 code = rng.choice((0, 999, 1000, 1004, 1005, 1006, 1015, 2999, 5000, 65535))
-                sent += _ws_frame(struct.pack("!H", code) + rng.choice((b"", b"bye", b"\xff")), first=0x88, mask=mask)
+                sent += _ws_frame(
+                    struct.pack("!H", code) + rng.choice((b"", b"bye", b"\xff")), first=0x88, mask=mask
+                )
             case 9:
                 sent += _ws_frame(b"\x03", first=0x88, mask=mask)
             case 10:
                 sent += _ws_frame(
-                    rng.choice((b"\xff", b"\xed\xa0\x80", b"\xc0\x80", text + b"\xf0\x9f")), first=0x81, mask=mask
+                    rng.choice((b"\xff", b"\xed\xa0\x80", b"\xc0\x80", text + b"\xf0\x9f")),
+                    first=0x81,
+                    mask=mask,
                 )
             case 11:
                 sent += changed_bytes(rng, _ws_frame(text, first=0x81, mask=mask))
@@ -239,7 +247,9 @@ async def _websocket() -> AsyncIterator[Run]:
             yield run
 
 
-HTTP_BYTES = Target("http bytes", f"{len(REQUESTS)} requests", _http, frozenset({"200", "400", "no answer"}), rounds=60)
+HTTP_BYTES = Target(
+    "http bytes", f"{len(REQUESTS)} requests", _http, frozenset({"200", "400", "no answer"}), rounds=60
+)
 WEBSOCKET_BYTES = Target(
     "websocket bytes",
     "sessions of up to six frames",

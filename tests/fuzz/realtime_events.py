@@ -24,7 +24,12 @@ _SESSION = {
     "output_modalities": ["audio"],
     "instructions": "be brief",
     "tools": [
-        {"type": "function", "name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}}
+        {
+            "type": "function",
+            "name": "f",
+            "description": "d",
+            "parameters": {"type": "object", "properties": {}},
+        }
     ],
     "tool_choice": "auto",
     "max_output_tokens": 100,

@@ -38,7 +38,9 @@ class Report:
     """Number of that input."""
 
 
-async def fuzz(target: Target, seed: int, *, rounds: int, seconds: float | None = None, first: int = 0) -> Report:
+async def fuzz(
+    target: Target, seed: int, *, rounds: int, seconds: float | None = None, first: int = 0
+) -> Report:
     """`rounds` inputs from number `first` on, or as many as begin within `seconds`. Input N follows from `seed`."""
     report = Report()
     began = time.monotonic()

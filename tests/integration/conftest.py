@@ -51,7 +51,9 @@ def collector() -> Iterator[Collector]:
 
 
 @pytest.fixture(scope="session")
-def server(checkpoint: Path, collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server(
+    checkpoint: Path, collector: Collector, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
     """The real server; after the last test that needs it, SIGTERM must end it cleanly."""
     log = tmp_path_factory.mktemp("server") / "log.txt"
     process = ServerProcess(checkpoint, log, "--otlp-traces-endpoint", collector.url)

@@ -45,7 +45,13 @@ class ForkedServer:
     """What tests use of `subprocess.Popen`, for `omni-server` with these arguments."""
 
     def __init__(
-        self, arguments: Sequence[str], *, cwd: Path, environment: Mapping[str, str], stdout: Path, stderr: Path
+        self,
+        arguments: Sequence[str],
+        *,
+        cwd: Path,
+        environment: Mapping[str, str],
+        stdout: Path,
+        stderr: Path,
     ) -> None:
         start_fork_server()
         self._process = multiprocessing.get_context("forkserver").Process(

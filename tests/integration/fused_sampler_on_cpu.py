@@ -68,7 +68,9 @@ def told(output: SamplerOutput) -> dict[str, Any]:
     return {
         "tokens": output.sampled_token_ids.tolist(),
         "numbers": [(str(x.dtype), x.tolist()) for x in (output.num_sampled, output.num_rejected)],
-        "logprobs": None if output.logprobs_tensors is None else output.logprobs_tensors.logprob_token_ids.tolist(),
+        "logprobs": None
+        if output.logprobs_tensors is None
+        else output.logprobs_tensors.logprob_token_ids.tolist(),
         "has_mask": output.sampling_mask_tensors is not None,
         "not_numbers": None if output.num_nans is None else output.num_nans.tolist(),
     }
@@ -120,7 +122,9 @@ def whole_steps(comparison: Comparison) -> None:
     decoding = batch.decoding()
     comparison.add_whole("decoding", batch, logits, decoding)
     # Of the first one's prompt there is more to come.
-    chunk = replace(decoding, seq_lens=decoding.seq_lens - torch.tensor([2, 0, 0], dtype=torch.int32), has_prefill=True)
+    chunk = replace(
+        decoding, seq_lens=decoding.seq_lens - torch.tensor([2, 0, 0], dtype=torch.int32), has_prefill=True
+    )
     comparison.add_whole("a chunk of a prompt", batch, logits, chunk)
     for what, options in OPTIONS.items():
         batch = Batch(500, [usual, usual, SamplingParams(temperature=0, logprobs=2)], **options)
@@ -148,7 +152,9 @@ def not_numbers(comparison: Comparison) -> None:
         comparison.add_ours(f"{what}, infinity", batch, logits, batch.decoding())
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sampler_module, "get_num_nans", lambda logits: logits.isnan().sum(1))
-            comparison.add_ours(f"{what}, beside a prompt", batch, logits, replace(batch.decoding(), has_prefill=True))
+            comparison.add_ours(
+                f"{what}, beside a prompt", batch, logits, replace(batch.decoding(), has_prefill=True)
+            )
 
 
 if __name__ == "__main__":

@@ -72,4 +72,6 @@ def signal_to_noise_db(signal: npt.NDArray[np.float32], other: npt.NDArray[np.fl
     if not len(signal):
         return float("inf")
     noise = float(np.mean((signal.astype(np.float64) - other) ** 2))
-    return float("inf") if noise == 0 else 10 * float(np.log10(np.mean(signal.astype(np.float64) ** 2) / noise))
+    return (
+        float("inf") if noise == 0 else 10 * float(np.log10(np.mean(signal.astype(np.float64) ** 2) / noise))
+    )

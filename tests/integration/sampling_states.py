@@ -23,7 +23,12 @@ class Batch:
     """Some requests in a sampler with room for more, each with a prompt and, as after a preemption, an output."""
 
     def __init__(
-        self, vocabulary: int, params: Sequence[SamplingParams], device: str = "cpu", seed: int = 0, **options: Any
+        self,
+        vocabulary: int,
+        params: Sequence[SamplingParams],
+        device: str = "cpu",
+        seed: int = 0,
+        **options: Any,
     ) -> None:
         self.random = np.random.default_rng(seed)
         self.device = torch.device(device)
@@ -82,7 +87,9 @@ def random_params(random: np.random.Generator, vocabulary: int) -> SamplingParam
     top_k = int(random.choice([0, 1, 5, 40, 40, 40, 100]))
     ids = random.permutation(vocabulary)
     few: list[int] = ids[:3].tolist()
-    top_p = float(random.choice([0.5, 0.8, 0.95, 1.0] if top_k >= 40 else [0.5, 0.8, 1.0] if top_k == 5 else [1.0]))
+    top_p = float(
+        random.choice([0.5, 0.8, 0.95, 1.0] if top_k >= 40 else [0.5, 0.8, 1.0] if top_k == 5 else [1.0])
+    )
     return SamplingParams(
         temperature=float(random.choice([0.0, 0.9, 0.9, 1.0, 1.7])),
         top_k=top_k,
@@ -92,8 +99,12 @@ def random_params(random: np.random.Generator, vocabulary: int) -> SamplingParam
         presence_penalty=float(random.choice([0.0, 0.0, 0.7])),
         min_tokens=int(random.choice([0, 1500])),
         stop_token_ids=few,
-        logit_bias={token: float(random.normal() * 5) for token in few[1:]} if random.random() < 0.2 else None,
-        allowed_token_ids=ids[: int(random.integers(1, 60))].tolist() if top_p == 1 and random.random() < 0.4 else None,
+        logit_bias={token: float(random.normal() * 5) for token in few[1:]}
+        if random.random() < 0.2
+        else None,
+        allowed_token_ids=ids[: int(random.integers(1, 60))].tolist()
+        if top_p == 1 and random.random() < 0.4
+        else None,
         seed=int(random.integers(0, 2**40)) if random.random() < 0.5 else None,
         max_tokens=2000,
     )
@@ -107,5 +118,8 @@ def random_logits(random: np.random.Generator, shape: tuple[int, int]) -> Iterat
     yield "peaked", 4 * normal + 8
     yield "bfloat16", (3 * normal - 5).bfloat16()
     yield "few values", (2 * normal).round()
-    yield "in few columns", torch.where(torch.arange(shape[1]) % sampling_kernel.COLUMNS < 3, normal + 9, normal)
+    yield (
+        "in few columns",
+        torch.where(torch.arange(shape[1]) % sampling_kernel.COLUMNS < 3, normal + 9, normal),
+    )
     yield "half barred", normal.masked_fill(torch.from_numpy(random.random(shape) < 0.5), float("-inf"))

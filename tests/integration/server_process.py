@@ -174,7 +174,9 @@ class ServerProcess:
             wait_until(is_ready, READY_TIMEOUT_S, lambda: self.log)
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float, explain: Callable[[], str] = lambda: "") -> None:
+def wait_until(
+    condition: Callable[[], bool], timeout_s: float, explain: Callable[[], str] = lambda: ""
+) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"not so after {timeout_s} s\n{explain()}"

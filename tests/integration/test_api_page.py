@@ -27,7 +27,9 @@ def commands() -> list[tuple[str, str]]:
     found = []
     for section in re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]:
         heading, _, text = section.partition("\n")
-        found += [(heading, match) for match in re.findall(r"^```bash\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)]
+        found += [
+            (heading, match) for match in re.findall(r"^```bash\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+        ]
     return found
 
 
@@ -190,7 +192,9 @@ def test_a_command_does_what_the_page_says(server: ServerProcess, tmp_path: Path
 
 def test_every_path_has_a_section(server: ServerProcess) -> None:
     paths = httpx2.get(f"{server.url}/openapi.json").json()["paths"]
-    headings = " ".join(re.findall(r"^## .*$|^`/livez`.*$", PAGE, re.MULTILINE))  # other names are below the heading
+    headings = " ".join(
+        re.findall(r"^## .*$|^`/livez`.*$", PAGE, re.MULTILINE)
+    )  # other names are below the heading
 
     documented = set(re.findall(r"/[a-z0-9_/]+", headings))
     assert documented == {path.removesuffix("/{model_id}") for path in paths} | {"/v1/realtime"}

@@ -25,7 +25,10 @@ def test_spoken_answers_are_all_of_the_length_asked_for(server: ServerProcess, t
     assert finished.returncode == 0, finished.stdout + finished.stderr
     run = load_run(results)
     assert (run.server.model, run.server.version is not None, run.workload.name) == (MODEL, True, "W1")
-    assert [(level.label, len(level.rows), level.failures) for level in run.levels] == [("c=1", 2, []), ("c=2", 4, [])]
+    assert [(level.label, len(level.rows), level.failures) for level in run.levels] == [
+        ("c=1", 2, []),
+        ("c=2", 4, []),
+    ]
     for row in (row for level in run.levels for row in level.rows):
         assert (row.text_tokens, row.codec_tokens, row.samples) == (8, 40, 40 * 480)
         assert row.ttfa_s is not None
@@ -47,7 +50,9 @@ def test_spoken_questions_are_answered(server: ServerProcess, tmp_path: Path) ->
 
 
 def test_text_alone_is_answered(server: ServerProcess) -> None:
-    finished = bench(server, "--modalities", "text", "--text-tokens", "8", "--concurrency", "4", "--warmup", "0")
+    finished = bench(
+        server, "--modalities", "text", "--text-tokens", "8", "--concurrency", "4", "--warmup", "0"
+    )
 
     assert finished.returncode == 0, finished.stdout + finished.stderr
 

@@ -44,7 +44,9 @@ def test_answers_equal_the_reference_on_other_checkpoints(name: str, request: py
 
 def test_tensor_parallel_stages_give_the_same_tokens(checkpoint: Path, reference: Reference) -> None:
     wanted = [expected(reference, CASES[case]) for case in ("count", "speech", "video", "two_turns_ethan")]
-    config = demo_config(stages={"thinker": {"tensor_parallel_size": 2}, "talker": {"tensor_parallel_size": 2}})
+    config = demo_config(
+        stages={"thinker": {"tensor_parallel_size": 2}, "talker": {"tensor_parallel_size": 2}}
+    )
     live = LiveOmni(checkpoint, config)
     try:
         for answer, want in zip(live.answers([w.request for w in wanted]), wanted, strict=True):

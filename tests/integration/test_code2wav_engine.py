@@ -199,7 +199,9 @@ async def test_streams_side_by_side_equal_each_alone_as_long_as_all_have_a_place
     code2wav: DiffusionStageClient,
 ) -> None:
     streams = [random_codes(60 + 13 * n, n) for n in range(NUM_STREAMS)]
-    alone = [await one_by_one(code2wav, spans_of(c, stream=f"alone-{n}", seed=n)) for n, c in enumerate(streams)]
+    alone = [
+        await one_by_one(code2wav, spans_of(c, stream=f"alone-{n}", seed=n)) for n, c in enumerate(streams)
+    ]
     together = await asyncio.gather(
         *[one_by_one(code2wav, spans_of(c, stream=f"together-{n}", seed=n)) for n, c in enumerate(streams)]
     )
@@ -315,7 +317,9 @@ async def test_bad_requests_fail_alone_and_the_engine_lives_on(
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_cancelled_requests_leave_the_others_alone(code2wav: DiffusionStageClient, bare_model: BareModel) -> None:
+async def test_cancelled_requests_leave_the_others_alone(
+    code2wav: DiffusionStageClient, bare_model: BareModel
+) -> None:
     jobs = [(random_codes(60, i), whole(60, seed=i)) for i in range(24)]
     tasks = [asyncio.create_task(run(code2wav, codes, window)) for codes, window in jobs]
     await asyncio.sleep(0)

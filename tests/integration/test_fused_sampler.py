@@ -17,7 +17,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def compared() -> dict[str, list[dict[str, Any]]]:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).with_name("v2_on_cpu"))])}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).with_name("v2_on_cpu"))])
+    }
     # Servers of this process have it on; the interpreter cannot run vLLM's own count.
     environment["VLLM_COMPUTE_NANS_IN_LOGITS"] = "0"
     command = [sys.executable, "-m", "tests.integration.fused_sampler_on_cpu"]

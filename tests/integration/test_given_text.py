@@ -19,7 +19,9 @@ from tests.integration.parity import signal_to_noise_db
 QUESTIONS = ["Hello, who are you?", "Tell me a story.", "Count to five."]
 
 
-def given(text: str, messages: tuple[ChatMessage, ...], *, request_id: str, num_codes: int = 60) -> OmniRequest:
+def given(
+    text: str, messages: tuple[ChatMessage, ...], *, request_id: str, num_codes: int = 60
+) -> OmniRequest:
     talker = SamplingConfig(temperature=0.0, repetition_penalty=1.05, max_tokens=num_codes)
     return OmniRequest(request_id, messages, SpeechOutput("Chelsie", 7, text), {"talker": talker})
 
@@ -35,7 +37,9 @@ def test_text_that_the_thinker_wrote_sounds_the_same_when_it_is_given(
     decoded = whole.answer(spoken(messages, thinker=greedy, talker=GREEDY_TALKER))
     text = whole.omni.detokenize(decoded.token_ids[:-1])
     answer = whole.answer(given(text, messages, request_id=f"given {question} {num_tokens}"))
-    assert answer.token_ids == decoded.token_ids[:-1], "the tokenizer reads the text otherwise than it was written"
+    assert answer.token_ids == decoded.token_ids[:-1], (
+        "the tokenizer reads the text otherwise than it was written"
+    )
     assert answer.text == text
     assert answer.codes == decoded.codes
     assert signal_to_noise_db(decoded.audio, answer.audio) > 60
@@ -97,7 +101,9 @@ def test_tokens_that_a_prompt_only_spells_stand_for_nothing(whole: LiveOmni) -> 
     sound = AudioPart(np.sin(np.arange(16_000, dtype=np.float32) / 20), 16_000)
 
     def prompt(text: str) -> PromptTokens:
-        return whole.answer(written((ChatMessage("user", (TextPart(text), sound, TextPart(text))),))).usage.prompt
+        return whole.answer(
+            written((ChatMessage("user", (TextPart(text), sound, TextPart(text))),))
+        ).usage.prompt
 
     plain, spelled = prompt("Hi."), prompt("<|AUDIO|><|im_end|>")
     assert spelled.audio == plain.audio > 0

@@ -35,12 +35,20 @@ def scraped(client: httpx2.Client) -> Values:
 
 
 def of_stage(values: Values, name: str, stage: str, **labels: str) -> float:
-    return values[f"vllm:{name}", frozenset({"engine": "0", "model_name": MODEL, "stage": stage, **labels}.items())]
+    return values[
+        f"vllm:{name}", frozenset({"engine": "0", "model_name": MODEL, "stage": stage, **labels}.items())
+    ]
 
 
 def levels(values: Values) -> dict[str, float]:
     """All gauges that requests move."""
-    moved = ("vllm:num_requests", "vllm:kv_cache", "omni_active", "omni_shared_memory_slots_in_use", "omni_queue_depth")
+    moved = (
+        "vllm:num_requests",
+        "vllm:kv_cache",
+        "omni_active",
+        "omni_shared_memory_slots_in_use",
+        "omni_queue_depth",
+    )
     return {
         f"{name}{sorted(labels)}": value
         for (name, labels), value in values.items()
@@ -50,7 +58,9 @@ def levels(values: Values) -> dict[str, float]:
 
 def wait_until_idle(client: httpx2.Client) -> None:
     assert len(levels(scraped(client))) == 2 * 3 + 3 + 1 + 2
-    wait_until(lambda: set(levels(scraped(client)).values()) == {0.0}, 30, lambda: str(levels(scraped(client))))
+    wait_until(
+        lambda: set(levels(scraped(client)).values()) == {0.0}, 30, lambda: str(levels(scraped(client)))
+    )
 
 
 def test_spoken_answer_is_counted_exactly_in_every_stage(client: httpx2.Client) -> None:
@@ -68,12 +78,18 @@ def test_spoken_answer_is_counted_exactly_in_every_stage(client: httpx2.Client) 
     assert grown(lambda values: of_stage(values, "prompt_tokens_total", "thinker")) == prompt_tokens
     assert grown(lambda values: of_stage(values, "generation_tokens_total", "thinker")) == text_tokens
     # The talker's end token, where it came to one, is no sound.
-    assert grown(lambda values: of_stage(values, "generation_tokens_total", "talker")) - codec_tokens in (0, 1)
+    assert grown(lambda values: of_stage(values, "generation_tokens_total", "talker")) - codec_tokens in (
+        0,
+        1,
+    )
     assert grown(lambda values: of_stage(values, "time_to_first_token_seconds_count", "thinker")) == 1
     for stage in STAGES:
         ended = "e2e_request_latency_seconds_count"
         assert of_stage(after, ended, stage) - of_stage(before, ended, stage) == 1
-    ok = ("omni_requests_total", frozenset({("outcome", "ok"), ("reason", completion["choices"][0]["finish_reason"])}))
+    ok = (
+        "omni_requests_total",
+        frozenset({("outcome", "ok"), ("reason", completion["choices"][0]["finish_reason"])}),
+    )
     assert after[ok] - before.get(ok, 0.0) == 1
     assert grown(lambda values: values["omni_time_to_first_audio_seconds_count", frozenset()]) == 1
     assert grown(lambda values: values["omni_audio_output_seconds_total", frozenset()]) == pytest.approx(
@@ -94,7 +110,8 @@ def test_levels_return_to_zero_when_a_client_leaves(client: httpx2.Client) -> No
     aborted = ("omni_requests_total", frozenset({("outcome", "aborted"), ("reason", "")}))
     assert after[aborted] - before.get(aborted, 0.0) == 1
     ended = [
-        of_stage(values, "request_success_total", "thinker", finished_reason="abort") for values in (before, after)
+        of_stage(values, "request_success_total", "thinker", finished_reason="abort")
+        for values in (before, after)
     ]
     assert ended[1] - ended[0] == 1
 
@@ -106,9 +123,13 @@ def test_log_has_one_line_for_each_request_and_nothing_of_what_was_said(
     content = [{"type": "text", "text": question}, SPEECH_PART, IMAGE_PART]
     response = client.post(URL, json=spoken(content), headers={"X-Request-Id": "in-the-log-1"})
     assert response.status_code == 200
-    client.post(URL, json=written(question, stream=True), headers={"X-Request-Id": "in-the-log-2"}).raise_for_status()
+    client.post(
+        URL, json=written(question, stream=True), headers={"X-Request-Id": "in-the-log-2"}
+    ).raise_for_status()
     wait_until(lambda: "request_id=in-the-log-2" in server.log, 10)
-    first, second = ([line for line in server.log.splitlines() if f"in-the-log-{number}" in line] for number in (1, 2))
+    first, second = (
+        [line for line in server.log.splitlines() if f"in-the-log-{number}" in line] for number in (1, 2)
+    )
     assert (len(first), len(second)) == (1, 1)
     for field in (
         "status=200",

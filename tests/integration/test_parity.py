@@ -44,7 +44,9 @@ def test_audio_is_cut_where_the_reference_cuts_it(reference: Reference, whole: L
     assert answer.usage.prompt.audio == 7500
 
 
-def test_requests_together_give_the_same_tokens_as_alone(answers: dict[str, Expected], whole: LiveOmni) -> None:
+def test_requests_together_give_the_same_tokens_as_alone(
+    answers: dict[str, Expected], whole: LiveOmni
+) -> None:
     wanted = [answers[name] for name in NAMES[:8]]
     together = whole.answers([want.request for want in wanted])
     for answer, want in zip(together, wanted, strict=True):

@@ -54,7 +54,9 @@ def test_a_queue_of_one_slot_still_finishes(narrow: LiveOmni, wanted: list[Expec
 
 def test_an_abort_releases_the_request_in_every_stage(narrow: LiveOmni, wanted: list[Expected]) -> None:
     async def abort_after_sound() -> None:
-        generation = await narrow.omni.submit(spoken(CASES["tell"].messages, thinker=LONG_TEXT, talker=LONG_SPEECH))
+        generation = await narrow.omni.submit(
+            spoken(CASES["tell"].messages, thinker=LONG_TEXT, talker=LONG_SPEECH)
+        )
         async for event in generation:
             if isinstance(event, CodecDelta):
                 break
@@ -76,10 +78,14 @@ def test_an_abort_while_the_talker_is_held_back_releases_it(narrow: LiveOmni, wa
     same_tokens(narrow.answer(wanted[1].request), wanted[1])
 
 
-def test_many_aborts_among_running_requests_leave_those_alone(narrow: LiveOmni, wanted: list[Expected]) -> None:
+def test_many_aborts_among_running_requests_leave_those_alone(
+    narrow: LiveOmni, wanted: list[Expected]
+) -> None:
     async def storm() -> None:
         async def cut_off(number: int) -> None:
-            generation = await narrow.omni.submit(spoken(CASES["tell"].messages, thinker=LONG_TEXT, talker=LONG_SPEECH))
+            generation = await narrow.omni.submit(
+                spoken(CASES["tell"].messages, thinker=LONG_TEXT, talker=LONG_SPEECH)
+            )
             texts = 0
             async for event in generation:
                 texts += isinstance(event, TextDelta)
@@ -98,7 +104,9 @@ def test_many_aborts_among_running_requests_leave_those_alone(narrow: LiveOmni, 
     _is_idle(narrow)
 
 
-def test_a_deadline_ends_the_request_everywhere_and_tells_the_caller(narrow: LiveOmni, wanted: list[Expected]) -> None:
+def test_a_deadline_ends_the_request_everywhere_and_tells_the_caller(
+    narrow: LiveOmni, wanted: list[Expected]
+) -> None:
     request = spoken(CASES["tell"].messages, thinker=LONG_TEXT, talker=LONG_SPEECH, deadline_s=0.5)
     with pytest.raises(DeadlineExceededError):
         narrow.answer(request)

@@ -47,7 +47,9 @@ def checkout(tmp_path: Path) -> Path:
         (tmp_path / name).symlink_to(ROOT / name)
     program = tmp_path / "bin" / "omni-server"
     program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -m omni_server.cli.entry "$@"\n')
+    program.write_text(
+        f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -m omni_server.cli.entry "$@"\n'
+    )
     program.chmod(0o755)
     return tmp_path
 
@@ -64,10 +66,17 @@ def test_it_works_as_it_stands(server: ServerProcess, checkout: Path, language: 
         # Their default is the address of the page.
         text = re.sub(r"(omni-server (?:chat|bench)|scripts/smoke)", rf"\1 --url {server.url}", text)
     interpreter = ["bash", "-euo", "pipefail", "-c"] if language == "bash" else [sys.executable, "-c"]
-    environment = os.environ | {"PATH": f"{checkout / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    environment = os.environ | {
+        "PATH": f"{checkout / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    }
 
     finished = subprocess.run(
-        [*interpreter, text], cwd=checkout, env=environment, stdin=subprocess.DEVNULL, capture_output=True, check=False
+        [*interpreter, text],
+        cwd=checkout,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
     )
 
     assert finished.returncode == 0, (finished.stdout + finished.stderr).decode()
@@ -80,7 +89,11 @@ def test_it_works_as_it_stands(server: ServerProcess, checkout: Path, language: 
 
 
 def test_the_python_api_works_as_the_page_says() -> None:
-    (program,) = [text for _, text in blocks("docs/faq.md") if text.startswith("from omni_server import Omni")]
-    finished = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    (program,) = [
+        text for _, text in blocks("docs/faq.md") if text.startswith("from omni_server import Omni")
+    ]
+    finished = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert finished.returncode == 0, finished.stderr
     assert re.search(r"\d+\.\d+ seconds$", finished.stdout.strip())

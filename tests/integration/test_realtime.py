@@ -16,7 +16,9 @@ from tests.integration.server_process import MODEL, ServerProcess
 from tests.unit.api.clients import media
 from tests.unit.api.realtime.realtime_client import Event, base64_of, check_event
 
-pytestmark = pytest.mark.filterwarnings("ignore:connect\\(\\) must be used as a context manager:DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:connect\\(\\) must be used as a context manager:DeprecationWarning"
+)
 
 ATTEMPTS = 4
 """The demo model ends one answer in a hundred with its first token and others soon, and is asked again then."""
@@ -78,7 +80,9 @@ class Talk:
     def play(self, samples: npt.NDArray[np.int16]) -> None:
         """At 24 kHz, in pieces of 100 ms."""
         for begin in range(0, len(samples), 2400):
-            self.connection.input_audio_buffer.append(audio=base64_of(samples[begin : begin + 2400].tobytes()))
+            self.connection.input_audio_buffer.append(
+                audio=base64_of(samples[begin : begin + 2400].tobytes())
+            )
 
     def sound(self, response_id: str) -> bytes:
         return b"".join(
@@ -128,7 +132,8 @@ def test_a_written_question_is_answered_by_voice_and_remembered(server: ServerPr
         assert second["output"][0]["content"][0]["type"] == "output_text"
         # The second prompt holds the first question and its answer.
         assert (
-            second["usage"]["input_tokens"] > usage["input_tokens"] + usage["output_token_details"]["text_tokens"] // 2
+            second["usage"]["input_tokens"]
+            > usage["input_tokens"] + usage["output_token_details"]["text_tokens"] // 2
         )
 
 
@@ -138,7 +143,9 @@ def test_speech_is_found_heard_and_answered(server: ServerProcess) -> None:
         talk.play(np.concatenate([SILENCE, speech("speech_weather.wav"), SILENCE]))
         done = talk.heard()
         kinds = [event["type"] for event in talk.events]
-        assert kinds.index("input_audio_buffer.speech_started") < kinds.index("input_audio_buffer.speech_stopped")
+        assert kinds.index("input_audio_buffer.speech_started") < kinds.index(
+            "input_audio_buffer.speech_stopped"
+        )
         assert done["usage"]["input_token_details"]["audio_tokens"] > 25  # 25 in a second of sound
         assert talk.sound(done["id"])
 
@@ -146,7 +153,10 @@ def test_speech_is_found_heard_and_answered(server: ServerProcess) -> None:
 @pytest.mark.parametrize("kind", ["audio/pcmu", "audio/pcma"])
 def test_a_telephone_call_is_answered_in_its_own_format(server: ServerProcess, kind: str) -> None:
     with talking(server) as talk:
-        audio = {"input": {"format": {"type": kind}, "turn_detection": None}, "output": {"format": {"type": kind}}}
+        audio = {
+            "input": {"format": {"type": kind}, "turn_detection": None},
+            "output": {"format": {"type": kind}},
+        }
         talk.configure(audio=audio, max_output_tokens=8)
         talk.connection.input_audio_buffer.append(audio=base64_of(bytes(range(256)) * 40))
         talk.connection.input_audio_buffer.commit()
@@ -166,7 +176,9 @@ def is_interrupted(talk: Talk) -> bool:
     if done["status"] != "cancelled":
         return False
     assert done["status_details"]["reason"] == "turn_detected"
-    talk.connection.conversation.item.truncate(item_id=done["output"][0]["id"], content_index=0, audio_end_ms=100)
+    talk.connection.conversation.item.truncate(
+        item_id=done["output"][0]["id"], content_index=0, audio_end_ms=100
+    )
     talk.until("conversation.item.truncated")
     last = len(talk.events)
     talk.configure(max_output_tokens=8)

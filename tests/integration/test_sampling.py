@@ -14,7 +14,9 @@ GREEDY = SamplingConfig(temperature=0.0, max_tokens=40)
 
 def test_the_talker_says_exactly_as_much_as_it_must(whole: LiveOmni) -> None:
     """`ignore_eos` bars the ids that end speech, and ids without sound stay barred."""
-    answer = whole.answer(spoken(HELLO, thinker=GREEDY, talker=SamplingConfig(max_tokens=250, ignore_eos=True, seed=1)))
+    answer = whole.answer(
+        spoken(HELLO, thinker=GREEDY, talker=SamplingConfig(max_tokens=250, ignore_eos=True, seed=1))
+    )
     assert len(answer.codes) == 250
     assert len(answer.audio) == 250 * 480
     assert answer.finish_reason == "length"
@@ -59,7 +61,9 @@ def test_text_cut_by_a_stop_string_is_not_spoken(whole: LiveOmni) -> None:
     assert TextDone("stop") in events
     codes = tuple(code for event in events if isinstance(event, CodecDelta) for code in event.codes)
     # A length stop after k + 1 tokens leaves the last one unspoken: the talker hears the same k.
-    num_tokens = next(n for n in range(1, 40) if len(whole.omni.detokenize(full.token_ids[:n])) >= len(kept.rstrip()))
+    num_tokens = next(
+        n for n in range(1, 40) if len(whole.omni.detokenize(full.token_ids[:n])) >= len(kept.rstrip())
+    )
     plain = whole.answer(spoken(HELLO, thinker=SamplingConfig(temperature=0.0, max_tokens=num_tokens + 1)))
     assert codes == plain.codes
 

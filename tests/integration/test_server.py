@@ -29,12 +29,17 @@ GREEDY_TALKER: dict[str, Any] = {"temperature": 0, "max_tokens": 60}
 STREAM: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
 ENDLESS: dict[str, Any] = {"max_tokens": 3500, "ignore_eos": True}
 
-SPEECH_PART = {"type": "input_audio", "input_audio": {"data": base64_of(media("speech_hello.wav")), "format": "wav"}}
+SPEECH_PART = {
+    "type": "input_audio",
+    "input_audio": {"data": base64_of(media("speech_hello.wav")), "format": "wav"},
+}
 IMAGE_PART = {"type": "image_url", "image_url": {"url": data_url(media("shapes.png"), "image/png")}}
 VIDEO_PART = {"type": "video_url", "video_url": {"url": data_url(media("ball.mp4"), "video/mp4")}}
 
 
-def spoken(content: Any = HELLO, *, voice: str = "Chelsie", audio_format: str = "pcm16", **fields: Any) -> Any:
+def spoken(
+    content: Any = HELLO, *, voice: str = "Chelsie", audio_format: str = "pcm16", **fields: Any
+) -> Any:
     """A request that is answered by voice; greedy in both stages unless told otherwise."""
     audio = {"modalities": ["text", "audio"], "audio": {"voice": voice, "format": audio_format}}
     return chat(content, **(GREEDY | audio | {"stage_sampling": {"talker": GREEDY_TALKER}} | fields))
@@ -202,7 +207,9 @@ def test_streamed_speech_equals_that_in_one_piece(
 
 
 def test_sound_leaves_while_the_text_is_still_written(client: httpx2.Client) -> None:
-    body = spoken(max_tokens=400, min_tokens=400, ignore_eos=True)  # a busy machine takes a while to begin speaking
+    body = spoken(
+        max_tokens=400, min_tokens=400, ignore_eos=True
+    )  # a busy machine takes a while to begin speaking
     streamed = stream_of(client, body | {"stage_sampling": {"talker": {"max_tokens": 300}}})
     deltas = [chunk["choices"][0]["delta"].get("audio", {}) for chunk in streamed.chunks if chunk["choices"]]
     first_sound = next(index for index, audio in enumerate(deltas) if audio.get("data"))
@@ -243,7 +250,10 @@ def test_voices_say_the_same_text_with_different_sound(client: httpx2.Client, he
 
 
 def test_seed_makes_sampled_answers_repeatable(client: httpx2.Client) -> None:
-    sampled: dict[str, Any] = {"temperature": 1, "stage_sampling": {"talker": {"temperature": 1, "max_tokens": 60}}}
+    sampled: dict[str, Any] = {
+        "temperature": 1,
+        "stage_sampling": {"talker": {"temperature": 1, "max_tokens": 60}},
+    }
     first, again, other = (outcome(answer_to(client, spoken(**sampled, seed=seed))) for seed in (11, 11, 12))
     assert first == again
     assert other[0] != first[0]
@@ -275,13 +285,17 @@ def test_stop_string_cuts_the_text_and_is_not_spoken(client: httpx2.Client) -> N
         body = spoken(ignore_eos=True, max_tokens=max_tokens, stage_sampling={"talker": talker}, **fields)
         return outcome(answer_to(client, body))
 
-    kept, kept_and_one, kept_and_two, whole = (cut(count) for count in (num_kept, num_kept + 1, num_kept + 2, 40))
+    kept, kept_and_one, kept_and_two, whole = (
+        cut(count) for count in (num_kept, num_kept + 1, num_kept + 2, 40)
+    )
     stop = kept_and_two[0].removeprefix(kept[0])
     assert stop
     assert stop not in kept[0]
     stopped = cut(40, stop=stop)
     assert stopped == (kept[0], kept_and_one[1])
-    assert len({stopped[1], kept[1], kept_and_two[1], whole[1]}) == 4, "the sound does not tell where the text ends"
+    assert len({stopped[1], kept[1], kept_and_two[1], whole[1]}) == 4, (
+        "the sound does not tell where the text ends"
+    )
 
 
 # -- media and conversations
@@ -352,7 +366,9 @@ def test_earlier_speech_is_referred_to_by_its_id(client: httpx2.Client, hello: d
 
 
 @pytest.mark.parametrize(("name", "body", "param", "code"), REFUSED, ids=[row[0] for row in REFUSED])
-def test_bad_field_is_refused(client: httpx2.Client, name: str, body: Any, param: str | None, code: str) -> None:
+def test_bad_field_is_refused(
+    client: httpx2.Client, name: str, body: Any, param: str | None, code: str
+) -> None:
     error = error_of(client.post(URL, json=body))
     assert (error["param"], error["code"]) == (param, code)
 
@@ -368,9 +384,17 @@ def _media_part(kind: str, url: str) -> list[dict[str, Any]]:
 
 
 BAD_MEDIA = [
-    ("base64 malformed", [{"type": "input_audio", "input_audio": {"data": "%%%", "format": "wav"}}], "invalid_base64"),
+    (
+        "base64 malformed",
+        [{"type": "input_audio", "input_audio": {"data": "%%%", "format": "wav"}}],
+        "invalid_base64",
+    ),
     ("audio undecodable", _media_part("audio_url", data_url(bytes(999))), "invalid_audio"),
-    ("audio cut in its header", _media_part("audio_url", data_url(media("speech_hello.wav")[:20])), "invalid_audio"),
+    (
+        "audio cut in its header",
+        _media_part("audio_url", data_url(media("speech_hello.wav")[:20])),
+        "invalid_audio",
+    ),
     ("image undecodable", _media_part("image_url", data_url(bytes(999))), "invalid_image"),
     ("image cut short", _media_part("image_url", data_url(media("shapes.png")[:100])), "invalid_image"),
     ("video undecodable", _media_part("video_url", data_url(bytes(999))), "invalid_video"),
@@ -383,7 +407,9 @@ BAD_MEDIA = [
 
 @pytest.mark.parametrize(("name", "content", "code"), BAD_MEDIA, ids=[row[0] for row in BAD_MEDIA])
 @pytest.mark.parametrize("stream", [False, True])
-def test_bad_media_are_refused(client: httpx2.Client, name: str, content: Any, code: str | None, stream: bool) -> None:
+def test_bad_media_are_refused(
+    client: httpx2.Client, name: str, content: Any, code: str | None, stream: bool
+) -> None:
     error = error_of(client.post(URL, json=spoken(content, stream=stream)))
     assert error["param"].startswith("messages")
     assert code is None or error["code"] == code
@@ -399,13 +425,19 @@ def test_prompt_that_is_too_long_is_refused(client: httpx2.Client, stream: bool)
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "min_tokens"])
-def test_speech_limit_that_does_not_fit_the_talkers_context_is_refused(client: httpx2.Client, name: str) -> None:
-    error = error_of(client.post(URL, json=spoken(stage_sampling={"talker": {"max_tokens": 10240, name: 10240}})))
+def test_speech_limit_that_does_not_fit_the_talkers_context_is_refused(
+    client: httpx2.Client, name: str
+) -> None:
+    error = error_of(
+        client.post(URL, json=spoken(stage_sampling={"talker": {"max_tokens": 10240, name: 10240}}))
+    )
     assert error["param"] == "stage_sampling.talker.max_tokens"
     assert error["code"] == "context_length_exceeded"
 
 
-def test_prompt_that_leaves_less_room_than_the_default_limit_is_answered_within_it(client: httpx2.Client) -> None:
+def test_prompt_that_leaves_less_room_than_the_default_limit_is_answered_within_it(
+    client: httpx2.Client,
+) -> None:
     num_others = answer_to(client, written("word"))["usage"]["prompt_tokens"] - 1
     longest = " ".join(["word"] * (8191 - num_others))
     answer = answer_to(client, written(longest, max_tokens=None, ignore_eos=True))
@@ -425,7 +457,10 @@ def test_audio_of_the_longest_duration_allowed_is_heard(client: httpx2.Client) -
 
 
 def test_min_tokens_above_the_limit_of_the_stage_config_are_refused(client: httpx2.Client) -> None:
-    for body in (written(max_tokens=None, min_tokens=2000), spoken(stage_sampling={"talker": {"min_tokens": 2000}})):
+    for body in (
+        written(max_tokens=None, min_tokens=2000),
+        spoken(stage_sampling={"talker": {"min_tokens": 2000}}),
+    ):
         assert error_of(client.post(URL, json=body))["code"] == "invalid_value"
 
 
@@ -436,7 +471,10 @@ def test_unknown_model_is_not_found(client: httpx2.Client) -> None:
 
 def test_audio_id_that_nobody_was_given_is_refused(client: httpx2.Client) -> None:
     body = spoken()
-    body["messages"] += [{"role": "assistant", "audio": {"id": "audio_0"}}, {"role": "user", "content": "And?"}]
+    body["messages"] += [
+        {"role": "assistant", "audio": {"id": "audio_0"}},
+        {"role": "user", "content": "And?"},
+    ]
     assert error_of(client.post(URL, json=body))["code"] == "audio_not_found"
 
 
@@ -454,7 +492,9 @@ def test_official_client_raises_the_class_of_each_mistake(official: openai.OpenA
     assert "Chelsie, Ethan" in failure.value.message
 
 
-def test_requests_after_all_these_mistakes_are_answered_as_before(client: httpx2.Client, hello: dict[str, Any]) -> None:
+def test_requests_after_all_these_mistakes_are_answered_as_before(
+    client: httpx2.Client, hello: dict[str, Any]
+) -> None:
     assert outcome(answer_to(client, spoken())) == outcome(hello)
     assert client.get("/health").status_code == 200
 
@@ -469,7 +509,9 @@ MIXED = [
     spoken([IMAGE_PART, {"type": "text", "text": "What is this?"}]),
     written([VIDEO_PART]),
     spoken("Count to five.", seed=3, max_tokens=40),
-    spoken("Tell me a story.", voice="Ethan", stage_sampling={"talker": {"temperature": 0, "max_tokens": 150}}),
+    spoken(
+        "Tell me a story.", voice="Ethan", stage_sampling={"talker": {"temperature": 0, "max_tokens": 150}}
+    ),
     written("Bye", max_tokens=60),
 ]
 
@@ -526,6 +568,8 @@ def test_client_that_leaves_before_a_whole_answer_frees_everything(
     assert outcome(answer_to(client, spoken())) == outcome(hello)
 
 
-def test_server_with_its_engines_stays_below_four_gigabytes(server: ServerProcess, one_by_one: object) -> None:
+def test_server_with_its_engines_stays_below_four_gigabytes(
+    server: ServerProcess, one_by_one: object
+) -> None:
     assert len(server.engine_pids()) == 3
     assert server.memory_bytes() < 4e9

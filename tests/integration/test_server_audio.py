@@ -90,7 +90,9 @@ def test_official_client_gets_the_same_speech_in_every_format(
 
 def test_official_client_streams_speech(official: openai.OpenAI, pcm: Samples) -> None:
     create = official.audio.speech.with_streaming_response.create
-    with create(model=MODEL, voice="Ethan", input=TEXT, response_format="pcm", extra_body=REPEATABLE) as response:
+    with create(
+        model=MODEL, voice="Ethan", input=TEXT, response_format="pcm", extra_body=REPEATABLE
+    ) as response:
         assert "content-length" not in response.headers
         pieces = list(response.iter_bytes())
     np.testing.assert_array_equal(np.frombuffer(b"".join(pieces), "<i2") / 32768, pcm)
@@ -116,7 +118,11 @@ def test_events_hold_the_file_and_its_tokens(client: httpx2.Client, pcm: Samples
 
 def test_text_voice_and_instructions_are_heard(client: httpx2.Client, pcm: Samples) -> None:
     """By a model that babbles: each changes what it says."""
-    changes: list[dict[str, Any]] = [{"text": "Good evening."}, {"voice": "Chelsie"}, {"instructions": "Whisper."}]
+    changes: list[dict[str, Any]] = [
+        {"text": "Good evening."},
+        {"voice": "Chelsie"},
+        {"instructions": "Whisper."},
+    ]
     files = [file_of(client, response_format="pcm", **change) for change in changes]
     same = (pcm * 32768).astype("<i2").tobytes()
     assert len({same, *files}) == 1 + len(files)
@@ -135,7 +141,9 @@ def test_a_text_of_the_greatest_length_is_read_in_passages(client: httpx2.Client
     assert num_samples == 19 * 30 * SAMPLES_PER_CODE  # 225 letters each: half of the talker's 30 s
 
 
-def test_listeners_that_leave_free_everything(server: ServerProcess, client: httpx2.Client, pcm: Samples) -> None:
+def test_listeners_that_leave_free_everything(
+    server: ServerProcess, client: httpx2.Client, pcm: Samples
+) -> None:
     def leave_after_the_first_sound(audio_format: str) -> None:
         body = speech(response_format=audio_format) | ENDLESS
         with server.client() as leaving, leaving.stream("POST", SPEECH_URL, json=body) as response:
@@ -160,7 +168,9 @@ def test_commands_of_the_page_work(server: ServerProcess, tmp_path: Path) -> Non
     assert len(commands) == 2
     (tmp_path / "tests").symlink_to(ROOT / "tests")
     for command in commands:
-        script = "set -e\n" + command.replace("http://127.0.0.1:8091", server.url).replace("speaking-demo", MODEL)
+        script = "set -e\n" + command.replace("http://127.0.0.1:8091", server.url).replace(
+            "speaking-demo", MODEL
+        )
         subprocess.run(["bash", "-c", script], cwd=tmp_path, check=True, timeout=300)
     assert soundfile.info(tmp_path / "speech.mp3").samplerate == SAMPLE_RATE_HZ
     assert soundfile.info(tmp_path / "speech.wav").frames > 0
@@ -191,7 +201,9 @@ def test_a_recording_in_webm_or_m4a_is_heard_as_in_wav(official: openai.OpenAI) 
     m4a = record("ipod", "alac", samples[None], rate)
     webm = record("webm", "libopus", np.repeat(samples[None], 3, axis=1), 3 * rate, options=LIVE_WEBM)
     create = official.audio.transcriptions.create
-    hello, same, similar = (create(model=MODEL, file=("a.bin", file), language="en") for file in (WAV, m4a, webm))
+    hello, same, similar = (
+        create(model=MODEL, file=("a.bin", file), language="en") for file in (WAV, m4a, webm)
+    )
     assert same.text == hello.text
     assert similar.text
     usages = [answer.usage for answer in (hello, same, similar)]

@@ -42,7 +42,10 @@ from tests.unit.api.test_bad_requests import named, tool
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
-    "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "properties": {
+        "city": {"enum": ["Paris", "Rome"]},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+    },
     "required": ["city", "days"],
     "additionalProperties": False,
 }
@@ -95,7 +98,9 @@ def test_streamed_log_probabilities_are_the_same(client: httpx2.Client, make: An
     assert [entry["bytes"] for entry in streamed] == [entry["bytes"] for entry in whole]
     for got, wanted in zip(streamed, whole, strict=True):
         assert got["logprob"] == pytest.approx(wanted["logprob"], abs=1e-4)
-        assert [top["token"] for top in got["top_logprobs"]] == [top["token"] for top in wanted["top_logprobs"]]
+        assert [top["token"] for top in got["top_logprobs"]] == [
+            top["token"] for top in wanted["top_logprobs"]
+        ]
 
 
 def test_log_probabilities_are_those_of_the_reference(client: httpx2.Client, reference: Reference) -> None:
@@ -122,7 +127,9 @@ def test_log_probabilities_end_where_a_stop_string_cuts_the_text(client: httpx2.
     stopped = answer_to(client, written(stop=stop, logprobs=True))
     assert text_of(stopped) == text[: text.index(stop)]
     assert text_of(stopped).startswith(joined(entries_of(stopped)))
-    assert len(text_of(stopped)) - len(joined(entries_of(stopped))) <= 1  # the space in the token that was cut
+    assert (
+        len(text_of(stopped)) - len(joined(entries_of(stopped))) <= 1
+    )  # the space in the token that was cut
     shown = answer_to(client, written(stop=stop, include_stop_str_in_output=True))
     assert text_of(shown) == text[: text.index(stop)] + stop
 
@@ -185,7 +192,9 @@ def test_what_the_engine_would_refuse_is_refused_before_a_stream_begins(
     error = error_of(client.post(URL, json=written(stream=stream, **fields)))
     assert (error["param"], error["type"]) == (param, "invalid_request_error")
     assert "/project/" not in error["message"]
-    assert '"foo"' not in json.dumps(fields) or '"foo"' in error["message"], "the message does not say what is wrong"
+    assert '"foo"' not in json.dumps(fields) or '"foo"' in error["message"], (
+        "the message does not say what is wrong"
+    )
 
 
 # -- several choices
@@ -267,14 +276,19 @@ def test_answer_follows_vllms_structures(client: httpx2.Client) -> None:
     jsonschema.validate(json.loads(answer(json=SCHEMA)), SCHEMA)
 
 
-def test_structure_that_cannot_be_followed_in_time_is_refused_and_others_are_answered(client: httpx2.Client) -> None:
+def test_structure_that_cannot_be_followed_in_time_is_refused_and_others_are_answered(
+    client: httpx2.Client,
+) -> None:
     endless = written(structured_outputs={"regex": "(([a-zA-Z ]?){1,30}){1,30}!"})
     error = error_of(client.post(URL, json=endless), 400)
     assert error["code"] == "unsupported_value"
     assert "takes too long" in error["message"]
     # What was given up may still run.
     assert text_of(answer_to(client, written()))
-    assert text_of(answer_to(client, written(structured_outputs={"choice": ["Paris", "Rome"]}))) in ("Paris", "Rome")
+    assert text_of(answer_to(client, written(structured_outputs={"choice": ["Paris", "Rome"]}))) in (
+        "Paris",
+        "Rome",
+    )
 
 
 def test_held_answers_and_free_ones_do_not_disturb_each_other(client: httpx2.Client) -> None:
@@ -364,7 +378,10 @@ def test_call_that_a_free_model_makes_is_silent_and_what_it_says_before_is_not(
         whole = answer_to(client, body | {"seed": seed, "logit_bias": {str(tag): 9.0}})
         message = message_of(whole)
         assert calls_of(whole) == [("stop", {})]
-        assert whole["choices"][0]["finish_reason"] in ("tool_calls", "length")  # the talker may come to its limit
+        assert whole["choices"][0]["finish_reason"] in (
+            "tool_calls",
+            "length",
+        )  # the talker may come to its limit
         if message["audio"] is None:
             assert num_tokens(whole)[1] == 0
         else:
@@ -379,7 +396,11 @@ def test_call_that_a_free_model_makes_is_silent_and_what_it_says_before_is_not(
 
 def test_results_of_calls_are_read(client: httpx2.Client) -> None:
     body = written(tools=[TRIP])
-    call = {"id": "call_1", "type": "function", "function": {"name": "plan_trip", "arguments": '{"city":"Rome"}'}}
+    call = {
+        "id": "call_1",
+        "type": "function",
+        "function": {"name": "plan_trip", "arguments": '{"city":"Rome"}'},
+    }
     body["messages"] += [{"role": "assistant", "content": None, "tool_calls": [call]}]
     answers = []
     for result in ("It is booked.", "There is no room."):

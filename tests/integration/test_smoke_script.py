@@ -10,7 +10,9 @@ from tests.integration.server_process import ROOT, ServerProcess
 
 
 def smoke(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([ROOT / "scripts" / "smoke", *arguments], capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [ROOT / "scripts" / "smoke", *arguments], capture_output=True, text=True, check=False
+    )
 
 
 def test_a_running_server_passes(server: ServerProcess, tmp_path: Path) -> None:

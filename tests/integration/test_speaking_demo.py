@@ -72,7 +72,9 @@ def test_tokens_codes_and_waveform_equal_the_reference(name: str, want: Want, wh
 
 
 @pytest.mark.parametrize("name", SPOKEN)
-def test_streamed_audio_is_close_to_one_pass_over_the_utterance(name: str, want: Want, streaming: LiveOmni) -> None:
+def test_streamed_audio_is_close_to_one_pass_over_the_utterance(
+    name: str, want: Want, streaming: LiveOmni
+) -> None:
     wanted = want(name)
     answer = streaming.answer(wanted.request)
     assert answer.text == SAID[name]

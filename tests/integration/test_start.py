@@ -83,7 +83,9 @@ async def test_a_plan_with_windows_that_code2wav_cannot_hold_is_refused_before_a
     assert queue_files() == files
 
 
-async def test_a_queue_that_shared_memory_has_no_room_for_is_refused_before_anything_starts(checkpoint: Path) -> None:
+async def test_a_queue_that_shared_memory_has_no_room_for_is_refused_before_anything_starts(
+    checkpoint: Path,
+) -> None:
     config = demo_config(queue={"capacity": 4096}, stages={"thinker": {"max_num_batched_tokens": 1_000_000}})
     files, children = queue_files(), set(multiprocessing.active_children())
     with pytest.raises(ConfigError, match=r"needs \d+ MiB in /dev/shm .*--shm-size"):

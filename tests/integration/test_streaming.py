@@ -65,8 +65,16 @@ def test_the_first_audio_comes_before_the_last_text(long_reply: list[OmniEvent])
 def test_events_end_with_the_usage(long_reply: list[OmniEvent]) -> None:
     finished = long_reply[-1]
     assert isinstance(finished, Finished)
-    assert finished.usage.text_tokens == sum(len(e.token_ids) for e in long_reply if isinstance(e, TextDelta)) == 240
-    assert finished.usage.codec_tokens == sum(len(e.codes) for e in long_reply if isinstance(e, CodecDelta)) == 300
+    assert (
+        finished.usage.text_tokens
+        == sum(len(e.token_ids) for e in long_reply if isinstance(e, TextDelta))
+        == 240
+    )
+    assert (
+        finished.usage.codec_tokens
+        == sum(len(e.codes) for e in long_reply if isinstance(e, CodecDelta))
+        == 300
+    )
     assert [event for event in long_reply if isinstance(event, TextDone)] == [TextDone("length")]
 
 
@@ -81,7 +89,13 @@ def test_the_end_tells_when_each_stage_was_passed(long_reply: list[OmniEvent]) -
     finished = long_reply[-1]
     assert isinstance(finished, Finished)
     times = finished.times
-    speech = [times.talker_opened_s, times.first_codes_s, times.first_window_s, times.first_audio_s, times.last_audio_s]
+    speech = [
+        times.talker_opened_s,
+        times.first_codes_s,
+        times.first_window_s,
+        times.first_audio_s,
+        times.last_audio_s,
+    ]
     known = [moment for moment in speech if moment is not None]
     assert len(known) == len(speech)
     assert sorted(known) == known
@@ -108,7 +122,9 @@ def test_streamed_sound_is_close_to_one_pass_over_the_utterance(
     assert snr > CHUNKED_SNR_DB, f"{snr:.1f} dB over {len(answer.codes)} codes"
 
 
-def test_the_server_carries_state_from_window_to_window(long_reply: list[OmniEvent], checkpoint: Path) -> None:
+def test_the_server_carries_state_from_window_to_window(
+    long_reply: list[OmniEvent], checkpoint: Path
+) -> None:
     """Its sound is that of the pipeline with the windows of one stream, and not that of windows by themselves."""
     codes = [code for event in long_reply if isinstance(event, CodecDelta) for code in event.codes]
     sound = np.concatenate([event.samples for event in long_reply if isinstance(event, AudioDelta)])

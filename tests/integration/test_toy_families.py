@@ -13,7 +13,7 @@ import torch
 import yaml
 from transformers import Qwen2ForCausalLM
 
-from omni_server.audio.resample import Resampler
+from omni_server.audio.filters import Resampler
 from tests.integration.server_process import MODEL, ServerProcess
 from tests.toy_families import speech_only, text_only
 from tests.toy_families.decoding import SAMPLE_RATE_HZ, waveform
@@ -68,7 +68,12 @@ def _byte_order() -> list[int]:
 def test_text_only_model_answers_under_a_stage_name_of_its_own(tmp_path: Path) -> None:
     stages = {"brain": {"model_stage": "writer", "max_model_len": 512}}
     with served(tmp_path, text_only.ARCHITECTURE, "text_only", stages) as (client, _):
-        body = {"model": MODEL, "messages": [{"role": "user", "content": "abc"}], "temperature": 0, "max_tokens": 12}
+        body = {
+            "model": MODEL,
+            "messages": [{"role": "user", "content": "abc"}],
+            "temperature": 0,
+            "max_tokens": 12,
+        }
         answer = client.post("/v1/chat/completions", json=body | {"logprobs": True})
         assert answer.status_code == 200, answer.text
         spoken = client.post(
@@ -95,7 +100,12 @@ def test_speech_only_model_speaks_frames_of_four_codebooks_at_its_own_rate(tmp_p
         "vocoder": {"max_model_len": 64},
     }
     with served(tmp_path, speech_only.SPEAKER, "speech_only", stages) as (client, _):
-        body: dict[str, Any] = {"model": MODEL, "input": "Read this.", "voice": "High", "response_format": "wav"}
+        body: dict[str, Any] = {
+            "model": MODEL,
+            "input": "Read this.",
+            "voice": "High",
+            "response_format": "wav",
+        }
         # The last frame is cut, and not spoken.
         body["stage_sampling"] = {"speaker": {"max_tokens": 4 * num_frames + 2, "ignore_eos": True}}
         whole = client.post("/v1/audio/speech", json=body)

@@ -21,7 +21,9 @@ def test_spoken_answer_has_its_stages_in_order_in_the_callers_trace(
         completion = answer_to(client, spoken())
     text_tokens, codec_tokens = num_tokens(completion)
     collector.wait_for(lambda: len(trace()) == 4)
-    request, thinker, talker, code2wav = (trace()[name] for name in (f"POST {URL}", "thinker", "talker", "code2wav"))
+    request, thinker, talker, code2wav = (
+        trace()[name] for name in (f"POST {URL}", "thinker", "talker", "code2wav")
+    )
     stages = [thinker, talker, code2wav]
     assert {stage.parent_span_id for stage in stages} == {request.span_id}
     begins = [span.start_time_unix_nano for span in (request, *stages)]

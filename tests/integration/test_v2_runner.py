@@ -34,7 +34,9 @@ def answers(checkpoint: Path) -> dict[str, Any]:
     return result
 
 
-def test_six_requests_at_once_give_the_tokens_of_the_reference(answers: dict[str, Any], reference: Reference) -> None:
+def test_six_requests_at_once_give_the_tokens_of_the_reference(
+    answers: dict[str, Any], reference: Reference
+) -> None:
     assert answers["generations"] == {"thinker": 2, "talker": 2}
     wanted = [expected(reference, CASES[name]).result for name in NAMES]
     assert answers["text_ids"] == [list(result.text_ids) for result in wanted]

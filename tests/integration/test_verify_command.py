@@ -114,12 +114,22 @@ def answers_of_the_reference(checkpoint: Path, cases: Sequence[Case]) -> list[An
         waveform = result.waveform if spoken else np.zeros(0, np.float32)
         codes = result.codes if spoken else ()
         answers.append(
-            Answer(len(result.prompt_ids), result.text_ids, codes, waveform, waveform if spoken else None, None, 1.0)
+            Answer(
+                len(result.prompt_ids),
+                result.text_ids,
+                codes,
+                waveform,
+                waveform if spoken else None,
+                None,
+                1.0,
+            )
         )
     return answers
 
 
-def verified(answers: Sequence[Answer], checkpoint: Path, report: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+def verified(
+    answers: Sequence[Answer], checkpoint: Path, report: Path, monkeypatch: pytest.MonkeyPatch
+) -> int:
     """The exit code of a comparison of given answers with those of transformers."""
 
     def answer_all(*_: object, **__: object) -> list[Answer]:

@@ -4,7 +4,15 @@ import json
 from typing import Any
 
 from tests.integration.server_process import MODEL
-from tests.integration.test_server import ENDLESS, IMAGE_PART, SPEECH_PART, STREAM, VIDEO_PART, spoken, written
+from tests.integration.test_server import (
+    ENDLESS,
+    IMAGE_PART,
+    SPEECH_PART,
+    STREAM,
+    VIDEO_PART,
+    spoken,
+    written,
+)
 from tests.load.wire import Ask
 from tests.unit.api.clients import URL, chat, data_url, media
 
@@ -34,7 +42,13 @@ def _seeded(seed: int, num_codes: int) -> Any:
 
 def _read_aloud(text: str, **fields: Any) -> Any:
     talker = {"temperature": 0, "max_tokens": 80}
-    return {"model": MODEL, "input": text, "voice": "Ethan", "seed": 7, "stage_sampling": {"talker": talker}} | fields
+    return {
+        "model": MODEL,
+        "input": text,
+        "voice": "Ethan",
+        "seed": 7,
+        "stage_sampling": {"talker": talker},
+    } | fields
 
 
 def _transcribed(name: str, **fields: str) -> Ask:
@@ -66,7 +80,9 @@ def mixed_asks() -> list[Ask]:
         _chat("audio in", spoken([SPEECH_PART])),
         _chat("audio in, streamed", spoken([SPEECH_PART], **(_seeded(300, 60) | STREAM))),
         _chat("image in", spoken([{"type": "text", "text": "What is this?"}, IMAGE_PART])),
-        _chat("image in, streamed", written([_GRADIENT_PART, {"type": "text", "text": "And this?"}], **STREAM)),
+        _chat(
+            "image in, streamed", written([_GRADIENT_PART, {"type": "text", "text": "And this?"}], **STREAM)
+        ),
         _chat("video in", spoken([VIDEO_PART], **STREAM)),
         _chat("video in", written([VIDEO_PART, {"type": "text", "text": "What moves?"}])),
         _chat("all media in", spoken([IMAGE_PART, SPEECH_PART, VIDEO_PART], **(_seeded(301, 60) | STREAM))),
@@ -95,8 +111,14 @@ def endless_ask() -> Ask:
 
 def bad_asks() -> list[tuple[Ask, int]]:
     """Requests that are refused, with the status that they get."""
-    broken_image = {"type": "image_url", "image_url": {"url": data_url(b"\x89PNG\r\n\x1a\nnothing", "image/png")}}
-    broken_video = {"type": "video_url", "video_url": {"url": data_url(media("ball.mp4")[:2000], "video/mp4")}}
+    broken_image = {
+        "type": "image_url",
+        "image_url": {"url": data_url(b"\x89PNG\r\n\x1a\nnothing", "image/png")},
+    }
+    broken_video = {
+        "type": "video_url",
+        "video_url": {"url": data_url(media("ball.mp4")[:2000], "video/mp4")},
+    }
     broken_sound = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
     return [
         (Ask("bad input", URL, "application/json", b'{"model": '), 400),
@@ -108,5 +130,8 @@ def bad_asks() -> list[tuple[Ask, int]]:
         (_chat("bad input", written("word " * 10_000)), 400),
         (_chat("bad input", chat("hi") | {"model": "another"}), 404),
         (_json("bad input", SPEECH_URL, _read_aloud(" ")), 400),
-        (Ask("bad input", TRANSCRIPTIONS_URL, f"multipart/form-data; boundary={_BOUNDARY}", b"--nothing"), 400),
+        (
+            Ask("bad input", TRANSCRIPTIONS_URL, f"multipart/form-data; boundary={_BOUNDARY}", b"--nothing"),
+            400,
+        ),
     ]

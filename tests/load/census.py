@@ -31,7 +31,9 @@ def leaks(server: SupervisedServer, client: httpx2.Client, wanted: Census) -> di
 
     def found() -> dict[str, tuple[float, float]]:
         now = census(server, client)
-        return {name: (wanted[name], now[name]) for name in wanted if not _is_back(name, wanted[name], now[name])}
+        return {
+            name: (wanted[name], now[name]) for name in wanted if not _is_back(name, wanted[name], now[name])
+        }
 
     try:
         wait_until(lambda: not found(), _RELEASE_TIMEOUT_S)

@@ -75,7 +75,10 @@ class MemoryWatch:
 
     def sample(self) -> None:
         server, now = self._server, time.monotonic()
-        for role, pid in [("server", server.process.pid), *((stage, server.pid_of(stage)) for stage in STAGES)]:
+        for role, pid in [
+            ("server", server.process.pid),
+            *((stage, server.pid_of(stage)) for stage in STAGES),
+        ]:
             life = self.lives.setdefault(pid, Life(role, pid, now))
             if now - life.began < self._settled_s:
                 continue

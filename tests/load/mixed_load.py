@@ -111,7 +111,9 @@ class MixedLoad:
         chance = self._chance
         after_s = chance.uniform(0, 1.2 * self._usual_s.get(ask.kind, 2.0))
         sent_share = chance.random() if chance.random() < 0.1 else 1.0
-        return Cut(sent_share, after_s if sent_share == 1 else min(after_s, 0.5), is_reset=chance.random() < 0.5)
+        return Cut(
+            sent_share, after_s if sent_share == 1 else min(after_s, 0.5), is_reset=chance.random() < 0.5
+        )
 
     def _judge(self, request_id: str, ask: Ask, reply: Reply, *, is_excused: bool) -> None:
         tally = self.tally

@@ -48,7 +48,9 @@ async def capacity(port: int, wanted: Mapping[Ask, Answer], concurrency: int, se
     return tally.exact / (time.monotonic() - began)
 
 
-async def overload(port: int, wanted: Mapping[Ask, Answer], rate: float, seconds: float, seed: int) -> OverloadResult:
+async def overload(
+    port: int, wanted: Mapping[Ask, Answer], rate: float, seconds: float, seed: int
+) -> OverloadResult:
     """Offers `rate` requests per second, which come independently of each other and do not wait for one another."""
     chance = random.Random(seed)
     asks = list(wanted)
@@ -78,7 +80,9 @@ async def first_answer_s(port: int, wanted: Mapping[Ask, Answer]) -> float:
         await asyncio.sleep(0.05)
 
 
-async def _offer(port: int, wanted: Mapping[Ask, Answer], ask: Ask, name: str, result: OverloadResult) -> None:
+async def _offer(
+    port: int, wanted: Mapping[Ask, Answer], ask: Ask, name: str, result: OverloadResult
+) -> None:
     try:
         reply = await exchange(port, ask, name, TIMEOUT_S)
     except (TimeoutError, OSError) as error:

@@ -166,7 +166,9 @@ def call(
             outcome.first_audio_s.append(start - asked_at)
             outcome.end_to_end_s.append(clock() - asked_at)
             outcome.underrun_s.append(max(0.0, utterance.stall_s))
-            outcome.slack_s.append([start + delta.first_sample / 24_000 - at for at, delta in utterance.pieces[1:]])
+            outcome.slack_s.append(
+                [start + delta.first_sample / 24_000 - at for at, delta in utterance.pieces[1:]]
+            )
             outcome.audio_s += NUM_CODES * CODE_SECONDS
 
         async def caller() -> None:

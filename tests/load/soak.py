@@ -104,7 +104,13 @@ async def soak(
     port = port_of(server)
     faults = Faults()
     load = MixedLoad(
-        port, wanted, bad=bad_asks(), bad_share=BAD_SHARE, abort_share=ABORT_SHARE, seed=plan.seed, faults=faults
+        port,
+        wanted,
+        bad=bad_asks(),
+        bad_share=BAD_SHARE,
+        abort_share=ABORT_SHARE,
+        seed=plan.seed,
+        faults=faults,
     )
     watch = MemoryWatch(server, plan.settled_s)
     began = time.monotonic()

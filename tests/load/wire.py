@@ -69,7 +69,11 @@ async def exchange(port: int, ask: Ask, request_id: str, timeout_s: float, cut: 
 
 
 async def _talk(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, message: bytes, cut: Cut | None, incoming: "_Incoming"
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    message: bytes,
+    cut: Cut | None,
+    incoming: "_Incoming",
 ) -> None:
     if cut is not None and cut.sent_share < 1:
         writer.write(message[: int(len(message) * cut.sent_share)])

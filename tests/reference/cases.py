@@ -91,7 +91,10 @@ _IMAGE = ask(drawing("shapes.png"), "Describe the picture.")
 _IMAGE_2 = ask("Describe this: ", tiles(84, 84, inverted=True), " and also ", tiles(56, 112))
 _VIDEO = ask(sliding_tiles(8, 84, 112), "What happens in the video?")
 _MIXED = ask(
-    recording("speech_hello.wav"), drawing("gradient.png"), sliding_tiles(4, 84, 112), "Say it in one sentence."
+    recording("speech_hello.wav"),
+    drawing("gradient.png"),
+    sliding_tiles(4, 84, 112),
+    "Say it in one sentence.",
 )
 
 CASES = {

@@ -91,7 +91,9 @@ class Reference:
         torch.set_num_threads(1)
         transformers.logging.set_verbosity_error()
         self.processor = AutoProcessor.from_pretrained(model_dir)
-        self.model = Qwen2_5OmniForConditionalGeneration.from_pretrained(model_dir, dtype=torch.float32).eval()
+        self.model = Qwen2_5OmniForConditionalGeneration.from_pretrained(
+            model_dir, dtype=torch.float32
+        ).eval()
         talker = self.model.talker
         self.codec_stop_ids = (talker.codec_pad_token, talker.codec_eos_token)
         self._restore_mask = True
@@ -181,7 +183,9 @@ class Reference:
 
         def generate(*args: Any, **kwargs: Any) -> torch.Tensor:
             sequences: torch.Tensor = self._talker_generate(*args, **kwargs)
-            codes.extend(self._until_stop(row)[0] for row in sequences[:, kwargs["input_ids"].shape[1] :].tolist())
+            codes.extend(
+                self._until_stop(row)[0] for row in sequences[:, kwargs["input_ids"].shape[1] :].tolist()
+            )
             return sequences
 
         with self.unrepaired():
@@ -231,7 +235,9 @@ class Reference:
                 raise ValueError("transformers takes one frame rate for all videos of a call")
             media["videos"] = [torch.from_numpy(video.frames).permute(0, 3, 1, 2) for video in videos]
             media["videos_kwargs"] = {"fps": videos[0].fps, "do_sample_frames": False}
-        return cast(BatchFeature, self.processor(text=prompts, return_tensors="pt", padding=len(prompts) > 1, **media))
+        return cast(
+            BatchFeature, self.processor(text=prompts, return_tensors="pt", padding=len(prompts) > 1, **media)
+        )
 
     def _with_attention_mask(self, _module: Any, args: Any, kwargs: Any) -> Any:
         if self._restore_mask and kwargs.get("attention_mask") is None:

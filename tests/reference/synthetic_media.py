@@ -15,7 +15,9 @@ def chirp(seconds: float, start_hz: float) -> AudioPart:
 def tiles(height: int, width: int, inverted: bool = False) -> ImagePart:
     """A ramp in red and green under a checkerboard in blue."""
     y, x = np.mgrid[0:height, 0:width]
-    pixels = np.stack([x * 255 // width, y * 255 // height, (x // 16 + y // 16) % 2 * 200], -1).astype(np.uint8)
+    pixels = np.stack([x * 255 // width, y * 255 // height, (x // 16 + y // 16) % 2 * 200], -1).astype(
+        np.uint8
+    )
     return ImagePart(255 - pixels if inverted else pixels)
 
 

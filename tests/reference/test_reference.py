@@ -30,7 +30,9 @@ def test_there_are_cases_of_every_kind(results: Results) -> None:
 
 def test_the_restored_mask_gives_the_codes_of_a_padded_batch(reference: Reference) -> None:
     cases = [CASES[name] for name in TEXT_ONLY]
-    alone = [reference.run(case.messages, thinker_max_tokens=24, talker_max_tokens=60).codes for case in cases]
+    alone = [
+        reference.run(case.messages, thinker_max_tokens=24, talker_max_tokens=60).codes for case in cases
+    ]
     together = reference.batch_codes([case.messages for case in cases], 24, 60)
     assert len(reference.prompt(cases[0].messages)["input_ids"][0]) != len(
         reference.prompt(cases[1].messages)["input_ids"][0]

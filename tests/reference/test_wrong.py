@@ -47,7 +47,9 @@ def test_the_mistake_changes_the_codes(reference: Reference, results: Results, m
     unchanged = [
         name
         for name in WHERE[mistake]
-        if speak(reference, feed(reference, CASES[name], results[name], mistake), CASES[name].talker_max_tokens)
+        if speak(
+            reference, feed(reference, CASES[name], results[name], mistake), CASES[name].talker_max_tokens
+        )
         == results[name].codes
     ]
     assert len(unchanged) <= (1 - TELLING) * len(WHERE[mistake]), unchanged

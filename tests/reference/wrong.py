@@ -40,7 +40,9 @@ class TalkerFeed:
 
 
 @torch.inference_mode()
-def feed(reference: Reference, case: Case, result: ReferenceResult, mistake: Mistake | None = None) -> TalkerFeed:
+def feed(
+    reference: Reference, case: Case, result: ReferenceResult, mistake: Mistake | None = None
+) -> TalkerFeed:
     """Builds the feed from a forward pass of the thinker over prompt and reply; N >= 2."""
     model = reference.model
     talker, config = model.talker, model.config.thinker_config
@@ -49,7 +51,9 @@ def feed(reference: Reference, case: Case, result: ReferenceResult, mistake: Mis
     if mistake != "keep_placeholder_embeddings":
         placeholders = (config.audio_token_index, config.image_token_index, config.video_token_index)
         embeddings[[i for i, token in enumerate(result.prompt_ids) if token in placeholders]] = 0
-    rows = hidden if mistake == "no_embedding" else embeddings if mistake == "no_hidden" else hidden + embeddings
+    rows = (
+        hidden if mistake == "no_embedding" else embeddings if mistake == "no_hidden" else hidden + embeddings
+    )
 
     text_embedding = model.thinker.get_input_embeddings()
     voice = "Chelsie" if mistake == "one_speaker" else case.voice
@@ -58,7 +62,9 @@ def feed(reference: Reference, case: Case, result: ReferenceResult, mistake: Mis
     )
     prompt = torch.cat([rows[:prompt_length], voice_row[None], rows[prompt_length : prompt_length + 1]])
     if mistake != "no_codec_pad_bos":
-        prompt[-2:] += talker.get_input_embeddings()(torch.tensor([talker.codec_pad_token, talker.codec_bos_token]))
+        prompt[-2:] += talker.get_input_embeddings()(
+            torch.tensor([talker.codec_pad_token, talker.codec_bos_token])
+        )
     tail = torch.stack([end, pad])
     if mistake == "stop_feed":
         tail = torch.zeros_like(tail)
@@ -66,7 +72,8 @@ def feed(reference: Reference, case: Case, result: ReferenceResult, mistake: Mis
         tail = pad[None]
 
     right = TalkerFeed(
-        prompt_ids=(talker.codec_mask_token,) * prompt_length + (talker.codec_pad_token, talker.codec_bos_token),
+        prompt_ids=(talker.codec_mask_token,) * prompt_length
+        + (talker.codec_pad_token, talker.codec_bos_token),
         prompt=prompt,
         reply=torch.cat([rows[prompt_length + 1 :], tail]),
         positions=result.positions,
@@ -111,7 +118,9 @@ def speak(reference: Reference, given: TalkerFeed, max_codes: int) -> tuple[int,
     return tuple(codes)
 
 
-def _thinker_rows(reference: Reference, case: Case, result: ReferenceResult) -> tuple[torch.Tensor, torch.Tensor]:
+def _thinker_rows(
+    reference: Reference, case: Case, result: ReferenceResult
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Layer-0 inputs and final hidden states of prompt and reply, [P + N - 1, E] each, of one forward pass."""
     inputs = reference.prompt(case.messages)
     inputs["input_ids"] = torch.tensor([result.prompt_ids + result.text_ids[:-1]])

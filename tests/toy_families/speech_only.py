@@ -83,7 +83,9 @@ class SpeechFamily(ToyFamily):
                 "vocoder",
                 TokenFrames(NUM_CODEBOOKS),
                 "tests.toy_families.speech_only:Windows",
-                ChunkPlan(carry=False, past_blocks=0, new_blocks=(1, 2), future_blocks=0, vocoder_margin_frames=0),
+                ChunkPlan(
+                    carry=False, past_blocks=0, new_blocks=(1, 2), future_blocks=0, vocoder_margin_frames=0
+                ),
             ),
         ),
     )

@@ -57,7 +57,9 @@ def make_checkpoint(folder: Path, architecture: str, *, seed: int = 0) -> Path:
 
 
 def text_of(messages: Sequence[ChatMessage]) -> str:
-    return " ".join(part.text for message in messages for part in message.content if isinstance(part, TextPart))
+    return " ".join(
+        part.text for message in messages for part in message.content if isinstance(part, TextPart)
+    )
 
 
 class ToyModel:
@@ -75,7 +77,11 @@ class ToyModel:
         self.model_dir = model_dir
 
     def prompt(
-        self, messages: Sequence[ChatMessage], *, outputs: Collection[Output], tools: Sequence[FunctionTool] = ()
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        outputs: Collection[Output],
+        tools: Sequence[FunctionTool] = (),
     ) -> Prompt | DiffusionPrompt:
         return Prompt(text_of(messages))
 

@@ -1,4 +1,10 @@
-"""What clients send: one JSON object per text frame, told apart by its `type`."""
+"""What clients send: one JSON object per text frame, distinguished by its `type`.
+
+The models are ours. Those of `openai.types.realtime` (3.54) tell a client what it may send, not a server what
+to refuse: every field of a message's content is optional, its `type` included; nothing limits lengths and
+numbers; "5" passes for 5; unknown fields are kept; and an error lists what each branch of a union would have
+wanted.
+"""
 
 import asyncio
 from typing import Annotated, Literal
@@ -9,7 +15,6 @@ from pydantic_core import from_json
 from omni_server.api.validation import MAX_JSON_MARKS, Metadata, has_too_many_values, validate
 from omni_server.errors import InvalidRequestError
 
-_LENIENT = ConfigDict(strict=True, extra="ignore")
 _PARSE_INLINE_CHARS = 64 * 1024
 """Frames up to this size are parsed in well under a millisecond; a thread would cost more."""
 
@@ -17,72 +22,71 @@ _MAX_PARTS = 256
 """Of a message; each takes a few hundred bytes of memory whatever it holds."""
 _MAX_INPUT_ITEMS = 2000
 """As many as a conversation has."""
-# One error is told, so none after the first is looked for: a frame has room for millions.
+# Only the first error is reported, so validation stops there: a frame has room for millions.
 _PARTS = Field(min_length=1, max_length=_MAX_PARTS, fail_fast=True)
 
 ItemId = Annotated[str, Field(min_length=1, max_length=128)]
 
 
-class InputText(BaseModel):
-    model_config = _LENIENT
+class _Lenient(BaseModel):
+    """JSON's types as they are; unknown keys are ignored."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+
+class InputText(_Lenient):
     type: Literal["input_text"]
     text: str
 
 
-class InputAudio(BaseModel):
-    model_config = _LENIENT
+class InputAudio(_Lenient):
     type: Literal["input_audio"]
     audio: str
     """Base64, in the session's input format."""
     transcript: str | None = None
 
 
-class InputImage(BaseModel):
-    model_config = _LENIENT
+class InputImage(_Lenient):
     type: Literal["input_image"]
     image_url: str
 
 
-class OutputText(BaseModel):
-    model_config = _LENIENT
+class OutputText(_Lenient):
     type: Literal["output_text"]
     text: str
 
 
-class OutputAudio(BaseModel):
+class OutputAudio(_Lenient):
     """What an assistant said; the model reads its transcript."""
 
-    model_config = _LENIENT
     type: Literal["output_audio"]
     transcript: str
 
 
-class SystemMessage(BaseModel):
-    model_config = _LENIENT
+UserContent = InputText | InputAudio | InputImage
+
+
+class _GivenMessage(_Lenient):
     type: Literal["message"]
-    role: Literal["system"]
     id: ItemId | None = None
+
+
+class SystemMessage(_GivenMessage):
+    role: Literal["system"]
     content: Annotated[list[InputText], _PARTS]
 
 
-class UserMessage(BaseModel):
-    model_config = _LENIENT
-    type: Literal["message"]
+class UserMessage(_GivenMessage):
     role: Literal["user"]
-    id: ItemId | None = None
-    content: Annotated[list[Annotated[InputText | InputAudio | InputImage, Field(discriminator="type")]], _PARTS]
+    content: Annotated[list[Annotated[UserContent, Field(discriminator="type")]], _PARTS]
 
 
-class AssistantMessage(BaseModel):
-    model_config = _LENIENT
-    type: Literal["message"]
+class AssistantMessage(_GivenMessage):
     role: Literal["assistant"]
-    id: ItemId | None = None
     content: Annotated[list[Annotated[OutputText | OutputAudio, Field(discriminator="type")]], _PARTS]
 
 
-class FunctionCall(BaseModel):
-    model_config = _LENIENT
+class FunctionCall(_Lenient):
     type: Literal["function_call"]
     id: ItemId | None = None
     call_id: ItemId | None = None
@@ -90,27 +94,25 @@ class FunctionCall(BaseModel):
     arguments: str
 
 
-class FunctionCallOutput(BaseModel):
-    model_config = _LENIENT
+class FunctionCallOutput(_Lenient):
     type: Literal["function_call_output"]
     id: ItemId | None = None
     call_id: ItemId
     output: str
 
 
-GivenMessage = SystemMessage | UserMessage | AssistantMessage
-
-
-class ItemReference(BaseModel):
+class ItemReference(_Lenient):
     """In the `input` of a response: an item of the conversation."""
 
-    model_config = _LENIENT
     type: Literal["item_reference"]
     id: ItemId
 
 
-GivenItem = GivenMessage | FunctionCall | FunctionCallOutput
-_Message = Annotated[GivenMessage, Field(discriminator="role")]
+_Message = Annotated[SystemMessage | UserMessage | AssistantMessage, Field(discriminator="role")]
+GivenItem = SystemMessage | UserMessage | AssistantMessage | FunctionCall | FunctionCallOutput
+_InputItem = Annotated[
+    _Message | FunctionCall | FunctionCallOutput | ItemReference, Field(discriminator="type")
+]
 
 
 class ResponseParams(BaseModel):
@@ -119,13 +121,7 @@ class ResponseParams(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
     conversation: Literal["auto", "none"] | None = None
     metadata: Metadata | None = None
-    input: (
-        Annotated[
-            list[Annotated[_Message | FunctionCall | FunctionCallOutput | ItemReference, Field(discriminator="type")]],
-            Field(max_length=_MAX_INPUT_ITEMS, fail_fast=True),
-        ]
-        | None
-    ) = None
+    input: Annotated[list[_InputItem], Field(max_length=_MAX_INPUT_ITEMS, fail_fast=True)] | None = None
     """Instead of the conversation; may be empty."""
 
     @property
@@ -147,8 +143,8 @@ _OVERRIDABLE = frozenset(
 )
 
 
-class ClientEvent(BaseModel):
-    model_config = _LENIENT
+class ClientEvent(_Lenient):
+    pass
 
 
 class SessionUpdate(ClientEvent):
@@ -214,13 +210,16 @@ async def read_frame(text: str) -> dict[str, JsonValue]:
 
 
 def parse_event(frame: dict[str, JsonValue]) -> ClientEvent:
-    """Raises `InvalidRequestError`: code `invalid_event` for an unknown type, otherwise what is wrong with a field."""
+    """Raises `InvalidRequestError`: code `invalid_event` for an unknown type, otherwise what is wrong with a
+    field."""
     kind = frame.get("type")
     schema = _EVENTS.get(kind) if isinstance(kind, str) else None
     if schema is None:
         shown = f"'{kind[:64]}'" if isinstance(kind, str) else "missing or no string"
         raise InvalidRequestError(
-            f"Invalid 'type': {shown}. Supported events are: {', '.join(_EVENTS)}.", param="type", code="invalid_event"
+            f"Invalid 'type': {shown}. Supported events are: {', '.join(_EVENTS)}.",
+            param="type",
+            code="invalid_event",
         )
     return validate(schema, frame)
 
@@ -228,7 +227,8 @@ def parse_event(frame: dict[str, JsonValue]) -> ClientEvent:
 def _read(text: str) -> dict[str, JsonValue]:
     if has_too_many_values(text):
         raise InvalidRequestError(
-            f"The event has more values than this server reads: more than {MAX_JSON_MARKS} commas and brackets.",
+            "The event has more values than this server reads: "
+            f"more than {MAX_JSON_MARKS} commas and brackets.",
             code="invalid_event",
         )
     try:

@@ -1,19 +1,36 @@
-"""The items of a session, in order."""
+"""A session's conversation: its items in order, and the messages that the model reads of them."""
 
 import logging
-from collections.abc import Container
+from collections.abc import Container, Sequence
 
-from omni_server.api.realtime.items import AssistantItem, CallItem, CallOutputItem, Item, SpokenAudio, num_bytes
+import numpy as np
+
+from omni_server.api.realtime.items import (
+    AnswerText,
+    AssistantItem,
+    CallItem,
+    CallOutputItem,
+    HeardAudio,
+    InputContent,
+    Item,
+    SeenImage,
+    SpokenAudio,
+    SystemItem,
+    UserItem,
+    WrittenText,
+    num_bytes,
+)
 from omni_server.api.realtime.server_events import new_id
 from omni_server.errors import InvalidRequestError
+from omni_server.types import AudioPart, ChatMessage, ContentPart, MediaKind, ModelInfo, TextPart, ToolCall
 
 logger = logging.getLogger(__name__)
 
 MAX_BYTES = 64 * 1024 * 1024
-"""23 minutes of 24 kHz sound, more than the longest prompt of the models: older items could not be read anyway."""
+"""23 minutes of 24 kHz audio, more than the models' longest prompt: older items could not be read anyway."""
 _MAX_ITEMS = 2000
 _ROUNDING_MS = 100
-"""Clients that round the position of their player up are not told off for it."""
+"""Tolerance for clients that round the position of their player up."""
 
 
 class Conversation:
@@ -39,7 +56,8 @@ class Conversation:
         return next((item for item in self._items if item.id == item_id), None)
 
     def add(self, item: Item, previous_item_id: str | None = None) -> str | None:
-        """Puts `item` at the end, or behind another one; "root" is the beginning. Returns the id of the item before.
+        """Puts `item` at the end, or behind another one; "root" is the beginning. Returns the id of the item
+        before.
 
         Raises `InvalidRequestError`.
         """
@@ -71,7 +89,9 @@ class Conversation:
         part = content[content_index] if content_index < len(content) else None
         if not isinstance(part, SpokenAudio):
             raise InvalidRequestError(
-                "Only audio of an assistant's message can be truncated.", param="content_index", code="invalid_value"
+                "Only audio of an assistant's message can be truncated.",
+                param="content_index",
+                code="invalid_value",
             )
         if part.is_truncated:
             raise InvalidRequestError("The item has been truncated already.", code="item_already_truncated")
@@ -102,8 +122,8 @@ class Conversation:
 
 
 def check_call_id(call_id: str, known: Container[str], param: str) -> None:
-    """Of a function's output, which `param` names. Raises `InvalidRequestError`, in OpenAI's words, where the call is
-    not `known`."""
+    """Of a function's output, which `param` names. Raises `InvalidRequestError`, in OpenAI's words, where the
+    call is not `known`."""
     if call_id not in known:
         raise InvalidRequestError(
             f"Tool call ID '{call_id}' not found in conversation.",
@@ -116,3 +136,99 @@ def unknown_item(doing: str, item_id: str, code: str) -> InvalidRequestError:
     return InvalidRequestError(
         f"Error {doing} item: the item with id '{item_id[:128]}' does not exist.", param="item_id", code=code
     )
+
+
+def messages_of(items: Sequence[Item], instructions: str, model: ModelInfo) -> tuple[ChatMessage, ...]:
+    """The instructions as a system message, if there are any, then the items.
+
+    A prompt may hold only so many recordings and images (`ModelInfo.max_media_per_prompt`): it holds the
+    latest ones. An older recording is replaced by its transcript, if it is known; messages that are left with
+    nothing are left out.
+    """
+    latest = _latest_media(items, model)
+    messages = [ChatMessage("system", (TextPart(instructions),))] if instructions else []
+    for item in items:
+        message = _message(item, latest)
+        if not message.content and not message.tool_calls:
+            continue
+        if message.tool_calls and messages and messages[-1].role == "assistant":  # one turn is one message
+            before = messages.pop()
+            message = ChatMessage("assistant", before.content, before.tool_calls + message.tool_calls)
+        messages.append(message)
+    return tuple(messages)
+
+
+def without_oldest(messages: tuple[ChatMessage, ...]) -> tuple[ChatMessage, ...] | None:
+    """About a quarter shorter, for a prompt that did not fit; None if only the last message is left.
+
+    System messages at the beginning stay.
+    """
+    kept = 0
+    while kept < len(messages) and messages[kept].role == "system":
+        kept += 1
+    num_others = len(messages) - kept
+    if num_others <= 1:
+        return None
+    rest = messages[kept + min(max(1, num_others // 4), num_others - 1) :]
+    while len(rest) > 1 and rest[0].role == "tool":  # the result of a call that is gone
+        rest = rest[1:]
+    return messages[:kept] + rest
+
+
+def _latest_media(items: Sequence[Item], model: ModelInfo) -> set[int]:
+    """`id()` of the parts that the prompt has room for."""
+    room: dict[MediaKind, int] = {
+        kind: model.max_media_per_prompt.get(kind, 0) for kind in ("audio", "image")
+    }
+    latest: set[int] = set()
+    for item in reversed(items):
+        if not isinstance(item, UserItem):
+            continue
+        for part in reversed(item.content):
+            kind: MediaKind
+            match part:
+                case HeardAudio():
+                    kind = "audio"
+                case SeenImage():
+                    kind = "image"
+                case _:
+                    continue
+            if room[kind] > 0:
+                room[kind] -= 1
+                latest.add(id(part))
+    return latest
+
+
+def _message(item: Item, latest: set[int]) -> ChatMessage:
+    match item:
+        case SystemItem():
+            return ChatMessage("system", tuple(TextPart(part.text) for part in item.content))
+        case AssistantItem():
+            said = [part.text if isinstance(part, AnswerText) else part.transcript for part in item.content]
+            return ChatMessage("assistant", tuple(TextPart(text) for text in said if text))
+        case UserItem():
+            parts = [_user_part(part, in_prompt=id(part) in latest) for part in item.content]
+            return ChatMessage("user", tuple(part for part in parts if part is not None))
+        case CallItem(status="completed"):
+            return ChatMessage("assistant", (), (ToolCall(item.name, item.arguments),))
+        case CallItem():  # interrupted while it was written
+            return ChatMessage("assistant", ())
+        case CallOutputItem():
+            return ChatMessage("tool", (TextPart(item.output),))
+
+
+def _user_part(part: InputContent, *, in_prompt: bool) -> ContentPart | None:
+    match part:
+        case WrittenText(text):
+            return TextPart(text)
+        case SeenImage(image):
+            return image if in_prompt else None
+        case HeardAudio() if in_prompt:
+            return audio_part(part)
+        case HeardAudio():
+            return TextPart(part.transcript) if part.transcript else None
+
+
+def audio_part(audio: HeardAudio) -> AudioPart:
+    """At its own rate: the model's processor brings it to the encoder's."""
+    return AudioPart(audio.samples.astype(np.float32) / np.float32(32768.0), audio.rate_hz)

@@ -1,16 +1,15 @@
-"""The sound that a client has sent and that is no item yet, and the turns that are found in it."""
+"""The audio that a client has sent and that is no item yet, and the turns that are found in it."""
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from omni_server.api.realtime.audio_format import rate_of
-from omni_server.api.realtime.sample_queue import SampleQueue, Samples
-from omni_server.api.realtime.session import TurnDetection, WireFormat
-from omni_server.api.realtime.turn_detector import TurnDetector
-from omni_server.api.realtime.vad import VAD_RATE_HZ, SpeechModel
-from omni_server.audio.resample import Resampler
+from omni_server.api.realtime.audio_format import Samples, rate_of
+from omni_server.api.realtime.session_config import TurnDetection, WireFormat
+from omni_server.api.realtime.vad import VAD_RATE_HZ, SpeechModel, TurnDetector
+from omni_server.audio.filters import Resampler
 from omni_server.errors import InvalidRequestError
 
 _MIN_COMMIT_MS = 100
@@ -31,8 +30,38 @@ class Stopped:
     """The turn [num_samples], from prefix padding to the end of the silence."""
 
 
+class SampleQueue:
+    """Keeps the pieces as they came: joining them at every piece would copy minutes of audio each time."""
+
+    def __init__(self) -> None:
+        self._pieces: deque[Samples] = deque()
+        self._num_samples = 0
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    def append(self, samples: Samples) -> None:
+        if len(samples):
+            self._pieces.append(samples)
+            self._num_samples += len(samples)
+
+    def take(self, num_samples: int) -> Samples:
+        """The oldest `num_samples`, or all if there are fewer; they are gone from the queue."""
+        wanted = min(num_samples, self._num_samples)
+        taken: list[Samples] = [np.zeros(0, dtype=np.int16)]
+        while wanted:
+            piece = self._pieces.popleft()
+            if len(piece) > wanted:
+                self._pieces.appendleft(piece[wanted:])
+                piece = piece[:wanted]
+            taken.append(piece)
+            wanted -= len(piece)
+            self._num_samples -= len(piece)
+        return np.concatenate(taken)
+
+
 class InputBuffer:
-    """Times count all sound that was ever appended in this session, in ms."""
+    """Times count all audio that was ever appended in this session, in ms."""
 
     def __init__(self, new_model: Callable[[], SpeechModel], max_s: float) -> None:
         """A turn is ended after `max_s` seconds whether somebody still speaks or not."""
@@ -72,8 +101,8 @@ class InputBuffer:
     def append(self, samples: Samples) -> Iterator[Started | Stopped]:
         """Take `samples` [num_samples] and yield the turns as they are found; iterate to the end.
 
-        Computes for 5 ms on a second of sound. Raises `InvalidRequestError` where the buffer would grow beyond the
-        longest turn; nothing has been taken then.
+        Computes for 5 ms per second of audio. Raises `InvalidRequestError` where the buffer would grow beyond
+        the longest turn; nothing has been taken then.
         """
         if self._detector is None and self.seconds + len(samples) / self._rate > self._max_s:
             raise InvalidRequestError(
@@ -81,11 +110,12 @@ class InputBuffer:
                 param="audio",
                 code="input_audio_buffer_full",
             )
-        for begin in range(0, len(samples), self._rate):  # a second each, so that turns are cut where they end
+        # A second each, so that turns are cut where they end.
+        for begin in range(0, len(samples), self._rate):
             yield from self._append_second(samples[begin : begin + self._rate])
 
     def commit(self) -> Samples:
-        """All sound in the buffer, which is empty afterwards. Raises `InvalidRequestError` if it is too little."""
+        """All audio in the buffer, which is empty afterwards. Raises `InvalidRequestError` for too little."""
         if self.seconds * 1000 < _MIN_COMMIT_MS:
             raise InvalidRequestError(
                 "Error committing input audio buffer: buffer too small. Expected at least "

@@ -1,4 +1,4 @@
-"""Items that clients write themselves, with their sound and pictures decoded."""
+"""Items that clients write themselves, with their audio and images decoded."""
 
 import asyncio
 from collections.abc import Sequence
@@ -8,10 +8,12 @@ from omni_server.api.realtime import client_events as client
 from omni_server.api.realtime.audio_format import decode_audio, rate_of
 from omni_server.api.realtime.conversation import MAX_BYTES, Conversation, check_call_id
 from omni_server.api.realtime.items import (
+    AnswerText,
     AssistantItem,
     CallItem,
     CallOutputItem,
     HeardAudio,
+    InputContent,
     Item,
     SeenImage,
     SpokenAudio,
@@ -21,7 +23,7 @@ from omni_server.api.realtime.items import (
     content_bytes,
 )
 from omni_server.api.realtime.server_events import new_id
-from omni_server.api.realtime.session import WireFormat
+from omni_server.api.realtime.session_config import WireFormat
 from omni_server.api.schemas import ImageUrlContent, MediaUrl
 from omni_server.errors import InvalidRequestError
 from omni_server.media.limits import MediaLimits
@@ -37,8 +39,9 @@ class ItemLoader:
     async def load(self, given: client.GivenItem, format: WireFormat, param: str) -> Item:
         """`format` is the session's for input audio; `param` names `given` in errors.
 
-        Raises `InvalidRequestError`, and `OverloadedError` if no thread became free to decode a picture. Nothing is
-        decoded of an item with more media than a prompt holds, and nothing more of one that is too large.
+        Raises `InvalidRequestError`, and `OverloadedError` if no thread became free to decode an image.
+        Nothing is decoded of an item with more media than a prompt holds, and nothing more of one that is too
+        large.
         """
         self._check_media([(given, param)], param)
         return await self._load(given, format, param, _Room("item", param))
@@ -55,7 +58,9 @@ class ItemLoader:
         Raises as `load` does; what holds for an item there holds for all that is `given` here.
         """
         named = [(item, f"{param}[{index}]") for index, item in enumerate(given)]
-        self._check_media([(item, name) for item, name in named if not isinstance(item, client.ItemReference)], param)
+        self._check_media(
+            [(item, name) for item, name in named if not isinstance(item, client.ItemReference)], param
+        )
         room = _Room("input", param)
         items: list[Item] = []
         call_ids = conversation.call_ids
@@ -93,7 +98,9 @@ class ItemLoader:
             limit = self._model.max_media_per_prompt.get(kind)
             if limit is not None and number > limit:
                 raise InvalidRequestError(
-                    f"At most {limit} {kind}(s) may be provided in one prompt.", param=param, code="too_many_media"
+                    f"At most {limit} {kind}(s) may be provided in one prompt.",
+                    param=param,
+                    code="too_many_media",
                 )
 
     async def _load(self, given: client.GivenItem, format: WireFormat, param: str, room: "_Room") -> Item:
@@ -105,12 +112,14 @@ class ItemLoader:
                 return AssistantItem(
                     item_id,
                     [
-                        WrittenText(part.text) if isinstance(part, client.OutputText) else SpokenAudio(part.transcript)
+                        AnswerText(part.text)
+                        if isinstance(part, client.OutputText)
+                        else SpokenAudio(part.transcript)
                         for part in given.content
                     ],
                 )
             case client.UserMessage():
-                content: list[WrittenText | HeardAudio | SeenImage] = []
+                content: list[InputContent] = []
                 for index, part in enumerate(given.content):
                     content.append(await self._user_part(part, format, f"{param}.content[{index}]"))
                     room.take(content[-1])
@@ -121,16 +130,16 @@ class ItemLoader:
             case client.FunctionCallOutput(call_id=call_id, output=output):
                 return CallOutputItem(item_id, call_id, output)
 
-    async def _user_part(
-        self, part: client.InputText | client.InputAudio | client.InputImage, format: WireFormat, param: str
-    ) -> WrittenText | HeardAudio | SeenImage:
+    async def _user_part(self, part: client.UserContent, format: WireFormat, param: str) -> InputContent:
         match part:
             case client.InputText(text=text):
                 return WrittenText(text)
             case client.InputAudio():
                 return await self._audio(part, format, param)
             case client.InputImage(image_url=url):
-                image = await self._media.load(ImageUrlContent(type="image_url", image_url=MediaUrl(url=url)), param)
+                image = await self._media.load(
+                    ImageUrlContent(type="image_url", image_url=MediaUrl(url=url)), param
+                )
                 assert isinstance(image, ImagePart)
                 return SeenImage(image)
 
@@ -140,8 +149,8 @@ class ItemLoader:
         limits = self._limits
         if not limits.min_audio_seconds * rate <= len(samples) <= limits.max_audio_seconds * rate:
             raise InvalidRequestError(
-                f"Invalid '{param}.audio': {limits.min_audio_seconds:g} to {limits.max_audio_seconds:g} s of audio "
-                f"are allowed, but it has {len(samples) / rate:.2f} s.",
+                f"Invalid '{param}.audio': {limits.min_audio_seconds:g} to {limits.max_audio_seconds:g} s "
+                f"of audio are allowed, but it has {len(samples) / rate:.2f} s.",
                 param=f"{param}.audio",
             )
         return HeardAudio(samples, rate, part.transcript)
@@ -155,8 +164,10 @@ class _Room:
         self._param = param
         self._bytes = MAX_BYTES
 
-    def take(self, part: WrittenText | HeardAudio | SeenImage) -> None:
+    def take(self, part: InputContent) -> None:
         """Raises `InvalidRequestError` where `part` is more than there is room for."""
         self._bytes -= content_bytes(part)
         if self._bytes < 0:
-            raise InvalidRequestError(f"The {self._what} is larger than a conversation may be.", param=self._param)
+            raise InvalidRequestError(
+                f"The {self._what} is larger than a conversation may be.", param=self._param
+            )

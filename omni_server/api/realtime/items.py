@@ -1,50 +1,80 @@
-"""The items of a conversation as the server keeps them."""
+"""The items of a conversation, as the server keeps them and as events show them.
+
+Events hold the items themselves. What is `Unsent` stays here; fields that are always null are there for
+clients.
+"""
 
 from dataclasses import dataclass
+from typing import Annotated, Literal, TypeVar
 
-from omni_server.api.realtime.sample_queue import Samples
-from omni_server.api.realtime.wire import ItemStatus, WireCall, WireCallOutput, WireContent, WireItem, WireMessage
+from pydantic import Field, PlainValidator
+
+from omni_server.api.realtime.audio_format import Samples
 from omni_server.types import SAMPLE_RATE_HZ, ImagePart
+
+_T = TypeVar("_T")
+Unsent = Annotated[_T, PlainValidator(lambda value: value), Field(exclude=True)]
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+_LONGEST_WORD = 30
+"""Characters. Languages that do not put spaces between words are cut where they are."""
 
 
 @dataclass
 class WrittenText:
     text: str
+    transcript: None = None
+    type: Literal["input_text"] = "input_text"
+
+
+@dataclass
+class AnswerText:
+    text: str
+    transcript: None = None
+    type: Literal["output_text"] = "output_text"
 
 
 @dataclass
 class HeardAudio:
-    """What the user said; the model hears it again in every later turn."""
+    """What the user said; the model hears it again in every later turn. It is not sent back."""
 
-    samples: Samples
-    rate_hz: int
+    samples: Unsent[Samples]
+    rate_hz: Unsent[int]
     transcript: str | None = None
+    text: None = None
+    type: Literal["input_audio"] = "input_audio"
 
 
 @dataclass
 class SeenImage:
-    image: ImagePart
+    image: Unsent[ImagePart]
+    text: None = None
+    transcript: None = None
+    type: Literal["input_image"] = "input_image"
 
 
 @dataclass
 class SpokenAudio:
-    """What the assistant said. The sound is not kept: later turns read its transcript."""
+    """What the assistant said. The audio is not kept: later turns read its transcript."""
 
     transcript: str
-    num_samples: int = 0
+    num_samples: Unsent[int] = 0
     """At 24 kHz, as it was made so far."""
-    is_truncated: bool = False
+    is_truncated: Unsent[bool] = False
+    text: None = None
+    type: Literal["output_audio"] = "output_audio"
 
     @property
     def audio_ms(self) -> float:
         return 1000 * self.num_samples / SAMPLE_RATE_HZ
 
     def truncate(self, audio_end_ms: int) -> None:
-        """Cuts the transcript where the listener stopped hearing: at the share of its characters that the sound
-        heard has of the sound made, moved back to the end of a word.
+        """Cuts the transcript where the listener stopped hearing: at the share of its characters that the
+        audio heard has of the audio made, moved back to the end of a word.
 
-        The text of an answer is finished before its sound: where the answer itself was interrupted, some of the text
-        has no sound yet, and a little more text is kept than was heard.
+        The text of an answer is finished before its audio: where the answer itself was interrupted, some of
+        the text has no audio yet, and a little more text is kept than was heard.
         """
         self.is_truncated = True
         if audio_end_ms >= self.audio_ms:
@@ -52,15 +82,13 @@ class SpokenAudio:
         kept = int(len(self.transcript) * audio_end_ms / self.audio_ms)
         if self.transcript[kept - 1 : kept + 1].strip() and not self.transcript[kept].isspace():
             word_end = max(self.transcript.rfind(space, 0, kept) for space in " \n\t")
-            # Languages that do not put spaces between words are cut where they are.
             kept = word_end if word_end >= 0 and kept - word_end <= _LONGEST_WORD else kept
         self.transcript = self.transcript[:kept].rstrip()
         self.num_samples = round(audio_end_ms * SAMPLE_RATE_HZ / 1000)
 
 
-_LONGEST_WORD = 30
-
-Content = WrittenText | HeardAudio | SeenImage | SpokenAudio
+InputContent = WrittenText | HeardAudio | SeenImage
+OutputContent = AnswerText | SpokenAudio
 
 
 @dataclass
@@ -68,20 +96,29 @@ class SystemItem:
     id: str
     content: list[WrittenText]
     status: ItemStatus = "completed"
+    role: Literal["system"] = "system"
+    type: Literal["message"] = "message"
+    object: Literal["realtime.item"] = "realtime.item"
 
 
 @dataclass
 class UserItem:
     id: str
-    content: list[WrittenText | HeardAudio | SeenImage]
+    content: list[InputContent]
     status: ItemStatus = "completed"
+    role: Literal["user"] = "user"
+    type: Literal["message"] = "message"
+    object: Literal["realtime.item"] = "realtime.item"
 
 
 @dataclass
 class AssistantItem:
     id: str
-    content: list[WrittenText | SpokenAudio]
+    content: list[OutputContent]
     status: ItemStatus = "completed"
+    role: Literal["assistant"] = "assistant"
+    type: Literal["message"] = "message"
+    object: Literal["realtime.item"] = "realtime.item"
 
 
 @dataclass
@@ -94,6 +131,8 @@ class CallItem:
     arguments: str
     """JSON, as the model wrote it."""
     status: ItemStatus = "completed"
+    type: Literal["function_call"] = "function_call"
+    object: Literal["realtime.item"] = "realtime.item"
 
 
 @dataclass
@@ -104,29 +143,11 @@ class CallOutputItem:
     call_id: str
     output: str
     status: ItemStatus = "completed"
+    type: Literal["function_call_output"] = "function_call_output"
+    object: Literal["realtime.item"] = "realtime.item"
 
 
-Message = SystemItem | UserItem | AssistantItem
-Item = Message | CallItem | CallOutputItem
-
-
-def wire_item(item: Item) -> WireItem:
-    match item:
-        case SystemItem():
-            written = [WireContent(type="input_text", text=part.text) for part in item.content]
-            return WireMessage(id=item.id, status=item.status, role="system", content=written)
-        case UserItem():
-            given = [_user_content(part) for part in item.content]
-            return WireMessage(id=item.id, status=item.status, role="user", content=given)
-        case AssistantItem():
-            answered = [_assistant_content(part) for part in item.content]
-            return WireMessage(id=item.id, status=item.status, role="assistant", content=answered)
-        case CallItem():
-            return WireCall(
-                id=item.id, status=item.status, call_id=item.call_id, name=item.name, arguments=item.arguments
-            )
-        case CallOutputItem():
-            return WireCallOutput(id=item.id, status=item.status, call_id=item.call_id, output=item.output)
+Item = SystemItem | UserItem | AssistantItem | CallItem | CallOutputItem
 
 
 def num_bytes(item: Item) -> int:
@@ -140,36 +161,14 @@ def num_bytes(item: Item) -> int:
             return 200 + sum(content_bytes(part) for part in item.content)
 
 
-def _user_content(part: WrittenText | HeardAudio | SeenImage) -> WireContent:
+def content_bytes(part: InputContent | OutputContent) -> int:
+    """Of memory, about."""
     match part:
-        case WrittenText(text):
-            return WireContent(type="input_text", text=text)
+        case WrittenText() | AnswerText():
+            return 200 + len(part.text)
         case HeardAudio():
-            return WireContent(type="input_audio", transcript=part.transcript)
-        case SeenImage():
-            return WireContent(type="input_image")
-
-
-def _assistant_content(part: WrittenText | SpokenAudio) -> WireContent:
-    match part:
-        case WrittenText(text):
-            return WireContent(type="output_text", text=text)
-        case SpokenAudio():
-            return WireContent(type="output_audio", transcript=part.transcript)
-
-
-def content_bytes(part: Content) -> int:
-    """As `num_bytes` counts."""
-    return 200 + _data_bytes(part)
-
-
-def _data_bytes(part: Content) -> int:
-    match part:
-        case WrittenText(text):
-            return len(text)
-        case HeardAudio():
-            return part.samples.nbytes + len(part.transcript or "")
+            return 200 + part.samples.nbytes + len(part.transcript or "")
         case SeenImage(image):
-            return image.pixels.nbytes
+            return 200 + image.pixels.nbytes
         case SpokenAudio():
-            return len(part.transcript)
+            return 200 + len(part.transcript)

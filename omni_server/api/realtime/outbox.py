@@ -1,4 +1,4 @@
-"""Events on their way to the client: in order, bounded, and never waited for by those who write them."""
+"""Events on their way to the client: in order, bounded, and their writers never wait."""
 
 import asyncio
 from collections import deque
@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
-from omni_server.api.realtime.server_events import AudioDelta, ServerEvent
+from omni_server.api.realtime.server_events import OutputAudioDelta, ServerEvent
 
 _MAX_CHARS = 16 * 1024 * 1024
-"""Of unsent events: four minutes of sound. Answers are made faster than they are heard, and clients buffer them."""
+"""Of unsent events: four minutes of audio. Answers are made faster than heard, and clients buffer them."""
 
 
 class SlowClientError(Exception):
@@ -20,7 +20,7 @@ class SlowClientError(Exception):
 class _Frame:
     text: str
     response_id: str | None
-    """Of the response whose sound it is; None for all other events."""
+    """Of the response whose audio it is; None for all other events."""
 
 
 class Outbox:
@@ -39,14 +39,14 @@ class Outbox:
         if self._is_overflowing:
             return
         text = event.model_dump_json()
-        self._frames.append(_Frame(text, event.response_id if isinstance(event, AudioDelta) else None))
+        self._frames.append(_Frame(text, event.response_id if isinstance(event, OutputAudioDelta) else None))
         self._num_chars += len(text)
         self._is_overflowing = self._num_chars > _MAX_CHARS
         self._filled.set()
         self._empty.clear()
 
     def drop_audio(self, response_id: str) -> None:
-        """Forget the sound of a response that nobody wants to hear any more, as far as it has not been sent."""
+        """Forgets the unsent audio of a response that nobody wants to hear any more."""
         self._frames = deque(frame for frame in self._frames if frame.response_id != response_id)
         self._num_chars = sum(len(frame.text) for frame in self._frames)
 

@@ -1,61 +1,90 @@
-"""`/v1/realtime`: who is let in."""
+"""`/v1/realtime`: who is let in, and one WebSocket from its acceptance to its end."""
 
+import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from fastapi import APIRouter, WebSocket
+from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 
 from omni_server.api.config import ApiConfig
-from omni_server.api.errors import error_response
+from omni_server.api.errors import error_response, unexpected_error
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.parse import check_model
-from omni_server.api.realtime.connection import Connection
 from omni_server.api.realtime.input_buffer import InputBuffer
 from omni_server.api.realtime.item_loader import ItemLoader
-from omni_server.api.realtime.live_session import LiveSession
-from omni_server.api.realtime.outbox import Outbox
+from omni_server.api.realtime.outbox import Outbox, SlowClientError
+from omni_server.api.realtime.session import Session
 from omni_server.api.realtime.vad import SileroModel, SpeechModel
 from omni_server.api.state import ServerState
-from omni_server.errors import OmniError, OverloadedError
+from omni_server.errors import InvalidRequestError, OmniError, OverloadedError
 from omni_server.types import ModelInfo
 
 logger = logging.getLogger(__name__)
 
 _SUBPROTOCOL = "realtime"
 """Browsers offer it beside `openai-insecure-api-key.<key>`, as they cannot set headers."""
+_CLOSE_TIMEOUT_S = 5.0
+
+_NORMAL, _GOING_AWAY, _POLICY, _INTERNAL = 1000, 1001, 1008, 1011
 
 
-class RealtimeService:
+@dataclass(frozen=True)
+class _End:
+    """Why a connection ends."""
+
+    reason: str
+    code: int | None
+    """Of the closing frame; None if the client has left, so that there is nobody to send one to."""
+    error: OmniError | None = None
+    """Sent before it closes."""
+
+
+_CLIENT_LEFT = _End("the client has left", None)
+
+
+def realtime_router(
+    state: ServerState, config: ApiConfig, new_model: Callable[[], SpeechModel] = SileroModel
+) -> APIRouter:
+    """`new_model` makes the speech detector of one audio stream."""
+    router = APIRouter()
+    service = _Service(state, config, new_model)
+    router.add_api_websocket_route("/v1/realtime", service.serve, name="realtime")
+    return router
+
+
+class _Service:
     def __init__(self, state: ServerState, config: ApiConfig, new_model: Callable[[], SpeechModel]) -> None:
         self._state = state
         self._config = config
         self._new_model = new_model
         self._media = MediaLoader.from_config(config)
-        self.num_sessions = 0
+        self._num_sessions = 0
 
     async def serve(self, websocket: WebSocket) -> None:
         """Refuses the upgrade with the status and body that a request would get, or serves until the end."""
         try:
             model = self._state.require_generator().model_info
             check_model(websocket.query_params.get("model", model.name), model)
-            if self.num_sessions >= self._config.realtime_max_sessions:
+            if self._num_sessions >= self._config.realtime_max_sessions:
                 raise OverloadedError("The server has as many realtime sessions as it serves.")
         except OmniError as error:
             await websocket.send_denial_response(error_response(error))
             return
-        self.num_sessions += 1
+        self._num_sessions += 1
         try:
             offered: list[str] = websocket.scope["subprotocols"]
             await websocket.accept(subprotocol=_SUBPROTOCOL if _SUBPROTOCOL in offered else None)
             await self._run(websocket, model)
         finally:
-            self.num_sessions -= 1
+            self._num_sessions -= 1
 
     async def _run(self, websocket: WebSocket, model: ModelInfo) -> None:
         config = self._config
         outbox = Outbox(websocket.send_text, config.realtime_send_timeout_s)
-        session = LiveSession(
+        session = Session(
             model,
             self._state,
             outbox,
@@ -64,19 +93,114 @@ class RealtimeService:
             duration_s=config.realtime_session_timeout_s,
         )
         began = time.monotonic()
-        end = await Connection(websocket, session, outbox, self._state).run(config)
-        logger.info("realtime session %s ended after %.1f s: %s", session.id, time.monotonic() - began, end.reason)
+        end = await _Connection(websocket, session, outbox, self._state).run(config)
+        logger.info(
+            "realtime session %s ended after %.1f s: %s", session.id, time.monotonic() - began, end.reason
+        )
 
 
-def realtime_router(
-    state: ServerState, config: ApiConfig, new_model: Callable[[], SpeechModel] = SileroModel
-) -> APIRouter:
-    """`new_model` makes the detector of speech for one stream of sound."""
-    router = APIRouter()
-    service = RealtimeService(state, config, new_model)
+class _Connection:
+    def __init__(self, websocket: WebSocket, session: Session, outbox: Outbox, state: ServerState) -> None:
+        """`websocket` has been accepted."""
+        self._websocket = websocket
+        self._session = session
+        self._outbox = outbox
+        self._state = state
 
-    @router.websocket("/v1/realtime")
-    async def realtime(websocket: WebSocket) -> None:
-        await service.serve(websocket)
+    async def run(self, config: ApiConfig) -> _End:
+        """Returns when the connection is closed and everything that it held has been released."""
+        with contextlib.ExitStack() as held:
+            sending = asyncio.create_task(self._send())
+            others = (
+                asyncio.create_task(self._receive(config.realtime_idle_timeout_s)),
+                asyncio.create_task(self._finish_with_server(held)),
+                asyncio.create_task(_expire(config.realtime_session_timeout_s)),
+            )
+            try:
+                self._session.begin()
+                done, _ = await asyncio.wait({sending, *others}, return_when=asyncio.FIRST_COMPLETED)
+                end = done.pop().result()
+                await self._cancel(others)
+                await self._session.close()
+                await self._close(end, sending, min(config.realtime_send_timeout_s, _CLOSE_TIMEOUT_S))
+            finally:
+                await self._cancel((sending, *others))
+                await self._session.close()
+            return end
 
-    return router
+    async def _receive(self, idle_timeout_s: float) -> _End:
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(idle_timeout_s):
+                        message = await self._websocket.receive()
+                except TimeoutError:
+                    if self._session.is_busy:
+                        continue
+                    return _End("idle", _NORMAL, _expired(f"No event came for {idle_timeout_s:g} seconds."))
+                if message["type"] == "websocket.disconnect":
+                    return _CLIENT_LEFT
+                text = message.get("text")
+                if isinstance(text, str):
+                    await self._session.handle(text)
+                else:
+                    self._session.send_error(
+                        InvalidRequestError(
+                            "Binary frames are not supported; send text.", code="invalid_event"
+                        )
+                    )
+                # A client that sends faster than it is served must not keep others waiting.
+                await asyncio.sleep(0)
+        except Exception:
+            logger.exception("realtime session %s failed", self._session.id)
+            return _End("an unforeseen error", _INTERNAL, unexpected_error())
+
+    async def _send(self) -> _End:
+        try:
+            await self._outbox.run()
+        except WebSocketDisconnect:
+            return _CLIENT_LEFT
+        except SlowClientError:
+            error = InvalidRequestError("The client does not read what it is sent.", code="client_too_slow")
+            return _End("the client is too slow", _POLICY, error)
+
+    async def _finish_with_server(self, held: contextlib.ExitStack) -> _End:
+        """The server waits until the current answer is complete and the client has been sent the error."""
+        await self._state.draining_begun.wait()
+        held.enter_context(self._state.request_in_flight())
+        await self._session.wait_answered()
+        error = OverloadedError("The server is shutting down.", code="server_shutting_down")
+        return _End("the server is shutting down", _GOING_AWAY, error)
+
+    async def _close(self, end: _End, sending: "asyncio.Task[_End]", timeout_s: float) -> None:
+        if end.code is None:
+            return
+        with contextlib.suppress(TimeoutError, WebSocketDisconnect):
+            async with asyncio.timeout(timeout_s):
+                if end.error is not None:
+                    if sending.done():
+                        self._outbox.forget_all()
+                        sending = asyncio.create_task(self._send())
+                    self._session.send_error(end.error)
+                sent = asyncio.create_task(self._outbox.wait_sent())
+                try:
+                    await asyncio.wait({sent, sending}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    await self._cancel((sent, sending))
+                await self._websocket.close(end.code, end.reason)
+
+    @staticmethod
+    async def _cancel(tasks: "tuple[asyncio.Task[_End] | asyncio.Task[None], ...]") -> None:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _expire(session_timeout_s: float) -> _End:
+    await asyncio.sleep(session_timeout_s)
+    text = f"Your session hit the maximum duration of {session_timeout_s / 60:g} minutes."
+    return _End("expired", _NORMAL, _expired(text))
+
+
+def _expired(message: str) -> InvalidRequestError:
+    return InvalidRequestError(message, code="session_expired")

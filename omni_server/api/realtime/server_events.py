@@ -1,23 +1,156 @@
-"""What the server sends. Clients break on types that they do not know, so that these are all there are."""
+"""What the server sends: its events, and the objects inside of them.
+
+Clients break on event types that they do not know, so these are all there are. The models are ours; the tests
+hold what is sent against `openai.types.realtime` (3.54). There `type` and `event_id` have no default, so that
+every sender would have to give both; a session has neither `id` nor `expires_at`; and nearly every field of a
+response is optional.
+"""
 
 import uuid
 from typing import Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, JsonValue
 
-from omni_server.api.realtime.wire import (
-    FailureDetails,
-    TranscriptionUsage,
-    WireError,
-    WireItem,
-    WirePart,
-    WireResponse,
-    WireSession,
-)
+from omni_server.api.realtime.items import Item
+from omni_server.api.realtime.session_config import MaxOutputTokens, SessionConfig, WireFormat
+from omni_server.errors import InvalidRequestError, OmniError
+from omni_server.types import PromptTokens, Usage
+
+ResponseStatus = Literal["in_progress", "completed", "cancelled", "failed", "incomplete"]
+CancelReason = Literal["turn_detected", "client_cancelled"]
 
 
 def new_id(prefix: str) -> str:
     return f"{prefix}_{uuid.uuid4().hex[:24]}"
+
+
+class WirePart(BaseModel):
+    """What `response.content_part.*` call a part; the types have other names there than in items."""
+
+    type: Literal["audio", "text"]
+    text: str | None = None
+    transcript: str | None = None
+
+
+# -- usage and errors
+
+
+class WireUsage(BaseModel):
+    total_tokens: int
+    input_tokens: int
+    output_tokens: int
+    input_token_details: dict[str, int]
+    output_token_details: dict[str, int]
+
+    @classmethod
+    def of(cls, usage: Usage) -> "WireUsage":
+        prompt, output_tokens = usage.prompt, usage.text_tokens + usage.codec_tokens
+        return cls(
+            total_tokens=prompt.total + output_tokens,
+            input_tokens=prompt.total,
+            output_tokens=output_tokens,
+            input_token_details={
+                "text_tokens": prompt.text,
+                "audio_tokens": prompt.audio,
+                "image_tokens": prompt.image,
+                "cached_tokens": prompt.cached,
+            },
+            output_token_details={"text_tokens": usage.text_tokens, "audio_tokens": usage.codec_tokens},
+        )
+
+
+NO_USAGE = WireUsage.of(Usage(PromptTokens(total=0, text=0, audio=0, image=0, video=0), 0, 0))
+"""Of a response that did not complete: what it used is not known then."""
+
+
+class TranscriptionUsage(BaseModel):
+    type: Literal["tokens"] = "tokens"
+    total_tokens: int
+    input_tokens: int
+    output_tokens: int
+    input_token_details: dict[str, int]
+
+    @classmethod
+    def of(cls, usage: Usage) -> "TranscriptionUsage":
+        prompt = usage.prompt
+        return cls(
+            total_tokens=prompt.total + usage.text_tokens,
+            input_tokens=prompt.total,
+            output_tokens=usage.text_tokens,
+            input_token_details={"text_tokens": prompt.text, "audio_tokens": prompt.audio},
+        )
+
+
+class FailureDetails(BaseModel):
+    type: str
+    code: str | None
+    message: str
+
+    @classmethod
+    def of(cls, error: OmniError) -> "FailureDetails":
+        return cls(type=error.type, code=error.code, message=error.message[:1000])
+
+
+class StatusDetails(BaseModel):
+    type: Literal["cancelled", "incomplete", "failed"]
+    reason: Literal["turn_detected", "client_cancelled", "max_output_tokens"] | None = None
+    error: FailureDetails | None = None
+
+
+class WireError(BaseModel):
+    type: Literal["invalid_request_error", "server_error"]
+    code: str | None
+    message: str
+    param: str | None
+    event_id: str | None
+    """Of the client's event that is to blame."""
+
+    @classmethod
+    def of(cls, error: OmniError, event_id: JsonValue = None) -> "WireError":
+        return cls(
+            type="invalid_request_error" if isinstance(error, InvalidRequestError) else "server_error",
+            code=error.code,
+            message=error.message[:1000],
+            param=error.param,
+            event_id=event_id[:512] if isinstance(event_id, str) else None,
+        )
+
+
+# -- responses and sessions
+
+
+class ResponseOutput(BaseModel):
+    format: WireFormat
+    voice: str | None
+
+
+class ResponseAudio(BaseModel):
+    output: ResponseOutput
+
+
+class WireResponse(BaseModel):
+    id: str
+    object: Literal["realtime.response"] = "realtime.response"
+    status: ResponseStatus
+    status_details: StatusDetails | None = None
+    output: list[Item] = []
+    conversation_id: str | None
+    """Null for a response outside of the conversation."""
+    output_modalities: list[Literal["text", "audio"]]
+    max_output_tokens: MaxOutputTokens
+    audio: ResponseAudio
+    usage: WireUsage | None = None
+    metadata: dict[str, str] | None
+
+
+class WireSession(SessionConfig):
+    object: Literal["realtime.session"] = "realtime.session"
+    id: str
+    expires_at: int
+    """Unix time, s."""
+
+
+# -- events
 
 
 class ServerEvent(BaseModel):
@@ -64,18 +197,18 @@ class SpeechStopped(ServerEvent):
 class ItemAdded(ServerEvent):
     type: Literal["conversation.item.added"] = "conversation.item.added"
     previous_item_id: str | None
-    item: WireItem
+    item: Item
 
 
 class ItemDone(ServerEvent):
     type: Literal["conversation.item.done"] = "conversation.item.done"
     previous_item_id: str | None
-    item: WireItem
+    item: Item
 
 
 class ItemRetrieved(ServerEvent):
     type: Literal["conversation.item.retrieved"] = "conversation.item.retrieved"
-    item: WireItem
+    item: Item
 
 
 class ItemDeleted(ServerEvent):
@@ -90,21 +223,21 @@ class ItemTruncated(ServerEvent):
     audio_end_ms: int
 
 
-class TranscriptionEvent(ServerEvent):
+class _TranscriptionEvent(ServerEvent):
     """Of what the user said."""
 
     item_id: str
     content_index: int = 0
 
 
-class TranscriptionDelta(TranscriptionEvent):
+class TranscriptionDelta(_TranscriptionEvent):
     type: Literal["conversation.item.input_audio_transcription.delta"] = (
         "conversation.item.input_audio_transcription.delta"
     )
     delta: str
 
 
-class TranscriptionCompleted(TranscriptionEvent):
+class TranscriptionCompleted(_TranscriptionEvent):
     type: Literal["conversation.item.input_audio_transcription.completed"] = (
         "conversation.item.input_audio_transcription.completed"
     )
@@ -112,7 +245,7 @@ class TranscriptionCompleted(TranscriptionEvent):
     usage: TranscriptionUsage
 
 
-class TranscriptionFailed(TranscriptionEvent):
+class TranscriptionFailed(_TranscriptionEvent):
     type: Literal["conversation.item.input_audio_transcription.failed"] = (
         "conversation.item.input_audio_transcription.failed"
     )
@@ -133,18 +266,18 @@ class OutputItemAdded(ServerEvent):
     type: Literal["response.output_item.added"] = "response.output_item.added"
     response_id: str
     output_index: int
-    item: WireItem
+    item: Item
 
 
 class OutputItemDone(ServerEvent):
     type: Literal["response.output_item.done"] = "response.output_item.done"
     response_id: str
     output_index: int
-    item: WireItem
+    item: Item
 
 
-class PartEvent(ServerEvent):
-    """Of the only part of the only item of a response."""
+class _PartEvent(ServerEvent):
+    """Of the only part of a response's message, which is its first item."""
 
     response_id: str
     item_id: str
@@ -152,60 +285,59 @@ class PartEvent(ServerEvent):
     content_index: int = 0
 
 
-class PartAdded(PartEvent):
+class PartAdded(_PartEvent):
     type: Literal["response.content_part.added"] = "response.content_part.added"
     part: WirePart
 
 
-class PartDone(PartEvent):
+class PartDone(_PartEvent):
     type: Literal["response.content_part.done"] = "response.content_part.done"
     part: WirePart
 
 
-class TextDelta(PartEvent):
+class OutputTextDelta(_PartEvent):
     type: Literal["response.output_text.delta"] = "response.output_text.delta"
     delta: str
 
 
-class TextDone(PartEvent):
+class OutputTextDone(_PartEvent):
     type: Literal["response.output_text.done"] = "response.output_text.done"
     text: str
 
 
-class TranscriptDelta(PartEvent):
+class TranscriptDelta(_PartEvent):
     type: Literal["response.output_audio_transcript.delta"] = "response.output_audio_transcript.delta"
     delta: str
 
 
-class TranscriptDone(PartEvent):
+class TranscriptDone(_PartEvent):
     type: Literal["response.output_audio_transcript.done"] = "response.output_audio_transcript.done"
     transcript: str
 
 
-class AudioDelta(PartEvent):
+class OutputAudioDelta(_PartEvent):
     type: Literal["response.output_audio.delta"] = "response.output_audio.delta"
     delta: str
     """Base64 of whole samples in the output format."""
 
 
-class AudioDone(PartEvent):
+class OutputAudioDone(_PartEvent):
     type: Literal["response.output_audio.done"] = "response.output_audio.done"
 
 
-class ArgumentsDelta(ServerEvent):
-    type: Literal["response.function_call_arguments.delta"] = "response.function_call_arguments.delta"
+class _CallEvent(ServerEvent):
     response_id: str
     item_id: str
     output_index: int
     call_id: str
+
+
+class ArgumentsDelta(_CallEvent):
+    type: Literal["response.function_call_arguments.delta"] = "response.function_call_arguments.delta"
     delta: str
 
 
-class ArgumentsDone(ServerEvent):
+class ArgumentsDone(_CallEvent):
     type: Literal["response.function_call_arguments.done"] = "response.function_call_arguments.done"
-    response_id: str
-    item_id: str
-    output_index: int
-    call_id: str
     name: str
     arguments: str

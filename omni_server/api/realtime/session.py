@@ -1,266 +1,300 @@
-"""The session object: what a client may set, and how an update changes it."""
+"""One session at work: what each of the client's events and each turn of the user leads to."""
 
-from collections.abc import Mapping
-from typing import Annotated, Literal
+import asyncio
+import logging
+import time
 
-from pydantic import BaseModel, BeforeValidator, Discriminator, Field, JsonValue, Tag
+from pydantic import JsonValue
 
-from omni_server.api.constraints import check_grammar_size, schema_of_object
-from omni_server.api.validation import ExactModel, validate
-from omni_server.api.voices import resolve_voice
-from omni_server.errors import InvalidRequestError
+from omni_server.api.realtime import client_events as client
+from omni_server.api.realtime import server_events as events
+from omni_server.api.realtime.audio_format import Samples, decode_audio, rate_of, seconds_of
+from omni_server.api.realtime.conversation import Conversation, messages_of, unknown_item
+from omni_server.api.realtime.input_buffer import InputBuffer, Started, Stopped
+from omni_server.api.realtime.item_loader import ItemLoader
+from omni_server.api.realtime.items import HeardAudio, Item, UserItem
+from omni_server.api.realtime.outbox import Outbox
+from omni_server.api.realtime.response import ResponsePlan, ResponseRun
+from omni_server.api.realtime.session_config import first_config, updated
+from omni_server.api.realtime.transcriber import Transcriber
+from omni_server.api.state import ServerState
+from omni_server.errors import InvalidRequestError, OmniError
 from omni_server.types import ModelInfo
 
-JsonObject = Mapping[str, JsonValue]
+logger = logging.getLogger(__name__)
 
-NotApplied = Annotated[None, BeforeValidator(lambda _: None)]
-"""Accepted from clients that send it by habit, without effect, and shown so: the effective value is null."""
-Unshown = Annotated[NotApplied, Field(exclude=True)]
-"""The same where clients do not know the field: Pipecat ends at one in `transcription` that it does not know."""
-
-
-class PcmFormat(ExactModel):
-    """16 bit, little-endian, mono."""
-
-    type: Literal["audio/pcm"] = "audio/pcm"
-    rate: Literal[24000] = 24000
+# A session holds one place among the server's requests, however many generations it runs.
+_MAX_OUT_OF_BAND = 4
+"""Responses outside of the conversation and transcriptions that may run at the same time, together."""
+_MAX_IN_CONVERSATION = 3
+"""Responses of the conversation: one, and cancelled ones that the stages have not let go of yet."""
+_INLINE_S = 0.5
+"""Audio up to this length is searched for speech in 3 ms; a longer piece goes to a thread."""
+_RELEASE_TIMEOUT_S = 10.0
 
 
-class UlawFormat(ExactModel):
-    """G.711 at 8 kHz."""
+class Session:
+    """Belongs to one connection; `handle` is called for one frame after the other."""
 
-    type: Literal["audio/pcmu"]
+    def __init__(
+        self,
+        model: ModelInfo,
+        state: ServerState,
+        outbox: Outbox,
+        buffer: InputBuffer,
+        loader: ItemLoader,
+        *,
+        duration_s: float,
+    ) -> None:
+        self.id = events.new_id("sess")
+        self._model = model
+        self._state = state
+        self._outbox = outbox
+        self._buffer = buffer
+        self._loader = loader
+        self._expires_at = int(time.time() + duration_s)
+        self._config = first_config(model)
+        self._conversation = Conversation()
+        self._transcriber = Transcriber(outbox, state)
+        self._active: ResponseRun | None = None
+        self._runs: set[ResponseRun] = set()
+        self._spoken_item_id: str | None = None
+        """Of the item that the turn now being spoken will become."""
+        self._answer_is_due = False
+        """The user has finished a turn while a response ran that was not to be interrupted."""
 
-
-class AlawFormat(ExactModel):
-    """G.711 at 8 kHz."""
-
-    type: Literal["audio/pcma"]
-
-
-WireFormat = Annotated[PcmFormat | UlawFormat | AlawFormat, Field(discriminator="type")]
-
-
-class ServerVad(ExactModel):
-    type: Literal["server_vad"] = "server_vad"
-    threshold: Annotated[float, Field(ge=0, le=1)] = 0.5
-    prefix_padding_ms: Annotated[int, Field(ge=0, le=5_000)] = 300
-    silence_duration_ms: Annotated[int, Field(ge=0, le=10_000)] = 500
-    idle_timeout_ms: None = None
-    """Its event is outside of what clients know; refused."""
-    create_response: bool = True
-    interrupt_response: bool = True
-
-    @property
-    def silence_ms(self) -> int:
-        return self.silence_duration_ms
-
-
-class SemanticVad(ExactModel):
-    """Taken for clients whose default it is: the same detector, eagerness is how much silence it waits for."""
-
-    type: Literal["semantic_vad"]
-    eagerness: Literal["low", "medium", "high", "auto"] = "auto"
-    create_response: bool = True
-    interrupt_response: bool = True
+    def begin(self) -> None:
+        self._configure_buffer()
+        self._outbox.put(events.SessionCreated(session=self._wire()))
 
     @property
-    def threshold(self) -> float:
-        return 0.5
+    def is_busy(self) -> bool:
+        """A response is in progress."""
+        return bool(self._runs)
 
-    @property
-    def prefix_padding_ms(self) -> int:
-        return 300
+    async def wait_answered(self) -> None:
+        """Returns when no response is in progress."""
+        while self._runs:
+            await asyncio.wait([run.task for run in self._runs])
 
-    @property
-    def silence_ms(self) -> int:
-        return {"low": 1200, "medium": 700, "auto": 700, "high": 400}[self.eagerness]
+    async def close(self) -> None:
+        """Releases everything without sending events about it."""
+        self._answer_is_due = False
+        tasks = [run.release() for run in self._runs] + self._transcriber.release()
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=_RELEASE_TIMEOUT_S)
+            if late:
+                logger.error("session %s: %d requests were not released in time", self.id, len(late))
 
-
-TurnDetection = ServerVad | SemanticVad
-
-
-class Transcription(ExactModel):
-    """Writes down what the user says. It is the served model that does, whatever `model` names."""
-
-    model: str | None = None
-    language: str | None = None
-    prompt: str | None = None
-    delay: Unshown = None
-    keywords: Unshown = None
-    languages: Unshown = None
-
-
-class InputConfig(ExactModel):
-    format: WireFormat = PcmFormat()
-    transcription: Transcription | None = None
-    noise_reduction: NotApplied = None
-    turn_detection: Annotated[TurnDetection, Field(discriminator="type")] | None = ServerVad()
-
-
-def _voice_name(voice: object) -> object:
-    return voice["id"] if isinstance(voice, dict) and set(voice) == {"id"} else voice
-
-
-class OutputConfig(ExactModel):
-    format: WireFormat = PcmFormat()
-    voice: Annotated[str, BeforeValidator(_voice_name)] | None = None
-    speed: Annotated[float, Field(ge=1, le=1)] = 1.0
-    """The model has one speed."""
-
-
-class AudioConfig(ExactModel):
-    input: InputConfig = InputConfig()
-    output: OutputConfig = OutputConfig()
-
-
-class RetentionRatio(ExactModel):
-    type: Literal["retention_ratio"]
-    retention_ratio: Annotated[float, Field(ge=0, le=1)]
-    token_limits: Unshown = None
-
-
-def _word_or_object(value: object) -> str:
-    return "object" if isinstance(value, dict | BaseModel) else "word"
-
-
-Truncation = Annotated[
-    Annotated[Literal["auto", "disabled"], Tag("word")] | Annotated[RetentionRatio, Tag("object")],
-    Discriminator(_word_or_object),
-]
-
-
-class FunctionDefinition(ExactModel):
-    """Flat, unlike in chat completions."""
-
-    type: Literal["function"]
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
-    description: str | None = None
-    parameters: dict[str, JsonValue] | None = None
-
-
-class NamedFunction(ExactModel):
-    type: Literal["function"]
-    name: str
-
-
-ToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("word")] | Annotated[NamedFunction, Tag("object")],
-    Discriminator(_word_or_object),
-]
-
-MaxOutputTokens = Annotated[int, Field(ge=1, le=4096)] | Literal["inf"]
-
-
-class SessionConfig(ExactModel):
-    """The part of the session that `session.update` changes."""
-
-    type: Literal["realtime"] = "realtime"
-    model: str
-    output_modalities: Annotated[list[Literal["text", "audio"]], Field(min_length=1, max_length=1)]
-    """One of the two: `audio` brings its transcript along."""
-    instructions: str = ""
-    tools: Annotated[list[FunctionDefinition], Field(max_length=128)] = Field(default_factory=list)
-    tool_choice: ToolChoice = "auto"
-    parallel_tool_calls: Annotated[bool | None, Field(exclude_if=lambda value: value is None)] = None
-    """False: a response calls one function at most. None is the same as true."""
-    max_output_tokens: MaxOutputTokens = "inf"
-    truncation: Truncation = "auto"
-    tracing: NotApplied = None
-    prompt: None = None
-    include: NotApplied = None
-    reasoning: Unshown = None
-    audio: AudioConfig = AudioConfig()
-
-    @property
-    def with_speech(self) -> bool:
-        return self.output_modalities == ["audio"]
-
-
-def first_config(model: ModelInfo) -> SessionConfig:
-    """What a session starts with."""
-    return SessionConfig(
-        model=model.name,
-        output_modalities=["audio"] if model.voices else ["text"],
-        audio=AudioConfig(output=OutputConfig(voice=model.default_voice)),
-    )
-
-
-_NULLABLE = frozenset({"turn_detection", "transcription", "noise_reduction", "tracing", "prompt", "include"})
-
-
-def merged(base: JsonObject, changes: JsonObject) -> dict[str, JsonValue]:
-    """`base` with the keys of `changes`; objects in both are merged, except where their `type` differs: an object
-    of another type shares no fields with the old one. Null changes only what can be switched off: clients send it
-    for fields that they do not set."""
-    result = dict(base)
-    for key, value in changes.items():
-        if value is None and key not in _NULLABLE:
-            continue
-        if isinstance(value, dict):
-            old = result.get(key)
-            if not isinstance(old, dict) or value.get("type", old.get("type")) != old.get("type"):
-                old = {}
-            result[key] = merged(old, value)
-        else:
-            result[key] = value
-    return result
-
-
-def updated(config: SessionConfig, changes: JsonObject, model: ModelInfo, *, param: str = "session") -> SessionConfig:
-    """The session after `changes`, all of them or none. `param` names `changes` in errors.
-
-    Raises `InvalidRequestError` for values that are wrong or that this server cannot serve.
-    """
-    body = {param: merged(config.model_dump(mode="json"), changes)}
-    new = _validated(body, param)
-    if new.model != config.model and new.model != model.name and new.model not in model.aliases:
-        raise InvalidRequestError("The model of a session cannot be changed.", param=f"{param}.model")
-    _check_supported(new, model, param)
-    if new.audio.output.voice is not None and model.voices:
-        voice_param = f"{param}.audio.output.voice"
+    async def handle(self, text: str) -> None:
+        """One text frame. The client is sent an error for what is wrong with it; the session goes on."""
+        event_id: JsonValue = None
         try:
-            new.audio.output.voice = resolve_voice(new.audio.output.voice, model)
-        except InvalidRequestError as error:
-            error.param = voice_param
-            raise
-    return new
+            frame = await client.read_frame(text)
+            event_id = frame.get("event_id")
+            await self._react(client.parse_event(frame))
+        except OmniError as error:
+            self.send_error(error, event_id)
 
+    def send_error(self, error: OmniError, event_id: JsonValue = None) -> None:
+        self._outbox.put(events.ErrorEvent(error=events.WireError.of(error, event_id)))
 
-class _SessionBody(BaseModel):
-    session: SessionConfig
+    async def _react(self, event: client.ClientEvent) -> None:
+        match event:
+            case client.AudioAppend():
+                await self._append(event)
+            case client.SessionUpdate():
+                self._update(event)
+            case client.AudioCommit():
+                self._commit(self._buffer.commit())
+            case client.AudioClear():
+                self._buffer.clear()
+                self._spoken_item_id = None
+                self._outbox.put(events.BufferCleared())
+            case client.ItemCreate():
+                item = await self._loader.load(event.item, self._config.audio.input.format, "item")
+                self._add(item, event.previous_item_id)
+            case client.ItemRetrieve(item_id=item_id):
+                found = self._conversation.find(item_id)
+                if found is None:
+                    raise unknown_item("retrieving", item_id, "item_retrieve_invalid_item_id")
+                self._outbox.put(events.ItemRetrieved(item=found))
+            case client.ItemDelete(item_id=item_id):
+                self._conversation.delete(item_id)
+                self._outbox.put(events.ItemDeleted(item_id=item_id))
+            case client.ItemTruncate(item_id=item_id, content_index=index, audio_end_ms=end_ms):
+                self._conversation.truncate(item_id, index, end_ms)
+                self._outbox.put(
+                    events.ItemTruncated(item_id=item_id, content_index=index, audio_end_ms=end_ms)
+                )
+            case client.ResponseCreate():
+                await self._create_response(event.response or client.ResponseParams())
+            case client.ResponseCancel():
+                self._cancel_response(event)
 
+    # -- the session and its conversation
 
-class _ResponseBody(BaseModel):
-    response: SessionConfig
+    def _update(self, event: client.SessionUpdate) -> None:
+        if event.session.get("type") is None:
+            raise InvalidRequestError(
+                "Missing required parameter: 'session.type'.",
+                param="session.type",
+                code="missing_required_parameter",
+            )
+        self._config = updated(self._config, event.session, self._model)
+        self._configure_buffer()
+        self._outbox.put(events.SessionUpdated(session=self._wire()))
 
+    def _configure_buffer(self) -> None:
+        config = self._config.audio.input
+        self._buffer.configure(config.format, config.turn_detection)
 
-def _validated(body: dict[str, dict[str, JsonValue]], param: str) -> SessionConfig:
-    """Through a body with the right outer key, so that errors name the field as the client wrote it."""
-    if param == "session":
-        return validate(_SessionBody, body).session
-    return validate(_ResponseBody, body).response
+    def _wire(self) -> events.WireSession:
+        return events.WireSession(**self._config.model_dump(), id=self.id, expires_at=self._expires_at)
 
+    def _add(self, item: Item, previous_item_id: str | None = None) -> None:
+        before = self._conversation.add(item, previous_item_id)
+        self._outbox.put(events.ItemAdded(previous_item_id=before, item=item))
+        self._outbox.put(events.ItemDone(previous_item_id=before, item=item))
 
-def _check_supported(config: SessionConfig, model: ModelInfo, param: str) -> None:
-    if config.with_speech and not model.voices:
-        raise InvalidRequestError(
-            "This model answers with text only.", param=f"{param}.output_modalities", code="unsupported_value"
+    # -- the user's voice
+
+    async def _append(self, event: client.AudioAppend) -> None:
+        if "audio" not in self._model.input_modalities:
+            raise InvalidRequestError(
+                "This model does not take audio input.", param="audio", code="unsupported_value"
+            )
+        format = self._config.audio.input.format
+
+        def search() -> list[Started | Stopped]:
+            return list(self._buffer.append(decode_audio(event.audio, format, "audio")))
+
+        is_short = seconds_of(event.audio, format) <= _INLINE_S
+        for turn in search() if is_short else await asyncio.to_thread(search):
+            self._take_turn(turn)
+
+    def _take_turn(self, turn: Started | Stopped) -> None:
+        detection = self._config.audio.input.turn_detection
+        assert detection is not None
+        match turn:
+            case Started(audio_start_ms=start_ms):
+                self._spoken_item_id = events.new_id("item")
+                self._outbox.put(events.SpeechStarted(audio_start_ms=start_ms, item_id=self._spoken_item_id))
+                if detection.interrupt_response:
+                    self._cancel_active("turn_detected")
+            case Stopped(audio_end_ms=end_ms, samples=samples):
+                item_id = self._spoken_item_id = self._spoken_item_id or events.new_id("item")
+                self._outbox.put(events.SpeechStopped(audio_end_ms=end_ms, item_id=item_id))
+                self._commit(samples)
+                if detection.create_response:
+                    self._answer_turn()
+
+    def _commit(self, samples: Samples) -> None:
+        item_id, self._spoken_item_id = self._spoken_item_id or events.new_id("item"), None
+        config = self._config.audio.input
+        audio = HeardAudio(samples, rate_of(config.format))
+        item = UserItem(item_id, [audio])
+        self._outbox.put(events.BufferCommitted(previous_item_id=self._conversation.last_id, item_id=item_id))
+        self._add(item)
+        if config.transcription is None:
+            return
+        if self._num_out_of_band < _MAX_OUT_OF_BAND:
+            self._transcriber.start(item, audio, config.transcription)
+        else:
+            self._transcriber.refuse(item)
+
+    def _answer_turn(self) -> None:
+        if self._is_answering or self._num_in_conversation >= _MAX_IN_CONVERSATION:
+            self._answer_is_due = True
+            return
+        self._answer_is_due = False
+        try:
+            self._start(self._plan(client.ResponseParams(), self._conversation.items))
+        except OmniError as error:
+            self.send_error(error)
+
+    # -- responses
+
+    @property
+    def _is_answering(self) -> bool:
+        return self._active is not None and not self._active.is_over
+
+    async def _create_response(self, params: client.ResponseParams) -> None:
+        is_out_of_band = params.conversation == "none"
+        self._check_room(is_out_of_band)
+        items = self._conversation.items
+        if params.input is not None:
+            items = await self._loader.load_input(
+                params.input, self._config.audio.input.format, "response.input", self._conversation
+            )
+            self._check_room(is_out_of_band)  # a turn that was due may be answered by now
+        self._start(self._plan(params, items))
+
+    def _check_room(self, is_out_of_band: bool) -> None:
+        if not is_out_of_band and self._is_answering:
+            assert self._active is not None
+            raise InvalidRequestError(
+                f"Conversation already has an active response in progress: {self._active.id}. "
+                "Wait until the response is finished before creating a new one.",
+                code="conversation_already_has_active_response",
+            )
+        if is_out_of_band:
+            has_room = self._num_out_of_band < _MAX_OUT_OF_BAND
+        else:
+            has_room = self._num_in_conversation < _MAX_IN_CONVERSATION
+        if not has_room:
+            raise InvalidRequestError("Too many responses are in progress.", code="too_many_responses")
+
+    @property
+    def _num_out_of_band(self) -> int:
+        return sum(run.is_out_of_band for run in self._runs) + self._transcriber.num_running
+
+    @property
+    def _num_in_conversation(self) -> int:
+        return sum(not run.is_out_of_band for run in self._runs)
+
+    def _plan(self, params: client.ResponseParams, items: tuple[Item, ...]) -> ResponsePlan:
+        config = self._config
+        if params.overrides:
+            config = updated(config, params.overrides, self._model, param="response")
+        return ResponsePlan(
+            id=events.new_id("resp"),
+            config=config,
+            messages=messages_of(items, config.instructions, self._model),
+            conversation=self._conversation if params.conversation != "none" else None,
+            metadata=params.metadata,
         )
-    names = [tool.name for tool in config.tools]
-    if len(names) > len(set(names)):
-        raise InvalidRequestError(f"Invalid '{param}.tools': a name is there twice.", param=f"{param}.tools")
-    shown = {"name", "description", "parameters"}
-    check_grammar_size(*(tool.model_dump_json(include=shown) for tool in config.tools), param=f"{param}.tools")
-    for index, tool in enumerate(config.tools):
-        schema_of_object(tool.name, tool.parameters, f"{param}.tools[{index}].parameters")
-    if config.tool_choice in ("auto", "none"):
-        return
-    if not names:
-        raise InvalidRequestError(
-            "'tool_choice' is allowed only where 'tools' are given.", param=f"{param}.tool_choice"
-        )
-    if isinstance(config.tool_choice, NamedFunction) and config.tool_choice.name not in names:
-        raise InvalidRequestError(
-            f"There is no function '{config.tool_choice.name[:64]}' among the tools.", param=f"{param}.tool_choice"
-        )
+
+    def _start(self, plan: ResponsePlan) -> None:
+        self._state.require_generator()
+        run = ResponseRun(plan, self._outbox, self._state, self._ended)
+        self._runs.add(run)
+        if not run.is_out_of_band:
+            self._active = run
+            self._answer_is_due = False
+        run.start()
+
+    def _ended(self, run: ResponseRun) -> None:
+        self._runs.discard(run)
+        if run is self._active:
+            self._active = None
+        if self._answer_is_due and not self._is_answering:
+            self._answer_turn()
+
+    def _cancel_response(self, event: client.ResponseCancel) -> None:
+        runs = [run for run in self._runs if not run.is_over]
+        if event.response_id is None:
+            runs = [run for run in runs if run is self._active]
+        else:
+            runs = [run for run in runs if run.id == event.response_id]
+        if not runs:
+            # Clients tell this harmless race by its code or by how the message begins.
+            raise InvalidRequestError(
+                "Cancellation failed: no active response found", code="response_cancel_not_active"
+            )
+        for run in runs:
+            run.cancel("client_cancelled")
+
+    def _cancel_active(self, reason: events.CancelReason) -> None:
+        if self._active is not None and not self._active.is_over:
+            self._active.cancel(reason)

@@ -1,4 +1,4 @@
-"""What the user said, written down: a short request to the thinker beside the conversation."""
+"""Transcripts of what the user said: a short request to the thinker, outside of the conversation."""
 
 import asyncio
 import logging
@@ -7,11 +7,10 @@ from contextlib import aclosing
 from omni_server.api.answer_stream import follow
 from omni_server.api.errors import unexpected_error
 from omni_server.api.realtime import server_events as events
+from omni_server.api.realtime.conversation import audio_part
 from omni_server.api.realtime.items import HeardAudio, UserItem
 from omni_server.api.realtime.outbox import Outbox
-from omni_server.api.realtime.prompt import audio_part
-from omni_server.api.realtime.session import Transcription
-from omni_server.api.realtime.wire import FailureDetails, TranscriptionUsage
+from omni_server.api.realtime.session_config import Transcription
 from omni_server.api.sampling import text_sampling
 from omni_server.api.state import ServerState
 from omni_server.errors import OmniError, OverloadedError
@@ -31,17 +30,21 @@ class Transcriber:
         return len(self._tasks)
 
     def refuse(self, item: UserItem) -> None:
-        """Where too many run already: they are told failed rather than piled up."""
-        self._fail(item, OverloadedError("Too many transcriptions and responses are running in this session."))
+        """Where too many run already: they fail rather than pile up."""
+        self._fail(
+            item, OverloadedError("Too many transcriptions and responses are running in this session.")
+        )
 
     def start(self, item: UserItem, audio: HeardAudio, config: Transcription) -> None:
         """The events come while other things go on; `audio.transcript` is set at the end."""
-        task = asyncio.create_task(self._run(item, audio, config), name=f"realtime transcription of {item.id}")
+        task = asyncio.create_task(
+            self._run(item, audio, config), name=f"realtime transcription of {item.id}"
+        )
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def release(self) -> "list[asyncio.Task[None]]":
-        """Stops them without a word; returns the tasks, which end soon."""
+        """Stops them without an event; returns the tasks, which end soon."""
         for task in self._tasks:
             task.cancel()
         return list(self._tasks)
@@ -77,11 +80,13 @@ class Transcriber:
                             audio.transcript = "".join(text)
                             self._outbox.put(
                                 events.TranscriptionCompleted(
-                                    item_id=item.id, transcript=audio.transcript, usage=TranscriptionUsage.of(usage)
+                                    item_id=item.id,
+                                    transcript=audio.transcript,
+                                    usage=events.TranscriptionUsage.of(usage),
                                 )
                             )
         finally:
             await generation.aclose()
 
     def _fail(self, item: UserItem, error: OmniError) -> None:
-        self._outbox.put(events.TranscriptionFailed(item_id=item.id, error=FailureDetails.of(error)))
+        self._outbox.put(events.TranscriptionFailed(item_id=item.id, error=events.FailureDetails.of(error)))

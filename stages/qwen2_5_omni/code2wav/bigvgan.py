@@ -133,7 +133,9 @@ def _transposed(module: torch.nn.ConvTranspose1d, dtype: torch.dtype) -> _Conv:
     source = module.weight.detach()  # [in channels, out channels, taps]
     rate, padding, num_taps = int(module.stride[0]), int(module.padding[0]), source.shape[2]
     if num_taps - 2 * padding != rate:
-        raise ConfigError(f"the vocoder's upsampling of {rate} by {num_taps} taps does not keep its input's grid")
+        raise ConfigError(
+            f"the vocoder's upsampling of {rate} by {num_taps} taps does not keep its input's grid"
+        )
     before = (num_taps - 1 - padding) // rate
     behind = (rate - 1 + padding) // rate
     weight = source.new_zeros(before + behind + 1, source.shape[0], rate, source.shape[1])
@@ -169,5 +171,7 @@ def _filter_taps(bigvgan: Qwen2_5OmniToken2WavBigVGANModel) -> tuple[float, ...]
     ]
     taps = filters[0].cpu()
     if len(taps) != NUM_TAPS or not all(torch.equal(taps, other.cpu()) for other in filters):
-        raise ConfigError("the vocoder's low-pass filters differ from each other: the fused kernels do not fit it")
+        raise ConfigError(
+            "the vocoder's low-pass filters differ from each other: the fused kernels do not fit it"
+        )
     return tuple(taps.tolist())

@@ -13,7 +13,10 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import DiTDecoderLayer, Qwen2_5OmniToken2WavDiTModel
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
+    DiTDecoderLayer,
+    Qwen2_5OmniToken2WavDiTModel,
+)
 
 from omni_server.protocol.diffusion_config import FlowSolver
 from stages.qwen2_5_omni.code2wav.dit_ops import DiTOps
@@ -93,7 +96,9 @@ class PackedDiT:
         looks_back = [layer.look_backward_block > 0 for layer in dit.transformer_blocks]
         self._layers: list[_Layer] = []
         for number, layer in enumerate(dit.transformer_blocks):
-            self._layers.append(_prepared(layer, dtype, config.head_dim, back_number=sum(looks_back[:number])))
+            self._layers.append(
+                _prepared(layer, dtype, config.head_dim, back_number=sum(looks_back[:number]))
+            )
             if frees_modules:
                 layer.attn.to("meta")
                 layer.ff.to("meta")
@@ -101,7 +106,9 @@ class PackedDiT:
         self._codec_table = dit.text_embed.codec_embed.weight.detach().clone()
         # Columns of the input projection: state | ECAPA of the reference mel | code embedding | x-vector.
         widths = [config.mel_dim, config.enc_dim, config.emb_dim, config.enc_emb_dim]
-        state, ecapa, code, x_vector = (part.clone() for part in dit.input_embed.proj.weight.detach().split(widths, 1))
+        state, ecapa, code, x_vector = (
+            part.clone() for part in dit.input_embed.proj.weight.detach().split(widths, 1)
+        )
         self._state_projection, self._code_projection = state, code
         self._voice_bias = _voice_bias(dit, voices, ecapa, code, x_vector)
         # A window that reads a slot begins at the second block of positions.
@@ -133,7 +140,9 @@ class PackedDiT:
             return bias[None]
         return torch.stack([bias, unconditional.expand_as(bias)])
 
-    def advance(self, state: torch.Tensor, bias: torch.Tensor, layout: BlockLayout, interval: Interval) -> torch.Tensor:
+    def advance(
+        self, state: torch.Tensor, bias: torch.Tensor, layout: BlockLayout, interval: Interval
+    ) -> torch.Tensor:
         """The state at the end of an interval, from that at its start; float32 [blocks, frames, mel_dim].
 
         Runge-Kutta of order 4, Kutta's 3/8 rule, as `RungeKutta4ODESolver`.
@@ -150,7 +159,12 @@ class PackedDiT:
         return state + (k1 + 3 * (k2 + k3) + k4) * (step / 8)
 
     def velocity(
-        self, state: torch.Tensor, bias: torch.Tensor, layout: BlockLayout, interval: Interval, evaluation: int
+        self,
+        state: torch.Tensor,
+        bias: torch.Tensor,
+        layout: BlockLayout,
+        interval: Interval,
+        evaluation: int,
     ) -> torch.Tensor:
         """d(state)/dt under guidance, float32 [blocks, frames, mel_dim]; with what `layout` says of slots done.
 
@@ -167,7 +181,13 @@ class PackedDiT:
             if layer.back and self.streams is not None:
                 kept = self.streams.at(evaluation, layer.back_number, interval.number)
             attended = ops.attention(
-                qkv, layout, self._rotary, head_dim=self._head_dim, back=layer.back, ahead=layer.ahead, kept=kept
+                qkv,
+                layout,
+                self._rotary,
+                head_dim=self._head_dim,
+                back=layer.back,
+                ahead=layer.ahead,
+                kept=kept,
             )
             if kept is not None:
                 ops.keep(qkv, layout, kept)  # over what the attention has just read
@@ -192,7 +212,9 @@ def _prepared(layer: DiTDecoderLayer, dtype: torch.dtype, head_dim: int, *, back
     def halves(linear: torch.nn.Linear) -> tuple[torch.Tensor, torch.Tensor]:
         # The rotary embedding turns pairs of neighbouring components. Queries and keys permuted alike have the same
         # products, and with the even components in front a pair is one offset apart.
-        order = torch.cat([torch.arange(0, head_dim, 2), torch.arange(1, head_dim, 2)]).to(linear.weight.device)
+        order = torch.cat([torch.arange(0, head_dim, 2), torch.arange(1, head_dim, 2)]).to(
+            linear.weight.device
+        )
         weight = linear.weight.detach().unflatten(0, (-1, head_dim))[:, order].flatten(0, 1)
         return weight, linear.bias.detach().unflatten(0, (-1, head_dim))[:, order].flatten(0, 1)
 

@@ -21,7 +21,9 @@ ATTENTION_WARPS = 2
 class TritonDiTOps:
     """Implements `DiTOps` on CUDA."""
 
-    def norm(self, hidden: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def norm(
+        self, hidden: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, dtype: torch.dtype
+    ) -> torch.Tensor:
         return _norm(hidden, None, None, scale, shift, dtype)
 
     def gated_norm(
@@ -192,7 +194,9 @@ def _attend(
     else:
         kept = tl.exp2(highest - new_highest)
         new_total += total * kept
-        new_attended = tl.dot(weights.to(values.dtype), values, attended * kept[:, None], input_precision=PRECISION)
+        new_attended = tl.dot(
+            weights.to(values.dtype), values, attended * kept[:, None], input_precision=PRECISION
+        )
     return new_highest, new_total, new_attended
 
 

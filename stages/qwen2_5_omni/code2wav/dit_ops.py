@@ -18,7 +18,9 @@ NORM_EPS = 1e-6
 class DiTOps(Protocol):
     """Rows are frames: those of all blocks with the condition, behind them the same without it."""
 
-    def norm(self, hidden: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def norm(
+        self, hidden: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, dtype: torch.dtype
+    ) -> torch.Tensor:
         """Layer norm without weights of `hidden` (float32 [rows, width]), times 1 + scale, plus shift, as `dtype`."""
         ...
 
@@ -66,7 +68,9 @@ class DiTOps(Protocol):
 class TorchDiTOps:
     """Implements `DiTOps` with PyTorch's own operators."""
 
-    def norm(self, hidden: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def norm(
+        self, hidden: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, dtype: torch.dtype
+    ) -> torch.Tensor:
         normed = F.layer_norm(hidden, (hidden.shape[-1],), eps=NORM_EPS)
         return (normed * (1 + scale) + shift).to(dtype)
 
@@ -104,7 +108,9 @@ class TorchDiTOps:
         cos, sin = rotary[:, positions].to(qkv.dtype)
         query, key, value = parts.unbind(3)
         query, key = _rotate_first_head(query, cos, sin), _rotate_first_head(key, cos, sin)
-        is_valid = torch.arange(block_size, device=qkv.device) < layout.num_frames[:, None]  # [blocks, frames]
+        is_valid = (
+            torch.arange(block_size, device=qkv.device) < layout.num_frames[:, None]
+        )  # [blocks, frames]
         keys, values, masks = [key], [value], [is_valid]
         for wanted, shift, exists in ((back, 1, layout.has_previous), (ahead, -1, layout.has_next)):
             if wanted:
@@ -114,7 +120,9 @@ class TorchDiTOps:
         if back and kept is not None:
             reads = layout.read_slot >= 0
             slots = layout.read_slot.clamp(min=0).long()
-            kept_parts = kept.values[slots, kept.interval.long()].transpose(0, 1)  # [branches, blocks, frames, ...]
+            kept_parts = kept.values[slots, kept.interval.long()].transpose(
+                0, 1
+            )  # [branches, blocks, frames, ...]
             kept_key, kept_value = kept_parts.unflatten(-1, (2, inner // head_dim, head_dim)).unbind(3)
             cos, sin = rotary[:, (positions - block_size).clamp(min=0)].to(qkv.dtype)
             is_read = reads[:, None, None, None]

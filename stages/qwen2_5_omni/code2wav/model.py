@@ -71,8 +71,10 @@ class Qwen2_5OmniCode2Wav(torch.nn.Module):
             raise TypeError("code2wav needs additional_config=DiffusionRuntimeConfig(...)")
         self._runtime = runtime
         # The attribute names are those of the checkpoint. SDPA is the reference's choice too.
-        self.code2wav_dit_model: Qwen2_5OmniToken2WavDiTModel | None = Qwen2_5OmniToken2WavDiTModel._from_config(
-            config.dit_config, attn_implementation="sdpa", dtype=torch.float32
+        self.code2wav_dit_model: Qwen2_5OmniToken2WavDiTModel | None = (
+            Qwen2_5OmniToken2WavDiTModel._from_config(
+                config.dit_config, attn_implementation="sdpa", dtype=torch.float32
+            )
         )
         self.code2wav_bigvgan_model: Qwen2_5OmniToken2WavBigVGANModel | None = (
             Qwen2_5OmniToken2WavBigVGANModel._from_config(
@@ -192,7 +194,9 @@ class Qwen2_5OmniCode2Wav(torch.nn.Module):
 
     def _job(self, request: _Request) -> WindowJob:
         window, frames = request.window, self._frames_per_code
-        noise = noise_frames(window.noise_seed, window.first_code * frames, len(request.codes) * frames, self._mel_dim)
+        noise = noise_frames(
+            window.noise_seed, window.first_code * frames, len(request.codes) * frames, self._mel_dim
+        )
         return WindowJob(window, request.codes, torch.from_numpy(noise), request.voice)
 
     @staticmethod

@@ -161,7 +161,11 @@ def pack_windows(
         spans.append((first_frame, len(window_noise)))
         start = end
     if device.type == "cuda":  # page-locked, so that the copies do not wait for the device
-        packed_codes, packed_noise, table = packed_codes.pin_memory(), packed_noise.pin_memory(), table.pin_memory()
+        packed_codes, packed_noise, table = (
+            packed_codes.pin_memory(),
+            packed_noise.pin_memory(),
+            table.pin_memory(),
+        )
     return PackedWindows(
         BlockLayout(table.to(device, non_blocking=True), block_size),
         packed_codes.to(device, non_blocking=True).view(num_blocks, codes_per_block),

@@ -116,8 +116,13 @@ class Code2WavPipeline:
         try:
             mel_jobs = [self._mel_job(job, visit) for job, visit in zip(jobs, visits, strict=True)]
             mels = self._sampler.sample(mel_jobs)
-            spectra = [self._spectrum(job, visit, mel) for job, visit, mel in zip(jobs, visits, mels, strict=True)]
-            crops = [mel_crop(s.window, len(s.mel) // self._frames_per_code, self._frames_per_code) for s in spectra]
+            spectra = [
+                self._spectrum(job, visit, mel) for job, visit, mel in zip(jobs, visits, mels, strict=True)
+            ]
+            crops = [
+                mel_crop(s.window, len(s.mel) // self._frames_per_code, self._frames_per_code)
+                for s in spectra
+            ]
             waveforms = self._vocoder.synthesize([s.mel for s in spectra], crops)
             tails = [self._tail(spectrum, visit) for spectrum, visit in zip(spectra, visits, strict=True)]
         except BaseException:
@@ -130,13 +135,17 @@ class Code2WavPipeline:
         if visit is None:
             return MelJob(job.codes, job.noise, job.voice)
         skipped = job.window.emit_start - job.window.first_code if visit.carry.is_read else 0
-        return MelJob(job.codes[skipped:], job.noise[skipped * self._frames_per_code :], job.voice, visit.carry)
+        return MelJob(
+            job.codes[skipped:], job.noise[skipped * self._frames_per_code :], job.voice, visit.carry
+        )
 
     def _spectrum(self, job: WindowJob, visit: Visit | None, mel: torch.Tensor) -> "_Spectrum":
         if visit is None or visit.mel is None:
             return _Spectrum(job.window, mel)
         first_code = job.window.emit_start - len(visit.mel) // self._frames_per_code
-        return _Spectrum(msgspec.structs.replace(job.window, first_code=first_code), torch.cat([visit.mel, mel]))
+        return _Spectrum(
+            msgspec.structs.replace(job.window, first_code=first_code), torch.cat([visit.mel, mel])
+        )
 
     def _tail(self, spectrum: "_Spectrum", visit: Visit | None) -> torch.Tensor | None:
         """What the vocoder needs of this window in the next one, if that is to find it."""
@@ -145,7 +154,9 @@ class Code2WavPipeline:
         window = spectrum.window
         end = (window.emit_end - window.first_code) * self._frames_per_code
         num_frames = self.streams.num_margin_codes(window, window.emit_end) * self._frames_per_code
-        return spectrum.mel[max(0, end - num_frames) : end].clone()  # the window's mel is a part of the whole batch's
+        return spectrum.mel[
+            max(0, end - num_frames) : end
+        ].clone()  # the window's mel is a part of the whole batch's
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,13 @@ from dataclasses import dataclass
 import torch
 
 from stages.qwen2_5_omni.code2wav.dit import Interval, PackedDiT
-from stages.qwen2_5_omni.code2wav.packing import Carry, PackedWindows, empty_layout, num_blocks_of, pack_windows
+from stages.qwen2_5_omni.code2wav.packing import (
+    Carry,
+    PackedWindows,
+    empty_layout,
+    num_blocks_of,
+    pack_windows,
+)
 
 
 @dataclass(frozen=True)
@@ -27,7 +33,13 @@ class MelSampler:
     """Runs `PackedDiT` over packed windows."""
 
     def __init__(
-        self, dit: PackedDiT, *, codes_per_block: int, max_num_blocks: int, device: torch.device, use_graphs: bool
+        self,
+        dit: PackedDiT,
+        *,
+        codes_per_block: int,
+        max_num_blocks: int,
+        device: torch.device,
+        use_graphs: bool,
     ) -> None:
         """More than `max_num_blocks` blocks are not computed at once, except for a single longer window."""
         self._dit = dit

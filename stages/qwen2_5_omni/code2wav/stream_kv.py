@@ -33,7 +33,13 @@ class LayerKV:
 
 
 def slot_shape(
-    *, num_intervals: int, num_evaluations: int, num_layers: int, num_branches: int, block_size: int, inner: int
+    *,
+    num_intervals: int,
+    num_evaluations: int,
+    num_layers: int,
+    num_branches: int,
+    block_size: int,
+    inner: int,
 ) -> tuple[int, ...]:
     """What is kept for one stream. The arguments are those of `StreamKV`."""
     return (num_intervals, num_evaluations, num_layers, num_branches, block_size, 2 * inner)

@@ -48,7 +48,9 @@ class StreamTable:
         """Without slots no state is kept."""
         self._codes_per_block = codes_per_block
         self._frames_per_code = frames_per_code
-        self._states: OrderedDict[str, _State] = OrderedDict()  # the one whose last window is the longest ago first
+        self._states: OrderedDict[str, _State] = (
+            OrderedDict()
+        )  # the one whose last window is the longest ago first
         self._free = list(range(num_slots))
 
     @property
@@ -79,7 +81,10 @@ class StreamTable:
         return [self._visit(window, state) for window, state in zip(windows, states, strict=True)]
 
     def leave(
-        self, windows: Sequence[CodecWindow], visits: Sequence[Visit | None], tails: Sequence[torch.Tensor | None]
+        self,
+        windows: Sequence[CodecWindow],
+        visits: Sequence[Visit | None],
+        tails: Sequence[torch.Tensor | None],
     ) -> None:
         """The windows have been computed.
 

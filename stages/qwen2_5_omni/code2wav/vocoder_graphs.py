@@ -81,7 +81,9 @@ class GraphedVocoder:
         for length, rest in parts:
             for batch_size in batch_plan(len(rest), length):
                 part, rest = rest[:batch_size], rest[batch_size:]
-                for index, waveform in zip(part, self._run(batch_size, length, part, mels, crops), strict=True):
+                for index, waveform in zip(
+                    part, self._run(batch_size, length, part, mels, crops), strict=True
+                ):
                     waveforms[index] = waveform
         return [waveforms[index] for index in range(len(crops))]
 

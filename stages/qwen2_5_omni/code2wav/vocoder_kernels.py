@@ -122,7 +122,11 @@ def _largest_unit(number: int) -> int:
 
 
 def activation(
-    x: torch.Tensor, turns: torch.Tensor, inverse_beta: torch.Tensor, taps: tuple[float, ...], dtype: torch.dtype
+    x: torch.Tensor,
+    turns: torch.Tensor,
+    inverse_beta: torch.Tensor,
+    taps: tuple[float, ...],
+    dtype: torch.dtype,
 ) -> torch.Tensor:
     """Anti-aliased snake: x + sin(alpha x)^2 / beta at twice the rate. [batch, time, channels] as `dtype`.
 

@@ -32,7 +32,9 @@ def load_voices(model_dir: Path) -> dict[str, Voice]:
     """
     path = model_dir / VOICES_FILE
     if not path.is_file():
-        raise ConfigError(f"{model_dir} has no {VOICES_FILE}: speech needs the checkpoint's voices, download it whole")
+        raise ConfigError(
+            f"{model_dir} has no {VOICES_FILE}: speech needs the checkpoint's voices, download it whole"
+        )
     try:
         content: object = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:

@@ -119,7 +119,11 @@ def _text(size: TextSize) -> Json:
         "use_sliding_window": False,
         "sliding_window": 32768,
         "rope_theta": size.rope_theta,
-        "rope_scaling": {"mrope_section": list(size.mrope_section), "rope_type": "default", "type": "default"},
+        "rope_scaling": {
+            "mrope_section": list(size.mrope_section),
+            "rope_type": "default",
+            "type": "default",
+        },
         "tie_word_embeddings": False,
         "attention_dropout": 0.0,
         "use_cache": True,

@@ -79,9 +79,13 @@ class DemoSize:
     def __post_init__(self) -> None:
         for name, text in (("thinker", self.thinker), ("talker", self.talker)):
             if 2 * sum(text.mrope_section) != text.head_dim:
-                raise ConfigError(f"{name}: mrope_section {text.mrope_section} must sum to half of {text.head_dim}")
+                raise ConfigError(
+                    f"{name}: mrope_section {text.mrope_section} must sum to half of {text.head_dim}"
+                )
         if self.thinker.heads * self.thinker.head_dim != self.thinker.hidden:
-            raise ConfigError("thinker: heads x head_dim must be the hidden size (vLLM's Qwen2 takes it for granted)")
+            raise ConfigError(
+                "thinker: heads x head_dim must be the hidden size (vLLM's Qwen2 takes it for granted)"
+            )
         if self.vocoder.channels % 64:
             raise ConfigError(f"vocoder: channels must be a multiple of 64, not {self.vocoder.channels}")
 

@@ -17,9 +17,7 @@ from stages.qwen2_5_omni.demo_checkpoint.words import BARE, PROMPTED, PUNCTUATIO
 Vocabulary = Literal["small", "full"]
 
 # transformers/models/qwen2/tokenization_qwen2.py, PRETOKENIZE_REGEX
-_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _SPACE = "Ġ"  # the byte-level alphabet's sign for a space
 
 # In the order of the genuine ids 151643, 151644, ...; True: special, left out of decoded text.
@@ -119,7 +117,9 @@ def write_tokenizer(folder: Path, vocabulary: Vocabulary) -> TokenIds:
         vocab = _spread_to_genuine_ids(vocab)
     _save(folder, models.BPE(vocab=vocab, merges=merges), vocab, _SPLIT, "Qwen2Tokenizer")
     _dump(folder / "vocab.json", vocab, indent=None)
-    (folder / "merges.txt").write_text("#version: 0.2\n" + "".join(f"{a} {b}\n" for a, b in merges), encoding="utf-8")
+    (folder / "merges.txt").write_text(
+        "#version: 0.2\n" + "".join(f"{a} {b}\n" for a, b in merges), encoding="utf-8"
+    )
     _dump(folder / "added_tokens.json", _added_ids(vocab))
     spoken = tuple(sorted([vocab[_SPACE + word] for word in SPOKEN] + [vocab[mark] for mark in PUNCTUATION]))
     if vocabulary == "full":
@@ -155,7 +155,9 @@ def _packed_token_ids(vocab: dict[str, int], spoken: tuple[int, ...]) -> TokenId
     return _token_ids(vocab, -(-(first + len(tts)) // 64) * 64, tts, spoken)
 
 
-def _token_ids(vocab: dict[str, int], vocab_size: int, tts: dict[str, int], spoken: tuple[int, ...]) -> TokenIds:
+def _token_ids(
+    vocab: dict[str, int], vocab_size: int, tts: dict[str, int], spoken: tuple[int, ...]
+) -> TokenIds:
     added = _added_ids(vocab)
     return TokenIds(
         vocab_size=vocab_size,
@@ -202,7 +204,9 @@ def _plain_vocabulary() -> tuple[dict[str, int], list[tuple[str, str]]]:
 def _spread_to_genuine_ids(vocab: dict[str, int]) -> dict[str, int]:
     taken = set(_GENUINE_WORD_IDS.values())
     free = iter(i for i in range(_GENUINE_PLAIN_TOKENS) if i not in taken)
-    spread = {token: _GENUINE_WORD_IDS[token] if token in _GENUINE_WORD_IDS else next(free) for token in vocab}
+    spread = {
+        token: _GENUINE_WORD_IDS[token] if token in _GENUINE_WORD_IDS else next(free) for token in vocab
+    }
     spread.update({f"<unused{i}>": i for i in free})
     return spread
 
@@ -216,7 +220,9 @@ def _tokenizer(model: models.BPE, split: str) -> Tokenizer:
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    tokenizer.post_processor = processors.ByteLevel(add_prefix_space=False, use_regex=False, trim_offsets=False)
+    tokenizer.post_processor = processors.ByteLevel(
+        add_prefix_space=False, use_regex=False, trim_offsets=False
+    )
     tokenizer.decoder = decoders.ByteLevel()
     for content, special in _ADDED:  # one by one: ids follow the order
         token = AddedToken(content, special=special, normalized=False)
@@ -260,7 +266,10 @@ def _write_tokenizer_config(folder: Path, added: dict[str, int], tokenizer_class
     }
     _dump(folder / "tokenizer_config.json", config)
     special_map = {"additional_special_tokens": special[1:], **_NAMED}
-    _dump(folder / "special_tokens_map.json", special_map | {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"})
+    _dump(
+        folder / "special_tokens_map.json",
+        special_map | {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"},
+    )
 
 
 def _dump(path: Path, content: object, indent: int | None = 2) -> None:

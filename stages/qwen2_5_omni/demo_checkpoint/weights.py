@@ -86,11 +86,15 @@ def _normal(name: str, shape: Iterable[int], seed: int) -> torch.Tensor:
     return torch.randn(tuple(shape), generator=generator)
 
 
-def _distribution(module: nn.Module, module_name: str, name: str, parameter: nn.Parameter) -> tuple[float, float]:
+def _distribution(
+    module: nn.Module, module_name: str, name: str, parameter: nn.Parameter
+) -> tuple[float, float]:
     """Mean and standard deviation of one parameter."""
     kind = type(module).__name__
     text_attention = (
-        ".layers." in module_name and module_name.endswith(("q_proj", "k_proj")) and "audio" not in module_name
+        ".layers." in module_name
+        and module_name.endswith(("q_proj", "k_proj"))
+        and "audio" not in module_name
     )
     if name in ("alpha", "beta"):  # SnakeBeta's, on a logarithmic scale
         return 0.0, 0.2
@@ -123,7 +127,9 @@ def _shape_text_head(thinker: Qwen2_5OmniThinkerForConditionalGeneration, ids: T
     weight[ids.im_end] = _end_row(rows[ids.im_end], _TEXT_END, weight, replying, common)
 
 
-def _shape_codec_head(talker: Qwen2_5OmniTalkerForConditionalGeneration, text_pad: torch.Tensor, seed: int) -> None:
+def _shape_codec_head(
+    talker: Qwen2_5OmniTalkerForConditionalGeneration, text_pad: torch.Tensor, seed: int
+) -> None:
     """Rows of the 8193 codes and of the three special codes only: the DiT has no embedding for the ids between.
 
     `text_pad` [thinker's hidden]: what the talker is fed beside its codes once the text is used up.
@@ -183,12 +189,17 @@ def _calibrate_vocoder(token2wav: Qwen2_5OmniToken2WavModel, seed: int) -> None:
     last = token2wav.code2wav_bigvgan_model.conv_post
     last.weight -= last.weight.mean(-1, keepdim=True)  # no direct current
     levels: list[float] = []
-    hook = last.register_forward_hook(lambda _m, _i, wave: levels.append(wave[..., 480:-480].square().mean().sqrt()))
+    hook = last.register_forward_hook(
+        lambda _m, _i, wave: levels.append(wave[..., 480:-480].square().mean().sqrt())
+    )
     codes = torch.randint(CODES, (1, 60), generator=torch.Generator().manual_seed(seed))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         token2wav(
-            codes, conditioning=torch.zeros(1, 192), reference_mel=torch.full((1, 120, 80), _MEL_LEVEL), num_steps=4
+            codes,
+            conditioning=torch.zeros(1, 192),
+            reference_mel=torch.full((1, 120, 80), _MEL_LEVEL),
+            num_steps=4,
         )
     hook.remove()
     last.weight *= float(f"{_RMS / float(levels[0]):.1e}")  # two digits, as above

@@ -89,7 +89,9 @@ def make_demo_checkpoint(
     return out
 
 
-def _contents(size: DemoSize | str, weights: Weights, vocabulary: Vocabulary | None, dtype: Dtype | None) -> _Contents:
+def _contents(
+    size: DemoSize | str, weights: Weights, vocabulary: Vocabulary | None, dtype: Dtype | None
+) -> _Contents:
     if isinstance(size, str) and size in GENUINE_SIZES:
         if weights == "random":
             raise ConfigError(
@@ -101,15 +103,21 @@ def _contents(size: DemoSize | str, weights: Weights, vocabulary: Vocabulary | N
         return _Contents(size, "full", "bfloat16", weights, GENUINE_PREPROCESSING, GENUINE_MEL_FRAMES)
     if isinstance(size, str):
         if size not in SIZES:
-            raise ConfigError(f"unknown demo checkpoint size '{size}'; there are {', '.join((*SIZES, *GENUINE_SIZES))}")
+            raise ConfigError(
+                f"unknown demo checkpoint size '{size}'; there are {', '.join((*SIZES, *GENUINE_SIZES))}"
+            )
         size = SIZES[size]
-    return _Contents(size, vocabulary or "small", dtype or "float32", weights, DEMO_PREPROCESSING, DEMO_MEL_FRAMES)
+    return _Contents(
+        size, vocabulary or "small", dtype or "float32", weights, DEMO_PREPROCESSING, DEMO_MEL_FRAMES
+    )
 
 
 def _write(folder: Path, contents: _Contents, seed: int) -> None:
     ids = write_tokenizer(folder, contents.vocabulary)
     size = contents.size
-    model = genuine_model_config(size) if isinstance(size, str) else demo_model_config(size, ids, contents.dtype)
+    model = (
+        genuine_model_config(size) if isinstance(size, str) else demo_model_config(size, ids, contents.dtype)
+    )
     write_configs(folder, model, ids, contents.preprocessing)
     if contents.weights == "random":
         _write_weights(folder, ids, seed, contents.dtype)

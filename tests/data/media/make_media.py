@@ -41,17 +41,26 @@ def write_speech(clip: Clip, folder: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         spoken = Path(scratch) / "spoken.wav"
         subprocess.run(
-            ["espeak-ng", "-v", clip.voice, "-s", str(clip.words_per_minute), "-w", str(spoken), clip.text], check=True
+            ["espeak-ng", "-v", clip.voice, "-s", str(clip.words_per_minute), "-w", str(spoken), clip.text],
+            check=True,
         )
         target = folder / f"{clip.name}.wav"
         resample = ["rate", "-v", str(SPEECH_RATE_HZ)]
-        subprocess.run(["sox", "-R", "-D", str(spoken), "-b", "16", "-c", "1", str(target), *resample], check=True)
+        subprocess.run(
+            ["sox", "-R", "-D", str(spoken), "-b", "16", "-c", "1", str(target), *resample], check=True
+        )
 
 
 def write_mp3(source: Path, target: Path) -> None:
     samples, rate = soundfile.read(source, dtype="int16")
     soundfile.write(
-        target, samples, rate, format="MP3", subtype="MPEG_LAYER_III", bitrate_mode="CONSTANT", compression_level=0.5
+        target,
+        samples,
+        rate,
+        format="MP3",
+        subtype="MPEG_LAYER_III",
+        bitrate_mode="CONSTANT",
+        compression_level=0.5,
     )
 
 

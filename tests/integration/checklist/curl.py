@@ -18,14 +18,24 @@ class Curl:
     def __init__(self, url: str, key: str | None = None) -> None:
         self.url = url
         # The first, which has to be the first, keeps the settings of whoever runs the tests out.
-        self._options = ["--disable", "--noproxy", "*", "--silent", "--show-error", "--max-time", str(TIMEOUT_S)]
+        self._options = [
+            "--disable",
+            "--noproxy",
+            "*",
+            "--silent",
+            "--show-error",
+            "--max-time",
+            str(TIMEOUT_S),
+        ]
         if key is not None:
             self._options += ["--header", f"Authorization: Bearer {key}"]
 
     def get(self, path: str, *options: str) -> httpx2.Response:
         return self._response(path, options)
 
-    def post(self, path: str, body: Any, *options: str, content_type: str = "application/json") -> httpx2.Response:
+    def post(
+        self, path: str, body: Any, *options: str, content_type: str = "application/json"
+    ) -> httpx2.Response:
         """`body` as JSON, or as it is if it is bytes."""
         sent = body if isinstance(body, bytes) else json.dumps(body).encode()
         return self._response(path, [*_posting(content_type), *options], sent)
@@ -36,7 +46,9 @@ class Curl:
 
     def exit_code(self, path: str, body: Any, *options: str) -> int:
         """Of curl itself; 28 is its own timeout."""
-        return self._run(path, [*_posting("application/json"), *options], json.dumps(body).encode()).returncode
+        return self._run(
+            path, [*_posting("application/json"), *options], json.dumps(body).encode()
+        ).returncode
 
     def _response(self, path: str, options: Any, sent: bytes = b"") -> httpx2.Response:
         finished = self._run(path, ["--include", *options], sent)

@@ -64,7 +64,9 @@ def test_c10_voice_by_id(curl: Curl) -> None:
 
 
 def test_c13_modalities_of_audio_alone(official: openai.OpenAI, wav: dict[str, Any]) -> None:
-    completion = official.chat.completions.create(**arguments(spoken(audio_format="wav", modalities=["audio"])))
+    completion = official.chat.completions.create(
+        **arguments(spoken(audio_format="wav", modalities=["audio"]))
+    )
     message = completion.choices[0].message
     assert message.content is None
     assert message.audio is not None
@@ -136,7 +138,13 @@ def test_c51_unknown_field(curl: Curl) -> None:
 
 
 def test_c52_bookkeeping_fields(official: openai.OpenAI) -> None:
-    fields = {"user": "a", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "safety_identifier": "a"}
+    fields = {
+        "user": "a",
+        "metadata": {"a": "b"},
+        "store": True,
+        "service_tier": "auto",
+        "safety_identifier": "a",
+    }
     tools = {"tools": [TRIP], "tool_choice": "none", "parallel_tool_calls": False}
     completion = official.chat.completions.create(**arguments(written(**SHORT, **fields, **tools)))
     assert completion.choices[0].message.content
@@ -155,7 +163,10 @@ def test_c56_message_is_sent_back_as_the_client_has_it(official: openai.OpenAI) 
 
 def test_c57_unknown_audio_id(curl: Curl) -> None:
     body = written()
-    body["messages"] += [{"role": "assistant", "audio": {"id": "audio_none"}}, {"role": "user", "content": "Again."}]
+    body["messages"] += [
+        {"role": "assistant", "audio": {"id": "audio_none"}},
+        {"role": "user", "content": "Again."},
+    ]
     error = error_of(curl.post(URL, body))
     assert (error["param"], error["code"]) == ("messages[1].audio.id", "audio_not_found")
 
@@ -164,7 +175,10 @@ def test_c58_audio_id_of_another_key(guarded: ServerProcess) -> None:
     first, other = (Curl(guarded.url, key) for key in (KEY, OTHER_KEY))
     audio_id = message_of(completion_of(first.post(URL, spoken(**SHORT))))["audio"]["id"]
     body = written(**SHORT)
-    body["messages"] += [{"role": "assistant", "audio": {"id": audio_id}}, {"role": "user", "content": "Again."}]
+    body["messages"] += [
+        {"role": "assistant", "audio": {"id": audio_id}},
+        {"role": "user", "content": "Again."},
+    ]
     error = error_of(other.post(URL, body))
     assert (error["param"], error["code"]) == ("messages[1].audio.id", "audio_not_found")
     assert completion_of(first.post(URL, body))

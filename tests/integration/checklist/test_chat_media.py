@@ -114,7 +114,9 @@ def fetched(server: ServerProcess, url: str) -> httpx2.Response:
     return Curl(server.url, KEY).post(URL, written(picture(url)))
 
 
-def test_c28_hosts_beside_the_allowed_one_are_not_asked(guarded: ServerProcess, media_host: MediaHost) -> None:
+def test_c28_hosts_beside_the_allowed_one_are_not_asked(
+    guarded: ServerProcess, media_host: MediaHost
+) -> None:
     asked = len(media_host.paths)
     for url in ("http://169.254.169.254/latest/meta-data", media_host.url("/x.png", "localhost")):
         assert error_of(fetched(guarded, url))["code"] == "media_not_allowed"
@@ -127,9 +129,15 @@ def test_c28_hosts_beside_the_allowed_one_are_not_asked(guarded: ServerProcess, 
 
 
 @pytest.mark.parametrize("row", ["C29 to an address", "C29 to a name of a private address"])
-def test_redirect_to_a_private_address_is_not_followed(guarded: ServerProcess, media_host: MediaHost, row: str) -> None:
+def test_redirect_to_a_private_address_is_not_followed(
+    guarded: ServerProcess, media_host: MediaHost, row: str
+) -> None:
     asked = len(media_host.paths)
-    target = "http://169.254.169.254/latest" if row == "C29 to an address" else media_host.url("/y.png", "localhost")
+    target = (
+        "http://169.254.169.254/latest"
+        if row == "C29 to an address"
+        else media_host.url("/y.png", "localhost")
+    )
     response = fetched(guarded, media_host.url(f"/?to={quote(target, safe='/:')}"))
     assert error_of(response)["code"] == "media_not_allowed"
     assert len(media_host.paths) == asked + 1

@@ -55,7 +55,9 @@ def test_s20_compression_is_offered_and_not_taken(text: tuple[httpx2.Response, S
 
 def test_s04_usage_is_in_one_chunk_before_the_end(official: openai.OpenAI) -> None:
     body = arguments(written(**SHORT))
-    chunks = list(official.chat.completions.create(**body, stream=True, stream_options={"include_usage": True}))
+    chunks = list(
+        official.chat.completions.create(**body, stream=True, stream_options={"include_usage": True})
+    )
     assert [chunk.usage is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
     assert chunks[-1].choices == []
 
@@ -112,7 +114,9 @@ def test_streamed_call(official: openai.OpenAI, client: httpx2.Client, make: Any
     pieces = [piece for delta in deltas for piece in delta.tool_calls or []]
     assert {piece.index for piece in pieces} == {0}
     assert [bool(piece.id) for piece in pieces] == [True] + [False] * (len(pieces) - 1)
-    assert [piece.function.name for piece in pieces if piece.function and piece.function.name] == ["plan_trip"]
+    assert [piece.function.name for piece in pieces if piece.function and piece.function.name] == [
+        "plan_trip"
+    ]
     joined = "".join(piece.function.arguments or "" for piece in pieces if piece.function)
     assert [("plan_trip", json.loads(joined))] == calls_of(answer_to(client, body))
     assert [choice.finish_reason for choice in chunks[-1].choices] == ["tool_calls"]
@@ -130,7 +134,9 @@ def test_s13_official_accumulator_rebuilds_a_silent_call(official: openai.OpenAI
 
 def test_s14_choices_open_in_order(official: openai.OpenAI) -> None:
     body = arguments(written(n=2, temperature=1, max_tokens=8))
-    choices = [choice for chunk in official.chat.completions.create(**body, stream=True) for choice in chunk.choices]
+    choices = [
+        choice for chunk in official.chat.completions.create(**body, stream=True) for choice in chunk.choices
+    ]
     assert [choice.index for choice in choices if choice.delta.role] == [0, 1]
     finished = [choice.index for choice in choices if choice.finish_reason is not None]
     assert sorted(finished) == [0, 1]

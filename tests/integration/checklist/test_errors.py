@@ -201,7 +201,9 @@ def test_e13_numbers_that_no_field_takes(curl: Curl) -> None:
     bodies: list[Any] = [chat(max_tokens=10**30), chat(seed=10**30), chat(temperature=10**400)]
     for body in bodies:
         error_of(curl.post(URL, body))
-    tail = b'{"model":"' + MODEL.encode() + b'","messages":[{"role":"user","content":"hi"}],"temperature":1e999}'
+    tail = (
+        b'{"model":"' + MODEL.encode() + b'","messages":[{"role":"user","content":"hi"}],"temperature":1e999}'
+    )
     assert error_of(curl.post(URL, tail))["param"] == "temperature"
 
 

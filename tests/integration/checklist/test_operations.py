@@ -42,7 +42,9 @@ def failing_start(*arguments: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def test_o08_port_in_use_ends_the_start_before_anything_is_loaded(server: ServerProcess, checkpoint: Path) -> None:
+def test_o08_port_in_use_ends_the_start_before_anything_is_loaded(
+    server: ServerProcess, checkpoint: Path
+) -> None:
     port = server.url.rpartition(":")[2]
     finished = failing_start(str(checkpoint), "--stage-config", "qwen2_5_omni.demo-cpu", "--port", port)
     assert finished.returncode != 0

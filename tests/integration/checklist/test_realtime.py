@@ -261,7 +261,9 @@ def test_malformed_frame_is_an_error_and_the_session_goes_on(talk: Session, row:
 
 def test_r23_fifteen_mebibytes_in_one_event(talk: Session) -> None:
     talk.send("input_audio_buffer.append", audio=base64_of(bytes(14_000_000)))
-    talk.send("input_audio_buffer.append", audio=base64_of(bytes(15 * 1024 * 1024)))  # more than the model hears
+    talk.send(
+        "input_audio_buffer.append", audio=base64_of(bytes(15 * 1024 * 1024))
+    )  # more than the model hears
     assert talk.until("error")["error"]["code"] == "input_audio_buffer_full"
     talk.send("input_audio_buffer.clear")
     talk.until("input_audio_buffer.cleared")

@@ -13,7 +13,9 @@ SECTIONS = {"C": 61, "S": 20, "T": 17, "R": 26, "M": 9, "E": 14, "O": 10}
 NOT_ON_THE_DEMO_SERVER = {"O07"}
 """Rows with a reason instead of a test."""
 
-_LINES = [line.strip("| ").split("|") for line in (FOLDER / "rows.md").read_text().splitlines() if "|" in line]
+_LINES = [
+    line.strip("| ").split("|") for line in (FOLDER / "rows.md").read_text().splitlines() if "|" in line
+]
 _CELLS = [[cell.strip() for cell in line] for line in _LINES]
 FILES = {cells[0]: cells[1] for cells in _CELLS if cells[1].endswith(".py")}
 ROWS = [cells for cells in _CELLS if re.fullmatch(r"[A-Z]\d\d", cells[0])]

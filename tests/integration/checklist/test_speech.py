@@ -29,7 +29,13 @@ MEDIA_TYPES = {
 
 def speech(**fields: Any) -> dict[str, Any]:
     talker = {"temperature": 0, "min_tokens": NUM_CODES, "max_tokens": NUM_CODES}
-    body = {"model": MODEL, "voice": "Ethan", "input": TEXT, "seed": 7, "stage_sampling": {"talker": talker}} | fields
+    body = {
+        "model": MODEL,
+        "voice": "Ethan",
+        "input": TEXT,
+        "seed": 7,
+        "stage_sampling": {"talker": talker},
+    } | fields
     return {name: value for name, value in body.items() if value is not ...}
 
 

@@ -50,9 +50,17 @@ def agent(environments: Path, tmp_path_factory: pytest.TempPathFactory) -> Agent
         assert cascade.count("tokens=500") == 1
         services = tmp_path_factory.mktemp(consumer) / "services.py"
         services.write_text(
-            realtime if mode.startswith("realtime") else cascade.replace("tokens=500", f"tokens={FEW_TOKENS[consumer]}")
+            realtime
+            if mode.startswith("realtime")
+            else cascade.replace("tokens=500", f"tokens={FEW_TOKENS[consumer]}")
         )
-        command = [environments / "agents" / "bin" / "python", PROGRAMS / f"{consumer}_agent.py", mode, services, WAV]
+        command = [
+            environments / "agents" / "bin" / "python",
+            PROGRAMS / f"{consumer}_agent.py",
+            mode,
+            services,
+            WAV,
+        ]
         finished = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
@@ -90,7 +98,9 @@ def recipe(consumer: str, language: str, url: str, model: str) -> list[str]:
     """The programs of a page of docs/recipes, for this server."""
     page = (ROOT / "docs" / "recipes" / f"{consumer}.md").read_text()
     texts = re.findall(rf"^```{language}\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-    return [text.replace(DEMO_ADDRESS, url.removeprefix("http://")).replace(DEMO_NAME, model) for text in texts]
+    return [
+        text.replace(DEMO_ADDRESS, url.removeprefix("http://")).replace(DEMO_NAME, model) for text in texts
+    ]
 
 
 def wait_until_it_answers(url: str, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -52,32 +52,46 @@ async def test_litellm_finds_the_model(client: openai.AsyncOpenAI) -> None:
 
 
 async def test_litellm_converses(client: openai.AsyncOpenAI) -> None:
-    answer = await client.chat.completions.create(model=MODEL, user="conversation", tools=TOOLS, messages=CHAT)
+    answer = await client.chat.completions.create(
+        model=MODEL, user="conversation", tools=TOOLS, messages=CHAT
+    )
     message = answer.choices[0].message
     assert message.role == "assistant"
     assert isinstance(message.content, str)
 
     # The whole of the conversation is sent again with what the functions returned.
-    call = {"id": "call_1", "type": "function", "function": {"name": "HassTurnOn", "arguments": '{"name":"light"}'}}
+    call = {
+        "id": "call_1",
+        "type": "function",
+        "function": {"name": "HassTurnOn", "arguments": '{"name":"light"}'},
+    }
     turn: list[Any] = [
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "call_1", "content": '{"data":{"success":[]},"error":null}'},
     ]
-    answer = await client.chat.completions.create(model=MODEL, user="conversation", tools=TOOLS, messages=CHAT + turn)
+    answer = await client.chat.completions.create(
+        model=MODEL, user="conversation", tools=TOOLS, messages=CHAT + turn
+    )
     assert isinstance(answer.choices[0].message.content, str)
 
 
 async def test_litellm_recognises_speech(client: openai.AsyncOpenAI) -> None:
     for keywords in (openai.omit, ["kitchen", "light"]):
         transcription = await client.audio.transcriptions.create(
-            model=MODEL, file=("audio.wav", WAV.read_bytes()), language="en", prompt=openai.omit, keywords=keywords
+            model=MODEL,
+            file=("audio.wav", WAV.read_bytes()),
+            language="en",
+            prompt=openai.omit,
+            keywords=keywords,
         )
         assert transcription.text.strip()
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_llama_cpp_finds_that_the_server_knows_tools(client: openai.AsyncOpenAI, stream: bool) -> None:
-    answer = await client.chat.completions.create(model=MODEL, messages=CHAT, tools=TOOLS, max_tokens=3, stream=stream)
+    answer = await client.chat.completions.create(
+        model=MODEL, messages=CHAT, tools=TOOLS, max_tokens=3, stream=stream
+    )
     if isinstance(answer, openai.AsyncStream):
         reason = [chunk.choices[0].finish_reason async for chunk in answer if chunk.choices][-1]
     else:

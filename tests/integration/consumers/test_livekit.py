@@ -34,7 +34,11 @@ def test_the_model_calls_its_functions(scripted_server: str, agent: Agent) -> No
     call = ["weather", '{"place": "Oslo"}']
 
     assert agent(NAME, "tool", scripted_server, "omni") == {"calls": [call], "text": ANSWER}
-    assert agent(NAME, "realtime-tool", scripted_server, "omni") == {"calls": [call], "text": ANSWER, "errors": []}
+    assert agent(NAME, "realtime-tool", scripted_server, "omni") == {
+        "calls": [call],
+        "text": ANSWER,
+        "errors": [],
+    }
 
 
 def test_all_that_is_said_arrives(scripted_server: str, agent: Agent) -> None:

@@ -12,7 +12,13 @@ import numpy as np
 import pytest
 import soundfile
 
-from tests.integration.consumers.conftest import WAV, free_port, outside_environment, recipe, wait_until_it_answers
+from tests.integration.consumers.conftest import (
+    WAV,
+    free_port,
+    outside_environment,
+    recipe,
+    wait_until_it_answers,
+)
 from tests.integration.server_process import MODEL, ROOT, ServerProcess
 from tests.unit.media.containers import FRAGMENTED_MP4, LIVE_WEBM, record
 
@@ -71,7 +77,9 @@ def test_a_chat_streams(open_webui: httpx2.Client) -> None:
     data = [line.removeprefix("data: ") for line in response.text.split("\n") if line.startswith("data: ")]
     assert data[-1] == "[DONE]"
     chunks = [json.loads(line) for line in data[:-1]]
-    assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks if chunk["choices"]).strip()
+    assert "".join(
+        chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks if chunk["choices"]
+    ).strip()
 
 
 def test_a_picture_is_shown_to_the_model(open_webui: httpx2.Client) -> None:

@@ -38,7 +38,9 @@ MODEL = ModelInfo(
     created=1_780_000_000,
     fingerprint="fp_0123456789",
 )
-TEXT_ONLY_MODEL = replace(MODEL, voices=(), default_voice=None, outputs=frozenset({"text"}), speech_stage=None)
+TEXT_ONLY_MODEL = replace(
+    MODEL, voices=(), default_voice=None, outputs=frozenset({"text"}), speech_stage=None
+)
 
 PROMPT = PromptTokens(total=20, text=12, audio=5, image=2, video=1, cached=3)
 # Bytes and line breaks that careless code cuts apart.

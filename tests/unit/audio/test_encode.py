@@ -47,7 +47,9 @@ def test_files_are_24_khz_mono_and_keep_their_duration(format: AudioFormat) -> N
         ("opus", "OGG", "OPUS"),
     ],
 )
-def test_files_have_the_container_and_codec_of_their_format(format: AudioFormat, container: str, subtype: str) -> None:
+def test_files_have_the_container_and_codec_of_their_format(
+    format: AudioFormat, container: str, subtype: str
+) -> None:
     info = soundfile.info(io.BytesIO(encode(_tone(2_400), format)))
     assert (info.format, info.subtype) == (container, subtype)
 
@@ -64,7 +66,9 @@ def test_aac_is_in_adts_frames_at_24_khz_and_keeps_its_duration() -> None:
     assert data[0] == 0xFF
     assert data[1] & 0xF6 == 0xF0  # MPEG-4, layer 0: proper ADTS
     assert (data[2] >> 2) & 0xF == 6  # 24 kHz
-    assert 36_000 <= len(read_audio(data)) <= 36_000 + 3 * 1024  # whole frames, and one before the first sample
+    assert (
+        36_000 <= len(read_audio(data)) <= 36_000 + 3 * 1024
+    )  # whole frames, and one before the first sample
 
 
 @pytest.mark.parametrize("format", ["mp3", "opus", "aac"])

@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from omni_server.audio.tempo import TempoFilter
+from omni_server.audio.filters import TempoFilter
 
 RATE_HZ = 24_000
 SPEEDS = (0.25, 0.3, 0.5, 0.8, 1.0, 1.25, 2.0, 3.0, 4.0)
@@ -14,7 +14,9 @@ Samples = npt.NDArray[np.float32]
 
 def changed(samples: Samples, speed: float, num_pieces: int) -> Samples:
     tempo = TempoFilter(speed)
-    return np.concatenate([*(tempo.push(piece) for piece in np.array_split(samples, num_pieces)), tempo.flush()])
+    return np.concatenate(
+        [*(tempo.push(piece) for piece in np.array_split(samples, num_pieces)), tempo.flush()]
+    )
 
 
 def tone(seconds: float) -> Samples:

@@ -10,7 +10,9 @@ Check = Callable[..., tuple[int, dict[str, Any]]]
 
 
 def errors(report: dict[str, Any]) -> list[str]:
-    return [f"{item['area']}: {item['message']}" for item in report["findings"] if item["severity"] == "error"]
+    return [
+        f"{item['area']}: {item['message']}" for item in report["findings"] if item["severity"] == "error"
+    ]
 
 
 def the_error(found: tuple[int, dict[str, Any]]) -> str:

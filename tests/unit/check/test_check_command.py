@@ -17,13 +17,19 @@ def test_the_demo_fits_on_a_cpu(check: Check, whole: Path) -> None:
     assert code == 0
     assert report["fits"]
     assert report["findings"] == []
-    assert (report["architecture"], report["dtype"], report["num_weight_files"]) == ("Qwen2_5OmniModel", "float32", 1)
+    assert (report["architecture"], report["dtype"], report["num_weight_files"]) == (
+        "Qwen2_5OmniModel",
+        "float32",
+        1,
+    )
     thinker, talker, code2wav = report["stages"]
     # 2 layers x (keys and values) x 2 heads x 32 x 4 bytes = 1 KiB for a token; 64 MiB of them.
     assert (thinker["kv_cache"], thinker["kv_tokens"]) == (67108864, 65536)
     stored = load_file(whole / "model.safetensors")
     for stage, prefix in ((thinker, "thinker."), (talker, "talker."), (code2wav, "token2wav.")):
-        assert stage["weights"] == sum(weight.nbytes for name, weight in stored.items() if name.startswith(prefix))
+        assert stage["weights"] == sum(
+            weight.nbytes for name, weight in stored.items() if name.startswith(prefix)
+        )
 
 
 def test_weights_in_several_files_fit_as_well(check: Check, shards: Path) -> None:
@@ -40,7 +46,9 @@ def test_the_text_names_every_stage_and_says_what_is_estimated(
     text = capsys.readouterr().out
     assert text.endswith("It fits.\n")
     assert "~ estimated" in text
-    assert [line.split()[0] for line in text.splitlines() if line.startswith(("thinker", "talker", "code2wav"))] == [
+    assert [
+        line.split()[0] for line in text.splitlines() if line.startswith(("thinker", "talker", "code2wav"))
+    ] == [
         "thinker",
         "talker",
         "code2wav",
@@ -59,7 +67,9 @@ def test_the_7b_fits_on_80_gb(check: Check, seven_b: Path) -> None:
     )
     assert (thinker["share"], report["devices"][0]["total"]) == (int(0.45 * H100), H100)
     assert code2wav["state"] == 128 * 14_155_776
-    assert report["shared_memory_needed"] == pytest.approx(919 * 2**20, rel=0.01)  # as measured with this config
+    assert report["shared_memory_needed"] == pytest.approx(
+        919 * 2**20, rel=0.01
+    )  # as measured with this config
     # With shares of 79.65 GiB, 14.8 and 2.9 GB were measured on an H200. The talker's graphs are overestimated.
     assert thinker["kv_cache"] == pytest.approx(14.8 * GB, rel=0.03)
     assert 2.0 * GB < talker["kv_cache"] < 2.9 * GB
@@ -80,7 +90,9 @@ def test_the_7b_does_not_fit_on_24_gb(check: Check, seven_b: Path) -> None:
 def test_shares_that_would_fit_are_proposed_and_do_fit(check: Check, seven_b: Path, tmp_path: Path) -> None:
     code, report = check(seven_b, *SHIPPED, "--device-memory", "48G")
     assert code == 2
-    proposed = dict(item.rsplit(" ", 1) for item in errors(report)[0].partition("Shares that fit: ")[2].split(", "))
+    proposed = dict(
+        item.rsplit(" ", 1) for item in errors(report)[0].partition("Shares that fit: ")[2].split(", ")
+    )
     assert proposed.keys() == {"thinker", "talker", "code2wav"}
 
     text = find_shipped_config("qwen2_5_omni").read_text()
@@ -93,7 +105,9 @@ def test_shares_that_would_fit_are_proposed_and_do_fit(check: Check, seven_b: Pa
     assert check(seven_b, *words)[0] == 0
 
 
-def test_a_kv_cache_whose_size_is_given_must_fit_its_share_as_well(check: Check, seven_b: Path, tmp_path: Path) -> None:
+def test_a_kv_cache_whose_size_is_given_must_fit_its_share_as_well(
+    check: Check, seven_b: Path, tmp_path: Path
+) -> None:
     mine = tmp_path / "mine.yaml"
     text = find_shipped_config("qwen2_5_omni").read_text()
     arguments = "    engine_args:\n"

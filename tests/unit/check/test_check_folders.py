@@ -42,8 +42,14 @@ def test_a_weight_that_is_not_where_the_index_says_is_named(check: Check, shards
         (lambda content: content + b"\0", "is too long: "),
         (lambda content: content[:100], "is cut off in it: download it again"),
         (lambda content: b"", "has 0 bytes only"),
-        (lambda content: b"<html>Too many requests, come back later</html>", "has no header of the safetensors format"),
-        (lambda content: b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "pointer of Git LFS"),
+        (
+            lambda content: b"<html>Too many requests, come back later</html>",
+            "has no header of the safetensors format",
+        ),
+        (
+            lambda content: b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n",
+            "pointer of Git LFS",
+        ),
         (lambda content: struct.pack("<Q", 2) + b"[]", "has a header that cannot be read"),
         (lambda content: content.replace(b'"F32"', b'"F64"', 1), "has a header that cannot be read"),
     ],
@@ -64,7 +70,9 @@ def test_weights_that_no_file_has_are_told_with_their_stage(check: Check, folder
     save_file({name: w for name, w in load_file(file).items() if not name.startswith("talker.")}, file)
 
     error = the_error(check(folder, *CPU))
-    assert re.match(r"files: stage 'talker': (\d+) of its \1 weights are in no file, the first is talker\.", error)
+    assert re.match(
+        r"files: stage 'talker': (\d+) of its \1 weights are in no file, the first is talker\.", error
+    )
 
 
 def test_weights_of_another_size_than_the_config_says_are_told(check: Check, folder: Path) -> None:
@@ -128,7 +136,9 @@ def test_a_file_of_voices_that_is_none_is_told(check: Check, folder: Path) -> No
 
 
 def test_another_kind_of_model_is_told(check: Check, folder: Path) -> None:
-    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}))
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]})
+    )
 
     assert "is not a checkpoint that this server can run: its config.json (model_type: qwen3)" in the_error(
         check(folder, *CPU)
@@ -157,12 +167,17 @@ def test_a_config_that_describes_no_model_is_told(check: Check, folder: Path) ->
 def hub_folder(folder: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """As the hub client leaves it when only the small files have been asked for."""
     (folder / "model.safetensors").unlink()
-    index = {"metadata": {"total_size": size}, "weight_map": {"thinker.lm_head.weight": "model-1.safetensors"}}
+    index = {
+        "metadata": {"total_size": size},
+        "weight_map": {"thinker.lm_head.weight": "model-1.safetensors"},
+    }
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     monkeypatch.setattr(run, "resolve_model_folder", lambda model, **options: folder)
 
 
-def test_a_model_of_the_hub_needs_no_weights_yet(check: Check, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_of_the_hub_needs_no_weights_yet(
+    check: Check, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub_folder(folder, monkeypatch, 13_000_000)
 
     code, report = check("some/model", *CPU)

@@ -78,12 +78,18 @@ DAMAGE: dict[str, tuple[Damage, str]] = {
     "cut off in its header": (lambda folder: cut(weights(folder), 1e-5), "model.safetensors: has no header"),
     "empty": (lambda folder: cut(weights(folder), 0), "model.safetensors: has 0 bytes only"),
     "length of the header": (lambda folder: flip(weights(folder), 5), "model.safetensors: has no header"),
-    "header": (lambda folder: flip(weights(folder), 40), "model.safetensors: has a header that cannot be read"),
+    "header": (
+        lambda folder: flip(weights(folder), 40),
+        "model.safetensors: has a header that cannot be read",
+    ),
     "type of a weight": (
         lambda folder: with_header(weights(folder), with_other_type),
         "the weight talker.codec_head.weight is of type I",
     ),
-    "missing shard": (lambda folder: with_index(folder, "model-00002.safetensors"), "model-00002.safetensors"),
+    "missing shard": (
+        lambda folder: with_index(folder, "model-00002.safetensors"),
+        "model-00002.safetensors",
+    ),
     "index that leads outside": (outside, "model.safetensors.index.json names files outside of its folder"),
     "index": (lambda folder: with_index(folder, 7), "are missing"),  # type: ignore[arg-type]
     "config.json": (lambda folder: cut(folder / "config.json", 0.5), "config.json: cannot be read as JSON"),
@@ -91,22 +97,32 @@ DAMAGE: dict[str, tuple[Damage, str]] = {
         lambda folder: cut(folder / "preprocessor_config.json", 0.5),
         "preprocessor_config.json: cannot be read as JSON",
     ),
-    "tokenizer": (lambda folder: cut(folder / "tokenizer.json", 0.5), "tokenizer.json: cannot be read as JSON"),
+    "tokenizer": (
+        lambda folder: cut(folder / "tokenizer.json", 0.5),
+        "tokenizer.json: cannot be read as JSON",
+    ),
     "another tokenizer": (
         lambda folder: (folder / "tokenizer.json").write_text('{"version": "1.0"}'),
         "cannot open it",
     ),
-    "no preprocessor": (lambda folder: (folder / "preprocessor_config.json").unlink(), "preprocessor_config.json"),
+    "no preprocessor": (
+        lambda folder: (folder / "preprocessor_config.json").unlink(),
+        "preprocessor_config.json",
+    ),
     "voices": (lambda folder: cut(folder / "spk_dict.pt", 0.1), "spk_dict.pt cannot be read as tensors"),
     "voices with code in them": (
-        lambda folder: (folder / "spk_dict.pt").write_bytes(pickle.dumps({"Chelsie": Attack(folder / "trace")})),
+        lambda folder: (folder / "spk_dict.pt").write_bytes(
+            pickle.dumps({"Chelsie": Attack(folder / "trace")})
+        ),
         "spk_dict.pt cannot be read as tensors",
     ),
 }
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_damaged_file_ends_the_start_with_its_name(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_file_ends_the_start_with_its_name(
+    name: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     damage, message = DAMAGE[name]
     damage(folder)
 
@@ -119,7 +135,14 @@ def test_damaged_file_ends_the_start_with_its_name(name: str, folder: Path, caps
 
 
 @pytest.mark.parametrize(
-    "name", ["type of a weight", "index that leads outside", "index", "another tokenizer", "voices with code in them"]
+    "name",
+    [
+        "type of a weight",
+        "index that leads outside",
+        "index",
+        "another tokenizer",
+        "voices with code in them",
+    ],
 )
 def test_check_finds_it_as_well(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What test_check_folders does not have."""

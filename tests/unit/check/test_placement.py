@@ -23,7 +23,13 @@ from stages.qwen2_5_omni.footprint import stage_footprints
 
 GIB = 2**30
 BASE = load_stage_config(find_shipped_config("qwen2_5_omni"))
-AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "modules_to_not_convert": ["visual"]}
+AWQ = {
+    "quant_method": "awq",
+    "bits": 4,
+    "group_size": 128,
+    "zero_point": True,
+    "modules_to_not_convert": ["visual"],
+}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
 MODELS: dict[str, tuple[str, dict[str, object] | None, Quantization | None]] = {
     "7b": ("7b", None, None),
@@ -85,7 +91,11 @@ def planned(models: Mapping[str, ModelSizes], model: str, devices: list[Gpu]) ->
 
 
 def size_of(config: StageConfig | None) -> tuple[int, int] | None:
-    return None if config is None else (config.stages["thinker"].max_model_len, config.stages["thinker"].max_num_seqs)
+    return (
+        None
+        if config is None
+        else (config.stages["thinker"].max_model_len, config.stages["thinker"].max_num_seqs)
+    )
 
 
 @pytest.mark.parametrize(("model", "number", "gib", "expected"), OUTCOMES)
@@ -106,7 +116,9 @@ def test_the_plan_fits_its_gpus(
         footprint = models[model].footprints[name]
         if isinstance(stage, DiffusionStage):
             assert stage.max_num_batched_tokens >= stage.max_model_len
-            assert share > OUTSIDE_TORCH_BYTES + weight_bytes(model, name) + stage.num_stream_slots * 14_155_776
+            assert (
+                share > OUTSIDE_TORCH_BYTES + weight_bytes(model, name) + stage.num_stream_slots * 14_155_776
+            )
             continue
         slack = slack_bytes(stage.max_num_batched_tokens, encodes_media=name == "thinker")
         activations = 2 * stage.max_num_batched_tokens * footprint.values_per_token
@@ -114,8 +126,12 @@ def test_the_plan_fits_its_gpus(
         assert kv is not None
         kv_token = 2 * 2 * kv.num_layers * kv.num_kv_heads * kv.head_dim
         # On an H200, graphs of up to 512 tokens took 1.3 GB of the 7B's thinker, the most of all.
-        graphs_and_buffers = 600_000_000 + 17 * 2 * stage.engine_args[CAPTURE_SIZE] * footprint.values_per_token
-        left = share - OUTSIDE_TORCH_BYTES - slack - weight_bytes(model, name) - activations - graphs_and_buffers
+        graphs_and_buffers = (
+            600_000_000 + 17 * 2 * stage.engine_args[CAPTURE_SIZE] * footprint.values_per_token
+        )
+        left = (
+            share - OUTSIDE_TORCH_BYTES - slack - weight_bytes(model, name) - activations - graphs_and_buffers
+        )
         assert left / kv_token >= stage.max_model_len
         assert stage.max_model_len >= 4096
         if config.stages["thinker"].gpu_memory_utilization != 0.45:  # the shipped config has its own measure
@@ -141,7 +157,9 @@ def weight_bytes(model: str, stage: str) -> float:
 
 
 @pytest.mark.parametrize("gib", [79.1, 80, 141])
-def test_on_80_gb_and_more_the_shipped_config_stays_as_it_is(models: Mapping[str, ModelSizes], gib: float) -> None:
+def test_on_80_gb_and_more_the_shipped_config_stays_as_it_is(
+    models: Mapping[str, ModelSizes], gib: float
+) -> None:
     for number in (1, 2):
         assert planned(models, "7b", gpus(number, gib)) == BASE
 
@@ -187,16 +205,24 @@ def test_everything_else_is_as_the_shipped_config_has_it(models: Mapping[str, Mo
         "devices", "gpu_memory_utilization", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_streams",
     }  # fmt: skip
     for name, stage in config.stages.items():
-        changed = {field for field in type(stage).model_fields if vars(stage)[field] != vars(BASE.stages[name])[field]}
+        changed = {
+            field
+            for field in type(stage).model_fields
+            if vars(stage)[field] != vars(BASE.stages[name])[field]
+        }
         added = set(stage.engine_args) - set(BASE.stages[name].engine_args)
         assert changed - chosen == ({"engine_args"} if isinstance(stage, ArStage) else set())
         assert added == ({"quantization", "quantization_config"} if name == "thinker" else set())
         kept = {key: value for key, value in stage.engine_args.items() if key not in {*added, CAPTURE_SIZE}}
-        assert kept == {key: value for key, value in BASE.stages[name].engine_args.items() if key != CAPTURE_SIZE}
+        assert kept == {
+            key: value for key, value in BASE.stages[name].engine_args.items() if key != CAPTURE_SIZE
+        }
     assert config.edges == BASE.edges
 
 
-def test_a_model_that_does_not_fit_is_refused_in_one_line_with_what_would(models: Mapping[str, ModelSizes]) -> None:
+def test_a_model_that_does_not_fit_is_refused_in_one_line_with_what_would(
+    models: Mapping[str, ModelSizes],
+) -> None:
     with pytest.raises(ConfigError) as caught:
         plan(gpus(1, 24), BASE, models["7b"], None)
     assert str(caught.value) == (
@@ -212,7 +238,9 @@ def test_a_model_that_does_not_fit_is_refused_in_one_line_with_what_would(models
 
 
 @pytest.mark.parametrize(("model", "number"), [(model, number) for model in MODELS for number in (1, 2)])
-def test_what_a_refusal_says_would_fit_does_fit(model: str, number: int, models: Mapping[str, ModelSizes]) -> None:
+def test_what_a_refusal_says_would_fit_does_fit(
+    model: str, number: int, models: Mapping[str, ModelSizes]
+) -> None:
     with pytest.raises(ConfigError) as caught:
         plan(gpus(1, 8), BASE, models[model], MODELS[model][2])
     word = {1: "one GPU with ", 2: "two with "}[number]
@@ -238,11 +266,16 @@ def test_a_precision_that_the_checkpoint_cannot_have_is_refused(
 
 
 def test_a_larger_gpu_without_bfloat16_is_passed_over(models: Mapping[str, ModelSizes]) -> None:
-    old, new = Gpu(DeviceMemory(0, "Old", 32 * GIB, None), (7, 0)), Gpu(DeviceMemory(1, "New", 24 * GIB, None), (8, 6))
+    old, new = (
+        Gpu(DeviceMemory(0, "Old", 32 * GIB, None), (7, 0)),
+        Gpu(DeviceMemory(1, "New", 24 * GIB, None), (8, 6)),
+    )
     config = plan([old, new], BASE, models["3b"], None)
     assert {stage.devices for stage in config.stages.values()} == {(1,)}
 
 
 def test_a_gpu_without_bfloat16_is_refused(models: Mapping[str, ModelSizes]) -> None:
-    with pytest.raises(ConfigError, match=r"compute capability 7\.5\) has no bfloat16, in which thinker and talker"):
+    with pytest.raises(
+        ConfigError, match=r"compute capability 7\.5\) has no bfloat16, in which thinker and talker"
+    ):
         plan([Gpu(DeviceMemory(0, "A GPU", 80 * GIB, None), (7, 5))], BASE, models["7b"], None)

@@ -45,11 +45,15 @@ def _models_in(annotation: object) -> set[type[BaseModel]]:
 def test_types_bounds_and_defaults_are_in_words() -> None:
     rows = {line.split("`")[1]: line for line in field_table(ArStage).splitlines()[2:]}
 
-    assert rows["tensor_parallel_size"].startswith("| `tensor_parallel_size` | integer, at least 1 | `1` | Ranks")
+    assert rows["tensor_parallel_size"].startswith(
+        "| `tensor_parallel_size` | integer, at least 1 | `1` | Ranks"
+    )
     assert rows["step_interval_per_stream_ms"].startswith(
         "| `step_interval_per_stream_ms` | number, at least 0, at most 2 | `0` | Shortest"
     )
-    assert "| `temperature` | number, at least 0, at most 2; or `null` | `null` |" in field_table(SamplingDefaults)
+    assert "| `temperature` | number, at least 0, at most 2; or `null` | `null` |" in field_table(
+        SamplingDefaults
+    )
     assert "| `function` | `package.module:name`; or `null` | `null` |" in field_table(Edge)
 
 

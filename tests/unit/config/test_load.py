@@ -42,7 +42,10 @@ def test_a_valid_file_gives_what_the_model_gives(tmp_path: Path) -> None:
             "stages.talker.default_sampling.temprature",
             "stages.talker.default_sampling.temprature: unknown key; did you mean 'temperature'?",
         ),
-        ("stages.code2wav.solver.steps", "stages.code2wav.solver.steps: unknown key; did you mean 'num_steps'?"),
+        (
+            "stages.code2wav.solver.steps",
+            "stages.code2wav.solver.steps: unknown key; did you mean 'num_steps'?",
+        ),
         ("edges.0.form", "edges[0].form: unknown key; did you mean 'from'?"),
         ("edges.0.queue.capcity", "edges[0].queue.capcity: unknown key; did you mean 'capacity'?"),
         ("edges.1.chunks.past_block", "edges[1].chunks.past_block: unknown key; did you mean 'past_blocks'?"),
@@ -52,7 +55,9 @@ def test_a_valid_file_gives_what_the_model_gives(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_an_unknown_key_is_named_with_its_path_and_the_likely_meaning(tmp_path: Path, path: str, message: str) -> None:
+def test_an_unknown_key_is_named_with_its_path_and_the_likely_meaning(
+    tmp_path: Path, path: str, message: str
+) -> None:
     assert refusal(tmp_path, deployment_with(path, 1)) == message
 
 
@@ -92,7 +97,11 @@ def test_an_unknown_key_is_named_with_its_path_and_the_likely_meaning(tmp_path: 
             "stages.Second: a stage's name is lower-case letters, digits and underscores, and begins with a letter",
         ),
         ("stages.thinker.devices", [1, 1], "stages.thinker: devices names one device twice"),
-        ("stages.thinker", 5, "stages.thinker: must be a valid dictionary or object to extract fields from, not 5"),
+        (
+            "stages.thinker",
+            5,
+            "stages.thinker: must be a valid dictionary or object to extract fields from, not 5",
+        ),
         (
             "edges.1.to",
             "vocoder",
@@ -168,7 +177,9 @@ def test_a_character_that_yaml_does_not_allow_is_told(tmp_path: Path) -> None:
 
 
 def test_a_tag_that_would_build_python_objects_is_refused(tmp_path: Path) -> None:
-    assert "could not determine a constructor" in refusal(tmp_path, "platform: !!python/object:os.system {}\n")
+    assert "could not determine a constructor" in refusal(
+        tmp_path, "platform: !!python/object:os.system {}\n"
+    )
 
 
 def test_a_key_given_twice_is_refused_with_both_lines(tmp_path: Path) -> None:
@@ -218,7 +229,11 @@ def test_a_binary_file_is_no_config(tmp_path: Path) -> None:
 def test_every_shipped_config_is_valid(name: str) -> None:
     config = load_stage_config(find_shipped_config(name))
 
-    assert [config.stage_named(role) for role in ("thinker", "talker", "code2wav")] == ["thinker", "talker", "code2wav"]
+    assert [config.stage_named(role) for role in ("thinker", "talker", "code2wav")] == [
+        "thinker",
+        "talker",
+        "code2wav",
+    ]
 
 
 def test_the_three_promised_configs_are_shipped() -> None:
@@ -243,7 +258,9 @@ def test_a_name_like_no_shipped_one_is_told_with_all_of_them() -> None:
     )
 
 
-def test_a_file_wins_over_a_shipped_config_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_wins_over_a_shipped_config_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "qwen2_5_omni").write_text("platform: cpu\n")
 
@@ -271,7 +288,9 @@ def test_a_path_that_does_not_exist_stays_a_path(tmp_path: Path) -> None:
         ("!!bool perhaps", "bool"),
     ],
 )
-def test_a_value_that_yaml_takes_for_another_kind_is_told_with_its_place(tmp_path: Path, value: str, kind: str) -> None:
+def test_a_value_that_yaml_takes_for_another_kind_is_told_with_its_place(
+    tmp_path: Path, value: str, kind: str
+) -> None:
     path = tmp_path / "stages.yaml"
     path.write_text(f"platform: cpu\nrequest_timeout_s: {value}\n")
     with pytest.raises(ConfigError, match=f"line 2, column 20: a value that is no {kind}$"):

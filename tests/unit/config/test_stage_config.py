@@ -72,7 +72,9 @@ def test_an_unknown_key_is_refused_at_every_level(path: str) -> None:
 
 
 def test_a_diffusion_stage_has_no_sampling() -> None:
-    assert refusal(deployment_with("stages.code2wav.default_sampling", {})) == "Extra inputs are not permitted"
+    assert (
+        refusal(deployment_with("stages.code2wav.default_sampling", {})) == "Extra inputs are not permitted"
+    )
 
 
 @pytest.mark.parametrize("argument", sorted(RESERVED_ENGINE_ARGS))
@@ -104,7 +106,10 @@ def test_one_device_per_rank_is_accepted() -> None:
 
 
 def test_two_stages_of_one_role_are_refused() -> None:
-    assert refusal(deployment_with("stages.second", deployment()["stages"]["talker"])) == "two stages run the talker"
+    assert (
+        refusal(deployment_with("stages.second", deployment()["stages"]["talker"]))
+        == "two stages run the talker"
+    )
 
 
 @pytest.mark.parametrize(("missing", "without"), [("thinker", "talker"), ("talker", "code2wav")])
@@ -204,7 +209,9 @@ def test_a_ramp_may_be_written_as_one_number() -> None:
     assert chunks.new_blocks == (3,)
 
 
-@pytest.mark.parametrize("busy", [{"new_blocks": [4]}, {"min_streams": 1, "new_blocks": [4]}, {"min_streams": 9}])
+@pytest.mark.parametrize(
+    "busy", [{"new_blocks": [4]}, {"min_streams": 1, "new_blocks": [4]}, {"min_streams": 9}]
+)
 def test_windows_for_busy_times_say_when_and_which(busy: dict[str, object]) -> None:
     with pytest.raises(ValidationError) as caught:
         StageConfig.model_validate(deployment_with("edges.1.chunks.busy", busy))
@@ -214,7 +221,9 @@ def test_windows_for_busy_times_say_when_and_which(busy: dict[str, object]) -> N
 
 def test_windows_for_one_busy_time_need_no_list() -> None:
     busy = {"min_streams": 9, "new_blocks": 4}
-    configs = [StageConfig.model_validate(deployment_with("edges.1.chunks.busy", value)) for value in (busy, [busy])]
+    configs = [
+        StageConfig.model_validate(deployment_with("edges.1.chunks.busy", value)) for value in (busy, [busy])
+    ]
     assert configs[0] == configs[1]
     assert configs[0].edges[1].chunks is not None
     assert configs[0].edges[1].chunks.busy == (BusyChunks(min_streams=9, new_blocks=(4,)),)

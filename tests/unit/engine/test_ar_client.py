@@ -64,7 +64,9 @@ class FakeEngine:
 
     def __init__(self) -> None:
         self.model_config = SimpleNamespace(max_model_len=64)
-        self.vllm_config = SimpleNamespace(model_config=None, speculative_config=None, structured_outputs_config=None)
+        self.vllm_config = SimpleNamespace(
+            model_config=None, speculative_config=None, structured_outputs_config=None
+        )
         self.row_sinks: dict[str, RowSink] = {}
         self.errored = False
         self.error: Exception | None = None
@@ -133,7 +135,9 @@ class FakeRenderer:
         start = [0] if params.add_special_tokens else []
         return {"prompt_token_ids": start + [ord(character) for character in prompt["prompt"]]}
 
-    async def tokenize_prompt_async(self, prompt: dict[str, str], params: TokenizeParams) -> dict[str, list[int]]:
+    async def tokenize_prompt_async(
+        self, prompt: dict[str, str], params: TokenizeParams
+    ) -> dict[str, list[int]]:
         self.num_waiting += 1
         self.most_waiting = max(self.most_waiting, self.num_waiting)
         await asyncio.sleep(0)
@@ -143,7 +147,9 @@ class FakeRenderer:
     def render_cmpl(self, prompts: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return list(prompts)
 
-    async def render_cmpl_async(self, prompts: list[dict[str, Any]], *, skip_mm_cache: bool) -> list[dict[str, Any]]:
+    async def render_cmpl_async(
+        self, prompts: list[dict[str, Any]], *, skip_mm_cache: bool
+    ) -> list[dict[str, Any]]:
         """A media item has as many tokens as samples."""
         (prompt,) = prompts
         lengths = [len(samples) for samples, _ in prompt["multi_modal_data"]["audio"]]
@@ -177,10 +183,16 @@ async def test_pieces_of_a_prompt_are_tokenised_by_themselves() -> None:
         ([0.0, np.nan], "invalid_audio", "The audio has samples that are not finite numbers."),
         ([-np.inf, 0.0], "invalid_audio", "The audio has samples that are not finite numbers."),
         ([], "invalid_audio", "The audio is too short."),
-        ([0.0] * 51, "media_too_large", "This server takes media of up to 50 tokens each, but the audio has 51."),
+        (
+            [0.0] * 51,
+            "media_too_large",
+            "This server takes media of up to 50 tokens each, but the audio has 51.",
+        ),
     ],
 )
-async def test_media_that_the_model_cannot_take_are_refused(samples: list[float], code: str, message: str) -> None:
+async def test_media_that_the_model_cannot_take_are_refused(
+    samples: list[float], code: str, message: str
+) -> None:
     audios = tuple((np.array(each, np.float32), 16_000) for each in ([0.0] * 50, samples))
     with pytest.raises(InvalidRequestError) as error:
         await client_that_renders().render(Prompt("a", audios=audios))
@@ -191,7 +203,9 @@ async def test_media_that_the_model_cannot_take_are_refused(samples: list[float]
     ("num_chars", "num_pieces", "in_thread"),
     [(2000, 1, False), (2000, 8, False), (2001, 1, True), (2008, 8, True), (180, 9, True)],
 )
-async def test_only_long_prompts_wait_for_another_thread(num_chars: int, num_pieces: int, in_thread: bool) -> None:
+async def test_only_long_prompts_wait_for_another_thread(
+    num_chars: int, num_pieces: int, in_thread: bool
+) -> None:
     renderer = FakeRenderer()
     client = client_that_renders(renderer, max_model_len=4096)
     pieces = ("x" * (num_chars // num_pieces),) * num_pieces
@@ -264,7 +278,9 @@ async def test_only_grammars_take_the_longer_way() -> None:
 async def test_blocks_of_tokens_are_asked_for_only_where_they_are_wanted() -> None:
     engine = FakeEngine()
     await client_of(engine).open("text", (1,), SamplingParams(extra_args={"other": b""}))
-    await client_of(engine).open("codes", (1,), SamplingParams(extra_args={"other": b""}), tokens_per_output=12)
+    await client_of(engine).open(
+        "codes", (1,), SamplingParams(extra_args={"other": b""}), tokens_per_output=12
+    )
     assert engine.requests["text"].extra_args == {"other": b""}
     assert engine.requests["codes"].extra_args == {"other": b"", TOKENS_PER_OUTPUT_KEY: 12}
 
@@ -392,10 +408,16 @@ CHARACTER = tuple("語".encode())
         pytest.param([((5,), "w5"), (CHARACTER[:2], "")], "length", "w5\ufffd", id="one character"),
         pytest.param([((5, *CHARACTER[:2]), "w5")], "length", "w5\ufffd", id="in the last output"),
         pytest.param([((5,), "w5"), (CHARACTER[:1] * 20, "")], "length", "w5" + "\ufffd" * 20, id="many"),
-        pytest.param([((5,), "w5"), ((*CHARACTER[:2], 8), "")], "stop", "w5\ufffd", id="before the end token"),
+        pytest.param(
+            [((5,), "w5"), ((*CHARACTER[:2], 8), "")], "stop", "w5\ufffd", id="before the end token"
+        ),
         pytest.param([(CHARACTER[:2], ""), ((8,) * 20, "")], "length", "\ufffd", id="before special tokens"),
-        pytest.param([(CHARACTER[:2], ""), ((*CHARACTER[2:], *CHARACTER), "語語")], "length", "語語", id="whole"),
-        pytest.param([((5,), "w5"), ((*CHARACTER[:2], 5), "\ufffdw5")], "length", "w5\ufffdw5", id="in the middle"),
+        pytest.param(
+            [(CHARACTER[:2], ""), ((*CHARACTER[2:], *CHARACTER), "語語")], "length", "語語", id="whole"
+        ),
+        pytest.param(
+            [((5,), "w5"), ((*CHARACTER[:2], 5), "\ufffdw5")], "length", "w5\ufffdw5", id="in the middle"
+        ),
         pytest.param([((5, *CHARACTER[:2]), "")], "a stop string", "", id="cut"),
     ],
 )

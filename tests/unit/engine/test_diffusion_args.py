@@ -36,7 +36,11 @@ def test_the_stage_config_arrives(tmp_path: Path) -> None:
         hf_overrides=overrides,
         carries_state=True,
     )
-    assert (arguments.model, arguments.runner, arguments.hf_overrides) == (str(tmp_path), "pooling", overrides)
+    assert (arguments.model, arguments.runner, arguments.hf_overrides) == (
+        str(tmp_path),
+        "pooling",
+        overrides,
+    )
     assert (arguments.max_num_seqs, arguments.max_model_len, arguments.seed) == (3, 132, 17)
     runtime = arguments.additional_config
     assert isinstance(runtime, DiffusionRuntimeConfig)
@@ -87,9 +91,16 @@ def test_devices_count_on_cuda_only(tmp_path: Path) -> None:
     assert on_cpu.device_ids is None
 
 
-def runtime_config(folder: Path, platform: Literal["cpu", "cuda"], **fields: object) -> DiffusionRuntimeConfig:
+def runtime_config(
+    folder: Path, platform: Literal["cpu", "cuda"], **fields: object
+) -> DiffusionRuntimeConfig:
     arguments = diffusion_engine_args(
-        folder, stage(**fields), platform=platform, load_format="auto", hf_overrides=overrides, carries_state=True
+        folder,
+        stage(**fields),
+        platform=platform,
+        load_format="auto",
+        hf_overrides=overrides,
+        carries_state=True,
     )
     assert arguments.dtype == "float32"
     assert arguments.enforce_eager is True
@@ -128,7 +139,13 @@ def test_requests_may_not_be_cut_by_engine_arguments(tmp_path: Path, name: str) 
 def test_other_engine_arguments_win(tmp_path: Path) -> None:
     arguments = diffusion_engine_args(
         tmp_path,
-        stage(engine_args={"kv_cache_memory_bytes": 1 << 22, "enforce_eager": True, "enable_chunked_prefill": False}),
+        stage(
+            engine_args={
+                "kv_cache_memory_bytes": 1 << 22,
+                "enforce_eager": True,
+                "enable_chunked_prefill": False,
+            }
+        ),
         platform="cpu",
         load_format="dummy",
         hf_overrides=overrides,

@@ -64,9 +64,15 @@ def test_a_stage_with_a_step_interval_is_told_of_batches_and_pauses_only_if_it_i
     for name in content["stages"]:
         content["stages"][name]["devices"] = [0]
     content["stages"]["talker"] |= {"step_interval_per_stream_ms": 0.5, "max_num_seqs": 7}
-    content["stages"]["thinker"] |= {"step_interval_per_stream_ms": 0.25, "max_num_seqs": 9, "gpu_priority": "low"}
+    content["stages"]["thinker"] |= {
+        "step_interval_per_stream_ms": 0.25,
+        "max_num_seqs": 9,
+        "gpu_priority": "low",
+    }
     specs = give_way_specs(StageConfig.model_validate(content))
-    intervals = {name: (spec.pauses, spec.step_interval_per_stream_s, spec.max_streams) for name, spec in specs.items()}
+    intervals = {
+        name: (spec.pauses, spec.step_interval_per_stream_s, spec.max_streams) for name, spec in specs.items()
+    }
     assert intervals == {"talker": (False, 0.0005, 7), "thinker": (True, 0.00025, 9)}
 
 
@@ -91,7 +97,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, AsyncEngineArgs]:
     """The arguments of every engine that is built, by the name under which its worker reports."""
     arguments: dict[str, AsyncEngineArgs] = {}
 
-    async def build_engine(name: str, _: type, engine_args: AsyncEngineArgs, **__: object) -> BuiltEngine[AsyncLLM]:
+    async def build_engine(
+        name: str, _: type, engine_args: AsyncEngineArgs, **__: object
+    ) -> BuiltEngine[AsyncLLM]:
         runtime = engine_args.additional_config
         assert isinstance(runtime, StageRuntimeConfig | DiffusionRuntimeConfig)
         assert runtime.progress is not None
@@ -121,14 +129,18 @@ async def runtimes(
     return {name: runtime.gives_way for name, runtime in configs.items()}, code2wav.announces_to
 
 
-async def test_code2wav_tells_exactly_those_who_listen(started: dict[str, AsyncEngineArgs], tmp_path: Path) -> None:
+async def test_code2wav_tells_exactly_those_who_listen(
+    started: dict[str, AsyncEngineArgs], tmp_path: Path
+) -> None:
     listening, told = await runtimes(config("thinker", "talker"), started, tmp_path)
     assert None not in listening.values()
     assert len(told) == 2
     assert set(told) == set(listening.values())
 
 
-async def test_a_stage_of_normal_priority_does_not_listen(started: dict[str, AsyncEngineArgs], tmp_path: Path) -> None:
+async def test_a_stage_of_normal_priority_does_not_listen(
+    started: dict[str, AsyncEngineArgs], tmp_path: Path
+) -> None:
     listening, told = await runtimes(config("thinker"), started, tmp_path)
     assert listening["talker"] is None
     assert told == (listening["thinker"],)

@@ -69,7 +69,9 @@ def test_greedy_is_greedy() -> None:
 
 
 def test_outputs_are_deltas_and_codes_are_not_detokenised() -> None:
-    assert text(SamplingConfig()).output_kind == codes(SamplingConfig()).output_kind == RequestOutputKind.DELTA
+    assert (
+        text(SamplingConfig()).output_kind == codes(SamplingConfig()).output_kind == RequestOutputKind.DELTA
+    )
     assert text(SamplingConfig()).detokenize
     assert not codes(SamplingConfig()).detokenize
 
@@ -154,7 +156,12 @@ def test_what_steers_single_tokens_reaches_vllm() -> None:
             skip_special_tokens=False,
         )
     )
-    assert (got.logit_bias, got.allowed_token_ids, got.bad_words, got.logprobs) == ({5: -1.5}, [5, 6], ["x"], 0)
+    assert (got.logit_bias, got.allowed_token_ids, got.bad_words, got.logprobs) == (
+        {5: -1.5},
+        [5, 6],
+        ["x"],
+        0,
+    )
     assert (got.include_stop_str_in_output, got.skip_special_tokens) == (True, False)
 
 
@@ -164,9 +171,13 @@ def test_every_seed_is_a_seed() -> None:
 
 
 @pytest.mark.parametrize("kind", ["json", "regex", "choice", "grammar", "structural_tag"])
-def test_structured_outputs_reach_vllm(kind: Literal["json", "regex", "choice", "grammar", "structural_tag"]) -> None:
+def test_structured_outputs_reach_vllm(
+    kind: Literal["json", "regex", "choice", "grammar", "structural_tag"],
+) -> None:
     value = json.dumps(["a", "b"])
     output = StructuredOutput(kind, value, "structured_outputs")
-    got = sampling_params("thinker", SamplingConfig(), end_ids=END, is_text=True, rows=None, structured_output=output)
+    got = sampling_params(
+        "thinker", SamplingConfig(), end_ids=END, is_text=True, rows=None, structured_output=output
+    )
     assert got.structured_outputs is not None
     assert getattr(got.structured_outputs, kind) == (["a", "b"] if kind == "choice" else value)

@@ -29,12 +29,17 @@ def record(
     metadata: dict[str, str] | None = None,
     num_tracks: int = 1,
 ) -> bytes:
-    """A file with `samples` [num_channels, num_samples]; with more than one track, the further ones are silent."""
+    """A file with `samples` [num_channels, num_samples]; with more than one track, the further ones are
+    silent."""
     file = io.BytesIO()
     with av.open(file, "w", format=container, options=options or {}) as output:
         output.metadata.update(metadata or {})
         if has_video:
-            video = output.add_stream("libvpx", rate=10) if container == "webm" else output.add_stream("mpeg4", rate=10)
+            video = (
+                output.add_stream("libvpx", rate=10)
+                if container == "webm"
+                else output.add_stream("mpeg4", rate=10)
+            )
             video.width = video.height = 64
             video.pix_fmt = "yuv420p"
         tracks = [output.add_stream(codec, rate=rate) for _ in range(num_tracks)]
@@ -85,11 +90,21 @@ def boxes(data: bytes, start: int = 0, end: int | None = None) -> Iterator[tuple
 
 
 def with_sound_elsewhere(mov: bytes, path: str) -> bytes:
-    """A QuickTime file, its `moov` at the end, whose samples are said to be in the file `path`: a Macintosh alias."""
+    """A QuickTime file, its `moov` at the end, whose samples are said to be in the file `path`: a Macintosh
+    alias."""
     name = path.rpartition("/")[2].encode()
-    alias = bytes(10) + b"\x01/".ljust(28, b"\0") + bytes(12) + bytes([len(name)]) + name.ljust(63, b"\0") + bytes(16)
+    alias = (
+        bytes(10)
+        + b"\x01/".ljust(28, b"\0")
+        + bytes(12)
+        + bytes([len(name)])
+        + name.ljust(63, b"\0")
+        + bytes(16)
+    )
     alias += struct.pack(">hh", 1, 1) + bytes(16)
-    alias += struct.pack(">hh", 2, len(path)) + path.encode() + bytes(len(path) % 2) + struct.pack(">hh", -1, 0)
+    alias += (
+        struct.pack(">hh", 2, len(path)) + path.encode() + bytes(len(path) % 2) + struct.pack(">hh", -1, 0)
+    )
     entry = struct.pack(">I4sI", 12 + len(alias), b"alis", 0) + alias
     result = bytearray(mov)
     start, end = next((start, end) for kind, start, end in boxes(mov) if kind == b"dref")
@@ -108,15 +123,30 @@ def with_field(mp4: bytes, kind: bytes, offset: int, value: bytes) -> bytes:
 
 
 def matroska(
-    frames: bytes, *, rate: float = 16_000.0, num_channels: int = 1, track_extra: bytes = b"", flags: int = 0x80
+    frames: bytes,
+    *,
+    rate: float = 16_000.0,
+    num_channels: int = 1,
+    track_extra: bytes = b"",
+    flags: int = 0x80,
 ) -> bytes:
     """One block of PCM, of 16 bits or what `track_extra` makes of it."""
-    sound = _element(0xB5, struct.pack(">d", rate)) + _element(0x9F, bytes([num_channels])) + _element(0x6264, b"\x10")
+    sound = (
+        _element(0xB5, struct.pack(">d", rate))
+        + _element(0x9F, bytes([num_channels]))
+        + _element(0x6264, b"\x10")
+    )
     return _matroska(2, b"A_PCM/INT/LIT", _element(0xE1, sound) + track_extra, frames, flags)
 
 
 def matroska_video(
-    frames: bytes, *, width: int, height: int, codec: bytes = b"V_MJPEG", track_extra: bytes = b"", flags: int = 0x80
+    frames: bytes,
+    *,
+    width: int,
+    height: int,
+    codec: bytes = b"V_MJPEG",
+    track_extra: bytes = b"",
+    flags: int = 0x80,
 ) -> bytes:
     """One block, which does not declare how long it lasts."""
     size = _element(0xB0, width.to_bytes(4)) + _element(0xBA, height.to_bytes(4))
@@ -127,7 +157,9 @@ def _matroska(kind: int, codec: bytes, track_extra: bytes, frames: bytes, flags:
     track = _element(0xD7, b"\1") + _element(0x73C5, b"\1") + _element(0x83, bytes([kind]))
     track += _element(0x86, codec) + track_extra
     block = _element(0xA3, b"\x81\0\0" + bytes([flags]) + frames)
-    segment = _element(0x1654AE6B, _element(0xAE, track)) + _element(0x1F43B675, _element(0xE7, b"\0") + block)
+    segment = _element(0x1654AE6B, _element(0xAE, track)) + _element(
+        0x1F43B675, _element(0xE7, b"\0") + block
+    )
     return _element(0x1A45DFA3, _element(0x4282, b"matroska")) + _element(0x18538067, segment)
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from omni_server.errors import InvalidRequestError
-from omni_server.media import sound_track
-from omni_server.media.limited_process import Cancellation
+from omni_server.media import audio
 from omni_server.media.limits import MediaLimits
 
 
@@ -25,6 +24,6 @@ def test_sound_of_no_possible_kind_is_refused(
         f"    output.write({struct.pack('=II', rate, num_channels)!r} + bytes(64))\n"
         "    return 0\n"
     )
-    monkeypatch.setattr(sound_track, "_MODULE", program)
+    monkeypatch.setattr(audio, "_MODULE", program)
     with pytest.raises(InvalidRequestError, match=message):
-        sound_track.read_sound_track(b"x", "mov", MediaLimits(), Cancellation())
+        audio.decode_audio(b"\0\0\0\x18ftypmp42", MediaLimits())

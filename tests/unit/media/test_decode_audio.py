@@ -10,7 +10,7 @@ import pytest
 import soundfile
 
 from omni_server.errors import InvalidRequestError
-from omni_server.media.decode import count_samples, decode_audio
+from omni_server.media.audio import count_samples, decode_audio
 from omni_server.media.limits import MediaLimits
 
 LIMITS = MediaLimits()
@@ -18,7 +18,13 @@ RATE_HZ = 16_000
 
 Samples = npt.NDArray[np.float32]
 
-CONTAINERS = [("WAV", "PCM_16"), ("WAV", "FLOAT"), ("FLAC", "PCM_16"), ("MP3", "MPEG_LAYER_III"), ("OGG", "VORBIS")]
+CONTAINERS = [
+    ("WAV", "PCM_16"),
+    ("WAV", "FLOAT"),
+    ("FLAC", "PCM_16"),
+    ("MP3", "MPEG_LAYER_III"),
+    ("OGG", "VORBIS"),
+]
 
 
 def _tone(seconds: float = 0.5, rate: int = RATE_HZ) -> Samples:
@@ -58,7 +64,9 @@ def test_ogg_opus_is_read() -> None:
     assert part.samples.size / part.sample_rate_hz == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize("name", ["speech_hello.wav", "speech_hello.mp3", "speech_weather.wav", "speech_count.wav"])
+@pytest.mark.parametrize(
+    "name", ["speech_hello.wav", "speech_hello.mp3", "speech_weather.wav", "speech_count.wav"]
+)
 def test_speech_clips_are_read(media_folder: Path, name: str) -> None:
     part = decode_audio((media_folder / name).read_bytes(), LIMITS)
     assert part.sample_rate_hz == 16_000
@@ -121,7 +129,8 @@ def test_a_wav_claiming_to_be_huge_gives_what_is_there(declared_bytes: int) -> N
 
 
 def _flac_declaring(num_samples: int) -> bytes:
-    """A FLAC file of 0.5 s whose STREAMINFO declares another number of samples (36 bits from bit 4 of byte 21)."""
+    """A FLAC file of 0.5 s whose STREAMINFO declares another number of samples (36 bits from bit 4 of byte
+    21)."""
     data = bytearray(_file(_tone(), "FLAC"))
     data[21] = (data[21] & 0xF0) | (num_samples >> 32)
     data[22:26] = struct.pack(">I", num_samples & 0xFFFF_FFFF)
@@ -234,7 +243,9 @@ def test_a_truncated_flac_is_refused(kept: float) -> None:
     _refusal(data[: int(kept * len(data)) if kept < 1 else int(kept)])
 
 
-@pytest.mark.parametrize("start", [b"", b"RIFF\0\0\0\0WAVE", b"fLaC", b"OggS", b"ID3", b"\xff\xfb", b"\xff\xf3"])
+@pytest.mark.parametrize(
+    "start", [b"", b"RIFF\0\0\0\0WAVE", b"fLaC", b"OggS", b"ID3", b"\xff\xfb", b"\xff\xf3"]
+)
 @pytest.mark.parametrize("seed", range(3))
 def test_random_bytes_are_refused_in_plain_words(start: bytes, seed: int) -> None:
     message = _refusal(start + random.Random(seed).randbytes(3_000))

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from omni_server.errors import InvalidRequestError
-from omni_server.media.decode import decode_image
+from omni_server.media.image import decode_image
 from omni_server.media.limits import MediaLimits
 
 LIMITS = MediaLimits()
@@ -54,7 +54,11 @@ def test_fixture_pictures_are_read(media_folder: Path, name: str, shape: tuple[i
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA", "LA", "I;16"])
 def test_a_white_picture_is_white_in_every_png_mode(mode: str) -> None:
-    white = Image.new("I;16", (8, 6), 0xFFFF) if mode == "I;16" else Image.new("RGB", (8, 6), "white").convert(mode)
+    white = (
+        Image.new("I;16", (8, 6), 0xFFFF)
+        if mode == "I;16"
+        else Image.new("RGB", (8, 6), "white").convert(mode)
+    )
     pixels = decode_image(_file(white), LIMITS).pixels
     assert pixels.shape == (6, 8, 3)
     assert (pixels == 255).all()
@@ -111,7 +115,9 @@ def _png_declaring(width: int, height: int) -> bytes:
     return bytes(data)
 
 
-@pytest.mark.parametrize("size", [(7_072, 7_072), (13_000, 13_000), (30_000, 30_000), (0x7FFFFFFF, 0x7FFFFFFF)])
+@pytest.mark.parametrize(
+    "size", [(7_072, 7_072), (13_000, 13_000), (30_000, 30_000), (0x7FFFFFFF, 0x7FFFFFFF)]
+)
 def test_huge_dimensions_are_refused_by_the_header(size: tuple[int, int]) -> None:
     assert "50000000" in _refusal(_png_declaring(*size))
 
@@ -140,7 +146,9 @@ def test_more_bytes_than_allowed_are_refused() -> None:
     [(b"zTXt", b"a\0\0"), (b"iTXt", b"a\0\1\0\0\0"), (b"iCCP", b"a\0\0")],
     ids=["zTXt", "iTXt", "iCCP"],
 )
-def test_text_that_unpacks_to_much_is_refused_for_what_it_is(kind: bytes, head: bytes, *, is_last: bool) -> None:
+def test_text_that_unpacks_to_much_is_refused_for_what_it_is(
+    kind: bytes, head: bytes, *, is_last: bool
+) -> None:
     packer = zlib.compressobj()
     body = head + b"".join(packer.compress(bytes(1 << 20)) for _ in range(300)) + packer.flush()
     chunk = struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
@@ -168,7 +176,9 @@ def test_no_bytes_are_refused() -> None:
     _refusal(b"")
 
 
-@pytest.mark.parametrize("start", [b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF89a", b"RIFF\0\0\0\0WEBP", b"BM"])
+@pytest.mark.parametrize(
+    "start", [b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF89a", b"RIFF\0\0\0\0WEBP", b"BM"]
+)
 @pytest.mark.parametrize("seed", range(3))
 def test_random_bytes_are_refused_in_plain_words(start: bytes, seed: int) -> None:
     message = _refusal(start + random.Random(seed).randbytes(3_000))

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from omni_server.errors import InvalidRequestError
-from omni_server.media.decode import decode_video
 from omni_server.media.limits import MediaLimits
+from omni_server.media.video import decode_video
 
 LIMITS = MediaLimits()
 CODECS = {"mp4": "mp4v", "mov": "mp4v", "avi": "MJPG", "mkv": "MJPG", "webm": "VP80"}
@@ -19,7 +19,9 @@ def _grey(index: int, num_frames: int) -> int:
     return round(255 * index / max(num_frames - 1, 1))
 
 
-def _file(folder: Path, num_frames: int, fps: float, size: tuple[int, int] = (64, 48), suffix: str = "avi") -> bytes:
+def _file(
+    folder: Path, num_frames: int, fps: float, size: tuple[int, int] = (64, 48), suffix: str = "avi"
+) -> bytes:
     """Frames of one grey each, from black to white."""
     path = folder / f"video.{suffix}"
     writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*CODECS[suffix]), fps, size)
@@ -76,7 +78,9 @@ def test_containers_are_read(tmp_path: Path, suffix: str) -> None:
         (30, 1, 30),  # fewer frames per second than wanted: all of them
     ],
 )
-def test_the_number_of_frames_follows_the_duration(tmp_path: Path, num_frames: int, fps: int, taken: int) -> None:
+def test_the_number_of_frames_follows_the_duration(
+    tmp_path: Path, num_frames: int, fps: int, taken: int
+) -> None:
     part = decode_video(_file(tmp_path, num_frames, fps), LIMITS)
     assert len(part.frames) == taken
     assert part.fps == pytest.approx(taken * fps / num_frames)
@@ -124,7 +128,8 @@ def test_more_bytes_than_allowed_are_refused(tmp_path: Path) -> None:
 
 
 def _without_duration(webm: bytes) -> bytes:
-    """The same with the Matroska element Duration (ID 0x4489) made Void (0xEC), as live recordings lack it."""
+    """The same with the Matroska element Duration (ID 0x4489) made Void (0xEC), as live recordings lack
+    it."""
     start = webm.index(b"\x44\x89\x88")
     return webm[:start] + b"\xec\x89" + bytes(9) + webm[start + 11 :]
 

@@ -20,9 +20,11 @@ import soundfile
 from PIL import Image
 
 from omni_server.errors import InvalidRequestError
-from omni_server.media.decode import count_samples, decode_audio, decode_image, decode_video
+from omni_server.media.audio import count_samples, decode_audio
+from omni_server.media.image import decode_image
 from omni_server.media.limits import MediaLimits
 from omni_server.media.source import MediaSource, decode_base64
+from omni_server.media.video import decode_video
 from tests.unit.media.containers import record
 
 LIMITS = MediaLimits(
@@ -91,7 +93,9 @@ def _with_checksums(png: bytes) -> bytes:
 def _sound(format: str, subtype: str | None = None) -> bytes:
     samples, rate = soundfile.read(MEDIA / "speech_hello.wav", dtype="float32")
     file = io.BytesIO()
-    soundfile.write(file, np.stack([samples[:8_000], samples[:8_000]], axis=1), rate, subtype=subtype, format=format)
+    soundfile.write(
+        file, np.stack([samples[:8_000], samples[:8_000]], axis=1), rate, subtype=subtype, format=format
+    )
     return file.getvalue()
 
 
@@ -156,7 +160,9 @@ def _is_decoded(decode: Callable[[bytes], None], data: bytes) -> bool:
     return refusal is None
 
 
-@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in ("sound", "picture") for name in _corpus(kind)])
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind in ("sound", "picture") for name in _corpus(kind)]
+)
 def test_changed_files_are_decoded_or_refused(kind: str, name: str) -> None:
     corpus = _corpus(kind)
     decode = {"sound": _decode_sound, "picture": _decode_picture}[kind]
@@ -198,7 +204,9 @@ def _read_base64(data: bytes) -> None:
 
 
 @pytest.mark.parametrize(("start", "read"), [(b"", _read_base64), (b"data:audio/wav;base64,", _read_url)])
-def test_changed_base64_and_data_urls_are_read_or_refused(start: bytes, read: Callable[[bytes], None]) -> None:
+def test_changed_base64_and_data_urls_are_read_or_refused(
+    start: bytes, read: Callable[[bytes], None]
+) -> None:
     text = start + base64.b64encode(bytes(range(255)))
     outcomes = set()
     for seed in range(ROUNDS):

@@ -18,7 +18,9 @@ MEBIBYTE = 1 << 20
 REFUSED = 7
 
 
-def _reader(folder: Path, body: str, *, memory: int = 256, cpu_s: int = 60, timeout_s: float = 60.0) -> Reader:
+def _reader(
+    folder: Path, body: str, *, memory: int = 256, cpu_s: int = 60, timeout_s: float = 60.0
+) -> Reader:
     """Whose `read` is `body`."""
     module = folder / "reader.py"
     lines = "".join(f"    {line}\n" for line in body.splitlines())
@@ -147,7 +149,9 @@ def test_a_reader_that_closes_its_output_and_goes_on_is_ended_too(tmp_path: Path
 
 
 def test_a_reader_is_ended_when_the_caller_has_enough(tmp_path: Path, others: set[int]) -> None:
-    with read_in_process(_reader(tmp_path, "while True: output.write(bytes(100))"), b"", Cancellation()) as output:
+    with read_in_process(
+        _reader(tmp_path, "while True: output.write(bytes(100))"), b"", Cancellation()
+    ) as output:
         assert output.read(10) == bytes(10)
     assert set(_children()) <= others
 
@@ -185,7 +189,8 @@ def test_a_reader_does_not_outlive_the_server(tmp_path: Path) -> None:
         "from pathlib import Path\n"
         "from omni_server.media.limited_process import Cancellation, Reader, read_in_process\n"
         "from omni_server.errors import InvalidRequestError\n"
-        "reader = Reader(Path(sys.argv[1]), [], '', {}, 1 << 28, 60, 60.0, {}, InvalidRequestError('too slow'))\n"
+        "too_slow = InvalidRequestError('too slow')\n"
+        "reader = Reader(Path(sys.argv[1]), [], '', {}, 1 << 28, 60, 60.0, {}, too_slow)\n"
         "with read_in_process(reader, b'', Cancellation()) as output:\n"
         "    for chunk in output.chunks(): print(chunk.decode(), flush=True)\n"
     )
@@ -208,7 +213,9 @@ def test_exit_statuses_mean_refusals(tmp_path: Path, status: int, message: str) 
 def test_a_reader_that_crashes_was_given_a_bad_file(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, signal: str
 ) -> None:
-    assert _refusal(_reader(tmp_path, f"import signal; os.kill(os.getpid(), signal.SIG{signal})")) == "damaged"
+    assert (
+        _refusal(_reader(tmp_path, f"import signal; os.kill(os.getpid(), signal.SIG{signal})")) == "damaged"
+    )
     assert "was ended by signal" in caplog.text
 
 

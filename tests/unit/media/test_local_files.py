@@ -96,7 +96,9 @@ def test_what_is_not_allowed_is_not_even_opened(folder: Path) -> None:
         writer.join()
 
 
-@pytest.mark.parametrize("url", ["file:relative.wav", "file://other.host{folder}/a%20b.wav", "file:", "file://["])
+@pytest.mark.parametrize(
+    "url", ["file:relative.wav", "file://other.host{folder}/a%20b.wav", "file:", "file://["]
+)
 async def test_other_forms_are_no_file_urls(url: str, folder: Path) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         await read(folder, url.format(folder=folder))

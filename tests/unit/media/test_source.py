@@ -117,7 +117,8 @@ async def server() -> AsyncIterator[Server]:
 
 @pytest.fixture
 def lookups(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """`lookups(*addresses)` makes the system's resolver answer every name with these; gives the names asked for."""
+    """`lookups(*addresses)` makes the system's resolver answer every name with these; gives the names asked
+    for."""
 
     def install(*addresses: str) -> list[str]:
         asked: list[str] = []
@@ -137,7 +138,9 @@ def lookups(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
 
 
 class TestDataUrls:
-    @pytest.mark.parametrize("header", ["", "audio/wav", "audio/wav;rate=16000", "image/png;name=a%20b.png", "AUDIO/X"])
+    @pytest.mark.parametrize(
+        "header", ["", "audio/wav", "audio/wav;rate=16000", "image/png;name=a%20b.png", "AUDIO/X"]
+    )
     async def test_base64_is_decoded_whatever_the_media_type(self, header: str) -> None:
         assert await _read(f"data:{header};base64,{base64.b64encode(ALL_BYTES).decode()}") == ALL_BYTES
 
@@ -172,7 +175,9 @@ class TestDataUrls:
         assert "6 bytes" in message
 
     async def test_a_far_too_long_url_is_refused_undecoded(self) -> None:
-        assert (await _refusal("data:;base64," + "*" * 1_000, limits=MediaLimits(max_bytes=6)))[0] == "media_too_large"
+        assert (await _refusal("data:;base64," + "*" * 1_000, limits=MediaLimits(max_bytes=6)))[
+            0
+        ] == "media_too_large"
 
 
 class TestWhoMayBeAsked:
@@ -197,7 +202,9 @@ class TestWhoMayBeAsked:
     async def test_other_schemes_are_refused(self, url: str) -> None:
         assert (await _refusal(url, LOOPBACK))[0] == "media_not_allowed"
 
-    @pytest.mark.parametrize("url", ["http://", "http:", "http:///x", "https://[::1", "http://127.0.0.1:99999/"])
+    @pytest.mark.parametrize(
+        "url", ["http://", "http:", "http:///x", "https://[::1", "http://127.0.0.1:99999/"]
+    )
     async def test_broken_urls_are_refused(self, url: str) -> None:
         assert (await _refusal(url, LOOPBACK))[0] == "invalid_url"
 
@@ -292,7 +299,9 @@ class TestWhoMayBeAsked:
     ) -> None:
         asked = lookups(LOOPBACK)
         assert (
-            await _read(server.url("/all-bytes", "b\u00fccher.example"), server.at("b\u00fccher.example"), LOOPBACK)
+            await _read(
+                server.url("/all-bytes", "b\u00fccher.example"), server.at("b\u00fccher.example"), LOOPBACK
+            )
             == ALL_BYTES
         )
         assert asked == ["xn--bcher-kva.example"]
@@ -322,7 +331,9 @@ class TestWhoMayBeAsked:
 
 
 class TestAddresses:
-    @pytest.mark.parametrize("address", ["127.0.0.1", "10.1.2.3", "192.168.0.1", "169.254.169.254", "::1", "fe80::1"])
+    @pytest.mark.parametrize(
+        "address", ["127.0.0.1", "10.1.2.3", "192.168.0.1", "169.254.169.254", "::1", "fe80::1"]
+    )
     async def test_an_allowed_name_does_not_open_addresses_that_are_not_public(
         self, server: Server, lookups: Callable[..., list[str]], address: str
     ) -> None:
@@ -335,7 +346,10 @@ class TestAddresses:
         self, server: Server, lookups: Callable[..., list[str]]
     ) -> None:
         lookups("::1", LOOPBACK)
-        assert await _read(server.url("/all-bytes", "media.example"), server.at("media.example"), LOOPBACK) == ALL_BYTES
+        assert (
+            await _read(server.url("/all-bytes", "media.example"), server.at("media.example"), LOOPBACK)
+            == ALL_BYTES
+        )
 
     async def test_the_address_that_was_checked_is_the_one_connected_to(
         self, server: Server, lookups: Callable[..., list[str]]
@@ -352,7 +366,9 @@ class TestAddresses:
         code, message = await _refusal("http://media.example/x", "media.example")
         assert (code, message) == ("media_fetch_failed", "The media URL could not be fetched.")
 
-    @pytest.mark.parametrize("address", ["8.8.8.8", "2606:4700:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808"])
+    @pytest.mark.parametrize(
+        "address", ["8.8.8.8", "2606:4700:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808"]
+    )
     def test_public_addresses(self, address: str) -> None:
         assert is_public(ip_address(address))
 
@@ -401,8 +417,12 @@ class TestRedirects:
         assert (code, message) == ("media_fetch_failed", "The media URL was redirected more than 3 times.")
         assert "/all-bytes" not in server.paths
 
-    @pytest.mark.parametrize("target", ["http://evil.example/x", "//evil.example/x", "http://169.254.169.254/latest"])
-    async def test_redirects_to_hosts_that_are_not_allowed_are_refused(self, server: Server, target: str) -> None:
+    @pytest.mark.parametrize(
+        "target", ["http://evil.example/x", "//evil.example/x", "http://169.254.169.254/latest"]
+    )
+    async def test_redirects_to_hosts_that_are_not_allowed_are_refused(
+        self, server: Server, target: str
+    ) -> None:
         code, message = await _refusal(server.url(f"/redirect?to={quote(target)}"), server.at())
         assert code == "media_not_allowed"
         assert "evil" not in message
@@ -424,8 +444,12 @@ class TestRedirects:
 
 class TestBodies:
     async def test_a_body_of_just_the_limit_is_read(self, server: Server) -> None:
-        assert await _read(server.url("/all-bytes"), server.at(), limits=MediaLimits(max_bytes=256)) == ALL_BYTES
-        code, message = await _refusal(server.url("/all-bytes"), server.at(), limits=MediaLimits(max_bytes=255))
+        assert (
+            await _read(server.url("/all-bytes"), server.at(), limits=MediaLimits(max_bytes=256)) == ALL_BYTES
+        )
+        code, message = await _refusal(
+            server.url("/all-bytes"), server.at(), limits=MediaLimits(max_bytes=255)
+        )
         assert code == "media_too_large"
         assert "255 bytes" in message
 
@@ -456,7 +480,9 @@ class TestBodies:
         refusal = await _refusal(server.url(f"/status?code={status}"), server.at())
         assert refusal == ("media_fetch_failed", "The media URL could not be fetched.")
 
-    async def test_a_status_is_told_to_the_operator(self, server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    async def test_a_status_is_told_to_the_operator(
+        self, server: Server, caplog: pytest.LogCaptureFixture
+    ) -> None:
         caplog.set_level("INFO", "omni_server.media.fetch")
         await _refusal(server.url("/status?code=418&key=secret"), server.at())
         told = [record.message for record in caplog.records if record.name == "omni_server.media.fetch"]
@@ -480,7 +506,8 @@ class TestBodies:
 
 
 async def test_an_endless_url_is_refused_before_it_is_looked_into() -> None:
-    """A host of a million letters in another script kept the event loop for seconds; found by enlarging URLs."""
+    """A host of a million letters in another script kept the event loop for seconds; found by enlarging
+    URLs."""
     url = f"http://{'あ' * 1_500_000}/"
     assert await _refusal(url) == ("invalid_url", "The media URL is longer than 8192 characters.")
     assert (await _refusal("http://host.example/" + "a" * 8_000))[0] == "media_not_allowed"

@@ -13,8 +13,8 @@ import pytest
 
 from omni_server.errors import InvalidRequestError, OmniError
 from omni_server.media import read_video
-from omni_server.media.decode import decode_video
 from omni_server.media.limits import MediaLimits
+from omni_server.media.video import decode_video
 from tests.unit.media.containers import matroska_video, zlib_compressed
 
 LIMITS = MediaLimits()
@@ -24,7 +24,7 @@ UNREADABLE = "The video is damaged, incomplete or in a codec that this server ca
 MEASURE = """
 import json, resource, sys
 from omni_server.errors import InvalidRequestError
-from omni_server.media.decode import decode_video
+from omni_server.media.video import decode_video
 from omni_server.media.limits import MediaLimits
 try:
     outcome = str(decode_video(sys.stdin.buffer.read(), MediaLimits()).frames.shape)
@@ -37,7 +37,8 @@ print(json.dumps([outcome, own, process, "cv2" in sys.modules]))
 
 
 def _measure(data: bytes) -> tuple[str, int, int, bool]:
-    """What becomes of a video, the most memory in MiB that the server and its process took, whether FFmpeg is in it."""
+    """What becomes of a video, the most memory in MiB that the server and its process took, whether FFmpeg is
+    in it."""
     done = subprocess.run([sys.executable, "-c", MEASURE], input=data, capture_output=True, check=True)
     outcome, own, process, is_loaded = json.loads(done.stdout)
     return outcome, own // 1024, process // 1024, is_loaded
@@ -81,14 +82,18 @@ def test_a_block_that_unpacks_to_gigabytes_is_refused() -> None:
 
 
 def test_a_video_that_crashes_ffmpeg_leaves_the_server_alone() -> None:
-    """Found by changing files at random: OpenCV 5.0.0 ends with SIGSEGV over an AVI file whose index is wrong."""
+    """Found by changing files at random: OpenCV 5.0.0 ends with SIGSEGV over an AVI file whose index is
+    wrong."""
     file = io.BytesIO()
     with av.open(file, "w", format="avi") as output:
         video = output.add_stream("mjpeg", rate=8)
         video.width = video.height = 16
         video.pix_fmt = "yuvj420p"
         blocks = (
-            np.random.default_rng(0).integers(0, 256, (3, 3, 3), dtype=np.uint8).repeat(8, 0).repeat(8, 1)[:16, :16]
+            np.random.default_rng(0)
+            .integers(0, 256, (3, 3, 3), dtype=np.uint8)
+            .repeat(8, 0)
+            .repeat(8, 1)[:16, :16]
         )
         for index in range(4):
             picture = np.ascontiguousarray(np.roll(blocks, 7 * index, axis=1))

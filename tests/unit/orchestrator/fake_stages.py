@@ -202,7 +202,9 @@ class FakeCodecEdge:
             first = self._emitted * SAMPLES_PER_CODE
             first += self.misplaced_by
             is_varied = len(set(codes)) > 1
-            windows.append(DecoderWindow(codes, b"", first, len(codes) * SAMPLES_PER_CODE, len(codes), is_varied))
+            windows.append(
+                DecoderWindow(codes, b"", first, len(codes) * SAMPLES_PER_CODE, len(codes), is_varied)
+            )
             self._emitted += len(codes)
         return windows
 

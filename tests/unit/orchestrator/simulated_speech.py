@@ -76,7 +76,14 @@ class SimulatedCode2Wav:
         self.most_running[stream] = max(self.most_running.get(stream, 0), self._running[stream])
         self.num_running += 1
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiting = (priority, next(self._order), request_id, len(token_ids), len(token_ids) - num_carried, done)
+        waiting = (
+            priority,
+            next(self._order),
+            request_id,
+            len(token_ids),
+            len(token_ids) - num_carried,
+            done,
+        )
         heapq.heappush(self._waiting, waiting)
         if self._stepping is None or self._stepping.done():
             self._stepping = asyncio.create_task(self._step())
@@ -139,7 +146,9 @@ class Simulation:
         """Where `pacing` allows more than one window of a stream at once, no state is carried."""
         pacing = PacingConfig() if pacing is None else pacing
         carry = pacing.max_outstanding_windows in (None, 1)
-        self._plan = (ChunkPlan() if plan is None else plan).model_copy(update={"pacing": pacing, "carry": carry})
+        self._plan = (ChunkPlan() if plan is None else plan).model_copy(
+            update={"pacing": pacing, "carry": carry}
+        )
         self.pacer = Pacer(self._plan, LAYOUT, max_step_codes=code2wav.max_codes, clock=clock)
 
     def utterance(self, name: str) -> Utterance:

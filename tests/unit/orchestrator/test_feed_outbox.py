@@ -80,7 +80,9 @@ async def test_the_end_of_whoever_put_a_feed_does_not_interrupt_it() -> None:
     assert dropped == [], "the stage has it and ends it"
 
 
-@pytest.mark.parametrize("error", [StageDeadError("talker", "its engine process has died"), asyncio.CancelledError()])
+@pytest.mark.parametrize(
+    "error", [StageDeadError("talker", "its engine process has died"), asyncio.CancelledError()]
+)
 async def test_what_nobody_took_is_dropped_and_later_feeds_are_tried_again(error: BaseException) -> None:
     talker = Talker()
     talker.error = error

@@ -122,7 +122,9 @@ def test_what_does_not_fit_waits_for_the_next_step_those_that_are_due_first_befo
     expected = 2 * step_s(1) - STARTS_S[1]
     assert late_s(Stream(num_codes=until(2)), other, max_step_codes=CODES[1]) == pytest.approx(expected)
     other.started_at = NOW + 0.1
-    assert late_s(Stream(num_codes=until(2)), other, max_step_codes=CODES[1]) == late_s(Stream(num_codes=until(2)))
+    assert late_s(Stream(num_codes=until(2)), other, max_step_codes=CODES[1]) == late_s(
+        Stream(num_codes=until(2))
+    )
 
 
 def test_a_window_larger_than_a_step_has_room_for_is_computed_alone() -> None:
@@ -132,7 +134,9 @@ def test_a_window_larger_than_a_step_has_room_for_is_computed_alone() -> None:
 def test_windows_whose_codes_come_before_its_own_go_into_earlier_steps() -> None:
     own = Stream(num_codes=until(2), codes_at=NOW + 0.02)
     other = Stream(started_at=NOW, num_codes=until(2))
-    assert late_s(own, other) == pytest.approx(2 * step_s(1) - STARTS_S[1]), "its codes come while a step runs"
+    assert late_s(own, other) == pytest.approx(2 * step_s(1) - STARTS_S[1]), (
+        "its codes come while a step runs"
+    )
     own.codes_at = NOW + 1.0
     assert late_s(own, other) == pytest.approx(1.0 + step_s(1) - STARTS_S[1])
 

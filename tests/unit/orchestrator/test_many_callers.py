@@ -21,7 +21,9 @@ def test_among_some_others_a_short_second_window_makes_first_audio_earlier_and_n
     usual = PLAN.model_copy(update={"busy": ()})
     for num_callers in (8, 16):
         shipped = call(num_callers, PLAN, AS_SHIPPED, max_codes=MAX_CODES)
-        assert first_audio_s(shipped) < 0.95 * first_audio_s(call(num_callers, usual, AS_SHIPPED, max_codes=MAX_CODES))
+        assert first_audio_s(shipped) < 0.95 * first_audio_s(
+            call(num_callers, usual, AS_SHIPPED, max_codes=MAX_CODES)
+        )
         assert max(shipped.underrun_s) == 0
 
 

@@ -25,7 +25,14 @@ from omni_server.errors import (
 )
 from omni_server.family import CodecLayout, EmbeddingsPrompt, FamilyModel, PlaceholderIds, Prompt
 from omni_server.orchestrator.orchestrator import Deployment, Orchestrator
-from omni_server.protocol.rows import REQUEST_KEY, RowsOutput, RowsPayload, Segment, SharedBlock, decode_request
+from omni_server.protocol.rows import (
+    REQUEST_KEY,
+    RowsOutput,
+    RowsPayload,
+    Segment,
+    SharedBlock,
+    decode_request,
+)
 from omni_server.types import (
     ChatMessage,
     FunctionTool,
@@ -60,7 +67,11 @@ class FakeFamily:
     extra_rows_per_request = 3
 
     def prompt(
-        self, messages: tuple[ChatMessage, ...], *, outputs: Collection[Output], tools: Sequence[FunctionTool] = ()
+        self,
+        messages: tuple[ChatMessage, ...],
+        *,
+        outputs: Collection[Output],
+        tools: Sequence[FunctionTool] = (),
     ) -> Prompt:
         return Prompt(" ".join(tool.name for tool in tools))
 
@@ -185,7 +196,9 @@ async def test_a_given_text_is_no_part_of_the_prompt_and_is_not_sampled() -> Non
     """Whatever the request and the stage config say of the thinker's sampling."""
     pipeline = Pipeline()
     speech = SpeechOutput(text="abc")
-    wanted = replace(request(), speech=speech, sampling={"thinker": SamplingConfig(max_tokens=10**6, stop=("b",))})
+    wanted = replace(
+        request(), speech=speech, sampling={"thinker": SamplingConfig(max_tokens=10**6, stop=("b",))}
+    )
     run = await pipeline.orchestrator.submit(wanted)
     await settle()
     assert run.prompt.total == 6
@@ -345,7 +358,9 @@ async def test_a_request_in_admission_is_refused_when_the_server_closes() -> Non
     "sampling", [{"thinker": SamplingConfig(max_tokens=10**6)}, {"thinker": SamplingConfig(top_p=9.0)},
                  {"talker": SamplingConfig(max_tokens=0)}]
 )  # fmt: skip
-async def test_a_prompt_that_is_refused_after_rendering_reaches_no_stage(sampling: dict[str, SamplingConfig]) -> None:
+async def test_a_prompt_that_is_refused_after_rendering_reaches_no_stage(
+    sampling: dict[str, SamplingConfig],
+) -> None:
     pipeline = Pipeline()
     with pytest.raises(InvalidRequestError):
         await pipeline.orchestrator.submit(replace(request(), sampling=sampling))
@@ -383,12 +398,16 @@ async def test_limits_of_a_request_must_fit_the_stages_context(stage: str, name:
     num_prompt = {"thinker": 6, "talker": 8}[stage]
 
     def asking_for(number: int) -> OmniRequest:
-        limit = SamplingConfig(max_tokens=number) if name == "max_tokens" else SamplingConfig(min_tokens=number)
+        limit = (
+            SamplingConfig(max_tokens=number) if name == "max_tokens" else SamplingConfig(min_tokens=number)
+        )
         return replace(request(), sampling={stage: limit})
 
     pipeline = Pipeline(thinker_defaults=NO_DEFAULTS)
     await (await pipeline.orchestrator.submit(asking_for(MAX_MODEL_LEN - num_prompt))).aclose()
-    with pytest.raises(InvalidRequestError, match=rf"is {MAX_MODEL_LEN} .* needs {MAX_MODEL_LEN + 1}\.") as error:
+    with pytest.raises(
+        InvalidRequestError, match=rf"is {MAX_MODEL_LEN} .* needs {MAX_MODEL_LEN + 1}\."
+    ) as error:
         await pipeline.orchestrator.submit(asking_for(MAX_MODEL_LEN - num_prompt + 1))
     assert (error.value.code, error.value.param) == ("context_length_exceeded", param)
     assert pipeline.orchestrator.num_running == 0
@@ -396,7 +415,9 @@ async def test_limits_of_a_request_must_fit_the_stages_context(stage: str, name:
 
 @pytest.mark.parametrize("defaults", [SamplingDefaults(max_tokens=40), SamplingDefaults(max_tokens=40, min_tokens=30),
                                       NO_DEFAULTS])  # fmt: skip
-async def test_without_a_limit_in_the_request_the_rest_of_each_context_is_the_limit(defaults: SamplingDefaults) -> None:
+async def test_without_a_limit_in_the_request_the_rest_of_each_context_is_the_limit(
+    defaults: SamplingDefaults,
+) -> None:
     pipeline = Pipeline(thinker_defaults=defaults, talker_defaults=defaults)
     pipeline.thinker.prompt = (10,) * (MAX_MODEL_LEN - 5)
     thinker, talker = await sampling_of(pipeline, request())
@@ -417,11 +438,15 @@ async def test_a_prompt_that_can_be_shortened_must_leave_room_for_the_default_li
 
 
 @pytest.mark.parametrize("stage", ["thinker", "talker"])
-async def test_more_tokens_than_the_default_limit_must_not_be_asked_for_without_another_limit(stage: str) -> None:
+async def test_more_tokens_than_the_default_limit_must_not_be_asked_for_without_another_limit(
+    stage: str,
+) -> None:
     defaults = SamplingDefaults(max_tokens=9)
     pipeline = Pipeline(thinker_defaults=defaults, talker_defaults=defaults)
     with pytest.raises(InvalidRequestError, match="min_tokens"):
-        await pipeline.orchestrator.submit(replace(request(), sampling={stage: SamplingConfig(min_tokens=10)}))
+        await pipeline.orchestrator.submit(
+            replace(request(), sampling={stage: SamplingConfig(min_tokens=10)})
+        )
     assert pipeline.orchestrator.num_running == 0
 
 
@@ -448,7 +473,9 @@ async def test_a_prompt_that_fills_the_talkers_context_is_refused() -> None:
 
 async def test_zero_tokens_of_speech_are_refused_rather_than_taken_for_no_limit() -> None:
     with pytest.raises(InvalidRequestError, match="talker"):
-        await Pipeline().orchestrator.submit(replace(request(), sampling={"talker": SamplingConfig(max_tokens=0)}))
+        await Pipeline().orchestrator.submit(
+            replace(request(), sampling={"talker": SamplingConfig(max_tokens=0)})
+        )
 
 
 TOOL = FunctionTool("look", "{}", '{"type": "object"}')
@@ -466,7 +493,9 @@ async def test_tools_are_in_the_prompt_and_a_free_model_is_not_constrained() -> 
 
 async def test_a_required_call_constrains_the_thinker() -> None:
     pipeline = Pipeline()
-    run = await pipeline.orchestrator.submit(replace(request(speech=False), tools=replace(USE, is_required=True)))
+    run = await pipeline.orchestrator.submit(
+        replace(request(speech=False), tools=replace(USE, is_required=True))
+    )
     ((params, param),) = pipeline.thinker.checked
     assert params.structured_outputs is not None
     tag = json.loads(str(params.structured_outputs.structural_tag))

@@ -8,7 +8,8 @@ from tests.unit.orchestrator.simulated_speech import LAYOUT, SimulatedCode2Wav, 
 from tests.unit.orchestrator.virtual_time import run
 
 PLAN = ChunkPlan(
-    new_blocks=(1, 2), busy=(BusyChunks(min_streams=3, new_blocks=(4,)), BusyChunks(min_streams=5, new_blocks=(6,)))
+    new_blocks=(1, 2),
+    busy=(BusyChunks(min_streams=3, new_blocks=(4,)), BusyChunks(min_streams=5, new_blocks=(6,))),
 )
 NUM_CODES = 12 * LAYOUT.codes_per_block
 
@@ -86,7 +87,9 @@ def test_an_utterance_that_has_been_cut_keeps_its_ramp_when_others_come() -> Non
         first.output.finish()
         await tasks[0]
         assert is_whole(first, NUM_CODES)
-        assert [call.window_id for call in simulation.code2wav.calls] == [f"first-{number}" for number in range(7)]
+        assert [call.window_id for call in simulation.code2wav.calls] == [
+            f"first-{number}" for number in range(7)
+        ]
         for task in tasks[1:]:
             task.cancel()
 

@@ -115,7 +115,18 @@ async def test_a_waveform_of_the_wrong_length_is_an_error() -> None:
         (np.linspace(-1, 1, 21), "shape"),
         (np.zeros(0), "shape"),
     ],
-    ids=["silent", "constant", "too loud", "NaN", "one NaN", "one infinity", "clipped", "2-d", "too long", "empty"],
+    ids=[
+        "silent",
+        "constant",
+        "too loud",
+        "NaN",
+        "one NaN",
+        "one infinity",
+        "clipped",
+        "2-d",
+        "too long",
+        "empty",
+    ],
 )
 async def test_sound_that_cannot_be_right_is_an_error_and_counted(
     sound: npt.NDArray[np.float64], kind: str, caplog: pytest.LogCaptureFixture
@@ -128,7 +139,9 @@ async def test_sound_that_cannot_be_right_is_an_error_and_counted(
     await fails_with(events, CorruptDataError, rf"stage 'code2wav': corrupt data \({kind}\): ")
     assert stages.is_released()
     assert [(error.stage, error.kind) for error in stages.corrupt] == [("code2wav", kind)]
-    assert [record.getMessage() for record in caplog.records] == [f"request request: {stages.corrupt[0].message}"]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"request request: {stages.corrupt[0].message}"
+    ]
 
 
 async def test_silence_of_one_code_and_sound_that_peaks_at_full_scale_are_sound() -> None:
@@ -154,7 +167,9 @@ async def test_windows_that_do_not_follow_each_other_are_an_error_at_once(mispla
     stages.edge.misplaced_by = misplaced_by
     stages.talker.stream.send(3, 4)
     first = 20 + misplaced_by
-    await fails_with(events, CorruptDataError, rf"\(window_sequence\): a window from sample {first} on, where 20 is")
+    await fails_with(
+        events, CorruptDataError, rf"\(window_sequence\): a window from sample {first} on, where 20 is"
+    )
     assert stages.is_released()
 
 
@@ -164,7 +179,9 @@ async def test_rows_missing_at_the_end_are_an_error_and_not_a_wait_without_end()
     await settle()
     stages.token(0)
     stages.thinker.stream.send(101, 102, finish="stop")  # the row of token 0 and 1 never came
-    await fails_with(events, CorruptDataError, r"stage 'thinker': corrupt data \(row_sequence\): 0 rows for 2 tokens")
+    await fails_with(
+        events, CorruptDataError, r"stage 'thinker': corrupt data \(row_sequence\): 0 rows for 2 tokens"
+    )
     assert stages.is_released()
 
 
@@ -242,7 +259,9 @@ async def test_text_goes_on_where_a_stage_goes_down_that_it_does_not_need(stage:
     await settle()
     stages.thinker.stream.send(100, text="a")
     await settle()
-    {"talker": stages.talker, "code2wav": stages.code2wav}[stage].life.went_down("its engine process was killed")
+    {"talker": stages.talker, "code2wav": stages.code2wav}[stage].life.went_down(
+        "its engine process was killed"
+    )
     stages.thinker.stream.send(101, text="b", finish="stop")
     assert kinds(await asyncio.wait_for(events, 5)) == ["TextDelta", "TextDelta", "TextDone", "Finished"]
 
@@ -369,7 +388,9 @@ async def test_an_abort_releases_everything(phase: Callable[[Stages], Awaitable[
 
 
 @pytest.mark.parametrize("phase", PHASES)
-async def test_a_consumer_that_is_cancelled_releases_everything(phase: Callable[[Stages], Awaitable[None]]) -> None:
+async def test_a_consumer_that_is_cancelled_releases_everything(
+    phase: Callable[[Stages], Awaitable[None]],
+) -> None:
     stages = Stages()
     events = asyncio.create_task(collected(stages.run()))
     await phase(stages)

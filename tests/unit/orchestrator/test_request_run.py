@@ -102,7 +102,9 @@ async def test_spoken_requests_that_came_at_the_same_moment_reach_the_thinker_to
     runs += [second.run(), text.run(speech=False)]
     opened: list[Stages] = []
     for _ in range(20):
-        opened += [stages for stages in (first, second, text) if stages.thinker.streams and stages not in opened]
+        opened += [
+            stages for stages in (first, second, text) if stages.thinker.streams and stages not in opened
+        ]
         await asyncio.sleep(0)
     assert opened == [text, first, second]
     for run in runs:
@@ -327,7 +329,13 @@ async def test_the_end_tells_when_each_stage_was_passed() -> None:
     finished = (await events)[-1]
     assert isinstance(finished, Finished)
     times = finished.times
-    speech = [times.talker_opened_s, times.first_codes_s, times.first_window_s, times.first_audio_s, times.last_audio_s]
+    speech = [
+        times.talker_opened_s,
+        times.first_codes_s,
+        times.first_window_s,
+        times.first_audio_s,
+        times.last_audio_s,
+    ]
     known = [moment for moment in speech if moment is not None]
     assert len(known) == 5
     assert sorted(known) == known
@@ -361,7 +369,10 @@ async def test_a_call_is_an_event_of_its_own_and_ends_the_answer() -> None:
     got = await events
     assert "".join(event.text for event in got if isinstance(event, TextDelta)) == "Hm"
     calls = [event for event in got if isinstance(event, ToolCallDelta)]
-    assert [(call.index, call.name, call.arguments) for call in calls] == [(0, "look", ""), (0, None, '{"at": 1}')]
+    assert [(call.index, call.name, call.arguments) for call in calls] == [
+        (0, "look", ""),
+        (0, None, '{"at": 1}'),
+    ]
     finished = got[-1]
     assert isinstance(finished, Finished)
     assert finished.finish_reason == "tool_calls"
@@ -380,7 +391,12 @@ async def test_a_call_that_was_cut_is_incomplete() -> None:
 
 async def test_an_answer_that_is_a_call_is_not_spoken() -> None:
     stages = Stages()
-    words = {100: "<tool_call>", 101: '\n{"name": "look", "arguments": {"at": 1}}\n', 102: "</tool_call>", 103: ""}
+    words = {
+        100: "<tool_call>",
+        101: '\n{"name": "look", "arguments": {"at": 1}}\n',
+        102: "</tool_call>",
+        103: "",
+    }
     run = stages.run(detokenize=lambda ids: "".join(words[i] for i in ids), tool_parser=ToolParser())
     events = asyncio.create_task(collected(run))
     await settle()
@@ -388,7 +404,9 @@ async def test_an_answer_that_is_a_call_is_not_spoken() -> None:
         stages.token(number, text=words[100 + number], finish="stop" if number == 3 else None)
         await settle()
     got = await asyncio.wait_for(events, 5)
-    assert [feed.num_speakable for stream in stages.talker.streams for feed in stream.feeds] == [FIRST_GENERATED] * 4
+    assert [feed.num_speakable for stream in stages.talker.streams for feed in stream.feeds] == [
+        FIRST_GENERATED
+    ] * 4
     assert not {"CodecDelta", "AudioDelta"} & set(kinds(got))
     finished = got[-1]
     assert isinstance(finished, Finished)
@@ -404,7 +422,9 @@ async def test_what_is_said_before_a_call_is_spoken_and_nothing_else() -> None:
     await settle()
     for number in range(6):
         stages.rows(num_generated=number)
-        stages.thinker.stream.send(100 + number, text=words[100 + number], finish="stop" if number == 5 else None)
+        stages.thinker.stream.send(
+            100 + number, text=words[100 + number], finish="stop" if number == 5 else None
+        )
         await settle()
     assert stages.talker.stream.feeds[-1].final_length == FIRST_GENERATED + 2
     stages.talker.stream.send(1, 2, STOP_CODE, finish="stop")
@@ -422,7 +442,9 @@ async def test_prose_in_a_turn_with_tools_is_spoken_to_its_end() -> None:
     await settle()
     for number in range(3):
         stages.rows(num_generated=number)
-        stages.thinker.stream.send(100 + number, text=words[100 + number], finish="stop" if number == 2 else None)
+        stages.thinker.stream.send(
+            100 + number, text=words[100 + number], finish="stop" if number == 2 else None
+        )
         await settle()
     assert stages.talker.stream.feeds[-1].final_length == FIRST_GENERATED + 2
     stages.talker.stream.send(STOP_CODE, finish="stop")

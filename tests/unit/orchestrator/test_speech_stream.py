@@ -166,7 +166,11 @@ def test_windows_that_carry_state_are_computed_one_after_the_other() -> None:
         assert all(is_whole(utterance, 400) for utterance in utterances)
         assert code2wav.most_running == dict.fromkeys(names, 1)
         for name in names:
-            own = [int(window.rpartition("-")[2]) for window in code2wav.computed if window.startswith(f"{name}-")]
+            own = [
+                int(window.rpartition("-")[2])
+                for window in code2wav.computed
+                if window.startswith(f"{name}-")
+            ]
             assert own == list(range(len(own)))
         streams = {call.window_id.rpartition("-")[0]: call.stream for call in code2wav.calls}
         assert len(set(streams.values())) == len(names)
@@ -325,12 +329,16 @@ async def under_load(pacing: PacingConfig) -> tuple[list[Utterance], list[Uttera
     window comes too late: it waits for the step that runs, and that is a long one. The first call of each of the eight
     is left out, because nothing is known then.
     """
-    simulation = Simulation(SimulatedCode2Wav(step_s=0.03, code_s=0.0012), pacing, ChunkPlan(new_blocks=(1, 1, 2)))
+    simulation = Simulation(
+        SimulatedCode2Wav(step_s=0.03, code_s=0.0012), pacing, ChunkPlan(new_blocks=(1, 1, 2))
+    )
     number = iter(range(1000))
 
     async def caller(num_calls: int, start_s: float) -> list[Utterance]:
         await asyncio.sleep(start_s)
-        return [await simulation.speak(f"u{next(number)}", 4 * SECOND, code_s=0.010) for _ in range(num_calls)]
+        return [
+            await simulation.speak(f"u{next(number)}", 4 * SECOND, code_s=0.010) for _ in range(num_calls)
+        ]
 
     loaded = await asyncio.gather(*(caller(6, 0.037 * n) for n in range(8)))
     await asyncio.sleep(30.0)

@@ -20,7 +20,16 @@ def test_times_count_from_the_start_and_know_first_and_last() -> None:
     clock = Clock()
     stages = StageClock(clock)
     for moment, note in enumerate(
-        [stages.text, stages.talker, stages.text, stages.codes, stages.audio, stages.text, stages.codes, stages.audio],
+        [
+            stages.text,
+            stages.talker,
+            stages.text,
+            stages.codes,
+            stages.audio,
+            stages.text,
+            stages.codes,
+            stages.audio,
+        ],
         start=1,
     ):
         clock.now = 100.0 + moment

@@ -31,7 +31,9 @@ class Listener:
 
 
 def new_gate(max_delay_s: float = 2.0) -> StartGate:
-    return StartGate(max_delay_s, clock, TalkerPace(LAYOUT.codes_per_block), max_step_codes=MAX_CODES, max_ahead_s=None)
+    return StartGate(
+        max_delay_s, clock, TalkerPace(LAYOUT.codes_per_block), max_step_codes=MAX_CODES, max_ahead_s=None
+    )
 
 
 async def pass_time(seconds: float) -> None:
@@ -364,7 +366,9 @@ def test_a_held_stream_is_not_looked_at_all_the_time() -> None:
         return clock()
 
     async def work() -> None:
-        gate = StartGate(2.0, watched, TalkerPace(LAYOUT.codes_per_block), max_step_codes=MAX_CODES, max_ahead_s=None)
+        gate = StartGate(
+            2.0, watched, TalkerPace(LAYOUT.codes_per_block), max_step_codes=MAX_CODES, max_ahead_s=None
+        )
         with ExitStack() as stack:
             others = [Listener(gate, stack, has_schedule=False) for _ in range(8)]
             for _ in range(2):

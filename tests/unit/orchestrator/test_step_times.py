@@ -38,7 +38,9 @@ def test_nothing_is_predicted_while_nothing_is_known(times: StepTimes, clock: Cl
     assert times.predict(1000) == 0, "whether more windows of the same step follow is not known yet"
 
 
-def test_steps_of_different_sizes_tell_what_a_step_and_what_a_code_takes(times: StepTimes, clock: Clock) -> None:
+def test_steps_of_different_sizes_tell_what_a_step_and_what_a_code_takes(
+    times: StepTimes, clock: Clock
+) -> None:
     for windows in ([24], [60, 36], [24, 24, 24], [132], [36]):
         step(times, clock, windows)
     assert times.predict(120) == pytest.approx(0.03 + 0.024, rel=0.03)

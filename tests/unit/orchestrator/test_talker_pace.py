@@ -20,11 +20,15 @@ def test_blocks_are_expected_to_take_what_they_took_at_their_place() -> None:
     pace = TalkerPace(BLOCK)
     utterance(pace, [0.2, 0.2, 0.2, 0.1, 0.05])
     assert pace.expected_s(BLOCK, 2 * BLOCK, 5 * BLOCK, elapsed_s=0.2) == pytest.approx(0.35)
-    assert pace.expected_s(BLOCK, 2 * BLOCK, 5 * BLOCK - 6, elapsed_s=0.2) == pytest.approx(0.325), "half a block less"
+    assert pace.expected_s(BLOCK, 2 * BLOCK, 5 * BLOCK - 6, elapsed_s=0.2) == pytest.approx(0.325), (
+        "half a block less"
+    )
     assert pace.expected_s(BLOCK, 2 * BLOCK + 6, 5 * BLOCK, elapsed_s=0.3) == pytest.approx(0.25), (
         "half of one is there"
     )
-    assert pace.expected_s(BLOCK, 2 * BLOCK, 7 * BLOCK, elapsed_s=0.2) == pytest.approx(0.45), "as the last one known"
+    assert pace.expected_s(BLOCK, 2 * BLOCK, 7 * BLOCK, elapsed_s=0.2) == pytest.approx(0.45), (
+        "as the last one known"
+    )
 
 
 def test_an_utterance_that_is_slower_than_others_stays_so() -> None:
@@ -59,4 +63,6 @@ def test_codes_that_come_several_blocks_at_once_or_within_one() -> None:
     assert pace.learn(BLOCK, 3 * BLOCK, 0.4)
     assert not pace.learn(3 * BLOCK, 3 * BLOCK + 5, 7.0)
     assert pace.expected_s(BLOCK, 2 * BLOCK, 4 * BLOCK, elapsed_s=0.2) == pytest.approx(0.4)
-    assert TalkerPace(BLOCK).expected_s(3, 5, BLOCK, elapsed_s=0.2) == pytest.approx(0.7), "within the first block"
+    assert TalkerPace(BLOCK).expected_s(3, 5, BLOCK, elapsed_s=0.2) == pytest.approx(0.7), (
+        "within the first block"
+    )

@@ -8,7 +8,9 @@ import pytest
 from omni_server.orchestrator.tool_parser import ToolParser
 from omni_server.types import ToolCallDelta
 
-CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "a } \\" <b> é", "n": [1, {"x": {}}]}}\n</tool_call>'
+CALL = (
+    '<tool_call>\n{"name": "look", "arguments": {"at": "a } \\" <b> é", "n": [1, {"x": {}}]}}\n</tool_call>'
+)
 ARGUMENTS = '{"at": "a } \\" <b> é", "n": [1, {"x": {}}]}'
 OTHER = '<tool_call>\n{"name": "go", "arguments": {}}\n</tool_call>'
 
@@ -88,7 +90,10 @@ def test_text_in_any_pieces_is_cut_into_prose_and_calls(
     rng = random.Random(0)
     for _ in range(50):
         cuts = sorted(rng.randrange(len(text) + 1) for _ in range(4))
-        assert parsed(*(text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True))) == (prose, calls)
+        assert parsed(*(text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True))) == (
+            prose,
+            calls,
+        )
 
 
 def test_nesting_without_end_is_no_call() -> None:

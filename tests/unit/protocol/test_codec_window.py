@@ -59,7 +59,10 @@ def test_a_wrong_number_is_named(change: dict[str, int], message: str) -> None:
     ("change", "message"),
     [
         ({"emit_start": 47}, "emit_start is 47; in a stream it must be a multiple of 12"),
-        ({"emit_end": 59}, "emit_end is 59; in a stream it must be a multiple of 12, except in the last window"),
+        (
+            {"emit_end": 59},
+            "emit_end is 59; in a stream it must be a multiple of 12, except in the last window",
+        ),
     ],
 )
 def test_windows_of_a_stream_meet_where_blocks_do(change: dict[str, int], message: str) -> None:

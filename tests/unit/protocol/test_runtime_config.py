@@ -56,7 +56,9 @@ def test_another_role_changes_the_hash(change: dict[str, object]) -> None:
         {"announces_to": ()},
     ],
 )
-def test_what_differs_from_start_to_start_keeps_the_hash_of_a_diffusion_stage(change: dict[str, object]) -> None:
+def test_what_differs_from_start_to_start_keeps_the_hash_of_a_diffusion_stage(
+    change: dict[str, object],
+) -> None:
     assert msgspec.structs.replace(DIFFUSION, **change).compute_hash() == DIFFUSION.compute_hash()
 
 

@@ -17,7 +17,9 @@ def codebook() -> Codebook:
     try:
         return make_codebook()
     except OSError as exc:
-        pytest.fail(f"these tests need espeak-ng (on Debian: apt-get install espeak-ng): {exc}", pytrace=False)
+        pytest.fail(
+            f"these tests need espeak-ng (on Debian: apt-get install espeak-ng): {exc}", pytrace=False
+        )
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,9 @@ def test_every_unit_is_spoken(codebook: Codebook) -> None:
     assert set(codebook.units) == set(vocabulary.units())
     for unit, sounds in codebook.units.items():
         assert sounds or unit == vocabulary.NO_PAUSE
-        assert all(BLOCKS <= sound < NUM_SOUNDS for sound in sounds), f"{unit} has the sound of a block's silence"
+        assert all(BLOCKS <= sound < NUM_SOUNDS for sound in sounds), (
+            f"{unit} has the sound of a block's silence"
+        )
 
 
 def test_ids_of_all_codes_are_those_that_the_model_has(codebook: Codebook) -> None:

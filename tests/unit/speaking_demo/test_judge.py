@@ -60,7 +60,14 @@ def test_limits_go_by_the_worst_row() -> None:
     assert kept(GOOD, replace(GOOD, found_as_served=359)) == [True, False, True, True, True, True]
     assert kept(GOOD, replace(GOOD, found_as_served=361, num_nearest=39)) == [True] * 6
     assert kept(replace(GOOD, num_nearest=39), GOOD) == [True, True, False, True, True, True]
-    assert kept(GOOD, replace(GOOD, found_as_read=391, num_words=400)) == [True, True, True, False, True, True]
+    assert kept(GOOD, replace(GOOD, found_as_read=391, num_words=400)) == [
+        True,
+        True,
+        True,
+        False,
+        True,
+        True,
+    ]
     assert kept(GOOD, replace(GOOD, num_extra=41)) == [True, True, True, True, False, True]
     assert kept(GOOD, replace(GOOD, wall_s=70.0)) == [True, True, True, True, True, False]
 

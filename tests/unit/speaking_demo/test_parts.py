@@ -51,7 +51,9 @@ def train(codebook: Codebook, layout: Layout, tokenizer: Tokenizer, said: list[U
             case "talker":
                 answers = [tokenizer.encode(answer.text).ids for answer in vocabulary.answers()]
                 special = checkpoint.special_tokens(ids)
-                return training.train_talker(codebook, special, answers, ids.vocab_size, schedule, cpu, no_report)
+                return training.train_talker(
+                    codebook, special, answers, ids.vocab_size, schedule, cpu, no_report
+                )
             case "thinker":
                 text_config = config.thinker_config.text_config
                 text_ids = checkpoint.text_ids(ids)
@@ -61,7 +63,9 @@ def train(codebook: Codebook, layout: Layout, tokenizer: Tokenizer, said: list[U
                 dit_config.num_embeds = codes.NUM_SOUNDS
                 return training.train_dit(dit_config, said, schedule, cpu, no_report)
             case _:
-                return training.train_vocoder(config.token2wav_config.bigvgan_config, said, schedule, cpu, no_report)
+                return training.train_vocoder(
+                    config.token2wav_config.bigvgan_config, said, schedule, cpu, no_report
+                )
 
     return trained
 
@@ -73,7 +77,9 @@ def parts(train: Train) -> dict[str, Trained]:
 
 
 @pytest.fixture(scope="module")
-def exported(parts: dict[str, Trained], layout: Layout, said: list[Utterance]) -> Qwen2_5OmniForConditionalGeneration:
+def exported(
+    parts: dict[str, Trained], layout: Layout, said: list[Utterance]
+) -> Qwen2_5OmniForConditionalGeneration:
     """The checkpoint of `parts`, as transformers loads it. `parts` themselves are rounded as the file is."""
     folder, ids = layout
     for model, _ in parts.values():
@@ -133,7 +139,10 @@ def test_exported_talker_is_the_trained_one(
 
 @torch.no_grad()
 def test_exported_thinker_is_the_trained_one(
-    parts: dict[str, Trained], exported: Qwen2_5OmniForConditionalGeneration, layout: Layout, tokenizer: Tokenizer
+    parts: dict[str, Trained],
+    exported: Qwen2_5OmniForConditionalGeneration,
+    layout: Layout,
+    tokenizer: Tokenizer,
 ) -> None:
     trained = parts["thinker"][0]
     assert isinstance(trained, thinker.Thinker)
@@ -153,7 +162,9 @@ def test_exported_dit_has_the_sound_of_each_id_in_its_table(
     sounds = codes.sounds_of(ids)
     is_silent = sounds < codes.BLOCKS
     assert torch.equal(table[ids[~is_silent]], trained[1 + sounds[~is_silent]])
-    assert (table[ids[is_silent]] == trained[1]).all(), "training utterances are too short for most blocks' silences"
+    assert (table[ids[is_silent]] == trained[1]).all(), (
+        "training utterances are too short for most blocks' silences"
+    )
     assert torch.equal(table[0], trained[0]), "of no code at all"
 
 

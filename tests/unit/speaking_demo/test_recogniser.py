@@ -23,7 +23,10 @@ def recogniser(codebook: Codebook) -> Recogniser:
 
 @pytest.fixture(scope="module")
 def readings(codebook: Codebook) -> list[torch.Tensor]:
-    return [render(codebook.envelope(list(vocabulary.read(text))), VOICE, seed) for seed, text in enumerate(SENTENCES)]
+    return [
+        render(codebook.envelope(list(vocabulary.read(text))), VOICE, seed)
+        for seed, text in enumerate(SENTENCES)
+    ]
 
 
 def share(recogniser: Recogniser, text: str, wave: torch.Tensor) -> float:
@@ -32,7 +35,9 @@ def share(recogniser: Recogniser, text: str, wave: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("gain", [1.0, 0.5])
-def test_words_of_the_voice_itself_are_found(recogniser: Recogniser, readings: list[torch.Tensor], gain: float) -> None:
+def test_words_of_the_voice_itself_are_found(
+    recogniser: Recogniser, readings: list[torch.Tensor], gain: float
+) -> None:
     for text, wave in zip(SENTENCES, readings, strict=True):
         wanted = recogniser.wanted(text)
         found = recogniser.found(hear(gain * wave))
@@ -48,7 +53,9 @@ def test_words_are_not_found_in_noise_nor_in_silence(recogniser: Recogniser) -> 
     assert recogniser.found(hear(torch.zeros(0))) == []
 
 
-def test_words_are_not_found_in_another_sentence(recogniser: Recogniser, readings: list[torch.Tensor]) -> None:
+def test_words_are_not_found_in_another_sentence(
+    recogniser: Recogniser, readings: list[torch.Tensor]
+) -> None:
     assert share(recogniser, SENTENCES[0], readings[2]) <= 0.3
     assert share(recogniser, SENTENCES[2], readings[0]) <= 0.3
 
@@ -75,7 +82,14 @@ def test_a_reading_under_noise_is_nearest_to_itself(readings: list[torch.Tensor]
 
 @pytest.mark.parametrize(
     ("wanted", "found", "num"),
-    [("abc", "abc", 3), ("abc", "", 0), ("", "abc", 0), ("abc", "cba", 1), ("abcd", "xaxcd", 3), ("aab", "ab", 2)],
+    [
+        ("abc", "abc", 3),
+        ("abc", "", 0),
+        ("", "abc", 0),
+        ("abc", "cba", 1),
+        ("abcd", "xaxcd", 3),
+        ("aab", "ab", 2),
+    ],
 )
 def test_words_count_in_order(wanted: str, found: str, num: int) -> None:
     assert num_in_order(list(wanted), list(found)) == num

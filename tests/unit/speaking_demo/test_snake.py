@@ -31,4 +31,6 @@ def test_value_and_gradients_are_those_of_transformers(length: int) -> None:
         return y.detach(), given.grad, *gradients
 
     for name, expected, found in zip(("y", "x", "alpha", "beta"), outcome(plain), outcome(fast), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            found, expected, rtol=1e-3, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}"
+        )

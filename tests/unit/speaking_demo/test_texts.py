@@ -12,7 +12,9 @@ from scripts.speaking_demo.thinker import Chats
 from stages.qwen2_5_omni.demo_checkpoint.tokenizer import TokenIds
 
 Layout = tuple[Path, TokenIds]
-TURN = re.compile(r"<\|im_start\|>user\n(.*?)<\|im_end\|>\n<\|im_start\|>assistant\n(.*?)<\|im_end\|>", re.DOTALL)
+TURN = re.compile(
+    r"<\|im_start\|>user\n(.*?)<\|im_end\|>\n<\|im_start\|>assistant\n(.*?)<\|im_end\|>", re.DOTALL
+)
 
 
 def bare(question: str) -> str:
@@ -35,7 +37,9 @@ def test_no_question_with_an_answer_is_taught_as_unknown(layout: Layout, tokeniz
 def test_every_answer_is_taught(layout: Layout, tokenizer: Tokenizer) -> None:
     chats = Chats(tokenizer, checkpoint.text_ids(layout[1]), random.Random(0))
     taught = {
-        tokenizer.decode([token for token, counts in zip(example.ids, example.is_answer, strict=True) if counts])
+        tokenizer.decode(
+            [token for token, counts in zip(example.ids, example.is_answer, strict=True) if counts]
+        )
         for example in (chats.draw() for _ in range(3000))
     }
     said = {answer.text for answer in vocabulary.answers()}

@@ -88,7 +88,9 @@ def test_answers_are_made_of_known_words_and_short_enough_to_be_told_apart() -> 
 
 
 def test_no_question_has_two_answers() -> None:
-    questions = [question.rstrip("?.!").lower() for answer in vocabulary.answers() for question in answer.questions]
+    questions = [
+        question.rstrip("?.!").lower() for answer in vocabulary.answers() for question in answer.questions
+    ]
     assert len(questions) == len(set(questions))
 
 

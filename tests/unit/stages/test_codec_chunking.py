@@ -36,7 +36,9 @@ def windows_of(plan: ChunkPlan, codes: list[int], portions: list[int]) -> list[W
 
 @pytest.mark.parametrize("plan", PLANS, ids=repr)
 @pytest.mark.parametrize("number", [1, 2, 11, 12, 13, 23, 24, 25, 36, 47, 48, 60, 61, 84, 203])
-def test_windows_do_not_depend_on_how_codes_arrive_and_emit_each_code_once(plan: ChunkPlan, number: int) -> None:
+def test_windows_do_not_depend_on_how_codes_arrive_and_emit_each_code_once(
+    plan: ChunkPlan, number: int
+) -> None:
     rng = random.Random(number)
     codes = [rng.randrange(8193) for _ in range(number)]
     windows = windows_of(plan, codes, [])
@@ -50,7 +52,9 @@ def test_windows_do_not_depend_on_how_codes_arrive_and_emit_each_code_once(plan:
         emitted = window.emit_end
         assert window.first_code % BLOCK == 0
         assert window.codes == tuple(codes[window.first_code :][: len(window.codes)])
-        window.span(voice="Ethan", noise_seed=0).validate(len(window.codes), codes_per_block=BLOCK, frames_per_code=2)
+        window.span(voice="Ethan", noise_seed=0).validate(
+            len(window.codes), codes_per_block=BLOCK, frames_per_code=2
+        )
     assert emitted == number
     assert not any(window.is_last for window in windows[:-1])
     if plan.longest_window_blocks is not None:
@@ -135,7 +139,9 @@ def test_a_plan_that_starves_the_vocoder_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "plan", [ChunkPlan(), ChunkPlan(vocoder_margin_frames=24), ChunkPlan(mode="whole", past_blocks=0)], ids=repr
+    "plan",
+    [ChunkPlan(), ChunkPlan(vocoder_margin_frames=24), ChunkPlan(mode="whole", past_blocks=0)],
+    ids=repr,
 )
 def test_a_plan_with_room_for_the_vocoder_is_accepted(plan: ChunkPlan) -> None:
     check_chunk_plan(plan, codes_per_block=BLOCK, frames_per_code=2)

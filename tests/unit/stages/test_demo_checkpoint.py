@@ -70,7 +70,9 @@ def test_files_are_those_of_the_published_checkpoints(tiny: Path) -> None:
     assert all(file.stat().st_mode & 0o444 == 0o444 for file in tiny.iterdir())
 
 
-def test_the_same_seed_gives_the_same_bytes_and_another_seed_other_weights(tiny: Path, tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_bytes_and_another_seed_other_weights(
+    tiny: Path, tmp_path: Path
+) -> None:
     again = make_demo_checkpoint(tmp_path / "again")
     other = make_demo_checkpoint(tmp_path / "other", seed=1)
     for name in ("model.safetensors", "tokenizer.json", "config.json"):
@@ -92,7 +94,9 @@ def test_making_one_does_not_disturb_torchs_generator(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["tiny", "wide", "full"])
-def test_transformers_loads_it_without_missing_or_unexpected_keys(name: str, request: pytest.FixtureRequest) -> None:
+def test_transformers_loads_it_without_missing_or_unexpected_keys(
+    name: str, request: pytest.FixtureRequest
+) -> None:
     folder = request.getfixturevalue(name)
     # The class's own from_pretrained cannot report: it asks the returned pair for its voices.
     model, report = PreTrainedModel.from_pretrained.__func__(
@@ -150,9 +154,16 @@ def test_the_full_vocabulary_has_the_genuine_ids(name: str, request: pytest.Fixt
         151656,
     )
     assert tokenizer.encode("<|im_start|>user\n<|im_end|>") == [151644, 872, 198, 151645]
-    assert [talker[f"tts_text_{part}_token_id"] for part in ("pad", "start", "end")] == [151859, 151860, 151861]
+    assert [talker[f"tts_text_{part}_token_id"] for part in ("pad", "start", "end")] == [
+        151859,
+        151860,
+        151861,
+    ]
     voices = torch.load(full / "spk_dict.pt", weights_only=True)
-    assert {name: voice["bos_token"] for name, voice in voices.items()} == {"Chelsie": 151872, "Ethan": 151870}
+    assert {name: voice["bos_token"] for name, voice in voices.items()} == {
+        "Chelsie": 151872,
+        "Ethan": 151870,
+    }
 
 
 def test_words_are_single_tokens_and_any_text_survives(tiny: Path) -> None:
@@ -170,7 +181,10 @@ def test_only_words_and_sounds_can_be_generated(tiny: Path) -> None:
     spoken = [tokenizer.decode([token]) for token in text_rows if token != tokenizer.eos_token_id]
     assert tokenizer.eos_token_id in text_rows
     assert len(spoken) > 300
-    assert all(word in (".", ",") or (word[0] == " " and word[1:].isascii() and word[1:].isalpha()) for word in spoken)
+    assert all(
+        word in (".", ",") or (word[0] == " " and word[1:].isascii() and word[1:].isalpha())
+        for word in spoken
+    )
     assert codec_rows == [*range(8193), 8292, 8293, 8294]
 
 
@@ -203,7 +217,10 @@ def test_sizes_reach_the_weights(tiny: Path, wide: Path) -> None:
         size = SIZES[name]
         assert found["talker.thinker_to_talker_proj.weight"] == [size.talker.hidden, size.thinker.hidden]
         assert found["talker.model.embed_tokens.weight"] == [8448, size.thinker.hidden]
-        assert found["token2wav.code2wav_dit_model.text_embed.codec_embed.weight"] == [8194, size.dit.code_embedding]
+        assert found["token2wav.code2wav_dit_model.text_embed.codec_embed.weight"] == [
+            8194,
+            size.dit.code_embedding,
+        ]
         layers = {key.split(".")[3] for key in found if key.startswith("talker.model.layers.")}
         assert len(layers) == size.talker.layers
     assert shapes["tiny"] != shapes["wide"]
@@ -231,7 +248,9 @@ def test_weights_do_not_change_the_other_files(tiny: Path, tmp_path: Path) -> No
 def test_a_folder_without_weights_is_refused_with_the_flag_that_serves_it(genuine: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no weights.*--load-format dummy"):
         resolve_model_folder(str(genuine), architectures=FAMILY.architectures)
-    assert resolve_model_folder(str(genuine), architectures=FAMILY.architectures, needs_weights=False) == genuine
+    assert (
+        resolve_model_folder(str(genuine), architectures=FAMILY.architectures, needs_weights=False) == genuine
+    )
 
 
 def test_the_genuine_size_has_the_parameters_of_the_7b(genuine: Path) -> None:
@@ -251,7 +270,9 @@ def test_the_size_3b_has_the_parameters_of_the_3b(tmp_path: Path) -> None:
 
 def test_the_genuine_size_has_voices_and_limits_of_the_7b(genuine: Path) -> None:
     voices = torch.load(genuine / "spk_dict.pt", weights_only=True)
-    shapes = {name: (tuple(voice["cond"].shape), tuple(voice["ref_mel"].shape)) for name, voice in voices.items()}
+    shapes = {
+        name: (tuple(voice["cond"].shape), tuple(voice["ref_mel"].shape)) for name, voice in voices.items()
+    }
     assert shapes == dict.fromkeys(("Chelsie", "Ethan"), ((1, 192), (1, 400, 80)))
     preprocessor = _json(genuine, "preprocessor_config.json")
     assert (preprocessor["max_pixels"], preprocessor["n_samples"]) == (12_845_056, 300 * 16_000)
@@ -265,7 +286,9 @@ def test_the_genuine_size_has_voices_and_limits_of_the_7b(genuine: Path) -> None
         ({"weights": "dummy", "dtype": "float32"}, "bfloat16"),
     ],
 )
-def test_what_the_genuine_size_cannot_be_is_refused(changes: dict[str, Any], reason: str, tmp_path: Path) -> None:
+def test_what_the_genuine_size_cannot_be_is_refused(
+    changes: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=reason):
         make_demo_checkpoint(tmp_path / "checkpoint", size="7b", **changes)
     assert list(tmp_path.iterdir()) == []

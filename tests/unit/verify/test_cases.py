@@ -42,7 +42,9 @@ def test_the_video_moves(prompts: tuple[Prompt, ...]) -> None:
         for part in message.content
         if isinstance(part, VideoPart)
     )
-    assert all(not np.array_equal(one, other) for one, other in zip(video.frames, video.frames[1:], strict=False))
+    assert all(
+        not np.array_equal(one, other) for one, other in zip(video.frames, video.frames[1:], strict=False)
+    )
 
 
 def test_each_prompt_is_answered_in_text_and_in_each_voice(prompts: tuple[Prompt, ...]) -> None:
@@ -51,7 +53,9 @@ def test_each_prompt_is_answered_in_text_and_in_each_voice(prompts: tuple[Prompt
 
 
 def test_a_text_to_be_read_aloud_is_spoken_only(prompts: tuple[Prompt, ...]) -> None:
-    assert [case.name for case in cases_of(chosen(prompts, "read aloud"), ("Ethan",))] == ["read aloud, Ethan"]
+    assert [case.name for case in cases_of(chosen(prompts, "read aloud"), ("Ethan",))] == [
+        "read aloud, Ethan"
+    ]
 
 
 def test_without_a_talker_all_is_text(prompts: tuple[Prompt, ...]) -> None:
@@ -80,8 +84,11 @@ def test_prompts_are_chosen_by_number_and_by_name(
 
 
 @pytest.mark.parametrize(
-    ("wanted", "reason"), [("0", "compares nothing"), ("text,vidoe", "no 'vidoe'; prompts are text, system prompt")]
+    ("wanted", "reason"),
+    [("0", "compares nothing"), ("text,vidoe", "no 'vidoe'; prompts are text, system prompt")],
 )
-def test_a_wrong_choice_is_refused_with_what_there_is(prompts: tuple[Prompt, ...], wanted: str, reason: str) -> None:
+def test_a_wrong_choice_is_refused_with_what_there_is(
+    prompts: tuple[Prompt, ...], wanted: str, reason: str
+) -> None:
     with pytest.raises(ConfigError, match=reason):
         chosen(prompts, wanted)

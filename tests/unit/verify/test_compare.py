@@ -89,7 +89,8 @@ def test_a_text_to_be_read_must_have_the_same_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("noise", "dtype", "is_equal"), [(1e-5, "float32", True), (5e-3, "float32", False), (5e-3, "float16", True)]
+    ("noise", "dtype", "is_equal"),
+    [(1e-5, "float32", True), (5e-3, "float32", False), (5e-3, "float16", True)],
 )
 def test_a_waveform_may_be_as_noisy_as_its_type_makes_it(noise: float, dtype: str, is_equal: bool) -> None:
     noisy = WAVEFORM + np.float32(noise)

@@ -15,7 +15,9 @@ def settings(folder: Path) -> ReferenceSettings:
 
 
 def test_a_checkpoint_that_cannot_be_loaded_is_told_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ReferenceFailedError, match=r"^transformers cannot load the checkpoint: \w+: .+$") as caught:
+    with pytest.raises(
+        ReferenceFailedError, match=r"^transformers cannot load the checkpoint: \w+: .+$"
+    ) as caught:
         ReferenceProcess(settings(tmp_path), timeout_s=120)
     assert "\n" not in str(caught.value)
 

@@ -44,7 +44,10 @@ FAILED = compare(WRITTEN, NoAnswer(f"{FOLDER}/config.json is broken"), REFERENCE
 
 def test_if_all_agree_the_verdict_says_so() -> None:
     assert report(EQUAL).agrees
-    assert verdict(report(EQUAL)) == "This server and transformers agree in all 1 cases (5 tokens, no near ties)."
+    assert (
+        verdict(report(EQUAL))
+        == "This server and transformers agree in all 1 cases (5 tokens, no near ties)."
+    )
 
 
 def test_near_ties_are_told_beside_the_verdict() -> None:
@@ -56,7 +59,9 @@ def test_near_ties_are_told_beside_the_verdict() -> None:
 
 def test_the_verdict_names_the_cases_that_differ() -> None:
     assert not report(EQUAL, DIFFERENT).agrees
-    assert verdict(report(EQUAL, DIFFERENT)) == ("This server and transformers DIFFER in 1 of 2 cases: text, Chelsie.")
+    assert verdict(report(EQUAL, DIFFERENT)) == (
+        "This server and transformers DIFFER in 1 of 2 cases: text, Chelsie."
+    )
 
 
 def test_what_could_not_be_compared_is_not_called_different() -> None:

@@ -38,4 +38,6 @@ def test_a_report_that_exists_is_refused_before_the_model_is_looked_for(
     file = tmp_path / "report.md"
     file.touch()
     assert main(["verify", NO_MODEL, "--report", str(file)]) == 2
-    assert capsys.readouterr().err == (f"omni-server: error: --report {file} exists; give another name, or remove it\n")
+    assert capsys.readouterr().err == (
+        f"omni-server: error: --report {file} exists; give another name, or remove it\n"
+    )

@@ -1,7 +1,7 @@
 // One answer: asks, shows and plays what streams in, and takes the times.
 
 import { startAnswer } from "./api.js";
-import { PcmDecoder } from "./pcm.js";
+import { PcmDecoder } from "./samples.js";
 import { ANSWER_RATE_HZ, Playback } from "./playback.js";
 import { Timings } from "./timings.js";
 
@@ -23,7 +23,7 @@ export class Answer {
   }
 
   /**
-   * Resolves when the answer is complete or was stopped; its sound may still be playing. Throws `ApiError`.
+   * Resolves when the answer is complete or was stopped; its audio may still be playing. Throws `ApiError`.
    */
   async run(body) {
     this.timings = new Timings();
@@ -40,7 +40,7 @@ export class Answer {
     }
   }
 
-  /** Ends the request and the sound. */
+  /** Ends the request and the audio. */
   stop() {
     this.stopped = true;
     this.#abort.abort();
@@ -66,7 +66,7 @@ export class Answer {
     if (!choice) return;
     const { content, audio } = choice.delta;
     this.#addText(content ?? audio?.transcript ?? "");
-    if (audio?.data) this.#addSound(this.#decoder.decodeBase64(audio.data));
+    if (audio?.data) this.#addAudio(this.#decoder.decodeBase64(audio.data));
     if (audio?.id) this.#announcedId = audio.id;
     // An answer can be referred to by its id only once the server has said until when.
     if (audio?.expires_at) this.audioId = this.#announcedId;
@@ -80,14 +80,14 @@ export class Answer {
     this.#view.text(text);
   }
 
-  #addSound(samples) {
+  #addAudio(samples) {
     if (samples.length === 0) return;
-    this.timings.markSound(samples.length / ANSWER_RATE_HZ);
+    this.timings.markAudio(samples.length / ANSWER_RATE_HZ);
     if (this.#playback === null) {
       this.#playback = new Playback();
       this.#view.playing(this.#playback);
     }
     this.#playback.push(samples);
-    this.#view.sound(samples);
+    this.#view.audio(samples);
   }
 }

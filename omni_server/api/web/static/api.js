@@ -1,7 +1,5 @@
 // The server's API as this page uses it.
 
-import { readEvents } from "./sse.js";
-
 const KEY_ITEM = "omni-server.api-key";
 const WORDS = {
   413: "This is larger than what the server takes",
@@ -83,7 +81,7 @@ export async function* readAloud(body, signal) {
   }
 }
 
-/** Has a sound file written down. Yields the text piece by piece. Throws as `readAloud` does. */
+/** Transcribes an audio file. Yields the text piece by piece. Throws as `readAloud` does. */
 export async function* transcribe(file, model, signal) {
   const form = new FormData();
   form.set("model", model);
@@ -148,5 +146,39 @@ async function refusal(response) {
     return new ApiError(`${WORDS[response.status] ?? "The server answered"} (status ${response.status}).`, {
       status: response.status,
     });
+  }
+}
+
+/**
+ * The data of each server-sent event, as strings: EventSource cannot send a POST request. Comments (the
+ * server's keep-alives) and other fields are skipped.
+ * @param {ReadableStream<Uint8Array>} body
+ */
+async function* readEvents(body) {
+  let data = [];
+  for await (const line of readLines(body)) {
+    if (line === "") {
+      if (data.length > 0) yield data.join("\n");
+      data = [];
+    } else if (line.startsWith("data:")) {
+      data.push(line.slice(line[5] === " " ? 6 : 5));
+    }
+  }
+}
+
+async function* readLines(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      const lines = (rest + value).split("\n");
+      rest = lines.pop();
+      for (const line of lines) yield line.endsWith("\r") ? line.slice(0, -1) : line;
+    }
+  } finally {
+    // Leaving early ends the request. A stream that has failed has said so already.
+    await reader.cancel().catch(() => {});
   }
 }

@@ -5,14 +5,12 @@ import { apiKey } from "./api.js";
 import { stop } from "./chat.js";
 import { composer } from "./composer.js";
 import "./conversation.js";
+import "./dialogs.js";
 import "./drop.js";
-import "./help_dialog.js";
-import "./history_dialog.js";
 import { askForKey } from "./key_dialog.js";
 import { element } from "./page.js";
 import "./read_aloud.js";
 import { served } from "./served.js";
-import "./settings_dialog.js";
 import { offerTab } from "./tabs.js";
 import "./transcribe.js";
 

@@ -1,6 +1,8 @@
-// Files and recordings as parts of a question.
+// Files and recordings as parts of a question, and what shows them.
 
-import { decodeSound, encodeWav, SPEECH_RATE_HZ } from "./wav.js";
+import { Clip } from "./clip.js";
+import { copyOf } from "./page.js";
+import { decodeAudioFile, encodeWav, SPEECH_RATE_HZ } from "./samples.js";
 
 /** Larger pictures are scaled down before they are sent: more detail costs a model thousands of tokens. */
 const MAX_PIXELS = 768 * 1024;
@@ -14,7 +16,7 @@ export async function attachmentOf(file) {
   const kind = file.type.split("/")[0];
   switch (kind) {
     case "audio":
-      return soundFile(file);
+      return audioFile(file);
     case "image": {
       const picture = await scaledDown(file);
       const url = await dataUrl(picture);
@@ -57,10 +59,10 @@ export function discard(attachment) {
 }
 
 /** Decoded here, so that whatever the browser can read may be sent, and its waveform be shown. */
-async function soundFile(file) {
+async function audioFile(file) {
   let samples;
   try {
-    samples = await decodeSound(file);
+    samples = await decodeAudioFile(file);
   } catch {
     // The server may know the format, and says so if not.
     const part = { type: "audio_url", audio_url: { url: await dataUrl(file) } };
@@ -94,4 +96,35 @@ function dataUrl(blob) {
     reader.onerror = () => reject(reader.error);
     reader.readAsDataURL(blob);
   });
+}
+
+/** A waveform, a picture, a video, or its name where the browser cannot read it. */
+export function attachmentView(attachment) {
+  const { kind, name, url, samples } = attachment;
+  if (kind === "audio" && samples) {
+    const element = copyOf("clip");
+    element.querySelector(".save").remove();
+    const clip = new Clip(element, SPEECH_RATE_HZ, name);
+    clip.add(samples);
+    clip.draw();
+    element.title = name;
+    return element;
+  }
+  const label = Object.assign(document.createElement("span"), { className: "file", textContent: name });
+  if (!url) return label;
+  const shown =
+    kind === "image"
+      ? Object.assign(document.createElement("img"), { src: url, alt: name })
+      : Object.assign(document.createElement("video"), {
+          src: url,
+          controls: true,
+          muted: true,
+          title: name,
+        });
+  // The server may know the format nevertheless.
+  shown.addEventListener("error", () => {
+    shown.replaceWith(label);
+    discard(attachment);
+  });
+  return shown;
 }

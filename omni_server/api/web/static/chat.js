@@ -2,15 +2,16 @@
 
 import { Answer } from "./answer.js";
 import { ApiError } from "./api.js";
-import { chatBody } from "./chat_request.js";
 import { chatStore } from "./chat_store.js";
 import { composer, notify } from "./composer.js";
 import { withKey } from "./key_dialog.js";
 import { Messages } from "./messages.js";
 import { announce, element } from "./page.js";
-import { silence, unlockSound } from "./playback.js";
+import { silence, unlockAudio } from "./playback.js";
 import { served } from "./served.js";
+import { settings } from "./settings.js";
 import { TurnView } from "./turn_view.js";
+import { voiceOf } from "./voices.js";
 
 let chat = emptyChat();
 /** The answer that is being made or played. */
@@ -25,7 +26,7 @@ function emptyChat() {
 export async function ask(text, media) {
   stop();
   silence();
-  unlockSound();
+  unlockAudio();
   notify("");
   showWelcome(false);
   const own = chat;
@@ -78,6 +79,21 @@ export function stop() {
   setCurrent(null);
   answer?.stop();
   return answer !== null;
+}
+
+/** The body of a request for an answer, as the settings want it. `messages` is a `Messages`. */
+function chatBody(model, messages) {
+  const { instructions, temperature, maxTokens, speaks } = settings.get();
+  const voice = speaks ? voiceOf(model) : null;
+  return {
+    model: model.id,
+    messages: messages.list(instructions),
+    ...(voice === null
+      ? { modalities: ["text"] }
+      : { modalities: ["text", "audio"], audio: { voice, format: "pcm16" } }),
+    ...(temperature === null ? {} : { temperature }),
+    ...(maxTokens === null ? {} : { max_completion_tokens: maxTokens }),
+  };
 }
 
 function setCurrent(answer) {

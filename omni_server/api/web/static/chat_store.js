@@ -1,4 +1,4 @@
-// Earlier chats: their text, kept in this browser. Sound, pictures and files are not: there is no room for
+// Earlier chats: their text, kept in this browser. Audio, pictures and files are not: there is no room for
 // them.
 
 const ITEM = "omni-server.history";

@@ -1,8 +1,8 @@
-// A piece of sound on the page: its waveform, how far it has been played, a button to play it again.
+// A piece of audio on the page: its waveform, how far it has been played, a button to play it again.
 
 import { download } from "./page.js";
 import { Playback, silence } from "./playback.js";
-import { encodeWav, toInt16 } from "./wav.js";
+import { encodeWav, toInt16 } from "./samples.js";
 
 const BARS = 64;
 

@@ -1,7 +1,6 @@
 // Where a question is written, spoken, and given its files.
 
-import { attachmentOf, discard, recordingOf } from "./attachments.js";
-import { attachmentView } from "./attachment_view.js";
+import { attachmentOf, attachmentView, discard, recordingOf } from "./attachments.js";
 import { MicrophoneError } from "./microphone.js";
 import { announce, element, show } from "./page.js";
 import { Recorder } from "./recorder.js";

@@ -5,7 +5,7 @@ import { withKey } from "./key_dialog.js";
 import { LiveConversation } from "./live_conversation.js";
 import { MicrophoneError } from "./microphone.js";
 import { copyOf, element, show } from "./page.js";
-import { silence, unlockSound } from "./playback.js";
+import { silence, unlockAudio } from "./playback.js";
 import { served } from "./served.js";
 import { settings } from "./settings.js";
 import { watchTabs } from "./tabs.js";
@@ -94,7 +94,7 @@ function scroll(isNew = false) {
 
 async function start() {
   silence();
-  unlockSound();
+  unlockAudio();
   show("talk-problem", "");
   element("talk-turns").replaceChildren();
   element("talk-box").hidden = true;

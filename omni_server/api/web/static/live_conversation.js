@@ -2,11 +2,10 @@
 // itself be interrupted. The server finds out who speaks when; this is what the page makes of it.
 
 import { Microphone, loudness } from "./microphone.js";
-import { encodePcm } from "./pcm.js";
+import { encodePcm, toInt16 } from "./samples.js";
 import { RealtimeSocket } from "./realtime_socket.js";
 import { Resampler } from "./resampler.js";
 import { SpokenAnswer } from "./spoken_answer.js";
-import { toInt16 } from "./wav.js";
 
 const RATE_HZ = 24_000;
 /** Of races that every conversation has: the answer had ended just before it was interrupted. */

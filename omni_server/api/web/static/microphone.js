@@ -1,6 +1,6 @@
 // The microphone: its samples as they come.
 
-/** Why there is no sound from the microphone, in words. */
+/** Why there is no audio from the microphone, in words. */
 export class MicrophoneError extends Error {}
 
 export class Microphone {

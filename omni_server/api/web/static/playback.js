@@ -1,24 +1,24 @@
-// Plays sound while it arrives: pieces are scheduled one behind the other, to the sample.
+// Plays audio while it arrives: pieces are scheduled one behind the other, to the sample.
 
 /** Of the answers. */
 export const ANSWER_RATE_HZ = 24_000;
 
-/** This much is collected before the sound starts, and again after it has run dry. */
+/** This much is collected before the audio starts, and again after it has run dry. */
 const JITTER_S = 0.12;
 /** Between the decision to play and the first sample. */
 const LEAD_S = 0.03;
 
 let context = null;
 /** What has not been heard to its end. */
-const sounding = new Set();
+const audible = new Set();
 
 /** Everything falls silent: only one thing is to be heard at a time, and nothing while somebody speaks. */
 export function silence() {
-  for (const playback of sounding) playback.stop();
+  for (const playback of audible) playback.stop();
 }
 
 /** To be called within a click or key press, without which browsers stay silent. */
-export function unlockSound() {
+export function unlockAudio() {
   context ??= new AudioContext({ sampleRate: ANSWER_RATE_HZ, latencyHint: "interactive" });
   if (context.state === "suspended") context.resume();
 }
@@ -33,12 +33,12 @@ export class Playback {
   #resolve;
 
   constructor(rateHz = ANSWER_RATE_HZ) {
-    unlockSound();
+    unlockAudio();
     this.#rateHz = rateHz;
     /** Resolves when the last sample has been heard, or after `stop`. */
     this.finished = new Promise((resolve) => (this.#resolve = resolve));
-    sounding.add(this);
-    this.finished.then(() => sounding.delete(this));
+    audible.add(this);
+    this.finished.then(() => audible.delete(this));
   }
 
   /** More samples, an Int16Array or Float32Array. */
@@ -67,7 +67,7 @@ export class Playback {
     this.#resolve();
   }
 
-  /** Seconds of sound that have been heard. */
+  /** Seconds of audio that have been heard. */
   get playedSeconds() {
     const now = context.currentTime;
     return this.#segments.reduce((sum, { start, end }) => sum + Math.max(0, Math.min(now, end) - start), 0);

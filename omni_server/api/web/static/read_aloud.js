@@ -2,14 +2,13 @@
 
 import { ApiError, readAloud } from "./api.js";
 import { Clip } from "./clip.js";
-import { copyButton } from "./copy_button.js";
 import { withKey } from "./key_dialog.js";
-import { announce, copyOf, download, element, show } from "./page.js";
-import { ANSWER_RATE_HZ, Playback, silence, unlockSound } from "./playback.js";
+import { announce, copyButton, copyOf, download, element, show } from "./page.js";
+import { ANSWER_RATE_HZ, Playback, silence, unlockAudio } from "./playback.js";
 import { fileOf, speechAsCurl, speechAsPython } from "./program_text.js";
 import { served } from "./served.js";
 import { settings } from "./settings.js";
-import { SoundFile } from "./sound_file.js";
+import { AudioFile } from "./audio_file.js";
 import { formatSeconds } from "./timings.js";
 import { voiceOf } from "./voices.js";
 
@@ -37,7 +36,7 @@ class Reading {
 
   constructor(body) {
     this.#body = body;
-    this.#file = new SoundFile(body.response_format);
+    this.#file = new AudioFile(body.response_format);
     const shown = copyOf("clip");
     shown.querySelector(".save").remove(); // the file is offered in the format that was asked for
     element("read-sound").replaceChildren(shown);
@@ -108,7 +107,7 @@ class Reading {
 async function read() {
   stop();
   silence();
-  unlockSound();
+  unlockAudio();
   show("read-problem", "");
   showStatus("Waiting for the first audio");
   file = null;

@@ -1,7 +1,7 @@
 // Records what is said until it is finished or given up.
 
 import { Microphone, loudness } from "./microphone.js";
-import { SPEECH_RATE_HZ, resample } from "./wav.js";
+import { SPEECH_RATE_HZ, resample } from "./samples.js";
 
 export class Recording {
   #microphone;

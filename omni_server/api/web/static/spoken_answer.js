@@ -1,6 +1,6 @@
 // One answer of a spoken conversation: plays what has come of it, and knows how much of that was heard.
 
-import { PcmDecoder } from "./pcm.js";
+import { PcmDecoder } from "./samples.js";
 import { Playback } from "./playback.js";
 
 export class SpokenAnswer {
@@ -8,7 +8,7 @@ export class SpokenAnswer {
   #playback = null;
   #isOver = false;
 
-  /** `onChange` is called when its sound begins and when it has ended. */
+  /** `onChange` is called when its audio begins and when it has ended. */
   constructor(itemId, onChange) {
     this.itemId = itemId;
     this.onChange = onChange;
@@ -28,14 +28,14 @@ export class SpokenAnswer {
     return Math.floor(1000 * (this.#playback?.playedSeconds ?? 0));
   }
 
-  /** More of its sound, in base64. */
+  /** More of its audio, in base64. */
   add(base64) {
     if (this.#isOver) return;
     if (this.#playback === null) this.#begin();
     this.#playback.push(this.#decoder.decodeBase64(base64));
   }
 
-  /** No more sound will come. */
+  /** No more audio will come. */
   end() {
     if (this.#playback === null) this.#close();
     else this.#playback.end();

@@ -1,15 +1,14 @@
-// The tab that writes down what is said in a sound file.
+// The tab that transcribes an audio file.
 
 import { ApiError, transcribe } from "./api.js";
 import { Clip, formatDuration } from "./clip.js";
-import { copyButton } from "./copy_button.js";
 import { withKey } from "./key_dialog.js";
 import { MicrophoneError } from "./microphone.js";
-import { announce, copyOf, element, show } from "./page.js";
+import { announce, copyButton, copyOf, element, show } from "./page.js";
 import { silence } from "./playback.js";
 import { Recording } from "./recording.js";
 import { served } from "./served.js";
-import { SPEECH_RATE_HZ, decodeSound, encodeWav } from "./wav.js";
+import { SPEECH_RATE_HZ, decodeAudioFile, encodeWav } from "./samples.js";
 
 const LARGE_BYTES = 25_000_000;
 const TOO_LARGE =
@@ -67,7 +66,7 @@ async function showClip(file) {
   const shown = copyOf("clip");
   shown.querySelector(".save").remove();
   element("transcript-sound").replaceChildren(shown);
-  const samples = await decodeSound(file).catch(() => null);
+  const samples = await decodeAudioFile(file).catch(() => null);
   if (samples === null) return;
   const clip = new Clip(shown, SPEECH_RATE_HZ, file.name);
   clip.add(samples);

@@ -1,13 +1,11 @@
 // Turns of the chat on the page.
 
-import { attachmentView } from "./attachment_view.js";
+import { attachmentView } from "./attachments.js";
 import { Clip } from "./clip.js";
-import { copyButton } from "./copy_button.js";
-import { copyOf, element } from "./page.js";
+import { copyButton, copyOf, element } from "./page.js";
 import { ANSWER_RATE_HZ } from "./playback.js";
 import { chatAsCurl, chatAsPython } from "./program_text.js";
-import { drawTimeline } from "./timeline.js";
-import { formatSeconds } from "./timings.js";
+import { drawTimeline, formatSeconds } from "./timings.js";
 
 const REDRAW_MS = 120;
 const NEAR_PX = 80;
@@ -67,7 +65,7 @@ export class TurnView {
     this.#scroll();
   }
 
-  /** `playback` plays what `sound` will get. */
+  /** `playback` plays what `audio` will get. */
   playing(playback) {
     const element = copyOf("clip");
     this.#part(".sound").append(element);
@@ -75,7 +73,7 @@ export class TurnView {
     this.#clip.follow(playback);
   }
 
-  sound(samples) {
+  audio(samples) {
     this.#clip.add(samples);
   }
 
@@ -121,7 +119,7 @@ export class TurnView {
     this.#answer.updatePlayed();
     const { timings } = this.#answer;
     this.#time(".first-text", timings.text[0] ?? null);
-    this.#time(".first-sound", timings.sound[0] ?? null);
+    this.#time(".first-sound", timings.audio[0] ?? null);
     this.#time(".total", timings.ended);
     drawTimeline(this.#part(".timeline"), timings);
     this.#scroll();

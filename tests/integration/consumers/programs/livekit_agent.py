@@ -79,7 +79,9 @@ async def tool(services: dict[str, Any], wav: str) -> dict[str, object]:
     for call in calls:
         chat.items.append(llm.FunctionCall(call_id=call.call_id, name=call.name, arguments=call.arguments))
         output = await weather(**json.loads(call.arguments))
-        chat.items.append(llm.FunctionCallOutput(call_id=call.call_id, name=call.name, output=output, is_error=False))
+        chat.items.append(
+            llm.FunctionCallOutput(call_id=call.call_id, name=call.name, output=output, is_error=False)
+        )
     second = await answerer.chat(chat_ctx=chat, tools=[weather]).collect()
     await answerer.aclose()
     return {"calls": [[call.name, call.arguments] for call in calls], "text": second.text}
@@ -122,7 +124,9 @@ async def realtime(services: dict[str, Any], wav: str) -> dict[str, object]:
 
     resampler = rtc.AudioResampler(16_000, RATE)
     frame = recording(wav)
-    pcm = b"".join(bytes(piece.data) for piece in [*resampler.push(frame), *resampler.flush()]) + bytes(4 * RATE)
+    pcm = b"".join(bytes(piece.data) for piece in [*resampler.push(frame), *resampler.flush()]) + bytes(
+        4 * RATE
+    )
     piece = RATE // 50
     for begin in range(0, len(pcm) - 2 * piece, 2 * piece):
         session.push_audio(rtc.AudioFrame(pcm[begin : begin + 2 * piece], RATE, 1, piece))
@@ -148,7 +152,9 @@ async def realtime_tool(services: dict[str, Any], wav: str) -> dict[str, object]
     chat = session.chat_ctx.copy()
     for call in calls:
         output = await weather(**json.loads(call.arguments))
-        chat.items.append(llm.FunctionCallOutput(call_id=call.call_id, name=call.name, output=output, is_error=False))
+        chat.items.append(
+            llm.FunctionCallOutput(call_id=call.call_id, name=call.name, output=output, is_error=False)
+        )
     await session.update_chat_ctx(chat)
     second = await session.generate_reply()
     text = ""

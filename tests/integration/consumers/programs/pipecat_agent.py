@@ -94,7 +94,9 @@ class Listener(FrameProcessor):
         await self.push_frame(frame, direction)
 
 
-async def drive(processors: list[FrameProcessor], rate: int, steps: Callable[[PipelineTask], Awaitable[None]]) -> None:
+async def drive(
+    processors: list[FrameProcessor], rate: int, steps: Callable[[PipelineTask], Awaitable[None]]
+) -> None:
     parameters = PipelineParams(audio_in_sample_rate=rate, audio_out_sample_rate=24_000)
     task = PipelineTask(Pipeline(processors), params=parameters)
 
@@ -133,7 +135,10 @@ async def cascade(services: dict[str, Any], wav: str, heard: Heard) -> None:
 
     await drive([stt, Listener(heard)], rate, recognise)
 
-    messages = [{"role": "system", "content": "Answer briefly."}, {"role": "user", "content": heard.transcripts[0]}]
+    messages = [
+        {"role": "system", "content": "Answer briefly."},
+        {"role": "user", "content": heard.transcripts[0]},
+    ]
     pair = LLMContextAggregatorPair(LLMContext(messages))
 
     async def answer(task: PipelineTask) -> None:

@@ -5,8 +5,18 @@ from typing import Any
 from omni_server.types import AudioDelta, TextDelta
 from tests.unit.api.fake_generator import SAMPLES, Hang, ScriptEntry
 
-OPENING = ["response.created", "response.output_item.added", "conversation.item.added", "response.content_part.added"]
-CLOSING = ["response.content_part.done", "response.output_item.done", "conversation.item.done", "response.done"]
+OPENING = [
+    "response.created",
+    "response.output_item.added",
+    "conversation.item.added",
+    "response.content_part.added",
+]
+CLOSING = [
+    "response.content_part.done",
+    "response.output_item.done",
+    "conversation.item.done",
+    "response.done",
+]
 SPOKEN_CLOSING = ["response.output_audio.done", "response.output_audio_transcript.done", *CLOSING]
 MANUAL: dict[str, Any] = {"input": {"turn_detection": None}}
 # One delta of sound, and no more.

@@ -27,7 +27,8 @@ ALLOWED = {
     "input_audio_buffer.speech_started", "input_audio_buffer.speech_stopped",
     "conversation.item.added", "conversation.item.done", "conversation.item.truncated",
     "conversation.item.deleted", "conversation.item.retrieved",
-    "conversation.item.input_audio_transcription.delta", "conversation.item.input_audio_transcription.completed",
+    "conversation.item.input_audio_transcription.delta",
+    "conversation.item.input_audio_transcription.completed",
     "conversation.item.input_audio_transcription.failed",
     "response.created", "response.done", "response.output_item.added", "response.output_item.done",
     "response.content_part.added", "response.content_part.done",
@@ -52,7 +53,9 @@ class ScriptedModel:
         return 1.0 if float(np.abs(frame).max()) > 0.05 else 0.0
 
 
-def realtime_app(state: ServerState, config: ApiConfig | None = None, model: type[SpeechModel] = ScriptedModel) -> Any:
+def realtime_app(
+    state: ServerState, config: ApiConfig | None = None, model: type[SpeechModel] = ScriptedModel
+) -> Any:
     """The route alone, with another detector of speech than the real one."""
     app = FastAPI()
     install_error_handlers(app)
@@ -80,7 +83,8 @@ class Refused(Exception):
 
 
 class RealtimeClient:
-    """`async with RealtimeClient(app) as client:` connects; `state` or `app` may be given for more than one."""
+    """`async with RealtimeClient(app) as client:` connects; `state` or `app` may be given for more than
+    one."""
 
     def __init__(
         self,
@@ -184,7 +188,9 @@ class RealtimeClient:
     async def say(self, text: str) -> str:
         """Adds a user's message; returns its id."""
         content = [{"type": "input_text", "text": text}]
-        await self.send("conversation.item.create", item={"type": "message", "role": "user", "content": content})
+        await self.send(
+            "conversation.item.create", item={"type": "message", "role": "user", "content": content}
+        )
         item_id: str = (await self.until("conversation.item.done"))["item"]["id"]
         return item_id
 
@@ -192,7 +198,9 @@ class RealtimeClient:
         """Sound at 24 kHz, in pieces of 100 ms."""
         pcm = np.rint(samples * 32767).astype("<i2")
         for begin in range(0, len(pcm), piece):
-            await self.send("input_audio_buffer.append", audio=base64_of(pcm[begin : begin + piece].tobytes()))
+            await self.send(
+                "input_audio_buffer.append", audio=base64_of(pcm[begin : begin + piece].tobytes())
+            )
 
     async def refused(self, type: str, **fields: Any) -> Event:
         """Sends what must be answered by an error, and returns that."""
@@ -235,7 +243,11 @@ def base64_of(data: bytes) -> str:
 
 def sound_of(events: list[Event]) -> bytes:
     """The sound of all audio deltas."""
-    deltas = [base64.b64decode(e["delta"], validate=True) for e in events if e["type"] == "response.output_audio.delta"]
+    deltas = [
+        base64.b64decode(e["delta"], validate=True)
+        for e in events
+        if e["type"] == "response.output_audio.delta"
+    ]
     assert all(len(delta) % 2 == 0 for delta in deltas)
     return b"".join(deltas)
 

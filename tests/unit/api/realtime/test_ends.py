@@ -27,7 +27,8 @@ from tests.unit.api.realtime.realtime_client import (
 
 
 @pytest.mark.parametrize(
-    "frame", ["", "{", "[]", "NaN", '"text"', "{}", '{"type": 1}', '{"type": "output_audio_buffer.clear"}', b"\0\1"]
+    "frame",
+    ["", "{", "[]", "NaN", '"text"', "{}", '{"type": 1}', '{"type": "output_audio_buffer.clear"}', b"\0\1"],
 )
 async def test_a_malformed_frame_is_an_error_and_the_session_goes_on(frame: str | bytes) -> None:
     async with RealtimeClient() as client:
@@ -95,7 +96,9 @@ async def test_a_session_that_has_lasted_its_time_is_closed() -> None:
 async def test_an_idle_session_is_closed_but_not_while_it_is_answered() -> None:
     go_on = asyncio.Event()
     script: list[ScriptEntry] = [TextDelta("a", (1,)), Wait(go_on), TextDone("stop"), finished()]
-    async with RealtimeClient(FakeGenerator(script=script), config=ApiConfig(realtime_idle_timeout_s=0.05)) as client:
+    async with RealtimeClient(
+        FakeGenerator(script=script), config=ApiConfig(realtime_idle_timeout_s=0.05)
+    ) as client:
         await client.opened()
         await client.send("response.create")
         await client.until("response.output_audio_transcript.delta")

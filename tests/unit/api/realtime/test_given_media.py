@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from omni_server.api import media_loader
-from omni_server.media.decode import decode_image
+from omni_server.media.image import decode_image
 from omni_server.media.limits import MediaLimits
 from omni_server.types import ImagePart
 from tests.unit.api.clients import data_url
@@ -74,7 +74,10 @@ async def test_decoding_stops_where_an_item_is_too_large(decoded: list[ImagePart
     async with RealtimeClient() as client:
         await client.opened()
         error = await client.refused("conversation.item.create", item=user(large, large))
-        assert (error["param"], error["message"]) == ("item", "The item is larger than a conversation may be.")
+        assert (error["param"], error["message"]) == (
+            "item",
+            "The item is larger than a conversation may be.",
+        )
         assert len(decoded) == 1
 
 

@@ -27,7 +27,9 @@ async def test_the_conversation_becomes_the_prompt() -> None:
     async with RealtimeClient() as client:
         await client.opened(instructions="Be brief.", audio=MANUAL)
         system = [{"type": "input_text", "text": "It is Monday."}]
-        await client.send("conversation.item.create", item={"type": "message", "role": "system", "content": system})
+        await client.send(
+            "conversation.item.create", item={"type": "message", "role": "system", "content": system}
+        )
         await client.append(voice(0.5))
         await client.send("input_audio_buffer.commit")
         await client.send("response.create")
@@ -57,7 +59,9 @@ async def test_items_of_all_kinds_can_be_written_by_the_client() -> None:
         )
         await client.until("conversation.item.done")
         said = [{"type": "output_text", "text": "A hum."}, {"type": "output_audio", "transcript": "I hear."}]
-        await client.send("conversation.item.create", item={"type": "message", "role": "assistant", "content": said})
+        await client.send(
+            "conversation.item.create", item={"type": "message", "role": "assistant", "content": said}
+        )
         await client.until("conversation.item.done")
         await client.send("response.create")
         await client.until("response.done")
@@ -80,13 +84,18 @@ async def test_items_are_put_found_and_deleted_by_id() -> None:
         assert (await client.next())["previous_item_id"] == "first"
         await client.next()
         assert (await client.refused("conversation.item.create", item=item))["param"] == "item.id"
-        error = await client.refused("conversation.item.create", item=item | {"id": "x"}, previous_item_id="nothing")
+        error = await client.refused(
+            "conversation.item.create", item=item | {"id": "x"}, previous_item_id="nothing"
+        )
         assert error["param"] == "previous_item_id"
         await client.send("conversation.item.retrieve", item_id="first")
         assert (await client.next())["item"]["content"][0]["text"] == "first"
         await client.send("conversation.item.delete", item_id="second")
         assert (await client.next())["item_id"] == "second"
-        for kind, code in (("retrieve", "item_retrieve_invalid_item_id"), ("delete", "item_delete_invalid_item_id")):
+        for kind, code in (
+            ("retrieve", "item_retrieve_invalid_item_id"),
+            ("delete", "item_delete_invalid_item_id"),
+        ):
             error = await client.refused(f"conversation.item.{kind}", item_id="second")
             assert error["code"] == code
         await client.send("response.create")
@@ -103,7 +112,10 @@ async def test_items_are_put_found_and_deleted_by_id() -> None:
         ({"type": "function_call_output", "output": ""}, "item.call_id"),
         ({"type": "message", "role": "tool", "content": []}, "item.role"),
         ({"type": "message", "role": "user", "content": []}, "item.content"),
-        ({"type": "message", "role": "user", "content": [{"type": "text", "text": ""}]}, "item.content[0].type"),
+        (
+            {"type": "message", "role": "user", "content": [{"type": "text", "text": ""}]},
+            "item.content[0].type",
+        ),
         (
             {"type": "message", "role": "user", "content": [{"type": "input_audio", "audio": "AAAA"}]},
             "item.content[0].audio",
@@ -121,7 +133,11 @@ async def test_a_bad_item_is_refused(item: dict[str, Any], param: str) -> None:
 
 
 async def test_truncating_cuts_what_the_model_reads_later() -> None:
-    script: list[ScriptEntry] = [TextDelta("one two three four", (1,)), AudioDelta(0, voice(1)), TextDone("stop")]
+    script: list[ScriptEntry] = [
+        TextDelta("one two three four", (1,)),
+        AudioDelta(0, voice(1)),
+        TextDone("stop"),
+    ]
     async with RealtimeClient(FakeGenerator(script=[*script, finished(codec_tokens=1)])) as client:
         await client.opened()
         await client.send("response.create")
@@ -181,7 +197,9 @@ async def test_a_conversation_that_is_too_long_loses_its_oldest_turns() -> None:
 
 
 @pytest.mark.parametrize("truncation", ["auto", "disabled"])
-async def test_turns_are_lost_for_the_room_that_an_answer_may_need_while_there_are_older_ones(truncation: str) -> None:
+async def test_turns_are_lost_for_the_room_that_an_answer_may_need_while_there_are_older_ones(
+    truncation: str,
+) -> None:
     async with RealtimeClient(Small()) as client:
         await client.opened(truncation=truncation)
         for number in range(2):

@@ -5,7 +5,7 @@ import numpy.typing as npt
 import pytest
 
 from omni_server.api.realtime.input_buffer import InputBuffer, Started, Stopped
-from omni_server.api.realtime.session import PcmFormat, ServerVad, TurnDetection, UlawFormat
+from omni_server.api.realtime.session_config import PcmFormat, ServerVad, TurnDetection, UlawFormat
 from omni_server.errors import InvalidRequestError
 from tests.unit.api.realtime.realtime_client import ScriptedModel, silence, voice
 

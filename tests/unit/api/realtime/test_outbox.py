@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from omni_server.api.realtime.outbox import Outbox, SlowClientError
-from omni_server.api.realtime.server_events import AudioDelta, BufferCleared, ServerEvent
+from omni_server.api.realtime.server_events import BufferCleared, OutputAudioDelta, ServerEvent
 
 
 class Pipe:
@@ -22,7 +22,7 @@ class Pipe:
 
 
 def delta(response_id: str, size: int = 4) -> ServerEvent:
-    return AudioDelta(response_id=response_id, item_id="item", delta="A" * size)
+    return OutputAudioDelta(response_id=response_id, item_id="item", delta="A" * size)
 
 
 async def test_events_are_sent_in_order() -> None:

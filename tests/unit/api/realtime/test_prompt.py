@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from omni_server.api.realtime.conversation import messages_of, without_oldest
 from omni_server.api.realtime.items import (
     AssistantItem,
     CallItem,
@@ -13,7 +14,6 @@ from omni_server.api.realtime.items import (
     UserItem,
     WrittenText,
 )
-from omni_server.api.realtime.prompt import messages_of, without_oldest
 from omni_server.types import AudioPart, ChatMessage, TextPart, ToolCall
 from tests.unit.api.fake_generator import MODEL
 
@@ -23,7 +23,9 @@ def heard(transcript: str | None = None) -> HeardAudio:
 
 
 def test_samples_become_floats_at_their_own_rate() -> None:
-    (message,) = messages_of([UserItem("a", [HeardAudio(np.array([-32768, 16384], dtype=np.int16), 8_000)])], "", MODEL)
+    (message,) = messages_of(
+        [UserItem("a", [HeardAudio(np.array([-32768, 16384], dtype=np.int16), 8_000)])], "", MODEL
+    )
     (part,) = message.content
     assert isinstance(part, AudioPart)
     assert part.samples.tolist() == [-1.0, 0.5]
@@ -82,7 +84,9 @@ def test_what_the_assistant_says_and_calls_in_one_turn_is_one_message() -> None:
         CallItem("g", "4", "alone", "{}"),
     ]
     assert messages_of(items, "", MODEL)[1:] == (
-        ChatMessage("assistant", (TextPart("Let me see."),), (ToolCall("weather", "{}"), ToolCall("time", "{}"))),
+        ChatMessage(
+            "assistant", (TextPart("Let me see."),), (ToolCall("weather", "{}"), ToolCall("time", "{}"))
+        ),
         ChatMessage("tool", (TextPart("sunny"),)),
         ChatMessage("assistant", (), (ToolCall("alone", "{}"),)),
     )

@@ -1,7 +1,7 @@
 """`/v1/realtime` with a scripted generator: connecting and the session object.
 
-Every event that any test of this folder reads is checked against the client's types, the list of known types and for a
-fresh id by `RealtimeClient`.
+Every event that any test of this folder reads is checked against the client's types, the list of known types
+and for a fresh id by `RealtimeClient`.
 """
 
 from typing import Any
@@ -70,7 +70,9 @@ async def test_a_model_without_a_voice_answers_in_text() -> None:
     async with RealtimeClient(FakeGenerator(TEXT_ONLY_MODEL)) as client:
         assert (await client.next())["session"]["output_modalities"] == ["text"]
         session = {"type": "realtime", "output_modalities": ["audio"]}
-        assert (await client.refused("session.update", session=session))["param"] == "session.output_modalities"
+        assert (await client.refused("session.update", session=session))[
+            "param"
+        ] == "session.output_modalities"
 
 
 async def test_a_browser_gets_its_subprotocol() -> None:
@@ -118,7 +120,9 @@ async def test_an_update_changes_only_what_it_names() -> None:
     async with RealtimeClient() as client:
         before = (await client.next())["session"]
         audio = {"input": {"turn_detection": {"threshold": 0.8}}, "output": {"voice": "Ethan"}}
-        await client.send("session.update", session={"type": "realtime", "instructions": "Be brief.", "audio": audio})
+        await client.send(
+            "session.update", session={"type": "realtime", "instructions": "Be brief.", "audio": audio}
+        )
         after = (await client.next())["session"]
         assert after["instructions"] == "Be brief."
         assert after["audio"]["output"] == before["audio"]["output"] | {"voice": "Ethan"}
@@ -137,13 +141,22 @@ async def test_habits_of_clients_are_taken() -> None:
             model="omni",
             tracing="auto",
             reasoning={"effort": "low"},
-            truncation={"type": "retention_ratio", "retention_ratio": 0.8, "token_limits": {"post_instructions": 9}},
+            truncation={
+                "type": "retention_ratio",
+                "retention_ratio": 0.8,
+                "token_limits": {"post_instructions": 9},
+            },
             audio={
                 "input": {
                     "turn_detection": {"type": "semantic_vad", "eagerness": "low"},
                     "noise_reduction": {"type": "near_field"},
                     "format": {"type": "audio/pcmu"},
-                    "transcription": {"model": "whisper-1", "delay": "low", "keywords": ["a"], "languages": ["en"]},
+                    "transcription": {
+                        "model": "whisper-1",
+                        "delay": "low",
+                        "keywords": ["a"],
+                        "languages": ["en"],
+                    },
                 },
                 "output": {"voice": {"id": "alloy"}, "format": {"type": "audio/pcma"}, "speed": 1},
             },
@@ -157,7 +170,11 @@ async def test_habits_of_clients_are_taken() -> None:
         }
         assert session["audio"]["input"]["noise_reduction"] is None
         assert session["audio"]["output"]["voice"] == "Chelsie"
-        assert session["audio"]["input"]["transcription"] == {"model": "whisper-1", "language": None, "prompt": None}
+        assert session["audio"]["input"]["transcription"] == {
+            "model": "whisper-1",
+            "language": None,
+            "prompt": None,
+        }
         assert session["truncation"] == {"type": "retention_ratio", "retention_ratio": 0.8}
         assert session["tracing"] is None
         assert "reasoning" not in session
@@ -172,7 +189,9 @@ async def test_null_is_what_clients_send_for_fields_that_they_do_not_set() -> No
         )
         await client.send("session.update", session={"type": "realtime", **nulls})
         assert (await client.next())["session"] == before
-        await client.send("response.create", response={**nulls, "metadata": None, "input": None, "conversation": None})
+        await client.send(
+            "response.create", response={**nulls, "metadata": None, "input": None, "conversation": None}
+        )
         assert (await client.until("response.done"))["response"]["status"] == "completed"
         assert client.generator.last_request.messages[0].content == (TextPart("Be brief."),)
         semantic = {"type": "semantic_vad", "eagerness": None, "interrupt_response": None}
@@ -188,8 +207,14 @@ UNKNOWN: list[tuple[dict[str, Any], str]] = [
     ({"input_audio_format": "pcm16"}, "session.input_audio_format"),
     ({"temperature": 0.8}, "session.temperature"),
     ({"audio": {"voice": "Ethan"}}, "session.audio.voice"),
-    ({"audio": {"input": {"format": {"type": "audio/pcmu", "rate": 8000}}}}, "session.audio.input.format.rate"),
-    ({"audio": {"input": {"turn_detection": {"treshold": 0.5}}}}, "session.audio.input.turn_detection.treshold"),
+    (
+        {"audio": {"input": {"format": {"type": "audio/pcmu", "rate": 8000}}}},
+        "session.audio.input.format.rate",
+    ),
+    (
+        {"audio": {"input": {"turn_detection": {"treshold": 0.5}}}},
+        "session.audio.input.turn_detection.treshold",
+    ),
     ({"audio": {"input": {"transcription": {"modl": "x"}}}}, "session.audio.input.transcription.modl"),
     ({"audio": {"output": {"rate": 24000}}}, "session.audio.output.rate"),
     ({"tools": [{"type": "function", "name": "f", "strict": True}]}, "session.tools[0].strict"),
@@ -200,7 +225,9 @@ UNKNOWN: list[tuple[dict[str, Any], str]] = [
 async def test_an_unknown_field_is_named_and_changes_nothing(session: dict[str, Any], param: str) -> None:
     async with RealtimeClient() as client:
         before = (await client.next())["session"]
-        error = await client.refused("session.update", session={"type": "realtime", "instructions": "x"} | session)
+        error = await client.refused(
+            "session.update", session={"type": "realtime", "instructions": "x"} | session
+        )
         assert (error["param"], error["code"]) == (param, "unknown_parameter")
         assert error["message"] == f"Unknown parameter: '{param}'."
         await client.send("session.update", session={"type": "realtime"})
@@ -232,7 +259,10 @@ async def test_another_sample_rate_is_answered_with_the_supported_one(rate: obje
             {"type": "realtime", "audio": {"input": {"format": {"type": "audio/pcm", "rate": 16000}}}},
             "session.audio.input.format.rate",
         ),
-        ({"type": "realtime", "audio": {"input": {"format": {"type": "opus"}}}}, "session.audio.input.format.type"),
+        (
+            {"type": "realtime", "audio": {"input": {"format": {"type": "opus"}}}},
+            "session.audio.input.format.type",
+        ),
         (
             {"type": "realtime", "audio": {"input": {"turn_detection": {"threshold": 1.5}}}},
             "session.audio.input.turn_detection.threshold",

@@ -49,7 +49,12 @@ async def test_a_text_response_comes_in_order() -> None:
             "total_tokens": 26,
             "input_tokens": 20,
             "output_tokens": 6,
-            "input_token_details": {"text_tokens": 12, "audio_tokens": 5, "image_tokens": 2, "cached_tokens": 3},
+            "input_token_details": {
+                "text_tokens": 12,
+                "audio_tokens": 5,
+                "image_tokens": 2,
+                "cached_tokens": 3,
+            },
             "output_token_details": {"text_tokens": 6, "audio_tokens": 0},
         }
         assert answer[0]["response"]["status"] == "in_progress"
@@ -172,7 +177,12 @@ async def test_a_response_that_fails_says_so_and_the_session_goes_on(error: Exce
 @pytest.mark.parametrize("kind", ["audio/pcm", "audio/pcmu"])
 async def test_sound_that_is_none_fails_the_response(kind: str) -> None:
     broken = np.array([np.nan], dtype=np.float32)
-    script: list[ScriptEntry] = [AudioDelta(0, SAMPLES[:3000]), AudioDelta(3000, broken), TextDone("stop"), finished()]
+    script: list[ScriptEntry] = [
+        AudioDelta(0, SAMPLES[:3000]),
+        AudioDelta(3000, broken),
+        TextDone("stop"),
+        finished(),
+    ]
     async with RealtimeClient(FakeGenerator(script=script)) as client:
         await client.opened(audio={"output": {"format": {"type": kind}}})
         await client.send("response.create")
@@ -204,7 +214,11 @@ async def test_a_response_is_cancelled_at_once() -> None:
         done = await client.until("response.done")
         assert client.types()[-6:] == SPOKEN_CLOSING
         assert done["response"]["status"] == "cancelled"
-        assert done["response"]["status_details"] == {"type": "cancelled", "reason": "client_cancelled", "error": None}
+        assert done["response"]["status_details"] == {
+            "type": "cancelled",
+            "reason": "client_cancelled",
+            "error": None,
+        }
         assert done["response"]["usage"]["total_tokens"] == 0
         assert done["response"]["output"][0]["status"] == "incomplete"
         await asyncio.wait_for(generator.generations[0].closed.wait(), 5)
@@ -255,15 +269,26 @@ async def test_a_response_beside_the_conversation_leaves_it_alone() -> None:
         await client.until("response.output_audio.delta")
         generator.script = None
         first = len(client.events)
-        given = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "something else"}]}
-        overrides = {"conversation": "none", "output_modalities": ["text"], "input": [given], "metadata": {"a": "b"}}
+        given = {
+            "type": "message",
+            "role": "user",
+            "content": [{"type": "input_text", "text": "something else"}],
+        }
+        overrides = {
+            "conversation": "none",
+            "output_modalities": ["text"],
+            "input": [given],
+            "metadata": {"a": "b"},
+        }
         await client.send("response.create", response=overrides)
         done = await client.until("response.done")
         assert done["response"]["conversation_id"] is None
         assert done["response"]["metadata"] == {"a": "b"}
         assert done["response"]["status"] == "completed"
         assert not [event for event in client.events[first:] if event["type"].startswith("conversation.")]
-        assert [message.content for message in generator.last_request.messages] == [(TextPart("something else"),)]
+        assert [message.content for message in generator.last_request.messages] == [
+            (TextPart("something else"),)
+        ]
         await client.send("response.cancel")
         assert (await client.until("response.done"))["response"]["status"] == "cancelled"
 

@@ -63,7 +63,11 @@ async def test_the_official_client_is_answered_by_voice() -> None:
                 match event.type:
                     case "session.created":
                         await connection.session.update(
-                            session={"type": "realtime", "instructions": "Be brief.", "output_modalities": ["audio"]}
+                            session={
+                                "type": "realtime",
+                                "instructions": "Be brief.",
+                                "output_modalities": ["audio"],
+                            }
                         )
                     case "session.updated":
                         await connection.conversation.item.create(
@@ -86,7 +90,8 @@ async def test_the_official_client_is_answered_by_voice() -> None:
 
 
 async def test_the_official_client_is_interrupted_by_real_speech() -> None:
-    """Real speech, the real detector: the turn is found and answered, and the next one interrupts the answer."""
+    """Real speech, the real detector: the turn is found and answered, and the next one interrupts the
+    answer."""
     life = Life(FakeGenerator(script=ENDLESS))
     samples = np.frombuffer(media("speech_hello.wav")[44:], dtype="<i2")
     at_24_khz = np.interp(np.arange(0, len(samples), 2 / 3), np.arange(len(samples)), samples).astype("<i2")
@@ -164,7 +169,11 @@ async def test_a_key_opens_the_session_in_a_header_or_a_subprotocol() -> None:
 @pytest.mark.parametrize("subprotocol", [None, "openai-insecure-api-key.wrong"])
 async def test_without_a_key_the_upgrade_is_a_401(subprotocol: str | None) -> None:
     life = Life()
-    offered = None if subprotocol is None else [websockets.Subprotocol("realtime"), websockets.Subprotocol(subprotocol)]
+    offered = (
+        None
+        if subprotocol is None
+        else [websockets.Subprotocol("realtime"), websockets.Subprotocol(subprotocol)]
+    )
     async with served(life, GUARDED):
         with pytest.raises(websockets.InvalidStatus) as refused:
             async with raw(life, subprotocols=offered):
@@ -182,7 +191,9 @@ async def test_the_upgrade_is_answered_with_a_request_id() -> None:
 
 async def test_fifteen_mebibytes_in_one_event_are_taken_or_refused_with_an_error() -> None:
     life = Life()
-    manual = '{"type":"session.update","session":{"type":"realtime","audio":{"input":{"turn_detection":null}}}}'
+    manual = (
+        '{"type":"session.update","session":{"type":"realtime","audio":{"input":{"turn_detection":null}}}}'
+    )
 
     def append(num_bytes: int) -> str:
         return '{"type":"input_audio_buffer.append","audio":"' + base64_of(bytes(num_bytes)) + '"}'

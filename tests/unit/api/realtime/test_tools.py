@@ -87,7 +87,9 @@ async def test_calls_come_behind_the_sound_of_what_is_said_before_them() -> None
         types = client.types()
         last_sound = len(types) - 1 - types[::-1].index("response.output_audio.delta")
         assert last_sound < types.index("response.function_call_arguments.delta")
-        assert types.index("response.output_audio.done") < types.index("response.function_call_arguments.delta")
+        assert types.index("response.output_audio.done") < types.index(
+            "response.function_call_arguments.delta"
+        )
         assert types[-5:] == ["response.function_call_arguments.delta", *CALL_DONE, "response.done"]
         added = client.of_type("response.output_item.added")
         assert [(event["output_index"], event["item"]["type"]) for event in added] == [
@@ -210,7 +212,9 @@ async def test_without_a_choice_the_model_sees_no_tools() -> None:
 async def test_bad_tools_are_refused(fields: dict[str, Any], param: str) -> None:
     async with RealtimeClient() as client:
         await client.opened()
-        assert (await client.refused("session.update", session={"type": "realtime", **fields}))["param"] == param
+        assert (await client.refused("session.update", session={"type": "realtime", **fields}))[
+            "param"
+        ] == param
 
 
 async def test_tools_of_one_response_are_looked_at_as_well() -> None:
@@ -218,7 +222,10 @@ async def test_tools_of_one_response_are_looked_at_as_well() -> None:
         await client.opened(tools=[WEATHER])
         tools = [TIME | {"parameters": {"anyOf": [{"type": "object"}, {"type": "array"}]}}]
         error = await client.refused("response.create", response={"tools": tools})
-        assert (error["param"], error["code"]) == ("response.tools[0].parameters", "invalid_function_parameters")
+        assert (error["param"], error["code"]) == (
+            "response.tools[0].parameters",
+            "invalid_function_parameters",
+        )
         tools = [TIME | {"description": "x" * 2**18}]
         error = await client.refused("response.create", response={"tools": tools})
         assert (error["param"], error["code"]) == ("response.tools", "value_above_max_size")
@@ -231,7 +238,9 @@ async def test_tools_of_one_response_are_looked_at_as_well() -> None:
         ({"parameters": {"required": ["a"]}}, {"type": "object", "required": ["a"]}),
     ],
 )
-async def test_arguments_are_an_object_also_where_the_schema_does_not_say_so(given: Any, arguments: Any) -> None:
+async def test_arguments_are_an_object_also_where_the_schema_does_not_say_so(
+    given: Any, arguments: Any
+) -> None:
     async with RealtimeClient() as client:
         await client.opened(tools=[TIME | given])
         await client.send("response.create")

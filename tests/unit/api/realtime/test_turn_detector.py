@@ -4,8 +4,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from omni_server.api.realtime.turn_detector import Turn, TurnDetector
-from omni_server.api.realtime.vad import FRAME_SAMPLES
+from omni_server.api.realtime.vad import FRAME_SAMPLES, Turn, TurnDetector
 
 FRAME_MS = 32
 

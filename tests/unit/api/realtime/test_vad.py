@@ -11,11 +11,11 @@ import numpy.typing as npt
 import pytest
 import soundfile
 
+from omni_server.api.realtime.audio_format import decode_g711, encode_g711
 from omni_server.api.realtime.input_buffer import InputBuffer, Started, Stopped
-from omni_server.api.realtime.session import PcmFormat, ServerVad, UlawFormat
+from omni_server.api.realtime.session_config import PcmFormat, ServerVad, UlawFormat
 from omni_server.api.realtime.vad import FRAME_SAMPLES, SileroModel
-from omni_server.audio.g711 import decode_g711, encode_g711
-from omni_server.audio.resample import Resampler
+from omni_server.audio.filters import Resampler
 from tests.unit.api.clients import media
 
 Samples = npt.NDArray[np.float32]
@@ -107,7 +107,8 @@ def test_a_recording_between_silences_is_one_turn(name: str, is_telephone: bool)
 
 def test_the_detector_needs_no_torch() -> None:
     code = (
-        "import sys; from omni_server.api.realtime.vad import SileroModel; SileroModel(); print('torch' in sys.modules)"
+        "import sys; from omni_server.api.realtime.vad import SileroModel; "
+        "SileroModel(); print('torch' in sys.modules)"
     )
     printed = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert printed.strip() == "False"
@@ -117,6 +118,10 @@ def test_onnx_runtime_reports_nothing_about_its_use(tmp_path: Path) -> None:
     """It would begin with an identifier in the home folder."""
     code = "from omni_server.api.realtime.vad import SileroModel; SileroModel()"
     # No more than this: it is silent by itself where variables tell of a CI system.
-    environment = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path), "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+    environment = {
+        "HOME": str(tmp_path),
+        "TMPDIR": str(tmp_path),
+        "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+    }
     subprocess.run([sys.executable, "-c", code], check=True, env=environment, cwd=ROOT)
     assert not list(tmp_path.rglob("*"))

@@ -191,7 +191,9 @@ async def test_a_turn_beside_an_uninterruptible_response_is_answered_after_it() 
 async def test_what_the_user_says_is_written_down_if_asked() -> None:
     async with RealtimeClient() as client:
         await client.opened(
-            audio={"input": {"turn_detection": None, "transcription": {"model": "whisper-1", "language": "en"}}}
+            audio={
+                "input": {"turn_detection": None, "transcription": {"model": "whisper-1", "language": "en"}}
+            }
         )
         await client.append(voice(0.5))
         await client.send("input_audio_buffer.commit")
@@ -213,7 +215,8 @@ async def test_what_the_user_says_is_written_down_if_asked() -> None:
 
 @pytest.mark.parametrize(("kind", "bytes_per_s"), [("audio/pcm", 48_000), ("audio/pcmu", 8_000)])
 async def test_long_pieces_of_sound_do_not_keep_other_requests_waiting(kind: str, bytes_per_s: int) -> None:
-    """Half a second is searched at once, in any format; more in a thread. All ones are silence in both formats."""
+    """Half a second is searched at once, in any format; more in a thread. All ones are silence in both
+    formats."""
     threads: list[int] = []
 
     class Noting(ScriptedModel):

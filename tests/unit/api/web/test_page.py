@@ -20,7 +20,9 @@ ASSETS = sorted(file.name for file in STATIC.iterdir() if file.name != "index.ht
 
 async def get(path: str, method: str = "GET", **headers: str) -> httpx2.Response:
     async with http_client(app_of(None)) as client:  # before the model is there
-        return await client.request(method, path, headers={name.replace("_", "-"): headers[name] for name in headers})
+        return await client.request(
+            method, path, headers={name.replace("_", "-"): headers[name] for name in headers}
+        )
 
 
 def page() -> str:
@@ -67,11 +69,17 @@ async def test_every_file_is_served_with_its_type(name: str) -> None:
 @pytest.mark.parametrize("path", ["/", "/web/app.js"])
 async def test_policy_allows_nothing_but_the_servers_own_files(path: str) -> None:
     headers = (await get(path)).headers
-    policy = dict(directive.strip().partition(" ")[::2] for directive in headers["content-security-policy"].split(";"))
+    policy = dict(
+        directive.strip().partition(" ")[::2] for directive in headers["content-security-policy"].split(";")
+    )
     assert policy["default-src"] == "'none'"
     assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
     assert policy["frame-ancestors"] == policy["base-uri"] == policy["form-action"] == "'none'"
-    assert {source for sources in policy.values() for source in sources.split()} == {"'none'", "'self'", "blob:"}
+    assert {source for sources in policy.values() for source in sources.split()} == {
+        "'none'",
+        "'self'",
+        "blob:",
+    }
     assert headers["x-content-type-options"] == "nosniff"
     assert headers["referrer-policy"] == "no-referrer"
     assert "microphone=(self)" in headers["permissions-policy"]
@@ -82,7 +90,10 @@ def test_pages_have_no_inline_script_or_style(name: str) -> None:
     for tag, attributes in Tags((STATIC / name).read_text()).found:
         assert tag != "style"
         assert tag != "script" or attributes.get("src")
-        assert not [name for name in attributes if name == "style" or name.startswith("on")], (tag, attributes)
+        assert not [name for name in attributes if name == "style" or name.startswith("on")], (
+            tag,
+            attributes,
+        )
 
 
 def test_no_file_names_another_host() -> None:
@@ -98,7 +109,7 @@ async def test_all_that_the_files_refer_to_is_served() -> None:
     wanted |= {f"web/{first or second}" for first, second in modules}
     guide = (STATIC / "guide.html").read_text()
     wanted |= {urljoin("web/guide.html", name) for name in references(guide)} - {""}
-    assert {"web/style.css", "web/app.js", "web/sse.js", "web/capture-worklet.js"} <= wanted
+    assert {"web/style.css", "web/app.js", "web/samples.js", "web/capture-worklet.js"} <= wanted
     async with http_client(app_of(None)) as client:
         for name in wanted:
             assert (await client.get(f"/{name}")).status_code == 200, name
@@ -125,7 +136,9 @@ async def test_a_client_that_has_this_version_is_told_so(path: str) -> None:
 
 def test_versions_differ_where_contents_do() -> None:
     assets = load_assets().values()
-    assert len({asset.etag for asset in assets}) == len({asset.content for asset in assets}) == len(ASSETS) + 1
+    assert (
+        len({asset.etag for asset in assets}) == len({asset.content for asset in assets}) == len(ASSETS) + 1
+    )
 
 
 @pytest.mark.parametrize("path", ["/", "/web/app.js"])
@@ -176,8 +189,19 @@ def test_colours_have_the_contrast_of_wcag_aa(scheme: int) -> None:
     blocks = re.findall(r":root \{(.*?)\}", (STATIC / "style.css").read_text(), re.DOTALL)
     colors = dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6});", blocks[scheme]))
     text = [("ink", "page"), ("ink", "surface"), ("ink", "raised"), ("muted", "page"), ("muted", "surface")]
-    text += [("muted", "raised"), ("ink", "selected"), ("on-accent", "accent"), ("danger", "page"), ("page", "ink")]
-    graphics = [("accent", "page"), ("accent", "surface"), ("line-strong", "page"), ("line-strong", "surface")]
+    text += [
+        ("muted", "raised"),
+        ("ink", "selected"),
+        ("on-accent", "accent"),
+        ("danger", "page"),
+        ("page", "ink"),
+    ]
+    graphics = [
+        ("accent", "page"),
+        ("accent", "surface"),
+        ("line-strong", "page"),
+        ("line-strong", "surface"),
+    ]
     for pairs, least in ((text, 4.5), (graphics, 3.0)):
         for first, second in pairs:
             darker, lighter = sorted((luminance(colors[first]), luminance(colors[second])))

@@ -56,7 +56,9 @@ def quantized(folder: Path, quantization: dict[str, Any]) -> Path:
     weights: dict[str, torch.Tensor] = {}
     for name, weight in load_file(folder / "model.safetensors").items():
         if name.startswith("thinker.model.layers.") and weight.ndim == 2:
-            weights |= in_4_bits(name.removesuffix("weight"), *weight.shape, str(quantization["quant_method"]))
+            weights |= in_4_bits(
+                name.removesuffix("weight"), *weight.shape, str(quantization["quant_method"])
+            )
         else:
             weights[name] = weight
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
@@ -121,7 +123,9 @@ def methods(model: torch.nn.Module) -> dict[str, type]:
 
 def check_thinker(found: dict[str, type], quantized_method: type) -> None:
     """Every layer of the language model is quantized, and no other."""
-    layers = {name: method for name, method in found.items() if name.startswith("language_model.model.layers.")}
+    layers = {
+        name: method for name, method in found.items() if name.startswith("language_model.model.layers.")
+    }
     assert {name.removeprefix("language_model.model.layers.") for name in layers} == {
         f"{number}.{part}"
         for number in (0, 1)
@@ -178,21 +182,29 @@ def test_fp8_is_for_the_layers_of_the_thinkers_language_model(tmp_path: Path, al
 
     found: dict[str, type] = {}
     for name, layer in model_of(config_of(folder, "thinker")).named_modules():
-        if "quant_method" in vars(layer) or "kv_cache_dtype" in vars(layer):  # what is asked: attention as well
+        if "quant_method" in vars(layer) or "kv_cache_dtype" in vars(
+            layer
+        ):  # what is asked: attention as well
             resolved = online.resolve_quant_method_cls(type(layer), name)
             found[name] = UnquantizedLinearMethod if resolved is None else resolved[-1]
     attentions = {name for name in found if name.endswith(".attn")}
-    assert {found.pop(name) for name in attentions if name.startswith("language_model.")} == {UnquantizedLinearMethod}
+    assert {found.pop(name) for name in attentions if name.startswith("language_model.")} == {
+        UnquantizedLinearMethod
+    }
     check_thinker({"audio_tower": torch.nn.Linear, **found}, Fp8PerTensorOnlineLinearMethod)
 
 
 @pytest.mark.parametrize("layout", ["awq", "gptq"])
-def test_the_size_of_quantized_weights_follows_from_the_config(layout: str, request: pytest.FixtureRequest) -> None:
+def test_the_size_of_quantized_weights_follows_from_the_config(
+    layout: str, request: pytest.FixtureRequest
+) -> None:
     folder: Path = request.getfixturevalue(layout)
     footprint = stage_footprints(folder, BASE)["thinker"]
     reckoned = needs_on_gpu("thinker", BASE, footprint, StoredWeights(), 80 << 30).memory
     stored = sum(
-        tensor.num_bytes for name, tensor in read_weights(folder).tensors.items() if name.startswith("thinker.")
+        tensor.num_bytes
+        for name, tensor in read_weights(folder).tensors.items()
+        if name.startswith("thinker.")
     )
     assert reckoned.weights == pytest.approx(stored, rel=0.02)
     assert reckoned.precision == layout

@@ -41,7 +41,9 @@ def token2wav() -> Qwen2_5OmniToken2WavModel:
         look_backward_layers=[0, 3],
     )
     bigvgan = Qwen2_5OmniBigVGANConfig(
-        upsample_initial_channel=64, resblock_kernel_sizes=[3, 7], resblock_dilation_sizes=[[1, 3, 5], [1, 3, 5]]
+        upsample_initial_channel=64,
+        resblock_kernel_sizes=[3, 7],
+        resblock_dilation_sizes=[[1, 3, 5], [1, 3, 5]],
     )
     return random_token2wav(Qwen2_5OmniToken2WavConfig(dit_config=dit, bigvgan_config=bigvgan))
 
@@ -88,7 +90,11 @@ def make_sampler(token2wav: Qwen2_5OmniToken2WavModel, voices: tuple[Voice, Voic
                 num_streams=num_streams,
             )
         return MelSampler(
-            dit, codes_per_block=12, max_num_blocks=max_num_blocks, device=torch.device("cpu"), use_graphs=False
+            dit,
+            codes_per_block=12,
+            max_num_blocks=max_num_blocks,
+            device=torch.device("cpu"),
+            use_graphs=False,
         )
 
     return make

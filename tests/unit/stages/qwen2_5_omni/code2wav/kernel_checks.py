@@ -42,7 +42,9 @@ def error(result: torch.Tensor, reference: torch.Tensor) -> float:
 
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize(("length", "channels"), [(1, 24), (2, 3), (5, 130), (8, 16), (23, 64), (40, 130), (67, 24)])
+@pytest.mark.parametrize(
+    ("length", "channels"), [(1, 24), (2, 3), (5, 130), (8, 16), (23, 64), (40, 130), (67, 24)]
+)
 def test_the_activation_equals_the_reference_module(
     token2wav: Qwen2_5OmniToken2WavModel, length: int, channels: int, dtype: torch.dtype
 ) -> None:
@@ -63,7 +65,8 @@ def test_the_activation_equals_the_reference_module(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("length", [1, 70])
 @pytest.mark.parametrize(
-    ("channels", "out_channels", "taps", "dilation"), [(24, 24, 3, 5), (80, 100, 7, 1), (48, 1, 7, 1), (16, 20, 11, 3)]
+    ("channels", "out_channels", "taps", "dilation"),
+    [(24, 24, 3, 5), (80, 100, 7, 1), (48, 1, 7, 1), (16, 20, 11, 3)],
 )
 def test_a_convolution_equals_the_operator(
     channels: int, out_channels: int, taps: int, dilation: int, length: int, dtype: torch.dtype
@@ -141,7 +144,13 @@ def random_slots(dtype: torch.dtype) -> LayerKV:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize(
     ("back", "ahead", "has_slots"),
-    [(False, False, False), (True, False, True), (True, False, False), (True, True, True), (False, True, False)],
+    [
+        (False, False, False),
+        (True, False, True),
+        (True, False, False),
+        (True, True, True),
+        (False, True, False),
+    ],
 )
 def test_attention_equals_the_yardstick(back: bool, ahead: bool, has_slots: bool, dtype: torch.dtype) -> None:
     layout, kept = mixed_layout(), random_slots(dtype)
@@ -153,7 +162,13 @@ def test_attention_equals_the_yardstick(back: bool, ahead: bool, has_slots: bool
         qkv, layout, rotary, head_dim=HEAD_DIM, back=back, ahead=ahead, kept=kept if has_slots else None
     )
     expected = TorchDiTOps().attention(
-        qkv.float(), layout, rotary, head_dim=HEAD_DIM, back=back, ahead=ahead, kept=in_float32 if has_slots else None
+        qkv.float(),
+        layout,
+        rotary,
+        head_dim=HEAD_DIM,
+        back=back,
+        ahead=ahead,
+        kept=in_float32 if has_slots else None,
     )
     is_valid = torch.arange(BLOCK_SIZE) < layout.num_frames[:, None]
     rows = is_valid.flatten().repeat(2)
@@ -169,7 +184,9 @@ def test_the_same_frames_are_kept() -> None:
     TritonDiTOps().keep(qkv, layout, fused)
     TorchDiTOps().keep(qkv, layout, plain)
     assert torch.equal(fused.values, plain.values)
-    assert int((fused.values != before.values).any(-1).sum()) == 2 * 2 * BLOCK_SIZE, "two blocks in two branches"
+    assert int((fused.values != before.values).any(-1).sum()) == 2 * 2 * BLOCK_SIZE, (
+        "two blocks in two branches"
+    )
 
 
 def test_the_gated_norm_equals_the_operators() -> None:

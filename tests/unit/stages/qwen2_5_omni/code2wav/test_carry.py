@@ -42,7 +42,9 @@ def make_pipeline(token2wav: Qwen2_5OmniToken2WavModel, voices: tuple[Voice, Voi
 
     def make(num_streams: int, solver: FlowSolver = QUICK, **fields: object) -> Code2WavPipeline:
         runtime = msgspec.structs.replace(RUNTIME, num_streams=num_streams, solver=solver, **fields)
-        return Code2WavPipeline(token2wav.code2wav_dit_model, token2wav.code2wav_bigvgan_model, voices, runtime)
+        return Code2WavPipeline(
+            token2wav.code2wav_dit_model, token2wav.code2wav_bigvgan_model, voices, runtime
+        )
 
     return make
 
@@ -117,7 +119,9 @@ def test_a_stream_is_at_least_as_close_to_one_pass_as_two_past_blocks_bring_it(
     assert snr_db(by_themselves, whole) < stateless_db
 
 
-def test_with_all_of_the_future_a_stream_is_one_pass(make_pipeline: MakePipeline, random_codes: Codes) -> None:
+def test_with_all_of_the_future_a_stream_is_one_pass(
+    make_pipeline: MakePipeline, random_codes: Codes
+) -> None:
     """Every window sees twelve blocks behind it, so only the past could be missing."""
     codes = random_codes(24 * 12, 4)
     pipeline = make_pipeline(1, RUNTIME.solver)
@@ -194,7 +198,9 @@ def test_a_stream_that_lost_its_state_is_computed_by_itself_and_carries_on(
     assert all(torch.equal(result, one) for result, one in zip(results[3:], restarted, strict=True))
 
 
-def test_without_slots_a_stream_is_windows_by_themselves(make_pipeline: MakePipeline, random_codes: Codes) -> None:
+def test_without_slots_a_stream_is_windows_by_themselves(
+    make_pipeline: MakePipeline, random_codes: Codes
+) -> None:
     codes, pipeline = random_codes(84, 2), make_pipeline(0)
     named = one_by_one(pipeline, windows(codes, ChunkPlan(), "a"))
     for result, reference in zip(named, one_by_one(pipeline, windows(codes, ChunkPlan(), None)), strict=True):

@@ -95,7 +95,9 @@ def test_windows_of_any_lengths_in_one_row_of_blocks_equal_each_alone(
 
 
 @torch.no_grad()
-def test_every_input_is_heard(voices: tuple[Voice, Voice], random_codes: Codes, make_sampler: MakeSampler) -> None:
+def test_every_input_is_heard(
+    voices: tuple[Voice, Voice], random_codes: Codes, make_sampler: MakeSampler
+) -> None:
     """Otherwise agreement with the reference would mean little."""
     ethan, chelsie = voices
     mixed = (

@@ -48,8 +48,12 @@ class EngineConfig:
 
 
 @pytest.fixture
-def engine_config(tmp_path: Path, token2wav: Qwen2_5OmniToken2WavModel, voices: tuple[Voice, Voice]) -> EngineConfig:
-    file = {v.name: {"bos_token": v.bos_token, "cond": v.conditioning, "ref_mel": v.reference_mel} for v in voices}
+def engine_config(
+    tmp_path: Path, token2wav: Qwen2_5OmniToken2WavModel, voices: tuple[Voice, Voice]
+) -> EngineConfig:
+    file = {
+        v.name: {"bos_token": v.bos_token, "cond": v.conditioning, "ref_mel": v.reference_mel} for v in voices
+    }
     torch.save(file, tmp_path / "spk_dict.pt")
     return EngineConfig(ModelConfig(token2wav.config, str(tmp_path)))
 
@@ -99,7 +103,9 @@ def test_voices_of_another_model_are_refused(engine_config: EngineConfig) -> Non
     folder = Path(engine_config.model_config.model)
     voice = {"bos_token": 1, "cond": torch.zeros(1, 192), "ref_mel": torch.zeros(1, 60, 80)}
     torch.save({"Ethan": voice}, folder / "spk_dict.pt")
-    with pytest.raises(ConfigError, match=r"voice 'Ethan' has widths \(192, 80\), the model's are \(24, 80\)"):
+    with pytest.raises(
+        ConfigError, match=r"voice 'Ethan' has widths \(192, 80\), the model's are \(24, 80\)"
+    ):
         Qwen2_5OmniCode2Wav(vllm_config=engine_config)  # type: ignore[arg-type]
 
 
@@ -128,7 +134,9 @@ def test_waveforms_have_the_length_of_what_is_emitted(model: Qwen2_5OmniCode2Wav
     assert {waveform.dtype for waveform in waveforms} == {torch.float32}
 
 
-def test_a_batch_is_urgent_if_it_has_the_first_or_second_window_of_an_utterance(model: Qwen2_5OmniCode2Wav) -> None:
+def test_a_batch_is_urgent_if_it_has_the_first_or_second_window_of_an_utterance(
+    model: Qwen2_5OmniCode2Wav,
+) -> None:
     codes = list(range(60))
     first = (codes[:24], encode_codec_window(msgspec.structs.replace(WINDOW, emit_end=12, is_last=False)))
     second = (codes[:36], encode_codec_window(CodecWindow("Ethan", 1, 0, 12, 24, 20, False)))
@@ -184,7 +192,9 @@ def test_of_two_windows_of_one_stream_the_second_is_rejected(model: Qwen2_5OmniC
     model.sample(batch((codes, second)))
 
 
-@pytest.mark.parametrize(("emit_start", "emit_end"), [(0, 12), (24, 36)], ids=["come twice", "behind a missing one"])
+@pytest.mark.parametrize(
+    ("emit_start", "emit_end"), [(0, 12), (24, 36)], ids=["come twice", "behind a missing one"]
+)
 def test_a_window_out_of_order_is_rejected_and_leaves_its_stream_and_the_others_as_they_are(
     model: Qwen2_5OmniCode2Wav, emit_start: int, emit_end: int
 ) -> None:
@@ -200,7 +210,9 @@ def test_a_window_out_of_order_is_rejected_and_leaves_its_stream_and_the_others_
         model.sample(batch((codes, encode_codec_window(other)), (codes, encode_codec_window(wrong_of_c))))
     detail = f"a window from code {emit_start} on, where 12 is the next one"
     assert caught.value.reasons == {"r1": Corruption("window_sequence", detail)}
-    (goes_on,) = model.sample(batch((codes, encode_codec_window(msgspec.structs.replace(following, stream="c")))))
+    (goes_on,) = model.sample(
+        batch((codes, encode_codec_window(msgspec.structs.replace(following, stream="c"))))
+    )
     assert torch.equal(goes_on, expected)
 
 

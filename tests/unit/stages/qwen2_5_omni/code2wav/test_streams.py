@@ -15,7 +15,13 @@ def table(num_slots: int) -> StreamTable:
 
 
 def window(
-    stream: str | None, start: int, end: int, *, first: int | None = None, margin: int = 20, last: bool = False
+    stream: str | None,
+    start: int,
+    end: int,
+    *,
+    first: int | None = None,
+    margin: int = 20,
+    last: bool = False,
 ) -> CodecWindow:
     """From block `start` to block `end`; with two blocks before it unless `first` says otherwise."""
     first = max(0, start - 2) if first is None else first
@@ -77,7 +83,11 @@ def test_streams_have_slots_of_their_own_until_their_last_window() -> None:
 
 def test_windows_by_themselves_take_no_slot() -> None:
     streams = table(2)
-    assert step(streams, window(None, 0, 1), window(None, 2, 4), window("a", 0, 1, last=True)) == [None, None, None]
+    assert step(streams, window(None, 0, 1), window(None, 2, 4), window("a", 0, 1, last=True)) == [
+        None,
+        None,
+        None,
+    ]
     assert (streams.num_streams, streams.num_free) == (0, 2)
 
 

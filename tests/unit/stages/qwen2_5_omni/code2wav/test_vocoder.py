@@ -25,7 +25,9 @@ def snr_db(result: torch.Tensor, reference: torch.Tensor) -> float:
     return float(10 * torch.log10(reference.square().sum() / (result - reference).square().sum()))
 
 
-def window(*, emit_start: int, emit_end: int, first_code: int = 0, margin: int = 20, last: bool = False) -> CodecWindow:
+def window(
+    *, emit_start: int, emit_end: int, first_code: int = 0, margin: int = 20, last: bool = False
+) -> CodecWindow:
     return CodecWindow("Ethan", SEED, first_code, emit_start, emit_end, margin, last)
 
 
@@ -57,7 +59,9 @@ def test_a_whole_utterance_equals_the_reference(
 
 
 def test_the_crop_has_the_margin_where_the_window_has_it() -> None:
-    assert mel_crop(window(first_code=12, emit_start=36, emit_end=60), 60, 2) == MelCrop(28, 116, 20, 48, False, False)
+    assert mel_crop(window(first_code=12, emit_start=36, emit_end=60), 60, 2) == MelCrop(
+        28, 116, 20, 48, False, False
+    )
     assert mel_crop(window(emit_start=0, emit_end=12), 24, 2) == MelCrop(0, 44, 0, 24, True, False)
     assert mel_crop(window(emit_start=4, emit_end=12, last=True), 12, 2) == MelCrop(0, 24, 8, 16, True, True)
 

@@ -27,7 +27,9 @@ def frames(plan: tuple[int, ...], length: int) -> int:
         (9, 48, (6, 3)),
     ],
 )
-def test_long_crops_split_where_short_ones_stay_together(num_crops: int, length: int, plan: tuple[int, ...]) -> None:
+def test_long_crops_split_where_short_ones_stay_together(
+    num_crops: int, length: int, plan: tuple[int, ...]
+) -> None:
     assert batch_plan(num_crops, length) == plan
 
 

@@ -42,9 +42,15 @@ class Code:
         ([VOICE], "holds no voices"),
         ({"Ethan": 3}, "voice 'Ethan' is int, not a mapping"),
         ({"Ethan": {"bos_token": 7}}, "voice 'Ethan' lacks cond, ref_mel"),
-        ({"Ethan": {**VOICE, "cond": torch.ones(24)}}, r"'cond' of voice 'Ethan' must have 2 dimensions, .*\[24\]"),
+        (
+            {"Ethan": {**VOICE, "cond": torch.ones(24)}},
+            r"'cond' of voice 'Ethan' must have 2 dimensions, .*\[24\]",
+        ),
         ({"Ethan": {**VOICE, "cond": [1.0]}}, "'cond' of voice 'Ethan' .*list"),
-        ({"Ethan": {**VOICE, "ref_mel": torch.ones(2, 60, 80)}}, r"'ref_mel' of voice 'Ethan' .*\[2, 60, 80\]"),
+        (
+            {"Ethan": {**VOICE, "ref_mel": torch.ones(2, 60, 80)}},
+            r"'ref_mel' of voice 'Ethan' .*\[2, 60, 80\]",
+        ),
         ({"Ethan": {**VOICE, "bos_token": Code()}}, "cannot be read as tensors"),
     ],
 )

@@ -1,4 +1,4 @@
-// Sound as samples, and samples as WAV files.
+// Audio as samples: as WAV files, as the API's 16-bit little-endian PCM, and at another rate.
 
 /** What the model's audio encoder works with. */
 export const SPEECH_RATE_HZ = 16_000;
@@ -36,10 +36,10 @@ export async function resample(samples, fromHz, toHz) {
 }
 
 /**
- * Any sound file that the browser can read, as mono samples at `SPEECH_RATE_HZ`. Throws a DOMException if it
+ * Any audio file that the browser can read, as mono samples at `SPEECH_RATE_HZ`. Throws a DOMException if it
  * cannot.
  */
-export async function decodeSound(file) {
+export async function decodeAudioFile(file) {
   const context = new OfflineAudioContext(1, 1, SPEECH_RATE_HZ);
   const buffer = await context.decodeAudioData(await file.arrayBuffer());
   const mono = new Float32Array(buffer.length);
@@ -52,4 +52,31 @@ export async function decodeSound(file) {
 
 export function toInt16(samples) {
   return Int16Array.from(samples, (sample) => Math.round(32767 * Math.max(-1, Math.min(1, sample))));
+}
+
+/** A stream of bytes that may be cut anywhere: a half sample waits for its other half. */
+export class PcmDecoder {
+  #half = new Uint8Array(0);
+
+  /** The samples that `bytes` complete. */
+  decode(bytes) {
+    const all = new Uint8Array(this.#half.length + bytes.length);
+    all.set(this.#half);
+    all.set(bytes, this.#half.length);
+    const numSamples = all.length >> 1;
+    this.#half = all.slice(2 * numSamples);
+    const view = new DataView(all.buffer);
+    return Int16Array.from({ length: numSamples }, (_, i) => view.getInt16(2 * i, true));
+  }
+
+  decodeBase64(text) {
+    return this.decode(Uint8Array.from(atob(text), (character) => character.charCodeAt(0)));
+  }
+}
+
+/** Base64 of `samples`, an Int16Array. */
+export function encodePcm(samples) {
+  const view = new DataView(new ArrayBuffer(2 * samples.length));
+  samples.forEach((sample, i) => view.setInt16(2 * i, sample, true));
+  return btoa(Array.from(new Uint8Array(view.buffer), (byte) => String.fromCharCode(byte)).join(""));
 }

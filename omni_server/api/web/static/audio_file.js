@@ -1,6 +1,6 @@
-// A sound file of the server's while it comes.
+// An audio file of the server's while it arrives.
 
-import { PcmDecoder } from "./pcm.js";
+import { PcmDecoder } from "./samples.js";
 import { ANSWER_RATE_HZ } from "./playback.js";
 
 /** By the API's name; those that are not here are decoded by the browser once they are complete. */
@@ -13,7 +13,7 @@ const MEDIA_TYPES = {
   pcm: "audio/pcm",
 };
 
-export class SoundFile {
+export class AudioFile {
   #format;
   #pieces = [];
   #decoder = new PcmDecoder();

@@ -3,13 +3,19 @@
 import numpy as np
 import pytest
 
-from omni_server.audio.g711 import Law, decode_g711, encode_g711
+from omni_server.api.realtime.audio_format import Law, decode_g711, encode_g711
 
 
 @pytest.mark.parametrize(
     ("law", "code", "sample"),
     # ITU-T G.711: the largest and the smallest values, and silence.
-    [("ULAW", 0x80, 32124), ("ULAW", 0x00, -32124), ("ULAW", 0xFF, 0), ("ALAW", 0xAA, 32256), ("ALAW", 0xD5, 8)],
+    [
+        ("ULAW", 0x80, 32124),
+        ("ULAW", 0x00, -32124),
+        ("ULAW", 0xFF, 0),
+        ("ALAW", 0xAA, 32256),
+        ("ALAW", 0xD5, 8),
+    ],
 )
 def test_codes_mean_what_the_standard_says(law: Law, code: int, sample: int) -> None:
     assert decode_g711(bytes([code]), law).tolist() == [sample]

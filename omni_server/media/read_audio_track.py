@@ -1,10 +1,11 @@
-"""Loaded by `limited_program`: the first sound track of a file, decoded by FFmpeg.
+"""Loaded by `limited_program`: the first audio track of a file, decoded by FFmpeg.
 
-The argument is the demuxer's name. To the output go the sample rate and the number of channels (`HEADER`), then the
-samples as float32 in the machine's byte order, channels interleaved. The exit status is 0 or one of those below.
+The argument is the demuxer's name. To the output go the sample rate and the number of channels (`HEADER`),
+then the samples as float32 in the machine's byte order, channels interleaved. The exit status is 0 or one of
+those below.
 
-FFmpeg reads what strangers send. Here it opens nothing: formats and codecs are those listed, references out of a file
-are not followed, and the operating system refuses this process every further file and socket.
+FFmpeg reads untrusted files. Here it opens nothing: formats and codecs are those listed, references out of a
+file are not followed, and the operating system refuses this process every further file and socket.
 """
 
 import io
@@ -21,7 +22,7 @@ from av.container import InputContainer
 from av.stream import Discard
 
 HEADER = struct.Struct("=II")
-DAMAGED, NO_SOUND = 3, 4
+DAMAGED, NO_AUDIO = 3, 4
 
 _CODECS = (
     "aac,alac,flac,mp3,mp3float,opus,vorbis,"
@@ -30,7 +31,7 @@ _CODECS = (
 _BOXES = (b"ftyp", b"styp", b"moov", b"mdat", b"moof", b"mfra", b"sidx", b"free", b"skip", b"wide", b"uuid")
 """The outermost of MP4 files."""
 _OPTIONS = {
-    "codec_whitelist": _CODECS,  # also while FFmpeg finds out what the streams are: no picture is decoded for that
+    "codec_whitelist": _CODECS,  # also while FFmpeg probes the streams: no image is decoded for that
     "enable_drefs": "0",  # MP4: samples in other files
     "max_streams": "64",
     "protocol_whitelist": "none",
@@ -53,9 +54,11 @@ def _refuse(url: str, flags: int, options: dict[str, str]) -> NoReturn:
 
 
 def _decode(file: BinaryIO, container: str, output: BinaryIO) -> int:
-    with av.open(file, "r", format=container, options=_OPTIONS, metadata_errors="replace", io_open=_refuse) as opened:
+    with av.open(
+        file, "r", format=container, options=_OPTIONS, metadata_errors="replace", io_open=_refuse
+    ) as opened:
         if not opened.streams.audio:
-            return NO_SOUND
+            return NO_AUDIO
         chosen = opened.streams.audio[0]
         if chosen.codec_context is None or chosen.codec_context.name not in _CODECS.split(","):
             return DAMAGED
@@ -78,8 +81,8 @@ def _decode(file: BinaryIO, container: str, output: BinaryIO) -> int:
 def _frames(opened: InputContainer, stream: AudioStream) -> Iterator[tuple[AudioFrame, int]]:
     """Each with the number of its samples that count. Raises `ValueError` for a packet that is not whole.
 
-    AAC has frames of one length: how much of the last one is sound, MP4 says by its duration. Times that are not
-    counted in samples, as WebM's milliseconds, say it too roughly; there FFmpeg has cut the frame itself.
+    AAC has frames of one length: how much of the last one is audio, MP4 says by its duration. Times that are
+    not counted in samples, as WebM's milliseconds, say it too roughly; there FFmpeg has cut the frame itself.
     """
     last: AudioFrame | None = None
     for packet in opened.demux(stream):
@@ -96,7 +99,8 @@ def _frames(opened: InputContainer, stream: AudioStream) -> Iterator[tuple[Audio
 
 
 def _is_cut_short(file: BinaryIO, container: str) -> bool:
-    """Whether the file ends before it says: FFmpeg would give what is there. A live recording says nothing."""
+    """Whether the file ends before it says: FFmpeg would give what is there. A live recording says
+    nothing."""
     file_size = file.seek(0, io.SEEK_END)
     file.seek(0)
     end_of = _end_of_element if container == "matroska" else _end_of_box

@@ -16,7 +16,7 @@ import pytest
 import soundfile
 
 from omni_server.errors import InvalidRequestError, OmniError
-from omni_server.media.decode import count_samples, decode_audio
+from omni_server.media.audio import count_samples, decode_audio
 from omni_server.media.limits import MediaLimits
 from tests.unit.media.containers import (
     FRAGMENTED_MP4,
@@ -116,7 +116,9 @@ def test_lossless_sound_keeps_its_samples() -> None:
     np.testing.assert_allclose(part.samples, _tone()[0], atol=1 / 32768)
 
 
-@pytest.mark.parametrize(("container", "codec", "rate"), [("ipod", "alac", RATE_HZ), ("webm", "libopus", 48_000)])
+@pytest.mark.parametrize(
+    ("container", "codec", "rate"), [("ipod", "alac", RATE_HZ), ("webm", "libopus", 48_000)]
+)
 def test_channels_are_averaged(container: str, codec: str, rate: int) -> None:
     tone = _tone(rate=rate)
     part = decode_audio(record(container, codec, np.concatenate([tone, 0 * tone]), rate), LIMITS)
@@ -124,7 +126,7 @@ def test_channels_are_averaged(container: str, codec: str, rate: int) -> None:
     np.testing.assert_allclose(part.samples, tone[0] / 2, atol=1e-3 if codec == "alac" else 0.05)
 
 
-def test_the_first_sound_track_is_taken() -> None:
+def test_the_first_audio_track_is_taken() -> None:
     part = decode_audio(record("mp4", "alac", _tone(), RATE_HZ, num_tracks=3, has_video=True), LIMITS)
     np.testing.assert_allclose(part.samples, _tone()[0], atol=1 / 32768)
 
@@ -141,7 +143,7 @@ def test_a_title_in_no_known_encoding_does_no_harm() -> None:
 
 
 def test_a_film_without_sound_is_refused(media_folder: Path) -> None:
-    assert _refusal((media_folder / "ball.mp4").read_bytes()) == "The audio has no sound track."
+    assert _refusal((media_folder / "ball.mp4").read_bytes()) == "The audio has no audio track."
 
 
 # -- limits
@@ -320,9 +322,10 @@ def test_damaged_files_are_decoded_or_refused_but_nothing_else(seed: int) -> Non
 def test_ffmpeg_is_not_loaded_into_the_server() -> None:
     """Neither to start nor to decode: what it costs, and what may be wrong with it, stays outside."""
     program = (
-        "import sys; from omni_server.media.decode import decode_audio\n"
+        "import sys; from omni_server.media.audio import decode_audio\n"
         "from omni_server.media.limits import MediaLimits\n"
-        "part = decode_audio(sys.stdin.buffer.read(), MediaLimits()); print(part.samples.size, 'av' in sys.modules)"
+        "part = decode_audio(sys.stdin.buffer.read(), MediaLimits())\n"
+        "print(part.samples.size, 'av' in sys.modules)"
     )
     data = matroska(_pcm(_tone()))
     done = subprocess.run([sys.executable, "-c", program], input=data, capture_output=True, check=True)
@@ -336,7 +339,9 @@ def test_a_program_that_cannot_run_is_no_fault_of_the_file(monkeypatch: pytest.M
     assert caught.value.status == 500
 
 
-def test_a_program_that_is_killed_was_given_a_bad_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_program_that_is_killed_was_given_a_bad_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     program = tmp_path / "python"
     program.write_text("#!/bin/sh\nkill -SEGV $$\n")
     program.chmod(0o755)

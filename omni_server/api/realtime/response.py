@@ -1,0 +1,364 @@
+"""One response: what it is to be, its life from submission to its only end, and its events."""
+
+import asyncio
+import base64
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from omni_server.api.answer_stream import follow
+from omni_server.api.errors import logged, unexpected_error
+from omni_server.api.realtime import server_events as events
+from omni_server.api.realtime.audio_format import OutputEncoder
+from omni_server.api.realtime.conversation import Conversation, without_oldest
+from omni_server.api.realtime.items import AnswerText, AssistantItem, CallItem, ItemStatus, SpokenAudio
+from omni_server.api.realtime.outbox import Outbox
+from omni_server.api.realtime.session_config import SessionConfig, tool_use
+from omni_server.api.sampling import text_sampling
+from omni_server.api.state import ServerState
+from omni_server.errors import OmniError
+from omni_server.types import (
+    SAMPLE_RATE_HZ,
+    AudioDelta,
+    ChatMessage,
+    Finished,
+    ModelInfo,
+    OmniRequest,
+    SamplingConfig,
+    SpeechOutput,
+    TextDelta,
+    ToolCallDelta,
+)
+
+logger = logging.getLogger(__name__)
+
+_SAMPLES_PER_DELTA = SAMPLE_RATE_HZ // 5
+
+
+@dataclass(frozen=True)
+class ResponsePlan:
+    """The session's settings with the overrides of `response.create`."""
+
+    id: str
+    config: SessionConfig
+    """In force for this response."""
+    messages: tuple[ChatMessage, ...]
+    conversation: Conversation | None
+    """Gets the answer as items; None for a response outside of it."""
+    metadata: Mapping[str, str] | None
+
+    @property
+    def may_call(self) -> bool:
+        """The answer may be a function call."""
+        return tool_use(self.config) is not None
+
+    def request(self, model: ModelInfo) -> OmniRequest:
+        """For the plan's messages, to `model`."""
+        limit = self.config.max_output_tokens
+        sampling = SamplingConfig(max_tokens=None if limit == "inf" else limit)
+        speech = SpeechOutput(voice=self.config.audio.output.voice) if self.config.with_speech else None
+        return OmniRequest(
+            request_id=self.id,
+            messages=self.messages,
+            speech=speech,
+            sampling=text_sampling(sampling, model),
+            tools=tool_use(self.config),
+            can_be_shortened=self._shorter(self.messages) is not None,
+        )
+
+    def shortened(self, request: OmniRequest) -> OmniRequest | None:
+        """Without the oldest turns; None if only the last is left, or if `truncation` is "disabled"."""
+        messages = self._shorter(request.messages)
+        if messages is None:
+            return None
+        return replace(request, messages=messages, can_be_shortened=self._shorter(messages) is not None)
+
+    def wire(self, status: events.ResponseStatus = "in_progress") -> events.WireResponse:
+        output = self.config.audio.output
+        return events.WireResponse(
+            id=self.id,
+            status=status,
+            conversation_id=self.conversation.id if self.conversation is not None else None,
+            output_modalities=self.config.output_modalities,
+            max_output_tokens=self.config.max_output_tokens,
+            audio=events.ResponseAudio(
+                output=events.ResponseOutput(format=output.format, voice=output.voice)
+            ),
+            metadata=dict(self.metadata) if self.metadata is not None else None,
+        )
+
+    def _shorter(self, messages: tuple[ChatMessage, ...]) -> tuple[ChatMessage, ...] | None:
+        return None if self.config.truncation == "disabled" else without_oldest(messages)
+
+
+class ResponseRun:
+    def __init__(
+        self,
+        plan: ResponsePlan,
+        outbox: Outbox,
+        state: ServerState,
+        on_end: Callable[["ResponseRun"], None],
+    ) -> None:
+        """`on_end` is called once, when the last event has been written and everything been released."""
+        self.id = plan.id
+        self._plan = plan
+        self._writer = _Writer(plan, outbox)
+        self._state = state
+        self._on_end = on_end
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Its `response.done` has been written."""
+        return self._writer.is_closed
+
+    @property
+    def is_out_of_band(self) -> bool:
+        """It is outside of the conversation."""
+        return self._plan.conversation is None
+
+    def start(self) -> None:
+        self._writer.created()
+        self._task = asyncio.create_task(self._run(), name=f"realtime response {self.id}")
+        # A task that is cancelled before its first step never reaches a `finally` of its own.
+        self._task.add_done_callback(lambda _: self._on_end(self))
+
+    @property
+    def task(self) -> "asyncio.Task[None]":
+        """Ends when everything has been released."""
+        assert self._task is not None
+        return self._task
+
+    def cancel(self, reason: events.CancelReason) -> None:
+        """Writes the last events at once; the stages are told at the same time and need not have answered."""
+        details = events.StatusDetails(type="cancelled", reason=reason)
+        self._writer.close("cancelled", details, events.NO_USAGE)
+        self.release()
+
+    def release(self) -> "asyncio.Task[None]":
+        """Stops without an event, for a client that is gone; returns `task`."""
+        self.task.cancel()
+        return self.task
+
+    async def _run(self) -> None:
+        # A session that waits for its user is not at work, but a response is: a server that stops waits for
+        # it.
+        with self._state.request_in_flight():
+            try:
+                await self._answer()
+            except OmniError as error:
+                logger.info("%s failed: %s", self.id, logged(error))
+                self._fail(error)
+            except Exception:
+                logger.exception("%s failed", self.id)
+                self._fail(unexpected_error())
+
+    async def _answer(self) -> None:
+        generator = self._state.require_generator()
+        request = self._plan.request(generator.model_info)
+        generation = await generator.submit_fitting(request, self._plan.shortened)
+        try:
+            if not self._plan.may_call:
+                self._writer.open_message()
+            async with aclosing(follow(generation, self._state)) as stream:
+                async for event in stream:
+                    match event:
+                        case TextDelta(text=text):
+                            self._writer.text(text)
+                        case ToolCallDelta():
+                            self._writer.call(event)
+                        case AudioDelta(samples=samples):
+                            self._writer.audio(samples)
+                        case Finished():
+                            self._finish(event)
+        finally:
+            await generation.aclose()
+
+    def _finish(self, finished: Finished) -> None:
+        usage = events.WireUsage.of(finished.usage)
+        if finished.finish_reason == "length":
+            details = events.StatusDetails(type="incomplete", reason="max_output_tokens")
+            self._writer.close("incomplete", details, usage)
+        else:
+            self._writer.close("completed", None, usage)
+
+    def _fail(self, error: OmniError) -> None:
+        details = events.StatusDetails(type="failed", error=events.FailureDetails.of(error))
+        self._writer.close("failed", details, events.NO_USAGE)
+
+
+class _Writer:
+    """The events of one response, in the order that clients rely on.
+
+    `created`, `open_message`, any number of `text`, `audio` and `call`, `close`; `close` may come at any time
+    and ends it. Without `open_message`, the message is opened by the first text or audio: a response may be
+    nothing but calls. Calls are written while the model writes them, but behind a message only when that is
+    complete: clients answer a call as soon as it is written, and a new response would be refused while this
+    one's audio is still being made.
+    """
+
+    def __init__(self, plan: ResponsePlan, outbox: Outbox) -> None:
+        self._plan = plan
+        self._conversation = plan.conversation
+        self._outbox = outbox
+        self._encoder = OutputEncoder(plan.config.audio.output.format) if plan.config.with_speech else None
+        self._text: list[str] = []
+        self._message: AssistantItem | None = None
+        self._output: list[AssistantItem | CallItem] = []
+        self._previous_ids: list[str | None] = []
+        """For each item of the output, the id of the conversation's item before it."""
+        self._held_calls: list[ToolCallDelta] = []
+        self.is_closed = False
+
+    def created(self) -> None:
+        self._outbox.put(events.ResponseCreated(response=self._plan.wire()))
+
+    def open_message(self) -> None:
+        if self._output:
+            return
+        self._message = item = AssistantItem(events.new_id("item"), [], "in_progress")
+        self._begin(item)
+        item.content.append(SpokenAudio("") if self._encoder is not None else AnswerText(""))
+        self._outbox.put(events.PartAdded(response_id=self._plan.id, item_id=item.id, part=self._part("")))
+
+    def text(self, text: str) -> None:
+        if text:
+            self.open_message()
+        if not text or self._message is None:
+            return
+        self._text.append(text)
+        part = self._message.content[0]
+        response_id, item_id = self._plan.id, self._message.id
+        if isinstance(part, SpokenAudio):
+            if not part.is_truncated:
+                part.transcript += text
+            self._outbox.put(events.TranscriptDelta(response_id=response_id, item_id=item_id, delta=text))
+        else:
+            part.text += text
+            self._outbox.put(events.OutputTextDelta(response_id=response_id, item_id=item_id, delta=text))
+
+    def audio(self, samples: npt.NDArray[np.float32]) -> None:
+        """`samples` [num_samples] at 24 kHz; sent in deltas of at most 0.2 s, so that little is in flight
+        when the user interrupts."""
+        self.open_message()
+        if self._message is None or self._encoder is None:
+            return
+        part = self._message.content[0]
+        for begin in range(0, len(samples), _SAMPLES_PER_DELTA):
+            piece = samples[begin : begin + _SAMPLES_PER_DELTA]
+            if isinstance(part, SpokenAudio) and not part.is_truncated:
+                part.num_samples += len(piece)
+            self._put_audio(self._message, self._encoder.write(piece))
+
+    def call(self, delta: ToolCallDelta) -> None:
+        if self._message is not None:
+            self._held_calls.append(delta)
+        else:
+            self._write_call(delta)
+
+    def close(
+        self, status: events.ResponseStatus, details: events.StatusDetails | None, usage: events.WireUsage
+    ) -> None:
+        """Everything that is open is closed; nothing of this response is sent afterwards.
+
+        A call that is not complete gets no `arguments.done`: clients would run it. Raises `OmniError` if the
+        last audio cannot be encoded; then nothing is closed yet.
+        """
+        if self.is_closed:
+            return
+        is_complete = status == "completed"
+        if is_complete:
+            self.open_message()
+        if status in ("completed", "incomplete") and self._message is not None and self._encoder is not None:
+            self._put_audio(self._message, self._encoder.close())
+        self.is_closed = True
+        if status == "cancelled":
+            self._outbox.drop_audio(self._plan.id)
+        if self._message is not None:
+            self._message.status = "completed" if is_complete else "incomplete"
+            self._close_part(self._message)
+            self._end(0)
+        for delta in self._held_calls if is_complete else []:
+            self._write_call(delta)
+        self._end_call("completed" if is_complete else "incomplete")
+        response = self._plan.wire(status)
+        response.status_details, response.usage = details, usage
+        response.output = [*self._output]
+        self._outbox.put(events.ResponseDone(response=response))
+
+    def _write_call(self, delta: ToolCallDelta) -> None:
+        if delta.call_id is not None and delta.name is not None:
+            self._end_call("completed")
+            self._begin(CallItem(events.new_id("item"), delta.call_id, delta.name, "", "in_progress"))
+        item, index = self._output[-1], len(self._output) - 1
+        if isinstance(item, CallItem) and delta.arguments:
+            item.arguments += delta.arguments
+            self._outbox.put(
+                events.ArgumentsDelta(
+                    response_id=self._plan.id,
+                    item_id=item.id,
+                    output_index=index,
+                    call_id=item.call_id,
+                    delta=delta.arguments,
+                )
+            )
+
+    def _end_call(self, status: ItemStatus) -> None:
+        """Of the call that is being written, if there is one."""
+        item = self._output[-1] if self._output else None
+        if not isinstance(item, CallItem) or item.status != "in_progress":
+            return
+        index = len(self._output) - 1
+        item.status = status
+        if status == "completed":
+            self._outbox.put(
+                events.ArgumentsDone(
+                    response_id=self._plan.id,
+                    item_id=item.id,
+                    output_index=index,
+                    call_id=item.call_id,
+                    name=item.name,
+                    arguments=item.arguments,
+                )
+            )
+        self._end(index)
+
+    def _begin(self, item: AssistantItem | CallItem) -> None:
+        """Makes `item` the next one of the output, and the last one of the conversation."""
+        index = len(self._output)
+        self._outbox.put(events.OutputItemAdded(response_id=self._plan.id, output_index=index, item=item))
+        previous_id = None
+        if self._conversation is not None:
+            previous_id = self._conversation.add(item)
+            self._outbox.put(events.ItemAdded(previous_item_id=previous_id, item=item))
+        self._output.append(item)
+        self._previous_ids.append(previous_id)
+
+    def _end(self, index: int) -> None:
+        item = self._output[index]
+        self._outbox.put(events.OutputItemDone(response_id=self._plan.id, output_index=index, item=item))
+        if self._conversation is not None:
+            self._outbox.put(events.ItemDone(previous_item_id=self._previous_ids[index], item=item))
+
+    def _close_part(self, item: AssistantItem) -> None:
+        text, response_id, item_id = "".join(self._text), self._plan.id, item.id
+        if self._encoder is not None:
+            self._outbox.put(events.OutputAudioDone(response_id=response_id, item_id=item_id))
+            self._outbox.put(events.TranscriptDone(response_id=response_id, item_id=item_id, transcript=text))
+        else:
+            self._outbox.put(events.OutputTextDone(response_id=response_id, item_id=item_id, text=text))
+        self._outbox.put(events.PartDone(response_id=response_id, item_id=item_id, part=self._part(text)))
+
+    def _part(self, text: str) -> events.WirePart:
+        if self._encoder is not None:
+            return events.WirePart(type="audio", transcript=text)
+        return events.WirePart(type="text", text=text)
+
+    def _put_audio(self, item: AssistantItem, data: bytes) -> None:
+        if data:
+            delta = base64.b64encode(data).decode("ascii")
+            self._outbox.put(events.OutputAudioDelta(response_id=self._plan.id, item_id=item.id, delta=delta))

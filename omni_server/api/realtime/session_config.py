@@ -1,0 +1,289 @@
+"""The session object: what a client may set, and how an update changes it."""
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, JsonValue, Tag
+
+from omni_server.api.constraints import check_grammar_size, schema_of_object
+from omni_server.api.validation import ExactModel, validate
+from omni_server.api.voices import resolve_voice
+from omni_server.errors import InvalidRequestError
+from omni_server.types import FunctionTool, ModelInfo, ToolUse
+
+JsonObject = Mapping[str, JsonValue]
+
+NotApplied = Annotated[None, BeforeValidator(lambda _: None)]
+"""Accepted without effect from clients that send it by habit; the session shows null, which is in effect."""
+Unshown = Annotated[NotApplied, Field(exclude=True)]
+"""The same where clients do not know the field: Pipecat ends at an unknown one in `transcription`."""
+
+
+class PcmFormat(ExactModel):
+    """16 bit, little-endian, mono."""
+
+    type: Literal["audio/pcm"] = "audio/pcm"
+    rate: Literal[24000] = 24000
+
+
+class UlawFormat(ExactModel):
+    """G.711 at 8 kHz."""
+
+    type: Literal["audio/pcmu"]
+
+
+class AlawFormat(ExactModel):
+    """G.711 at 8 kHz."""
+
+    type: Literal["audio/pcma"]
+
+
+WireFormat = Annotated[PcmFormat | UlawFormat | AlawFormat, Field(discriminator="type")]
+
+
+class ServerVad(ExactModel):
+    type: Literal["server_vad"] = "server_vad"
+    threshold: Annotated[float, Field(ge=0, le=1)] = 0.5
+    prefix_padding_ms: Annotated[int, Field(ge=0, le=5_000)] = 300
+    silence_duration_ms: Annotated[int, Field(ge=0, le=10_000)] = 500
+    idle_timeout_ms: None = None
+    """Refused: clients do not know its event."""
+    create_response: bool = True
+    interrupt_response: bool = True
+
+    @property
+    def silence_ms(self) -> int:
+        return self.silence_duration_ms
+
+
+class SemanticVad(ExactModel):
+    """For clients whose default it is: the same detector; eagerness is how much silence it waits for."""
+
+    type: Literal["semantic_vad"]
+    threshold: ClassVar[float] = 0.5
+    prefix_padding_ms: ClassVar[int] = 300
+    eagerness: Literal["low", "medium", "high", "auto"] = "auto"
+    create_response: bool = True
+    interrupt_response: bool = True
+
+    @property
+    def silence_ms(self) -> int:
+        return {"low": 1200, "medium": 700, "auto": 700, "high": 400}[self.eagerness]
+
+
+TurnDetection = ServerVad | SemanticVad
+
+
+class Transcription(ExactModel):
+    """Of what the user says. The served model transcribes, whatever `model` names."""
+
+    model: str | None = None
+    language: str | None = None
+    prompt: str | None = None
+    delay: Unshown = None
+    keywords: Unshown = None
+    languages: Unshown = None
+
+
+class InputConfig(ExactModel):
+    format: WireFormat = PcmFormat()
+    transcription: Transcription | None = None
+    noise_reduction: NotApplied = None
+    turn_detection: Annotated[TurnDetection, Field(discriminator="type")] | None = ServerVad()
+
+
+def _voice_name(voice: object) -> object:
+    return voice["id"] if isinstance(voice, dict) and set(voice) == {"id"} else voice
+
+
+class OutputConfig(ExactModel):
+    format: WireFormat = PcmFormat()
+    voice: Annotated[str, BeforeValidator(_voice_name)] | None = None
+    speed: Annotated[float, Field(ge=1, le=1)] = 1.0
+    """The model has one speed."""
+
+
+class AudioConfig(ExactModel):
+    input: InputConfig = InputConfig()
+    output: OutputConfig = OutputConfig()
+
+
+class RetentionRatio(ExactModel):
+    type: Literal["retention_ratio"]
+    retention_ratio: Annotated[float, Field(ge=0, le=1)]
+    token_limits: Unshown = None
+
+
+def _word_or_object(value: object) -> str:
+    return "object" if isinstance(value, dict | BaseModel) else "word"
+
+
+Truncation = Annotated[
+    Annotated[Literal["auto", "disabled"], Tag("word")] | Annotated[RetentionRatio, Tag("object")],
+    Discriminator(_word_or_object),
+]
+
+
+class FunctionDefinition(ExactModel):
+    """Flat, unlike in chat completions."""
+
+    type: Literal["function"]
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, JsonValue] | None = None
+
+
+class NamedFunction(ExactModel):
+    type: Literal["function"]
+    name: str
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("word")] | Annotated[NamedFunction, Tag("object")],
+    Discriminator(_word_or_object),
+]
+
+MaxOutputTokens = Annotated[int, Field(ge=1, le=4096)] | Literal["inf"]
+
+
+class SessionConfig(ExactModel):
+    """The part of the session that `session.update` changes."""
+
+    type: Literal["realtime"] = "realtime"
+    model: str
+    output_modalities: Annotated[list[Literal["text", "audio"]], Field(min_length=1, max_length=1)]
+    """One of the two: `audio` brings its transcript along."""
+    instructions: str = ""
+    tools: Annotated[list[FunctionDefinition], Field(max_length=128)] = Field(default_factory=list)
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: Annotated[bool | None, Field(exclude_if=lambda value: value is None)] = None
+    """False: a response calls one function at most. None is the same as true."""
+    max_output_tokens: MaxOutputTokens = "inf"
+    truncation: Truncation = "auto"
+    tracing: NotApplied = None
+    prompt: None = None
+    include: NotApplied = None
+    reasoning: Unshown = None
+    audio: AudioConfig = AudioConfig()
+
+    @property
+    def with_speech(self) -> bool:
+        return self.output_modalities == ["audio"]
+
+
+def first_config(model: ModelInfo) -> SessionConfig:
+    """What a session starts with."""
+    return SessionConfig(
+        model=model.name,
+        output_modalities=["audio"] if model.voices else ["text"],
+        audio=AudioConfig(output=OutputConfig(voice=model.default_voice)),
+    )
+
+
+_NULLABLE = frozenset({"turn_detection", "transcription", "noise_reduction", "tracing", "prompt", "include"})
+
+
+def merged(base: JsonObject, changes: JsonObject) -> dict[str, JsonValue]:
+    """`base` with the keys of `changes`; objects in both are merged, except where their `type` differs: an
+    object of another type shares no fields with the old one. Null changes only what can be switched off:
+    clients send it for fields that they do not set."""
+    result = dict(base)
+    for key, value in changes.items():
+        if value is None and key not in _NULLABLE:
+            continue
+        if isinstance(value, dict):
+            old = result.get(key)
+            if not isinstance(old, dict) or value.get("type", old.get("type")) != old.get("type"):
+                old = {}
+            result[key] = merged(old, value)
+        else:
+            result[key] = value
+    return result
+
+
+def updated(
+    config: SessionConfig,
+    changes: JsonObject,
+    model: ModelInfo,
+    *,
+    param: Literal["session", "response"] = "session",
+) -> SessionConfig:
+    """The session after `changes`, all of them or none. `param` names `changes` in errors.
+
+    Raises `InvalidRequestError` for values that are wrong or that this server cannot serve.
+    """
+    body = validate(_Body, {param: merged(config.model_dump(mode="json"), changes)})
+    new = body.session or body.response
+    assert new is not None
+    if new.model != config.model and new.model != model.name and new.model not in model.aliases:
+        raise InvalidRequestError("The model of a session cannot be changed.", param=f"{param}.model")
+    _check_supported(new, model, param)
+    if new.audio.output.voice is not None and model.voices:
+        voice_param = f"{param}.audio.output.voice"
+        try:
+            new.audio.output.voice = resolve_voice(new.audio.output.voice, model)
+        except InvalidRequestError as error:
+            error.param = voice_param
+            raise
+    return new
+
+
+class _Body(BaseModel):
+    """The session in a body, under the key by which errors name its fields."""
+
+    session: SessionConfig | None = None
+    response: SessionConfig | None = None
+
+
+def _check_supported(config: SessionConfig, model: ModelInfo, param: str) -> None:
+    if config.with_speech and not model.voices:
+        raise InvalidRequestError(
+            "This model answers with text only.", param=f"{param}.output_modalities", code="unsupported_value"
+        )
+    names = [tool.name for tool in config.tools]
+    if len(names) > len(set(names)):
+        raise InvalidRequestError(f"Invalid '{param}.tools': a name is there twice.", param=f"{param}.tools")
+    shown = {"name", "description", "parameters"}
+    check_grammar_size(
+        *(tool.model_dump_json(include=shown) for tool in config.tools), param=f"{param}.tools"
+    )
+    for index, tool in enumerate(config.tools):
+        schema_of_object(tool.name, tool.parameters, f"{param}.tools[{index}].parameters")
+    if config.tool_choice in ("auto", "none"):
+        return
+    if not names:
+        raise InvalidRequestError(
+            "'tool_choice' is allowed only where 'tools' are given.", param=f"{param}.tool_choice"
+        )
+    if isinstance(config.tool_choice, NamedFunction) and config.tool_choice.name not in names:
+        raise InvalidRequestError(
+            f"There is no function '{config.tool_choice.name[:64]}' among the tools.",
+            param=f"{param}.tool_choice",
+        )
+
+
+def tool_use(config: SessionConfig) -> ToolUse | None:
+    """The functions that the model may call. None if it may call none: then the prompt shows none either."""
+    choice = config.tool_choice
+    if not config.tools or choice == "none":
+        return None
+    tools = tuple(_function_tool(tool) for tool in config.tools)
+    if isinstance(choice, NamedFunction):
+        return ToolUse(tools, frozenset({choice.name}), is_required=True, is_parallel=False)
+    return ToolUse(
+        tools,
+        frozenset(tool.name for tool in tools),
+        is_required=choice == "required",
+        is_parallel=config.parallel_tool_calls is not False,
+    )
+
+
+def _function_tool(tool: FunctionDefinition) -> FunctionTool:
+    shown = tool.model_dump(include={"name", "description", "parameters"}, exclude_none=True)
+    return FunctionTool(
+        name=tool.name,
+        # Nested, as chat templates know it.
+        definition=json.dumps({"type": "function", "function": shown}, ensure_ascii=False),
+        parameters=json.dumps(schema_of_object(tool.name, tool.parameters, "tools")),
+    )
