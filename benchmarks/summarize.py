@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Condense what `omni-server bench --json` wrote to one CSV line per load level: benchmarks/results.csv is made so."""
+"""Condense what `omni-server bench --json` wrote to one CSV line per load level: benchmarks/results.csv is
+made so."""
 
 import argparse
 import csv

@@ -1,4 +1,5 @@
-"""What the orchestrator asks of an edge that carries codec tokens, and how edge functions are found by name."""
+"""What the orchestrator asks of an edge that carries codec tokens, and how edge functions are found by
+name."""
 
 import importlib
 from collections.abc import Sequence
@@ -14,7 +15,8 @@ from omni_server.family import CodecLayout, FamilyModel
 
 @dataclass(frozen=True)
 class DecoderWindow:
-    """One piece of work for the decoder of codec tokens; its result is the waveform from `first_sample` on."""
+    """One piece of work for the decoder of codec tokens; its result is the waveform from `first_sample`
+    on."""
 
     token_ids: tuple[int, ...]
     """The frames of the window, one behind the other."""
@@ -36,7 +38,8 @@ class CodecEdge(Protocol):
     """Cuts the codec tokens of one utterance into windows, in order and without gaps."""
 
     def use_ramp(self, new_blocks: Sequence[int]) -> None:
-        """Cut the utterance into windows of so many new blocks, instead of the plan's. Before the first request."""
+        """Cut the utterance into windows of so many new blocks, instead of the plan's. Before the first
+        request."""
         ...
 
     def push(self, frames: Sequence[Frame]) -> list[DecoderWindow]:

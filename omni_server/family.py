@@ -1,8 +1,8 @@
 """What the server asks of a model family, and how it finds one.
 
-The server knows no model. A stage config names a family, an object that satisfies `ModelFamily`; everything that
-depends on the checkpoint comes from the `FamilyModel` that it opens. Stages go by the family's own names here
-(`model_stage` of a stage config).
+The server knows no model. A stage config names a family, an object that satisfies `ModelFamily`; everything
+that depends on the checkpoint comes from the `FamilyModel` that it opens. Stages go by the family's own names
+here (`model_stage` of a stage config).
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,7 +19,8 @@ from omni_server.errors import ConfigError
 from omni_server.types import SAMPLE_RATE_HZ, ChatMessage, FunctionTool, Output, Task
 
 HfOverrides = Callable[[Any], Any]
-"""vLLM's `hf_overrides`: a Hugging Face config in, the stage's config out. Must be a module-level function."""
+"""vLLM's `hf_overrides`: a Hugging Face config in, the stage's config out. Must be a module-level
+function."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,8 @@ class Prompt:
     videos: tuple[npt.NDArray[np.uint8], ...] = ()  # each [frames, height, width, 3]
     processor_kwargs: Mapping[str, object] = field(default_factory=dict)
     pieces: tuple[str, ...] = ()
-    """`text` cut inside of everything that only spells a special token: each piece is tokenised by itself. Empty where
-    there is nothing to cut."""
+    """`text` cut inside of everything that only spells a special token: each piece is tokenised by itself.
+    Empty where there is nothing to cut."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ class DiffusionPrompt:
 
 @dataclass(frozen=True)
 class EmbeddingsPrompt:
-    """Prompt of a stage that embeddings flow to: token ids that stand for them, and where they stop replacing."""
+    """Prompt of a stage that embeddings flow to: token ids that stand for them, and where they stop
+    replacing."""
 
     token_ids: tuple[int, ...]
     num_replaced: int
@@ -120,7 +122,8 @@ class StageFootprint:
     stream_state_bytes: int = 0
     """Reserved at the start for each utterance whose state is kept, beside weights and KV cache."""
     preparation_bytes: int = 0
-    """Held beside the loaded weights while they are turned into what a GPU runs; free again before the first step."""
+    """Held beside the loaded weights while they are turned into what a GPU runs; free again before the first
+    step."""
     quantizable: Quantizable | None = None
     """None: the stage is never quantized."""
 
@@ -157,8 +160,9 @@ class FamilyModel(Protocol):
         outputs: Collection[Output],
         tools: Sequence[FunctionTool] = (),
     ) -> Prompt | DiffusionPrompt:
-        """Render a chat for the entry; with "audio" among `outputs`, the system prompt that speech needs is inserted
-        where none is given. Calls are rendered, and asked for, as `omni_server.protocol.tool_calls` says.
+        """Render a chat for the entry; with "audio" among `outputs`, the system prompt that speech needs is
+        inserted where none is given. Calls are rendered, and asked for, as `omni_server.protocol.tool_calls`
+        says.
 
         Raises `InvalidRequestError` if the chat cannot be rendered.
         """
@@ -167,8 +171,8 @@ class FamilyModel(Protocol):
     def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
         """The chat by which this model is given the task.
 
-        To `ReadAloud` the answer is the text itself (`SpeechOutput.text`), to `Transcribe` what was said. Raises
-        `InvalidRequestError` for a task that the model cannot do.
+        To `ReadAloud` the answer is the text itself (`SpeechOutput.text`), to `Transcribe` what was said.
+        Raises `InvalidRequestError` for a task that the model cannot do.
         """
         ...
 
@@ -196,10 +200,11 @@ class ModelFamily(Protocol):
         ...
 
     def footprints(self, model_dir: Path, config: StageConfig) -> dict[str, StageFootprint]:
-        """What each stage takes, by name; no weights are read. Raises `ConfigError` if config.json does not tell.
+        """What each stage takes, by name; no weights are read. Raises `ConfigError` if config.json does not
+        tell.
 
-        Memory is planned and checked by it. It depends on the stages of `config`, their solver and dtype, but not on
-        their lengths, batch sizes and devices.
+        Memory is planned and checked by it. It depends on the stages of `config`, their solver and dtype, but
+        not on their lengths, batch sizes and devices.
         """
         ...
 

@@ -31,9 +31,9 @@ class Generator(Protocol):
     async def submit(self, request: OmniRequest) -> Generation:
         """Validate against the model, tokenise and admit.
 
-        Raises `InvalidRequestError` (unknown voice, prompt too long, ...), `OverloadedError`, `StageDownError` if a
-        stage that the request needs is being restarted, or `StageDeadError` if one died meanwhile; after it returns,
-        only generation itself can fail.
+        Raises `InvalidRequestError` (unknown voice, prompt too long, ...), `OverloadedError`,
+        `StageDownError` if a stage that the request needs is being restarted, or `StageDeadError` if one died
+        meanwhile; after it returns, only generation itself can fail.
         """
         ...
 

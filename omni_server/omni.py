@@ -72,8 +72,8 @@ class AsyncOmni:
     ) -> "AsyncOmni":
         """Start all engines and send one request through them.
 
-        `load_format` is vLLM's ("auto", "dummy", ...). `on_progress` gets one line per step. Raises `ConfigError`
-        if the folder, the config or the machine does not allow it.
+        `load_format` is vLLM's ("auto", "dummy", ...). `on_progress` gets one line per step. Raises
+        `ConfigError` if the folder, the config or the machine does not allow it.
         """
         set_engine_environment(config)
         # vLLM reads its environment when it is first imported, so everything that imports it comes after.
@@ -184,15 +184,16 @@ class AsyncOmni:
         await self._engines.stop()
 
     async def _warm_up(self, on_progress: Progress, crowds: Sequence[int]) -> None:
-        """Short requests through every stage, so many at once: what is slow the first time is over, what is broken
-        shows."""
+        """Short requests through every stage, so many at once: what is slow the first time is over, what is
+        broken shows."""
         began = time.monotonic()
         try:
             for size in crowds:
                 async with asyncio.TaskGroup() as crowd:
                     for number in range(size):
                         crowd.create_task(self._one_request(is_greedy=number % 2 == 1))
-        # Not `except*`: what is raised within it, early versions of Python 3.11 put into a group (CPython's gh-103590).
+        # Not `except*`: what is raised within it, early versions of Python 3.11 put into a group (CPython's
+        # gh-103590).
         except ExceptionGroup as group:
             failures = group.subgroup(OmniError)
             if failures is None:
@@ -245,8 +246,8 @@ async def _while_all_live(work: Coroutine[object, object, None], engines: "Engin
 def _crowds(config: StageConfig) -> list[int]:
     """Numbers of requests at once that the stages are warmed up with.
 
-    On a GPU kernels are compiled for batch sizes up to the next power of two, at their first use: a second in which
-    everybody waits. On a CPU nothing is compiled.
+    On a GPU kernels are compiled for batch sizes up to the next power of two, at their first use: a second in
+    which everybody waits. On a CPU nothing is compiled.
     """
     if config.platform == "cpu":
         return [1]

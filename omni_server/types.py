@@ -96,7 +96,8 @@ class StructuredOutput:
 
     kind: Literal["json", "regex", "choice", "grammar", "structural_tag"]
     value: str
-    """`json`: the schema, as JSON. `choice`: a JSON array of strings. `structural_tag`: xgrammar's, as JSON."""
+    """`json`: the schema, as JSON. `choice`: a JSON array of strings. `structural_tag`: xgrammar's, as
+    JSON."""
     param: str
     """The request's field that asked for it, for errors."""
 
@@ -138,8 +139,8 @@ class SpeechOutput:
     seed: int | None = None
     """Seed of the waveform's noise; None draws one."""
     text: str | None = None
-    """What is spoken, word for word, as the answer to the messages. The thinker reads it and writes nothing: its
-    sampling does not count. None speaks what the thinker writes."""
+    """What is spoken, word for word, as the answer to the messages. The thinker reads it and writes nothing:
+    its sampling does not count. None speaks what the thinker writes."""
 
 
 @dataclass(frozen=True)
@@ -184,8 +185,8 @@ class OmniRequest:
     deadline_s: float | None = None
     """Seconds from `began_at` until the request fails; None is the server's `--request-timeout`."""
     began_at: float | None = None
-    """`time.monotonic()` when the request began, for those that are submitted one after the other but belong together;
-    None is when it is submitted."""
+    """`time.monotonic()` when the request began, for those that are submitted one after the other but belong
+    together; None is when it is submitted."""
     is_another_choice: bool = False
     """Of a prompt that another request has brought already."""
     is_logged: bool = True
@@ -195,8 +196,9 @@ class OmniRequest:
     structured_output: StructuredOutput | None = None
     image: ImageOutput | None = None
     can_be_shortened: bool = False
-    """The caller has a shorter prompt to try: one that leaves less room than the thinker's default `max_tokens`
-    is refused with `context_length_exceeded`. Without it the answer gets the room that is left."""
+    """The caller has a shorter prompt to try: one that leaves less room than the thinker's default
+    `max_tokens` is refused with `context_length_exceeded`. Without it the answer gets the room that is
+    left."""
 
 
 @dataclass(frozen=True)
@@ -238,7 +240,8 @@ class SampledToken:
 
 @dataclass(frozen=True)
 class TextDelta:
-    """New text of the thinker. `text` may be empty: while a character is incomplete, or inside a tool call."""
+    """New text of the thinker. `text` may be empty: while a character is incomplete, or inside a tool
+    call."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -322,7 +325,8 @@ class StageTimes:
     """Those that have been computed."""
 
     def __str__(self) -> str:
-        """Milliseconds from first to last: `text 13-340, codes 171-902, windows 171-903, audio 214-934 (6)`."""
+        """Milliseconds from first to last: `text 13-340, codes 171-902, windows 171-903, audio 214-934
+        (6)`."""
         spans = (
             ("text", self.first_text_s, self.last_text_s),
             ("codes", self.first_codes_s, self.last_codes_s),
@@ -359,7 +363,8 @@ class AboutModel:
     example_prompts: tuple[str, ...]
     """Questions that the model can answer; empty where the checkpoint names none."""
     longest_passage: int | None = None
-    """Letters that the model can read aloud in one utterance, if it spells all words; None for no limit of its own."""
+    """Letters that the model can read aloud in one utterance, if it spells all words; None for no limit of
+    its own."""
 
 
 @dataclass(frozen=True)

@@ -49,10 +49,11 @@ def check_chunk_plan(plan: ChunkPlan, *, codes_per_block: int, frames_per_code: 
 class CodecChunker:
     """Windows of one utterance.
 
-    Which windows come out depends on the codes and the ramp only, not on the portions in which the codes arrive. The
-    spans that are emitted follow each other without a gap and cover every code once. No window is longer than
-    `past + new + future` blocks of its place in the ramp: what is left at the end is less than a full window, because
-    a full one would have been cut before. Codes that no window needs any more are forgotten.
+    Which windows come out depends on the codes and the ramp only, not on the portions in which the codes
+    arrive. The spans that are emitted follow each other without a gap and cover every code once. No window is
+    longer than `past + new + future` blocks of its place in the ramp: what is left at the end is less than a
+    full window, because a full one would have been cut before. Codes that no window needs any more are
+    forgotten.
     """
 
     def __init__(self, plan: ChunkPlan, codes_per_block: int) -> None:

@@ -107,7 +107,8 @@ async def parse_chat_request(
 
 
 def _choices(request: OmniRequest, number: int, text_stage: str) -> tuple[OmniRequest, ...]:
-    """Each with an id and a seed of its own, as vLLM's parallel sampling does it, and all with one deadline."""
+    """Each with an id and a seed of its own, as vLLM's parallel sampling does it, and all with one
+    deadline."""
     text = request.sampling[text_stage]
     began_at = time.monotonic()
     choices = []

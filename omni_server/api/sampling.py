@@ -1,7 +1,7 @@
 """The sampling fields of a request as one `SamplingConfig` per stage.
 
-OpenAI's fields are about the text. The extension `stage_sampling` is about the stage that samples codec tokens, by the
-name that it has in the stage config.
+OpenAI's fields are about the text. The extension `stage_sampling` is about the stage that samples codec
+tokens, by the name that it has in the stage config.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,8 +16,8 @@ def stage_sampling(
 ) -> Mapping[str, SamplingConfig]:
     """OpenAI's fields for the text; `stage_sampling`, and the common seed, for the speech.
 
-    Raises `InvalidRequestError` where a stage must sample more tokens than it may, and for fields that contradict each
-    other.
+    Raises `InvalidRequestError` where a stage must sample more tokens than it may, and for fields that
+    contradict each other.
     """
     max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     _check_min_tokens(body.min_tokens, max_tokens, "min_tokens")

@@ -356,8 +356,8 @@ class ChatCompletionRequest(BaseModel):
     """vLLM has room for 128, among them the model's own end token."""
     ignore_eos: bool | None = None
     stage_sampling: StageSamplings | None = None
-    """Extension: sampling of the stage that samples codec tokens, by its name, as `{"talker": {...}}`. The fields above
-    do not change it."""
+    """Extension: sampling of the stage that samples codec tokens, by its name, as `{"talker": {...}}`. The
+    fields above do not change it."""
     n: Annotated[Integer, Field(ge=1, le=128)] | None = None
     """Only 1 for an answer by voice, and at most 8 where messages contain audio or pictures."""
 

@@ -22,8 +22,8 @@ class StageSpan:
 
 
 def stage_spans(answer: AnswerRecord) -> list[StageSpan]:
-    """One for each stage that the answer came to; of an answer that failed only the stage that did, as far as that is
-    known: its times come with the last event."""
+    """One for each stage that the answer came to; of an answer that failed only the stage that did, as far as
+    that is known: its times come with the last event."""
     if answer.admitted_s is None:
         return []
     if answer.finished is not None:

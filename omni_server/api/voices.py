@@ -7,8 +7,8 @@ OPENAI_VOICES = (
     "alloy", "ash", "coral", "echo", "nova", "onyx", "shimmer",
     "ballad", "sage", "verse", "marin", "cedar", "fable",
 )  # fmt: skip
-"""OpenAI's voices. Clients written for OpenAI send these names, and some refuse to send any other. The order decides
-which of the model's voices each one stands for."""
+"""OpenAI's voices. Clients written for OpenAI send these names, and some refuse to send any other. The order
+decides which of the model's voices each one stands for."""
 
 
 def resolve_voice(name: str, model: ModelInfo, param: str = "audio.voice") -> str:

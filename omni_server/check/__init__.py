@@ -1,1 +1,2 @@
-"""`omni-server check`: whether a checkpoint, a stage config and a machine go together, without starting anything."""
+"""`omni-server check`: whether a checkpoint, a stage config and a machine go together, without starting
+anything."""

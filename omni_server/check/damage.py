@@ -1,6 +1,8 @@
-"""What `serve` asks of a checkpoint's files: is anything damaged, and where an engine did not start, is it their fault?
+"""What `serve` asks of a checkpoint's files: is anything damaged, and where an engine did not start, is it
+their fault?
 
-vLLM's own messages for damaged files are hundreds of lines, the last of which names neither the file nor the reason.
+vLLM's own messages for damaged files are hundreds of lines, the last of which names neither the file nor the
+reason.
 """
 
 from pathlib import Path

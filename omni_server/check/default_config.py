@@ -17,8 +17,8 @@ from omni_server.model_folder import CPU_CONFIG, DEMO_CONFIG, GPU_CONFIG, has_gp
 logger = logging.getLogger(__name__)
 
 LARGEST_DEMO = 500_000_000
-"""Parameters of a checkpoint that is taken for a demo (those of scripts/make_demo_checkpoint have some millions) and
-runs on any machine. The smallest genuine model of the family has 5.5 billion."""
+"""Parameters of a checkpoint that is taken for a demo (those of scripts/make_demo_checkpoint have some
+millions) and runs on any machine. The smallest genuine model of the family has 5.5 billion."""
 
 
 def base_config_name(*, on_gpu: bool) -> str:
@@ -59,7 +59,8 @@ def chosen_config(
     use_cpu: bool = False,
     quantization: Quantization | None = None,
 ) -> StageConfig:
-    """The plan for `gpus`, made from `base`; without any, `base` or the demo's config. Raises `ConfigError`."""
+    """The plan for `gpus`, made from `base`; without any, `base` or the demo's config. Raises
+    `ConfigError`."""
     if gpus:
         return plan(gpus, base, model, quantization)
     if quantization is not None:

@@ -13,7 +13,8 @@ from omni_server.family import open_model as family_model
 
 
 def check_architecture(folder: Path, config: StageConfig, family: ModelFamily, report: Report) -> bool:
-    """Whether config.json is of the stage config's model family. Tells what it finds, and notes it in `report`."""
+    """Whether config.json is of the stage config's model family. Tells what it finds, and notes it in
+    `report`."""
     path = folder / "config.json"
     try:
         document = json.loads(path.read_text(encoding="utf-8"))

@@ -40,8 +40,8 @@ _LIST_TIMEOUT_S = 120
 
 
 def gpus_of_this_machine() -> list[Gpu]:
-    """As torch sees them, in a process of its own: whoever asks keeps a CUDA context on every GPU, some 0.5 GB. Raises
-    `ConfigError` where the driver does not answer."""
+    """As torch sees them, in a process of its own: whoever asks keeps a CUDA context on every GPU, some 0.5
+    GB. Raises `ConfigError` where the driver does not answer."""
     command = [sys.executable, "-c", _LIST_GPUS]
     try:
         answer = subprocess.run(
@@ -111,7 +111,8 @@ def check_installation(platform: Literal["cpu", "cuda"], report: Report) -> None
 
 
 def refuse_cuda_build_without_gpu() -> None:
-    """For a server that runs on the CPU. Raises `ConfigError` if the installed vLLM needs a GPU, and there is none."""
+    """For a server that runs on the CPU. Raises `ConfigError` if the installed vLLM needs a GPU, and there is
+    none."""
     version = _version("vllm")
     if (
         version is not None

@@ -59,7 +59,8 @@ def check_cpu_memory(
     shared_memory: int,
     report: Report,
 ) -> None:
-    """All stages together against the machine's memory. `shared_memory`: bytes of queues, which is memory too."""
+    """All stages together against the machine's memory. `shared_memory`: bytes of queues, which is memory
+    too."""
     report.devices.append(machine)
     for name in config.stages:
         if name not in footprints:

@@ -1,4 +1,5 @@
-"""A stage config for the GPUs that there are: which stages run where, with which shares, lengths and batch sizes.
+"""A stage config for the GPUs that there are: which stages run where, with which shares, lengths and batch
+sizes.
 
 Nothing here looks at the machine: sizes come in, a stage config or the reason why there is none comes out.
 """
@@ -27,8 +28,8 @@ from omni_server.family import StageFootprint
 Quantization = Literal["fp8", "awq", "gptq"]
 
 TOKENS_PER_REQUEST = 1024
-"""KV cache that each of `max_num_seqs` requests is given room for: about 20 s of speech in the talker, where the
-prompt and 50 codec tokens per second stand. Requests that grow beyond what there is are preempted."""
+"""KV cache that each of `max_num_seqs` requests is given room for: about 20 s of speech in the talker, where
+the prompt and 50 codec tokens per second stand. Requests that grow beyond what there is are preempted."""
 
 _SHARE_STEPS = 10_000
 """Shares are multiples of a ten-thousandth of their device."""
@@ -83,9 +84,9 @@ def plan(
 ) -> StageConfig:
     """`base` with devices, shares, lengths, batch sizes and precision such that `model` fits `gpus`.
 
-    On a GPU for which `base` is made it stays as it is. The largest deployment that fits is chosen, on one GPU where
-    that does, else with the first stage on one and the others on a second. Raises `ConfigError`, whose one line says
-    what would fit.
+    On a GPU for which `base` is made it stays as it is. The largest deployment that fits is chosen, on one
+    GPU where that does, else with the first stage on one and the others on a second. Raises `ConfigError`,
+    whose one line says what would fit.
     """
     base = _quantized(base, model, quantization)
     gpus = [gpu for gpu in gpus if _has_bfloat16(gpu)] or gpus
@@ -110,8 +111,8 @@ def check_cpu_plan(machine: DeviceMemory, config: StageConfig, model: ModelSizes
 
 
 def _quantized(base: StageConfig, model: ModelSizes, quantization: Quantization | None) -> StageConfig:
-    """`base` with the engine arguments that the wanted precision takes. Raises `ConfigError` where the checkpoint's own
-    is another one."""
+    """`base` with the engine arguments that the wanted precision takes. Raises `ConfigError` where the
+    checkpoint's own is another one."""
     found = {name: fp.quantizable for name, fp in model.footprints.items() if fp.quantizable is not None}
     methods = {quantizable.method for quantizable in found.values() if quantizable.method is not None}
     if quantization is None or quantization in methods:
@@ -222,7 +223,8 @@ def _fits_as_it_is(config: StageConfig, devices: _Devices, model: ModelSizes) ->
 
 
 def _with_shares(config: StageConfig, devices: _Devices, model: ModelSizes) -> StageConfig | None:
-    """Shares in proportion to what the stages need at least, as large as the GPUs allow; None: they need more."""
+    """Shares in proportion to what the stages need at least, as large as the GPUs allow; None: they need
+    more."""
     needs = _needs(config, devices, model)
     least = {name: _least(config.stages[name], need) for name, need in needs.items()}
     stages: dict[str, Stage] = {}

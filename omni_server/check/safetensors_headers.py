@@ -1,4 +1,5 @@
-"""Names, types and shapes of weights out of the headers of their files; the weights themselves are not read."""
+"""Names, types and shapes of weights out of the headers of their files; the weights themselves are not
+read."""
 
 import json
 import math

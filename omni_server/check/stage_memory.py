@@ -1,7 +1,8 @@
-"""What one stage takes of one GPU, or of a machine without one, reckoned from its config and its checkpoint's sizes.
+"""What one stage takes of one GPU, or of a machine without one, reckoned from its config and its checkpoint's
+sizes.
 
-Exact are the weights, the state of utterances, the size of the KV cache for a token, and what the server sets aside;
-the rest are estimates, calibrated on one H200 with the 7B's sizes (steps of 8192 tokens, 64 requests).
+Exact are the weights, the state of utterances, the size of the KV cache for a token, and what the server sets
+aside; the rest are estimates, calibrated on one H200 with the 7B's sizes (steps of 8192 tokens, 64 requests).
 """
 
 import math
@@ -19,13 +20,14 @@ BUFFER_BYTES = 500_000_000
 """Estimate of a language model's buffers beside its weights: 0.3 and 0.5 GB were measured."""
 GRAPH_BYTES = 100_000_000
 GRAPH_WIDTHS = 17
-"""Estimate of a language model's CUDA graphs: `GRAPH_BYTES`, and for each token of the largest one so many times what a
-token takes at the widest place of a step. For graphs of up to 512 tokens that makes 1.3 and 0.8 GB for the thinkers of
-7B and 3B and 1.2 GB for the talker of the 7B; 1.3, 0.6 and 0.6 GB were measured."""
+"""Estimate of a language model's CUDA graphs: `GRAPH_BYTES`, and for each token of the largest one so many
+times what a token takes at the widest place of a step. For graphs of up to 512 tokens that makes 1.3 and 0.8
+GB for the thinkers of 7B and 3B and 1.2 GB for the talker of the 7B; 1.3, 0.6 and 0.6 GB were measured."""
 CAPTURE_SIZE = "max_cudagraph_capture_size"
 """vLLM's engine argument: the number of tokens of the largest graph."""
 PROCESS_BYTES = 600_000_000
-"""Estimate of a process on a CPU without weights and KV cache: the demo's server and its three engines took 2.4 GB."""
+"""Estimate of a process on a CPU without weights and KV cache: the demo's server and its three engines took
+2.4 GB."""
 
 _NUM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _DEFAULT_BLOCK_SIZE = {"cuda": 16, "cpu": 128}
@@ -55,8 +57,8 @@ class StageNeeds:
 
     @property
     def least(self) -> int:
-        """The smallest share with which the stage starts: with the KV cache that is asked for, or with room for one
-        sequence."""
+        """The smallest share with which the stage starts: with the KV cache that is asked for, or with room
+        for one sequence."""
         return self.memory.taken + (
             self.sequence_bytes if self.given_kv_bytes is None else self.given_kv_bytes
         )
@@ -91,7 +93,8 @@ def needs_on_gpu(
 
 
 def largest_graph(stage: Stage) -> int:
-    """Tokens of the largest step with a CUDA graph; vLLM's own choice is twice the number of requests, at most 512."""
+    """Tokens of the largest step with a CUDA graph; vLLM's own choice is twice the number of requests, at
+    most 512."""
     given = stage.engine_args.get(CAPTURE_SIZE)
     return min(2 * stage.max_num_seqs, 512) if given is None else int(given)
 

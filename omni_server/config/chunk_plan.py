@@ -14,9 +14,11 @@ class PacingConfig(FrozenModel):
     max_work_ahead_s: Annotated[float, Field(ge=0)] | None = 4.0
     """A stream that has sent more seconds of audio than this ahead of its listener waits; `null`: never."""
     max_outstanding_windows: Annotated[int, Field(ge=1, le=64)] | None = None
-    """Windows of one stream that may be in code2wav at once; `null`: 1 with `carry`, which allows no more, else 2."""
+    """Windows of one stream that may be in code2wav at once; `null`: 1 with `carry`, which allows no more,
+    else 2."""
     max_start_delay_s: Annotated[float, Field(ge=0, le=10)] = 2.0
-    """Longest time that a stream's first audio is held back so that playback does not stall under load; 0: never."""
+    """Longest time that a stream's first audio is held back so that playback does not stall under load; 0:
+    never."""
 
 
 def _as_ramp(value: object) -> object:
@@ -34,13 +36,14 @@ Ramp = Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_as_ra
 class BusyChunks(FrozenModel):
     """Other windows for utterances that begin while others are under way.
 
-    First audio is held until the window behind it is expected in time. Some others make that one late, and a shorter
-    second window lets first audio leave earlier; of many others short windows only make more work, for which first
-    audio would have to wait."""
+    First audio is held until the window behind it is expected in time. Some others make that one late, and a
+    shorter second window lets first audio leave earlier; of many others short windows only make more work,
+    for which first audio would have to wait.
+    """
 
     min_streams: Annotated[int, Field(ge=2)]
-    """From so many requests for speech under way at once on, also those that have not begun to speak, but not those
-    that are `max_work_ahead_s` ahead and wait."""
+    """From so many requests for speech under way at once on, also those that have not begun to speak, but not
+    those that are `max_work_ahead_s` ahead and wait."""
     new_blocks: Ramp
     """As in `chunks`."""
 
@@ -56,19 +59,19 @@ class ChunkPlan(FrozenModel):
     """How codec tokens are cut into windows for code2wav; a block is the DiT's attention block (12 codes)."""
 
     mode: Literal["windows", "whole"] = "windows"
-    """`windows`: as soon as there is enough for one. `whole`: one pass when the talker has finished, which is the
-    reference's result, without streaming."""
+    """`windows`: as soon as there is enough for one. `whole`: one pass when the talker has finished, which is
+    the reference's result, without streaming."""
     carry: bool = True
-    """A window begins where the one before it ended, with what that one kept; otherwise, and where nothing was kept, it
-    computes `past_blocks` again. Without effect in mode `whole`."""
+    """A window begins where the one before it ended, with what that one kept; otherwise, and where nothing
+    was kept, it computes `past_blocks` again. Without effect in mode `whole`."""
     past_blocks: Annotated[int, Field(ge=0)] = 2
     """Blocks before the new ones that a window computes again where nothing is kept."""
     new_blocks: Ramp = (1, 1, 2, 4, 8)
-    """New blocks of the first window, of the second and so on; the last number holds for all that follow. A single
-    number is a ramp of one."""
+    """New blocks of the first window, of the second and so on; the last number holds for all that follow. A
+    single number is a ramp of one."""
     busy: Annotated[tuple[BusyChunks, ...], BeforeValidator(_as_list)] = ()
-    """Other windows where several speak at once, in ascending order of `min_streams`; the last that applies counts. One
-    needs no list. Without effect in mode `whole`."""
+    """Other windows where several speak at once, in ascending order of `min_streams`; the last that applies
+    counts. One needs no list. Without effect in mode `whole`."""
     future_blocks: Annotated[int, Field(ge=0)] = 1
     """Blocks after the new ones that a window waits for."""
     vocoder_margin_frames: Annotated[int, Field(ge=0)] = 20
@@ -117,7 +120,8 @@ class ChunkPlan(FrozenModel):
 
     @property
     def longest_window_blocks(self) -> int | None:
-        """Blocks of the longest window that this plan can cut; None in mode `whole`, where it is the utterance."""
+        """Blocks of the longest window that this plan can cut; None in mode `whole`, where it is the
+        utterance."""
         if self.mode == "whole":
             return None
         ramps = [self.new_blocks, *(busy.new_blocks for busy in self.busy)]

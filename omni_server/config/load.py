@@ -36,7 +36,8 @@ def load_stage_config(path: Path) -> StageConfig:
 
 
 def find_stage_config(name_or_path: str) -> Path:
-    """The file that `--stage-config` means: a path, else the name of a shipped config. Raises `ConfigError`."""
+    """The file that `--stage-config` means: a path, else the name of a shipped config. Raises
+    `ConfigError`."""
     path = Path(name_or_path)
     if path.exists() or len(path.parts) != 1:
         return path
@@ -65,8 +66,8 @@ def shipped_configs() -> dict[str, Path]:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """SafeLoader that refuses a mapping with one key twice, where PyYAML itself silently keeps the last value, and says
-    of every value where it stands that is none of its kind."""
+    """SafeLoader that refuses a mapping with one key twice, where PyYAML itself silently keeps the last
+    value, and says of every value where it stands that is none of its kind."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
@@ -85,8 +86,9 @@ class _StrictLoader(yaml.SafeLoader):
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         """`<<`. What merges mappings that merge others has keys by the million within a few lines.
 
-        Called for every mapping, and again for one that is merged into others: its own keys are looked at before what
-        it merges has joined them."""
+        Called for every mapping, and again for one that is merged into others: its own keys are looked at
+        before what it merges has joined them.
+        """
         if node not in self._looked_at:
             self._looked_at[node] = None
             self._check_keys(node)
@@ -110,8 +112,8 @@ class _StrictLoader(yaml.SafeLoader):
 
 
 def _line_of(location: Location, root: yaml.Node | None) -> str:
-    """`line 12: ` for the place in the YAML that pydantic's `location` means, or for the nearest one around it; ""
-    for the whole file. What pydantic puts between keys is in no mapping and is skipped."""
+    """`line 12: ` for the place in the YAML that pydantic's `location` means, or for the nearest one around
+    it; "" for the whole file. What pydantic puts between keys is in no mapping and is skipped."""
     node = root
     line: int | None = None
     for item in location:

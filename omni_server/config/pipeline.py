@@ -1,7 +1,8 @@
 """The pipeline that a model family declares: its stages, what flows between them, and what comes out.
 
-A stage config deploys the whole pipeline or a part of it, under stage names of its own. The server itself knows
-only what is declared here: which engine runs a stage, which payload an edge carries, which output a stage ends in.
+A stage config deploys the whole pipeline or a part of it, under stage names of its own. The server itself
+knows only what is declared here: which engine runs a stage, which payload an edge carries, which output a
+stage ends in.
 """
 
 import functools
@@ -26,7 +27,8 @@ MODEL_FAMILY_VARIABLE = "OMNI_SERVER_MODEL_FAMILY"
 
 @dataclass(frozen=True)
 class TokenFrames:
-    """Codec tokens, int `[n, num_codebooks]`. The stage samples the tokens of one frame one after the other."""
+    """Codec tokens, int `[n, num_codebooks]`. The stage samples the tokens of one frame one after the
+    other."""
 
     num_codebooks: int = 1
 
@@ -64,7 +66,8 @@ class EdgeSpec:
     payload: Payload
     function: str | None = None
     """`package.module:Class`, the family's code for the edge. `Embeddings`: the producer's half, a
-    `stages.runtime.row_producer.RowProducer`. `TokenFrames`: an `omni_server.edge.CodecEdgeFactory`. `Tensor`: none."""
+    `stages.runtime.row_producer.RowProducer`. `TokenFrames`: an `omni_server.edge.CodecEdgeFactory`.
+    `Tensor`: none."""
     chunks: ChunkPlan | None = None
     """`TokenFrames` only: how they are cut into windows where the stage config does not say."""
 

@@ -18,7 +18,8 @@ _short.maxlevel = 2
 
 
 def describe_problems(error: ValidationError) -> list[str]:
-    """One line for each problem, as in `stages.talker.max_num_seq: unknown key; did you mean 'max_num_seqs'?`."""
+    """One line for each problem, as in `stages.talker.max_num_seq: unknown key; did you mean
+    'max_num_seqs'?`."""
     return [_describe(details) for details in error.errors(include_url=False)]
 
 
@@ -88,7 +89,8 @@ def _choice_hint(details: ErrorDetails) -> str:
 
 
 def _step(annotation: object, item: int | str) -> object:
-    """The type found under `item` in a value of the type `annotation`; None outside the config's own types."""
+    """The type found under `item` in a value of the type `annotation`; None outside the config's own
+    types."""
     annotation = _bare(annotation)
     if _is_union(annotation):
         return next((model for model in get_args(annotation) if _tag(model) == item), None)

@@ -1,7 +1,7 @@
 """The reference of a stage config's fields, as tables in Markdown, made from the pydantic models themselves.
 
-docs/configuration.md has a pair of comments for each table, `<!-- fields of Edge -->` and `<!-- end of fields -->`;
-what stands between them is generated (scripts/make_config_reference).
+docs/configuration.md has a pair of comments for each table, `<!-- fields of Edge -->` and `<!-- end of fields
+-->`; what stands between them is generated (scripts/make_config_reference).
 """
 
 import json
@@ -33,7 +33,8 @@ _PLAIN = {int: "integer", float: "number", str: "string", bool: "`true` or `fals
 
 
 def filled_in(page: str) -> str:
-    """`page` with every table as it should be. Raises `ConfigError` if a table is missing or of an unknown model."""
+    """`page` with every table as it should be. Raises `ConfigError` if a table is missing or of an unknown
+    model."""
     found = [match[2] for match in _TABLE.finditer(page)]
     if sorted(found) != sorted(MODELS):
         raise ConfigError(
@@ -43,7 +44,8 @@ def filled_in(page: str) -> str:
 
 
 def field_table(model: type[BaseModel]) -> str:
-    """A row for each field that `model` itself declares: name in the file, type and bounds, default, description.
+    """A row for each field that `model` itself declares: name in the file, type and bounds, default,
+    description.
 
     Raises `ConfigError` if one has no description.
     """

@@ -37,10 +37,11 @@ class QueueConfig(FrozenModel):
     """How payloads travel over an edge."""
 
     transport: Literal["shared_memory", "inline"] = "shared_memory"
-    """`shared_memory`: embeddings stay in /dev/shm and a reference travels. `inline`: the payload travels in the
-    message, as codec tokens always do."""
+    """`shared_memory`: embeddings stay in /dev/shm and a reference travels. `inline`: the payload travels in
+    the message, as codec tokens always do."""
     capacity: Annotated[int, Field(ge=1, le=4096)] = 16
-    """Steps of the producer that may wait for the consumer; at the limit the producer's scheduler holds back."""
+    """Steps of the producer that may wait for the consumer; at the limit the producer's scheduler holds
+    back."""
 
 
 class Edge(FrozenModel):
@@ -55,7 +56,8 @@ class Edge(FrozenModel):
     queue: QueueConfig = QueueConfig()
     """How payloads travel."""
     chunks: ChunkPlan | None = None
-    """How codec tokens are cut into windows; only on an edge that carries codec tokens. `null`: as the family says."""
+    """How codec tokens are cut into windows; only on an edge that carries codec tokens. `null`: as the family
+    says."""
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -64,15 +66,16 @@ class SupervisionConfig(FrozenModel):
     """What happens when an engine dies or hangs."""
 
     hang_timeout_s: Annotated[float, Field(ge=1)] | None = 30.0
-    """An engine that does not answer for this long is killed and started again. It answers between two steps, so this
-    must be longer than any step; `null`: it may take any time."""
+    """An engine that does not answer for this long is killed and started again. It answers between two steps,
+    so this must be longer than any step; `null`: it may take any time."""
     max_restarts: Annotated[int, Field(ge=0)] = 5
-    """A stage that dies once more often than this within `restart_window_s` ends the server with exit code 1; 0: the
-    first death does."""
+    """A stage that dies once more often than this within `restart_window_s` ends the server with exit code 1;
+    0: the first death does."""
     restart_window_s: Annotated[float, Field(gt=0)] = 600.0
     """Restarts are forgotten after this time."""
     max_backoff_s: Annotated[float, Field(ge=0)] = 30.0
-    """The first restart begins at once, the second after 0.5 s, each further one after twice as long, up to this."""
+    """The first restart begins at once, the second after 0.5 s, each further one after twice as long, up to
+    this."""
 
 
 class StageConfig(FrozenModel):
@@ -83,8 +86,8 @@ class StageConfig(FrozenModel):
     platform: Literal["cpu", "cuda"]
     """Must match the installed build of vLLM."""
     mps: Literal["auto", "on", "off"] = "auto"
-    """NVIDIA's Multi-Process Service, which lets stages on one GPU run side by side instead of in turns. `auto`: where
-    stages share a device and the driver brings the service. Ignored on CPU."""
+    """NVIDIA's Multi-Process Service, which lets stages on one GPU run side by side instead of in turns.
+    `auto`: where stages share a device and the driver brings the service. Ignored on CPU."""
     stages: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")], Stage]
     """The stages by name."""
     edges: tuple[Edge, ...] = ()
@@ -265,7 +268,8 @@ class StageConfig(FrozenModel):
 
 
 def _completed(document: dict[str, Any], pipeline: Pipeline) -> dict[str, Any]:
-    """The document with `model_stage`, `engine`, `edges`, `queue` and `chunks` where it has none of its own."""
+    """The document with `model_stage`, `engine`, `edges`, `queue` and `chunks` where it has none of its
+    own."""
     stages = document.get("stages")
     if not isinstance(stages, dict):
         return document

@@ -20,7 +20,8 @@ RESERVED_ENGINE_ARGS = frozenset(
 
 
 class SamplingDefaults(FrozenModel):
-    """Sampling of an autoregressive stage where the request says nothing. Unset fields keep vLLM's default."""
+    """Sampling of an autoregressive stage where the request says nothing. Unset fields keep vLLM's
+    default."""
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     """0 is greedy; higher draws less likely tokens more often."""
@@ -39,8 +40,8 @@ class SamplingDefaults(FrozenModel):
     seed: int | None = None
     """Makes what is drawn repeatable."""
     max_tokens: Annotated[int, Field(ge=1)] | None = None
-    """Longest answer, where the prompt leaves so much room. On the talker it bounds the speech: 50 codec tokens are
-    one second."""
+    """Longest answer, where the prompt leaves so much room. On the talker it bounds the speech: 50 codec
+    tokens are one second."""
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     """Shortest answer: tokens that end it are barred before."""
     ignore_eos: bool | None = None
@@ -57,8 +58,8 @@ class CommonStage(FrozenModel):
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.3
     """Share of each device's total memory that the stage takes. Ignored on CPU."""
     gpu_priority: Literal["normal", "low"] = "normal"
-    """A `low` stage lets others on its GPU go first: under `mps` its kernels wait for theirs, and an autoregressive one
-    pauses while code2wav computes the first window of an utterance. Ignored on CPU."""
+    """A `low` stage lets others on its GPU go first: under `mps` its kernels wait for theirs, and an
+    autoregressive one pauses while code2wav computes the first window of an utterance. Ignored on CPU."""
     max_num_seqs: Annotated[int, Field(ge=1)] = 16
     """Requests that run in one step."""
     max_num_batched_tokens: Annotated[int, Field(ge=1)] = 2048
@@ -90,12 +91,13 @@ class ArStage(CommonStage):
     tensor_parallel_size: Annotated[int, Field(ge=1)] = 1
     """Ranks that share each layer."""
     pipeline_parallel_size: Annotated[int, Field(ge=1)] = 1
-    """Ranks that take turns. Must be 1 where hidden states leave or enter, which is every stage with an edge."""
+    """Ranks that take turns. Must be 1 where hidden states leave or enter, which is every stage with an
+    edge."""
     default_sampling: SamplingDefaults = SamplingDefaults()
     """Sampling where a request says nothing."""
     step_interval_per_stream_ms: Annotated[float, Field(ge=0, le=2)] = 0
-    """Shortest time from step to step for each utterance that is under way (`max_num_seqs` at most), while a code2wav
-    on the same GPU is at work; 18 ms in all at most. Ignored on CPU."""
+    """Shortest time from step to step for each utterance that is under way (`max_num_seqs` at most), while a
+    code2wav on the same GPU is at work; 18 ms in all at most. Ignored on CPU."""
 
     @model_validator(mode="before")
     @classmethod
@@ -116,7 +118,8 @@ class ArStage(CommonStage):
 
 
 class SolverConfig(FrozenModel):
-    """Flow-matching solver of the DiT (`Qwen2_5OmniToken2WavDiTModel.sample`); the defaults are the reference's."""
+    """Flow-matching solver of the DiT (`Qwen2_5OmniToken2WavDiTModel.sample`); the defaults are the
+    reference's."""
 
     num_steps: Annotated[int, Field(ge=2, le=100)] = 10
     """Points of the time grid, one Runge-Kutta step fewer; more is slower and more exact."""

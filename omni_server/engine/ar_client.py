@@ -73,9 +73,11 @@ class ArStageClient(StageClient[StageAsyncLLM]):
         return await PromptRenderer(self.name, self.engine).render(prompt, reply)
 
     async def check(self, params: SamplingParams, structured_param: str | None = None) -> None:
-        """What `open` would refuse, refused before anything has been promised to the caller; `params` take notes.
+        """What `open` would refuse, refused before anything has been promised to the caller; `params` take
+        notes.
 
-        `structured_param` is the request's field that made `params.structured_outputs`. Raises `InvalidRequestError`.
+        `structured_param` is the request's field that made `params.structured_outputs`. Raises
+        `InvalidRequestError`.
         """
         config = self.engine.vllm_config
         tokenizer = self.engine.get_tokenizer()
@@ -106,11 +108,11 @@ class ArStageClient(StageClient[StageAsyncLLM]):
         *,
         tokens_per_output: int = 1,
     ) -> ArStream:
-        """Start a request; `row_sink` is called with each payload of rows, before the tokens of its step. It must
-        not raise.
+        """Start a request; `row_sink` is called with each payload of rows, before the tokens of its step. It
+        must not raise.
 
-        With `tokens_per_output` n > 1 the stage sends tokens only when their number passes a multiple of n, and the
-        rest at the end. Raises `InvalidRequestError`, `StageError` or `StageDeadError`.
+        With `tokens_per_output` n > 1 the stage sends tokens only when their number passes a multiple of n,
+        and the rest at the end. Raises `InvalidRequestError`, `StageError` or `StageDeadError`.
         """
         engine = self.engine
         meter = self.metrics.request(len(_token_ids(prompt)), has_each_token=tokens_per_output == 1)
@@ -143,7 +145,8 @@ class ArStageClient(StageClient[StageAsyncLLM]):
         return self._tokens
 
     async def send_feeds(self, feeds: Sequence[AddressedFeed]) -> None:
-        """Rows for running requests, by their `ArStream.engine_id`; for those that have ended they are dropped.
+        """Rows for running requests, by their `ArStream.engine_id`; for those that have ended they are
+        dropped.
 
         Raises `StageDeadError`; then nobody has taken them.
         """
@@ -177,8 +180,8 @@ def _token_ids(prompt: RenderedPrompt | tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _refusal(exc: Exception) -> str:
-    """Without the value that vLLM appends; with what its grammar compiler says, but not where in its source. On one
-    line: both may hold words of the request."""
+    """Without the value that vLLM appends; with what its grammar compiler says, but not where in its source.
+    On one line: both may hold words of the request."""
     message = str(exc.args[0] if exc.args else exc)
     cause = str(exc.__cause__ or "")[:_MAX_CAUSE]
     if cause and cause not in message:

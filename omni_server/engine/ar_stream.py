@@ -73,8 +73,9 @@ class ArStream:
         return self._queue.request_id
 
     async def outputs(self) -> AsyncGenerator[ArOutput, None]:
-        """Until the request has finished. Raises `StageError` (`CorruptDataError` if it is about the request's data) or
-        `StageDeadError`; `InvalidRequestError` or `OverloadedError` where the stage has given up its grammar."""
+        """Until the request has finished. Raises `StageError` (`CorruptDataError` if it is about the
+        request's data) or `StageDeadError`; `InvalidRequestError` or `OverloadedError` where the stage has
+        given up its grammar."""
         with stage_errors(self._stage):
             while not self._is_finished:
                 output = self._queue.get_nowait() or await self._queue.get()

@@ -31,9 +31,9 @@ def diffusion_engine_args(
 ) -> AsyncEngineArgs:
     """Arguments of the stage's `AsyncLLM`; its requests are `PoolingParams(task="plugin", ...)`.
 
-    `hf_overrides` picks the stage's part of the checkpoint's config. `carries_state`: requests may be windows of a
-    stream, whose state the model keeps for the next one. `announces_to`: stages that give way to its batches. Raises
-    `ConfigError` if the stage asks for what such an engine cannot do.
+    `hf_overrides` picks the stage's part of the checkpoint's config. `carries_state`: requests may be windows
+    of a stream, whose state the model keeps for the next one. `announces_to`: stages that give way to its
+    batches. Raises `ConfigError` if the stage asks for what such an engine cannot do.
     """
     # A request is computed whole, in one step, and what it depends on besides is the model's own affair.
     whole: dict[str, Any] = {"enable_chunked_prefill": False, "enable_prefix_caching": False}

@@ -25,12 +25,13 @@ class DiffusionStageClient(StageClient[AsyncLLM]):
         priority: int = 0,
         num_streams: int | None = None,
     ) -> npt.NDArray[np.float32]:
-        """The stage's result for `token_ids` and its encoded input, float32, of whatever shape the model gives it.
+        """The stage's result for `token_ids` and its encoded input, float32, of whatever shape the model
+        gives it.
 
-        Of the requests that wait, those with the lowest `priority` are computed first, and of equal ones the earliest.
-        `num_streams` are the utterances under way, this one's among them, where that is known: the only one is not
-        worth a wait for others, and many are paced (`GiveWaySpec`).
-        Cancelling the call aborts the request. Raises `StageError` (`CorruptDataError` if it is about the data) or
+        Of the requests that wait, those with the lowest `priority` are computed first, and of equal ones the
+        earliest. `num_streams` are the utterances under way, this one's among them, where that is known: the
+        only one is not worth a wait for others, and many are paced (`GiveWaySpec`). Cancelling the call
+        aborts the request. Raises `StageError` (`CorruptDataError` if it is about the data) or
         `StageDeadError`.
         """
         extra: dict[str, bytes | int] = {INPUT_KEY: payload}

@@ -9,8 +9,8 @@ from omni_server.protocol.local_socket import new_socket_name
 def give_way_specs(config: StageConfig) -> dict[str, GiveWaySpec]:
     """By name the autoregressive stages that share a GPU with code2wav and give way to it.
 
-    A stage of low priority pauses for urgent batches, if code2wav is not of low priority itself. Each has a socket of
-    its own, a new one at each call. Empty on CPU.
+    A stage of low priority pauses for urgent batches, if code2wav is not of low priority itself. Each has a
+    socket of its own, a new one at each call. Empty on CPU.
     """
     if config.platform != "cuda":
         return {}

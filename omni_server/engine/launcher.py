@@ -65,8 +65,8 @@ class Engines:
             self.diffusion[name] = DiffusionStageClient(name, built)
 
     def drop_block(self, block: SharedBlock) -> None:
-        """End a reference that nobody will follow any more, unless it was ended in the place of an engine that died.
-        There is one edge that carries rows."""
+        """End a reference that nobody will follow any more, unless it was ended in the place of an engine
+        that died. There is one edge that carries rows."""
         (queue,) = self.queues.values()
         if queue.is_open(block):
             queue.finish_all(block)
@@ -115,8 +115,8 @@ async def start_engines(
     load_format: str,
     on_progress: Progress,
 ) -> tuple[Engines, StageLauncher]:
-    """All engines of `config`, ready, and what makes another one of a stage; they start side by side. `on_progress`
-    gets a line for each step of each stage.
+    """All engines of `config`, ready, and what makes another one of a stage; they start side by side.
+    `on_progress` gets a line for each step of each stage.
 
     Raises `ConfigError` if one does not come up; nothing is left behind then.
     """

@@ -14,8 +14,9 @@ from omni_server.errors import InvalidRequestError
 from omni_server.family import Prompt
 
 _INLINE_CHARS, _INLINE_PIECES = 2000, 8
-"""Text up to this length is tokenised within a millisecond or two, mostly less than half of one. In a thread, beside an
-event loop that is busy with a crowd, it would wait for Python's lock instead, up to 5 ms each time."""
+"""Text up to this length is tokenised within a millisecond or two, mostly less than half of one. In a thread,
+beside an event loop that is busy with a crowd, it would wait for Python's lock instead, up to 5 ms each
+time."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ class PromptRenderer:
         self._max_model_len: int = engine.model_config.max_model_len
 
     def check_text(self, num_chars: int) -> None:
-        """Refuses more text than `max_model_len` tokens can spell, which vLLM would do after it has been rendered.
+        """Refuses more text than `max_model_len` tokens can spell, which vLLM would do after it has been
+        rendered.
 
         Raises `InvalidRequestError`.
         """
@@ -52,7 +54,8 @@ class PromptRenderer:
             raise _prompt_too_long(self._max_model_len)
 
     async def render(self, prompt: Prompt, reply: str | None = None) -> RenderedPrompt:
-        """Tokenise and preprocess media, off the event loop where that takes long; behind them the tokens of `reply`.
+        """Tokenise and preprocess media, off the event loop where that takes long; behind them the tokens of
+        `reply`.
 
         Raises `InvalidRequestError` if the prompt is too long, or if the model cannot take its media.
         """
@@ -77,9 +80,10 @@ class PromptRenderer:
                 else:
                     raw["multi_modal_data"] = media
                     raw["mm_processor_kwargs"] = dict(prompt.processor_kwargs)
-                    # vLLM's usual cache sends media once and refers to them from then on; rendering counts as sent, so
-                    # a prompt that is dropped after it, or overtaken on its way to the engine, would spoil the next
-                    # with the same media. The other cache keeps what preprocessing made and sends it every time.
+                    # vLLM's usual cache sends media once and refers to them from then on; rendering counts as
+                    # sent, so a prompt that is dropped after it, or overtaken on its way to the engine, would
+                    # spoil the next with the same media. The other cache keeps what preprocessing made and
+                    # sends it every time.
                     (engine_input,) = await renderer.render_cmpl_async([raw], skip_mm_cache=True)
         except (VLLMClientError, ValueError, TypeError) as exc:
             raise _invalid_prompt(exc, self._max_model_len) from exc
@@ -94,7 +98,8 @@ class PromptRenderer:
         return RenderedPrompt(token_ids, engine_input, reply, len(reply_ids))
 
     def _check_media(self, engine_input: Any) -> None:
-        """Refuses what the encoder cache cannot hold; the engine would do so only once the request has begun."""
+        """Refuses what the encoder cache cannot hold; the engine would do so only once the request has
+        begun."""
         limit: int = self._engine.input_processor.mm_encoder_cache_size
         for modality, places in engine_input["mm_placeholders"].items():
             num_tokens = max(place.get_num_embeds() for place in places)
@@ -108,8 +113,8 @@ class PromptRenderer:
     async def _ids_of(self, pieces: Sequence[str]) -> list[int]:
         """Tokens of a prompt none of which reaches over the border of two pieces.
 
-        vLLM's limits hold for each piece alone. So the pieces are tokenised one after the other, for other prompts to
-        come between them, and not beyond what fits. Raises `InvalidRequestError`.
+        vLLM's limits hold for each piece alone. So the pieces are tokenised one after the other, for other
+        prompts to come between them, and not beyond what fits. Raises `InvalidRequestError`.
         """
         renderer = self._engine.renderer
         is_short = len(pieces) <= _INLINE_PIECES and sum(map(len, pieces)) <= _INLINE_CHARS

@@ -37,10 +37,11 @@ def sampling_params(
     rows: RowsOutput | RowsInput | None,
     structured_output: StructuredOutput | None = None,
 ) -> SamplingParams:
-    """`end_ids` end the sequence unless `ignore_eos` is set; without text, they must not be sampled then either.
+    """`end_ids` end the sequence unless `ignore_eos` is set; without text, they must not be sampled then
+    either.
 
-    The repetition penalty of a stage that is fed with rows goes to our runner: vLLM's makes each step wait for the
-    one before. Raises `InvalidRequestError` for values that vLLM refuses.
+    The repetition penalty of a stage that is fed with rows goes to our runner: vLLM's makes each step wait
+    for the one before. Raises `InvalidRequestError` for values that vLLM refuses.
     """
     min_tokens = sampling.min_tokens or 0
     stop_token_ids = list(sampling.stop_token_ids or ())

@@ -26,7 +26,8 @@ from omni_server.transport.slab_queue import SlabQueue
 
 
 class StageLauncher:
-    """What an engine of this deployment is built from. The queues are the same for as long as the server lives."""
+    """What an engine of this deployment is built from. The queues are the same for as long as the server
+    lives."""
 
     def __init__(
         self,
@@ -47,14 +48,15 @@ class StageLauncher:
         self._mps = mps
         self._load_format = load_format
         self._ways = give_way_specs(config)
-        # On CPUs vLLM sets variables in this process whenever it makes an engine's config. All engines get the same
-        # environment, those of a restart too.
+        # On CPUs vLLM sets variables in this process whenever it makes an engine's config. All engines get
+        # the same environment, those of a restart too.
         self._variables = dict(os.environ)
 
     async def build(
         self, name: str, progress: StartProgress
     ) -> BuiltEngine[StageAsyncLLM] | BuiltEngine[AsyncLLM]:
-        """The stage's engine, ready; with a `StageAsyncLLM` for an autoregressive stage. Raises `ConfigError`."""
+        """The stage's engine, ready; with a `StageAsyncLLM` for an autoregressive stage. Raises
+        `ConfigError`."""
         self._temp.check_room()
         config, stage = self._config, self._config.stages[name]
         overrides = self._family.hf_overrides(stage.model_stage)
@@ -104,7 +106,8 @@ class StageLauncher:
         return built
 
     def _environment(self) -> dict[str, str]:
-        """Of an engine's process: which part of the machine it may use, and where it puts its temporary files."""
+        """Of an engine's process: which part of the machine it may use, and where it puts its temporary
+        files."""
         variables = (
             self._variables
             | dict(self._temp.variables())
@@ -113,8 +116,8 @@ class StageLauncher:
         if self._mps is not None:
             variables |= self._mps.variables()
         if "OMP_NUM_THREADS" not in self._variables:
-            # An engine loads weights on its part of the cores and serves on one thread. vLLM does the same where it
-            # starts the process; it counts the engines of one model only.
+            # An engine loads weights on its part of the cores and serves on one thread. vLLM does the same
+            # where it starts the process; it counts the engines of one model only.
             variables["OMP_NUM_THREADS"] = str(startup_omp_num_threads(len(self._config.stages)))
             variables[OMP_NUM_THREADS_SET_BY_VLLM] = "1"
         return variables

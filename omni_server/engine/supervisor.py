@@ -77,8 +77,8 @@ class Supervisor:
                 await self._restart(name)
                 processes.close()
                 processes = client.processes
-                # vLLM's renderer of the dead engine is a reference cycle, and holds a tokenizer. It takes 13 to
-                # 21 ms, once 81, on busy cores.
+                # vLLM's renderer of the dead engine is a reference cycle, and holds a tokenizer. It takes 13
+                # to 21 ms, once 81, on busy cores.
                 gc.collect()
                 took_s = time.monotonic() - began
                 logger.info(

@@ -24,7 +24,8 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class EndedAnswer(Protocol):
-    """One generation that is over; implemented by `omni_server.api.request_record.AnswerRecord`. Times in seconds."""
+    """One generation that is over; implemented by `omni_server.api.request_record.AnswerRecord`. Times in
+    seconds."""
 
     @property
     def outcome(self) -> str: ...

@@ -1,8 +1,9 @@
-"""Feeds of all requests on their way to one stage: what comes in one turn of the event loop leaves as one message.
+"""Feeds of all requests on their way to one stage: what comes in one turn of the event loop leaves as one
+message.
 
-The rows of one step of the thinker arrive together, so that the talker gets one message per step and not one per
-request. Sending belongs to no request: the end of a request cannot interrupt it, and a feed is either with the stage,
-which drops it if its request has ended, or dropped here.
+The rows of one step of the thinker arrive together, so that the talker gets one message per step and not one
+per request. Sending belongs to no request: the end of a request cannot interrupt it, and a feed is either
+with the stage, which drops it if its request has ended, or dropped here.
 """
 
 import asyncio
@@ -38,7 +39,8 @@ class FeedOutbox:
 
     def _flush(self) -> None:
         feeds, self._waiting = self._waiting, []
-        # Tasks start in the order of their creation, and the message is with the socket before `send` first waits.
+        # Tasks start in the order of their creation, and the message is with the socket before `send` first
+        # waits.
         task = asyncio.create_task(self._deliver(feeds))
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)

@@ -9,14 +9,17 @@ from omni_server.orchestrator.step_times import SAME_STEP_S, StepTimes
 from omni_server.orchestrator.window_schedule import WindowSchedule
 
 FIRST_DUE_S = 1.0
-"""The first window of an utterance is due so long after it is sent. Nobody hears a stall yet: who is being played and
-needs a window earlier than that goes first. Where code2wav keeps up, nothing waits for anything else."""
+"""The first window of an utterance is due so long after it is sent. Nobody hears a stall yet: who is being
+played and needs a window earlier than that goes first. Where code2wav keeps up, nothing waits for anything
+else."""
 
 NUM_AHEAD = 4
-"""Windows of a stream that are looked at before it starts. Those behind have had time to become early or late."""
+"""Windows of a stream that are looked at before it starts. Those behind have had time to become early or
+late."""
 
 MAX_STEPS = 200
-"""It stops after so many. They are seconds; but while nothing is known of how long one takes, time stands still."""
+"""It stops after so many. They are seconds; but while nothing is known of how long one takes, time stands
+still."""
 
 
 class Stream(Protocol):
@@ -81,10 +84,11 @@ class _Course:
 
 
 class Forecast:
-    """Goes on from this moment as code2wav will: each step takes the waiting windows that are due first, as many as
-    there is room for, and each stream sends its next window when the one before it has come back, the talker has made
-    the codes, and the stream is not too far ahead of its listener. That is so where state is carried and among many;
-    elsewhere windows may come earlier than here. Streams of which nothing has come yet are not in it.
+    """Goes on from this moment as code2wav will: each step takes the waiting windows that are due first, as
+    many as there is room for, and each stream sends its next window when the one before it has come back, the
+    talker has made the codes, and the stream is not too far ahead of its listener. That is so where state is
+    carried and among many; elsewhere windows may come earlier than here. Streams of which nothing has come
+    yet are not in it.
     """
 
     def __init__(
@@ -98,9 +102,10 @@ class Forecast:
         max_ahead_s: float | None,
         horizon: float,
     ) -> None:
-        """`held`: those of `streams` that could start. All of them are taken to start `now`. `max_step_codes`: what
-        code2wav's steps have room for, context included, in any number of windows. Where many speak, no window is sent
-        more than `max_ahead_s` before it is due (`WorkAheadGate`). It goes on until `horizon` at the latest."""
+        """`held`: those of `streams` that could start. All of them are taken to start `now`.
+        `max_step_codes`: what code2wav's steps have room for, context included, in any number of windows.
+        Where many speak, no window is sent more than `max_ahead_s` before it is due (`WorkAheadGate`). It
+        goes on until `horizon` at the latest."""
         self._steps = steps
         self._max_step_codes = max_step_codes
         self._max_ahead_s = float("inf") if max_ahead_s is None else max_ahead_s
@@ -125,8 +130,8 @@ class Forecast:
         self._go_on(inside, now, horizon)
 
     def late_s(self, stream: Stream) -> float:
-        """By how much the latest of the next windows of one that is held would come too late if it started now;
-        negative if they come early, minus infinity if there are none."""
+        """By how much the latest of the next windows of one that is held would come too late if it started
+        now; negative if they come early, minus infinity if there are none."""
         course = self._courses.get(stream)
         return float("-inf") if course is None else course.late_s
 
@@ -152,12 +157,12 @@ class Forecast:
             course.late_s = max(course.late_s, time - course.start - course.schedule.start_s(course.number))
 
     def _running_step(self, inside: list[_Course], now: float) -> tuple[list[_Course], float]:
-        """What has been computed by when. A step begins when the last one ends or, if nothing was there then, with the
-        first window that comes; what comes later waits for the next."""
+        """What has been computed by when. A step begins when the last one ends or, if nothing was there then,
+        with the first window that comes; what comes later waits for the next."""
         first = min((course.stream.sent_at for course in inside), default=now)
         began = max(first, last_end := self._steps.last_end)
-        # One that begins with an arrival waits a moment for others. One behind a step does not, and the one before may
-        # have ended a while before it was known here.
+        # One that begins with an arrival waits a moment for others. One behind a step does not, and the one
+        # before may have ended a while before it was known here.
         latest = first + SAME_STEP_S if first >= last_end else max(first, last_end - SAME_STEP_S)
         later: list[_Course] = []
         for course in inside:

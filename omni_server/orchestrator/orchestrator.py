@@ -45,7 +45,8 @@ from omni_server.types import (
 )
 
 _READ_ONLY = SamplingConfig(temperature=0.0, max_tokens=1)
-"""For a reply that is given: one pass over it makes its rows. vLLM must sample a token then, which nobody sees."""
+"""For a reply that is given: one pass over it makes its rows. vLLM must sample a token then, which nobody
+sees."""
 
 
 @dataclass(frozen=True)
@@ -211,7 +212,8 @@ class Orchestrator:
         if reply is not None:
             sampling = _READ_ONLY
         tools = () if request.tools is None else request.tools.tools
-        # Rendering holds up the event loop: for half a second with 32 MB of text, of which nothing would be read.
+        # Rendering holds up the event loop: for half a second with 32 MB of text, of which nothing would be
+        # read.
         client.check_text(sum(map(_num_chars, request.messages)))
         rendered = self._family.prompt(request.messages, outputs=outputs, tools=tools)
         assert isinstance(rendered, Prompt)

@@ -22,8 +22,8 @@ class Pacer:
         max_step_codes: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`max_step_codes`: codec tokens that a step of code2wav has room for. `clock` gives seconds, from any
-        origin."""
+        """`max_step_codes`: codec tokens that a step of code2wav has room for. `clock` gives seconds, from
+        any origin."""
         config = plan.pacing
         self.clock = clock
         self.max_outstanding_windows = plan.max_outstanding_windows
@@ -44,14 +44,17 @@ class Pacer:
 
     @property
     def num_streams(self) -> int:
-        """Utterances under way, but for those so far ahead of their listeners that they keep out of the others' way."""
+        """Utterances under way, but for those so far ahead of their listeners that they keep out of the
+        others' way."""
         return self.start_gate.num_streams - self.gate.num_waiting
 
     def schedule(self) -> WindowSchedule | None:
-        """For an utterance that is cut into its first window now; None where there are no windows before its end."""
+        """For an utterance that is cut into its first window now; None where there are no windows before its
+        end."""
         num_streams = self.num_streams
         return next((schedule for least, schedule in reversed(self._schedules) if num_streams >= least), None)
 
     def priority(self, due: float) -> int:
-        """code2wav's priority of a window that is to be played at `due`: milliseconds since the server's start."""
+        """code2wav's priority of a window that is to be played at `due`: milliseconds since the server's
+        start."""
         return round((due - self._origin) * 1000)

@@ -10,8 +10,8 @@ _MAX_CHARACTER_BYTES = 4
 
 
 class ReleasedLogprobs:
-    """Follows tokens and released text: text lags behind its tokens while a character is incomplete, or while it may
-    be the beginning of a stop string, whose tokens are no part of the answer."""
+    """Follows tokens and released text: text lags behind its tokens while a character is incomplete, or while
+    it may be the beginning of a stop string, whose tokens are no part of the answer."""
 
     def __init__(self) -> None:
         self._has_begun = False
@@ -41,7 +41,8 @@ class ReleasedLogprobs:
 
     def _num_bytes(self, text: str) -> int:
         """Bytes that `text` was decoded from. What is no UTF-8 has become a replacement character, as has the
-        character itself: one for as many bytes as could be the beginning of a character (Unicode 15, table 3-8)."""
+        character itself: one for as many bytes as could be the beginning of a character (Unicode 15, table
+        3-8)."""
         first, *others = text.split(_REPLACEMENT)
         position = len(first.encode())
         for piece in others:
@@ -57,7 +58,8 @@ class ReleasedLogprobs:
 
 
 def _num_invalid(data: bytes) -> int:
-    """Length of what a decoder replaces at the beginning of `data`; of the replacement character, where it is that."""
+    """Length of what a decoder replaces at the beginning of `data`; of the replacement character, where it is
+    that."""
     try:
         data.decode()
     except UnicodeDecodeError as error:

@@ -1,7 +1,7 @@
 """One request on its way through the stages that it needs.
 
-The stages form a tree from the entry to the outputs. Each stage of the tree is a task, and so is the stream of windows
-that becomes audio; what flows over an edge is handed on synchronously, when it arrives.
+The stages form a tree from the entry to the outputs. Each stage of the tree is a task, and so is the stream
+of windows that becomes audio; what flows over an edge is handed on synchronously, when it arrives.
 """
 
 import asyncio
@@ -54,8 +54,8 @@ class TextPlan:
     """Of a stage whose tokens are text for the caller."""
 
     spoken_text: SpokenText | None
-    """Given where stop strings may cut text that would otherwise be spoken, or where text may turn out to be a tool
-    call."""
+    """Given where stop strings may cut text that would otherwise be spoken, or where text may turn out to be
+    a tool call."""
     tool_parser: ToolParser | None
     """Given where the model may call tools."""
 
@@ -173,7 +173,8 @@ class RequestGraph:
             group.create_task(entry.run())
 
     def close(self) -> None:
-        """Embeddings that have not been handed on, or come later, are dropped. Harmless when already closed."""
+        """Embeddings that have not been handed on, or come later, are dropped. Harmless when already
+        closed."""
         for feeder in self._feeders:
             feeder.close()
 
@@ -384,7 +385,8 @@ class _TextOutput:
             self._done(output.finish_reason)
 
     def _parse(self, parser: ToolParser, output: ArOutput, logprobs: tuple[SampledToken, ...]) -> str:
-        """Prose and calls as events, the first with tokens and log-probabilities; returns what may be spoken of it."""
+        """Prose and calls as events, the first with tokens and log-probabilities; returns what may be spoken
+        of it."""
         pieces = parser.push(output.text)
         if output.finish_reason is not None:
             pieces += parser.finish()
@@ -405,8 +407,8 @@ class _TextOutput:
         self._done("stop", num_without_row=0)
 
     def _done(self, reason: FinishReason, *, num_without_row: int = 1) -> None:
-        """The last token of a text was sampled but never computed, so it has no row: the text-end row stands in its
-        place."""
+        """The last token of a text was sampled but never computed, so it has no row: the text-end row stands
+        in its place."""
         has_calls = self._tool_parser is not None and self._tool_parser.num_calls > 0
         self.finish_reason = "tool_calls" if has_calls and reason == "stop" else reason
         self._emit(TextDone(reason))

@@ -17,9 +17,10 @@ from omni_server.types import Finished, OmniEvent, PromptTokens
 logger = logging.getLogger(__name__)
 
 _CATCH_UP_TURNS = 4
-"""Turns of the event loop for which a spoken request lets others catch up that came at the same moment and are a turn
-or two behind. In each of these turns everybody's prompt may be read; behind them they reach the entry together, and
-their speech stays together (`stages.runtime.batching_delay`). Text alone gains nothing by it and goes on at once."""
+"""Turns of the event loop for which a spoken request lets others catch up that came at the same moment and
+are a turn or two behind. In each of these turns everybody's prompt may be read; behind them they reach the
+entry together, and their speech stays together (`stages.runtime.batching_delay`). Text alone gains nothing by
+it and goes on at once."""
 
 
 class RequestRun:

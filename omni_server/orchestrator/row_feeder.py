@@ -1,7 +1,7 @@
 """The thinker's rows of one request on their way to the talker.
 
-Everything here is synchronous: rows are called in as they arrive and are handed on, kept or dropped before the call
-returns, so that no reference to shared memory can be lost when a task is cancelled.
+Everything here is synchronous: rows are called in as they arrive and are handed on, kept or dropped before
+the call returns, so that no reference to shared memory can be lost when a task is cancelled.
 """
 
 import asyncio
@@ -12,7 +12,8 @@ from omni_server.protocol.rows import RowsFeed, RowsPayload, SharedBlock
 
 
 class RowFeeder:
-    """From `take` to `finish`. Rows are kept until `connect` tells whom to feed, and dropped after `close`."""
+    """From `take` to `finish`. Rows are kept until `connect` tells whom to feed, and dropped after
+    `close`."""
 
     def __init__(
         self,
@@ -22,8 +23,8 @@ class RowFeeder:
         num_first_rows: int,
         is_limited: bool,
     ) -> None:
-        """`num_first_rows` come before the row of the first generated token. With `is_limited`, rows of generated
-        tokens may be spoken only as far as `allow` says."""
+        """`num_first_rows` come before the row of the first generated token. With `is_limited`, rows of
+        generated tokens may be spoken only as far as `allow` says."""
         self._outbox = outbox
         self._drop_block = drop_block
         self._num_first_rows = num_first_rows

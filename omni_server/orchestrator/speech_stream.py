@@ -1,9 +1,9 @@
 """One utterance's way from codec tokens to sound.
 
-Codes become windows; windows go to code2wav, each with the time at which it will be played as its priority, so that
-the most urgent one of all utterances is computed first; results come back in order. The first window of an utterance
-is due soon (`FIRST_DUE_S`). The others are due when what comes before them has been played, from the moment the first
-audio left.
+Codes become windows; windows go to code2wav, each with the time at which it will be played as its priority,
+so that the most urgent one of all utterances is computed first; results come back in order. The first window
+of an utterance is due soon (`FIRST_DUE_S`). The others are due when what comes before them has been played,
+from the moment the first audio left.
 
 Where code2wav carries state from window to window, a window is sent only when the one before it has come back
 (`Pacer.max_outstanding_windows` is 1): so they are computed in order, and no step holds two of one utterance.
@@ -57,8 +57,8 @@ class SpeechStream:
         self._playback = Playback(pacer.start_gate, self._release)
 
     def push(self, frames: Sequence[Frame]) -> None:
-        """New frames of codec tokens. Raises `CorruptDataError` if the edge does not cut them into windows that follow
-        each other; so does `finish`."""
+        """New frames of codec tokens. Raises `CorruptDataError` if the edge does not cut them into windows
+        that follow each other; so does `finish`."""
         self._playback.push(len(frames))
         if not self._num_samples:  # no window yet
             self._playback.schedule = schedule = self._pacer.schedule()
@@ -82,9 +82,9 @@ class SpeechStream:
             self._unsent.put_nowait(window)
 
     async def run(self) -> None:
-        """Raises a group of `StageError` (`CorruptDataError` for sound that cannot be right) or `StageDeadError` if
-        code2wav fails. Cancelling it, or a failure, aborts
-        the windows that are in code2wav."""
+        """Raises a group of `StageError` (`CorruptDataError` for sound that cannot be right) or
+        `StageDeadError` if code2wav fails. Cancelling it, or a failure, aborts the windows that are in
+        code2wav."""
         with self._pacer.start_gate.stream(self._playback):
             async with self._decoder.life.needed(), asyncio.TaskGroup() as group:
                 group.create_task(self._send(group))
@@ -99,7 +99,8 @@ class SpeechStream:
             priority = self._pacer.priority(self._playback.sent())
             self._clock.window_sent()
             task = group.create_task(self._compute(f"{self._request_id}-{number}", window, priority, result))
-            # Not in the task's own `finally`: a task that is cancelled before its first step never comes there.
+            # Not in the task's own `finally`: a task that is cancelled before its first step never comes
+            # there.
             task.add_done_callback(lambda _: self._has_left())
             self._sent.put_nowait((window, result))
             number += 1

@@ -11,8 +11,9 @@ _INCOMPLETE = "\ufffd"
 class SpokenText:
     """Follows tokens and released text.
 
-    With stop strings, text is released only once it can no longer be part of one; a token may be spoken when all
-    of its text has been released. Without them every token may be spoken at once, and this class is not needed.
+    With stop strings, text is released only once it can no longer be part of one; a token may be spoken when
+    all of its text has been released. Without them every token may be spoken at once, and this class is not
+    needed.
     """
 
     def __init__(self, detokenize: Detokenize) -> None:
@@ -38,8 +39,9 @@ class SpokenText:
         return self._num_speakable
 
     def _length(self) -> int:
-        """Of the text of all tokens so far. Decodes the last few only, as vLLM's incremental detokenizer does: behind a
-        context of whole characters, because a token may read differently at the beginning of a text."""
+        """Of the text of all tokens so far. Decodes the last few only, as vLLM's incremental detokenizer
+        does: behind a context of whole characters, because a token may read differently at the beginning of a
+        text."""
         text = self._detokenize(self._token_ids)
         context = self._detokenize(self._token_ids[: self._num_context])
         length = self._counted + len(text) - len(context)

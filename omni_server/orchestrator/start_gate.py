@@ -1,8 +1,8 @@
 """When a stream's first audio leaves, so that its player does not stall later.
 
-A player starts at the first audio it gets and needs every later piece when the pieces before it have been played. Under
-load the second piece can take longer than the first one plays; the remedy is to start later. Each stream is held until
-its next windows are expected in time (`Forecast`).
+A player starts at the first audio it gets and needs every later piece when the pieces before it have been
+played. Under load the second piece can take longer than the first one plays; the remedy is to start later.
+Each stream is held until its next windows are expected in time (`Forecast`).
 """
 
 import asyncio
@@ -22,12 +22,13 @@ LOOK_INTERVAL_S = 0.02
 TALKER_SLACK = 1.1
 """The talker may turn out slower than it was by this factor."""
 JITTER_S = 0.12
-"""A window may come so much later than expected where many streams share the device, less where they are few. A later
-start is noticed less than a stall."""
+"""A window may come so much later than expected where many streams share the device, less where they are few.
+A later start is noticed less than a stall."""
 
 
 class Playback:
-    """One stream as the gate sees it: how far its codes and its windows are, and whether it is being played."""
+    """One stream as the gate sees it: how far its codes and its windows are, and whether it is being
+    played."""
 
     def __init__(self, gate: "StartGate", start: Callable[[], None]) -> None:
         self._gate = gate
@@ -88,8 +89,9 @@ class Playback:
     def sent(self) -> float:
         """The first window that had not been sent goes to code2wav; when it is due there.
 
-        That is when it is played, but for the first of an utterance, which has `FIRST_DUE_S` more, and those sent
-        before that one has come back, which do not pass it."""
+        That is when it is played, but for the first of an utterance, which has `FIRST_DUE_S` more, and those
+        sent before that one has come back, which do not pass it.
+        """
         due = self.plays_unsent_at
         if self.next_window == 0 and self.started_at is None:
             due = max(due, self.sent_due) if self._sent else due + FIRST_DUE_S
@@ -102,8 +104,8 @@ class Playback:
         self._gate.review(self, num_codes, sent_at)
 
     def has_window(self, number: int) -> bool:
-        """Whether there will be this window; as long as the talker goes on, yes. The last one ends with the utterance,
-        also where it has fewer codes behind its own than it would have waited for."""
+        """Whether there will be this window; as long as the talker goes on, yes. The last one ends with the
+        utterance, also where it has fewer codes behind its own than it would have waited for."""
         if not self._is_complete or self.schedule is None:
             return True
         if number and self._num_codes < self.schedule.needed_codes(number - 1):
@@ -111,7 +113,8 @@ class Playback:
         return self.schedule.first_code(number) < self._num_codes
 
     def expected_codes_at(self, needed: int) -> float:
-        """When the talker will have made `needed` codes, at the pace it has had, and utterances before it had."""
+        """When the talker will have made `needed` codes, at the pace it has had, and utterances before it
+        had."""
         if self._num_codes >= needed or self._is_complete or self._first_codes is None:
             return self._last_codes_at
         first_at, first_count = self._first_codes
@@ -138,8 +141,8 @@ class StartGate:
         max_step_codes: int,
         max_ahead_s: float | None,
     ) -> None:
-        """With no delay allowed, every stream starts when its first audio is ready; so does one without a schedule.
-        `max_step_codes` and `max_ahead_s`: see `Forecast`."""
+        """With no delay allowed, every stream starts when its first audio is ready; so does one without a
+        schedule. `max_step_codes` and `max_ahead_s`: see `Forecast`."""
         self.clock = clock
         self.pace = pace
         self.steps = StepTimes(clock)
@@ -180,8 +183,8 @@ class StartGate:
     def _release(self) -> None:
         """Start the held streams that need not wait, those first that wait longest."""
         now = self.clock()
-        # The more others there are, the more may come in between. Who lacks little of that need not wait for the next
-        # look, which is not at once.
+        # The more others there are, the more may come in between. Who lacks little of that need not wait for
+        # the next look, which is not at once.
         margin_s = JITTER_S * min(1.0, (len(self._streams) - 1) / MANY_STREAMS)
         margin_s = max(0.0, margin_s - LOOK_INTERVAL_S / 2)
         forecast = self._forecast(now) if self._max_delay_s > 0 else None

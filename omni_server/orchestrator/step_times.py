@@ -6,7 +6,8 @@ from collections.abc import Callable
 NUM_STEPS = 32
 """Steps that are looked at: at 16 or more callers those of a few seconds."""
 SAME_STEP_S = 0.004
-"""Windows that come back within this time were computed in one step; the shortest step takes several times as long."""
+"""Windows that come back within this time were computed in one step; the shortest step takes several times as
+long."""
 
 
 class StepTimes:

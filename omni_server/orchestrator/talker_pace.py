@@ -1,8 +1,8 @@
 """When the talker will have made how many codec tokens, learned from the utterances of late.
 
-An utterance's codes do not come evenly. As long as the thinker writes, each waits for a token of the thinker's; after
-that the talker goes on by itself, two or three times as fast. How long the text will be nobody knows, but utterances of
-the same load are much alike.
+An utterance's codes do not come evenly. As long as the thinker writes, each waits for a token of the
+thinker's; after that the talker goes on by itself, two or three times as fast. How long the text will be
+nobody knows, but utterances of the same load are much alike.
 """
 
 from itertools import accumulate
@@ -10,8 +10,8 @@ from itertools import accumulate
 LEARNING_RATE = 0.2
 """Of a moving average; each utterance counts once for each of its blocks."""
 MOST_TIMES_SLOWER = 3.0
-"""A block that took longer than so many times what its like did counts as so many: a client's tool, a stop string or a
-stage that was away kept it waiting, and not the next utterance's."""
+"""A block that took longer than so many times what its like did counts as so many: a client's tool, a stop
+string or a stage that was away kept it waiting, and not the next utterance's."""
 MOST_RELATIVE = 4.0
 """An utterance counts as at most so many times faster or slower than others; load changes by steps."""
 
@@ -31,8 +31,8 @@ class TalkerPace:
         return bool(self._block_s)
 
     def learn(self, num_before: int, num_after: int, seconds: float) -> bool:
-        """An utterance of `num_before` codes has got `num_after`, `seconds` later. False if they end no block: then
-        nothing has been learned, and the next call is to be told of these, too."""
+        """An utterance of `num_before` codes has got `num_after`, `seconds` later. False if they end no
+        block: then nothing has been learned, and the next call is to be told of these, too."""
         first, end = num_before // self.codes_per_block, num_after // self.codes_per_block
         if first < end:
             self._sums_s.clear()
@@ -49,8 +49,9 @@ class TalkerPace:
     def expected_s(self, first_code: int, num_codes: int, needed: int, elapsed_s: float) -> float:
         """Seconds until an utterance will have `needed` codes.
 
-        It has `num_codes`, more than `first_code`, and took `elapsed_s` for those from `first_code` on: as much faster
-        or slower than others were it will be in what follows."""
+        It has `num_codes`, more than `first_code`, and took `elapsed_s` for those from `first_code` on: as
+        much faster or slower than others were it will be in what follows.
+        """
         if not self._block_s:
             return elapsed_s * (needed - num_codes) / (num_codes - first_code)
         usual_s = self._usual_s(first_code, num_codes)

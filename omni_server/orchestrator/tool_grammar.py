@@ -11,8 +11,8 @@ _ANY_OBJECT = {"type": "object"}
 
 
 def turn_grammar(use: ToolUse, text: StructuredOutput | None) -> StructuredOutput | None:
-    """None where the model may write what it likes. `text` is what an answer must look like that is no call; of the
-    kinds, only `json` can be combined with tools."""
+    """None where the model may write what it likes. `text` is what an answer must look like that is no call;
+    of the kinds, only `json` can be combined with tools."""
     tools = [tool for tool in use.tools if tool.name in use.callable_names]
     if use.is_required:
         return _structural_tag(_calls(tools, use, is_strict=True))

@@ -23,9 +23,9 @@ class _State(Enum):
 class ToolParser:
     """Cuts text into prose and calls, whatever pieces it comes in.
 
-    Prose leaves as soon as it cannot be the beginning of a call, arguments as they are written. White space before
-    a call belongs to neither, and what follows the arguments of a call, other calls excepted, is dropped. What looks
-    like a call but names no function is prose.
+    Prose leaves as soon as it cannot be the beginning of a call, arguments as they are written. White space
+    before a call belongs to neither, and what follows the arguments of a call, other calls excepted, is
+    dropped. What looks like a call but names no function is prose.
     """
 
     def __init__(self, *, is_parallel: bool = True) -> None:
@@ -152,7 +152,8 @@ class ToolParser:
 
 
 class _JsonObject:
-    """Where a JSON object ends in text that begins with it. Does not look at what is inside more than that needs."""
+    """Where a JSON object ends in text that begins with it. Does not look at what is inside more than that
+    needs."""
 
     def __init__(self) -> None:
         self._depth = 0

@@ -1,4 +1,5 @@
-"""The windows that an utterance will be cut into: what each costs, what it needs, and where it lies in the sound."""
+"""The windows that an utterance will be cut into: what each costs, what it needs, and where it lies in the
+sound."""
 
 from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.family import CodecLayout
@@ -6,7 +7,8 @@ from omni_server.types import SAMPLE_RATE_HZ
 
 
 class WindowSchedule:
-    """Windows by number, counted from 0, as `stages.codec_chunking` cuts them from an utterance that goes on and on."""
+    """Windows by number, counted from 0, as `stages.codec_chunking` cuts them from an utterance that goes on
+    and on."""
 
     def __init__(self, plan: ChunkPlan, layout: CodecLayout, new_blocks: tuple[int, ...]) -> None:
         """In mode `whole` there are no windows before the end, and so no schedule."""

@@ -1,16 +1,17 @@
 """Streams that are far ahead of their listeners step back while others need code2wav.
 
-A step of code2wav cannot be interrupted. In what order waiting windows are computed is decided by their deadlines; but
-a step that is filled up with windows that nobody needs yet is a longer one, and whoever arrives meanwhile waits longer
-for the next. So windows beyond a stream's cap are kept out of the queue as long as there is other work.
+A step of code2wav cannot be interrupted. In what order waiting windows are computed is decided by their
+deadlines; but a step that is filled up with windows that nobody needs yet is a longer one, and whoever
+arrives meanwhile waits longer for the next. So windows beyond a stream's cap are kept out of the queue as
+long as there is other work.
 """
 
 import asyncio
 from collections.abc import Callable
 
 NUM_FILLING = 2
-"""Windows of streams beyond the cap go in while fewer than this many are there: one that runs and one that waits, so
-that the device does not idle between them. A single one is enough work for a step."""
+"""Windows of streams beyond the cap go in while fewer than this many are there: one that runs and one that
+waits, so that the device does not idle between them. A single one is enough work for a step."""
 
 
 class WorkAheadGate:
@@ -32,10 +33,11 @@ class WorkAheadGate:
         return len(self._waiting)
 
     async def enter(self, due: float) -> None:
-        """Returns when a window that is to be played at `due` (of the gate's clock) may be sent; `leave` must follow.
+        """Returns when a window that is to be played at `due` (of the gate's clock) may be sent; `leave` must
+        follow.
 
-        Immediately, if it is due within the cap or little else is there; else as soon as one of both is the case, the
-        window that is due first before the others. A cancelled call has not entered.
+        Immediately, if it is due within the cap or little else is there; else as soon as one of both is the
+        case, the window that is due first before the others. A cancelled call has not entered.
         """
         if self._max_ahead_s is None or self._num_inside < NUM_FILLING:
             self._num_inside += 1

@@ -1,7 +1,7 @@
 """What code2wav is told about a window of codec tokens; the tokens themselves are the request's prompt.
 
-All positions are absolute codec tokens of the utterance, so that the noise and the block grid of one window continue
-those of the window before.
+All positions are absolute codec tokens of the utterance, so that the noise and the block grid of one window
+continue those of the window before.
 """
 
 import msgspec
@@ -12,8 +12,8 @@ MAX_CODE_INDEX = 2**31 - 1
 
 
 class CodecWindow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One request to code2wav: the window starts at code `first_code` and the result is the sound of the codes
-    `emit_start` (included) to `emit_end` (excluded); the rest of the window is context."""
+    """One request to code2wav: the window starts at code `first_code` and the result is the sound of the
+    codes `emit_start` (included) to `emit_end` (excluded); the rest of the window is context."""
 
     voice: str
     noise_seed: int
@@ -26,15 +26,16 @@ class CodecWindow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     is_last: bool
     """The window ends where the utterance ends: silence follows, not unknown sound."""
     stream: str | None = None
-    """Names the utterance, unlike any other of the server's life, where code2wav may carry state from one window to the
-    next. Its windows are then sent in order, each when the one before has been computed. A window whose predecessor's
-    state is not there is computed from the codes before `emit_start`, as one without a stream."""
+    """Names the utterance, unlike any other of the server's life, where code2wav may carry state from one
+    window to the next. Its windows are then sent in order, each when the one before has been computed. A
+    window whose predecessor's state is not there is computed from the codes before `emit_start`, as one
+    without a stream."""
 
     def validate(self, num_codes: int, *, codes_per_block: int, frames_per_code: int) -> None:
         """Check the span against a window of `num_codes` tokens.
 
-        `codes_per_block` is the width of the DiT's attention block: a window that starts inside a block would shift
-        the block grid, which changes every frame. Raises `ValueError` with the number that is wrong.
+        `codes_per_block` is the width of the DiT's attention block: a window that starts inside a block would
+        shift the block grid, which changes every frame. Raises `ValueError` with the number that is wrong.
         """
         for name, value, limit in (
             ("noise_seed", self.noise_seed, MAX_NOISE_SEED),

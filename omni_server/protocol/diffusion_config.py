@@ -43,7 +43,8 @@ class DiffusionRuntimeConfig(msgspec.Struct, frozen=True):
     """Stages that give way to the batches of this one; other sockets each time."""
 
     def max_num_blocks(self, codes_per_block: int) -> int:
-        """The most blocks that one step can hold, where the last block of each request may be a part of one."""
+        """The most blocks that one step can hold, where the last block of each request may be a part of
+        one."""
         partial = self.max_num_windows * (codes_per_block - 1)
         blocks_of_one = -(-self.longest_window // codes_per_block)
         return min((self.max_num_codes + partial) // codes_per_block, self.max_num_windows * blocks_of_one)

@@ -24,5 +24,6 @@ def encode_feeds(feeds: Sequence[AddressedFeed]) -> bytes:
 
 
 def decode_feeds(data: bytes) -> tuple[AddressedFeed, ...]:
-    """In the order in which they were encoded. Raises `msgspec.ValidationError` naming the field that does not fit."""
+    """In the order in which they were encoded. Raises `msgspec.ValidationError` naming the field that does
+    not fit."""
     return _decoder.decode(data)

@@ -11,7 +11,8 @@ class GiveWaySpec(msgspec.Struct, frozen=True):
     pauses: bool = True
     """It pauses for urgent batches."""
     step_interval_per_stream_s: float = 0.0
-    """Its steps begin at least so far apart for each utterance that is under way, while batches are computed."""
+    """Its steps begin at least so far apart for each utterance that is under way, while batches are
+    computed."""
     max_streams: int = 1
     """It works for no more than so many at once."""
 

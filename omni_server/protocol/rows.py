@@ -1,4 +1,5 @@
-"""What crosses the thinker -> talker edge: rows of hidden states by absolute position, and what goes with them.
+"""What crosses the thinker -> talker edge: rows of hidden states by absolute position, and what goes with
+them.
 
 A *row* is one input vector of the consuming stage, `[width]`. The producer's worker writes the rows of one
 step into one slab; per request a `RowsPayload` says where they lie. The orchestrator passes the encoded
@@ -29,7 +30,8 @@ class RowsInput(msgspec.Struct, frozen=True, tag="input", forbid_unknown_fields=
     num_replaced: int
     """Rows below this position replace the token embedding; from there on they are added to it."""
     repetition_penalty: float = 1.0
-    """Applied on the device by the stage's worker, with vLLM's arithmetic; the engine knows of none. 1: no penalty."""
+    """Applied on the device by the stage's worker, with vLLM's arithmetic; the engine knows of none. 1: no
+    penalty."""
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):

@@ -10,8 +10,8 @@ from omni_server.protocol.start_report import ProgressSpec
 _COMPILED = (
     "linear layers by omni_small_batch_linear, with plain parameters; attention by omni_attention_with_rope"
 )
-"""What the stages change in a model after it is made and before it is compiled. vLLM finds a compiled model again by
-its configuration and its sources, and would find one from before such a change."""
+"""What the stages change in a model after it is made and before it is compiled. vLLM finds a compiled model
+again by its configuration and its sources, and would find one from before such a change."""
 
 
 class QueueSpec(msgspec.Struct, frozen=True):

@@ -193,7 +193,8 @@ class Reference:
 
 
 def _steps(ids: tuple[int, ...], ends: tuple[int, ...], limit: int) -> list[tuple[int, ...]]:
-    """The tokens of an answer, and its end if it came before the limit without a word on which token it was."""
+    """The tokens of an answer, and its end if it came before the limit without a word on which token it
+    was."""
     has_ended = bool(ids) and ids[-1] in ends
     return [*_each(ids), ends] if len(ids) < limit and not has_ended else _each(ids)
 

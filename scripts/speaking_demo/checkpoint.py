@@ -59,7 +59,8 @@ _NOTICE = (
     "understand speech or pictures."
 )
 LONGEST_PASSAGE = 100
-"""Letters. Spelled, they take about 1,350 of the 1,500 codes, and 100 of the 128 tokens, that the talker can use."""
+"""Letters. Spelled, they take about 1,350 of the 1,500 codes, and 100 of the 128 tokens, that the talker can
+use."""
 _SUGGESTED = (
     "What are you?",
     "What can you do?",

@@ -1,10 +1,11 @@
 """Codec ids: sounds, which carry their place in the text with them.
 
-id = 1 + sound + 256 * (index of the text token mod 8) + 2048 * (step within the token mod 4), which makes 1 to 8192.
+id = 1 + sound + 256 * (index of the text token mod 8) + 2048 * (step within the token mod 4), which makes 1
+to 8192.
 
-Every unit begins with two silent codes. Their sound says in which block of eight tokens they are, so that from the
-last of these and its own id the talker always knows which text token it is speaking, among 128. Within a unit no
-(sound, step mod 4) comes twice, so that unit and last id alone decide the next.
+Every unit begins with two silent codes. Their sound says in which block of eight tokens they are, so that
+from the last of these and its own id the talker always knows which text token it is speaking, among 128.
+Within a unit no (sound, step mod 4) comes twice, so that unit and last id alone decide the next.
 """
 
 from concurrent.futures import ProcessPoolExecutor
@@ -61,7 +62,8 @@ def sounds_of(ids: torch.Tensor) -> torch.Tensor:
 
 
 def make_codebook() -> Codebook:
-    """Speaks every unit with espeak-ng and clusters what was heard (k-means). Raises `OSError` without espeak-ng."""
+    """Speaks every unit with espeak-ng and clusters what was heard (k-means). Raises `OSError` without
+    espeak-ng."""
     # What espeak-ng says depends on what it said before, so it begins anew in a process of its own.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         frames = pool.submit(_speak).result()

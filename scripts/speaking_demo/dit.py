@@ -1,5 +1,5 @@
-"""The flow-matching transformer: codes and a voice in, mel frames out. transformers' own class, its block masks and
-all; the table over codes is learned by sound alone and spread over all ids in the export."""
+"""The flow-matching transformer: codes and a voice in, mel frames out. transformers' own class, its block
+masks and all; the table over codes is learned by sound alone and spread over all ids in the export."""
 
 import math
 from dataclasses import dataclass
@@ -81,7 +81,8 @@ def loss(model: Qwen2_5OmniToken2WavDiTModel, clips: Clips) -> torch.Tensor:
 
 
 def table_over_ids(table: torch.Tensor, num_rows: int) -> torch.Tensor:
-    """The learned table [1 + NUM_SOUNDS, width] as one over codec ids [num_rows, width]; row 0 is "no code"."""
+    """The learned table [1 + NUM_SOUNDS, width] as one over codec ids [num_rows, width]; row 0 is "no
+    code"."""
     ids = torch.arange(1, num_rows - 1)
     spread = torch.cat([table[:1], table[1 + _heard(codes.sounds_of(ids))]])
     return torch.cat([spread, table[:1]])

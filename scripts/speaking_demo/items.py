@@ -12,7 +12,8 @@ _LENGTHS = ((0.35, 2, 10), (0.65, 8, 30), (1.0, 30, 120))
 """Share of the batches with at most so many tokens per text, cumulated; shortest and longest."""
 _CODES_PER_TOKEN = 21
 _DRAWN = 4
-"""Times as many texts are drawn as are used: those next to each other in length, or half of a batch is padding."""
+"""Times as many texts are drawn as are used: those next to each other in length, or half of a batch is
+padding."""
 
 
 class Texts:
@@ -45,7 +46,8 @@ class Texts:
         return Item(self._prompt(rng, reply), reply)
 
     def _prompt(self, rng: random.Random, reply: list[int]) -> list[int]:
-        """A chat as the template writes it: what stands in a prompt must not matter to the talker, but it is there."""
+        """A chat as the template writes it: what stands in a prompt must not matter to the talker, but it is
+        there."""
         special = self._special
         prompt: list[int] = []
         if rng.random() < 0.6:

@@ -66,7 +66,8 @@ class Manner:
     is_greedy: bool
 
     def num_together(self) -> int:
-        """Requests that are served at once. Times are measured where it is one: that is how the demo is used."""
+        """Requests that are served at once. Times are measured where it is one: that is how the demo is
+        used."""
         return 4 if self.is_greedy else 1
 
     def __str__(self) -> str:
@@ -167,8 +168,8 @@ def utterances(every: int = 1) -> dict[str, list[Utterance]]:
 def judge(checkpoint: Path, out: Path, *, every: int, num_samples: int, report: Report) -> bool:
     """Writes tables, waveforms and spectrograms to `out`. Whether all limits are kept.
 
-    "All codes exact" holds only with the espeak-ng that the checkpoint was trained with. Raises `OmniError` if the
-    checkpoint cannot be served and `OSError` without espeak-ng.
+    "All codes exact" holds only with the espeak-ng that the checkpoint was trained with. Raises `OmniError`
+    if the checkpoint cannot be served and `OSError` without espeak-ng.
     """
     out.mkdir(parents=True, exist_ok=True)
     for earlier in (*out.glob("answer_*"), *out.glob("sentence_*")):

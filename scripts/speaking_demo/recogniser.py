@@ -1,7 +1,8 @@
-"""Finds the demo's words in a waveform, and tells readings apart: dynamic time warping against the voice's own words.
+"""Finds the demo's words in a waveform, and tells readings apart: dynamic time warping against the voice's
+own words.
 
-Everything goes frame by frame over all templates at once, so that NumPy is fast enough: a path stays at a frame of a
-template, goes to the next or leaves one out.
+Everything goes frame by frame over all templates at once, so that NumPy is fast enough: a path stays at a
+frame of a template, goes to the next or leaves one out.
 """
 
 import ctypes
@@ -104,7 +105,8 @@ class _Exit:
 
 
 class Recogniser:
-    """Connected words: at every frame any word may begin behind any other. It knows nothing of grammar or of codes."""
+    """Connected words: at every frame any word may begin behind any other. It knows nothing of grammar or of
+    codes."""
 
     def __init__(self, codebook: Codebook, speaker: Speaker) -> None:
         """Raises `OSError` without espeak-ng, which is asked for words that sound the same."""
@@ -165,7 +167,8 @@ class Recogniser:
 def _step(
     cost: npt.NDArray[np.float32], entered: npt.NDArray[np.int32]
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]:
-    """The cheapest of holding a frame, going on to the next and leaving one out, and where that path began."""
+    """The cheapest of holding a frame, going on to the next and leaving one out, and where that path
+    began."""
     best, origin = cost + np.float32(_DETOUR), entered.copy()
     for stride, detour in ((1, 0.0), (2, _DETOUR)):
         candidate = cost[:-stride] + np.float32(detour)
@@ -187,7 +190,8 @@ def num_in_order(wanted: Sequence[str], found: Sequence[str]) -> int:
 
 
 def _classes(units: Sequence[str]) -> Mapping[str, str]:
-    """Each unit -> the first of those with the same phonemes, however they are stressed: "to" and "too" are one."""
+    """Each unit -> the first of those with the same phonemes, however they are stressed: "to" and "too" are
+    one."""
     phonemes = _Phonemes()
     first: dict[str, str] = {}
     unstressed = {unit: re.sub("[',]", "", phonemes.of(vocabulary.spoken(unit))) for unit in units}

@@ -28,8 +28,8 @@ def tokens_of_unit() -> dict[str, tuple[int, ...]]:
 
 
 def embeddings(vocab_size: int) -> torch.Tensor:
-    """Float32 [vocab_size, WIDTH]. All tokens of one unit share a vector, to which each adds a small one of its own
-    form: so a word is one thing to the talker, with and without its space or its capital."""
+    """Float32 [vocab_size, WIDTH]. All tokens of one unit share a vector, to which each adds a small one of
+    its own form: so a word is one thing to the talker, with and without its space or its capital."""
     generator = torch.Generator().manual_seed(7)
     units = vocabulary.units()
     of_unit = dict(zip(units, torch.randn(len(units), WIDTH, generator=generator), strict=True))

@@ -15,7 +15,8 @@ _SOURCE = Path(__file__).with_name("snake.c")
 
 @cache
 def library() -> ctypes.CDLL:
-    """Compiled anew in each process that trains; takes half a second. Raises `OSError` without a gcc that can."""
+    """Compiled anew in each process that trains; takes half a second. Raises `OSError` without a gcc that
+    can."""
     with tempfile.TemporaryDirectory() as folder:
         compiled = Path(folder) / "snake.so"
         flags = ["-O3", "-march=native", "-ffast-math", "-fopenmp", "-shared", "-fPIC"]

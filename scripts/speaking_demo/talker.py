@@ -1,11 +1,11 @@
 """The talker: rows of text in, codec ids out.
 
-It learns a pointer and a table. The pointer: from the last code's id and the latest silent code it knows which text
-token is being spoken, and finds that token's row. The table: unit and last code give the next code. Training-only
-losses say where two heads have to look, and that the first layer numbers the rows.
+It learns a pointer and a table. The pointer: from the last code's id and the latest silent code it knows
+which text token is being spoken, and finds that token's row. The table: unit and last code give the next
+code. Training-only losses say where two heads have to look, and that the first layer numbers the rows.
 
-A decoder of Qwen2's layout; its tables over codec ids are sums of a sound part and a place part (`codes.py`), which
-the export adds up.
+A decoder of Qwen2's layout; its tables over codec ids are sums of a sound part and a place part (`codes.py`),
+which the export adds up.
 """
 
 import random

@@ -106,7 +106,8 @@ class Thinker(nn.Module):
         return torch.optim.AdamW(groups, betas=(0.9, 0.98), weight_decay=0.01)
 
     def forward(self, ids: torch.Tensor, media: torch.Tensor) -> torch.Tensor:
-        """Final states [batch, length, WIDTH]. `media`, of the same shape: what replaces an embedding where not 0."""
+        """Final states [batch, length, WIDTH]. `media`, of the same shape: what replaces an embedding where
+        not 0."""
         embeds = self.model.embed_tokens(ids)
         embeds = torch.where(media.any(-1, keepdim=True), media, embeds)
         return self.model(inputs_embeds=embeds, use_cache=False).last_hidden_state

@@ -26,7 +26,8 @@ def _characters() -> tuple[str, ...]:
 
 
 def plain_vocabulary() -> dict[str, int]:
-    """Ids of the tokens in the byte-level alphabet: the 256 bytes by their value, then those of `vocabulary.tokens`."""
+    """Ids of the tokens in the byte-level alphabet: the 256 bytes by their value, then those of
+    `vocabulary.tokens`."""
     vocab = {character: value for value, character in enumerate(_characters())}
     for text in vocabulary.tokens():
         vocab["".join(_characters()[value] for value in text.encode())] = len(vocab)

@@ -36,8 +36,8 @@ class _Job:
 def train_all(out: Path, schedules: Mapping[str, Schedule], device: str, report: Report) -> None:
     """Writes the checkpoint to `out`, which appears when it is complete.
 
-    What has been trained so far lies in `out` with the suffix `.parts`, and stays there if anything fails. Raises
-    `OSError` without espeak-ng or gcc, and `FileExistsError` if one of the folders is there.
+    What has been trained so far lies in `out` with the suffix `.parts`, and stays there if anything fails.
+    Raises `OSError` without espeak-ng or gcc, and `FileExistsError` if one of the folders is there.
     """
     torch.set_num_threads(1)
     if device == "cpu":

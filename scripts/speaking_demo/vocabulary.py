@@ -1,4 +1,5 @@
-"""What the speaking demo can say: units, each spoken in one fixed way, and the text tokens that stand for them."""
+"""What the speaking demo can say: units, each spoken in one fixed way, and the text tokens that stand for
+them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,9 +13,9 @@ SPLIT = (
     r"| ?[1-9]000(?![0-9])| ?[1-9]00(?![0-9])| ?[0-9]{1,2}(?=(?:[0-9][0-9])*(?![0-9]))"
     r"|\s|[^\s\p{L}]"
 )
-"""The tokenizer's pre-tokens: words with the space before them, numbers in pairs of digits from the right (1984 is
-read "nineteen eighty-four"), and single characters. What is no token as a whole becomes bytes, so unknown words are
-spelled."""
+"""The tokenizer's pre-tokens: words with the space before them, numbers in pairs of digits from the right
+(1984 is read "nineteen eighty-four"), and single characters. What is no token as a whole becomes bytes, so
+unknown words are spelled."""
 
 # Lengths in codes of 20 ms. Every unit begins with two silent codes, which are counted here.
 SHORT_PAUSE, LONG_PAUSE, NO_PAUSE = "<,>", "<.>", "< >"
@@ -73,7 +74,8 @@ SYSTEM_PROMPTS = (
 
 @cache
 def words() -> tuple[str, ...]:
-    """All words that are one token, in lower case and in order. A change of them is a change of the whole model."""
+    """All words that are one token, in lower case and in order. A change of them is a change of the whole
+    model."""
     return tuple((_HERE / "words.txt").read_text(encoding="utf-8").split())
 
 

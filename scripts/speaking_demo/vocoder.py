@@ -1,6 +1,7 @@
 """The vocoder: mel frames in, waveform out. BigVGAN as small as its layout allows, trained by regression.
 
-That is enough because the voice is a local function of its mel frames (`voice.py`): no discriminator is needed.
+That is enough because the voice is a local function of its mel frames (`voice.py`): no discriminator is
+needed.
 """
 
 import math
@@ -40,7 +41,8 @@ def build(config: Qwen2_5OmniBigVGANConfig) -> Qwen2_5OmniToken2WavBigVGANModel:
 
 
 def waveform(model: Qwen2_5OmniToken2WavBigVGANModel, mel: torch.Tensor) -> torch.Tensor:
-    """The model's forward without its final clamp and copy: `mel` [batch, num_frames, NUM_MELS] -> [batch, samples]."""
+    """The model's forward without its final clamp and copy: `mel` [batch, num_frames, NUM_MELS] -> [batch,
+    samples]."""
     hidden = model.conv_pre(model.process_mel_spectrogram(mel.transpose(1, 2)))
     count = model.num_residual_blocks
     for i in range(model.num_upsample_layers):

@@ -1,8 +1,9 @@
 """A robot's voice whose waveform is a local function of its mel spectrogram.
 
-espeak-ng's smoothed spectral envelope and its voicing are kept, and the waveform is rendered again with one pulse per
-mel frame (100 Hz, "Ethan") or two (200 Hz and higher formants, "Chelsie"), always at the same place of the frame. So
-a small vocoder can learn it by regression, without a discriminator, and codes need hold no pitch.
+espeak-ng's smoothed spectral envelope and its voicing are kept, and the waveform is rendered again with one
+pulse per mel frame (100 Hz, "Ethan") or two (200 Hz and higher formants, "Chelsie"), always at the same place
+of the frame. So a small vocoder can learn it by regression, without a discriminator, and codes need hold no
+pitch.
 """
 
 import math
@@ -111,13 +112,15 @@ def render(envelope: Envelope, speaker: Speaker, seed: int = 0) -> torch.Tensor:
 
 
 def mel_of(wave: torch.Tensor) -> torch.Tensor:
-    """Log mel spectrogram, float32 [num_frames, NUM_MELS]; frame i is centred on samples i * HOP to (i + 1) * HOP."""
+    """Log mel spectrogram, float32 [num_frames, NUM_MELS]; frame i is centred on samples i * HOP to (i + 1) *
+    HOP."""
     spectrum = torch.fft.rfft(_frames(wave, torch.hann_window(_FFT), len(wave) // HOP), _FFT).abs()
     return (spectrum @ _FILTERS * _MEL_GAIN).clamp(min=_MEL_FLOOR).log()
 
 
 def features(envelope: Envelope, loudest: float) -> torch.Tensor:
-    """What clusters are made of: smoothed envelope and voicing of each pair of frames, float32 [num_frames / 2, 48].
+    """What clusters are made of: smoothed envelope and voicing of each pair of frames, float32 [num_frames /
+    2, 48].
 
     `loudest`: the log power that counts as full scale.
     """

@@ -132,9 +132,11 @@ class Qwen25OmniModel:
         return task_messages(task)
 
     def embeddings_prompt(self, stage: str, source_ids: Sequence[int]) -> EmbeddingsPrompt:
-        """Ids as the reference gives them to its logits processors: the repetition penalty sees exactly these.
+        """Ids as the reference gives them to its logits processors: the repetition penalty sees exactly
+        these.
 
-        Rows replace the embeddings at the thinker's positions; at the last two, row and codec embedding add up.
+        Rows replace the embeddings at the thinker's positions; at the last two, row and codec embedding add
+        up.
         """
         ids, length = self._ids, len(source_ids)
         return EmbeddingsPrompt((ids.codec_mask,) * length + (ids.codec_pad, ids.codec_start), length)
@@ -144,7 +146,8 @@ class Qwen25OmniModel:
 
 
 def _codec_layout(block_size: int, repeats: int, upsample_rates: list[int]) -> CodecLayout:
-    """`block_size` in mel frames and `repeats` in mel frames per code are the DiT's, the rates the vocoder's."""
+    """`block_size` in mel frames and `repeats` in mel frames per code are the DiT's, the rates the
+    vocoder's."""
     samples_per_frame = 1
     for rate in upsample_rates:
         samples_per_frame *= rate

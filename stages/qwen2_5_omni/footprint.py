@@ -81,7 +81,8 @@ def _footprint(
         loads_float32=False,
         encodes_media=is_thinker,
         kv=KvLayout(decoder.num_hidden_layers, decoder.num_key_value_heads, head_dim),
-        # Both halves of the feed-forward part and their product; the residual, its norm, and what goes in and out.
+        # Both halves of the feed-forward part and their product; the residual, its norm, and what goes in and
+        # out.
         values_per_token=3 * decoder.intermediate_size + 4 * decoder.hidden_size,
         quantizable=_quantizable(whole, shapes) if is_thinker else None,
     )
@@ -121,10 +122,11 @@ def _code2wav(
         inner=dit.num_attention_heads * dit.head_dim,
     )
     is_float32 = stage.dtype == "float32" or (stage.dtype == "auto" and config.platform == "cpu")
-    # A block of the DiT holds its residual, norm, queries, keys, values and feed-forward part; the vocoder's widest
-    # layer its input, and output and activations at twice the rate. Twice that is the CUDA graphs' (`dtype` says
-    # float32): with the 7B's sizes in float16 code2wav took 1.26, 1.71, 2.59, 3.11 and 4.07 GB of one H200 for 4, 8,
-    # 16, 32 and 64 requests when its graphs were recorded; this makes 2.20, 2.32, 2.81, 3.29 and 4.20 GB.
+    # A block of the DiT holds its residual, norm, queries, keys, values and feed-forward part; the vocoder's
+    # widest layer its input, and output and activations at twice the rate. Twice that is the CUDA graphs'
+    # (`dtype` says float32): with the 7B's sizes in float16 code2wav took 1.26, 1.71, 2.59, 3.11 and 4.07 GB
+    # of one H200 for 4, 8, 16, 32 and 64 requests when its graphs were recorded; this makes 2.20, 2.32, 2.81,
+    # 3.29 and 4.20 GB.
     per_frame = branches * 10 * dit.hidden_size + 6 * _widest(
         vocoder.upsample_initial_channel, vocoder.upsample_rates
     )
@@ -145,7 +147,8 @@ def _code2wav(
 
 
 def _widest(channels: int, rates: Sequence[int]) -> int:
-    """Most values for one mel frame in any layer of the vocoder, which halves its channels at each step upwards."""
+    """Most values for one mel frame in any layer of the vocoder, which halves its channels at each step
+    upwards."""
     widest, samples = channels, 1
     for rate in rates:
         channels, samples = channels // 2, samples * rate

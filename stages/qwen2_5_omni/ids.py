@@ -1,4 +1,5 @@
-"""Special token ids of a Qwen2.5-Omni checkpoint, read from its config.json; there are no literals elsewhere."""
+"""Special token ids of a Qwen2.5-Omni checkpoint, read from its config.json; there are no literals
+elsewhere."""
 
 import json
 from dataclasses import dataclass

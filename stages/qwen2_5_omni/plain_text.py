@@ -1,12 +1,13 @@
-"""Callers' text among what the chat template writes: it may spell special tokens, and must not become them."""
+"""Callers' text among what the chat template writes: it may spell special tokens, and must not become
+them."""
 
 import secrets
 from collections.abc import Iterable
 
 
 class PlainText:
-    """For one prompt. What is marked before it is rendered can be cut afterwards, so that the tokenizer never sees
-    all of a token that a caller has spelled."""
+    """For one prompt. What is marked before it is rendered can be cut afterwards, so that the tokenizer never
+    sees all of a token that a caller has spelled."""
 
     def __init__(self, tokens: Iterable[str]) -> None:
         """`tokens`: those that the tokenizer finds in text before anything else."""

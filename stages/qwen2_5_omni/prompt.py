@@ -74,7 +74,8 @@ class PromptRenderer:
 
 
 def _marked(message: ChatMessage, plain: PlainText) -> ChatMessage:
-    """Texts that follow each other become one, as the template writes them: together they may spell a token."""
+    """Texts that follow each other become one, as the template writes them: together they may spell a
+    token."""
     parts: list[ContentPart] = []
     for is_text, group in groupby(message.content, lambda part: isinstance(part, TextPart)):
         if is_text:

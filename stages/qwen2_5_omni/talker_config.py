@@ -12,7 +12,8 @@ def talker_config(config: PretrainedConfig) -> PretrainedConfig:
         return config
     talker: PretrainedConfig = config.talker_config
     talker.architectures = [ARCHITECTURE]
-    # `ModelConfig.get_inputs_embeds_size` reads this: the talker's inputs are as wide as the thinker's states.
+    # `ModelConfig.get_inputs_embeds_size` reads this: the talker's inputs are as wide as the thinker's
+    # states.
     talker.projection_size = talker.embedding_size
     # Ids from here on have no row in the DiT's table (Qwen2_5OmniToken2WavDiTModel.text_embed).
     talker.codec_table_size = config.token2wav_config.dit_config.num_embeds + 1

@@ -1,8 +1,9 @@
 """Tools in a chat, written as the chat template of Qwen2.5's text models writes them.
 
-The template of Qwen2.5-Omni knows no tools; its thinker is a Qwen2.5, whose tokenizer has the tags of calls as tokens.
-So the tools become part of the system message, calls part of the assistant's and results part of the user's, and the
-checkpoint's own template does the rest. Source: `chat_template` in tokenizer_config.json of Qwen/Qwen2.5-7B-Instruct.
+The template of Qwen2.5-Omni knows no tools; its thinker is a Qwen2.5, whose tokenizer has the tags of calls
+as tokens. So the tools become part of the system message, calls part of the assistant's and results part of
+the user's, and the checkpoint's own template does the rest. Source: `chat_template` in tokenizer_config.json
+of Qwen/Qwen2.5-7B-Instruct.
 """
 
 import json
@@ -35,10 +36,12 @@ For each function call, return a json object with function name and arguments wi
 def with_tools(
     messages: Sequence[ChatMessage], tools: Sequence[FunctionTool], marked: Callable[[str], str]
 ) -> tuple[ChatMessage, ...]:
-    """The same chat without calls and without the role "tool"; with the tools in its first message, if there are any.
+    """The same chat without calls and without the role "tool"; with the tools in its first message, if there
+    are any.
 
-    The result has one message for all results that follow each other. `marked` is applied to what the caller has
-    written of calls and tools: the tags around them are tokens."""
+    The result has one message for all results that follow each other. `marked` is applied to what the caller
+    has written of calls and tools: the tags around them are tokens.
+    """
     written: list[ChatMessage] = []
     for is_result, group in groupby(messages, lambda message: message.role == "tool"):
         if is_result:
@@ -67,8 +70,8 @@ def _without_calls(message: ChatMessage, marked: Callable[[str], str]) -> ChatMe
 
 
 def _call(call: ToolCall, marked: Callable[[str], str]) -> str:
-    """Arguments in the layout that the model is trained on; as they are where they are no JSON, are nested too deeply
-    or have an escape that stands for no character."""
+    """Arguments in the layout that the model is trained on; as they are where they are no JSON, are nested
+    too deeply or have an escape that stands for no character."""
     try:
         arguments = json.dumps(json.loads(call.arguments or "{}"), ensure_ascii=False)
         arguments.encode()

@@ -68,7 +68,8 @@ Failure = str | Corruption
 class RejectedRequestsError(Exception):
     """Raised by a model that finds requests of a batch invalid before it computes anything.
 
-    `reasons` maps their request ids to what is wrong with them. The rest of the batch is run again without them.
+    `reasons` maps their request ids to what is wrong with them. The rest of the batch is run again without
+    them.
     """
 
     def __init__(self, reasons: Mapping[str, Failure]) -> None:
@@ -79,8 +80,8 @@ class RejectedRequestsError(Exception):
 def resolve_generate(model: torch.nn.Module) -> Callable[[DiffusionBatch], DiffusionOutput]:
     """The method that runs a batch: `sample`, else `forward`, else `diffuse`.
 
-    `forward` counts only if a class of the model overrides that of `torch.nn.Module`, which every module has. Raises
-    `TypeError` if the model has none of the three.
+    `forward` counts only if a class of the model overrides that of `torch.nn.Module`, which every module has.
+    Raises `TypeError` if the model has none of the three.
     """
     if isinstance(model, SupportsSample):
         return model.sample
@@ -97,8 +98,8 @@ def resolve_generate(model: torch.nn.Module) -> Callable[[DiffusionBatch], Diffu
 def split_output(output: object, batch: DiffusionBatch) -> list[torch.Tensor | Failure]:
     """One entry per request of `batch`, in order: its tensor on the CPU, or why it has no valid one.
 
-    A result must be a floating tensor with at least one dimension, not empty and finite. If the output cannot be
-    matched with the requests, none of it is trusted.
+    A result must be a floating tensor with at least one dimension, not empty and finite. If the output cannot
+    be matched with the requests, none of it is trusted.
     """
     num_requests = len(batch.request_ids)
 

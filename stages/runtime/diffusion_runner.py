@@ -1,7 +1,8 @@
 """The model runner of non-autoregressive stages: no logits, no sampling, no KV cache, one tensor per request.
 
-It runs on vLLM's pooling path: the stock scheduler finishes a pooling request at its first `pooler_output`. Only the
-step itself replaces vLLM's; input batches, attention metadata and CUDA graphs of the base class stay unused.
+It runs on vLLM's pooling path: the stock scheduler finishes a pooling request at its first `pooler_output`.
+Only the step itself replaces vLLM's; input batches, attention metadata and CUDA graphs of the base class stay
+unused.
 """
 
 from collections.abc import Callable

@@ -34,8 +34,8 @@ addEventListener("DOMContentLoaded", () => {
   new MutationObserver(note).observe(shown, { childList: true });
 });
 """
-"""Notes every state that is shown, and the microphones that were opened; with `speaksOnce` the microphone is silent
-after the first question."""
+"""Notes every state that is shown, and the microphones that were opened; with `speaksOnce` the microphone is
+silent after the first question."""
 
 
 @pytest.fixture

@@ -34,7 +34,8 @@ window.fetch = (url, options) => {
   return fetchUnbounded(url, { ...options, body: JSON.stringify({ ...JSON.parse(options.body), ...bounds }) });
 };
 """
-"""The demo model ends its answers by chance: between no sound at all and half a minute. Here it is 2 to 4 s."""
+"""The demo model ends its answers by chance: between no sound at all and half a minute. Here it is 2 to 4
+s."""
 
 
 @pytest.fixture
@@ -45,7 +46,8 @@ def page(browser: Browser, demo: ServerProcess) -> WebPage:
 
 
 def check_spoken_answer(page: WebPage, number: int = 1) -> None:
-    """Everything that is seen and heard of the last of `number` answers, and that nothing went wrong on the way."""
+    """Everything that is seen and heard of the last of `number` answers, and that nothing went wrong on the
+    way."""
     page.wait_complete(number)
     assert page.texts(".failure") == []
     page.wait(f"document.querySelector('.turn:nth-child({number}) .total').checkVisibility()")

@@ -1,5 +1,5 @@
-"""What schemathesis cannot know when it makes requests: which model is served, what a sound file looks like, and the
-rules between fields. Loaded by schemathesis, in a process of its own.
+"""What schemathesis cannot know when it makes requests: which model is served, what a sound file looks like,
+and the rules between fields. Loaded by schemathesis, in a process of its own.
 """
 
 import io
@@ -41,13 +41,15 @@ SOUND = Binary(_sound_file())
 
 @schemathesis.hook
 def map_case(context: schemathesis.HookContext, case: schemathesis.Case) -> schemathesis.Case:
-    """Most requests name the served model and a voice. Of those that are right by the schema, half of the files are
-    sound, and a third of the chats keep the rules between fields, too, so that they are answered."""
+    """Most requests name the served model and a voice. Of those that are right by the schema, half of the
+    files are sound, and a third of the chats keep the rules between fields, too, so that they are
+    answered."""
     name = case.path_parameters.get("model_id") if isinstance(case.path_parameters, dict) else None
     if isinstance(name, str) and len(name) % 2 == 0:
         case.path_parameters["model_id"] = MODEL
     if isinstance(case.body, dict):
-        # Asked first, and changed in place: a body that was changed is judged anew, and files are no strings then.
+        # Asked first, and changed in place: a body that was changed is judged anew, and files are no strings
+        # then.
         is_right = case.meta is not None and not case.meta.generation.mode.is_negative
         body = case.body
         _name_what_is_there(body)

@@ -1,7 +1,7 @@
 """schemathesis asks the server what its OpenAPI document describes, and what it does not allow.
 
-It runs as a program of its own, against a socket. All its checks are on but one, where schemathesis.toml says why. The
-three about resources that requests make and delete find none here.
+It runs as a program of its own, against a socket. All its checks are on but one, where schemathesis.toml says
+why. The three about resources that requests make and delete find none here.
 """
 
 import asyncio
@@ -55,7 +55,8 @@ async def run_schemathesis(
 
 
 async def answered(url: str) -> dict[tuple[str, str], Counter[int]]:
-    """The statuses of all answers, by method and route; those that no route was asked for have the route "none"."""
+    """The statuses of all answers, by method and route; those that no route was asked for have the route
+    "none"."""
     async with client_of(url) as client:
         text = (await client.get("/metrics")).text
     statuses: dict[tuple[str, str], Counter[int]] = {}

@@ -41,8 +41,8 @@ def orders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def server(
     checkpoint: Path, orders: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SupervisedServer]:
-    """After the last test, SIGTERM must end it as cleanly as if nothing had happened, with a stage that is being
-    restarted as well."""
+    """After the last test, SIGTERM must end it as cleanly as if nothing had happened, with a stage that is
+    being restarted as well."""
     folder = tmp_path_factory.mktemp("server")
     config = write_config(
         folder / "stages.yaml", failing=True, hang_timeout_s=HANG_TIMEOUT_S, max_restarts=100, max_backoff_s=0
@@ -100,7 +100,8 @@ REQUEST_TIMEOUT_S = 30
 
 @pytest.fixture(scope="session")
 def temporary() -> Iterator[Path]:
-    """The folder for temporary files of `patient`; not one of pytest's, whose paths are too long for sockets."""
+    """The folder for temporary files of `patient`; not one of pytest's, whose paths are too long for
+    sockets."""
     with tempfile.TemporaryDirectory(prefix="t-") as folder:
         make_room(Path(folder))
         yield Path(folder)
@@ -121,8 +122,8 @@ def patient(
     full_caches: dict[str, Path],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[SupervisedServer]:
-    """A server that takes no stopped stage for one that hangs, ends each request after `REQUEST_TIMEOUT_S`, and can
-    write its temporary files, but no cache. The last test that uses it ends it."""
+    """A server that takes no stopped stage for one that hangs, ends each request after `REQUEST_TIMEOUT_S`,
+    and can write its temporary files, but no cache. The last test that uses it ends it."""
     folder = tmp_path_factory.mktemp("patient")
     config = write_config(
         folder / "stages.yaml", failing=True, hang_timeout_s=None, max_restarts=100, max_backoff_s=1

@@ -1,8 +1,8 @@
-"""Qwen2.5-Omni that spoils the data of one request while a file says so. Named by the stage config of these tests
-alone.
+"""Qwen2.5-Omni that spoils the data of one request while a file says so. Named by the stage config of these
+tests alone.
 
-The victim is known by its length, and by its voice where there are codec tokens only. What is spoiled in the server's
-own process is here, the models that do it in the engines are in `corrupting_models`.
+The victim is known by its length, and by its voice where there are codec tokens only. What is spoiled in the
+server's own process is here, the models that do it in the engines are in `corrupting_models`.
 """
 
 import os

@@ -14,8 +14,8 @@ from tests.faults.corrupting_family import VICTIM_LENGTH, VICTIM_VOICE, ordered
 
 
 def spoil_hidden(hidden: torch.Tensor, stage: str) -> None:
-    """`hidden` `[num_tokens, width]` of a step, in place: the row of the victim's last token, from which the next one
-    is sampled, or of its first, of which only a row is made."""
+    """`hidden` `[num_tokens, width]` of a step, in place: the row of the victim's last token, from which the
+    next one is sampled, or of its first, of which only a row is made."""
     what = ordered(stage)
     metadata: Any = get_forward_context().attn_metadata
     if what is None or metadata is None:

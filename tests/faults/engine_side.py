@@ -1,5 +1,5 @@
-"""Imported in the engines' processes, where vLLM looks for `WorkerExtension` (`worker_extension_cls`) before it loads
-a model."""
+"""Imported in the engines' processes, where vLLM looks for `WorkerExtension` (`worker_extension_cls`) before
+it loads a model."""
 
 from tests.faults.failing_family import register_failing_models
 

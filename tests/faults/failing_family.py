@@ -1,4 +1,5 @@
-"""Qwen2.5-Omni with stages that fail when they are told to. Named by the stage config of these tests alone."""
+"""Qwen2.5-Omni with stages that fail when they are told to. Named by the stage config of these tests
+alone."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,5 @@
-"""The server process with a look at its stages from outside: who runs where, and what is left when one is gone."""
+"""The server process with a look at its stages from outside: who runs where, and what is left when one is
+gone."""
 
 import json
 import os
@@ -27,9 +28,9 @@ _RUNS = re.compile(r"stage '(\w+)' runs (?:again, after [\d.]+ s, )?in process (
 def write_config(path: Path, *, failing: bool, num_clients: int = 0, **supervision: Any) -> Path:
     """The demo config with this supervision, and with the failing models where they are wanted.
 
-    With `num_clients`, code2wav keeps the state of so many utterances, and of as many more that were left by their
-    clients and wait for their place to be taken. An utterance without its state is computed from fewer blocks before
-    each window, which moves its sound by some steps of 16 bits.
+    With `num_clients`, code2wav keeps the state of so many utterances, and of as many more that were left by
+    their clients and wait for their place to be taken. An utterance without its state is computed from fewer
+    blocks before each window, which moves its sound by some steps of 16 bits.
     """
     config = yaml.safe_load((ROOT / "configs" / "qwen2_5_omni.demo-cpu.yaml").read_text())
     if failing:

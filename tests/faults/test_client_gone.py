@@ -1,7 +1,7 @@
 """A client that is gone, at every phase of its request: nothing of it is left, and the others notice nothing.
 
-Engines are stopped (SIGSTOP) to hold a request in its phase. What must be gone, must be gone while they are stopped,
-as far as it is the server's; the engines' part when they go on.
+Engines are stopped (SIGSTOP) to hold a request in its phase. What must be gone, must be gone while they are
+stopped, as far as it is the server's; the engines' part when they go on.
 """
 
 import json
@@ -101,7 +101,8 @@ def nobody_is_harmed(
 
 
 def check_same(answer: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Convolutions over a batch round differently in the last bit of a float, hence of a 16-bit sample now and then."""
+    """Convolutions over a batch round differently in the last bit of a float, hence of a 16-bit sample now
+    and then."""
     assert text_of(answer) == text_of(wanted)
     assert usage_of(answer) == usage_of(wanted)
     assert np.abs(samples_of(answer).astype(np.int32) - samples_of(wanted)).max() <= 1
@@ -170,7 +171,8 @@ def while_a_video_is_decoded(scene: Scene) -> None:
 
 
 def decoders_of(pid: int) -> set[int]:
-    """Those that have begun with their program: where one is stopped before, the server waits for it to begin."""
+    """Those that have begun with their program: where one is stopped before, the server waits for it to
+    begin."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     children = {int(child) for task in tasks for child in (task / "children").read_text().split()}
     return {child for child in children if "limited_program" in command_line(child)}

@@ -1,7 +1,9 @@
-"""Corrupt data of one request, made by the real engines or on the way between them, while others run beside it.
+"""Corrupt data of one request, made by the real engines or on the way between them, while others run beside
+it.
 
-Each case: the victim is told which stage and what, in JSON or in its stream; it is counted; the others' answers are
-those that they get alone; nothing is left behind, and the victim's request is answered when asked again.
+Each case: the victim is told which stage and what, in JSON or in its stream; it is counted; the others'
+answers are those that they get alone; nothing is left behind, and the victim's request is answered when asked
+again.
 """
 
 import re
@@ -173,8 +175,8 @@ def test_exception_about_one_window_ends_its_request_and_no_other(
 
 
 def check_same(answers: list[tuple[str, bytes]], alone: list[tuple[str, bytes]]) -> None:
-    """Text to the letter. Sound to one step of 16 bits: code2wav's sums depend on how many windows it computes at once,
-    with or without a victim among them."""
+    """Text to the letter. Sound to one step of 16 bits: code2wav's sums depend on how many windows it
+    computes at once, with or without a victim among them."""
     assert [text for text, _ in answers] == [text for text, _ in alone]
     for (_, sound), (_, expected) in zip(answers, alone, strict=True):
         samples_of, wanted = (np.frombuffer(data, np.int16).astype(np.int32) for data in (sound, expected))

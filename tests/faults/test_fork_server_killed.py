@@ -1,4 +1,5 @@
-"""kill -9 of the process that engines are forked from: nobody knows any more how they end, so all are replaced."""
+"""kill -9 of the process that engines are forked from: nobody knows any more how they end, so all are
+replaced."""
 
 import os
 import signal

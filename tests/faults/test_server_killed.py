@@ -1,4 +1,5 @@
-"""kill -9 of the server, and signals while it starts: no engine outlives it, and the next start finds nothing."""
+"""kill -9 of the server, and signals while it starts: no engine outlives it, and the next start finds
+nothing."""
 
 import os
 import signal

@@ -37,7 +37,8 @@ def client(patient: SupervisedServer) -> Iterator[httpx2.Client]:
 def test_caches_that_cannot_be_written_cost_no_answer(
     patient: SupervisedServer, client: httpx2.Client, temporary: Path, full_caches: dict[str, Path]
 ) -> None:
-    """Compiled code, models, settings: on a full disk, and in folders that cannot be made. The log tells it once."""
+    """Compiled code, models, settings: on a full disk, and in folders that cannot be made. The log tells it
+    once."""
     assert outcome(answer_to(client, spoken())) == outcome(answer_to(client, spoken()))
     assert len(engine_folders(temporary)) == 2, "the engines', and the fork server's"
     start = patient.log.partition("runs in process")[0]
@@ -113,7 +114,8 @@ def test_ctrl_c_in_the_chat_command_releases_its_request(
 
 
 def test_deadline_releases_a_request_wherever_it_is(patient: SupervisedServer, client: httpx2.Client) -> None:
-    """One that is being spoken, one whose talker has not begun, one in the thinker's queue. All engines are stopped."""
+    """One that is being spoken, one whose talker has not begun, one in the thinker's queue. All engines are
+    stopped."""
     before = outcome(answer_to(client, spoken())), outcome(answer_to(client, written()))
     patient.wait_until_idle()
     baseline = patient.baseline(client)
@@ -138,7 +140,8 @@ def test_deadline_releases_a_request_wherever_it_is(patient: SupervisedServer, c
 def test_sigterm_to_all_processes_drains_what_runs_and_leaves_nothing(
     patient: SupervisedServer, client: httpx2.Client, temporary: Path
 ) -> None:
-    """As systemd stops a service. The second signal, Ctrl-C, ends what is left. The last test of this server."""
+    """As systemd stops a service. The second signal, Ctrl-C, ends what is left. The last test of this
+    server."""
     before = answer_to(client, spoken())
     with patient.client() as other, patient.client() as third, ThreadPoolExecutor(1) as thread:
         endless = Listening(client, ENDLESS_SPEECH)

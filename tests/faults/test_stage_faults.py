@@ -1,7 +1,8 @@
-"""Each engine process killed, stopped and made to raise: idle, in the first step of a request, and mid-stream.
+"""Each engine process killed, stopped and made to raise: idle, in the first step of a request, and
+mid-stream.
 
-After each fault: what the clients get, what goes on meanwhile, that the stage comes back by itself, that the same
-request has the same answer as before, and that nothing is left behind.
+After each fault: what the clients get, what goes on meanwhile, that the stage comes back by itself, that the
+same request has the same answer as before, and that nothing is left behind.
 """
 
 import re
@@ -146,8 +147,9 @@ def test_raises_in_the_middle_of_a_stream(
 def test_stopped_in_the_middle_of_a_stream(
     stage: str, server: SupervisedServer, client: httpx2.Client, before: Before
 ) -> None:
-    """A request that comes before that is noticed is told as well, unless it is for text and the thinker runs. Where
-    the talker is stopped, the thinker fills the queue, whose reader is not there any more, and is held back."""
+    """A request that comes before that is noticed is told as well, unless it is for text and the thinker
+    runs. Where the talker is stopped, the thinker fills the queue, whose reader is not there any more, and is
+    held back."""
     with one_restart_of(stage, server, client, before):
         speech = Listening(client, ENDLESS_SPEECH)
         speech.until('"data":')
@@ -179,8 +181,8 @@ def test_talker_killed_with_rows_that_it_has_not_read(
 
 @contextmanager
 def told_before_any_sound(stage: str, server: SupervisedServer, client: httpx2.Client) -> Iterator[None]:
-    """The stage fails in the block, in the first step of a request: of one for text where it is the thinker, else of a
-    spoken one, of which there is text already."""
+    """The stage fails in the block, in the first step of a request: of one for text where it is the thinker,
+    else of a spoken one, of which there is text already."""
     if stage == "thinker":
         with posted(server, ENDLESS_TEXT) as whole:
             yield

@@ -1,4 +1,5 @@
-"""Every fuzzer by its name. Those of media containers, base64 and `data:` URLs are in tests/unit/media/test_fuzz.py."""
+"""Every fuzzer by its name. Those of media containers, base64 and `data:` URLs are in
+tests/unit/media/test_fuzz.py."""
 
 from tests.fuzz.child_output import CHILD_OUTPUT
 from tests.fuzz.http_bodies import CHAT_BODIES, FORMS, SPEECH_BODIES

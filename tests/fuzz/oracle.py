@@ -45,7 +45,8 @@ def check_log(watch: _Watch) -> None:
 
 
 def check_refusal(status: int, headers: dict[str, str], body: bytes) -> str:
-    """Of an HTTP answer that is not 200: no failure of the server, in the API's own shape. Returns its code."""
+    """Of an HTTP answer that is not 200: no failure of the server, in the API's own shape. Returns its
+    code."""
     assert 400 <= status < 500, f"status {status}: {body[:300]!r}"
     assert headers["content-type"] == "application/json", headers
     assert headers["x-request-id"]

@@ -102,8 +102,8 @@ async def _http() -> AsyncIterator[Run]:
 async def _exchange(
     server: _Server, data: bytes, rng: random.Random, *, ends: tuple[bytes, ...] = (), first: bytes = b""
 ) -> bytes:
-    """Sends `first` and waits for an answer, then `data` in pieces; what comes back until nothing does, or up to one of
-    `ends`."""
+    """Sends `first` and waits for an answer, then `data` in pieces; what comes back until nothing does, or up
+    to one of `ends`."""
     reader, writer = await asyncio.open_connection(server.host, server.port)
     answer = b""
     with suppress(ConnectionError):

@@ -41,7 +41,8 @@ class Report:
 async def fuzz(
     target: Target, seed: int, *, rounds: int, seconds: float | None = None, first: int = 0
 ) -> Report:
-    """`rounds` inputs from number `first` on, or as many as begin within `seconds`. Input N follows from `seed`."""
+    """`rounds` inputs from number `first` on, or as many as begin within `seconds`. Input N follows from
+    `seed`."""
     report = Report()
     began = time.monotonic()
     async with target.open() as run:

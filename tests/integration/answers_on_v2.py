@@ -1,8 +1,9 @@
-"""Answers cases on vLLM's V2 model runner, on a CPU, and prints as JSON what came out. Used by test_v2_runner.
+"""Answers cases on vLLM's V2 model runner, on a CPU, and prints as JSON what came out. Used by
+test_v2_runner.
 
-Needs tests/integration/v2_on_cpu on PYTHONPATH. As on a GPU, the autoregressive engines schedule asynchronously, which
-vLLM switches off on CPUs; both that and the choice of our scheduler are changed in this process, which builds the
-engines' configs.
+Needs tests/integration/v2_on_cpu on PYTHONPATH. As on a GPU, the autoregressive engines schedule
+asynchronously, which vLLM switches off on CPUs; both that and the choice of our scheduler are changed in this
+process, which builds the engines' configs.
 """
 
 import json

@@ -76,8 +76,8 @@ class LiveOmni:
         return self.run(all_events())
 
     def held_rows(self) -> int:
-        """What is not released within `RELEASE_TIMEOUT_S`: a worker hears of a request's end with the step after it,
-        and this question may be taken before that step."""
+        """What is not released within `RELEASE_TIMEOUT_S`: a worker hears of a request's end with the step
+        after it, and this question may be taken before that step."""
         deadline = time.monotonic() + RELEASE_TIMEOUT_S
         while (held := self.run(self.omni.num_held_rows())) and time.monotonic() < deadline:
             time.sleep(0.05)

@@ -1,4 +1,5 @@
-"""Batches of requests in the state of vLLM's V2 sampler, for comparisons of `FusedSampler` with vLLM's `Sampler`."""
+"""Batches of requests in the state of vLLM's V2 sampler, for comparisons of `FusedSampler` with vLLM's
+`Sampler`."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -20,7 +21,8 @@ TALKER = {"temperature": 0.9, "top_k": 40, "top_p": 0.8, "repetition_penalty": 1
 
 
 class Batch:
-    """Some requests in a sampler with room for more, each with a prompt and, as after a preemption, an output."""
+    """Some requests in a sampler with room for more, each with a prompt and, as after a preemption, an
+    output."""
 
     def __init__(
         self,

@@ -1,4 +1,5 @@
-"""Runs the pipeline until it is killed; prints the engines' process ids when it is ready. Used by test_queues."""
+"""Runs the pipeline until it is killed; prints the engines' process ids when it is ready. Used by
+test_queues."""
 
 import sys
 import time

@@ -37,8 +37,8 @@ class ServerProcess:
         is_forked: bool = True,
         has_queue: bool = True,
     ) -> None:
-        """`stdout`: where its standard output goes, if not to the log. Without `is_forked` it is a new interpreter,
-        which imports all by itself. `has_queue`: embeddings flow from one stage to another."""
+        """`stdout`: where its standard output goes, if not to the log. Without `is_forked` it is a new
+        interpreter, which imports all by itself. `has_queue`: embeddings flow from one stage to another."""
         self._log = log
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}"
@@ -102,8 +102,8 @@ class ServerProcess:
         return sum(1024 * int(size[1]) for size in sizes if size is not None)
 
     def shared_files(self) -> dict[str, int]:
-        """Those in shared memory that this server and its engines use, by name, with the bytes that are not reserved
-        yet. Other programs' come and go."""
+        """Those in shared memory that this server and its engines use, by name, with the bytes that are not
+        reserved yet. Other programs' come and go."""
         inodes = self.shared_inodes()
         files: dict[str, int] = {}
         for entry in os.scandir(_SHARED_MEMORY):
@@ -141,9 +141,11 @@ class ServerProcess:
         return self.process.wait(END_TIMEOUT_S)
 
     def wait_until_nothing_is_left(self) -> None:
-        """Returns when all that the server and its engines had in shared memory, semaphores included, is gone.
+        """Returns when all that the server and its engines had in shared memory, semaphores included, is
+        gone.
 
-        Python's resource tracker ends a moment after its parent. What other programs have there does not matter.
+        Python's resource tracker ends a moment after its parent. What other programs have there does not
+        matter.
         """
         wait_until(lambda: not self._left_behind(), 20, lambda: f"left in /dev/shm: {self._left_behind()}")
 
@@ -153,7 +155,8 @@ class ServerProcess:
     def _engine_ticks(self) -> int:
         """Processor time of the engines.
 
-        Gloo's threads are left out: there are 18 an engine, and each looks around 100 times a second, work or none.
+        Gloo's threads are left out: there are 18 an engine, and each looks around 100 times a second, work or
+        none.
         """
         return sum(_ticks(pid) for pid in self.engine_pids())
 

@@ -1,5 +1,5 @@
-"""Every command of docs/api.md is run as it stands, against the real server, and what it prints is checked; every path
-of the server's own description has a section on the page."""
+"""Every command of docs/api.md is run as it stands, against the real server, and what it prints is checked;
+every path of the server's own description has a section on the page."""
 
 import base64
 import json

@@ -256,7 +256,8 @@ async def test_windows_of_one_stream_at_once_fail_or_are_computed_but_never_wron
 async def test_a_new_streams_window_is_computed_before_queued_ones_that_are_due_later(
     code2wav: DiffusionStageClient,
 ) -> None:
-    """A step takes 8 windows. 40 are sent in the reverse order of their deadlines, and then one that is due at once."""
+    """A step takes 8 windows. 40 are sent in the reverse order of their deadlines, and then one that is due
+    at once."""
     finished: list[int] = []
 
     async def compute(due: int, num_codes: int) -> None:

@@ -1,4 +1,5 @@
-"""The kernel that samples a whole step gives the tokens of vLLM's own kernels, and leaves to vLLM what it cannot do.
+"""The kernel that samples a whole step gives the tokens of vLLM's own kernels, and leaves to vLLM what it
+cannot do.
 
 Both are interpreted here, on the CPU; tests/gpu/test_fused_sampler.py compares them on a GPU.
 """

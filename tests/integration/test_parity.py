@@ -1,4 +1,5 @@
-"""Answers equal the reference's: greedy, float32, on the same weights (model_facts: sections 2.1, 3.1, 6.2)."""
+"""Answers equal the reference's: greedy, float32, on the same weights (model_facts: sections 2.1, 3.1,
+6.2)."""
 
 import numpy as np
 import pytest

@@ -187,7 +187,8 @@ def _wait_until(condition: Callable[[], bool], timeout_s: float) -> None:
 
 
 def _is_idle(live: LiveOmni) -> None:
-    """An abort is a message to the engine: what it releases is gone once a later request has been answered."""
+    """An abort is a message to the engine: what it releases is gone once a later request has been
+    answered."""
     live.answer(spoken(CASES["two_tokens"].messages))
     assert live.omni.num_running == 0
     assert live.held_rows() == 0

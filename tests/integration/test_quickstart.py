@@ -1,5 +1,5 @@
-"""Every command and program of docs/quickstart.md is run as it stands, against the real server; and those of README.md
-and docs/container.md that ask a server something."""
+"""Every command and program of docs/quickstart.md is run as it stands, against the real server; and those of
+README.md and docs/container.md that ask a server something."""
 
 import os
 import re

@@ -21,7 +21,8 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 ATTEMPTS = 4
-"""The demo model ends one answer in a hundred with its first token and others soon, and is asked again then."""
+"""The demo model ends one answer in a hundred with its first token and others soon, and is asked again
+then."""
 
 
 def check_ended_at_once(response: Event) -> None:

@@ -73,8 +73,8 @@ def test_text_only_requests_never_reach_the_talker(cramped: LiveOmni, wanted: li
 def test_seeds_give_the_same_tokens_however_prompts_are_cut(
     cramped: LiveOmni, wanted: list[Expected]
 ) -> None:
-    """A piece of a prompt samples a token that is thrown away, and a seed must not move on with it. On CPU, vLLM would
-    end the engine there."""
+    """A piece of a prompt samples a token that is thrown away, and a seed must not move on with it. On CPU,
+    vLLM would end the engine there."""
 
     def requests() -> list[OmniRequest]:
         return [

@@ -1,4 +1,5 @@
-"""The whole product over HTTP: a server process with three engines, the demo checkpoint, the official client."""
+"""The whole product over HTTP: a server process with three engines, the demo checkpoint, the official
+client."""
 
 import base64
 import io
@@ -276,8 +277,8 @@ def test_very_short_texts_are_spoken(client: httpx2.Client, count: int) -> None:
 
 
 def test_stop_string_cuts_the_text_and_is_not_spoken(client: httpx2.Client) -> None:
-    """With k tokens before the stop string, what is spoken is what `max_tokens=k + 1` speaks: the last token of a
-    text has no row, whatever it was."""
+    """With k tokens before the stop string, what is spoken is what `max_tokens=k + 1` speaks: the last token
+    of a text has no row, whatever it was."""
     num_kept = 12
 
     def cut(max_tokens: int, **fields: Any) -> tuple[str, bytes]:
@@ -527,7 +528,8 @@ def all_at_once(client: httpx2.Client) -> list[dict[str, Any]]:
 
 
 def assert_same_answers(answers: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
-    """Convolutions over a batch round differently in the last bit of a float, hence of a 16-bit sample now and then."""
+    """Convolutions over a batch round differently in the last bit of a float, hence of a 16-bit sample now
+    and then."""
     for answer, wanted in zip(answers, expected, strict=True):
         assert text_of(answer) == text_of(wanted)
         assert usage_of(answer) == usage_of(wanted)

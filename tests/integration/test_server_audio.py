@@ -68,7 +68,8 @@ def similarity(decoded: Samples, wanted: Samples) -> float:
 
 
 def below(frequency_hz: float, samples: Samples) -> Samples:
-    """Without what is above: codecs for speech spend little on it, and most of the demo's sound is noise up there."""
+    """Without what is above: codecs for speech spend little on it, and most of the demo's sound is noise up
+    there."""
     spectrum = np.fft.rfft(samples)
     spectrum[np.fft.rfftfreq(len(samples), 1 / SAMPLE_RATE_HZ) > frequency_hz] = 0
     return np.fft.irfft(spectrum, len(samples)).astype(np.float32)
@@ -196,7 +197,8 @@ def test_official_client_transcribes(official: openai.OpenAI) -> None:
 
 
 def test_a_recording_in_webm_or_m4a_is_heard_as_in_wav(official: openai.OpenAI) -> None:
-    """The lossless M4A has the same samples, and so the same words; Opus has nearly the same, and as many tokens."""
+    """The lossless M4A has the same samples, and so the same words; Opus has nearly the same, and as many
+    tokens."""
     samples, rate = soundfile.read(io.BytesIO(WAV), dtype="float32")
     m4a = record("ipod", "alac", samples[None], rate)
     webm = record("webm", "libopus", np.repeat(samples[None], 3, axis=1), 3 * rate, options=LIVE_WEBM)

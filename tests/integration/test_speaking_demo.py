@@ -1,4 +1,5 @@
-"""The speaking demo has trained weights: it is right, equals the reference, and its windows are close to one pass."""
+"""The speaking demo has trained weights: it is right, equals the reference, and its windows are close to one
+pass."""
 
 import functools
 from collections.abc import Callable, Iterator

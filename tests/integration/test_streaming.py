@@ -1,4 +1,5 @@
-"""Speech is streamed: while the reply is still being written, without gaps, and close to one pass over all of it."""
+"""Speech is streamed: while the reply is still being written, without gaps, and close to one pass over all of
+it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,9 +25,9 @@ from tests.reference.cases import CASES
 from tests.reference.reference import Reference
 
 CHUNKED_SNR_DB = 50.0
-"""Of streamed sound against one pass with the same noise, on the demo checkpoint's random weights; measured: 58.3 to
-60.2 dB. A window sees one block behind what it emits, the reference all. Without carry, where it sees no more than two
-blocks before, 57.5 to 59.1 dB."""
+"""Of streamed sound against one pass with the same noise, on the demo checkpoint's random weights; measured:
+58.3 to 60.2 dB. A window sees one block behind what it emits, the reference all. Without carry, where it sees
+no more than two blocks before, 57.5 to 59.1 dB."""
 CARRY_SNR_DB = 95.0
 """Of a stream against the same windows in another process; measured: equal. Windows by themselves: 84 dB."""
 
@@ -125,7 +126,8 @@ def test_streamed_sound_is_close_to_one_pass_over_the_utterance(
 def test_the_server_carries_state_from_window_to_window(
     long_reply: list[OmniEvent], checkpoint: Path
 ) -> None:
-    """Its sound is that of the pipeline with the windows of one stream, and not that of windows by themselves."""
+    """Its sound is that of the pipeline with the windows of one stream, and not that of windows by
+    themselves."""
     codes = [code for event in long_reply if isinstance(event, CodecDelta) for code in event.codes]
     sound = np.concatenate([event.samples for event in long_reply if isinstance(event, AudioDelta)])
     chunks = demo_config().edges[1].chunks
@@ -171,7 +173,8 @@ def stream_sound(
 
 
 def test_windows_do_not_click_where_they_meet(long_reply: list[OmniEvent]) -> None:
-    """The step between the last sample of a window and the first of the next is no larger than steps elsewhere."""
+    """The step between the last sample of a window and the first of the next is no larger than steps
+    elsewhere."""
     pieces = [event.samples for event in long_reply if isinstance(event, AudioDelta)]
     steps = np.abs(np.diff(np.concatenate(pieces)))
     seams = np.cumsum([len(piece) for piece in pieces])[:-1] - 1

@@ -1,4 +1,5 @@
-"""vLLM's V2 model runner gives the reference's tokens, as V1 does, where Triton's interpreter runs its kernels.
+"""vLLM's V2 model runner gives the reference's tokens, as V1 does, where Triton's interpreter runs its
+kernels.
 
 On GPUs it is the default, and tests/gpu shows the same there.
 """

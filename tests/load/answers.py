@@ -1,5 +1,5 @@
-"""What an answer says, so that it can be compared with another one: text and numbers of tokens exactly, sound up
-to `ROUNDING`."""
+"""What an answer says, so that it can be compared with another one: text and numbers of tokens exactly, sound
+up to `ROUNDING`."""
 
 import base64
 import json
@@ -14,9 +14,9 @@ from tests.unit.api.schema import check_completion, check_error
 from tests.unit.api.sse_validator import parse_frames, read_stream
 
 ROUNDING = 1
-"""Steps of 16 bits by which a sample may differ: code2wav computes what is there in one step, and sums of floats depend
-on the sizes of the matrices. Other codec tokens would move the sound further: of six utterances sampled with other
-seeds, each piece of 20 ms was off by 250 steps or more."""
+"""Steps of 16 bits by which a sample may differ: code2wav computes what is there in one step, and sums of
+floats depend on the sizes of the matrices. Other codec tokens would move the sound further: of six utterances
+sampled with other seeds, each piece of 20 ms was off by 250 steps or more."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""The mix of requests: every modality in and out, streamed and in one piece, short and long, all repeatable."""
+"""The mix of requests: every modality in and out, streamed and in one piece, short and long, all
+repeatable."""
 
 import json
 from typing import Any

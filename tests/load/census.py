@@ -11,13 +11,13 @@ Census = dict[str, float]
 
 _RELEASE_TIMEOUT_S = 30.0
 _MORE_THREADS = 4
-"""By which an engine may have more than before: pools start some when they are first needed, and keep them. Threads
-that requests left behind would be as many as the requests."""
+"""By which an engine may have more than before: pools start some when they are first needed, and keep them.
+Threads that requests left behind would be as many as the requests."""
 
 
 def census(server: SupervisedServer, client: httpx2.Client) -> Census:
-    """Of a server that does nothing: running requests, places of --max-queue, KV blocks, slots and blocks of the queue,
-    tasks of the event loop, processes, file descriptors, threads and shared memory."""
+    """Of a server that does nothing: running requests, places of --max-queue, KV blocks, slots and blocks of
+    the queue, tasks of the event loop, processes, file descriptors, threads and shared memory."""
     counted = server.baseline(client) | {"tasks of the event loop": samples(client)["omni_event_loop_tasks"]}
     for stage in STAGES:
         process = Path(f"/proc/{server.pid_of(stage)}")

@@ -54,7 +54,8 @@ class Life:
         return medians[-1] - medians[0]
 
     def slope_bytes_per_h(self) -> float:
-        """Median of the slopes between all pairs of samples (Theil and Sen): single outliers do not move it."""
+        """Median of the slopes between all pairs of samples (Theil and Sen): single outliers do not move
+        it."""
         points = list(zip(self.seconds, self.rss, strict=True))
         slopes = [
             (later - sooner) / (end - begin)

@@ -1,4 +1,5 @@
-"""Clients that send a mix of requests, some of which they abort, and compare every answer with the one they know."""
+"""Clients that send a mix of requests, some of which they abort, and compare every answer with the one they
+know."""
 
 import asyncio
 import random
@@ -66,7 +67,8 @@ class MixedLoad:
         self._usual_s: dict[str, float] = {}
 
     async def run(self, concurrency: int, go_on: Callable[[], bool]) -> Tally:
-        """As many clients, each with one request after the other for as long as `go_on` says so, asked before each."""
+        """As many clients, each with one request after the other for as long as `go_on` says so, asked before
+        each."""
 
         async def client() -> None:
             while go_on():
@@ -107,7 +109,8 @@ class MixedLoad:
             await asyncio.sleep(PATIENCE_S)
 
     def _cut(self, ask: Ask) -> Cut:
-        """At any moment: while the request is sent, and up to a little after its answer would have been whole."""
+        """At any moment: while the request is sent, and up to a little after its answer would have been
+        whole."""
         chance = self._chance
         after_s = chance.uniform(0, 1.2 * self._usual_s.get(ask.kind, 2.0))
         sent_share = chance.random() if chance.random() < 0.1 else 1.0

@@ -1,4 +1,5 @@
-"""More requests than a server can answer: what becomes of those that it accepts, and of those that it refuses."""
+"""More requests than a server can answer: what becomes of those that it accepts, and of those that it
+refuses."""
 
 import asyncio
 import random
@@ -30,7 +31,8 @@ class OverloadResult:
     bad: Counter[str] = field(default_factory=Counter)
     """Anything else, by what it was."""
     lag_s: list[float] = field(default_factory=list)
-    """By which the generator of the load was late with a request. What it adds to the times above is its own."""
+    """By which the generator of the load was late with a request. What it adds to the times above is its
+    own."""
     drained_s: float = 0.0
     """From the last request that was offered to the end of all answers."""
 
@@ -51,7 +53,8 @@ async def capacity(port: int, wanted: Mapping[Ask, Answer], concurrency: int, se
 async def overload(
     port: int, wanted: Mapping[Ask, Answer], rate: float, seconds: float, seed: int
 ) -> OverloadResult:
-    """Offers `rate` requests per second, which come independently of each other and do not wait for one another."""
+    """Offers `rate` requests per second, which come independently of each other and do not wait for one
+    another."""
     chance = random.Random(seed)
     asks = list(wanted)
     result = OverloadResult()

@@ -1,6 +1,7 @@
 """Sessions of `/v1/realtime` beside the other load.
 
-Their answers are sampled without a seed: what is checked is that each is whole and that every event is well-formed.
+Their answers are sampled without a seed: what is checked is that each is whole and that every event is
+well-formed.
 """
 
 import asyncio

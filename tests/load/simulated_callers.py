@@ -1,8 +1,9 @@
-"""Callers of a server whose three stages share a GPU, in virtual time: what settings would do, before they are tried.
+"""Callers of a server whose three stages share a GPU, in virtual time: what settings would do, before they
+are tried.
 
-The orchestrator's part is the real one: windows, their order, the gate before first audio. Of the stages only the times
-are there. code2wav's step is a line over its codes, and slower while language models compute beside it; the language
-models take turns with nobody and do not pause for first windows, but keep their distances.
+The orchestrator's part is the real one: windows, their order, the gate before first audio. Of the stages only
+the times are there. code2wav's step is a line over its codes, and slower while language models compute beside
+it; the language models take turns with nobody and do not pause for first windows, but keep their distances.
 """
 
 import asyncio
@@ -26,8 +27,9 @@ SLICE_S = 0.02
 
 @dataclass(frozen=True)
 class Device:
-    """Seconds on one H200 with the sizes of Qwen2.5-Omni-7B, as measured beside each other (docs/performance.md), but
-    for the first two, which were chosen so that throughput at 16 and 64 callers comes out."""
+    """Seconds on one H200 with the sizes of Qwen2.5-Omni-7B, as measured beside each other
+    (docs/performance.md), but for the first two, which were chosen so that throughput at 16 and 64 callers
+    comes out."""
 
     step_s: float = 0.025
     """A step of code2wav without any codes."""
@@ -133,7 +135,8 @@ def call(
     device: Device | None = None,
     seed: int = 1,
 ) -> Outcome:
-    """So many callers, each of whom asks for the next of its `answers` as soon as it has one; `max_codes` of a step."""
+    """So many callers, each of whom asks for the next of its `answers` as soon as it has one; `max_codes` of
+    a step."""
     rng = random.Random(seed)
 
     async def work() -> Outcome:

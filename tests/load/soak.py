@@ -1,4 +1,5 @@
-"""Mixed load with faults, for minutes or hours, on a server that runs: what came of it, and what it left behind."""
+"""Mixed load with faults, for minutes or hours, on a server that runs: what came of it, and what it left
+behind."""
 
 import asyncio
 import json
@@ -35,11 +36,11 @@ class SoakPlan:
     concurrency: int
     seed: int
     kill_every_s: float | None
-    """A stage's process is killed so often, one stage after the other, in the first half of the time: their successors'
-    memory is seen over the second. None kills none."""
+    """A stage's process is killed so often, one stage after the other, in the first half of the time: their
+    successors' memory is seen over the second. None kills none."""
     num_lengths: int = 0
-    """Prompts of so many lengths (`tests.load.filling`) are sent between the halves if an engine was killed, while the
-    load rests: its caches were lost with it. 0 sends none."""
+    """Prompts of so many lengths (`tests.load.filling`) are sent between the halves if an engine was killed,
+    while the load rests: its caches were lost with it. 0 sends none."""
     sample_every_s: float = 5.0
     settled_s: float = SETTLED_S
     """A younger process is not asked for its memory."""
@@ -56,11 +57,12 @@ class SoakResult:
     changed: list[str]
     """Kinds of requests that, alone again afterwards, got another answer than before."""
     filled_s: float | None = None
-    """When the caches of the killed engines' successors were full, in seconds since the beginning; None if they were
-    not filled."""
+    """When the caches of the killed engines' successors were full, in seconds since the beginning; None if
+    they were not filled."""
 
     def judged_lives(self) -> list[Life]:
-        """Of each role the last process, from when its caches were full: before the run, or in the middle of it."""
+        """Of each role the last process, from when its caches were full: before the run, or in the middle of
+        it."""
         last = {life.role: life for life in self.lives}
         if self.filled_s is not None:
             last |= {role: life.since(self.filled_s) for role, life in last.items() if role in self.kills}
@@ -76,8 +78,9 @@ def port_of(server: SupervisedServer) -> int:
 async def warm_up(
     server: SupervisedServer, asks: list[Ask], concurrency: int, num_lengths: int = 0
 ) -> tuple[dict[Ask, Answer], Census]:
-    """The answers that requests get alone, and what an idle server holds that has once been busy: pools of threads
-    grow to their size with the first load, and stay. So do caches, with prompts of `num_lengths` lengths."""
+    """The answers that requests get alone, and what an idle server holds that has once been busy: pools of
+    threads grow to their size with the first load, and stay. So do caches, with prompts of `num_lengths`
+    lengths."""
     port = port_of(server)
     wanted = await alone(port, asks)
     await fill_caches(port, num_lengths)
@@ -98,8 +101,8 @@ async def soak(
 ) -> SoakResult:
     """`wanted` and `before` as `warm_up` returns them; `tell` is told once a minute how it goes.
 
-    Two halves, the first with kills. It lasts until the last killed engine is back; the second is shorter by what that
-    takes beyond its time, and begins later by what it takes to fill caches.
+    Two halves, the first with kills. It lasts until the last killed engine is back; the second is shorter by
+    what that takes beyond its time, and begins later by what it takes to fill caches.
     """
     port = port_of(server)
     faults = Faults()

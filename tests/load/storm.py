@@ -35,7 +35,8 @@ async def storm(
     concurrency: int,
     seed: int,
 ) -> StormResult:
-    """`wanted` and `before` as `tests.load.soak.warm_up` returns them. One more client talks over `/v1/realtime`."""
+    """`wanted` and `before` as `tests.load.soak.warm_up` returns them. One more client talks over
+    `/v1/realtime`."""
     port = port_of(server)
     load = MixedLoad(port, wanted, abort_share=_MEANT_TO_LEAVE, seed=seed)
     tally = load.tally

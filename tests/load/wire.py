@@ -36,8 +36,8 @@ class Cut:
 
 @dataclass(frozen=True)
 class Reply:
-    """What has come until the server or the client ended the connection; times in seconds since the client began to
-    connect."""
+    """What has come until the server or the client ended the connection; times in seconds since the client
+    began to connect."""
 
     status: int | None
     """None if there was none."""

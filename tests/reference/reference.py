@@ -1,4 +1,5 @@
-"""The reference implementation of Qwen2.5-Omni: transformers, float32, greedy, with its known defects repaired.
+"""The reference implementation of Qwen2.5-Omni: transformers, float32, greedy, with its known defects
+repaired.
 
 Repairs (transformers 5.19):
 - `generate()` drops an attention mask of ones, and without one the talker neither adds the codec pad and start
@@ -35,8 +36,8 @@ class ReferenceResult:
     text_ids: tuple[int, ...]  # N, the stop token included
     talker_prompt_ids: tuple[int, ...]  # P + 2, what the repetition penalty sees; empty if N = 1
     rows: torch.Tensor
-    """[P + N + 2, E], text part of the talker's inputs: prompt, voice, tokens 0..N-2, text end, text pad. [0, E] if
-    N = 1."""
+    """[P + N + 2, E], text part of the talker's inputs: prompt, voice, tokens 0..N-2, text end, text pad. [0,
+    E] if N = 1."""
     positions: torch.Tensor  # [3, P + 2] int64, M-RoPE positions of the talker's prompt
     delta: int
     """Added to the number of cached tokens it gives the positions of what follows."""
@@ -71,7 +72,8 @@ class _NothingToSpeakError(Exception):
 
 
 class _InjectedNoise(TorchFunctionMode):
-    """Answers `torch.randn` of [1, frames, 80] with the given noise, within a `with` statement and this thread only."""
+    """Answers `torch.randn` of [1, frames, 80] with the given noise, within a `with` statement and this
+    thread only."""
 
     def __init__(self, noise: Noise) -> None:
         super().__init__()
@@ -112,8 +114,8 @@ class Reference:
     def prompt(self, messages: tuple[ChatMessage, ...]) -> BatchFeature:
         """Chat template and processor, as the model's documentation has it.
 
-        A video's frames are passed as they are, with `do_sample_frames=False` and their `fps`: transformers then
-        takes every frame and derives seconds per grid (2 / fps) from the given rate.
+        A video's frames are passed as they are, with `do_sample_frames=False` and their `fps`: transformers
+        then takes every frame and derives seconds per grid (2 / fps) from the given rate.
         """
         return self._processed([messages])
 
@@ -129,8 +131,8 @@ class Reference:
     ) -> ReferenceResult:
         """Greedy, with the reference's own repetition penalty of 1.05 in the talker.
 
-        `thinker_stop_ids` end the text in addition to the model's end token, which `ignore_eos` makes an ordinary
-        one. Without `noise` the flow starts from torch's global generator.
+        `thinker_stop_ids` end the text in addition to the model's end token, which `ignore_eos` makes an
+        ordinary one. Without `noise` the flow starts from torch's global generator.
         """
         inputs = self.prompt(messages)
         prompt_ids = tuple(inputs["input_ids"][0].tolist())
@@ -175,7 +177,8 @@ class Reference:
         thinker_max_tokens: int,
         talker_max_tokens: int,
     ) -> list[tuple[int, ...]]:
-        """Codes of several text conversations in one padded batch, without the repair of the mask: padding keeps it."""
+        """Codes of several text conversations in one padded batch, without the repair of the mask: padding
+        keeps it."""
         inputs = self._processed(conversations)
         if bool(inputs["attention_mask"].all()):
             raise ValueError("prompts of one length are not padded")

@@ -56,8 +56,8 @@ def test_the_mistake_changes_the_codes(reference: Reference, results: Results, m
 
 
 def test_pad_ids_in_the_prompt_are_seen_in_the_ids_alone(reference: Reference, results: Results) -> None:
-    # They penalise 8292 instead of 8292 and 8296. Code 8296 can never be sampled, since the DiT has no row for it and
-    # so its logit must lose, and codes alone cannot show the mistake.
+    # They penalise 8292 instead of 8292 and 8296. Code 8296 can never be sampled, since the DiT has no row
+    # for it and so its logit must lose, and codes alone cannot show the mistake.
     wrong = feed(reference, CASES["hello"], results["hello"], "pad_ids_in_prompt")
     assert wrong.prompt_ids != results["hello"].talker_prompt_ids
     assert set(results["hello"].talker_prompt_ids) - set(wrong.prompt_ids) == {8296}

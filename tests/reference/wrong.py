@@ -1,7 +1,8 @@
 """The talker fed in plain torch, correctly or with one deliberate mistake.
 
-The mistakes are those that implementations of Qwen2.5-Omni made or nearly made. That each of them changes the codes
-on the demo checkpoint shows that a comparison of codes on it is worth something, whatever engine runs it.
+The mistakes are those that implementations of Qwen2.5-Omni made or nearly made. That each of them changes the
+codes on the demo checkpoint shows that a comparison of codes on it is worth something, whatever engine runs
+it.
 """
 
 from dataclasses import dataclass, replace
@@ -121,7 +122,8 @@ def speak(reference: Reference, given: TalkerFeed, max_codes: int) -> tuple[int,
 def _thinker_rows(
     reference: Reference, case: Case, result: ReferenceResult
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Layer-0 inputs and final hidden states of prompt and reply, [P + N - 1, E] each, of one forward pass."""
+    """Layer-0 inputs and final hidden states of prompt and reply, [P + N - 1, E] each, of one forward
+    pass."""
     inputs = reference.prompt(case.messages)
     inputs["input_ids"] = torch.tensor([result.prompt_ids + result.text_ids[:-1]])
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])

@@ -11,8 +11,8 @@ IMAGE_SIZE = 32
 
 
 def waveform(codes: npt.NDArray[np.int64], first_frame: int, voice: str) -> npt.NDArray[np.float32]:
-    """A chord of one tone per codebook, `[num_frames * 1280]`. `codes` `[num_frames, 4]` are numbered from 0, and
-    `first_frame` continues the tones of the window before."""
+    """A chord of one tone per codebook, `[num_frames * 1280]`. `codes` `[num_frames, 4]` are numbered from 0,
+    and `first_frame` continues the tones of the window before."""
     base = 110.0 if voice == "Low" else 220.0
     samples = np.arange(len(codes) * SAMPLES_PER_FRAME) + first_frame * SAMPLES_PER_FRAME
     hertz = base * 2 ** (np.repeat(codes, SAMPLES_PER_FRAME, axis=0) / 24)

@@ -1,4 +1,5 @@
-"""Text to speech without text output: a stage that samples four codebooks at 12.5 Hz, and a decoder at 16 kHz."""
+"""Text to speech without text output: a stage that samples four codebooks at 12.5 Hz, and a decoder at 16
+kHz."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""What the toy families have in common: a tiny language model with random weights, and its tokenizer of bytes."""
+"""What the toy families have in common: a tiny language model with random weights, and its tokenizer of
+bytes."""
 
 import json
 from collections.abc import Collection, Mapping, Sequence

@@ -68,7 +68,8 @@ class FusedBigVGAN:
         dtype = self._dtype
         x = self._apply(self._pre, _normalised(mel).to(dtype).contiguous(), dtype=dtype)
         for up, rate, blocks in zip(self._ups, self._rates, self._levels, strict=True):
-            # A transposed convolution computes `rate` outputs per input: as many channels, side by side in time.
+            # A transposed convolution computes `rate` outputs per input: as many channels, side by side in
+            # time.
             raised = self._apply(up, x.to(dtype), dtype=torch.float32)
             raised = raised.view(len(raised), -1, raised.shape[-1] // rate)
             x = self._mean_of(blocks, raised)
@@ -115,8 +116,8 @@ class FusedBigVGAN:
 
 
 def _normalised(mel: torch.Tensor) -> torch.Tensor:
-    """`process_mel_spectrogram` of transformers' module, which makes a tensor on the host and so cannot be recorded:
-    decibels, of which -115 to 0 become -1 to 1."""
+    """`process_mel_spectrogram` of transformers' module, which makes a tensor on the host and so cannot be
+    recorded: decibels, of which -115 to 0 become -1 to 1."""
     decibels = 20 * torch.log10(mel.exp().clamp(min=10 ** (MIN_DECIBELS / 20))) - 20
     return (2 * (decibels - MIN_DECIBELS) / -MIN_DECIBELS - 1).clamp(-1.0, 1.0)
 
@@ -128,8 +129,8 @@ def _conv(module: torch.nn.Conv1d, dtype: torch.dtype) -> _Conv:
 
 
 def _transposed(module: torch.nn.ConvTranspose1d, dtype: torch.dtype) -> _Conv:
-    """Output `rate * n + r` sums input `n + q` times tap `r + padding - rate * q`: a convolution over q whose output
-    channels are the `rate` phases r, one behind the other."""
+    """Output `rate * n + r` sums input `n + q` times tap `r + padding - rate * q`: a convolution over q whose
+    output channels are the `rate` phases r, one behind the other."""
     source = module.weight.detach()  # [in channels, out channels, taps]
     rate, padding, num_taps = int(module.stride[0]), int(module.padding[0]), source.shape[2]
     if num_taps - 2 * padding != rate:

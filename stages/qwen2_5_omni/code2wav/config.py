@@ -10,10 +10,11 @@ ARCHITECTURE = "Qwen2_5OmniCode2WavStage"
 
 
 def code2wav_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """`hf_overrides` of the stage: the token2wav part of the whole config, with the fields that vLLM asks of any model.
+    """`hf_overrides` of the stage: the token2wav part of the whole config, with the fields that vLLM asks of
+    any model.
 
-    Lengths are in codec tokens, because those are the stage's prompt. Any other config is returned as it is: vLLM also
-    calls this with an empty one.
+    Lengths are in codec tokens, because those are the stage's prompt. Any other config is returned as it is:
+    vLLM also calls this with an empty one.
     """
     if not isinstance(config, Qwen2_5OmniConfig):
         return config

@@ -1,11 +1,11 @@
 """Codec tokens to mel spectrogram: the DiT of Qwen2.5-Omni and its flow-matching solver over packed windows.
 
-Same mathematics as transformers' `Qwen2_5OmniToken2WavDiTModel.sample`, rearranged. What depends on the voice, the
-codes or the time alone is computed once instead of in each of the solver's evaluations: the ECAPA encoding of the
-voice, its share of the input projection, and the modulation of every layer at every time. Attention is computed block
-by block instead of under dense masks. Both branches of the guidance go through the layers as one batch. The state of
-the solver, the residual stream, the norms and the first and last projection are float32; the products inside the layers
-run in the given type.
+Same mathematics as transformers' `Qwen2_5OmniToken2WavDiTModel.sample`, rearranged. What depends on the
+voice, the codes or the time alone is computed once instead of in each of the solver's evaluations: the ECAPA
+encoding of the voice, its share of the input projection, and the modulation of every layer at every time.
+Attention is computed block by block instead of under dense masks. Both branches of the guidance go through
+the layers as one batch. The state of the solver, the residual stream, the norms and the first and last
+projection are float32; the products inside the layers run in the given type.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,8 @@ EVALUATIONS = 4
 
 
 def time_grid(solver: FlowSolver) -> torch.Tensor:
-    """The solver's time points from 0 to 1, float32 [num_steps] on the CPU, denser near 0 for negative sway."""
+    """The solver's time points from 0 to 1, float32 [num_steps] on the CPU, denser near 0 for negative
+    sway."""
     grid = torch.linspace(0, 1, solver.num_steps)
     return grid + solver.sway_coefficient * (torch.cos(torch.pi / 2 * grid) - 1 + grid)
 
@@ -60,7 +61,8 @@ class Interval:
     step: torch.Tensor
     """Length of the interval, float32 []."""
     modulation: torch.Tensor
-    """float32 [4, num_layers, 6, hidden]: shift, scale and gate of the attention, then of the feed-forward part."""
+    """float32 [4, num_layers, 6, hidden]: shift, scale and gate of the attention, then of the feed-forward
+    part."""
     final: torch.Tensor
     """float32 [4, 2, hidden]: scale and shift of the last norm."""
 
@@ -80,9 +82,10 @@ class PackedDiT:
         num_streams: int,
         frees_modules: bool = False,
     ) -> None:
-        """`voices` gives the order of the rows that `BlockLayout.voice` names; `num_streams` is the number of slots, of
-        which a layout may name any. `frees_modules`: the weights of a layer of `dit` are freed as soon as they have
-        been copied, so that a device never holds both of all layers; `dit` is of no use afterwards."""
+        """`voices` gives the order of the rows that `BlockLayout.voice` names; `num_streams` is the number of
+        slots, of which a layout may name any. `frees_modules`: the weights of a layer of `dit` are freed as
+        soon as they have been copied, so that a device never holds both of all layers; `dit` is of no use
+        afterwards."""
         config = dit.config
         self._ops = ops
         self._dtype = dtype
@@ -166,7 +169,8 @@ class PackedDiT:
         interval: Interval,
         evaluation: int,
     ) -> torch.Tensor:
-        """d(state)/dt under guidance, float32 [blocks, frames, mel_dim]; with what `layout` says of slots done.
+        """d(state)/dt under guidance, float32 [blocks, frames, mel_dim]; with what `layout` says of slots
+        done.
 
         evaluation: 0 to 3, counted in the interval.
         """
@@ -210,8 +214,8 @@ def _prepared(layer: DiTDecoderLayer, dtype: torch.dtype, head_dim: int, *, back
     attention = layer.attn
 
     def halves(linear: torch.nn.Linear) -> tuple[torch.Tensor, torch.Tensor]:
-        # The rotary embedding turns pairs of neighbouring components. Queries and keys permuted alike have the same
-        # products, and with the even components in front a pair is one offset apart.
+        # The rotary embedding turns pairs of neighbouring components. Queries and keys permuted alike have
+        # the same products, and with the even components in front a pair is one offset apart.
         order = torch.cat([torch.arange(0, head_dim, 2), torch.arange(1, head_dim, 2)]).to(
             linear.weight.device
         )
@@ -248,8 +252,8 @@ def _voice_bias(
 ) -> torch.Tensor:
     """What a voice adds to the input projection at every frame, float32 [2, voices, hidden].
 
-    First with the voice; then without: silence for the reference mel, which the encoder does not turn into zeros,
-    no x-vector, and the embedding of code 0 everywhere.
+    First with the voice; then without: silence for the reference mel, which the encoder does not turn into
+    zeros, no x-vector, and the embedding of code 0 everywhere.
     """
     embed = dit.input_embed
     null_code = dit.text_embed.codec_embed.weight[0]

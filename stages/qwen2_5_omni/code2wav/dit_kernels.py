@@ -15,7 +15,8 @@ MIN_DOT_SIZE = 16
 """Triton multiplies tiles whose sides are powers of two from 16 on."""
 
 ATTENTION_WARPS = 2
-"""Per block and head. With one a thread takes 237 registers instead of 102, so that fewer blocks are in flight."""
+"""Per block and head. With one a thread takes 237 registers instead of 102, so that fewer blocks are in
+flight."""
 
 
 class TritonDiTOps:
@@ -153,8 +154,8 @@ def _gated_norm(
 def _load_turned(
     head_ptr, row_stride, num_rows, angles_ptr, rotary_stride, is_turned, TILE: tl.constexpr, HALF_DIM: tl.constexpr
 ):  # fmt: skip
-    """One head of queries or keys from `head_ptr` on, [TILE, 2 * HALF_DIM], zeros behind `num_rows`; if `is_turned`, by
-    the rotary embedding from the position of `angles_ptr` on."""
+    """One head of queries or keys from `head_ptr` on, [TILE, 2 * HALF_DIM], zeros behind `num_rows`; if
+    `is_turned`, by the rotary embedding from the position of `angles_ptr` on."""
     rows, columns = tl.arange(0, TILE)[:, None], tl.arange(0, 2 * HALF_DIM)[None, :]
     inside = rows < num_rows
     x = tl.load(head_ptr + rows * row_stride + columns, mask=inside, other=0.0)
@@ -175,8 +176,8 @@ def _attend(
     query, highest, total, attended, scale,
     TILE: tl.constexpr, HALF_DIM: tl.constexpr, IS_FIRST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Takes `num_keys` keys from `key_ptr` on, and their values, `inner` columns further, into a running softmax, the
-    first of it with IS_FIRST. scale: of the products, as powers of 2."""
+    """Takes `num_keys` keys from `key_ptr` on, and their values, `inner` columns further, into a running
+    softmax, the first of it with IS_FIRST. scale: of the products, as powers of 2."""
     key = _load_turned(key_ptr, row_stride, num_keys, angles_ptr, rotary_stride, is_turned, TILE, HALF_DIM)
     rows, columns = tl.arange(0, TILE), tl.arange(0, 2 * HALF_DIM)
     is_key = rows < num_keys

@@ -21,7 +21,8 @@ class DiTOps(Protocol):
     def norm(
         self, hidden: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, dtype: torch.dtype
     ) -> torch.Tensor:
-        """Layer norm without weights of `hidden` (float32 [rows, width]), times 1 + scale, plus shift, as `dtype`."""
+        """Layer norm without weights of `hidden` (float32 [rows, width]), times 1 + scale, plus shift, as
+        `dtype`."""
         ...
 
     def gated_norm(
@@ -53,10 +54,10 @@ class DiTOps(Protocol):
     ) -> torch.Tensor:
         """Attention within blocks, [rows, num_heads * head_dim].
 
-        qkv: [rows, 3 * num_heads * head_dim], within each head of queries and keys first the even and then the odd
-        components; rotary: float32 [2, positions, head_dim / 2], cosine and sine, for head 0 only. With `back`
-        (`ahead`) a block also attends to the one before (behind) it, if that is of its window; or, with `back` and
-        `kept`, to the one before it in its `read_slot`.
+        qkv: [rows, 3 * num_heads * head_dim], within each head of queries and keys first the even and then
+        the odd components; rotary: float32 [2, positions, head_dim / 2], cosine and sine, for head 0 only.
+        With `back` (`ahead`) a block also attends to the one before (behind) it, if that is of its window;
+        or, with `back` and `kept`, to the one before it in its `read_slot`.
         """
         ...
 

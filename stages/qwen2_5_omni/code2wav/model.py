@@ -30,8 +30,8 @@ NOISE_THREADS = 8
 
 
 URGENT_CODES = 24
-"""Windows whose sound begins before this code are urgent, 0.48 s: the first one of an utterance, and the second if the
-first is short, because it has to be there when the first has been played."""
+"""Windows whose sound begins before this code are urgent, 0.48 s: the first one of an utterance, and the
+second if the first is short, because it has to be there when the first has been played."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ def _is_urgent(payload: bytes) -> bool:
 
 
 class Qwen2_5OmniCode2Wav(torch.nn.Module):
-    """Weights are loaded in float32 whatever the checkpoint's type. The first call of `prepare` or `sample` turns
-    them into a `Code2WavPipeline` and lets go of the modules.
+    """Weights are loaded in float32 whatever the checkpoint's type. The first call of `prepare` or `sample`
+    turns them into a `Code2WavPipeline` and lets go of the modules.
 
     `vllm_config.additional_config` is a `DiffusionRuntimeConfig`. Raises `TypeError` if it is not.
     """
@@ -107,7 +107,8 @@ class Qwen2_5OmniCode2Wav(torch.nn.Module):
         raise RuntimeError("code2wav runs through sample(batch) on the diffusion model runner")
 
     def prepare(self) -> None:
-        """Fold and cast the weights, compile kernels and record CUDA graphs, as far as the config asks for it."""
+        """Fold and cast the weights, compile kernels and record CUDA graphs, as far as the config asks for
+        it."""
         self._ready().warm_up()
 
     def _ready(self) -> Code2WavPipeline:
@@ -128,9 +129,10 @@ class Qwen2_5OmniCode2Wav(torch.nn.Module):
     def sample(self, batch: DiffusionBatch) -> list[torch.Tensor]:
         """Waveforms of the codes that each window emits, float32 [num_codes * samples per code].
 
-        `batch.inputs` are encoded `CodecWindow`s. A window that names a stream leaves state behind for the next one, as
-        long as there are no more than `DiffusionRuntimeConfig.num_streams` streams. Raises `RejectedRequestsError` for
-        invalid requests; of several windows of one stream only the first is valid.
+        `batch.inputs` are encoded `CodecWindow`s. A window that names a stream leaves state behind for the
+        next one, as long as there are no more than `DiffusionRuntimeConfig.num_streams` streams. Raises
+        `RejectedRequestsError` for invalid requests; of several windows of one stream only the first is
+        valid.
         """
         requests = self._validated(batch)
         waveforms = self._ready().run(list(self._noise_threads.map(self._job, requests)))
@@ -138,7 +140,8 @@ class Qwen2_5OmniCode2Wav(torch.nn.Module):
         return [results[index] for index in range(len(batch.request_ids))]
 
     def is_urgent(self, batch: DiffusionBatch) -> bool:
-        """Whether an utterance begins in this batch: whoever waits for it hears nothing yet, or will not for long."""
+        """Whether an utterance begins in this batch: whoever waits for it hears nothing yet, or will not for
+        long."""
         return any(_is_urgent(payload) for payload in batch.inputs)
 
     def _validated(self, batch: DiffusionBatch) -> list[_Request]:
@@ -205,7 +208,8 @@ class Qwen2_5OmniCode2Wav(torch.nn.Module):
         return not name.startswith(WEIGHT_PREFIX)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Copy the checkpoint's `token2wav.` weights. Raises `ConfigError` if one is missing, unknown or misshapen."""
+        """Copy the checkpoint's `token2wav.` weights. Raises `ConfigError` if one is missing, unknown or
+        misshapen."""
         own = dict(self.named_parameters()) | dict(self.named_buffers())
         missing = set(self.state_dict())
         for name, weight in weights:

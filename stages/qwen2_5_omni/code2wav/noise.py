@@ -1,7 +1,8 @@
 """Gaussian noise of an utterance, addressed by absolute mel frame.
 
-The reference draws the noise of a whole utterance from the global generator. Windows of a stream overlap and are
-computed in any order, so here a row is a function of (seed, frame) alone: whoever asks for it gets the same numbers.
+The reference draws the noise of a whole utterance from the global generator. Windows of a stream overlap and
+are computed in any order, so here a row is a function of (seed, frame) alone: whoever asks for it gets the
+same numbers.
 """
 
 import numpy as np
@@ -12,10 +13,12 @@ FRAMES_PER_DRAW = 24
 
 
 def noise_frames(seed: int, first_frame: int, num_frames: int, mel_dim: int) -> npt.NDArray[np.float32]:
-    """Rows `first_frame` to `first_frame + num_frames` of the utterance's noise, float32 [num_frames, mel_dim].
+    """Rows `first_frame` to `first_frame + num_frames` of the utterance's noise, float32 [num_frames,
+    mel_dim].
 
-    Computed on the CPU from Philox-4x64 (Salmon et al. 2011) keyed by (seed, frame // 24), whose raw stream NumPy
-    guarantees to keep, and the Box-Muller transform in float64; the same on every device. `seed` is 0 to 2**64 - 1.
+    Computed on the CPU from Philox-4x64 (Salmon et al. 2011) keyed by (seed, frame // 24), whose raw stream
+    NumPy guarantees to keep, and the Box-Muller transform in float64; the same on every device. `seed` is 0
+    to 2**64 - 1.
     """
     first_draw, offset = divmod(first_frame, FRAMES_PER_DRAW)
     num_draws = -(-(offset + num_frames) // FRAMES_PER_DRAW)

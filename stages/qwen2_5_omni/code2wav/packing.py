@@ -1,8 +1,8 @@
 """Windows of codec tokens laid end to end in blocks, so that one pass of the DiT serves them all.
 
-The DiT's attention never looks further than one block of mel frames to each side, and everything else in it works on
-single frames. So a batch needs no common length: the blocks of all windows lie in one row, and each block says whether
-its neighbours belong to the same window.
+The DiT's attention never looks further than one block of mel frames to each side, and everything else in it
+works on single frames. So a batch needs no common length: the blocks of all windows lie in one row, and each
+block says whether its neighbours belong to the same window.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,8 @@ class Carry:
     is_read: bool
     """The slot holds the block before the first one of the window."""
     kept_block: int | None
-    """Which block of the window, counted from its first, is kept there for the next window; None: there is none."""
+    """Which block of the window, counted from its first, is kept there for the next window; None: there is
+    none."""
 
 
 NO_SLOT = -1
@@ -40,8 +41,8 @@ class BlockLayout:
 
     @property
     def index(self) -> torch.Tensor:
-        """The block's place in the positions of the rotary embedding. They count from the window's start, or, if the
-        window reads a slot, from the start of the block in it: only differences matter."""
+        """The block's place in the positions of the rotary embedding. They count from the window's start, or,
+        if the window reads a slot, from the start of the block in it: only differences matter."""
         return self.table[0]
 
     @property
@@ -128,10 +129,12 @@ def pack_windows(
     num_blocks: int,
     device: torch.device,
 ) -> PackedWindows:
-    """Lay windows out in `num_blocks` blocks; those that are left over are windows of silence of one block each.
+    """Lay windows out in `num_blocks` blocks; those that are left over are windows of silence of one block
+    each.
 
-    codes: int64 [num_codes] on the CPU per window; noise: float32 [num_codes * frames per code, mel_dim] on the CPU;
-    voices: rows of the voice tables; carries: None for a window by itself. The result lies on `device`.
+    codes: int64 [num_codes] on the CPU per window; noise: float32 [num_codes * frames per code, mel_dim] on
+    the CPU; voices: rows of the voice tables; carries: None for a window by itself. The result lies on
+    `device`.
     """
     mel_dim = noise[0].shape[1]
     frames_per_code = len(noise[0]) // len(codes[0])

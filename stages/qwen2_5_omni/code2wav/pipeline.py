@@ -40,8 +40,8 @@ class WindowJob:
 
 
 class Code2WavPipeline:
-    """With `is_fast` (CUDA only): fused kernels and CUDA graphs. Otherwise PyTorch's own operators and transformers'
-    vocoder, eagerly."""
+    """With `is_fast` (CUDA only): fused kernels and CUDA graphs. Otherwise PyTorch's own operators and
+    transformers' vocoder, eagerly."""
 
     def __init__(
         self,
@@ -52,8 +52,8 @@ class Code2WavPipeline:
         *,
         frees_modules: bool = False,
     ) -> None:
-        """It keeps `bigvgan` where it is run as it is; of `dit` it keeps nothing. `frees_modules`: weights are freed
-        as soon as they have been copied; the modules are of no use afterwards."""
+        """It keeps `bigvgan` where it is run as it is; of `dit` it keeps nothing. `frees_modules`: weights
+        are freed as soon as they have been copied; the modules are of no use afterwards."""
         self._frames_per_code: int = dit.config.repeats
         codes_per_block = dit.config.block_size // dit.config.repeats
         device = dit.proj_out.weight.device
@@ -108,8 +108,8 @@ class Code2WavPipeline:
     def run(self, jobs: Sequence[WindowJob]) -> list[torch.Tensor]:
         """Per window the waveform of the codes it emits, float32 [num_codes * samples per code] in [-1, 1].
 
-        A window that continues its stream is computed without the codes before `emit_start`. Raises `ValueError` for
-        two windows of one stream.
+        A window that continues its stream is computed without the codes before `emit_start`. Raises
+        `ValueError` for two windows of one stream.
         """
         windows = [job.window for job in jobs]
         visits = self.streams.enter(windows)
@@ -161,8 +161,8 @@ class Code2WavPipeline:
 
 @dataclass(frozen=True)
 class _Spectrum:
-    """The mel spectrogram of a window from code `window.first_code` on, float32 [num_frames, mel_dim]. In a window that
-    continues its stream that is where the vocoder's margin begins."""
+    """The mel spectrogram of a window from code `window.first_code` on, float32 [num_frames, mel_dim]. In a
+    window that continues its stream that is where the vocoder's margin begins."""
 
     window: CodecWindow
     mel: torch.Tensor

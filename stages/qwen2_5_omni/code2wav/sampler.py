@@ -1,4 +1,5 @@
-"""Mel spectrograms of any number of windows: batches of blocks through the DiT, as CUDA graphs where that is wanted."""
+"""Mel spectrograms of any number of windows: batches of blocks through the DiT, as CUDA graphs where that is
+wanted."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

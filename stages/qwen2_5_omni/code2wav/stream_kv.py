@@ -1,16 +1,17 @@
 """Keys and values that the DiT keeps from one window of a stream for the next.
 
-Attention leaves a block of mel frames in few layers only: some also see the block before. So what a window has to know
-of its past are the keys and values of those layers for one block, the last one that its predecessor emitted; at each
-evaluation of the solver its own, because the states differ, and for both branches of the guidance. With them a window
-needs no past blocks. It computes less, and nothing of the past is lost: the kept block has seen its own past, and that
-the past before it, whereas blocks that are computed again begin in the middle.
+Attention leaves a block of mel frames in few layers only: some also see the block before. So what a window
+has to know of its past are the keys and values of those layers for one block, the last one that its
+predecessor emitted; at each evaluation of the solver its own, because the states differ, and for both
+branches of the guidance. With them a window needs no past blocks. It computes less, and nothing of the past
+is lost: the kept block has seen its own past, and that the past before it, whereas blocks that are computed
+again begin in the middle.
 
 The kept block has seen the one behind it as the last window knew it, without the future of that one.
 
-The memory is one tensor, in which kernels find a stream's part by its slot and the interval, both read on the device,
-so that a CUDA graph needs no copies before and behind it. A layer's attention reads a part before the same part is
-overwritten (`PackedDiT.velocity`), hence one copy is enough.
+The memory is one tensor, in which kernels find a stream's part by its slot and the interval, both read on the
+device, so that a CUDA graph needs no copies before and behind it. A layer's attention reads a part before the
+same part is overwritten (`PackedDiT.velocity`), hence one copy is enough.
 """
 
 import math
@@ -26,8 +27,8 @@ class LayerKV:
     """What is kept of one layer at one evaluation of any interval."""
 
     values: torch.Tensor
-    """[slots, intervals, branches, block_size, 2 * num_heads * head_dim] in the type of the products, each row without
-    gaps: keys, before the rotary embedding, and values."""
+    """[slots, intervals, branches, block_size, 2 * num_heads * head_dim] in the type of the products, each
+    row without gaps: keys, before the rotary embedding, and values."""
     interval: torch.Tensor
     """Number of the interval, int32 []."""
 
@@ -61,8 +62,8 @@ class StreamKV:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """num_evaluations: per interval; num_layers: those that look back; inner: num_heads * head_dim. Raises
-        `ConfigError` if the device has no room."""
+        """num_evaluations: per interval; num_layers: those that look back; inner: num_heads * head_dim.
+        Raises `ConfigError` if the device has no room."""
         per_slot = slot_shape(
             num_intervals=num_intervals,
             num_evaluations=num_evaluations,

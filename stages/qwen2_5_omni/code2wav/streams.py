@@ -1,13 +1,14 @@
 """Which streams have state, and where.
 
-A stream is an utterance that comes in windows. Behind a window stays, in a slot of `StreamKV`, what the DiT kept, and
-here the end of the mel spectrogram, which is the vocoder's left margin in the next window. There is a fixed number of
-slots. A new stream that finds none free takes that of the stream whose last window is the longest ago.
+A stream is an utterance that comes in windows. Behind a window stays, in a slot of `StreamKV`, what the DiT
+kept, and here the end of the mel spectrogram, which is the vocoder's left margin in the next window. There is
+a fixed number of slots. A new stream that finds none free takes that of the stream whose last window is the
+longest ago.
 
-A slot is freed by the last window of its stream. A stream that ends without one, because its request was aborted,
-keeps its slot until others need it. So nothing grows, and with S slots and L live streams a live one loses its state
-only if more than S - L others have ended without a last window since its own last one. Its next window is then computed
-from the codes that it brings along, as if there were no streams.
+A slot is freed by the last window of its stream. A stream that ends without one, because its request was
+aborted, keeps its slot until others need it. So nothing grows, and with S slots and L live streams a live one
+loses its state only if more than S - L others have ended without a last window since its own last one. Its
+next window is then computed from the codes that it brings along, as if there were no streams.
 """
 
 from collections import OrderedDict
@@ -28,13 +29,14 @@ class _State:
     end: int
     """It emitted the codes before this one."""
     mel: torch.Tensor
-    """Mel frames of the codes before `end`, as many as the vocoder's margin asks for or all there are; float32
-    [num_frames, mel_dim] on the device."""
+    """Mel frames of the codes before `end`, as many as the vocoder's margin asks for or all there are;
+    float32 [num_frames, mel_dim] on the device."""
 
 
 @dataclass(frozen=True)
 class Visit:
-    """A window that uses the state of its stream; between `enter` and `leave` its slot belongs to nobody else."""
+    """A window that uses the state of its stream; between `enter` and `leave` its slot belongs to nobody
+    else."""
 
     carry: Carry
     mel: torch.Tensor | None
@@ -63,8 +65,8 @@ class StreamTable:
         return len(self._free)
 
     def end_of(self, stream: str) -> int | None:
-        """The code that the stream's next window emits first; None where nothing is known of it: it has not begun, has
-        ended, or had to make room."""
+        """The code that the stream's next window emits first; None where nothing is known of it: it has not
+        begun, has ended, or had to make room."""
         state = self._states.get(stream)
         return None if state is None else state.end
 

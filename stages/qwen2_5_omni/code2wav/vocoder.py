@@ -1,8 +1,8 @@
 """Mel spectrogram to waveform: the vocoder on the part of a window that is emitted, plus a margin.
 
-BigVGAN is a convolutional network whose output sample depends on about 28 mel frames to each side. What lies beyond its
-input it takes as silence, which is right only at the utterance's ends; elsewhere the margin keeps that away from what
-is emitted.
+BigVGAN is a convolutional network whose output sample depends on about 28 mel frames to each side. What lies
+beyond its input it takes as silence, which is right only at the utterance's ends; elsewhere the margin keeps
+that away from what is emitted.
 """
 
 import math

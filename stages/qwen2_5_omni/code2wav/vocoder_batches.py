@@ -1,7 +1,7 @@
 """How many crops of one length go through the vocoder together.
 
-A CUDA graph is of a fixed number of crops. One that holds more than there are computes the rest for nothing, and each
-graph of few frames takes as long as its kernels' launches, however few.
+A CUDA graph is of a fixed number of crops. One that holds more than there are computes the rest for nothing,
+and each graph of few frames takes as long as its kernels' launches, however few.
 """
 
 import bisect
@@ -10,11 +10,11 @@ from functools import cache
 BATCH_SIZES = (1, 2, 4, 8, 16)
 """Crops per graph, at any length."""
 SHORT_BATCH_SIZES = (3, 6, 12)
-"""More of them for crops of at most `LAUNCH_FRAMES`. Two graphs instead of one would double the launches there, whereas
-longer crops lose nothing when 9 are computed as 8 and 1."""
+"""More of them for crops of at most `LAUNCH_FRAMES`. Two graphs instead of one would double the launches
+there, whereas longer crops lose nothing when 9 are computed as 8 and 1."""
 LAUNCH_FRAMES = 250
-"""Up to this many mel frames (crops times length) a graph takes the time of its launches, beyond it a time proportional
-to the frames: 2.2 ms and 0.0085 ms per frame on one H200."""
+"""Up to this many mel frames (crops times length) a graph takes the time of its launches, beyond it a time
+proportional to the frames: 2.2 ms and 0.0085 ms per frame on one H200."""
 
 
 def batch_sizes(length: int) -> tuple[int, ...]:
@@ -30,8 +30,8 @@ def needed_sizes(length: int, max_num_crops: int) -> tuple[int, ...]:
 
 @cache
 def batch_plan(num_crops: int, length: int) -> tuple[int, ...]:
-    """The sizes of graphs, largest first, that hold `num_crops` crops of `length` mel frames in the least time; among
-    equals the fewest graphs. Only the last one can have room left."""
+    """The sizes of graphs, largest first, that hold `num_crops` crops of `length` mel frames in the least
+    time; among equals the fewest graphs. Only the last one can have room left."""
     sizes = batch_sizes(length)
     # By number of crops: time in frames, number of graphs, their sizes.
     plans: list[tuple[int, int, tuple[int, ...]]] = [(0, 0, ())]

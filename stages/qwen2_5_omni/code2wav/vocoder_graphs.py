@@ -1,8 +1,8 @@
 """The vocoder as CUDA graphs of a few fixed shapes.
 
-Crops of different lengths share a shape: beyond a margin's edge any continuation is as good as silence, so there the
-crop is prolonged by repeating its last frame. At an end of the utterance nothing may follow, so that end of the crop
-lies at that end of the shape.
+Crops of different lengths share a shape: beyond a margin's edge any continuation is as good as silence, so
+there the crop is prolonged by repeating its last frame. At an end of the utterance nothing may follow, so
+that end of the crop lies at that end of the shape.
 """
 
 import bisect
@@ -33,8 +33,8 @@ class GraphedVocoder:
         max_num_crops: int,
         device: torch.device,
     ) -> None:
-        """Crops of more than `longest_crop` frames, and those that are a whole utterance, run without a graph. Not more
-        than `max_num_crops` crops are computed at once."""
+        """Crops of more than `longest_crop` frames, and those that are a whole utterance, run without a
+        graph. Not more than `max_num_crops` crops are computed at once."""
         self._samples_per_frame = math.prod(bigvgan.config.upsample_rates)
         self._vocoder = FusedBigVGAN(bigvgan, dtype)
         self._lengths = [48, 64, *range(96, longest_crop + LENGTH_STEP, LENGTH_STEP)]
@@ -63,7 +63,8 @@ class GraphedVocoder:
 
     @torch.inference_mode()
     def synthesize(self, mels: Sequence[torch.Tensor], crops: Sequence[MelCrop]) -> list[torch.Tensor]:
-        """Waveforms, float32 [keep * samples per frame] in [-1, 1] on the device, one per mel [num_frames, mel_dim]."""
+        """Waveforms, float32 [keep * samples per frame] in [-1, 1] on the device, one per mel [num_frames,
+        mel_dim]."""
         waveforms: dict[int, torch.Tensor] = {}
         groups: dict[int, list[int]] = defaultdict(list)
         for index, crop in enumerate(crops):
@@ -120,7 +121,8 @@ class GraphedVocoder:
             yield kept(output[start * self._samples_per_frame :], crops[index], self._samples_per_frame)
 
     def _buffers(self, batch_size: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The front of the shared input [batch, length, mel_dim] and output [batch, length * samples per frame]."""
+        """The front of the shared input [batch, length, mel_dim] and output [batch, length * samples per
+        frame]."""
         size = batch_size * length
         inputs = self._mel[:size].view(batch_size, length, -1)
         return inputs, self._waveform[: size * self._samples_per_frame].view(batch_size, -1)

@@ -1,8 +1,8 @@
 """BigVGAN's two operations as Triton kernels, on channels-last tensors [batch, time, channels].
 
-A convolution is a matrix product that reads its input at shifted rows, with what follows it (bias, residual, mean over
-the residual blocks) done before the result is written. An activation (upsampling, snake, downsampling: 12 taps each)
-is one pass instead of five.
+A convolution is a matrix product that reads its input at shifted rows, with what follows it (bias, residual,
+mean over the residual blocks) done before the result is written. An activation (upsampling, snake,
+downsampling: 12 taps each) is one pass instead of five.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,8 @@ import triton.language as tl
 from triton.language.extra import libdevice
 
 NUM_TAPS = 12
-"""Of the activation's low-pass filters (`Qwen2_5OmniAntiAliasedActivation1d`); the kernel is written for it."""
+"""Of the activation's low-pass filters (`Qwen2_5OmniAntiAliasedActivation1d`); the kernel is written for
+it."""
 
 ACTIVATION_RUN = 8
 """Outputs in a row that one thread makes; at least 5, so that only the first run sees the signal's start."""
@@ -36,8 +37,9 @@ def conv(
 ) -> torch.Tensor:
     """`scale * (conv(x) + bias + residual)`, added to `out` if that is given; [batch, time, out channels].
 
-    x: [batch, time, in channels]; weight: [taps, in channels, out channels] of the same type; bias: float32 [out
-    channels]; residual: of type `dtype`. The input counts as 0 beyond its ends; the output is as long as the input.
+    x: [batch, time, in channels]; weight: [taps, in channels, out channels] of the same type; bias: float32
+    [out channels]; residual: of type `dtype`. The input counts as 0 beyond its ends; the output is as long as
+    the input.
     """
     batch, length, channels = x.shape
     taps, _, out_channels = weight.shape
@@ -99,8 +101,8 @@ _SMALL = {
     384: ConvTiles(64, 64, 128, warps=4, stages=4),
     192: ConvTiles(64, 64, 64, warps=4, stages=5),
 }
-"""By channels, for values of two bytes: what was fastest of some on an H200, with 16 crops of 240 mel frames and with a
-single one of 64. The widths are those of the 7B's residual layers, which take most of the time."""
+"""By channels, for values of two bytes: what was fastest of some on an H200, with 16 crops of 240 mel frames
+and with a single one of 64. The widths are those of the 7B's residual layers, which take most of the time."""
 
 
 def conv_tiles(num_rows: int, channels: int, out_channels: int, itemsize: int) -> ConvTiles:
@@ -213,9 +215,10 @@ def _conv(
 
 @triton.jit
 def _snake(x, turns, inverse_beta):
-    """x + sin(alpha x)^2 / beta with turns = alpha / pi. The square has period pi: the angle is brought into one
-    period, where the fast sine is right to 1e-6; the exact one takes most of the kernel's time."""
-    # Beyond 1.5 * 2^23 float32 has no fractions, so that the sum is rounded; floor would be as slow as the sine.
+    """x + sin(alpha x)^2 / beta with turns = alpha / pi. The square has period pi: the angle is brought into
+    one period, where the fast sine is right to 1e-6; the exact one takes most of the kernel's time."""
+    # Beyond 1.5 * 2^23 float32 has no fractions, so that the sum is rounded; floor would be as slow as the
+    # sine.
     whole = (x * turns + 12582912.0) - 12582912.0
     sine = libdevice.fast_sinf((x * turns - whole) * 3.141592653589793)
     return x + inverse_beta * sine * sine
@@ -226,10 +229,12 @@ def _run_of_outputs(
     x_ptr, out_ptr, turns, inverse_beta, start, length, channels, inside,
     TAPS: tl.constexpr, RUN: tl.constexpr, AT_END: tl.constexpr,
 ):  # fmt: skip
-    """Outputs `start` to `start + RUN - 1` of one channel in each thread, from pointers to that channel's first value.
+    """Outputs `start` to `start + RUN - 1` of one channel in each thread, from pointers to that channel's
+    first value.
 
-    Output t is made of the upsampled samples 2t - 5 .. 2t + 6; sample 2p of x[p - 3 .. p + 2], sample 2p + 1 of
-    x[p - 2 .. p + 3]. Beyond their ends both signals repeat their last value; only with AT_END that can matter.
+    Output t is made of the upsampled samples 2t - 5 .. 2t + 6; sample 2p of x[p - 3 .. p + 2], sample 2p + 1
+    of x[p - 2 .. p + 3]. Beyond their ends both signals repeat their last value; only with AT_END that can
+    matter.
     """
     inputs = ()  # x[start - 5 ..]
     for i in tl.static_range(RUN + 10):
@@ -266,8 +271,9 @@ def _activation(
     x_ptr, turns_ptr, inverse_beta_ptr, out_ptr, length, channels,
     TAPS: tl.constexpr, RUN: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Neighbouring threads have neighbouring channels, which lie side by side in memory, then the next run of outputs.
-    A thread that makes a run needs 2 * RUN + 10 upsampled samples; for each output by itself it would need 12."""
+    """Neighbouring threads have neighbouring channels, which lie side by side in memory, then the next run of
+    outputs. A thread that makes a run needs 2 * RUN + 10 upsampled samples; for each output by itself it
+    would need 12."""
     first = tl.program_id(0) * TILE
     index = first + tl.arange(0, TILE)
     channel = index % channels

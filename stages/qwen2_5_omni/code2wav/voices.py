@@ -27,8 +27,9 @@ class Voice:
 def load_voices(model_dir: Path) -> dict[str, Voice]:
     """Voices by name, in the file's order; names are case-sensitive.
 
-    The file is a pickle and is read with `weights_only=True`: tensors and numbers, no code. Raises `ConfigError` if it
-    is missing or is not laid out as {name: {"bos_token": int, "cond": [1, dim], "ref_mel": [1, frames, dim]}}.
+    The file is a pickle and is read with `weights_only=True`: tensors and numbers, no code. Raises
+    `ConfigError` if it is missing or is not laid out as {name: {"bos_token": int, "cond": [1, dim],
+    "ref_mel": [1, frames, dim]}}.
     """
     path = model_dir / VOICES_FILE
     if not path.is_file():

@@ -7,7 +7,8 @@ from omni_server.errors import ConfigError
 
 @dataclass(frozen=True)
 class TextSize:
-    """A Qwen2 decoder. vLLM's CPU attention takes head sizes 32, 64, 80, 96, 112, 128, 160, 192, 224 and 256."""
+    """A Qwen2 decoder. vLLM's CPU attention takes head sizes 32, 64, 80, 96, 112, 128, 160, 192, 224 and
+    256."""
 
     hidden: int
     layers: int
@@ -19,7 +20,8 @@ class TextSize:
     mrope_section: tuple[int, int, int]
     """Frequencies for time, height and width; they sum to head_dim / 2."""
     rope_theta: float
-    """Small (genuine: 1e6), so that in a short prompt even the lowest frequencies, those of the width, turn."""
+    """Small (genuine: 1e6), so that in a short prompt even the lowest frequencies, those of the width,
+    turn."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Tokenizer of the demo checkpoint: byte-level BPE of Qwen2 with a vocabulary of whole words.
 
-Merges are built rather than trained: a word is assembled from its first letter on, words with a leading space come
-before words without one. So every listed word is exactly one token, any other text falls back to bytes, and the
-result does not depend on the version of a trainer.
+Merges are built rather than trained: a word is assembled from its first letter on, words with a leading space
+come before words without one. So every listed word is exactly one token, any other text falls back to bytes,
+and the result does not depend on the version of a trainer.
 """
 
 import json
@@ -108,9 +108,9 @@ class TokenIds:
 def write_tokenizer(folder: Path, vocabulary: Vocabulary) -> TokenIds:
     """Write the tokenizer's files and the chat template.
 
-    "small" packs all ids without gaps; "full" puts special tokens, roles and the ids of the speech part where the
-    genuine tokenizer has them (transformers' Qwen2.5-Omni configuration; 151870 and 151872 are the genuine voices'
-    tokens) and fills the rest with unreachable entries.
+    "small" packs all ids without gaps; "full" puts special tokens, roles and the ids of the speech part where
+    the genuine tokenizer has them (transformers' Qwen2.5-Omni configuration; 151870 and 151872 are the
+    genuine voices' tokens) and fills the rest with unreachable entries.
     """
     vocab, merges = _plain_vocabulary()
     if vocabulary == "full":
@@ -128,8 +128,9 @@ def write_tokenizer(folder: Path, vocabulary: Vocabulary) -> TokenIds:
 
 
 def write_word_tokenizer(folder: Path, vocab: dict[str, int], split: str) -> TokenIds:
-    """The same for a vocabulary of whole words and the 256 bytes: what `split`, a regular expression, cuts out of a
-    text is one token if `vocab` has it, and bytes otherwise; nothing is merged. All plain tokens count as spoken.
+    """The same for a vocabulary of whole words and the 256 bytes: what `split`, a regular expression, cuts
+    out of a text is one token if `vocab` has it, and bytes otherwise; nothing is merged. All plain tokens
+    count as spoken.
 
     transformers' class for Qwen2 would leave `ignore_merges` and `split` out, so the general one is named.
     """
@@ -183,7 +184,8 @@ def _token_ids(
 
 
 def _byte_alphabet() -> list[str]:
-    """GPT-2's printable character for each byte, in the order of its ids 0..255 (so that a newline is 198)."""
+    """GPT-2's printable character for each byte, in the order of its ids 0..255 (so that a newline is
+    198)."""
     kept = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
     moved = 256 - len(kept)
     return [chr(b) for b in kept] + [chr(256 + i) for i in range(moved)]

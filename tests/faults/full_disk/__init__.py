@@ -1,4 +1,5 @@
-"""Disks that are full for a server and all its processes, without the privilege that a small file system would need."""
+"""Disks that are full for a server and all its processes, without the privilege that a small file system
+would need."""
 
 import os
 from collections.abc import Iterator
@@ -9,8 +10,8 @@ from tests.faults.full_disk.sitecustomize import FOLDERS_VARIABLE, ROOM
 
 
 def with_full_disks(*folders: Path) -> dict[str, str]:
-    """What the environment of a process needs for which there is no room in the folders. Empty files and folders can
-    still be made there, as on most full disks."""
+    """What the environment of a process needs for which there is no room in the folders. Empty files and
+    folders can still be made there, as on most full disks."""
     before = os.environ.get("PYTHONPATH")
     paths = [str(Path(__file__).parent), *([before] if before else [])]
     return {"PYTHONPATH": os.pathsep.join(paths), FOLDERS_VARIABLE: os.pathsep.join(map(str, folders))}

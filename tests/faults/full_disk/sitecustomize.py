@@ -1,5 +1,6 @@
-"""Python imports this module when it starts, if its folder is in PYTHONPATH. Below the folders that the environment
-names files are made, but what is opened for writing is /dev/full: each write fails in the kernel, with ENOSPC."""
+"""Python imports this module when it starts, if its folder is in PYTHONPATH. Below the folders that the
+environment names files are made, but what is opened for writing is /dev/full: each write fails in the kernel,
+with ENOSPC."""
 
 import builtins
 import io

@@ -1,4 +1,5 @@
-"""Rows R01 to R25: `/v1/realtime`. Every event that is read is of a known type (R20) and has an id of its own (R21)."""
+"""Rows R01 to R25: `/v1/realtime`. Every event that is read is of a known type (R20) and has an id of its own
+(R21)."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,5 @@
-"""Rows O02 and O03: the end of the server. In the last file of the folder, since the next row would need a new one."""
+"""Rows O02 and O03: the end of the server. In the last file of the folder, since the next row would need a
+new one."""
 
 import httpx2
 

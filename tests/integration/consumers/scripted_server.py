@@ -1,4 +1,5 @@
-"""The real API in a process of its own with a scripted model, which calls the first function that it is offered.
+"""The real API in a process of its own with a scripted model, which calls the first function that it is
+offered.
 
     python -m tests.integration.consumers.scripted_server PORT
 

@@ -1,8 +1,8 @@
-"""What Home Assistant, and the bridge that people put beside it, ask the server for, sent again with OpenAI's client,
-which both of them use.
+"""What Home Assistant, and the bridge that people put beside it, ask the server for, sent again with OpenAI's
+client, which both of them use.
 
-These are replays, not the programs: Home Assistant 2026.11.0 needs Python 3.14 and wyoming-openai 0.8.0 needs 3.12,
-while the tests run on 3.11 as well. Read in their sources:
+These are replays, not the programs: Home Assistant 2026.11.0 needs Python 3.14 and wyoming-openai 0.8.0 needs
+3.12, while the tests run on 3.11 as well. Read in their sources:
 
 - Home Assistant 2026.11.0, homeassistant/components: litellm/{config_flow,coordinator,entity,stt}.py and
   llama_cpp/{api,entity}.py,

@@ -1,5 +1,5 @@
-"""The OpenAI plugin of LiveKit Agents (`livekit-agents`, `livekit-plugins-openai`), called as an agent session calls
-it, with the settings of docs/recipes/livekit.md."""
+"""The OpenAI plugin of LiveKit Agents (`livekit-agents`, `livekit-plugins-openai`), called as an agent
+session calls it, with the settings of docs/recipes/livekit.md."""
 
 from tests.integration.consumers.conftest import Agent
 from tests.integration.consumers.scripted_server import ANSWER

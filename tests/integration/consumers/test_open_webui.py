@@ -1,5 +1,5 @@
-"""The program Open WebUI itself, in its slim variant, set up as docs/recipes/open-webui.md says: what its web page asks
-it for, it asks the demo server for."""
+"""The program Open WebUI itself, in its slim variant, set up as docs/recipes/open-webui.md says: what its web
+page asks it for, it asks the demo server for."""
 
 import base64
 import json

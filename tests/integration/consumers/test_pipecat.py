@@ -1,5 +1,5 @@
-"""Pipecat's OpenAI services (`pipecat-ai[openai]`), run in pipelines of Pipecat's own, as docs/recipes/pipecat.md sets
-them up."""
+"""Pipecat's OpenAI services (`pipecat-ai[openai]`), run in pipelines of Pipecat's own, as
+docs/recipes/pipecat.md sets them up."""
 
 import pytest
 

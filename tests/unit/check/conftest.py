@@ -1,4 +1,5 @@
-"""Folders of models, whole or to be damaged, and `omni-server check` on a machine with enough of everything."""
+"""Folders of models, whole or to be damaged, and `omni-server check` on a machine with enough of
+everything."""
 
 import json
 import shutil

@@ -70,7 +70,8 @@ def test_the_7b_fits_on_80_gb(check: Check, seven_b: Path) -> None:
     assert report["shared_memory_needed"] == pytest.approx(
         919 * 2**20, rel=0.01
     )  # as measured with this config
-    # With shares of 79.65 GiB, 14.8 and 2.9 GB were measured on an H200. The talker's graphs are overestimated.
+    # With shares of 79.65 GiB, 14.8 and 2.9 GB were measured on an H200. The talker's graphs are
+    # overestimated.
     assert thinker["kv_cache"] == pytest.approx(14.8 * GB, rel=0.03)
     assert 2.0 * GB < talker["kv_cache"] < 2.9 * GB
 

@@ -1,4 +1,5 @@
-"""`omni-server serve` with a damaged checkpoint ends before anything is started, with a line that names the file."""
+"""`omni-server serve` with a damaged checkpoint ends before anything is started, with a line that names the
+file."""
 
 import json
 import pickle

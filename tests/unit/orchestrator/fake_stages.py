@@ -303,7 +303,8 @@ class Stages:
         ]
 
     def is_released(self) -> bool:
-        """Every stream closed once, every reference handed on or dropped exactly once, the end reported once."""
+        """Every stream closed once, every reference handed on or dropped exactly once, the end reported
+        once."""
         streams = self.thinker.streams + self.talker.streams
         passed_on = sorted(self.fed_blocks() + self.dropped, key=lambda block: block.slot)
         return (

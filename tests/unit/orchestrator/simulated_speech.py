@@ -1,4 +1,5 @@
-"""Speech on a simulated device in virtual time: what leaves when, and how long a player would have stalled."""
+"""Speech on a simulated device in virtual time: what leaves when, and how long a player would have
+stalled."""
 
 import asyncio
 import heapq
@@ -38,9 +39,9 @@ class Call:
 
 
 class SimulatedCode2Wav:
-    """Stands for `DiffusionStageClient`. Computes waiting windows in steps, by priority; a step takes a time for itself
-    and a time for each codec token in it, but for those whose state a stream carries. Sample values are positions in
-    the utterance."""
+    """Stands for `DiffusionStageClient`. Computes waiting windows in steps, by priority; a step takes a time
+    for itself and a time for each codec token in it, but for those whose state a stream carries. Sample
+    values are positions in the utterance."""
 
     def __init__(self, *, step_s: float = 0.0, code_s: float = 0.0, max_codes: int = 2048) -> None:
         self.name = "code2wav"

@@ -42,7 +42,8 @@ def test_among_some_others_distances_in_proportion_to_them_do_not_slow_the_answe
 
 
 def test_among_many_hardly_anybody_stalls() -> None:
-    """Who is heard at once, between two waves of answers, is not passed by the first windows of all the others."""
+    """Who is heard at once, between two waves of answers, is not passed by the first windows of all the
+    others."""
     shipped = call(64, PLAN, AS_SHIPPED, max_codes=MAX_CODES)
     assert quantile(shipped.underrun_s, 0.99) < 0.1
     assert quantile(shipped.underrun_s, 0.9) == 0

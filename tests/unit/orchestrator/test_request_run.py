@@ -95,7 +95,8 @@ async def test_a_given_text_without_tokens_has_no_sound() -> None:
 
 
 async def test_spoken_requests_that_came_at_the_same_moment_reach_the_thinker_together() -> None:
-    """The first is a turn of the event loop ahead, in which the second one's prompt is read; text waits for nobody."""
+    """The first is a turn of the event loop ahead, in which the second one's prompt is read; text waits for
+    nobody."""
     first, second, text = Stages(), Stages(), Stages()
     runs = [first.run()]
     await asyncio.sleep(0)

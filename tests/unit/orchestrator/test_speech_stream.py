@@ -88,8 +88,8 @@ def test_a_window_that_a_listener_needs_soon_is_computed_before_first_windows_th
             tasks.append(asyncio.create_task(simulation.speak(name, 36)))
             await asyncio.sleep(0.05)
         await asyncio.gather(*tasks)
-        # The listener's second window, due 0.24 s after its first, came when the step of "first" had begun and
-        # "second-0" waited.
+        # The listener's second window, due 0.24 s after its first, came when the step of "first" had begun
+        # and "second-0" waited.
         assert code2wav.computed[:3] == ["listener-0", "first-0", "listener-1"]
         assert "second-0" in code2wav.computed
 
@@ -156,7 +156,8 @@ def test_no_more_windows_of_a_stream_are_out_than_allowed() -> None:
 
 
 def test_windows_that_carry_state_are_computed_one_after_the_other() -> None:
-    """Many streams and a device that is busy: no step holds two windows of one stream, and none is overtaken."""
+    """Many streams and a device that is busy: no step holds two windows of one stream, and none is
+    overtaken."""
 
     async def work() -> None:
         code2wav = SimulatedCode2Wav(step_s=0.02, code_s=0.0005, max_codes=400)
@@ -276,7 +277,8 @@ def test_first_audio_waits_for_a_slow_device_and_later_windows_are_due_from_when
         simulation = await known(Simulation(SimulatedCode2Wav(**SLOW_STEP)))
         num_before = len(simulation.code2wav.calls)
         utterance = await simulation.speak("u", 2000)
-        # The third window comes 0.8 s after the first and begins 0.48 s behind it; of the others none needs as much.
+        # The third window comes 0.8 s after the first and begins 0.48 s behind it; of the others none needs
+        # as much.
         assert utterance.first_audio_s == pytest.approx(0.4 + 0.8 - 0.48)
         assert utterance.stall_s <= 1e-6
         left_ms = round(utterance.pieces[0][0] * 1000)
@@ -325,9 +327,9 @@ def test_an_utterance_cancelled_while_its_first_audio_is_held_emits_nothing() ->
 async def under_load(pacing: PacingConfig) -> tuple[list[Utterance], list[Utterance]]:
     """Eight callers at a time, each of whom calls again as soon as it has been answered; then one alone.
 
-    The talker makes a code in 10 ms, a half of what it lasts. Alone, a window takes 50 ms. With eight, the second
-    window comes too late: it waits for the step that runs, and that is a long one. The first call of each of the eight
-    is left out, because nothing is known then.
+    The talker makes a code in 10 ms, a half of what it lasts. Alone, a window takes 50 ms. With eight, the
+    second window comes too late: it waits for the step that runs, and that is a long one. The first call of
+    each of the eight is left out, because nothing is known then.
     """
     simulation = Simulation(
         SimulatedCode2Wav(step_s=0.03, code_s=0.0012), pacing, ChunkPlan(new_blocks=(1, 1, 2))

@@ -164,7 +164,8 @@ def test_streams_whose_windows_do_not_fit_into_one_step_wait_for_each_other() ->
 
 
 def test_a_stream_alone_is_held_also_where_its_next_window_will_be_only_a_moment_late() -> None:
-    """Two more blocks at the pace of those before, and a tenth more: 5 ms after the first one has been played."""
+    """Two more blocks at the pace of those before, and a tenth more: 5 ms after the first one has been
+    played."""
 
     async def work() -> None:
         block_s = (0.24 + 0.005) / (2 * TALKER_SLACK)
@@ -247,8 +248,8 @@ def test_nothing_is_held_with_no_delay_allowed_and_without_a_schedule() -> None:
 
 
 def test_a_talker_that_goes_on_faster_after_its_text_is_not_waited_for() -> None:
-    """Each utterance's first four blocks come more slowly than speech, and the others at once. The first to be held
-    shows the gate that it need not have been."""
+    """Each utterance's first four blocks come more slowly than speech, and the others at once. The first to
+    be held shows the gate that it need not have been."""
 
     async def speak(gate: StartGate) -> float:
         with ExitStack() as stack:

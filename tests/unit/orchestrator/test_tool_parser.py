@@ -16,7 +16,8 @@ OTHER = '<tool_call>\n{"name": "go", "arguments": {}}\n</tool_call>'
 
 
 def parsed(*texts: str, is_parallel: bool = True) -> tuple[str, list[tuple[str, str]]]:
-    """Prose, and name and arguments of each call; checks that each call's id and name come once, and first."""
+    """Prose, and name and arguments of each call; checks that each call's id and name come once, and
+    first."""
     parser = ToolParser(is_parallel=is_parallel)
     pieces = [piece for text in texts for piece in parser.push(text)] + parser.finish()
     calls: list[tuple[str, str]] = []

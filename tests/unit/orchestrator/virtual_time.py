@@ -1,4 +1,5 @@
-"""An event loop whose clock jumps to the next timer: seconds pass in no time, and always in the same order."""
+"""An event loop whose clock jumps to the next timer: seconds pass in no time, and always in the same
+order."""
 
 import asyncio
 import selectors

@@ -112,8 +112,8 @@ def test_same_seed_trains_the_same_weights(train: Train, part: str) -> None:
 def test_exported_talker_is_the_trained_one(
     parts: dict[str, Trained], exported: Qwen2_5OmniForConditionalGeneration, layout: Layout
 ) -> None:
-    """Rows of text and codec ids in, logits of all codec ids out: those of a code are sums over its sound and place,
-    and ids that are no code never win."""
+    """Rows of text and codec ids in, logits of all codec ids out: those of a code are sums over its sound and
+    place, and ids that are no code never win."""
     trained = parts["talker"][0]
     assert isinstance(trained, talker.Talker)
     torch.manual_seed(0)

@@ -1,4 +1,5 @@
-"""What the tests of both generations' runners have in common: a stage that sends rows, and a step's later output."""
+"""What the tests of both generations' runners have in common: a stage that sends rows, and a step's later
+output."""
 
 from pathlib import Path
 from typing import Any

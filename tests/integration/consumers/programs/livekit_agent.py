@@ -2,8 +2,8 @@
 
     livekit_agent.py cascade|tool|realtime|realtime-tool SERVICES WAV
 
-SERVICES is a program that makes the services `stt`, `llm` and `tts`, or for the realtime modes only `llm`; WAV is mono,
-16 bit, 16 kHz. Prints what came out as one JSON object.
+SERVICES is a program that makes the services `stt`, `llm` and `tts`, or for the realtime modes only `llm`;
+WAV is mono, 16 bit, 16 kHz. Prints what came out as one JSON object.
 """
 
 import asyncio

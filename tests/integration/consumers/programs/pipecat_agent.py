@@ -2,8 +2,8 @@
 
     pipecat_agent.py cascade|tool|realtime|realtime-tool SERVICES WAV
 
-SERVICES is a program that makes the services `stt`, `llm` and `tts`, or for the realtime modes only `llm`; WAV is mono,
-16 bit, 16 kHz. Prints what came out of the pipeline as one JSON object.
+SERVICES is a program that makes the services `stt`, `llm` and `tts`, or for the realtime modes only `llm`;
+WAV is mono, 16 bit, 16 kHz. Prints what came out of the pipeline as one JSON object.
 """
 
 import asyncio
@@ -123,7 +123,8 @@ def recording(path: str) -> tuple[bytes, int]:
 
 
 async def cascade(services: dict[str, Any], wav: str, heard: Heard) -> None:
-    """The three services of a cascade: a recording is written down, the model answers, the answer is read aloud."""
+    """The three services of a cascade: a recording is written down, the model answers, the answer is read
+    aloud."""
     stt, llm, tts = services["stt"], services["llm"], services["tts"]
     pcm, rate = recording(wav)
 
@@ -149,7 +150,8 @@ async def cascade(services: dict[str, Any], wav: str, heard: Heard) -> None:
 
 
 async def tool(services: dict[str, Any], wav: str, heard: Heard) -> None:
-    """The model calls a function of the agent, and answers with what it returned. For either kind of service."""
+    """The model calls a function of the agent, and answers with what it returned. For either kind of
+    service."""
 
     async def look_up(parameters: FunctionCallParams) -> None:
         await parameters.result_callback({"weather": f"sunny in {parameters.arguments['place']}"})

@@ -1,4 +1,5 @@
-"""Checkpoints that are quantized, and FP8 made while loading: the thinker's language model is quantized, nothing else.
+"""Checkpoints that are quantized, and FP8 made while loading: the thinker's language model is quantized,
+nothing else.
 
 The layouts are those that AutoAWQ and GPTQModel write for this model; no published file was at hand.
 """

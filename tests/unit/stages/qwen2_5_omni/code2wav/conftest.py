@@ -112,7 +112,8 @@ def random_codes() -> Callable[[int, int], torch.Tensor]:
 
 @pytest.fixture
 def inject_noise(monkeypatch: pytest.MonkeyPatch) -> Callable[[torch.Tensor], None]:
-    """Make transformers' sampler start from the given noise [1, num_frames, mel_dim] instead of a random draw."""
+    """Make transformers' sampler start from the given noise [1, num_frames, mel_dim] instead of a random
+    draw."""
 
     def inject(noise: torch.Tensor) -> None:
         def draw(size: list[int], **_: object) -> torch.Tensor:

@@ -1,8 +1,8 @@
-"""The fused kernels in Triton's interpreter, on the CPU, against PyTorch; `tests/unit/stages/test_kernels.py` runs this
-file.
+"""The fused kernels in Triton's interpreter, on the CPU, against PyTorch; `tests/unit/stages/test_kernels.py`
+runs this file.
 
-They are checked at small sizes and for what they compute, not for what a GPU's compiler makes of them: that is
-`tests/gpu/test_fast_code2wav.py`.
+They are checked at small sizes and for what they compute, not for what a GPU's compiler makes of them: that
+is `tests/gpu/test_fast_code2wav.py`.
 """
 
 from types import SimpleNamespace

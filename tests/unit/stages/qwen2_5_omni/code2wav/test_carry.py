@@ -1,4 +1,5 @@
-"""Streams of windows that carry state, against one pass over the whole utterance and against windows by themselves."""
+"""Streams of windows that carry state, against one pass over the whole utterance and against windows by
+themselves."""
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -98,16 +99,15 @@ def one_by_one(pipeline: Code2WavPipeline, jobs: Sequence[WindowJob]) -> list[to
 def test_a_stream_is_at_least_as_close_to_one_pass_as_two_past_blocks_bring_it(
     make_pipeline: MakePipeline, random_codes: Codes, plan: ChunkPlan, carried_db: float, stateless_db: float
 ) -> None:
-    """Signal-to-noise ratio of the waveform against one pass over all 203 codes, on these random weights, 10 steps:
+    """Signal-to-noise ratio of the waveform against one pass over all 203 codes, on these random weights, 10
+    steps:
 
-    new / future blocks, margin     | past blocks computed again | carried
-    1 1 2 4 8 / 1, 20 (the default) | 2: 49.2 dB, 1: 45.9 dB     |  49.2 dB
-    1 2 6 12 / 1, 20                | 2: 49.3 dB                 |  49.3 dB
-    1 1 2 4 8 / 2, 20               | 2: 76.0 dB, 4: 93.0 dB     |  93.0 dB
-    1 1 2 4 8 / 3, 20               | 2: 76.1 dB                 | 108.1 dB
+    new / future blocks, margin | past blocks computed again | carried 1 1 2 4 8 / 1, 20 (the default) | 2:
+    49.2 dB, 1: 45.9 dB | 49.2 dB 1 2 6 12 / 1, 20 | 2: 49.3 dB | 49.3 dB 1 1 2 4 8 / 2, 20 | 2: 76.0 dB, 4:
+    93.0 dB | 93.0 dB 1 1 2 4 8 / 3, 20 | 2: 76.1 dB | 108.1 dB
 
-    So with one future block it is the future that limits both. What is lost of the past with two past blocks is lost at
-    76 dB; carried, nothing is lost of it.
+    So with one future block it is the future that limits both. What is lost of the past with two past blocks
+    is lost at 76 dB; carried, nothing is lost of it.
     """
     codes = random_codes(203, 0)
     [whole] = make_pipeline(0, RUNTIME.solver).run(windows(codes, ChunkPlan(mode="whole"), None))
@@ -157,7 +157,8 @@ def test_a_window_that_continues_its_stream_is_computed_without_its_past_codes(
 def test_streams_together_equal_each_alone(
     make_pipeline: MakePipeline, random_codes: Codes, step: tuple[int, int]
 ) -> None:
-    """Also where a step has more blocks than go through the DiT at once. Between them are windows by themselves."""
+    """Also where a step has more blocks than go through the DiT at once. Between them are windows by
+    themselves."""
     pipeline = make_pipeline(8, max_num_windows=step[0], max_num_codes=step[1], longest_window=60)
     plan = ChunkPlan(new_blocks=(1, 2))
     lengths = [131, 12, 60, 97, 24, 131, 1]
@@ -181,7 +182,8 @@ def test_streams_together_equal_each_alone(
 def test_a_stream_that_lost_its_state_is_computed_by_itself_and_carries_on(
     make_pipeline: MakePipeline, random_codes: Codes
 ) -> None:
-    """The window behind the loss is exactly that of the same utterance without a stream; those after it carry on."""
+    """The window behind the loss is exactly that of the same utterance without a stream; those after it carry
+    on."""
     plan = ChunkPlan(new_blocks=(1,))
     jobs = windows(random_codes(84, 2), plan, "a")
     by_themselves = one_by_one(make_pipeline(0), windows(random_codes(84, 2), plan, None))

@@ -1,4 +1,5 @@
-"""The vocoder's crops against transformers' whole-utterance waveform, and how far a stream of windows is from it."""
+"""The vocoder's crops against transformers' whole-utterance waveform, and how far a stream of windows is from
+it."""
 
 from collections.abc import Callable
 
@@ -119,13 +120,11 @@ def stream(
 def test_streamed_windows_are_close_to_the_whole_utterance(
     token2wav: Qwen2_5OmniToken2WavModel, random_codes: Codes, make_sampler: MakeSampler
 ) -> None:
-    """Measured on these random weights, 203 codes, against one pass over all of them (mel: root mean square of the
-    difference of log amplitudes):
+    """Measured on these random weights, 203 codes, against one pass over all of them (mel: root mean square
+    of the difference of log amplitudes):
 
-    past / new / future blocks, margin | waveform SNR | mel
-    2 / 2 / 1, 20 frames (the default) | 47.3 dB      | 0.0004 dB
-    4 / 2 / 2, 20 frames               | 92.5 dB      | 3e-6 dB
-    2 / 2 / 0, none                    | 10.0 dB      | 0.05 dB
+    past / new / future blocks, margin | waveform SNR | mel 2 / 2 / 1, 20 frames (the default) | 47.3 dB |
+    0.0004 dB 4 / 2 / 2, 20 frames | 92.5 dB | 3e-6 dB 2 / 2 / 0, none | 10.0 dB | 0.05 dB
 
     With trained weights the deviation has not been measured.
     """
