@@ -49,7 +49,8 @@ def _describe(details: ErrorDetails) -> str:
         case "string_pattern_mismatch":
             return f"{path}: must look like 'package.module:name', not {_shown(details['input'])}"
         case "literal_error":
-            return f"{path}: must be {details['ctx']['expected']}, not {_shown(details['input'])}{_choice_hint(details)}"
+            expected, found = details["ctx"]["expected"], _shown(details["input"])
+            return f"{path}: must be {expected}, not {found}{_choice_hint(details)}"
         case _:
             message = details["msg"].replace("Input should be", "must be", 1)
             return f"{path}: {message}, not {_shown(details['input'])}"

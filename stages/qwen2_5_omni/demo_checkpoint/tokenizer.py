@@ -17,7 +17,10 @@ from stages.qwen2_5_omni.demo_checkpoint.words import BARE, PROMPTED, PUNCTUATIO
 Vocabulary = Literal["small", "full"]
 
 # transformers/models/qwen2/tokenization_qwen2.py, PRETOKENIZE_REGEX
-_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+    r"\s+(?!\S)|\s+"
+)
 _SPACE = "Ġ"  # the byte-level alphabet's sign for a space
 
 # In the order of the genuine ids 151643, 151644, ...; True: special, left out of decoded text.
