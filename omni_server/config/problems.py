@@ -18,8 +18,10 @@ _short.maxlevel = 2
 
 
 def describe_problems(error: ValidationError) -> list[str]:
-    """One line for each problem, as in `stages.talker.max_num_seq: unknown key; did you mean
-    'max_num_seqs'?`."""
+    """One line per problem, for example:
+
+    `stages.talker.max_num_seq: unknown key; did you mean 'max_num_seqs'?`
+    """
     return [_describe(details) for details in error.errors(include_url=False)]
 
 
