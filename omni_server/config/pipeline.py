@@ -6,6 +6,7 @@ only what is declared here: which engine runs a stage, which payload an edge car
 
 import functools
 import importlib
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
@@ -167,6 +168,12 @@ class DeclaresPipeline(Protocol):
 def installed_families() -> dict[str, str]:
     """`package.module:object` of each family that an installed package declares, by name."""
     return {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}
+
+
+def families_of_this_process() -> tuple[str, ...]:
+    """The family that the server names to its engines' processes; all installed ones in any other process."""
+    served = os.environ.get(MODEL_FAMILY_VARIABLE)
+    return (served,) if served else tuple(installed_families())
 
 
 @functools.cache

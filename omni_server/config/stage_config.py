@@ -261,7 +261,8 @@ def _completed(document: dict[str, Any], pipeline: Pipeline) -> dict[str, Any]:
     stages = document.get("stages")
     if not isinstance(stages, dict):
         return document
-    completed, names = {}, {}
+    completed: dict[Any, Any] = {}
+    names: dict[str, Any] = {}  # by role
     for name, stage in stages.items():
         if isinstance(stage, dict):
             role = stage.get("model_stage", name)
