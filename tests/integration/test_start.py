@@ -77,7 +77,7 @@ async def test_a_plan_with_windows_that_code2wav_cannot_hold_is_refused_before_a
 ) -> None:
     files, children = queue_files(), set(multiprocessing.active_children())
     config = demo_config(stages={"code2wav": {"max_model_len": 24, "max_num_batched_tokens": 240}})
-    with pytest.raises(ConfigError, match="code2wav's max_model_len is 24"):
+    with pytest.raises(ConfigError, match="max_model_len of code2wav is 24"):
         await AsyncOmni.start(checkpoint, config)
     await wait_until_processes_are(children)
     assert queue_files() == files
