@@ -16,6 +16,7 @@ from omni_server.config.frozen_model import FrozenModel
 from omni_server.config.pipeline import (
     EdgeSpec,
     Embeddings,
+    Payload,
     Pipeline,
     StageSpec,
     TokenFrames,
@@ -244,7 +245,7 @@ class StageConfig(FrozenModel):
         """None for the entry."""
         return next((edge for edge in self.edges if edge.target == name), None)
 
-    def edge_from(self, name: str, payload: type[TokenFrames] | type[Embeddings]) -> Edge | None:
+    def edge_from(self, name: str, payload: type[Payload]) -> Edge | None:
         """The edge by which the stage sends such a payload, if it does."""
         edges = (edge for edge in self.edges if edge.source == name)
         return next((edge for edge in edges if isinstance(self.spec_of(edge).payload, payload)), None)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from omni_server.config.chunk_plan import ChunkPlan
-from omni_server.config.pipeline import Embeddings, TokenFrames
+from omni_server.config.pipeline import Embeddings, Tensor, TokenFrames
 from omni_server.config.stage_config import Edge, StageConfig
 from omni_server.config.stages import ArStage
 from omni_server.edge import CodecEdgeFactory, load_edge_function
@@ -25,6 +25,7 @@ from omni_server.errors import (
     StageDownError,
 )
 from omni_server.family import CodecLayout, DiffusionPrompt, FamilyModel, Prompt
+from omni_server.orchestrator.decoder import Decoder
 from omni_server.orchestrator.feed_outbox import FeedOutbox
 from omni_server.orchestrator.pacing import Pacer
 from omni_server.orchestrator.request_graph import ArPlan, DecoderPlan, EmbeddingsPlan, ImagePlan, TextPlan
@@ -64,7 +65,7 @@ class Deployment:
 class _Decoder:
     """What makes audio of the frames of one stage, for all requests."""
 
-    stage: DiffusionStageClient
+    stages: Decoder
     factory: CodecEdgeFactory
     chunks: ChunkPlan
     layout: CodecLayout
@@ -102,7 +103,7 @@ class Orchestrator:
         assert edge.chunks is not None
         assert edge.function is not None
         decoder = _Decoder(
-            stage=self._deployment.diffusion[edge.target],
+            stages=Decoder(self._decoder_stages(edge)),
             factory=cast(CodecEdgeFactory, load_edge_function(edge.function)),
             chunks=edge.chunks,
             layout=layout,
@@ -117,6 +118,13 @@ class Orchestrator:
         # Refuses a plan that does not fit the model now, not at the first request.
         decoder.factory(edge.chunks, layout, voice=self._family.voices[0], noise_seed=0)
         return decoder
+
+    def _decoder_stages(self, edge: Edge) -> list[DiffusionStageClient]:
+        """The stage that `edge` leads to, and those that its results go on to."""
+        stages = [self._deployment.diffusion[edge.target]]
+        while (onward := self._config.edge_from(stages[-1].name, Tensor)) is not None:
+            stages.append(self._deployment.diffusion[onward.target])
+        return stages
 
     @property
     def num_running(self) -> int:
@@ -299,7 +307,7 @@ class Orchestrator:
         seed = random.getrandbits(63) if request.speech.seed is None else request.speech.seed
         edge = decoder.factory(decoder.chunks, decoder.layout, voice=voice, noise_seed=seed % 2**64)
         plan = DecoderPlan(
-            stage=decoder.stage,
+            decoder=decoder.stages,
             edge=edge,
             pacer=decoder.pacer,
             num_codebooks=decoder.num_codebooks,

@@ -22,6 +22,7 @@ from omni_server.engine.prompt_rendering import RenderedPrompt
 from omni_server.engine.sampling import StageSampling
 from omni_server.errors import CorruptDataError
 from omni_server.family import DiffusionPrompt
+from omni_server.orchestrator.decoder import Decoder
 from omni_server.orchestrator.feed_outbox import FeedOutbox
 from omni_server.orchestrator.pacing import Pacer
 from omni_server.orchestrator.released_logprobs import ReleasedLogprobs
@@ -64,7 +65,7 @@ class TextPlan:
 class DecoderPlan:
     """Of a stage whose tokens are codec frames: what makes audio of them."""
 
-    stage: DiffusionStageClient
+    decoder: Decoder
     edge: CodecEdge
     pacer: Pacer
     num_codebooks: int
@@ -275,7 +276,7 @@ class _AudioOutput:
 
     def __init__(self, request_id: str, plan: DecoderPlan, clock: StageClock, emit: Emit) -> None:
         self.speech = SpeechStream(
-            request_id, decoder=plan.stage, edge=plan.edge, pacer=plan.pacer, clock=clock, emit=self._take
+            request_id, decoder=plan.decoder, edge=plan.edge, pacer=plan.pacer, clock=clock, emit=self._take
         )
         self._clock = clock
         self._emit = emit

@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from omni_server.audio.waveform_check import waveform_fault
 from omni_server.edge import CodecEdge, DecoderWindow, Frame
-from omni_server.engine.diffusion_client import DiffusionStageClient
 from omni_server.errors import CorruptDataError
+from omni_server.orchestrator.decoder import Decoder
 from omni_server.orchestrator.pacing import Pacer
 from omni_server.orchestrator.stage_clock import StageClock
 from omni_server.orchestrator.start_gate import Playback
@@ -34,7 +34,7 @@ class SpeechStream:
         self,
         request_id: str,
         *,
-        decoder: DiffusionStageClient,
+        decoder: Decoder,
         edge: CodecEdge,
         pacer: Pacer,
         clock: StageClock,
@@ -86,7 +86,7 @@ class SpeechStream:
         `StageDeadError` if code2wav fails. Cancelling it, or a failure, aborts the windows that are in
         code2wav."""
         with self._pacer.start_gate.stream(self._playback):
-            async with self._decoder.life.needed(), asyncio.TaskGroup() as group:
+            async with self._decoder.needed(), asyncio.TaskGroup() as group:
                 group.create_task(self._send(group))
                 group.create_task(self._collect())
 

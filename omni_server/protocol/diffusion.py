@@ -1,8 +1,36 @@
 """How a request to a diffusion stage carries more than its tokens."""
 
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
 INPUT_KEY = "omni_input"
 """Key of `PoolingParams.extra_kwargs` whose value is the stage's encoded input, bytes."""
 
 STREAMS_KEY = "omni_streams"
 """Key of `PoolingParams.extra_kwargs`: how many utterances needed code2wav when this was sent, its own among
 them. Without the key nobody knows: it is waited for others, and nobody is paced."""
+
+
+class StageResult(msgspec.Struct, frozen=True):
+    """Input of a diffusion stage that continues another one's work: that one's result and its own input."""
+
+    payload: bytes
+    """What the first stage was told about the request."""
+    shape: tuple[int, ...]
+    data: bytes
+    """float32, little-endian, in C order."""
+
+
+def encode_stage_result(payload: bytes, result: npt.NDArray[np.float32]) -> bytes:
+    """MessagePack bytes."""
+    return msgspec.msgpack.encode(StageResult(payload, result.shape, result.astype("<f4").tobytes()))
+
+
+def decode_stage_result(data: bytes) -> tuple[bytes, npt.NDArray[np.float32]]:
+    """The first stage's payload and its result. Raises `ValueError` for anything else."""
+    try:
+        message = msgspec.msgpack.decode(data, type=StageResult)
+        return message.payload, np.frombuffer(message.data, "<f4").reshape(message.shape)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"not a stage's result: {error}") from error

@@ -19,6 +19,7 @@ from omni_server.engine.prompt_rendering import RenderedPrompt
 from omni_server.engine.stage_life import StageLife
 from omni_server.errors import CorruptDataError
 from omni_server.family import CodecLayout
+from omni_server.orchestrator.decoder import Decoder
 from omni_server.orchestrator.feed_outbox import FeedOutbox
 from omni_server.orchestrator.pacing import Pacer
 from omni_server.orchestrator.request_graph import ArPlan, DecoderPlan, EmbeddingsPlan, TextPlan
@@ -240,7 +241,7 @@ class Stages:
         if reply is not None:
             prompt = RenderedPrompt(PROMPT_IDS + reply, None, "given", len(reply))
         decoder = DecoderPlan(
-            stage=cast(DiffusionStageClient, self.code2wav),
+            decoder=Decoder((cast(DiffusionStageClient, self.code2wav),)),
             edge=self.edge,
             pacer=Pacer(ChunkPlan(), CodecLayout(CODES_PER_WINDOW, 2, SAMPLES_PER_CODE), max_step_codes=2048),
             num_codebooks=1,

@@ -14,6 +14,7 @@ from omni_server.config.chunk_plan import ChunkPlan, PacingConfig
 from omni_server.engine.diffusion_client import DiffusionStageClient
 from omni_server.engine.stage_life import StageLife
 from omni_server.family import CodecLayout
+from omni_server.orchestrator.decoder import Decoder
 from omni_server.orchestrator.pacing import Pacer
 from omni_server.orchestrator.speech_stream import SpeechStream
 from omni_server.orchestrator.stage_clock import StageClock
@@ -156,7 +157,7 @@ class Simulation:
         pieces: list[tuple[float, AudioDelta]] = []
         output = SpeechStream(
             name,
-            decoder=cast(DiffusionStageClient, self.code2wav),
+            decoder=Decoder((cast(DiffusionStageClient, self.code2wav),)),
             edge=TalkerToCode2Wav(self._plan, LAYOUT, voice="Ethan", noise_seed=0),
             pacer=self.pacer,
             clock=StageClock(clock),
