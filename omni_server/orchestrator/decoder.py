@@ -11,7 +11,8 @@ from omni_server.protocol.diffusion import encode_stage_result
 
 
 class Decoder:
-    """Sends each window through all stages, the result of one as the input of the next."""
+    """Sends each window through all stages, the result of one as the input of the next. A window counts as many
+    tokens in each of them."""
 
     def __init__(self, stages: Sequence[DiffusionStageClient]) -> None:
         """The first stage gets windows, the last one returns audio."""
@@ -39,7 +40,7 @@ class Decoder:
         for stage in others:
             result = await stage.run(
                 window_id,
-                (0,) * max(1, len(result)),  # as many as the result has rows count towards a step
+                token_ids,
                 encode_stage_result(payload, result),
                 priority=priority,
                 num_streams=num_streams,

@@ -3,7 +3,6 @@ sound."""
 
 from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.family import CodecLayout
-from omni_server.types import SAMPLE_RATE_HZ
 
 
 class WindowSchedule:
@@ -16,7 +15,7 @@ class WindowSchedule:
         """The plan's, or those of one of its busy times."""
         self._plan = plan
         self._codes_per_block = layout.codes_per_block
-        self._code_s = layout.samples_per_code / SAMPLE_RATE_HZ
+        self._code_s = layout.samples_per_code / layout.sample_rate_hz
         self._starts = [0]  # in blocks, of every window looked at so far and the one behind
 
     def start_s(self, number: int) -> float:

@@ -1,7 +1,9 @@
 """Families that are not Qwen2.5-Omni, served over HTTP by real engines through the same orchestrator."""
 
+import base64
 import io
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from transformers import Qwen2ForCausalLM
 
 from omni_server.audio.filters import Resampler
 from tests.integration.server_process import MODEL, ServerProcess
-from tests.toy_families import speech_only, text_only
+from tests.toy_families import branched, speech_only, text_only
 from tests.toy_families.decoding import SAMPLE_RATE_HZ, waveform
 from tests.toy_families.toy import END, FIRST_CODE, make_checkpoint
 
@@ -33,7 +35,9 @@ def served(
     for stage in stages.values():
         stage |= {"engine_args": CPU_ARGS, "dtype": "float32"}
     config.write_text(yaml.safe_dump(document | {"stages": stages}))
-    server = ServerProcess(checkpoint, folder / "log.txt", "--stage-config", str(config), has_queue=False)
+    server = ServerProcess(
+        checkpoint, folder / "log.txt", "--stage-config", str(config), has_queue=family == "branched"
+    )
     try:
         with server.client() as client:
             yield client, server
@@ -132,3 +136,71 @@ def test_speech_only_model_speaks_frames_of_four_codebooks_at_its_own_rate(tmp_p
     assert chat.status_code == 400
     assert "does not answer chats" in chat.json()["error"]["message"]
     assert transcript.status_code == 400
+
+
+def branched_reference(
+    checkpoint: Path, prompt: str, num_text: int, num_codes: int
+) -> tuple[list[int], list[int]]:
+    """Text and codec tokens, greedy, of the voice "High"."""
+    model = Qwen2ForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    text = greedy_ids(checkpoint, prompt, num_text)
+    order = {byte: number for number, byte in enumerate(_byte_order())}
+    ids = [order[byte] for byte in prompt.encode()]
+    with torch.inference_mode():
+        embed = model.get_input_embeddings()
+        rows = model.model(torch.tensor([ids + text[:-1]])).last_hidden_state[0]
+        spoken = [*rows[len(ids) :], *[embed(torch.tensor(END))] * num_codes]
+        inputs = [*rows[: len(ids)], embed(torch.tensor(ord("H"))) + embed(torch.tensor(branched.BEGIN[0]))]
+        inputs.append(spoken[0] + embed(torch.tensor(branched.BEGIN[1])))
+        codes: list[int] = []
+        while len(codes) < num_codes:
+            logits = model(inputs_embeds=torch.stack(inputs)[None]).logits[0, -1]
+            codes.append(FIRST_CODE + int(logits[FIRST_CODE:].argmax()))
+            inputs.append(embed(torch.tensor(codes[-1])) + spoken[len(codes)])
+    return text, codes
+
+
+def test_four_stages_with_a_branch_answer_in_text_and_speech(tmp_path: Path) -> None:
+    num_text, num_frames = 9, 12
+    greedy = {"temperature": 0, "ignore_eos": True}
+    stages = {
+        "writer": {"max_model_len": 512},
+        "speaker": {"max_model_len": 512, "default_sampling": {"temperature": 0, "max_tokens": 400}},
+        "tones": {"max_model_len": 64},
+        "mixer": {"max_model_len": 64},
+    }
+    body = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "Say this."}],
+        "modalities": ["text", "audio"],
+        "audio": {"voice": "High", "format": "wav"},
+        "max_tokens": num_text,
+        "stage_sampling": {"speaker": greedy | {"max_tokens": 4 * num_frames}},
+    } | greedy
+    with served(tmp_path, branched.WRITER, "branched", stages) as (client, server):
+        alone = client.post("/v1/chat/completions", json=body)
+        assert alone.status_code == 200, alone.text
+        with ThreadPoolExecutor(6) as pool:
+            together = list(pool.map(lambda _: client.post("/v1/chat/completions", json=body), range(6)))
+        text_only = {name: value for name, value in body.items() if name not in ("modalities", "audio")}
+        written = client.post(
+            "/v1/chat/completions", json=text_only | {"stage_sampling": None, "logprobs": True}
+        )
+        again = client.post("/v1/chat/completions", json=body)
+        assert server.process.poll() is None
+    text, codes = branched_reference(tmp_path / "checkpoint", "Say this.", num_text, 4 * num_frames)
+    told = [bytes(token["bytes"]) for token in written.json()["choices"][0]["logprobs"]["content"]]
+    order = _byte_order()
+    assert told == [
+        bytes([order[number]]) if number < END else b"<code %d>" % (number - FIRST_CODE) for number in text
+    ]
+    resampler = Resampler(SAMPLE_RATE_HZ, 24_000)
+    wanted = waveform(np.array(codes).reshape(num_frames, 4) - FIRST_CODE, 0, "High")
+    wanted = np.concatenate([resampler.push(wanted), resampler.flush()])
+    for answer in (alone, *together, again):
+        assert answer.status_code == 200, answer.text
+        wav = base64.b64decode(answer.json()["choices"][0]["message"]["audio"]["data"])
+        samples, rate = soundfile.read(io.BytesIO(wav), dtype="float32")
+        assert rate == 24_000
+        assert samples.shape == wanted.shape
+        assert np.abs(samples - wanted).max() < 1e-4

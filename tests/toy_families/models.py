@@ -8,8 +8,9 @@ import torch
 from vllm.config import VllmConfig
 from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 
+from omni_server.protocol.diffusion import decode_stage_result
 from stages.runtime.diffusion_model import DiffusionBatch
-from tests.toy_families.decoding import render, waveform
+from tests.toy_families.decoding import mixed, render, tones, waveform
 from tests.toy_families.speech_only import NUM_CODEBOOKS, WindowInput
 from tests.toy_families.toy import END, FIRST_CODE
 
@@ -53,6 +54,23 @@ class ToyVocoder(_Decoder):
             codes = (tokens - FIRST_CODE).reshape(-1, NUM_CODEBOOKS)
             results.append(torch.from_numpy(waveform(codes.numpy(), window.first_frame, window.voice)))
         return results
+
+
+class ToyTones(_Decoder):
+    def sample(self, batch: DiffusionBatch) -> list[torch.Tensor]:
+        """Tones, float32 `[num_frames * 1280, 4]`."""
+        results = []
+        for tokens, payload in zip(batch.token_ids, batch.inputs, strict=True):
+            window = msgspec.msgpack.decode(payload, type=WindowInput)
+            codes = (tokens - FIRST_CODE).reshape(-1, NUM_CODEBOOKS)
+            results.append(torch.from_numpy(tones(codes.numpy(), window.first_frame, window.voice)))
+        return results
+
+
+class ToyMixer(_Decoder):
+    def sample(self, batch: DiffusionBatch) -> list[torch.Tensor]:
+        """Waveforms, float32 `[num_samples]`, of the tones that the stage before has made."""
+        return [torch.from_numpy(mixed(decode_stage_result(data)[1])) for data in batch.inputs]
 
 
 class ToyPainter(_Decoder):

@@ -27,6 +27,7 @@ NUM_BYTES = 256
 END = NUM_BYTES
 FIRST_CODE = NUM_BYTES + 1
 NUM_CODES = 64
+HIDDEN_SIZE = 64
 
 
 def make_checkpoint(folder: Path, architecture: str, *, seed: int = 0) -> Path:
@@ -34,7 +35,7 @@ def make_checkpoint(folder: Path, architecture: str, *, seed: int = 0) -> Path:
     torch.manual_seed(seed)
     config = Qwen2Config(
         vocab_size=FIRST_CODE + NUM_CODES,
-        hidden_size=64,
+        hidden_size=HIDDEN_SIZE,
         intermediate_size=128,
         num_hidden_layers=2,
         num_attention_heads=2,
