@@ -16,7 +16,7 @@ import yaml
 from transformers import Qwen2ForCausalLM
 
 from omni_server.audio.filters import Resampler
-from tests.integration.server_process import MODEL, ServerProcess
+from tests.integration.server_process import MODEL, ServerProcess, wait_until
 from tests.toy_families import branched, speech_only, text_only
 from tests.toy_families.decoding import SAMPLE_RATE_HZ, waveform
 from tests.toy_families.toy import END, FIRST_CODE, make_checkpoint
@@ -138,6 +138,15 @@ def test_speech_only_model_speaks_frames_of_four_codebooks_at_its_own_rate(tmp_p
     assert transcript.status_code == 400
 
 
+def busy(client: httpx2.Client) -> list[str]:
+    """The gauges of requests in a stage, and of slots of the queue, that are not 0."""
+    names = ("omni_shared_memory_slots_in_use{", "omni_requests_in_flight ", "omni_active_requests{")
+    lines = client.get("/metrics").text.splitlines()
+    gauges = [line for line in lines if line.startswith(names)]
+    assert len(gauges) == 6  # four stages, a queue, all requests
+    return [line for line in gauges if not line.endswith(" 0.0")]
+
+
 def branched_reference(
     checkpoint: Path, prompt: str, num_text: int, num_codes: int
 ) -> tuple[list[int], list[int]]:
@@ -186,8 +195,21 @@ def test_four_stages_with_a_branch_answer_in_text_and_speech(tmp_path: Path) -> 
         written = client.post(
             "/v1/chat/completions", json=text_only | {"stage_sampling": None, "logprobs": True}
         )
+        endless = {"speaker": greedy | {"max_tokens": 400}}
+        with client.stream(
+            "POST",
+            "/v1/chat/completions",
+            json=body
+            | {
+                "stream": True,
+                "max_tokens": 400,
+                "stage_sampling": endless,
+                "audio": {"voice": "Low", "format": "pcm16"},
+            },
+        ) as stream:
+            next(stream.iter_lines())  # and then the client is gone
+        wait_until(lambda: not busy(client), 60.0, lambda: server.log)
         again = client.post("/v1/chat/completions", json=body)
-        assert server.process.poll() is None
     text, codes = branched_reference(tmp_path / "checkpoint", "Say this.", num_text, 4 * num_frames)
     told = [bytes(token["bytes"]) for token in written.json()["choices"][0]["logprobs"]["content"]]
     order = _byte_order()
