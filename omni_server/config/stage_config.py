@@ -275,7 +275,7 @@ def _completed(document: dict[str, Any], pipeline: Pipeline) -> dict[str, Any]:
     if not isinstance(stages, dict):
         return document
     completed: dict[Any, Any] = {}
-    names: dict[str, Any] = {}  # by role
+    names: dict[Any, Any] = {}  # by role
     for name, stage in stages.items():
         if isinstance(stage, dict):
             role = stage.get("model_stage", name)
