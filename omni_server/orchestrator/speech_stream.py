@@ -20,7 +20,7 @@ from omni_server.edge import CodecEdge, DecoderWindow, Frame
 from omni_server.errors import CorruptDataError
 from omni_server.orchestrator.decoder import Decoder
 from omni_server.orchestrator.pacing import Pacer
-from omni_server.orchestrator.stage_clock import StageClock
+from omni_server.orchestrator.request_timeline import RequestTimeline
 from omni_server.orchestrator.start_gate import Playback
 from omni_server.types import AudioDelta
 
@@ -37,7 +37,7 @@ class SpeechStream:
         decoder: Decoder,
         edge: CodecEdge,
         pacer: Pacer,
-        clock: StageClock,
+        timeline: RequestTimeline,
         emit: Callable[[AudioDelta], None],
     ) -> None:
         """`emit` is given the pieces of the waveform in order, without gaps."""
@@ -45,7 +45,7 @@ class SpeechStream:
         self._decoder = decoder
         self._edge = edge
         self._pacer = pacer
-        self._clock = clock
+        self._timeline = timeline
         self._emit = emit
         self._unsent: asyncio.Queue[DecoderWindow | None] = asyncio.Queue()
         self._sent: asyncio.Queue[tuple[DecoderWindow, asyncio.Future[Samples]] | None] = asyncio.Queue()
@@ -73,8 +73,8 @@ class SpeechStream:
         self._unsent.put_nowait(None)
 
     def _take(self, windows: Sequence[DecoderWindow]) -> None:
-        self._clock.windows(len(windows))
         for window in windows:
+            self._timeline.mark_window_ready(self._decoder.window_stage)
             if window.first_sample != self._num_samples:
                 detail = f"a window from sample {window.first_sample} on, where {self._num_samples} is the next one"
                 raise CorruptDataError(self._decoder.name, "window_sequence", detail)
@@ -97,7 +97,7 @@ class SpeechStream:
             await self._pacer.gate.enter(self._playback.plays_unsent_at)
             result: asyncio.Future[Samples] = asyncio.get_running_loop().create_future()
             priority = self._pacer.priority(self._playback.sent())
-            self._clock.window_sent()
+            self._timeline.mark_window_sent(self._decoder.window_stage)
             task = group.create_task(self._compute(f"{self._request_id}-{number}", window, priority, result))
             # Not in the task's own `finally`: a task that is cancelled before its first step never comes
             # there.
@@ -119,6 +119,7 @@ class SpeechStream:
             window.payload,
             priority=priority,
             num_streams=self._pacer.num_streams,
+            timeline=self._timeline,
         )
         fault = waveform_fault(samples, num_samples=window.num_samples, is_varied=window.is_varied)
         if fault is not None:
@@ -131,7 +132,7 @@ class SpeechStream:
             window, result = item
             samples = await result
             self._playback.came_back(window.num_computed)
-            self._clock.window_computed()
+            self._timeline.mark_window_computed(self._decoder.window_stage)
             delta = AudioDelta(window.first_sample, samples)
             if self._held is None:
                 self._emit(delta)
