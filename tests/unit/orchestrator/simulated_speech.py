@@ -1,4 +1,5 @@
-"""Speech on a simulated device in virtual time: what leaves when, and how long a player would have stalled."""
+"""Speech on a simulated device in virtual time: what leaves when, and how long a player would have
+stalled."""
 
 import asyncio
 import heapq
@@ -37,10 +38,27 @@ class Call:
     num_streams: int | None
 
 
+@dataclass(order=True)
+class WaitingWindow:
+    """One that code2wav has not begun with."""
+
+    priority: int
+    number: int
+    """In the order in which they came."""
+    request_id: str = field(compare=False)
+    num_codes: int = field(compare=False)
+    """Context included: a step has room for so many."""
+    num_computed: int = field(compare=False)
+    """Without those whose state the stream carries."""
+    emit_start: int = field(compare=False)
+    num_streams: int | None = field(compare=False)
+    done: asyncio.Future[None] = field(compare=False)
+
+
 class SimulatedCode2Wav:
-    """Stands for `DiffusionStageClient`. Computes waiting windows in steps, by priority; a step takes a time for itself
-    and a time for each codec token in it, but for those whose state a stream carries. Sample values are positions in
-    the utterance."""
+    """Stands for `DiffusionStageClient`. Computes waiting windows in steps, by priority; a step takes a time
+    for itself and a time for each codec token in it, but for those whose state a stream carries. Sample
+    values are positions in the utterance."""
 
     def __init__(self, *, step_s: float = 0.0, code_s: float = 0.0, max_codes: int = 2048) -> None:
         self.name = "code2wav"
@@ -54,7 +72,7 @@ class SimulatedCode2Wav:
         self._running: dict[str, int] = {}
         self._step_s, self._code_s = step_s, code_s
         self.max_codes = max_codes
-        self._waiting: list[tuple[int, int, str, int, int, asyncio.Future[None]]] = []
+        self._waiting: list[WaitingWindow] = []
         self._order = itertools.count()
         self._stepping: asyncio.Task[None] | None = None
 
@@ -76,7 +94,16 @@ class SimulatedCode2Wav:
         self.most_running[stream] = max(self.most_running.get(stream, 0), self._running[stream])
         self.num_running += 1
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiting = (priority, next(self._order), request_id, len(token_ids), len(token_ids) - num_carried, done)
+        waiting = WaitingWindow(
+            priority,
+            next(self._order),
+            request_id,
+            len(token_ids),
+            len(token_ids) - num_carried,
+            window.emit_start,
+            num_streams,
+            done,
+        )
         heapq.heappush(self._waiting, waiting)
         if self._stepping is None or self._stepping.done():
             self._stepping = asyncio.create_task(self._step())
@@ -92,21 +119,24 @@ class SimulatedCode2Wav:
         return samples[self.num_missing :] / FULL_SCALE
 
     async def _step(self) -> None:
-        await asyncio.sleep(0)  # what is asked for in the same moment goes together
+        await self._gather()
         while self._waiting:
             batch, room = [], self.max_codes
-            while self._waiting and self._waiting[0][3] <= room:
+            while self._waiting and self._waiting[0].num_codes <= room:
                 batch.append(heapq.heappop(self._waiting))
-                room -= batch[-1][3]
-            await self._compute(self.max_codes - room, sum(window[4] for window in batch))
-            for _, _, request_id, _, _, done in batch:
-                self.computed.append(request_id)
-                if not done.cancelled():
-                    done.set_result(None)
+                room -= batch[-1].num_codes
+            await self._compute(batch)
+            for window in batch:
+                self.computed.append(window.request_id)
+                if not window.done.cancelled():
+                    window.done.set_result(None)
 
-    async def _compute(self, num_codes: int, num_computed: int) -> None:
-        """A step of `num_codes`, context included, of which `num_computed` are not carried."""
-        await asyncio.sleep(self._step_s + self._code_s * num_computed)
+    async def _gather(self) -> None:
+        """Before the first step after a time without work."""
+        await asyncio.sleep(0)  # what is asked for in the same moment goes together
+
+    async def _compute(self, batch: list[WaitingWindow]) -> None:
+        await asyncio.sleep(self._step_s + self._code_s * sum(window.num_computed for window in batch))
 
 
 @dataclass
@@ -139,7 +169,9 @@ class Simulation:
         """Where `pacing` allows more than one window of a stream at once, no state is carried."""
         pacing = PacingConfig() if pacing is None else pacing
         carry = pacing.max_outstanding_windows in (None, 1)
-        self._plan = (ChunkPlan() if plan is None else plan).model_copy(update={"pacing": pacing, "carry": carry})
+        self._plan = (ChunkPlan() if plan is None else plan).model_copy(
+            update={"pacing": pacing, "carry": carry}
+        )
         self.pacer = Pacer(self._plan, LAYOUT, max_step_codes=code2wav.max_codes, clock=clock)
 
     def utterance(self, name: str) -> Utterance:
