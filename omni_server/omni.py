@@ -269,7 +269,6 @@ def _orchestrator(config: StageConfig, model: FamilyModel, engines: "Engines") -
             talker=engines.ar[talker_name],
             talker_config=talker_config,
             code2wav=engines.diffusion[code2wav_name],
-            max_step_codes=config.stages[code2wav_name].max_num_batched_tokens,
             chunks=codec_edge.chunks,
             codec_edge=cast(CodecEdgeFactory, load_edge_function(codec_edge.function)),
             drop_block=engines.drop_block,

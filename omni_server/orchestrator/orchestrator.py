@@ -23,8 +23,8 @@ from omni_server.errors import (
 )
 from omni_server.family import CodecLayout, FamilyModel
 from omni_server.orchestrator.feed_outbox import FeedOutbox
-from omni_server.orchestrator.pacing import Pacer
 from omni_server.orchestrator.request_run import RequestRun
+from omni_server.orchestrator.speech_scheduler import SpeechScheduler
 from omni_server.orchestrator.spoken_text import SpokenText
 from omni_server.orchestrator.talk import SpeechPlan
 from omni_server.orchestrator.tool_grammar import turn_grammar
@@ -57,8 +57,6 @@ class SpeechStages:
     talker: ArStageClient
     talker_config: ArStage
     code2wav: DiffusionStageClient
-    max_step_codes: int
-    """Codec tokens that a step of code2wav has room for (`max_num_batched_tokens`)."""
     chunks: ChunkPlan
     codec_edge: CodecEdgeFactory
     drop_block: Callable[[SharedBlock], None]
@@ -69,7 +67,7 @@ class _SharedSpeech:
 
     def __init__(self, stages: SpeechStages, layout: CodecLayout) -> None:
         self.outbox = FeedOutbox(stages.talker.send_feeds, stages.drop_block)
-        self.pacer = Pacer(stages.chunks, layout, max_step_codes=stages.max_step_codes)
+        self.scheduler = SpeechScheduler(stages.chunks, layout)
 
 
 class Orchestrator:
@@ -258,7 +256,7 @@ class Orchestrator:
             talker_stop_ids=family.talker_stop_ids,
             codes_per_output=family.codec.codes_per_block,
             codec_edge=stages.codec_edge(stages.chunks, family.codec, voice=voice, noise_seed=seed % 2**64),
-            pacer=shared.pacer,
+            scheduler=shared.scheduler,
             num_boundary_rows=len(talker_prompt.token_ids) - talker_prompt.num_replaced - 1,
             outbox=shared.outbox,
             drop_block=stages.drop_block,

@@ -12,8 +12,8 @@ from omni_server.engine.diffusion_client import DiffusionStageClient
 from omni_server.engine.sampling import StageSampling
 from omni_server.family import TalkerPrompt
 from omni_server.orchestrator.feed_outbox import FeedOutbox
-from omni_server.orchestrator.pacing import Pacer
 from omni_server.orchestrator.row_feeder import RowFeeder
+from omni_server.orchestrator.speech_scheduler import SpeechScheduler
 from omni_server.orchestrator.speech_stream import SpeechStream
 from omni_server.orchestrator.stage_clock import StageClock
 from omni_server.protocol.rows import SharedBlock
@@ -32,7 +32,7 @@ class SpeechPlan:
     codes_per_output: int
     """The talker's tokens are wanted in blocks of this many; windows end where a block does."""
     codec_edge: CodecEdge
-    pacer: Pacer
+    scheduler: SpeechScheduler
     num_boundary_rows: int
     """Rows between the thinker's prompt and the first generated row."""
     outbox: FeedOutbox
@@ -68,7 +68,7 @@ class Talk:
             request_id,
             code2wav=plan.code2wav,
             edge=plan.codec_edge,
-            pacer=plan.pacer,
+            scheduler=plan.scheduler,
             clock=clock,
             emit=self._emit_audio,
         )

@@ -20,8 +20,8 @@ from omni_server.engine.stage_life import StageLife
 from omni_server.errors import CorruptDataError
 from omni_server.family import CodecLayout, TalkerPrompt
 from omni_server.orchestrator.feed_outbox import FeedOutbox
-from omni_server.orchestrator.pacing import Pacer
 from omni_server.orchestrator.request_run import RequestRun
+from omni_server.orchestrator.speech_scheduler import SpeechScheduler
 from omni_server.orchestrator.spoken_text import SpokenText
 from omni_server.orchestrator.talk import SpeechPlan
 from omni_server.orchestrator.tool_parser import ToolParser
@@ -245,7 +245,7 @@ class Stages:
             talker_stop_ids=(STOP_CODE,),
             codes_per_output=CODES_PER_OUTPUT,
             codec_edge=self.edge,
-            pacer=Pacer(ChunkPlan(), CodecLayout(CODES_PER_WINDOW, 2, SAMPLES_PER_CODE), max_step_codes=2048),
+            scheduler=SpeechScheduler(ChunkPlan(), CodecLayout(CODES_PER_WINDOW, 2, SAMPLES_PER_CODE)),
             num_boundary_rows=1,
             outbox=self.outbox,
             drop_block=self.dropped.append,

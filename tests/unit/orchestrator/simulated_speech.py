@@ -14,7 +14,7 @@ from omni_server.config.chunk_plan import ChunkPlan, PacingConfig
 from omni_server.engine.diffusion_client import DiffusionStageClient
 from omni_server.engine.stage_life import StageLife
 from omni_server.family import CodecLayout
-from omni_server.orchestrator.pacing import Pacer
+from omni_server.orchestrator.speech_scheduler import SpeechScheduler
 from omni_server.orchestrator.speech_stream import SpeechStream
 from omni_server.orchestrator.stage_clock import StageClock
 from omni_server.protocol.codec_window import decode_codec_window
@@ -160,7 +160,7 @@ class Utterance:
 
 
 class Simulation:
-    """A server's speech: one device, one pacer, any number of streams."""
+    """A server's speech: one device, one scheduler, any number of streams."""
 
     def __init__(
         self, code2wav: SimulatedCode2Wav, pacing: PacingConfig | None = None, plan: ChunkPlan | None = None
@@ -172,7 +172,7 @@ class Simulation:
         self._plan = (ChunkPlan() if plan is None else plan).model_copy(
             update={"pacing": pacing, "carry": carry}
         )
-        self.pacer = Pacer(self._plan, LAYOUT, max_step_codes=code2wav.max_codes, clock=clock)
+        self.scheduler = SpeechScheduler(self._plan, LAYOUT, clock=clock)
 
     def utterance(self, name: str) -> Utterance:
         pieces: list[tuple[float, AudioDelta]] = []
@@ -180,7 +180,7 @@ class Simulation:
             name,
             code2wav=cast(DiffusionStageClient, self.code2wav),
             edge=TalkerToCode2Wav(self._plan, LAYOUT, voice="Ethan", noise_seed=0),
-            pacer=self.pacer,
+            scheduler=self.scheduler,
             clock=StageClock(clock),
             emit=lambda delta: pieces.append((clock(), delta)),
         )

@@ -121,7 +121,6 @@ class Pipeline:
             talker=cast(ArStageClient, self.talker),
             talker_config=stage.model_copy(update={"model_stage": "talker", "default_sampling": talker_defaults}),
             code2wav=cast(DiffusionStageClient, self.code2wav),
-            max_step_codes=2048,
             chunks=ChunkPlan(mode="whole"),
             codec_edge=lambda plan, layout, *, voice, noise_seed: FakeCodecEdge(),
             drop_block=lambda block: None,
