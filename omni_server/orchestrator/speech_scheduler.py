@@ -226,6 +226,7 @@ class PlayoutBuffer:
         self._last_codes_at = 0.0
         self._first_block: tuple[int, float] | None = None  # its number and when it came
         self._last_block: tuple[int, float] | None = None
+        self._usual_s = 0.0  # what the blocks between them usually took, before they were learned from
 
     def push(self, num_codes: int) -> None:
         """The talker has made `num_codes` more."""
@@ -237,6 +238,7 @@ class PlayoutBuffer:
             self._first_block = self._last_block = block, now
         before, before_at = self._last_block
         if block > before:
+            self._usual_s += self._scheduler.rates.expected_s(before, block) or now - before_at
             for number in range(before, block):
                 self._scheduler.rates.learn(number, (now - before_at) / (block - before))
             self._last_block = block, now
@@ -345,11 +347,9 @@ class PlayoutBuffer:
 
     def _slowness(self) -> float:
         """How much longer than usual the talker has taken for the stream's blocks: load changes by steps."""
-        if self._first_block is None or self._last_block is None:
+        if self._first_block is None or self._last_block is None or not self._usual_s:
             return 1.0
-        (first, first_at), (last, last_at) = self._first_block, self._last_block
-        usual_s = self._scheduler.rates.expected_s(first, last)
-        slowness = (last_at - first_at) / usual_s if usual_s else 1.0
+        slowness = (self._last_block[1] - self._first_block[1]) / self._usual_s
         return min(max(slowness, 1 / MAX_OUTLIER_RATIO), MAX_OUTLIER_RATIO)
 
 

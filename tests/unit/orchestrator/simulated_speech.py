@@ -118,6 +118,10 @@ class SimulatedCode2Wav:
         samples = np.arange(window.emit_start * per_code, window.emit_end * per_code, dtype=np.float32)
         return samples[self.num_missing :] / FULL_SCALE
 
+    def slow_down(self, factor: float) -> None:
+        """Steps take so many times as long from now on."""
+        self._step_s, self._code_s = self._step_s * factor, self._code_s * factor
+
     async def _step(self) -> None:
         await self._gather()
         while self._waiting:

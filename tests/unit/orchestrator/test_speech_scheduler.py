@@ -408,6 +408,23 @@ def test_where_speech_is_made_more_slowly_than_it_is_played_it_waits_for_as_much
     run(work)
 
 
+def test_playback_has_no_gap_where_load_comes_from_one_stream_to_the_next() -> None:
+    """As on a CPU: speech takes 0.45 of its length to make, and with other work on all cores 1.2 of it."""
+
+    async def work() -> None:
+        code2wav = SimulatedCode2Wav(step_s=0.02, code_s=0.0015)
+        simulation = Simulation(code2wav, PacingConfig(max_start_delay_s=10))
+        for number in range(3):
+            idle = await simulation.speak(f"idle{number}", 300, code_s=0.009)
+            assert idle.first_audio_s < 0.3
+        code2wav.slow_down(3)
+        for number in range(3):
+            loaded = await simulation.speak(f"loaded{number}", 300, code_s=0.024)
+            assert loaded.stall_s <= 1e-6
+
+    run(work)
+
+
 # -- credits
 
 
