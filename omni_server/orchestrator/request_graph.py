@@ -24,10 +24,10 @@ from omni_server.errors import CorruptDataError
 from omni_server.family import DiffusionPrompt
 from omni_server.orchestrator.decoder import Decoder
 from omni_server.orchestrator.feed_outbox import FeedOutbox
-from omni_server.orchestrator.pacing import Pacer
 from omni_server.orchestrator.released_logprobs import ReleasedLogprobs
 from omni_server.orchestrator.request_timeline import RequestTimeline
 from omni_server.orchestrator.row_feeder import RowFeeder
+from omni_server.orchestrator.speech_scheduler import SpeechScheduler
 from omni_server.orchestrator.speech_stream import SpeechStream
 from omni_server.orchestrator.spoken_text import SpokenText
 from omni_server.orchestrator.tool_parser import ToolParser
@@ -67,7 +67,7 @@ class DecoderPlan:
 
     decoder: Decoder
     edge: CodecEdge
-    pacer: Pacer
+    scheduler: SpeechScheduler
     num_codebooks: int
     """Consecutive tokens that are one frame."""
     sample_rate_hz: int
@@ -286,7 +286,7 @@ class _AudioOutput:
             request_id,
             decoder=plan.decoder,
             edge=plan.edge,
-            pacer=plan.pacer,
+            scheduler=plan.scheduler,
             timeline=timeline,
             emit=self._take,
         )
