@@ -54,7 +54,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from omni_server.check.render import as_json, as_text
+    from omni_server.check.report import as_json, as_text
     from omni_server.check.run import CheckOptions, check
 
     refuse_contradictions(options.stage_config, options.quantization)

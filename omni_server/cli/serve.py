@@ -92,7 +92,7 @@ def _run(
     redirect_native_stderr()
     return_freed_memory()
     from omni_server.api.server import run_server
-    from omni_server.check.damage import explained, refuse_damaged_files
+    from omni_server.check.files import explained, refuse_damaged_files
     from omni_server.omni import AsyncOmni
 
     started: list[AsyncOmni] = []

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from omni_server.check.damage import refuse_damaged_files
 from omni_server.check.default_config import default_stage_config, describe
+from omni_server.check.files import refuse_damaged_files
 from omni_server.config.load import find_stage_config, load_stage_config
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import ArStage, DiffusionStage, SolverConfig

@@ -42,11 +42,11 @@ def test_text_and_sound_are_there_before_the_answer_is_complete(
     page.wait("document.querySelector('.answer > .text').textContent === 'First words'")
     assert page.sounds() == []
     page.wait("/^First text [0-9.]+ s$/.test(document.querySelector('.first-text').textContent)")
-    assert page.texts(".first-sound") == []
+    assert page.texts(".first-audio") == []
 
     server.set(sound)
     page.wait("window.scheduledSounds.length > 0")
-    page.wait("/^First audio [0-9.]+ s$/.test(document.querySelector('.first-sound').textContent)")
+    page.wait("/^First audio [0-9.]+ s$/.test(document.querySelector('.first-audio').textContent)")
     assert page.texts(".total") == []
 
     server.set(rest)
@@ -87,7 +87,7 @@ def test_answer_can_be_heard_again(page: WebPage) -> None:
     page.ask("Hello")
     page.wait_answered()
     assert page.num_samples() == len(SAMPLES)
-    page.click(".sound .play")
+    page.click(".audio .play")
     page.wait("!document.querySelector('.playing')")
     assert page.num_samples() == 2 * len(SAMPLES)
 

@@ -54,7 +54,7 @@ def check_spoken_answer(page: WebPage, number: int = 1) -> None:
     last = f".turn:nth-child({number})"
     assert len(page.text(f"{last} .answer > .text").split()) > 1
     assert len(page.texts(f"{last} .answer .clip")) == 1
-    for name, label in (("first-text", "First text"), ("first-sound", "First audio"), ("total", "Done")):
+    for name, label in (("first-text", "First text"), ("first-audio", "First audio"), ("total", "Done")):
         (shown,) = page.texts(f"{last} .{name}")
         assert shown.startswith(f"{label} ")
         assert shown.endswith(" s")

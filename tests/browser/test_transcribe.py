@@ -1,4 +1,4 @@
-"""Sound files, and the microphone, written down."""
+"""Audio files and the microphone, transcribed."""
 
 from pathlib import Path
 
@@ -33,8 +33,8 @@ def test_dropped_file_is_written_down(page: WebPage, server: ScriptedServer) -> 
     assert len(task.audio.samples) > 2 * 16_000
     assert page.text("#announcer") == TEXT
     assert page.copied("#transcript-copy") == TEXT
-    # The sound that was written down can be heard.
-    page.click("#transcript-sound .play")
+    # The audio that was transcribed can be heard.
+    page.click("#transcript-audio .play")
     page.wait("window.scheduledSounds.length > 0")
 
 
