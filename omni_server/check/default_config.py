@@ -1,4 +1,5 @@
-"""The stage config where none is named: planned for this machine's GPUs, or made for a CPU."""
+"""The stage config that a command runs: the one that is named, else one planned for this machine's GPUs, or
+made for a CPU."""
 
 import logging
 from collections.abc import Sequence
@@ -24,6 +25,19 @@ millions) and runs on any machine. The smallest genuine model of the family has 
 def base_config_name(*, on_gpu: bool) -> str:
     """The shipped config that a plan starts from."""
     return GPU_CONFIG if on_gpu else CPU_CONFIG
+
+
+def named_stage_config(path: Path, *, use_cpu: bool) -> StageConfig:
+    """Raises `ConfigError` for a file that is not valid, or whose platform this machine does not have."""
+    config = load_stage_config(path)
+    if config.platform == "cuda" and use_cpu:
+        raise ConfigError(f"{path}: platform is cuda, which --cpu contradicts")
+    if config.platform == "cuda" and not has_gpu():
+        raise ConfigError(
+            f"{path}: platform is cuda, but torch finds no NVIDIA GPU here; choose a config with platform "
+            f"cpu, such as {DEMO_CONFIG}"
+        )
+    return config
 
 
 def default_stage_config(

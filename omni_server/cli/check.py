@@ -30,9 +30,6 @@ def fill(parser: argparse.ArgumentParser) -> None:
     add_placement_flags(parser)
     add_quantization_flag(parser)
     parser.add_argument(
-        "--revision", help="branch, tag or commit of the hub repository (default: its main branch)"
-    )
-    parser.add_argument(
         "--load-format",
         choices=("auto", "safetensors", "dummy"),
         default="auto",
