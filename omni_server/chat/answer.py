@@ -47,7 +47,7 @@ class Received:
         for choice in chunk.choices:
             self.finish_reason = choice.finish_reason or self.finish_reason
             delta = choice.delta.audio
-            # A server may send spoken text as content, too, beside the transcript.
+            # A server may send the text of a spoken answer as content, too, in addition to the transcript.
             text += (delta.transcript if delta is not None else None) or choice.delta.content or ""
             if delta is not None:
                 audio += delta.samples()

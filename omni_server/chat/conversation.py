@@ -68,7 +68,7 @@ class Conversation:
         self.settings = replace(self.settings, voice=name)
 
     def forget(self) -> None:
-        """Start anew."""
+        """Start a new conversation."""
         self._turns.clear()
 
     def body(self, question: JsonValue) -> dict[str, JsonValue]:

@@ -19,14 +19,14 @@ from omni_server.family import open_model as family_model
 
 
 def refuse_damaged_files(folder: Path, config: StageConfig, *, load_format: str) -> None:
-    """What costs milliseconds: the small files, and the headers of the weights. Raises `ConfigError`."""
+    """Checks the small files and the headers of the weights, within milliseconds. Raises `ConfigError`."""
     found = _damage(folder, config, {}, load_format=load_format)
     if found is not None:
         raise ConfigError(found)
 
 
 def explained(error: ConfigError, folder: Path, config: StageConfig, *, load_format: str) -> ConfigError:
-    """`error` of a start, with what is wrong with the checkpoint's files, where something is.
+    """The `error` of a failed start, preceded by what is wrong with the checkpoint's files, if anything.
 
     Compares every weight with what config.json describes, which takes seconds.
     """
@@ -51,8 +51,7 @@ def _damage(
 
 
 def check_architecture(folder: Path, config: StageConfig, family: ModelFamily, report: Report) -> bool:
-    """Whether config.json is of the stage config's model family. Tells what it finds, and notes it in
-    `report`."""
+    """Whether config.json is of the stage config's model family. Notes in `report` what it finds."""
     path = folder / "config.json"
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -86,7 +85,7 @@ def check_small_files(folder: Path, family: ModelFamily, report: Report) -> None
 
 
 def open_model(folder: Path, family: ModelFamily, report: Report) -> FamilyModel | None:
-    """The model as the server opens it, tokenizer and voices included; what goes wrong then is told."""
+    """The model as the server opens it, tokenizer and voices included; an error is noted in `report`."""
     try:
         model = family_model(family, folder)
     except ConfigError as error:
@@ -122,7 +121,7 @@ def check_weights(
 
 
 def _check_types(folder: Path, stored: StoredWeights, report: Report) -> None:
-    """Whole numbers would be taken for the weights themselves, and give noise."""
+    """Integers would be used as the weights themselves, and produce noise."""
     for name, tensor in stored.tensors.items():
         if name.endswith((".weight", ".bias")) and tensor.dtype in WHOLE_NUMBERS:
             report.error(

@@ -19,12 +19,13 @@ from omni_server.family import StageFootprint
 from omni_server.protocol.device_memory import OUTSIDE_TORCH_BYTES, slack_bytes
 
 BUFFER_BYTES = 500_000_000
-"""Estimate of a language model's buffers beside its weights: 0.3 and 0.5 GB were measured."""
+"""Estimate of a language model's buffers in addition to its weights: 0.3 and 0.5 GB were measured."""
 GRAPH_BYTES = 100_000_000
 GRAPH_WIDTHS = 17
-"""Estimate of a language model's CUDA graphs: `GRAPH_BYTES`, and for each token of the largest one so many
-times what a token takes at the widest place of a step. For graphs of up to 512 tokens that makes 1.3 and 0.8
-GB for the thinkers of 7B and 3B and 1.2 GB for the talker of the 7B; 1.3, 0.6 and 0.6 GB were measured."""
+"""Estimate of a language model's CUDA graphs: `GRAPH_BYTES`, and for each token of the largest graph
+`GRAPH_WIDTHS` times what a token takes at the widest place of a step. For graphs of up to 512 tokens that
+makes 1.3 and 0.8 GB for the thinkers of 7B and 3B and 1.2 GB for the talker of the 7B; 1.3, 0.6 and 0.6 GB
+were measured."""
 CAPTURE_SIZE = "max_cudagraph_capture_size"
 """vLLM's engine argument: the number of tokens of the largest graph."""
 PROCESS_BYTES = 600_000_000

@@ -41,7 +41,7 @@ class StageMemory:
     """`gpu_memory_utilization` of the device; None on a CPU."""
     weights: int
     state: int
-    """Of the utterances between their windows."""
+    """Of streams, between their windows."""
     activations: int
     """Estimated."""
     reserve: int
@@ -53,7 +53,7 @@ class StageMemory:
     max_model_len: int
     max_num_seqs: int
     precision: str
-    """Of the weights, as `bfloat16`; where a language model's are quantized the method, as `fp8`, `awq`."""
+    """Of the weights, such as `bfloat16`; the method if they are quantized, such as `fp8` or `awq`."""
 
     @property
     def taken(self) -> int:

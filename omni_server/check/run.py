@@ -47,8 +47,8 @@ class CheckOptions:
 
 
 def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
-    """Everything that can be told without starting an engine. Raises `ConfigError` for a stage config that is
-    not valid by itself."""
+    """Checks everything that can be checked without starting an engine. Raises `ConfigError` for a stage
+    config that is not valid by itself."""
     os.environ.setdefault(
         "TRANSFORMERS_VERBOSITY", "error"
     )  # read at its import; warns of ids that are right here

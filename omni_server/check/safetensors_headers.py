@@ -47,7 +47,8 @@ class _DamagedError(Exception):
 
 
 def read_weights(folder: Path) -> StoredWeights:
-    """What model.safetensors.index.json names, else every *.safetensors. Damage is told, not raised."""
+    """What model.safetensors.index.json names, else every *.safetensors.
+    Damage is listed in `problems`."""
     found = StoredWeights()
     index = _read_index(folder, found)
     files = (path.name for path in folder.glob("*.safetensors"))

@@ -13,7 +13,7 @@ _DONE = b"[DONE]"
 
 
 class StreamError(Exception):
-    """There is no answer, or not a whole one. The message is the reason, the same for all that fail alike."""
+    """There is no answer, or it is incomplete. The message is the reason, the same for equal failures."""
 
 
 class ErrorObject(BaseModel):

@@ -61,7 +61,7 @@ def check_spoken_answer(page: WebPage, number: int = 1) -> None:
     assert page.num_samples() >= 100 * SAMPLES_PER_CODE
 
 
-def test_typed_conversation_streams_text_and_sound_and_asks_no_other_host(
+def test_typed_conversation_streams_text_and_audio_and_asks_no_other_host(
     page: WebPage, demo: ServerProcess
 ) -> None:
     page.ask("Hello, who are you?")
@@ -90,7 +90,7 @@ def test_spoken_question_is_answered(page: WebPage) -> None:
     assert part["type"] == "input_audio"
 
 
-def test_dropped_picture_and_sound_are_answered(page: WebPage) -> None:
+def test_dropped_image_and_audio_are_answered(page: WebPage) -> None:
     page.drop((MEDIA / "shapes.png", "image/png"), (MEDIA / "speech_weather.wav", "audio/wav"))
     page.ask("What do you see and hear?")
     check_spoken_answer(page)

@@ -225,7 +225,7 @@ def test_a_dropped_connection_frees_all_stages(server: ServerProcess) -> None:
     server.wait_until_idle()
 
 
-def test_what_the_user_said_is_written_down(server: ServerProcess) -> None:
+def test_what_the_user_said_is_transcribed(server: ServerProcess) -> None:
     with talking(server) as talk:
         talk.configure(audio={"input": {"turn_detection": None, "transcription": {"model": MODEL}}})
         talk.play(speech("speech_hello.wav"))

@@ -1,4 +1,4 @@
-"""The audio that a client has sent and that is no item yet, and the turns that are found in it."""
+"""The audio that a client has sent and that has not become an item yet, and the turns found in it."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from omni_server.errors import InvalidRequestError
 
 _MIN_COMMIT_MS = 100
 _QUIET_S = 30.0
-"""With turn detection, so much of what nobody spoke in is kept: for a client that commits by itself."""
+"""Seconds without speech that are kept with turn detection, for a client that commits by itself."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Stopped:
 
 
 class SampleQueue:
-    """Keeps the pieces as they came: joining them at every piece would copy minutes of audio each time."""
+    """Keeps the pieces as they arrived: joining them each time would copy minutes of audio."""
 
     def __init__(self) -> None:
         self._pieces: deque[Samples] = deque()
@@ -64,7 +64,7 @@ class InputBuffer:
     """Times count all audio that was ever appended in this session, in ms."""
 
     def __init__(self, new_model: Callable[[], SpeechModel], max_s: float) -> None:
-        """A turn is ended after `max_s` seconds whether somebody still speaks or not."""
+        """A turn ends after `max_s` seconds, even if the user is still speaking."""
         self._new_model = new_model
         self._max_s = max_s
         self._rate = 0
@@ -78,7 +78,7 @@ class InputBuffer:
         self._configured: tuple[WireFormat, TurnDetection | None] | None = None
 
     def configure(self, format: WireFormat, turn_detection: TurnDetection | None) -> None:
-        """Another format empties the buffer; other turn detection starts listening anew."""
+        """Another format empties the buffer; other turn detection starts a new detector."""
         if self._configured == (format, turn_detection):
             return
         if self._configured is None or self._configured[0] != format:
@@ -110,7 +110,7 @@ class InputBuffer:
                 param="audio",
                 code="input_audio_buffer_full",
             )
-        # A second each, so that turns are cut where they end.
+        # One second at a time, so that turns are cut where they end.
         for begin in range(0, len(samples), self._rate):
             yield from self._append_second(samples[begin : begin + self._rate])
 

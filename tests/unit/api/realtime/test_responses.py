@@ -101,7 +101,7 @@ async def test_telephone_formats_go_out_at_their_rate() -> None:
         assert len(b"".join(deltas)) == -(-len(SAMPLES) // 3)
 
 
-async def test_long_sound_leaves_in_deltas_of_a_fifth_of_a_second() -> None:
+async def test_long_audio_is_sent_in_deltas_of_a_fifth_of_a_second() -> None:
     script: list[ScriptEntry] = [AudioDelta(0, voice(1.1)), TextDone("stop"), finished(codec_tokens=1)]
     async with RealtimeClient(FakeGenerator(script=script)) as client:
         await client.opened()
@@ -175,7 +175,7 @@ async def test_a_response_that_fails_says_so_and_the_session_goes_on(error: Exce
 
 
 @pytest.mark.parametrize("kind", ["audio/pcm", "audio/pcmu"])
-async def test_sound_that_is_none_fails_the_response(kind: str) -> None:
+async def test_invalid_audio_fails_the_response(kind: str) -> None:
     broken = np.array([np.nan], dtype=np.float32)
     script: list[ScriptEntry] = [
         AudioDelta(0, SAMPLES[:3000]),

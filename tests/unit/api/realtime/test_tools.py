@@ -70,7 +70,7 @@ async def test_a_call_is_made_answered_and_spoken_about() -> None:
         assert json.loads(request.tools.tools[0].definition) == {"type": "function", "function": shown}
 
 
-async def test_calls_come_behind_the_sound_of_what_is_said_before_them() -> None:
+async def test_calls_follow_the_audio_of_what_is_said_before_them() -> None:
     script: list[ScriptEntry] = [
         TextDelta("Let me see.", (1,)),
         *CALL,
