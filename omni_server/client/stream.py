@@ -23,10 +23,6 @@ class ErrorObject(BaseModel):
 class ChunkAudio(BaseModel):
     """`delta.audio`."""
 
-    id: str | None = None
-    """By which later requests may refer to this answer; sent once."""
-    expires_at: int | None = None
-    """Unix time until which they may; sent once."""
     transcript: str | None = None
     data: str | None = None
     """Base64."""

@@ -220,12 +220,8 @@ def updated(
         raise InvalidRequestError("The model of a session cannot be changed.", param=f"{param}.model")
     _check_supported(new, model, param)
     if new.audio.output.voice is not None and model.voices:
-        voice_param = f"{param}.audio.output.voice"
-        try:
-            new.audio.output.voice = resolve_voice(new.audio.output.voice, model)
-        except InvalidRequestError as error:
-            error.param = voice_param
-            raise
+        voice = resolve_voice(new.audio.output.voice, model, f"{param}.audio.output.voice")
+        new.audio.output.voice = voice
     return new
 
 
