@@ -58,8 +58,8 @@ def default_stage_config(
     check_cpu_plan(memory_of_this_machine(), config, model)
     if config is base:
         logger.warning(
-            "%s runs on the processor, which is much slower than speech; OMP_NUM_THREADS says how many cores each "
-            "engine uses",
+            "%s runs on the processor, which is much slower than speech; OMP_NUM_THREADS says how many "
+            "cores each engine uses",
             name,
         )
     return config
@@ -83,8 +83,9 @@ def chosen_config(
         return load_stage_config(find_shipped_config(DEMO_CONFIG))
     if not use_cpu:
         raise ConfigError(
-            f"{model.name} ({model.num_parameters / 1e9:.1f} billion parameters) needs an NVIDIA GPU, and torch finds "
-            f"none here; with --cpu it runs on the processor (stage config {CPU_CONFIG}), much slower than speech"
+            f"{model.name} ({model.num_parameters / 1e9:.1f} billion parameters) needs an NVIDIA GPU, and "
+            f"torch finds none here; with --cpu it runs on the processor (stage config {CPU_CONFIG}), much "
+            "slower than speech"
         )
     return base
 

@@ -107,8 +107,8 @@ def check_weights(
     if not (stored.num_files or stored.missing_files or stored.problems):
         report.error(
             "files",
-            f"{folder} has no weights (*.safetensors): download them, or serve random ones with --load-format dummy, "
-            "which this command takes too",
+            f"{folder} has no weights (*.safetensors): download them, or serve random ones with "
+            "--load-format dummy, which this command takes too",
         )
         return stored
     for problem in stored.problems:
@@ -126,8 +126,8 @@ def _check_types(folder: Path, stored: StoredWeights, report: Report) -> None:
         if name.endswith((".weight", ".bias")) and tensor.dtype in WHOLE_NUMBERS:
             report.error(
                 "files",
-                f"{folder / tensor.file}: the weight {name} is of type {tensor.dtype}, but config.json names no "
-                "quantization: the file is damaged, or of another model",
+                f"{folder / tensor.file}: the weight {name} is of type {tensor.dtype}, but config.json "
+                "names no quantization: the file is damaged, or of another model",
             )
             return
 
@@ -137,16 +137,16 @@ def _compare(stage: str, footprint: StageFootprint, stored: StoredWeights, repor
     if missing:
         report.error(
             "files",
-            f"stage '{stage}': {len(missing)} of its {len(footprint.tensors)} weights are in no file, the first is "
-            f"{missing[0]}: the checkpoint is incomplete, or config.json is of another one",
+            f"stage '{stage}': {len(missing)} of its {len(footprint.tensors)} weights are in no file, the "
+            f"first is {missing[0]}: the checkpoint is incomplete, or config.json is of another one",
         )
     for name, shape in footprint.tensors.items():
         found = stored.tensors.get(name)
         if found is not None and found.shape != shape:
             report.error(
                 "files",
-                f"stage '{stage}': the weight {name} is {list(found.shape)} in {found.file}, by config.json it is "
-                f"{list(shape)}: they are of different models",
+                f"stage '{stage}': the weight {name} is {list(found.shape)} in {found.file}, by config.json "
+                f"it is {list(shape)}: they are of different models",
             )
             return
 

@@ -121,9 +121,9 @@ def refuse_cuda_build_without_gpu() -> None:
         and not has_gpu()
     ):
         raise ConfigError(
-            f"no NVIDIA GPU is visible here, and vllm {version} is installed, which is the build for CUDA: give the "
-            "container its GPUs (docker run --gpus all), or install the build for CPUs (in a checkout, run "
-            "scripts/setup-env --cpu)"
+            f"no NVIDIA GPU is visible here, and vllm {version} is installed, which is the build for CUDA: "
+            "give the container its GPUs (docker run --gpus all), or install the build for CPUs (in a "
+            "checkout, run scripts/setup-env --cpu)"
         )
 
 

@@ -264,9 +264,9 @@ def check_cpu_memory(
     if machine.free is not None and total > machine.free:
         report.error(
             "memory",
-            f"all stages, the server and its queues take about {gb(total)}, and of {gb(machine.total)} memory "
-            f"{gb(machine.free)} are free: end other programs, lower kv_cache_memory_bytes in the stages' "
-            "engine_args, or choose a smaller model",
+            f"all stages, the server and its queues take about {gb(total)}, and of {gb(machine.total)} "
+            f"memory {gb(machine.free)} are free: end other programs, lower kv_cache_memory_bytes in the "
+            "stages' engine_args, or choose a smaller model",
         )
 
 
@@ -287,9 +287,10 @@ def _check_device(
         lower = f"lower kv_cache_memory_bytes of {_and(given)}, " if given else ""
         report.error(
             "memory",
-            f"device {device.index} has {gb(device.total)}, of which stages may take {gb(limit)}; they need at least "
-            f"{gb(together)} ({parts}): {lower}put stages on other GPUs with 'devices', spread one over several with "
-            "'tensor_parallel_size', lower max_model_len and max_num_batched_tokens, or choose a smaller model",
+            f"device {device.index} has {gb(device.total)}, of which stages may take {gb(limit)}; they need "
+            f"at least {gb(together)} ({parts}): {lower}put stages on other GPUs with 'devices', spread one "
+            "over several with 'tensor_parallel_size', lower max_model_len and max_num_batched_tokens, or "
+            "choose a smaller model",
         )
     elif small:
         spare = (limit - together) / together
@@ -300,9 +301,9 @@ def _check_device(
             report.error(
                 "memory",
                 f"stages.{name}.gpu_memory_utilization {config.stages[name].gpu_memory_utilization:g} is "
-                f"{gb(need.memory.share)} of device {device.index}; the stage needs {gb(need.least)} at least "
-                f"({gb(need.memory.taken)} and {_least_kv_cache(need)}). "
-                f"Shares that fit: {', '.join(f'{n} {share:g}' for n, share in shares.items())}",
+                f"{gb(need.memory.share)} of device {device.index}; the stage needs {gb(need.least)} at "
+                f"least ({gb(need.memory.taken)} and {_least_kv_cache(need)}). Shares that fit: "
+                f"{', '.join(f'{n} {share:g}' for n, share in shares.items())}",
             )
     asked = sum(need.memory.share or 0 for need in needs.values())
     if device.free is not None and asked > device.free:
@@ -327,9 +328,9 @@ def _check_kv_tokens(name: str, needs: StageNeeds, report: Report) -> None:
     if memory.kv_tokens is not None and memory.kv_tokens < memory.max_model_len:
         report.error(
             "memory",
-            f"stages.{name}.engine_args.kv_cache_memory_bytes has room for {memory.kv_tokens} tokens, fewer than the "
-            f"stage's max_model_len ({memory.max_model_len}): raise it to at least {needs.sequence_bytes}, or "
-            "lower max_model_len",
+            f"stages.{name}.engine_args.kv_cache_memory_bytes has room for {memory.kv_tokens} tokens, fewer "
+            f"than the stage's max_model_len ({memory.max_model_len}): raise it to at least "
+            f"{needs.sequence_bytes}, or lower max_model_len",
         )
 
 

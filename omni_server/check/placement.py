@@ -126,8 +126,9 @@ def _quantized(base: StageConfig, model: ModelSizes, quantization: Quantization 
         )
     if quantization != "fp8":
         raise ConfigError(
-            f"--quantization {quantization}: {model.name} names no quantization_config in its config.json: give a "
-            f"checkpoint that was quantized with {quantization}, or --quantization fp8, which needs none"
+            f"--quantization {quantization}: {model.name} names no quantization_config in its config.json: "
+            f"give a checkpoint that was quantized with {quantization}, or --quantization fp8, which needs "
+            "none"
         )
     return _with_fields(
         base,
@@ -245,8 +246,9 @@ def _check_bfloat16(gpus: Sequence[Gpu], config: StageConfig) -> None:
         if stages and not _has_bfloat16(gpu):
             assert gpu.capability is not None
             raise ConfigError(
-                f"device {_index(gpu)} ({gpu.memory.name}, compute capability {'.'.join(map(str, gpu.capability))}) "
-                f"has no bfloat16, in which {' and '.join(stages)} would run: write a stage config with dtype float16"
+                f"device {_index(gpu)} ({gpu.memory.name}, compute capability "
+                f"{'.'.join(map(str, gpu.capability))}) has no bfloat16, in which {' and '.join(stages)} "
+                "would run: write a stage config with dtype float16"
             )
 
 

@@ -56,8 +56,8 @@ def read_weights(folder: Path) -> StoredWeights:
     outside = [name for name in names if Path(name).name != name]
     if outside:
         found.problems.append(
-            f"{folder / 'model.safetensors.index.json'} names files outside of its folder ({_some(outside)}), which "
-            "are not read: download the model again"
+            f"{folder / 'model.safetensors.index.json'} names files outside of its folder "
+            f"({_some(outside)}), which are not read: download the model again"
         )
         return found
     read: set[str] = set()
@@ -75,14 +75,15 @@ def read_weights(folder: Path) -> StoredWeights:
             found.problems.append(f"{path}: {error}")
     if found.missing_files:
         found.problems.append(
-            f"{folder}: {len(found.missing_files)} of the {len(names)} weight files that model.safetensors.index.json "
-            f"names are missing ({_some(found.missing_files)}): download the model again"
+            f"{folder}: {len(found.missing_files)} of the {len(names)} weight files that "
+            f"model.safetensors.index.json names are missing ({_some(found.missing_files)}): download the "
+            "model again"
         )
     for tensor, name in (index or {}).items():
         if name in read and tensor not in found.tensors:
             found.problems.append(
-                f"{folder / name} lacks the weight {tensor}, which model.safetensors.index.json says it has: download "
-                "both again"
+                f"{folder / name} lacks the weight {tensor}, which model.safetensors.index.json says it "
+                "has: download both again"
             )
             break
     return found
