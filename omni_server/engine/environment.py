@@ -1,7 +1,7 @@
 """Environment variables by which vLLM is configured beside its engine arguments.
 
 They are set from the stage config, before vLLM is first imported, and are not changed afterwards: an engine's
-process gets an environment of its own when it is forked (`StageLauncher`).
+process gets an environment of its own when it is forked (`EngineBuilder`).
 """
 
 import logging

@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 from omni_server.audio.filters import Resampler
 from omni_server.edge import CodecEdge
-from omni_server.engine.ar_client import ArStageClient
+from omni_server.engine.ar_handle import ArHandle
 from omni_server.engine.ar_stream import ArOutput
 from omni_server.engine.async_engine import RowSink
-from omni_server.engine.diffusion_client import DiffusionStageClient
+from omni_server.engine.diffusion_handle import DiffusionHandle
 from omni_server.engine.prompt_rendering import RenderedPrompt
 from omni_server.engine.sampling import StageSampling
 from omni_server.errors import CorruptDataError
@@ -93,7 +93,8 @@ class EmbeddingsPlan:
 class ArPlan:
     """What one request does in an autoregressive stage, and where its outputs go."""
 
-    client: ArStageClient
+    handle: ArHandle
+    """The engine that has the request until it ends."""
     prompt: RenderedPrompt | tuple[int, ...]
     params: StageSampling
     text: TextPlan | None = None
@@ -107,7 +108,7 @@ class ArPlan:
 class ImagePlan:
     """A request to a diffusion stage whose result is an image."""
 
-    client: DiffusionStageClient
+    handle: DiffusionHandle
     prompt: DiffusionPrompt
 
 
@@ -222,7 +223,7 @@ class _ArRun:
 
     async def run(self) -> None:
         self._task = asyncio.current_task()
-        async with self._plan.client.life.needed():
+        async with self._plan.handle.life.needed():
             if self._source is not None:
                 await self._source.has_rows.wait()
             await self._generate()
@@ -236,7 +237,7 @@ class _ArRun:
 
     async def _generate(self) -> None:
         plan = self._plan
-        stream = await plan.client.open(
+        stream = await plan.handle.open(
             self._request_id,
             plan.prompt,
             plan.params,
@@ -263,11 +264,11 @@ class _ImageRun:
         self._emit = emit
 
     async def run(self) -> None:
-        client, prompt = self._plan.client, self._plan.prompt
-        async with client.life.needed():
-            pixels = await client.run(self._request_id, prompt.token_ids, prompt.payload)
+        handle, prompt = self._plan.handle, self._plan.prompt
+        async with handle.life.needed():
+            pixels = await handle.run(self._request_id, prompt.token_ids, prompt.payload)
         if pixels.ndim != 3 or pixels.shape[2] != 3:
-            raise CorruptDataError(client.name, "shape", f"an image of shape {list(pixels.shape)}")
+            raise CorruptDataError(handle.name, "shape", f"an image of shape {list(pixels.shape)}")
         self._emit(ImageDone(pixels))
 
 
@@ -422,7 +423,7 @@ class _TextOutput:
         if num_rows < num_spoken:
             # The next stage would wait for ever, or speak what this one did not say.
             detail = f"{num_rows} rows for {num_spoken} tokens"
-            raise CorruptDataError(self._stage.client.name, "row_sequence", detail)
+            raise CorruptDataError(self._stage.handle.name, "row_sequence", detail)
         if num_spoken >= 1:
             self._feeder.finish(num_spoken)
         else:
