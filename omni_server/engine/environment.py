@@ -57,7 +57,7 @@ def set_engine_environment(config: StageConfig) -> None:
 
 
 def compiles(config: StageConfig) -> bool:
-    """Whether vLLM compiles a model. It leaves code2wav as it is (`diffusion_args`)."""
+    """Whether vLLM compiles a model. It leaves code2wav as it is (`diffusion_engine_args`)."""
     stages = config.stages.values()
     return any(stage.engine == "ar" and not stage.engine_args.get("enforce_eager", False) for stage in stages)
 
