@@ -34,7 +34,7 @@ window.fetch = (url, options) => {
   return fetchUnbounded(url, { ...options, body: JSON.stringify({ ...JSON.parse(options.body), ...bounds }) });
 };
 """
-"""The demo model ends its answers by chance: between no sound at all and half a minute. Here it is 2 to 4
+"""The demo model ends its answers by chance: between no audio at all and half a minute. Here it is 2 to 4
 s."""
 
 

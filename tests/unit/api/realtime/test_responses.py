@@ -19,7 +19,7 @@ from tests.unit.api.fake_generator import (
 from tests.unit.api.realtime.answers import CLOSING, ENDLESS, OPENING, SPOKEN_CLOSING
 from tests.unit.api.realtime.realtime_client import (
     RealtimeClient,
-    sound_of,
+    audio_of,
     voice,
 )
 
@@ -83,7 +83,7 @@ async def test_a_spoken_response_comes_in_order() -> None:
         assert (part["type"], part["transcript"]) == ("audio", TEXT)
         content = done["response"]["output"][0]["content"]
         assert content == [{"type": "output_audio", "text": None, "transcript": TEXT}]
-        heard = np.frombuffer(sound_of(client.events), dtype="<i2")
+        heard = np.frombuffer(audio_of(client.events), dtype="<i2")
         assert np.abs(heard / 32768 - SAMPLES).max() < 1 / 32768
         assert done["response"]["usage"]["output_token_details"]["audio_tokens"] > 0
         request = client.generator.last_request
@@ -107,7 +107,7 @@ async def test_long_audio_is_sent_in_deltas_of_a_fifth_of_a_second() -> None:
         await client.opened()
         await client.send("response.create")
         await client.until("response.done")
-        sizes = [len(sound_of([event])) for event in client.of_type("response.output_audio.delta")]
+        sizes = [len(audio_of([event])) for event in client.of_type("response.output_audio.delta")]
         assert sizes == [9600] * 5 + [4800]
 
 

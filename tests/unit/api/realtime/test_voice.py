@@ -23,10 +23,10 @@ from tests.unit.api.realtime.answers import ENDLESS, MANUAL
 from tests.unit.api.realtime.realtime_client import (
     RealtimeClient,
     ScriptedModel,
+    audio_of,
     base64_of,
     realtime_app,
     silence,
-    sound_of,
     voice,
 )
 
@@ -168,7 +168,7 @@ async def test_unsent_audio_is_dropped_by_an_interruption() -> None:
         client.reading.set()
         await client.until("response.done")
     assert client.of_type("response.output_audio_transcript.delta")
-    assert sound_of(client.events) == b""
+    assert audio_of(client.events) == b""
 
 
 async def test_a_turn_beside_an_uninterruptible_response_is_answered_after_it() -> None:
