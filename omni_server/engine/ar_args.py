@@ -11,7 +11,7 @@ from omni_server.config.stages import ArStage
 from omni_server.family import HfOverrides
 from omni_server.protocol.runtime_config import StageRuntimeConfig
 
-AR_WORKER = "stages.runtime.ar_worker.ARWorker"
+AR_WORKER = "stages.runtime.stage_worker.ARWorker"
 SCHEDULER = "stages.runtime.stage_scheduler.StageScheduler"
 ASYNC_SCHEDULER = "stages.runtime.stage_scheduler.AsyncStageScheduler"
 

@@ -11,7 +11,7 @@ from omni_server.family import HfOverrides
 from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig, FlowSolver
 from omni_server.protocol.give_way import GiveWaySpec
 
-DIFFUSION_WORKER = "stages.runtime.diffusion_worker.DiffusionWorker"
+DIFFUSION_WORKER = "stages.runtime.stage_worker.DiffusionWorker"
 
 DIFFUSION_SCHEDULER = "stages.runtime.batching_delay.BatchingScheduler"
 
