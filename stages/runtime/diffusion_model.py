@@ -95,16 +95,18 @@ def split_output(output: object, batch: DiffusionBatch) -> list[torch.Tensor | F
     If the output cannot be matched with the requests, none of it is trusted.
     """
     num_requests = len(batch.request_ids)
-    match output:
-        case torch.Tensor():
-            made, is_whole = f"a tensor {list(output.shape)}", output.shape[:1] == (num_requests,)
-        case list() | tuple():
-            made, is_whole = f"{len(output)} tensors", len(output) == num_requests
-        case _:
-            made, is_whole = type(output).__name__, False
-    if not is_whole:
+    results: list[object] = []
+    if isinstance(output, torch.Tensor):
+        made = f"a tensor {list(output.shape)}"
+        results += output if output.ndim > 0 else ()
+    elif isinstance(output, list | tuple):
+        made = f"{len(output)} tensors"
+        results += output
+    else:
+        made = type(output).__name__
+    if len(results) != num_requests:
         return [Corruption("shape", f"the model answered {num_requests} requests with {made}")] * num_requests
-    return [_checked(entry) for entry in output]
+    return [_checked(result) for result in results]
 
 
 def _checked(entry: object) -> torch.Tensor | Failure:
