@@ -96,6 +96,7 @@ async def test_audio_of_any_rate_is_as_long_as_its_frames_and_without_a_click(
 ) -> None:
     """The end-of-speech token comes within a frame, whose tokens are not spoken."""
     num_frames = 25
+    assert SpeechModel.codec is not None
     server = SpeechOnly(replace(SpeechModel.codec, sample_rate_hz=rate_hz))
     events = asyncio.create_task(collected(await server.orchestrator().submit(request())))
     await settle()
