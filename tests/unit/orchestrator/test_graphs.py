@@ -10,8 +10,9 @@ import numpy.typing as npt
 import pytest
 
 from omni_server.config.stage_config import StageConfig
-from omni_server.engine.ar_client import ArStageClient
-from omni_server.engine.diffusion_client import DiffusionStageClient
+from omni_server.engine.ar_handle import ArHandle
+from omni_server.engine.diffusion_handle import DiffusionHandle
+from omni_server.engine.engine_handle import Stage
 from omni_server.errors import ConfigError, InvalidRequestError
 from omni_server.family import CodecLayout, FamilyModel
 from omni_server.omni import warm_up_request
@@ -32,7 +33,7 @@ from tests.toy_families.decoding import SAMPLE_RATE_HZ, SAMPLES_PER_FRAME
 from tests.toy_families.speech_only import NUM_CODEBOOKS, SpeechModel
 from tests.toy_families.toy import END
 from tests.unit.orchestrator.fake_stages import FakeCode2Wav, collected, only, settle
-from tests.unit.orchestrator.test_orchestrator import Stage
+from tests.unit.orchestrator.test_orchestrator import FakeEntry
 
 OUTPUT_RATE_HZ = 24_000
 
@@ -65,7 +66,7 @@ class SpeechOnly:
     ) -> None:
         self.model = SpeechModel(Path())
         self.model.codec, self.model.voices = layout, voices
-        self.speaker = Stage("speaker", prompt=(1, 2, 3))
+        self.speaker = FakeEntry("speaker", prompt=(1, 2, 3))
         self.vocoder = Vocoder(SAMPLE_RATE_HZ if layout is None else layout.sample_rate_hz)
         document = {
             "model_family": "tests.toy_families.speech_only:FAMILY",
@@ -77,8 +78,8 @@ class SpeechOnly:
         }
         self.deployment = Deployment(
             StageConfig.model_validate(document),
-            ar={"speaker": cast(ArStageClient, self.speaker)},
-            diffusion={"vocoder": cast(DiffusionStageClient, self.vocoder)},
+            ar={"speaker": Stage("speaker", (cast(ArHandle, self.speaker),))},
+            diffusion={"vocoder": Stage("vocoder", (cast(DiffusionHandle, self.vocoder),))},
             drop_block=lambda block: None,
         )
 
