@@ -376,7 +376,7 @@ class _TextOutput:
         self._timeline = timeline
         self._emit = emit
         self._logprobs = ReleasedLogprobs()
-        self._num_speakable_chars = 0
+        self._num_spoken_chars = 0
         self.num_tokens = 0
         self.num_cached = 0
         """Tokens of the prompt that came from the prefix cache."""
@@ -395,15 +395,15 @@ class _TextOutput:
         logprobs = self._logprobs.push(output.logprobs, output.text)
         if output.finish_reason is not None and not output.is_cut:
             logprobs += self._logprobs.rest()
-        speakable = output.text
+        spoken = output.text
         if self._tool_parser is None:
             if output.text or output.token_ids:
                 self._emit(TextDelta(output.text, output.token_ids, logprobs))
         else:
-            speakable = self._parse(self._tool_parser, output, logprobs)
+            spoken = self._parse(self._tool_parser, output, logprobs)
         if self._spoken_text is not None and self._feeder is not None:
-            self._spoken_text.push(output.token_ids, speakable)
-            self._feeder.allow(self._spoken_text.num_speakable())
+            self._spoken_text.push(output.token_ids, spoken)
+            self._feeder.allow(self._spoken_text.num_released())
         if output.finish_reason is not None:
             self._done(output.finish_reason)
 
@@ -419,8 +419,8 @@ class _TextOutput:
         for piece in pieces:
             if isinstance(piece, ToolCallDelta):
                 self._emit(piece)
-        before, self._num_speakable_chars = self._num_speakable_chars, parser.num_speakable
-        return text[: parser.num_speakable - before]
+        before, self._num_spoken_chars = self._num_spoken_chars, parser.num_prose_chars
+        return text[: parser.num_prose_chars - before]
 
     def _take_reply(self, token_ids: tuple[int, ...], text: str) -> None:
         """All rows of the given reply have come; the token that was sampled behind it is not part of it."""
@@ -439,7 +439,7 @@ class _TextOutput:
             return
         num_spoken = self.num_tokens - num_without_row
         if self._spoken_text is not None:
-            num_spoken = min(num_spoken, self._spoken_text.num_speakable())
+            num_spoken = min(num_spoken, self._spoken_text.num_released())
         num_rows = self._feeder.num_generated_rows
         if num_rows < num_spoken:
             # The next stage would wait for ever, or speak what this one did not say.

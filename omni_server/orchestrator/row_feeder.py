@@ -41,18 +41,18 @@ class RowFeeder:
         """New rows."""
         self.num_generated_rows = max(self.num_generated_rows, payload.num_generated_rows)
         self.has_rows.set()
-        self._feed(RowsFeed(payload, num_speakable=self._limit))
+        self._feed(RowsFeed(payload, num_released=self._limit))
 
     def allow(self, num_tokens: int) -> None:
         """So many generated tokens may be spoken."""
         limit = self._num_first_rows + num_tokens
         if limit != self._limit:
             self._limit = limit
-            self._feed(RowsFeed(num_speakable=limit))
+            self._feed(RowsFeed(num_released=limit))
 
     def finish(self, num_tokens: int) -> None:
         """So many generated tokens are to be spoken in all; their rows have come."""
-        self._feed(RowsFeed(num_speakable=None, final_length=self._num_first_rows + num_tokens))
+        self._feed(RowsFeed(num_released=None, final_length=self._num_first_rows + num_tokens))
 
     def connect(self, engine_id: str) -> None:
         """The talker knows the request, by this id."""

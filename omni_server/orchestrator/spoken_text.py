@@ -22,21 +22,23 @@ class SpokenText:
         self._num_context = 0  # leading ones among them that have been counted, too
         self._counted = 0  # length of the text up to and including those
         self._ends: list[int] = []  # length of the text up to and including each token
-        self._released = 0
-        self._num_speakable = 0
+        self._released_length = 0
+        self._num_released = 0
 
     def push(self, token_ids: Sequence[int], text: str) -> None:
         """New tokens, and the text that was released with them."""
         for token_id in token_ids:
             self._token_ids.append(token_id)
             self._ends.append(self._length())
-        self._released += len(text)
-        while self._num_speakable < len(self._ends) and self._ends[self._num_speakable] <= self._released:
-            self._num_speakable += 1
+        self._released_length += len(text)
+        while (
+            self._num_released < len(self._ends) and self._ends[self._num_released] <= self._released_length
+        ):
+            self._num_released += 1
 
-    def num_speakable(self) -> int:
+    def num_released(self) -> int:
         """Leading tokens whose text has been released."""
-        return self._num_speakable
+        return self._num_released
 
     def _length(self) -> int:
         """Of the text of all tokens so far. Decodes the last few only, as vLLM's incremental detokenizer

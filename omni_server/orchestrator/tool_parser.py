@@ -37,7 +37,7 @@ class ToolParser:
         self._arguments = _JsonObject()
         self._has_tag = False
         self.num_calls = 0
-        self.num_speakable = 0
+        self.num_prose_chars = 0
         """Characters of prose before the first tag, which are also the first of the whole text."""
 
     def push(self, text: str) -> list[Piece]:
@@ -148,7 +148,7 @@ class ToolParser:
             return
         pieces.append(text)
         if not self._has_tag:
-            self.num_speakable += len(text)
+            self.num_prose_chars += len(text)
 
 
 class _JsonObject:

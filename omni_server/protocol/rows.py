@@ -86,7 +86,7 @@ class RowsFeed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Orchestrator -> consumer, for a request announced with `RowsInput`."""
 
     payload: RowsPayload | None = None
-    num_speakable: int | None = None
+    num_released: int | None = None
     """Rows that may be consumed so far; None: all that have come."""
     final_length: int | None = None
     """Set once by the last feed: the sequence has this many rows, behind them the tail begins."""

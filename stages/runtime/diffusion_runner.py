@@ -120,7 +120,7 @@ class DiffusionModelRunnerMixin:
     def _num_streams(self, request_id: str) -> int:
         params = self._requests[request_id].pooling_params
         value = None if params is None else (params.extra_kwargs or {}).get(STREAMS_KEY)
-        return value if isinstance(value, int) else 1  # nobody is paced for what nobody knows
+        return value if isinstance(value, int) else 1  # without a number, no other stage is delayed
 
     def _token_ids(self, request_id: str) -> torch.Tensor:
         return torch.tensor(self._requests[request_id].prompt_token_ids or [], dtype=torch.int64)

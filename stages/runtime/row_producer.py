@@ -37,5 +37,5 @@ class RowProducer(Protocol):
         ...
 
     def tail_rows(self) -> torch.Tensor:
-        """Rows behind the last one, `[t, width]` on the CPU; the last is repeated for ever."""
+        """Rows behind the last one, `[t, width]` on the CPU; the last one repeats."""
         ...

@@ -27,7 +27,7 @@ class MelCrop:
     skip: int
     """Frames at the start of the input that are context."""
     keep: int
-    """Frames behind them that become sound."""
+    """Frames after them that become audio."""
     is_first: bool
     """The input starts where the utterance starts: silence precedes it."""
     is_last: bool

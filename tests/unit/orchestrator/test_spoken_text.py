@@ -14,39 +14,39 @@ def detokenize(token_ids: Sequence[int]) -> str:
     return "".join(WORDS[token_id] for token_id in token_ids)
 
 
-def test_nothing_is_speakable_before_anything_came() -> None:
-    assert SpokenText(detokenize).num_speakable() == 0
+def test_nothing_may_be_spoken_before_anything_came() -> None:
+    assert SpokenText(detokenize).num_released() == 0
 
 
 def test_a_token_may_be_spoken_when_all_of_its_text_has_been_released() -> None:
     spoken = SpokenText(detokenize)
     spoken.push([1], "Hell")
-    assert spoken.num_speakable() == 0
+    assert spoken.num_released() == 0
     spoken.push([2], "o wo")
-    assert spoken.num_speakable() == 1
+    assert spoken.num_released() == 1
     spoken.push([3], "rld")
-    assert spoken.num_speakable() == 3
+    assert spoken.num_released() == 3
 
 
 def test_several_tokens_may_come_at_once() -> None:
     spoken = SpokenText(detokenize)
     spoken.push([1, 2, 3, 5], "Hello world")
-    assert spoken.num_speakable() == 3
+    assert spoken.num_released() == 3
     spoken.push([], "!")
-    assert spoken.num_speakable() == 4
+    assert spoken.num_released() == 4
 
 
 def test_a_token_without_text_goes_with_the_one_before_it() -> None:
     spoken = SpokenText(detokenize)
     spoken.push([1, 4, 2], "Hello")
-    assert spoken.num_speakable() == 2
+    assert spoken.num_released() == 2
 
 
 def test_what_a_stop_string_cut_off_is_never_spoken() -> None:
     spoken = SpokenText(detokenize)
     spoken.push([1, 2], "Hello w")  # "orld" is the stop string
     spoken.push([3], "")
-    assert spoken.num_speakable() == 1
+    assert spoken.num_released() == 1
 
 
 def test_a_character_of_two_tokens_is_spoken_when_both_are_there() -> None:
@@ -57,13 +57,13 @@ def test_a_character_of_two_tokens_is_spoken_when_both_are_there() -> None:
 
     spoken = SpokenText(decode)
     spoken.push([7], "")
-    assert spoken.num_speakable() == 0
+    assert spoken.num_released() == 0
     spoken.push([8], "é")
-    assert spoken.num_speakable() == 2
+    assert spoken.num_released() == 2
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_is_speakable_is_the_same_as_with_all_tokens_decoded_anew(seed: int) -> None:
+def test_what_may_be_spoken_is_the_same_as_with_all_tokens_decoded_anew(seed: int) -> None:
     rng = random.Random(seed)
     data = "".join(rng.choices("ab é漢👋🏽\u2028", k=60)).encode()
     pieces: dict[int, bytes] = {}
@@ -84,7 +84,7 @@ def test_what_is_speakable_is_the_same_as_with_all_tokens_decoded_anew(seed: int
         released = end
         ends = [len(decode(range(number + 1))) for number in range(count)]
         expected = next((number for number, length in enumerate(ends) if length > released), count)
-        assert spoken.num_speakable() == expected
+        assert spoken.num_released() == expected
 
 
 def test_a_long_text_is_not_decoded_from_its_beginning_each_time() -> None:
@@ -97,5 +97,5 @@ def test_a_long_text_is_not_decoded_from_its_beginning_each_time() -> None:
     spoken = SpokenText(decode)
     for number in range(500):
         spoken.push([number], "word ")
-    assert spoken.num_speakable() == 500
+    assert spoken.num_released() == 500
     assert max(decoded) <= 4

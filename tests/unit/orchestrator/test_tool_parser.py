@@ -117,7 +117,7 @@ def test_prose_leaves_as_soon_as_it_cannot_be_a_tag() -> None:
     assert parser.push(" \n") == []
     assert parser.push("<tool_c") == []
     assert parser.push("ar") == [" \n<tool_car"]
-    assert parser.num_speakable == len("Hello \n<tool_car")
+    assert parser.num_prose_chars == len("Hello \n<tool_car")
 
 
 def test_arguments_leave_as_they_are_written() -> None:
@@ -135,4 +135,4 @@ def test_nothing_from_a_tag_on_may_be_spoken(text: str) -> None:
     for character in text:
         parser.push(character)
     parser.finish()
-    assert parser.num_speakable == len(text.partition("<tool_call>")[0].rstrip())
+    assert parser.num_prose_chars == len(text.partition("<tool_call>")[0].rstrip())

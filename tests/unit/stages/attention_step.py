@@ -72,7 +72,7 @@ class Step:
         )
 
     def expected(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """What is to be in `out` and `cache` after a run, reckoned in float64."""
+        """What is to be in `out` and `cache` after a run, computed in float64."""
         sizes = self.sizes
         q, k, v = self.qkv.double().split(
             [n * sizes.dim for n in (sizes.heads, sizes.kv_heads, sizes.kv_heads)], 1
@@ -97,7 +97,7 @@ class Step:
         return out, cache
 
     def turned_qkv(self) -> torch.Tensor:
-        """`qkv` with the rotary embedding of queries and keys, reckoned in float64."""
+        """`qkv` with the rotary embedding of queries and keys, computed in float64."""
         sizes, rows = self.sizes, len(self.qkv)
         num_turned = (sizes.heads + sizes.kv_heads) * sizes.dim
         turned, rest = self.qkv.double().split([num_turned, self.qkv.shape[1] - num_turned], 1)

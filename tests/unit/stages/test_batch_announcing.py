@@ -140,7 +140,7 @@ def test_all_who_give_way_are_told(listener: Listener) -> None:
 
 
 @pytest.mark.parametrize("model_class", [Sampler, HurriedSampler])
-def test_a_batch_is_announced_with_the_utterances_under_way_urgent_or_not(
+def test_a_batch_is_announced_with_the_active_streams_urgent_or_not(
     listener: Listener, model_class: type[Sampler]
 ) -> None:
     runner = announcing_runner(model_class(sums), listener)

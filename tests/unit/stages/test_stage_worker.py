@@ -1,4 +1,4 @@
-"""A stage's share of a GPU, with a simulated device: what is reckoned, whatever other processes do
+"""A stage's share of a GPU, with a simulated device: what is computed, whatever other processes do
 meanwhile."""
 
 import os

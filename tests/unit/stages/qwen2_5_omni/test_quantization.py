@@ -201,11 +201,11 @@ def test_the_size_of_quantized_weights_follows_from_the_config(
 ) -> None:
     folder: Path = request.getfixturevalue(layout)
     footprint = stage_footprints(folder, BASE)["thinker"]
-    reckoned = needs_on_gpu("thinker", BASE, footprint, StoredWeights(), 80 << 30).memory
+    computed = needs_on_gpu("thinker", BASE, footprint, StoredWeights(), 80 << 30).memory
     stored = sum(
         tensor.num_bytes
         for name, tensor in read_weights(folder).tensors.items()
         if name.startswith("thinker.")
     )
-    assert reckoned.weights == pytest.approx(stored, rel=0.02)
-    assert reckoned.precision == layout
+    assert computed.weights == pytest.approx(stored, rel=0.02)
+    assert computed.precision == layout
