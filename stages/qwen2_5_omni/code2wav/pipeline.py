@@ -116,15 +116,16 @@ class Code2WavPipeline:
         try:
             mel_jobs = [self._mel_job(job, visit) for job, visit in zip(jobs, visits, strict=True)]
             mels = self._sampler.sample(mel_jobs)
-            spectra = [
-                self._spectrum(job, visit, mel) for job, visit, mel in zip(jobs, visits, mels, strict=True)
-            ]
+            # From here on, a window that continues its stream begins where the vocoder's margin begins.
+            extended = [self._with_margin(*parts) for parts in zip(windows, visits, mels, strict=True)]
             crops = [
-                mel_crop(s.window, len(s.mel) // self._frames_per_code, self._frames_per_code)
-                for s in spectra
+                mel_crop(window, len(mel) // self._frames_per_code, self._frames_per_code)
+                for window, mel in extended
             ]
-            waveforms = self._vocoder.synthesize([s.mel for s in spectra], crops)
-            tails = [self._tail(spectrum, visit) for spectrum, visit in zip(spectra, visits, strict=True)]
+            waveforms = self._vocoder.synthesize([mel for _, mel in extended], crops)
+            tails = [
+                self._tail(window, mel, visit) for (window, mel), visit in zip(extended, visits, strict=True)
+            ]
         except BaseException:
             self.streams.abandon(visits)
             raise
@@ -139,30 +140,20 @@ class Code2WavPipeline:
             job.codes[skipped:], job.noise[skipped * self._frames_per_code :], job.voice, visit.carry
         )
 
-    def _spectrum(self, job: WindowJob, visit: Visit | None, mel: torch.Tensor) -> "_Spectrum":
+    def _with_margin(
+        self, window: CodecWindow, visit: Visit | None, mel: torch.Tensor
+    ) -> tuple[CodecWindow, torch.Tensor]:
+        """The mel frames `[num_frames, mel_dim]` of a window with those that its stream kept before it."""
         if visit is None or visit.mel is None:
-            return _Spectrum(job.window, mel)
-        first_code = job.window.emit_start - len(visit.mel) // self._frames_per_code
-        return _Spectrum(
-            msgspec.structs.replace(job.window, first_code=first_code), torch.cat([visit.mel, mel])
-        )
+            return window, mel
+        first_code = window.emit_start - len(visit.mel) // self._frames_per_code
+        return msgspec.structs.replace(window, first_code=first_code), torch.cat([visit.mel, mel])
 
-    def _tail(self, spectrum: "_Spectrum", visit: Visit | None) -> torch.Tensor | None:
+    def _tail(self, window: CodecWindow, mel: torch.Tensor, visit: Visit | None) -> torch.Tensor | None:
         """What the vocoder needs of this window in the next one, if that is to find it."""
         if visit is None or visit.carry.kept_block is None:
             return None
-        window = spectrum.window
         end = (window.emit_end - window.first_code) * self._frames_per_code
         num_frames = self.streams.num_margin_codes(window, window.emit_end) * self._frames_per_code
-        return spectrum.mel[
-            max(0, end - num_frames) : end
-        ].clone()  # the window's mel is a part of the whole batch's
-
-
-@dataclass(frozen=True)
-class _Spectrum:
-    """The mel spectrogram of a window from code `window.first_code` on, float32 [num_frames, mel_dim]. In a
-    window that continues its stream that is where the vocoder's margin begins."""
-
-    window: CodecWindow
-    mel: torch.Tensor
+        # A copy: the window's mel is a part of the whole batch's.
+        return mel[max(0, end - num_frames) : end].clone()
