@@ -11,12 +11,13 @@ Area = Literal["files", "stage config", "memory", "shared memory", "installation
 _COLUMNS = "requests: max_num_seqs. context: max_model_len. tokens: that the KV cache has room for."
 _ESTIMATED = (
     "~ estimated, from runs on an H200: activations, and the part of the reserve that is not the server's "
-    "own. All\n  else is computed from the checkpoint's config and headers; the KV cache is what is left of "
-    "the share."
+    "own. All\n"
+    "  else is computed from the checkpoint's config and headers; the KV cache is what is left of the share."
 )
 _ESTIMATED_CPU = (
     "~ estimated: activations, and 0.6 GB for each process. All else is computed from the checkpoint's "
-    "config and\n  headers."
+    "config and\n"
+    "  headers."
 )
 
 
