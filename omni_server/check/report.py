@@ -2,8 +2,12 @@
 
 import dataclasses
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
+
+from omni_server.errors import ConfigError
 
 Severity = Literal["error", "warning", "unknown"]
 Area = Literal["files", "stage config", "memory", "shared memory", "installation", "network"]
@@ -103,6 +107,14 @@ class Report:
 
     def leave_open(self, area: Area, message: str) -> None:
         self.findings.append(Finding("unknown", area, message))
+
+    @contextmanager
+    def noting(self, area: Area, prefix: str = "") -> Iterator[None]:
+        """A `ConfigError` ends the block and becomes an error of this report."""
+        try:
+            yield
+        except ConfigError as error:
+            self.error(area, f"{prefix}{error}")
 
     @property
     def fits(self) -> bool | None:
