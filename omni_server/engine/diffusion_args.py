@@ -8,7 +8,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from omni_server.config.stages import DiffusionStage
 from omni_server.errors import ConfigError
 from omni_server.family import HfOverrides
-from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig, FlowSolver
+from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
 from omni_server.protocol.give_way import GiveWaySpec
 
 DIFFUSION_WORKER = "stages.runtime.diffusion_worker.DiffusionWorker"
@@ -88,12 +88,9 @@ def _runtime_config(
     if dtype == "auto":
         dtype = "float16" if on_gpu else "float32"
     return DiffusionRuntimeConfig(
-        solver=FlowSolver(**stage.solver.model_dump()),
+        stage=stage,
         compute_dtype=dtype,
         is_fast=on_gpu and not stage.engine_args.get("enforce_eager", False),
-        max_num_windows=stage.max_num_seqs,
-        max_num_codes=stage.max_num_batched_tokens,
-        longest_window=stage.max_model_len,
         num_streams=stage.num_stream_slots if carries_state else 0,
         announces_to=announces_to,
     )

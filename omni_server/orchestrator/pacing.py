@@ -28,7 +28,7 @@ class Pacer:
         self.clock = clock
         self.max_outstanding_windows = plan.max_outstanding_windows
         self.gate = WorkAheadGate(config.max_work_ahead_s, clock)
-        pace = TalkerPace(layout.codes_per_block)
+        pace = TalkerPace(layout.frames_per_block)
         self.start_gate = StartGate(
             config.max_start_delay_s,
             clock,

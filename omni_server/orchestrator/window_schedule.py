@@ -14,8 +14,8 @@ class WindowSchedule:
         self.new_blocks = new_blocks
         """The plan's, or those of one of its busy times."""
         self._plan = plan
-        self._codes_per_block = layout.codes_per_block
-        self._code_s = layout.samples_per_code / layout.sample_rate_hz
+        self._codes_per_block = layout.frames_per_block
+        self._code_s = layout.samples_per_frame / layout.sample_rate_hz
         self._starts = [0]  # in blocks, of every window looked at so far and the one behind
 
     def start_s(self, number: int) -> float:

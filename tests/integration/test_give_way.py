@@ -27,10 +27,10 @@ from omni_server.engine.async_engine import StageAsyncLLM
 from omni_server.engine.diffusion_args import diffusion_engine_args
 from omni_server.engine.diffusion_client import DiffusionStageClient
 from omni_server.family import load_family
-from omni_server.protocol.codec_window import CodecWindow, encode_codec_window
 from omni_server.protocol.give_way import BatchNotice, GiveWaySpec, encode_notice
 from omni_server.protocol.local_socket import new_socket_name, socket_address
 from omni_server.protocol.runtime_config import StageRuntimeConfig
+from stages.qwen2_5_omni.codec_window import CodecWindow, encode_codec_window
 from tests.integration.engines import CPU_ENVIRONMENT, engine_of
 from tests.integration.live import demo_config
 

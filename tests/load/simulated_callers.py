@@ -158,7 +158,7 @@ def call(
                 step_s = code2wav.thinker_s() if number < NUM_TEXT_TOKENS else code2wav.talker_s()
                 await asyncio.sleep(step_s * rng.uniform(1.0, 1.04))
                 block.append(number)
-                if len(block) == LAYOUT.codes_per_block:
+                if len(block) == LAYOUT.frames_per_block:
                     utterance.output.push([(code,) for code in block])
                     block = []
             code2wav.num_talking -= 1

@@ -14,12 +14,13 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
 from vllm.config import VllmConfig
 
 from omni_server.errors import ConfigError
-from omni_server.protocol.codec_window import CodecWindow, decode_codec_window
 from omni_server.protocol.corruption import Corruption
 from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
 from stages.qwen2_5_omni.code2wav.noise import noise_frames
 from stages.qwen2_5_omni.code2wav.pipeline import Code2WavPipeline, WindowJob
 from stages.qwen2_5_omni.code2wav.voices import VOICES_FILE, load_voices
+from stages.qwen2_5_omni.codec_window import CodecWindow, decode_codec_window
+from stages.qwen2_5_omni.options import Code2WavStage
 from stages.runtime.diffusion_model import DiffusionBatch, Failure, RejectedRequestsError
 
 WEIGHT_PREFIX = "token2wav."
@@ -55,7 +56,8 @@ class Qwen2_5OmniCode2Wav(torch.nn.Module):
     """Weights are loaded in float32 whatever the checkpoint's type. The first call of `prepare` or `sample`
     turns them into a `Code2WavPipeline` and lets go of the modules.
 
-    `vllm_config.additional_config` is a `DiffusionRuntimeConfig`. Raises `TypeError` if it is not.
+    `vllm_config.additional_config` is a `DiffusionRuntimeConfig` with a `Code2WavStage`. Raises `TypeError` if
+    it is not.
     """
 
     # What vLLM's registry asks of a model of the pooling runner that has no attention of vLLM's.
@@ -67,8 +69,10 @@ class Qwen2_5OmniCode2Wav(torch.nn.Module):
         super().__init__()
         config = vllm_config.model_config.hf_config
         runtime = vllm_config.additional_config
-        if not isinstance(runtime, DiffusionRuntimeConfig):
-            raise TypeError("code2wav needs additional_config=DiffusionRuntimeConfig(...)")
+        if not isinstance(runtime, DiffusionRuntimeConfig) or not isinstance(runtime.stage, Code2WavStage):
+            raise TypeError(
+                "code2wav needs additional_config=DiffusionRuntimeConfig(Code2WavStage(...), ...)"
+            )
         self._runtime = runtime
         # The attribute names are those of the checkpoint. SDPA is the reference's choice too.
         self.code2wav_dit_model: Qwen2_5OmniToken2WavDiTModel | None = (

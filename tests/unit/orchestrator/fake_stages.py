@@ -243,7 +243,7 @@ class Stages:
         decoder = DecoderPlan(
             decoder=Decoder((cast(DiffusionStageClient, self.code2wav),)),
             edge=self.edge,
-            pacer=Pacer(ChunkPlan(), CodecLayout(CODES_PER_WINDOW, 2, SAMPLES_PER_CODE), max_step_codes=2048),
+            pacer=Pacer(ChunkPlan(), CodecLayout(CODES_PER_WINDOW, SAMPLES_PER_CODE), max_step_codes=2048),
             num_codebooks=1,
             sample_rate_hz=SAMPLE_RATE_HZ,
             stop_ids=(STOP_CODE,),

@@ -11,7 +11,7 @@ PLAN = ChunkPlan(
     new_blocks=(1, 2),
     busy=(BusyChunks(min_streams=3, new_blocks=(4,)), BusyChunks(min_streams=5, new_blocks=(6,))),
 )
-NUM_CODES = 12 * LAYOUT.codes_per_block
+NUM_CODES = 12 * LAYOUT.frames_per_block
 
 
 async def cut_among(num_streams: int, plan: ChunkPlan = PLAN) -> list[int]:
@@ -27,9 +27,9 @@ async def cut_among(num_streams: int, plan: ChunkPlan = PLAN) -> list[int]:
         utterance = await simulation.speak("own", NUM_CODES, code_s=0.001)
         assert is_whole(utterance, NUM_CODES)
     starts = [delta.first_sample for _, delta in utterance.pieces]
-    ends = [*starts[1:], NUM_CODES * LAYOUT.samples_per_code]
+    ends = [*starts[1:], NUM_CODES * LAYOUT.samples_per_frame]
     return [
-        (end - start) // (LAYOUT.samples_per_code * LAYOUT.codes_per_block)
+        (end - start) // (LAYOUT.samples_per_frame * LAYOUT.frames_per_block)
         for start, end in zip(starts, ends, strict=True)
     ]
 

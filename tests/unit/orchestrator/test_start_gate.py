@@ -32,7 +32,7 @@ class Listener:
 
 def new_gate(max_delay_s: float = 2.0) -> StartGate:
     return StartGate(
-        max_delay_s, clock, TalkerPace(LAYOUT.codes_per_block), max_step_codes=MAX_CODES, max_ahead_s=None
+        max_delay_s, clock, TalkerPace(LAYOUT.frames_per_block), max_step_codes=MAX_CODES, max_ahead_s=None
     )
 
 
@@ -368,7 +368,7 @@ def test_a_held_stream_is_not_looked_at_all_the_time() -> None:
 
     async def work() -> None:
         gate = StartGate(
-            2.0, watched, TalkerPace(LAYOUT.codes_per_block), max_step_codes=MAX_CODES, max_ahead_s=None
+            2.0, watched, TalkerPace(LAYOUT.frames_per_block), max_step_codes=MAX_CODES, max_ahead_s=None
         )
         with ExitStack() as stack:
             others = [Listener(gate, stack, has_schedule=False) for _ in range(8)]
