@@ -2,11 +2,13 @@
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from omni_server.engine.diffusion_client import DiffusionStageClient
+from omni_server.orchestrator.request_timeline import RequestTimeline
 from omni_server.protocol.diffusion import encode_stage_result
 
 
@@ -23,6 +25,11 @@ class Decoder:
         """The stage whose result is the audio."""
         return self._stages[-1].name
 
+    @property
+    def window_stage(self) -> str:
+        """The stage that gets the windows."""
+        return self._stages[0].name
+
     @asynccontextmanager
     async def needed(self) -> AsyncIterator[None]:
         """See `StageLife.needed`: the block is interrupted if any of the stages goes down."""
@@ -32,12 +39,22 @@ class Decoder:
             yield
 
     async def run(
-        self, window_id: str, token_ids: tuple[int, ...], payload: bytes, *, priority: int, num_streams: int
+        self,
+        window_id: str,
+        token_ids: tuple[int, ...],
+        payload: bytes,
+        *,
+        priority: int,
+        num_streams: int,
+        timeline: RequestTimeline,
     ) -> npt.NDArray[np.float32]:
         """The audio of a window, `[num_samples]`. Raises as `DiffusionStageClient.run` does."""
-        first, *others = self._stages
-        result = await first.run(window_id, token_ids, payload, priority=priority, num_streams=num_streams)
-        for stage in others:
+        result = await self._stages[0].run(
+            window_id, token_ids, payload, priority=priority, num_streams=num_streams
+        )
+        for before, stage in pairwise(self._stages):
+            timeline.mark_output(before.name)
+            timeline.mark_submitted(stage.name)
             result = await stage.run(
                 window_id,
                 token_ids,

@@ -8,7 +8,7 @@ from omni_server.check.damage import refuse_damaged_files
 from omni_server.check.default_config import default_stage_config, describe
 from omni_server.config.load import find_stage_config, load_stage_config
 from omni_server.config.stage_config import StageConfig
-from omni_server.config.stages import ArStage, DiffusionStage, SolverConfig
+from omni_server.config.stages import ArStage, DiffusionStage
 from omni_server.engine.environment import set_engine_environment
 from omni_server.errors import ConfigError
 from omni_server.family import FamilyModel, load_family, open_model, servable_architectures
@@ -160,7 +160,7 @@ def _precision(config: StageConfig, model: FamilyModel) -> Precision:
     (language_models,) = types
     code2wav = None
     for stage in config.stages.values():
-        if isinstance(stage, DiffusionStage) and stage.solver == SolverConfig():
+        if isinstance(stage, DiffusionStage) and stage.has_default_options:
             default = "float16" if config.platform == "cuda" else "float32"
             code2wav = default if stage.dtype == "auto" else stage.dtype
     return Precision(language_models, code2wav)
