@@ -77,7 +77,7 @@ class BareModel:
 
     @torch.no_grad()
     def waveform(self, codes: tuple[int, ...], window: CodecWindow) -> Waveform:
-        frames = range(2 * window.first_frame, 2 * (window.first_frame + len(codes)))
+        frames = range(2 * window.first_code, 2 * (window.first_code + len(codes)))
         noise = torch.from_numpy(noise_frames(window.noise_seed, frames.start, len(frames), 80))[None]
         voice = self.voices[window.voice]
         with pytest.MonkeyPatch.context() as patch:

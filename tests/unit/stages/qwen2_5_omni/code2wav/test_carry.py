@@ -151,7 +151,7 @@ def test_a_window_that_continues_its_stream_is_computed_without_its_past_codes(
     one_by_one(pipeline, jobs[:1])
     others = windows(random_codes(60, 1), Code2WavChunks(new_blocks=(2,)), "b")
     one_by_one(pipeline, others[:1])
-    past = others[1].window.emit_start - others[1].window.first_frame
+    past = others[1].window.emit_start - others[1].window.first_code
     assert past == 24
     codes = torch.cat([torch.zeros(past, dtype=torch.int64), others[1].codes[past:]])
     changed = WindowJob(others[1].window, codes, torch.zeros_like(others[1].noise), 0)
