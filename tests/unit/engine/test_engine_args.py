@@ -7,7 +7,7 @@ from typing import Literal
 import pytest
 from transformers import PreTrainedConfig
 
-from omni_server.engine.diffusion_args import diffusion_engine_args
+from omni_server.engine.engine_args import diffusion_engine_args
 from omni_server.errors import ConfigError
 from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
 from stages.qwen2_5_omni.options import Code2WavStage, SolverConfig
