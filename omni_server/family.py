@@ -190,6 +190,9 @@ class ModelFamily(Protocol):
     """All stages of the family and what flows between them."""
     architectures: tuple[str, ...]
     """What `architectures` of a config.json may say."""
+    reference: str | None
+    """`package.module:name` of an `omni_server.reference.ReferenceFactory`, another implementation of the
+    model with which `omni-server verify` compares; None: there is none."""
     engine_modules: tuple[str, ...]
     """Modules of its models, which the fork server imports once for all engines."""
 

@@ -58,8 +58,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from omni_server.verify.render import as_markdown, as_table  # numpy and torch: not for --help
-    from omni_server.verify.report_file import ReportFile
+    from omni_server.verify.report import ReportFile, as_markdown, as_table  # numpy and torch: not for --help
     from omni_server.verify.run import VerifyOptions, verify
 
     file = ReportFile(options.report, options.model)

@@ -53,6 +53,7 @@ class Qwen25OmniFamily:
     pipeline = PIPELINE
 
     architectures = ("Qwen2_5OmniModel", "Qwen2_5OmniForConditionalGeneration")
+    reference: str | None = "stages.qwen2_5_omni.reference:Qwen25OmniReference"
     engine_modules: tuple[str, ...] = (
         "stages.qwen2_5_omni.thinker",
         "stages.qwen2_5_omni.talker",

@@ -102,6 +102,7 @@ class ToyModel:
 class ToyFamily:
     """Implements the part of `omni_server.family.ModelFamily` that all toy families share."""
 
+    reference: str | None = None
     engine_modules: tuple[str, ...] = ()
 
     def needed_files(self) -> tuple[NeededFile, ...]:
