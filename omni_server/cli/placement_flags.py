@@ -24,7 +24,7 @@ def add_quantization_flag(parser: "argparse.ArgumentParser | argparse._ArgumentG
     parser.add_argument(
         "--quantization",
         choices=get_args(Quantization),
-        help="weight precision of the thinker's language model; fp8: quantized while the weights load; awq, "
+        help="weight precision of the language model; fp8: quantized while the weights load; awq, "
         "gptq: as in the checkpoint (default: the checkpoint's own)",
     )
 
@@ -34,5 +34,5 @@ def refuse_contradictions(stage_config: str | None, quantization: str | None) ->
     if stage_config is not None and quantization is not None:
         raise ConfigError(
             "--quantization decides how a stage config is made, and --stage-config names one: set "
-            "engine_args.quantization of its thinker instead"
+            "engine_args.quantization of its language model instead"
         )

@@ -20,7 +20,8 @@ ASYNC_SCHEDULER = "stages.runtime.stage_scheduler.AsyncStageScheduler"
 
 EMPTY_GENERATION_CONFIG = Path(__file__).parent / "empty_generation_config"
 """The checkpoint's generation_config.json is written for one of its parts, but vLLM applies its end tokens to
-every engine on the folder: text ids among the talker's stop ids fail as soon as min_tokens is used."""
+every engine on the folder: text ids among the stop ids of a stage with another vocabulary fail as soon as
+min_tokens is used."""
 
 DIFFUSION_WORKER = "stages.runtime.diffusion_worker.DiffusionWorker"
 
