@@ -75,9 +75,7 @@ class Qwen25OmniFamily:
 
     def hf_overrides(self, model_stage: str) -> HfOverrides | None:
         # Imported here: the server's own process needs neither before it starts the engines.
-        from stages.qwen2_5_omni.code2wav.config import code2wav_config
-        from stages.qwen2_5_omni.talker_config import talker_config
-        from stages.qwen2_5_omni.thinker_config import thinker_config
+        from stages.qwen2_5_omni.hf_overrides import code2wav_config, talker_config, thinker_config
 
         overrides: dict[str, HfOverrides] = {
             "thinker": thinker_config,
@@ -89,17 +87,15 @@ class Qwen25OmniFamily:
     def register(self) -> None:
         from vllm import ModelRegistry
 
-        from stages.qwen2_5_omni.code2wav.config import ARCHITECTURE as CODE2WAV_ARCHITECTURE
         from stages.qwen2_5_omni.code2wav.model import Qwen2_5OmniCode2Wav
+        from stages.qwen2_5_omni.hf_overrides import CODE2WAV, TALKER, THINKER
         from stages.qwen2_5_omni.talker import Qwen2_5OmniTalker
-        from stages.qwen2_5_omni.talker_config import ARCHITECTURE as TALKER_ARCHITECTURE
         from stages.qwen2_5_omni.thinker import Qwen2_5OmniThinker
-        from stages.qwen2_5_omni.thinker_config import ARCHITECTURE as THINKER_ARCHITECTURE
 
         # Classes and not names: vLLM would import a name in a process of its own, to look at the class.
-        ModelRegistry.register_model(THINKER_ARCHITECTURE, Qwen2_5OmniThinker)
-        ModelRegistry.register_model(TALKER_ARCHITECTURE, Qwen2_5OmniTalker)
-        ModelRegistry.register_model(CODE2WAV_ARCHITECTURE, Qwen2_5OmniCode2Wav)
+        ModelRegistry.register_model(THINKER, Qwen2_5OmniThinker)
+        ModelRegistry.register_model(TALKER, Qwen2_5OmniTalker)
+        ModelRegistry.register_model(CODE2WAV, Qwen2_5OmniCode2Wav)
 
 
 class Qwen25OmniModel:

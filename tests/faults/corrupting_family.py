@@ -17,9 +17,8 @@ from omni_server.family import CodecLayout, HfOverrides
 from omni_server.orchestrator.row_feeder import RowFeeder
 from omni_server.protocol.rows import RowsPayload, SharedBlock
 from stages.codec_chunking import Window
-from stages.qwen2_5_omni.code2wav.config import code2wav_config
 from stages.qwen2_5_omni.family import Qwen25OmniFamily, Qwen25OmniModel
-from stages.qwen2_5_omni.talker_config import talker_config
+from stages.qwen2_5_omni.hf_overrides import code2wav_config, talker_config
 from stages.qwen2_5_omni.talker_to_code2wav import TalkerToCode2Wav
 from tests.faults.orders import FOLDER_VARIABLE
 

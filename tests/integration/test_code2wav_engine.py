@@ -19,9 +19,9 @@ from omni_server.engine.diffusion_handle import DiffusionHandle
 from omni_server.engine.engine_args import diffusion_engine_args
 from omni_server.errors import StageError
 from stages.codec_chunking import CodecChunker
-from stages.qwen2_5_omni.code2wav.config import code2wav_config
 from stages.qwen2_5_omni.code2wav.noise import noise_frames
 from stages.qwen2_5_omni.codec_window import CodecWindow, encode_codec_window
+from stages.qwen2_5_omni.hf_overrides import code2wav_config
 from stages.qwen2_5_omni.options import Code2WavChunks, Code2WavStage, SolverConfig
 from stages.qwen2_5_omni.talker_to_code2wav import codec_window
 from tests.integration.engines import CPU_ENVIRONMENT, diffusion_engine

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Set
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -33,16 +32,6 @@ NOISE_THREADS = 8
 URGENT_CODES = 24
 """Windows whose sound begins before this code are urgent, 0.48 s: the first one of an utterance, and the
 second if the first is short, because it has to be there when the first has been played."""
-
-
-@dataclass(frozen=True)
-class _Request:
-    """A valid request of a batch, at `index` of it."""
-
-    index: int
-    window: CodecWindow
-    codes: torch.Tensor
-    voice: int
 
 
 def _is_urgent(payload: bytes) -> bool:
@@ -138,27 +127,25 @@ class Qwen2_5OmniCode2Wav(torch.nn.Module):
         `RejectedRequestsError` for invalid requests; of several windows of one stream only the first is
         valid.
         """
-        requests = self._validated(batch)
-        waveforms = self._ready().run(list(self._noise_threads.map(self._job, requests)))
-        results = {request.index: waveform for request, waveform in zip(requests, waveforms, strict=True)}
-        return [results[index] for index in range(len(batch.request_ids))]
+        windows = self._windows(batch)
+        return self._ready().run(list(self._noise_threads.map(self._job, windows, batch.token_ids)))
 
     def is_urgent(self, batch: DiffusionBatch) -> bool:
         """Whether an utterance begins in this batch: whoever waits for it hears nothing yet, or will not for
         long."""
         return any(_is_urgent(payload) for payload in batch.inputs)
 
-    def _validated(self, batch: DiffusionBatch) -> list[_Request]:
-        requests: list[_Request] = []
+    def _windows(self, batch: DiffusionBatch) -> list[CodecWindow]:
+        windows: list[CodecWindow] = []
         reasons: dict[str, Failure] = {}
         streams: set[str] = set()
-        for index, (request_id, codes) in enumerate(zip(batch.request_ids, batch.token_ids, strict=True)):
+        for request_id, codes, data in zip(batch.request_ids, batch.token_ids, batch.inputs, strict=True):
             try:
-                window = decode_codec_window(batch.inputs[index])
+                window = decode_codec_window(data)
                 window.validate(
                     len(codes), codes_per_block=self._codes_per_block, frames_per_code=self._frames_per_code
                 )
-                voice = self._voice_row(window.voice)
+                self._check_voice(window.voice)
             except ValueError as error:
                 reasons[request_id] = str(error)
                 continue
@@ -168,15 +155,14 @@ class Qwen2_5OmniCode2Wav(torch.nn.Module):
                 continue
             if window.stream is not None:
                 streams.add(window.stream)
-            requests.append(_Request(index, window, codes, voice))
+            windows.append(window)
         if reasons:
             raise RejectedRequestsError(reasons)
-        return requests
+        return windows
 
-    def _voice_row(self, name: str) -> int:
-        if name not in self._voice_rows:
+    def _check_voice(self, name: str) -> None:
+        if name not in self._voices:
             raise ValueError(f"there is no voice '{name}'; voices are {', '.join(self._voices)}")
-        return self._voice_rows[name]
 
     def _outside_table(self, codes: torch.Tensor) -> Corruption | None:
         lowest, highest = int(codes.min()), int(codes.max())
@@ -199,12 +185,12 @@ class Qwen2_5OmniCode2Wav(torch.nn.Module):
             "window_sequence", f"a window from code {window.emit_start} on, where {expected} is the next one"
         )
 
-    def _job(self, request: _Request) -> WindowJob:
-        window, frames = request.window, self._frames_per_code
+    def _job(self, window: CodecWindow, codes: torch.Tensor) -> WindowJob:
+        frames = self._frames_per_code
         noise = noise_frames(
-            window.noise_seed, window.first_code * frames, len(request.codes) * frames, self._mel_dim
+            window.noise_seed, window.first_code * frames, len(codes) * frames, self._mel_dim
         )
-        return WindowJob(window, request.codes, torch.from_numpy(noise), request.voice)
+        return WindowJob(window, codes, torch.from_numpy(noise), self._voice_rows[window.voice])
 
     @staticmethod
     def is_unused_checkpoint_weight(name: str) -> bool:

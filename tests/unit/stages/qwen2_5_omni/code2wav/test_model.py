@@ -14,10 +14,10 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniTo
 from omni_server.errors import ConfigError
 from omni_server.protocol.corruption import Corruption
 from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
-from stages.qwen2_5_omni.code2wav.config import code2wav_config
 from stages.qwen2_5_omni.code2wav.model import Qwen2_5OmniCode2Wav
 from stages.qwen2_5_omni.code2wav.voices import Voice
 from stages.qwen2_5_omni.codec_window import CodecWindow, encode_codec_window
+from stages.qwen2_5_omni.hf_overrides import code2wav_config
 from stages.qwen2_5_omni.options import SolverConfig
 from stages.runtime.diffusion_model import DiffusionBatch, RejectedRequestsError
 from tests.reference.token2wav import code2wav_stage
