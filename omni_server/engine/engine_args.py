@@ -14,7 +14,7 @@ from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
 from omni_server.protocol.give_way import GiveWaySpec
 from omni_server.protocol.runtime_config import StageRuntimeConfig
 
-AR_WORKER = "stages.runtime.ar_worker.ARWorker"
+AR_WORKER = "stages.runtime.stage_worker.ARWorker"
 SCHEDULER = "stages.runtime.stage_scheduler.StageScheduler"
 ASYNC_SCHEDULER = "stages.runtime.stage_scheduler.AsyncStageScheduler"
 
@@ -23,7 +23,7 @@ EMPTY_GENERATION_CONFIG = Path(__file__).parent / "empty_generation_config"
 every engine on the folder: text ids among the stop ids of a stage with another vocabulary fail as soon as
 min_tokens is used."""
 
-DIFFUSION_WORKER = "stages.runtime.diffusion_worker.DiffusionWorker"
+DIFFUSION_WORKER = "stages.runtime.stage_worker.DiffusionWorker"
 
 DIFFUSION_SCHEDULER = "stages.runtime.batching_delay.BatchingScheduler"
 

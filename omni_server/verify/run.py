@@ -4,15 +4,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from omni_server.check.damage import refuse_damaged_files
-from omni_server.check.default_config import default_stage_config, describe
-from omni_server.config.load import find_stage_config, load_stage_config
+from omni_server.check.default_config import default_stage_config, describe, named_stage_config
+from omni_server.check.files import refuse_damaged_files
+from omni_server.config.load import find_stage_config
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import ArStage, DiffusionStage
 from omni_server.engine.environment import set_engine_environment
 from omni_server.errors import ConfigError
 from omni_server.family import FamilyModel, ModelFamily, load_family, open_model, servable_architectures
-from omni_server.model_folder import has_gpu, resolve_model_folder
+from omni_server.model_folder import resolve_model_folder
 from omni_server.reference import ReferenceAnswer, ReferenceJob
 from omni_server.types import SAMPLE_RATE_HZ
 from omni_server.verify.answers import (
@@ -52,7 +52,11 @@ def verify(options: VerifyOptions, on_progress: Progress) -> Report:
 
     Raises `ConfigError` where the engines cannot start or there is nothing to ask.
     """
-    named = None if options.stage_config is None else _named_config(options.stage_config, options.use_cpu)
+    named = (
+        None
+        if options.stage_config is None
+        else named_stage_config(find_stage_config(options.stage_config), use_cpu=options.use_cpu)
+    )
     folder = resolve_model_folder(
         options.model,
         architectures=servable_architectures()
@@ -168,16 +172,6 @@ def _reference_of(family: ModelFamily, config: StageConfig) -> str:
     if not config.outputs & {"text", "audio"}:
         raise ConfigError("the deployment cannot be verified: it answers neither with text nor with audio")
     return family.reference
-
-
-def _named_config(name: str, use_cpu: bool) -> StageConfig:
-    path = find_stage_config(name)
-    config = load_stage_config(path)
-    if config.platform == "cuda" and use_cpu:
-        raise ConfigError(f"{path}: platform is cuda, which --cpu contradicts")
-    if config.platform == "cuda" and not has_gpu():
-        raise ConfigError(f"{path}: platform is cuda, but torch finds no NVIDIA GPU here")
-    return config
 
 
 def _precision(config: StageConfig, model: FamilyModel) -> Precision:

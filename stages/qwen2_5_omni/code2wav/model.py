@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Set
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import ClassVar, Literal
 
 import torch
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
@@ -20,17 +19,15 @@ from stages.qwen2_5_omni.code2wav.pipeline import Code2WavPipeline, WindowJob
 from stages.qwen2_5_omni.code2wav.voices import VOICES_FILE, load_voices
 from stages.qwen2_5_omni.codec_window import CodecWindow, decode_codec_window
 from stages.qwen2_5_omni.options import Code2WavStage
-from stages.runtime.diffusion_model import DiffusionBatch, Failure, RejectedRequestsError
+from stages.runtime.diffusion_model import DiffusionBatch, DiffusionModel, Failure, RejectedRequestsError
 
 WEIGHT_PREFIX = "token2wav."
-
 
 NOISE_THREADS = 8
 """NumPy draws random numbers without holding the interpreter: a batch's noise is drawn side by side."""
 
-
 URGENT_CODES = 24
-"""Windows whose sound begins before this code are urgent, 0.48 s: the first one of an utterance, and the
+"""Windows whose audio begins before this code are urgent, 0.48 s: the first one of an utterance, and the
 second if the first is short, because it has to be there when the first has been played."""
 
 
@@ -41,7 +38,7 @@ def _is_urgent(payload: bytes) -> bool:
         return False  # `sample` will say what is wrong with it
 
 
-class Qwen2_5OmniCode2Wav(torch.nn.Module):
+class Qwen2_5OmniCode2Wav(DiffusionModel):
     """Weights are loaded in float32 whatever the checkpoint's type. The first call of `prepare` or `sample`
     turns them into a `Code2WavPipeline` and lets go of the modules.
 
@@ -49,13 +46,8 @@ class Qwen2_5OmniCode2Wav(torch.nn.Module):
     it is not.
     """
 
-    # What vLLM's registry asks of a model of the pooling runner that has no attention of vLLM's.
-    is_pooling_model: ClassVar[Literal[True]] = True
-    is_attention_free: ClassVar[Literal[True]] = True
-    attn_type: ClassVar[str] = "attention_free"
-
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
-        super().__init__()
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
         config = vllm_config.model_config.hf_config
         runtime = vllm_config.additional_config
         if not isinstance(runtime, DiffusionRuntimeConfig) or not isinstance(runtime.stage, Code2WavStage):
@@ -90,14 +82,6 @@ class Qwen2_5OmniCode2Wav(torch.nn.Module):
         self._voice_rows = {name: row for row, name in enumerate(self._voices)}
         self._pipeline: Code2WavPipeline | None = None
         self._noise_threads = ThreadPoolExecutor(NOISE_THREADS, "noise")
-
-    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Asked for by vLLM's registry, as `forward`; this stage has no embedding that vLLM could use."""
-        raise RuntimeError("code2wav runs through sample(batch) on the diffusion model runner")
-
-    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Not how this model is run. vLLM's registry recognises a model by these two parameters."""
-        raise RuntimeError("code2wav runs through sample(batch) on the diffusion model runner")
 
     def prepare(self) -> None:
         """Fold and cast the weights, compile kernels and record CUDA graphs, as far as the config asks for
