@@ -1,4 +1,5 @@
-"""The stage config where none is named: planned for this machine's GPUs, or made for a CPU."""
+"""The stage config that a command runs: the one that is named, else one planned for this machine's GPUs, or
+made for a CPU."""
 
 import logging
 from collections.abc import Sequence
@@ -26,6 +27,19 @@ def base_config_name(*, on_gpu: bool) -> str:
     return GPU_CONFIG if on_gpu else CPU_CONFIG
 
 
+def named_stage_config(path: Path, *, use_cpu: bool) -> StageConfig:
+    """Raises `ConfigError` for a file that is not valid, or whose platform this machine does not have."""
+    config = load_stage_config(path)
+    if config.platform == "cuda" and use_cpu:
+        raise ConfigError(f"{path}: platform is cuda, which --cpu contradicts")
+    if config.platform == "cuda" and not has_gpu():
+        raise ConfigError(
+            f"{path}: platform is cuda, but torch finds no NVIDIA GPU here; choose a config with platform "
+            f"cpu, such as {DEMO_CONFIG}"
+        )
+    return config
+
+
 def default_stage_config(
     folder: Path, name: str, *, use_cpu: bool = False, quantization: Quantization | None = None
 ) -> StageConfig:
@@ -50,8 +64,8 @@ def default_stage_config(
     check_cpu_plan(memory_of_this_machine(), config, model)
     if config is base:
         logger.warning(
-            "%s runs on the processor, which is much slower than speech; OMP_NUM_THREADS says how many cores each "
-            "engine uses",
+            "%s runs on the processor, which is much slower than speech; OMP_NUM_THREADS says how many "
+            "cores each engine uses",
             name,
         )
     return config
@@ -75,8 +89,9 @@ def chosen_config(
         return load_stage_config(find_shipped_config(DEMO_CONFIG))
     if not use_cpu:
         raise ConfigError(
-            f"{model.name} ({model.num_parameters / 1e9:.1f} billion parameters) needs an NVIDIA GPU, and torch finds "
-            f"none here; with --cpu it runs on the processor (stage config {CPU_CONFIG}), much slower than speech"
+            f"{model.name} ({model.num_parameters / 1e9:.1f} billion parameters) needs an NVIDIA GPU, and "
+            f"torch finds none here; with --cpu it runs on the processor (stage config {CPU_CONFIG}), much "
+            "slower than speech"
         )
     return base
 

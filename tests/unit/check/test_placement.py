@@ -9,11 +9,10 @@ import pytest
 
 from omni_server.check.default_config import default_stage_config
 from omni_server.check.machine import Gpu
-from omni_server.check.memory import check_gpu_memory
+from omni_server.check.memory import CAPTURE_SIZE, check_gpu_memory
 from omni_server.check.placement import TOKENS_PER_REQUEST, ModelSizes, Quantization, plan
 from omni_server.check.report import DeviceMemory, Report
 from omni_server.check.safetensors_headers import StoredWeights
-from omni_server.check.stage_memory import CAPTURE_SIZE
 from omni_server.config.load import find_shipped_config, load_stage_config
 from omni_server.config.stage_config import MAX_MEMORY_FRACTION, StageConfig
 from omni_server.config.stages import ArStage, DiffusionStage
