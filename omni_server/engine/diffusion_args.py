@@ -9,7 +9,6 @@ from omni_server.config.stages import DiffusionStage
 from omni_server.errors import ConfigError
 from omni_server.family import HfOverrides
 from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig, FlowSolver
-from omni_server.protocol.give_way import GiveWaySpec
 
 DIFFUSION_WORKER = "stages.runtime.diffusion_worker.DiffusionWorker"
 
@@ -27,7 +26,7 @@ def diffusion_engine_args(
     load_format: str,
     hf_overrides: HfOverrides,
     carries_state: bool,
-    announces_to: tuple[GiveWaySpec, ...] = (),
+    announces_to: tuple[str, ...] = (),
 ) -> AsyncEngineArgs:
     """Arguments of the stage's `AsyncLLM`; its requests are `PoolingParams(task="plugin", ...)`.
 
@@ -81,7 +80,7 @@ def _runtime_config(
     platform: Literal["cpu", "cuda"],
     *,
     carries_state: bool,
-    announces_to: tuple[GiveWaySpec, ...],
+    announces_to: tuple[str, ...],
 ) -> DiffusionRuntimeConfig:
     on_gpu = platform == "cuda"
     dtype = stage.dtype

@@ -5,7 +5,6 @@ from typing import Literal
 
 import msgspec
 
-from omni_server.protocol.give_way import GiveWaySpec
 from omni_server.protocol.start_report import ProgressSpec
 
 ComputeDtype = Literal["float32", "bfloat16", "float16"]
@@ -39,8 +38,8 @@ class DiffusionRuntimeConfig(msgspec.Struct, frozen=True):
     """Where the worker reports while it starts; another socket each time."""
     has_low_gpu_priority: bool = False
     """Under NVIDIA's Multi-Process Service: kernels of other stages go first."""
-    announces_to: tuple[GiveWaySpec, ...] = ()
-    """Stages that give way to the batches of this one; other sockets each time."""
+    announces_to: tuple[str, ...] = ()
+    """`StepThrottleSpec.socket` of each stage that hears of this one's batches; other sockets each time."""
 
     def max_num_blocks(self, codes_per_block: int) -> int:
         """The most blocks that one step can hold, where the last block of each request may be a part of

@@ -52,15 +52,6 @@ class SupportsPrepare(Protocol):
     def prepare(self) -> None: ...
 
 
-@runtime_checkable
-class SupportsUrgency(Protocol):
-    """A model some of whose batches are so urgent that other stages on its device should pause for them."""
-
-    def is_urgent(self, batch: DiffusionBatch) -> bool:
-        """Asked before the batch is run, so `batch` may hold invalid requests; raises nothing for them."""
-        ...
-
-
 Failure = str | Corruption
 """Why a request has no result: a message for the caller, or data that cannot be right."""
 

@@ -29,11 +29,6 @@ NOISE_THREADS = 8
 """NumPy draws random numbers without holding the interpreter: a batch's noise is drawn side by side."""
 
 
-URGENT_CODES = 24
-"""Windows whose sound begins before this code are urgent, 0.48 s: the first one of an utterance, and the
-second if the first is short, because it has to be there when the first has been played."""
-
-
 @dataclass(frozen=True)
 class _Request:
     """A valid request of a batch, at `index` of it."""
@@ -42,13 +37,6 @@ class _Request:
     window: CodecWindow
     codes: torch.Tensor
     voice: int
-
-
-def _is_urgent(payload: bytes) -> bool:
-    try:
-        return decode_codec_window(payload).emit_start < URGENT_CODES
-    except ValueError:
-        return False  # `sample` will say what is wrong with it
 
 
 class Qwen2_5OmniCode2Wav(torch.nn.Module):
@@ -138,11 +126,6 @@ class Qwen2_5OmniCode2Wav(torch.nn.Module):
         waveforms = self._ready().run(list(self._noise_threads.map(self._job, requests)))
         results = {request.index: waveform for request, waveform in zip(requests, waveforms, strict=True)}
         return [results[index] for index in range(len(batch.request_ids))]
-
-    def is_urgent(self, batch: DiffusionBatch) -> bool:
-        """Whether an utterance begins in this batch: whoever waits for it hears nothing yet, or will not for
-        long."""
-        return any(_is_urgent(payload) for payload in batch.inputs)
 
     def _validated(self, batch: DiffusionBatch) -> list[_Request]:
         requests: list[_Request] = []

@@ -4,8 +4,7 @@ import msgspec
 import pytest
 
 from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig, FlowSolver
-from omni_server.protocol.give_way import GiveWaySpec
-from omni_server.protocol.runtime_config import QueueSpec, StageRuntimeConfig
+from omni_server.protocol.runtime_config import QueueSpec, StageRuntimeConfig, StepThrottleSpec
 from omni_server.protocol.start_report import ProgressSpec
 
 QUEUE = QueueSpec(capacity=16, path="/dev/shm/queue-1", slot_bytes=4096, max_portions=8, num_consumers=1)
@@ -15,7 +14,7 @@ AR = StageRuntimeConfig(
     output_queue=QUEUE,
     input_queue=QUEUE,
     progress=ProgressSpec("thinker", "socket-1"),
-    gives_way=GiveWaySpec("socket-1"),
+    step_throttle=StepThrottleSpec("socket-1", 0.00021, 64),
 )
 DIFFUSION = DiffusionRuntimeConfig(
     solver=FlowSolver(num_steps=10, guidance_scale=0.5, sway_coefficient=-1.0),
@@ -25,7 +24,7 @@ DIFFUSION = DiffusionRuntimeConfig(
     max_num_codes=8192,
     longest_window=4096,
     progress=ProgressSpec("code2wav", "socket-1"),
-    announces_to=(GiveWaySpec("socket-1"),),
+    announces_to=("socket-1",),
 )
 
 
@@ -35,8 +34,8 @@ DIFFUSION = DiffusionRuntimeConfig(
         {"output_queue": msgspec.structs.replace(QUEUE, path="/dev/shm/queue-2")},
         {"input_queue": msgspec.structs.replace(QUEUE, path="/dev/shm/queue-2")},
         {"progress": ProgressSpec("thinker", "socket-2")},
-        {"gives_way": GiveWaySpec("socket-2")},
-        {"gives_way": None},
+        {"step_throttle": StepThrottleSpec("socket-2", 0.0003, 32)},
+        {"step_throttle": None},
     ],
 )
 def test_what_differs_from_start_to_start_keeps_the_hash(change: dict[str, object]) -> None:
@@ -52,7 +51,7 @@ def test_another_role_changes_the_hash(change: dict[str, object]) -> None:
     "change",
     [
         {"progress": ProgressSpec("code2wav", "socket-2")},
-        {"announces_to": (GiveWaySpec("socket-2"),)},
+        {"announces_to": ("socket-2",)},
         {"announces_to": ()},
     ],
 )
