@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 from omni_server.audio.filters import Resampler
 from omni_server.edge import CodecEdge
-from omni_server.engine.ar_client import ArStageClient
+from omni_server.engine.ar_handle import ArHandle
 from omni_server.engine.ar_stream import ArOutput
 from omni_server.engine.async_engine import RowSink
-from omni_server.engine.diffusion_client import DiffusionStageClient
+from omni_server.engine.diffusion_handle import DiffusionHandle
 from omni_server.engine.prompt_rendering import RenderedPrompt
 from omni_server.engine.sampling import StageSampling
 from omni_server.errors import CorruptDataError
@@ -25,11 +25,11 @@ from omni_server.family import DiffusionPrompt
 from omni_server.orchestrator.decoder import Decoder
 from omni_server.orchestrator.feed_outbox import FeedOutbox
 from omni_server.orchestrator.released_logprobs import ReleasedLogprobs
+from omni_server.orchestrator.request_timeline import RequestTimeline
 from omni_server.orchestrator.row_feeder import RowFeeder
 from omni_server.orchestrator.speech_scheduler import SpeechScheduler
 from omni_server.orchestrator.speech_stream import SpeechStream
 from omni_server.orchestrator.spoken_text import SpokenText
-from omni_server.orchestrator.stage_clock import StageClock
 from omni_server.orchestrator.tool_parser import ToolParser
 from omni_server.protocol.rows import SharedBlock
 from omni_server.types import (
@@ -93,7 +93,8 @@ class EmbeddingsPlan:
 class ArPlan:
     """What one request does in an autoregressive stage, and where its outputs go."""
 
-    client: ArStageClient
+    handle: ArHandle
+    """The engine that has the request until it ends."""
     prompt: RenderedPrompt | tuple[int, ...]
     params: StageSampling
     text: TextPlan | None = None
@@ -107,24 +108,26 @@ class ArPlan:
 class ImagePlan:
     """A request to a diffusion stage whose result is an image."""
 
-    client: DiffusionStageClient
+    handle: DiffusionHandle
     prompt: DiffusionPrompt
 
 
 class RequestGraph:
     """`run` ends when all outputs are complete; `close` must follow, however it ended."""
 
-    def __init__(self, request_id: str, entry: ArPlan | ImagePlan, *, clock: StageClock, emit: Emit) -> None:
+    def __init__(
+        self, request_id: str, entry: ArPlan | ImagePlan, *, timeline: RequestTimeline, emit: Emit
+    ) -> None:
         """`emit` gets all events but the last."""
         self._request_id = request_id
-        self._clock = clock
+        self._timeline = timeline
         self._emit = emit
         self._runs: list[_ArRun | _AudioOutput | _ImageRun] = []  # consumers before their sources
         self._feeders: list[RowFeeder] = []
         self._text: _TextOutput | None = None
         self._frames: _FrameOutput | None = None
         if isinstance(entry, ImagePlan):
-            self._runs.append(_ImageRun(request_id, entry, emit))
+            self._runs.append(_ImageRun(request_id, entry, timeline, emit))
         else:
             self._add(entry, source=None)
 
@@ -141,14 +144,14 @@ class RequestGraph:
             self._feeders.append(feeder)
             target = self._add(plan.embeddings.target, feeder)
         if plan.decoder is not None:
-            audio = _AudioOutput(self._request_id, plan.decoder, self._clock, self._emit)
+            audio = _AudioOutput(self._request_id, plan.decoder, self._timeline, self._emit)
             self._runs.append(audio)
-            self._frames = _FrameOutput(plan.decoder, audio.speech, self._clock, self._emit)
+            self._frames = _FrameOutput(plan, plan.decoder, audio.speech, self._timeline, self._emit)
             take = self._frames.take
         else:
             assert plan.text is not None
             on_nothing = None if target is None else target.skip
-            self._text = _TextOutput(plan, plan.text, feeder, on_nothing, self._clock, self._emit)
+            self._text = _TextOutput(plan, plan.text, feeder, on_nothing, self._timeline, self._emit)
             take = self._text.take
         run = _ArRun(
             self._request_id,
@@ -157,7 +160,7 @@ class RequestGraph:
             source=source,
             row_sink=None if feeder is None else feeder.take,
             on_skip=None if plan.decoder is None else audio.speech.finish,
-            clock=self._clock,
+            timeline=self._timeline,
         )
         self._runs.append(run)
         return run
@@ -208,7 +211,7 @@ class _ArRun:
         source: RowFeeder | None,
         row_sink: RowSink | None,
         on_skip: Callable[[], None] | None,
-        clock: StageClock,
+        timeline: RequestTimeline,
     ) -> None:
         """`source` feeds the stage, `row_sink` takes its own embeddings. `on_skip`: see `skip`."""
         self._request_id = request_id
@@ -217,12 +220,14 @@ class _ArRun:
         self._source = source
         self._row_sink = row_sink
         self._on_skip = on_skip
-        self._clock = clock
+        self._timeline = timeline
         self._task: asyncio.Task[None] | None = None
+        if source is None:
+            timeline.mark_submitted(plan.handle.name)
 
     async def run(self) -> None:
         self._task = asyncio.current_task()
-        async with self._plan.client.life.needed():
+        async with self._plan.handle.life.needed():
             if self._source is not None:
                 await self._source.has_rows.wait()
             await self._generate()
@@ -236,7 +241,7 @@ class _ArRun:
 
     async def _generate(self) -> None:
         plan = self._plan
-        stream = await plan.client.open(
+        stream = await plan.handle.open(
             self._request_id,
             plan.prompt,
             plan.params,
@@ -245,7 +250,7 @@ class _ArRun:
         )
         try:
             if self._source is not None:
-                self._clock.talker()
+                self._timeline.mark_submitted(plan.handle.name)
                 self._source.connect(stream.engine_id)
             async with aclosing(stream.outputs()) as outputs:
                 async for output in outputs:
@@ -257,34 +262,38 @@ class _ArRun:
 
 
 class _ImageRun:
-    def __init__(self, request_id: str, plan: ImagePlan, emit: Emit) -> None:
+    def __init__(self, request_id: str, plan: ImagePlan, timeline: RequestTimeline, emit: Emit) -> None:
         self._request_id = request_id
         self._plan = plan
+        self._timeline = timeline
+        timeline.mark_submitted(plan.handle.name)
         self._emit = emit
 
     async def run(self) -> None:
-        client, prompt = self._plan.client, self._plan.prompt
-        async with client.life.needed():
-            pixels = await client.run(self._request_id, prompt.token_ids, prompt.payload)
+        handle, prompt = self._plan.handle, self._plan.prompt
+        async with handle.life.needed():
+            pixels = await handle.run(self._request_id, prompt.token_ids, prompt.payload)
         if pixels.ndim != 3 or pixels.shape[2] != 3:
-            raise CorruptDataError(client.name, "shape", f"an image of shape {list(pixels.shape)}")
+            raise CorruptDataError(handle.name, "shape", f"an image of shape {list(pixels.shape)}")
+        self._timeline.mark_output(handle.name)
         self._emit(ImageDone(pixels))
 
 
 class _AudioOutput:
     """Windows become audio at the rate of the API."""
 
-    def __init__(self, request_id: str, plan: DecoderPlan, clock: StageClock, emit: Emit) -> None:
+    def __init__(self, request_id: str, plan: DecoderPlan, timeline: RequestTimeline, emit: Emit) -> None:
         self.speech = SpeechStream(
             request_id,
             decoder=plan.decoder,
             edge=plan.edge,
             scheduler=plan.scheduler,
-            clock=clock,
+            timeline=timeline,
             emit=self._take,
         )
-        self._clock = clock
+        self._timeline = timeline
         self._emit = emit
+        self._stage = plan.decoder.name
         self._resampler: Resampler | None = None
         if plan.sample_rate_hz != SAMPLE_RATE_HZ:
             self._resampler = Resampler(plan.sample_rate_hz, SAMPLE_RATE_HZ)
@@ -300,7 +309,7 @@ class _AudioOutput:
 
     def _send(self, samples: npt.NDArray[np.float32]) -> None:
         if samples.size:
-            self._clock.audio()
+            self._timeline.mark_output(self._stage)
             self._emit(AudioDelta(self._num_samples, samples))
             self._num_samples += samples.size
 
@@ -308,10 +317,18 @@ class _AudioOutput:
 class _FrameOutput:
     """Tokens of a stage become frames, and these audio."""
 
-    def __init__(self, plan: DecoderPlan, speech: SpeechStream, clock: StageClock, emit: Emit) -> None:
+    def __init__(
+        self,
+        stage: ArPlan,
+        plan: DecoderPlan,
+        speech: SpeechStream,
+        timeline: RequestTimeline,
+        emit: Emit,
+    ) -> None:
+        self._stage = stage
         self._plan = plan
         self._speech = speech
-        self._clock = clock
+        self._timeline = timeline
         self._emit = emit
         self._rest: tuple[int, ...] = ()
         self.num_frames = 0
@@ -329,7 +346,7 @@ class _FrameOutput:
         self._rest = tokens[end:]
         frames = [tokens[i : i + width] for i in range(0, end, width)]
         if frames:
-            self._clock.codes()
+            self._timeline.mark_output(self._stage.handle.name)
             self.num_frames += len(frames)
             self._emit(CodecDelta(tokens[:end]))
             self._speech.push(frames)
@@ -347,7 +364,7 @@ class _TextOutput:
         plan: TextPlan,
         feeder: RowFeeder | None,
         on_nothing_spoken: Callable[[], None] | None,
-        clock: StageClock,
+        timeline: RequestTimeline,
         emit: Emit,
     ) -> None:
         """`feeder` and `on_nothing_spoken` are given where the text is spoken."""
@@ -356,7 +373,7 @@ class _TextOutput:
         self._tool_parser = plan.tool_parser
         self._feeder = feeder
         self._on_nothing_spoken = on_nothing_spoken
-        self._clock = clock
+        self._timeline = timeline
         self._emit = emit
         self._logprobs = ReleasedLogprobs()
         self._num_speakable_chars = 0
@@ -374,7 +391,7 @@ class _TextOutput:
         self.num_tokens += len(output.token_ids)
         self.num_cached = output.num_cached_tokens
         if output.text or output.token_ids:
-            self._clock.text()
+            self._timeline.mark_output(self._stage.handle.name)
         logprobs = self._logprobs.push(output.logprobs, output.text)
         if output.finish_reason is not None and not output.is_cut:
             logprobs += self._logprobs.rest()
@@ -408,7 +425,7 @@ class _TextOutput:
     def _take_reply(self, token_ids: tuple[int, ...], text: str) -> None:
         """All rows of the given reply have come; the token that was sampled behind it is not part of it."""
         self.num_tokens = len(token_ids)
-        self._clock.text()
+        self._timeline.mark_output(self._stage.handle.name)
         self._emit(TextDelta(text, token_ids))
         self._done("stop", num_without_row=0)
 
@@ -427,7 +444,7 @@ class _TextOutput:
         if num_rows < num_spoken:
             # The next stage would wait for ever, or speak what this one did not say.
             detail = f"{num_rows} rows for {num_spoken} tokens"
-            raise CorruptDataError(self._stage.client.name, "row_sequence", detail)
+            raise CorruptDataError(self._stage.handle.name, "row_sequence", detail)
         if num_spoken >= 1:
             self._feeder.finish(num_spoken)
         else:

@@ -20,20 +20,17 @@ import pytest
 import pytest_asyncio
 from vllm import SamplingParams
 from vllm.inputs.engine import tokens_input
-from vllm.v1.engine.async_llm import AsyncLLM
 
 from omni_server.config.stages import ArStage, DiffusionStage
-from omni_server.engine.ar_args import ar_engine_args
-from omni_server.engine.ar_client import ArStageClient
 from omni_server.engine.async_engine import StageAsyncLLM
-from omni_server.engine.diffusion_args import diffusion_engine_args
-from omni_server.engine.diffusion_client import DiffusionStageClient
+from omni_server.engine.diffusion_handle import DiffusionHandle
+from omni_server.engine.engine_args import ar_engine_args, diffusion_engine_args
 from omni_server.family import load_family
 from omni_server.protocol.codec_window import CodecWindow, encode_codec_window
 from omni_server.protocol.local_socket import bound_socket, new_socket_name, socket_address
 from omni_server.protocol.runtime_config import StageRuntimeConfig, StepThrottleSpec
 from stages.runtime.step_throttle import BatchNotice
-from tests.integration.engines import CPU_ENVIRONMENT, engine_of
+from tests.integration.engines import CPU_ENVIRONMENT, ar_engine, diffusion_engine
 from tests.integration.live import demo_config
 
 DEADLINE_S = 60.0
@@ -48,7 +45,7 @@ class Pair:
     """A thinker that is throttled and the code2wav that it hears."""
 
     thinker: StageAsyncLLM
-    code2wav: DiffusionStageClient
+    code2wav: DiffusionHandle
     spec: StepThrottleSpec
     listener: socket.socket
     """Hears of the same batches."""
@@ -133,15 +130,13 @@ async def pair(checkpoint: Path) -> AsyncIterator[Pair]:
             carries_state=False,
             announces_to=(spec.socket, own_name),
         )
-        thinker = await engine_of("thinker", StageAsyncLLM, thinker_arguments, Path(folder))
-        thinker_client = ArStageClient("thinker", thinker)
-        code2wav = await engine_of("code2wav", AsyncLLM, code2wav_arguments, Path(folder))
-        client = DiffusionStageClient("code2wav", code2wav)
+        thinker = await ar_engine("thinker", thinker_arguments, Path(folder))
+        code2wav = await diffusion_engine("code2wav", code2wav_arguments, Path(folder))
         try:
-            yield Pair(thinker.client, client, spec, listener, itertools.count())
+            yield Pair(thinker.engine, code2wav, spec, listener, itertools.count())
         finally:
-            await client.shutdown()
-            await thinker_client.shutdown()
+            await code2wav.shutdown()
+            await thinker.shutdown()
             listener.close()
 
 
