@@ -6,7 +6,7 @@ An answer has one generation, or one per choice.
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 from omni_server.api.state import ServerState
 from omni_server.api.unsent import UnsentBudget
@@ -37,8 +37,9 @@ async def follow_choices(
     `InvalidRequestError` when more events wait than `ServerState.unsent` allows: the generations are closed
     then, even if the reader does not ask for another event. Otherwise whoever submitted them closes them.
     """
-    inbox = _Inbox(heartbeat_s, state.unsent, generations[0].request_id)
-    tasks = [asyncio.create_task(_watch_abort(state, inbox))]
+    inbox = _Inbox(state.unsent, generations[0].request_id)
+    state.on_abort.add(inbox.wake)
+    tasks = []
     for index, generation in enumerate(generations):
         pump = asyncio.create_task(_pump(index, generation, inbox))
         pump.add_done_callback(inbox.put_failure)
@@ -46,7 +47,7 @@ async def follow_choices(
     try:
         num_running = len(generations)
         while num_running:
-            item = await inbox.get()
+            item = await inbox.get(heartbeat_s)
             if state.abort_error is not None:  # checked first, or a generation that never pauses would go on
                 raise state.abort_error
             if isinstance(item, BaseException):
@@ -55,6 +56,7 @@ async def follow_choices(
                 num_running -= 1
             yield item
     finally:
+        state.on_abort.discard(inbox.wake)
         inbox.close()
         for task in tasks:
             task.cancel()
@@ -73,27 +75,13 @@ async def _pump(index: int, generation: Generation, inbox: "_Inbox") -> None:
         raise OmniError("The generation ended before it was finished.")
 
 
-async def _watch_abort(state: ServerState, inbox: "_Inbox") -> None:
-    await state.aborted.wait()
-    inbox.put(None)
-
-
 class _Inbox:
-    """What the generations have produced and the reader has not taken yet.
+    """What the generations have produced and the reader has not taken yet."""
 
-    It costs one future per pause. `asyncio.wait` around each event would cost a task, two callbacks
-    and a timer.
-    """
-
-    def __init__(self, heartbeat_s: float | None, unsent: UnsentBudget, answer_id: str) -> None:
+    def __init__(self, unsent: UnsentBudget, answer_id: str) -> None:
         self._backlog = unsent.open(answer_id, self._drop)
-        self._items: deque[ChoiceEvent | BaseException | None] = deque()
-        self._waiter: asyncio.Future[None] | None = None
-        self._loop = asyncio.get_running_loop()
-        self._last = self._loop.time()
-        self._timer: asyncio.TimerHandle | None = None
-        if heartbeat_s is not None:
-            self._timer = self._loop.call_later(heartbeat_s, self._beat, heartbeat_s)
+        self._items: deque[ChoiceEvent | BaseException] = deque()
+        self._is_woken = asyncio.Event()
 
     @property
     def is_dropped(self) -> bool:
@@ -102,25 +90,27 @@ class _Inbox:
     def put_event(self, index: int, event: OmniEvent) -> None:
         self._backlog.put(event)
         if not self.is_dropped:
-            self.put((index, event))
-
-    def put(self, item: ChoiceEvent | BaseException | None) -> None:
-        self._last = self._loop.time()
-        self._items.append(item)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+            self._put((index, event))
 
     def put_failure(self, pump: asyncio.Task[None]) -> None:
         """Behind all events: why there are no more. Nothing if the generation is finished."""
         error = None if pump.cancelled() else pump.exception()
         if error is not None and not self.is_dropped:
-            self.put(error)
+            self._put(error)
 
-    async def get(self) -> ChoiceEvent | BaseException | None:
-        """The next item; None for a heartbeat."""
-        while not self._items:
-            self._waiter = self._loop.create_future()
-            await self._waiter
+    def wake(self) -> None:
+        """Ends the wait for the next item."""
+        self._is_woken.set()
+
+    async def get(self, heartbeat_s: float | None) -> ChoiceEvent | BaseException | None:
+        """The next item; None after `heartbeat_s` seconds without one, and after `wake`."""
+        if not self._items:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(heartbeat_s):
+                    await self._is_woken.wait()
+        self._is_woken.clear()
+        if not self._items:
+            return None
         item = self._items.popleft()
         if isinstance(item, tuple):
             self._backlog.taken(item[1])
@@ -128,18 +118,11 @@ class _Inbox:
 
     def close(self) -> None:
         self._backlog.close()
-        if self._timer is not None:
-            self._timer.cancel()
+
+    def _put(self, item: ChoiceEvent | BaseException) -> None:
+        self._items.append(item)
+        self._is_woken.set()
 
     def _drop(self, error: InvalidRequestError) -> None:
         self._items.clear()
-        self.put(error)
-
-    def _beat(self, heartbeat_s: float) -> None:
-        """One timer that is set anew when it fires, not with each event."""
-        if self._last + heartbeat_s <= self._loop.time():
-            if self._items:  # the reader is late: no heartbeats pile up
-                self._last = self._loop.time()
-            else:
-                self.put(None)
-        self._timer = self._loop.call_at(self._last + heartbeat_s, self._beat, heartbeat_s)
+        self._put(error)

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from omni_server.api.errors import error_response
 from omni_server.api.request_record import ANONYMOUS, current_request, path_of
+from omni_server.api.server_metrics import ServerMetrics
 from omni_server.api.state import ServerState
 from omni_server.errors import (
     InvalidRequestError,
@@ -21,7 +22,6 @@ from omni_server.errors import (
     RequestTooLargeError,
     UploadTimeoutError,
 )
-from omni_server.metrics.server_metrics import ServerMetrics
 
 MAX_RETRY_AFTER_S = 5
 _WEIGHT = 0.1
