@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from omni_server.api.constraints import is_named, structured_output, tool_use
 from omni_server.api.media_loader import MediaLoader
-from omni_server.api.messages import CallerHistory, load_messages
+from omni_server.api.messages import FindTranscript, load_messages
 from omni_server.api.sampling import stage_sampling
 from omni_server.api.schemas import ChatCompletionRequest, Message, RefusalContent, TextContent
 from omni_server.api.validation import missing_parameter, unsupported_choice
@@ -43,7 +43,11 @@ class ChatTurn:
 
 
 async def parse_chat_request(
-    body: ChatCompletionRequest, request_id: str, model: ModelInfo, media: MediaLoader, history: CallerHistory
+    body: ChatCompletionRequest,
+    request_id: str,
+    model: ModelInfo,
+    media: MediaLoader,
+    find_transcript: FindTranscript,
 ) -> ChatTurn:
     """Raises `InvalidRequestError`, `ModelNotFoundError`, or `OverloadedError` from loading media. Checks go
     from cheap to expensive: media come last."""
@@ -87,7 +91,7 @@ async def parse_chat_request(
         output = None  # calls are not spoken
     speech, audio_format = output if output is not None else (None, None)
     sampling = stage_sampling(body, model, with_speech=speech is not None)
-    messages = await load_messages(body.messages, model, media, history)
+    messages = await load_messages(body.messages, model, media, find_transcript)
     request = OmniRequest(
         request_id=request_id,
         messages=messages,

@@ -205,8 +205,8 @@ class StreamOptions(TolerantModel):
     include_usage: bool | None = None
 
 
-class StageSampling(ExactModel):
-    """Sampling of the stage that samples codec tokens; unset fields keep the stage config's values."""
+class SamplingFields(BaseModel):
+    """What may be set of the text and of the speech."""
 
     temperature: Temperature | None = None
     top_p: TopP | None = None
@@ -219,6 +219,10 @@ class StageSampling(ExactModel):
     max_tokens: Count | None = None
     min_tokens: TokenId | None = None
     ignore_eos: bool | None = None
+
+
+class StageSampling(SamplingFields, ExactModel):
+    """Sampling of the stage that samples codec tokens; unset fields keep the stage config's values."""
 
 
 StageSamplings = Annotated[dict[str, StageSampling], Field(max_length=8), at_most(8)]
@@ -321,7 +325,7 @@ def _listed(stop: object) -> object:
 StopStrings = Annotated[list[NonEmpty], Field(max_length=4)]
 
 
-class ChatCompletionRequest(BaseModel):
+class ChatCompletionRequest(SamplingFields):
     """Fields that are not listed are accepted and ignored, as clients send many."""
 
     model_config = ConfigDict(strict=True, extra="allow", use_attribute_docstrings=True)
@@ -339,14 +343,6 @@ class ChatCompletionRequest(BaseModel):
     """Most tokens of text. Speech is limited by `max_tokens` in `stage_sampling`."""
     max_tokens: Count | None = None
     """The older name; `max_completion_tokens` wins."""
-    min_tokens: TokenId | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    min_p: MinP | None = None
-    frequency_penalty: Penalty | None = None
-    presence_penalty: Penalty | None = None
-    repetition_penalty: RepetitionPenalty | None = None
     seed: Seed | None = None
     """Of the text, and of the speech unless `stage_sampling` has a seed for it."""
     stop: (
@@ -354,7 +350,6 @@ class ChatCompletionRequest(BaseModel):
     ) = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=127)] | None = None
     """vLLM has room for 128, among them the model's own end token."""
-    ignore_eos: bool | None = None
     stage_sampling: StageSamplings | None = None
     """Extension: sampling of the stage that samples codec tokens, by its name, as `{"talker": {...}}`. The
     fields above do not change it."""
