@@ -66,7 +66,7 @@ def _check_names(tools: Sequence[Tool]) -> None:
         name = tool.function.name
         if name in seen:
             raise InvalidRequestError(
-                f"Invalid 'tools[{index}].function.name': '{name}' is there twice.",
+                f"Invalid 'tools[{index}].function.name': '{name}' is given twice.",
                 param=f"tools[{index}].function.name",
             )
         seen.add(name)

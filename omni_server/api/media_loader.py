@@ -98,10 +98,10 @@ class MediaLoader:
             raise
 
     async def count_samples(self, data: bytes) -> int:
-        """Of the waveform that `load_sound_file` makes, at most. Raises as that does."""
+        """Of the waveform that `load_audio_file` makes, at most. Raises as that does."""
         return await self._in_thread(lambda stop: count_samples(data, self._limits, stop))
 
-    async def load_sound_file(self, data: bytes) -> AudioPart:
+    async def load_audio_file(self, data: bytes) -> AudioPart:
         """The waveform of an uploaded file. Raises as `load` does, without naming a field."""
         return await self._in_thread(lambda stop: decode_audio(data, self._limits, None, stop))
 

@@ -69,7 +69,7 @@ async def parse_chat_request(
     if num_choices > _MAX_CHOICES_WITH_MEDIA and _has_media(body.messages):
         raise InvalidRequestError(
             f"Invalid 'n': expected a value <= {_MAX_CHOICES_WITH_MEDIA} "
-            "where 'messages' hold sound or pictures.",
+            "where 'messages' contain audio or images.",
             param="n",
             code="integer_above_max_value",
         )
@@ -202,6 +202,6 @@ _HARMLESS_VALUES: dict[str, tuple[object, ...]] = {
 _HINTS = {
     "functions": "'functions' is not supported; use 'tools' instead.",
     "function_call": "'function_call' is not supported; use 'tool_choice' instead.",
-    "mm_processor_kwargs": "'mm_processor_kwargs' is not supported. The sound of a video is not heard; "
-    "send it as an audio part beside the video.",
+    "mm_processor_kwargs": "'mm_processor_kwargs' is not supported. The audio track of a video is "
+    "ignored; send it as an audio part beside the video.",
 }

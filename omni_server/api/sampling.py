@@ -98,7 +98,7 @@ def _logit_bias(bias: Mapping[str, float] | None) -> Mapping[int, float] | None:
     for key in bias:
         if not (key.isascii() and key.isdecimal() and len(key) < 10):
             raise InvalidRequestError(
-                f"Invalid 'logit_bias': '{key[:64]}' is no token id.",
+                f"Invalid 'logit_bias': '{key[:64]}' is not a token id.",
                 param="logit_bias",
                 code="invalid_value",
             )

@@ -354,7 +354,7 @@ class ChatCompletionRequest(SamplingFields):
     """Extension: sampling of the stage that samples codec tokens, by its name, as `{"talker": {...}}`. The
     fields above do not change it."""
     n: Annotated[Integer, Field(ge=1, le=128)] | None = None
-    """Only 1 for an answer by voice, and at most 8 where messages contain audio or pictures."""
+    """Only 1 for an answer by voice, and at most 8 where messages contain audio or images."""
 
     logprobs: bool | None = None
     top_logprobs: Annotated[Integer, Field(ge=0, le=20)] | None = None

@@ -124,7 +124,7 @@ class TranscriptionService:
         """`held` gets what gives its room in memory back."""
         try:
             held.callback(await self._room.take(await self._media.count_samples(file)))
-            return await self._media.load_sound_file(file)
+            return await self._media.load_audio_file(file)
         except InvalidRequestError as error:
             raise InvalidRequestError(
                 f"Audio file might be corrupted or unsupported. {error.message}",
