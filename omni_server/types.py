@@ -90,11 +90,14 @@ class ToolUse:
     """It may be several calls."""
 
 
+StructuredOutputKind = Literal["json", "regex", "choice", "grammar", "structural_tag"]
+
+
 @dataclass(frozen=True)
 class StructuredOutput:
     """What the text must look like."""
 
-    kind: Literal["json", "regex", "choice", "grammar", "structural_tag"]
+    kind: StructuredOutputKind
     value: str
     """`json`: the schema, as JSON. `choice`: a JSON array of strings. `structural_tag`: xgrammar's, as
     JSON."""

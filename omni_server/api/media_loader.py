@@ -115,25 +115,24 @@ class MediaLoader:
         if url[:5].lower() == "data:":  # in memory already, with the request
             yield await self._source.read(url)
             return
-        try:
-            async with asyncio.timeout(self._queue_timeout_s):
-                await self._reads.acquire()
-        except TimeoutError:
-            raise OverloadedError("The server is busy fetching the media of other requests.") from None
+        await self._acquire(self._reads, "fetching")
         try:
             yield await self._source.read(url)
         finally:
             self._reads.release()
 
+    async def _acquire(self, slots: asyncio.Semaphore, doing: str) -> None:
+        try:
+            async with asyncio.timeout(self._queue_timeout_s):
+                await slots.acquire()
+        except TimeoutError:
+            raise OverloadedError(f"The server is busy {doing} the media of other requests.") from None
+
     async def _in_thread(self, decode: Callable[[Cancellation], Result]) -> Result:
         """Where the caller gives up, the process that decodes for it is ended, if there is one. A thread that
         decodes itself cannot be stopped: one that takes too long keeps its slot until it ends, so that slow
         media of many requests never fill the process with threads."""
-        try:
-            async with asyncio.timeout(self._queue_timeout_s):
-                await self._slots.acquire()
-        except TimeoutError:
-            raise OverloadedError("The server is busy decoding the media of other requests.") from None
+        await self._acquire(self._slots, "decoding")
         cancellation = Cancellation()
         decoding = asyncio.get_running_loop().run_in_executor(self._threads, decode, cancellation)
         decoding.add_done_callback(self._release)
