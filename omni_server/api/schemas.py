@@ -36,8 +36,19 @@ class TolerantModel(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
 
+_TYPE_ALIASES = {"input_text": "text", "output_text": "text", "input_image": "image_url"}
+_TYPES_BY_KEY = ("text", "input_audio", "image_url", "audio_url", "video_url")
+
+
+def _canonical_type(declared: object) -> object:
+    return _TYPE_ALIASES.get(declared, declared) if isinstance(declared, str) else declared
+
+
 class TextContent(TolerantModel):
-    type: Literal["text"]
+    type: Annotated[
+        Literal["text"],
+        BeforeValidator(_canonical_type, json_schema_input_type=Literal["text", "input_text", "output_text"]),
+    ] = "text"
     text: str
 
 
@@ -55,7 +66,7 @@ class InputAudio(ExactModel):
 
 
 class InputAudioContent(TolerantModel):
-    type: Literal["input_audio"]
+    type: Literal["input_audio"] = "input_audio"
     input_audio: InputAudio
 
 
@@ -63,78 +74,50 @@ class MediaUrl(TolerantModel):
     url: str
 
 
+def _with_url(url: object) -> object:
+    return {"url": url} if isinstance(url, str) else url
+
+
+Url = Annotated[MediaUrl, BeforeValidator(_with_url, json_schema_input_type=MediaUrl | str)]
+
+
 class ImageUrlContent(TolerantModel):
-    type: Literal["image_url"]
-    image_url: MediaUrl
+    type: Annotated[
+        Literal["image_url"],
+        BeforeValidator(_canonical_type, json_schema_input_type=Literal["image_url", "input_image"]),
+    ] = "image_url"
+    image_url: Url
 
 
 class AudioUrlContent(TolerantModel):
-    type: Literal["audio_url"]
-    audio_url: MediaUrl
+    type: Literal["audio_url"] = "audio_url"
+    audio_url: Url
 
 
 class VideoUrlContent(TolerantModel):
-    type: Literal["video_url"]
-    video_url: MediaUrl
+    type: Literal["video_url"] = "video_url"
+    video_url: Url
 
 
 MediaContent = InputAudioContent | ImageUrlContent | AudioUrlContent | VideoUrlContent
 
-_TYPE_ALIASES = {"input_text": "text", "output_text": "text", "input_image": "image_url"}
-_TYPES_BY_KEY = ("text", "input_audio", "image_url", "audio_url", "video_url")
-_URL_KEYS = ("image_url", "audio_url", "video_url")
 
-
-def _canonical_part(part: object) -> object:
-    """Spells out the shorthands that vLLM's users and OpenAI's Responses API have for content parts."""
+def _part_kind(part: object) -> object:
+    """vLLM's users leave out the type; OpenAI's Responses API has other names for some."""
     if not isinstance(part, dict):
-        return part
-    canonical = dict(part)
-    if "type" not in canonical:
-        keys = [key for key in _TYPES_BY_KEY if key in canonical]
-        if len(keys) == 1:
-            canonical["type"] = keys[0]
-    declared = canonical.get("type")
-    if isinstance(declared, str):
-        canonical["type"] = _TYPE_ALIASES.get(declared, declared)
-    for key in _URL_KEYS:
-        if isinstance(canonical.get(key), str):
-            canonical[key] = {"url": canonical[key]}
-    return canonical
+        return "text"  # refused like a part without its text: not an object
+    keys = [key for key in _TYPES_BY_KEY if key in part]
+    return _canonical_type(part.get("type", keys[0] if len(keys) == 1 else None))
 
-
-class GivenText(BaseModel):
-    type: Literal["text", "input_text", "output_text"] = "text"
-    text: str
-
-
-class GivenAudio(BaseModel):
-    type: Literal["input_audio"] = "input_audio"
-    input_audio: InputAudio
-
-
-class GivenImageUrl(BaseModel):
-    type: Literal["image_url", "input_image"] = "image_url"
-    image_url: MediaUrl | str
-
-
-class GivenAudioUrl(BaseModel):
-    type: Literal["audio_url"] = "audio_url"
-    audio_url: MediaUrl | str
-
-
-class GivenVideoUrl(BaseModel):
-    type: Literal["video_url"] = "video_url"
-    video_url: MediaUrl | str
-
-
-# What `_canonical_part` takes, for the API's description.
-_GivenPart = GivenText | RefusalContent | GivenAudio | GivenImageUrl | GivenAudioUrl | GivenVideoUrl
 
 ContentPart = Annotated[
-    TextContent | RefusalContent | InputAudioContent | ImageUrlContent | AudioUrlContent | VideoUrlContent,
-    Field(discriminator="type"),
-    BeforeValidator(_canonical_part, json_schema_input_type=_GivenPart),
+    Annotated[TextContent, Tag("text")]
+    | Annotated[RefusalContent, Tag("refusal")]
+    | Annotated[InputAudioContent, Tag("input_audio")]
+    | Annotated[ImageUrlContent, Tag("image_url")]
+    | Annotated[AudioUrlContent, Tag("audio_url")]
+    | Annotated[VideoUrlContent, Tag("video_url")],
+    Discriminator(_part_kind),
 ]
 
 
