@@ -40,30 +40,19 @@ class MediaLoader:
     def from_config(cls, config: ApiConfig) -> "MediaLoader":
         """For media that come as data or by URL, as the config allows. Raises `ConfigError` where
         it is malformed."""
-        return cls(
-            MediaSource(config.allowed_media_domains, config.media_limits, config.allowed_local_media_path),
-            config.media_limits,
-            num_threads=config.media_threads,
-            decode_timeout_s=config.media_decode_timeout_s,
-            queue_timeout_s=config.media_queue_timeout_s,
-        )
+        limits = config.media_limits
+        source = MediaSource(config.allowed_media_domains, limits, config.allowed_local_media_path)
+        return cls(source, limits, config)
 
-    def __init__(
-        self,
-        source: MediaSource,
-        limits: MediaLimits,
-        *,
-        num_threads: int,
-        decode_timeout_s: float,
-        queue_timeout_s: float,
-    ) -> None:
+    def __init__(self, source: MediaSource, limits: MediaLimits, config: ApiConfig) -> None:
+        """`limits` apply instead of the config's."""
         self._source = source
-        self._limits = replace(limits, decode_timeout_s=decode_timeout_s)
-        self._decode_timeout_s = decode_timeout_s
-        self._queue_timeout_s = queue_timeout_s
-        self._slots = asyncio.Semaphore(num_threads)
+        self._limits = replace(limits, decode_timeout_s=config.media_decode_timeout_s)
+        self._decode_timeout_s = config.media_decode_timeout_s
+        self._queue_timeout_s = config.media_queue_timeout_s
+        self._slots = asyncio.Semaphore(config.media_threads)
         # Not the event loop's: other work must not wait for media, nor media for other work.
-        self._threads = ThreadPoolExecutor(num_threads, "media")
+        self._threads = ThreadPoolExecutor(config.media_threads, "media")
         self._reads = asyncio.Semaphore(_MAX_READ)
 
     async def load(self, content: MediaContent, param: str) -> MediaPart:

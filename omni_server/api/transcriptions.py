@@ -92,13 +92,7 @@ class TranscriptionService:
             max_audio_samples=max_samples,
         )
         self._room = RecordingRoom(_LONGEST_KEPT * max_samples, config.media_queue_timeout_s)
-        self._media = MediaLoader(
-            MediaSource((), limits),
-            limits,
-            num_threads=config.media_threads,
-            decode_timeout_s=config.media_decode_timeout_s,
-            queue_timeout_s=config.media_queue_timeout_s,
-        )
+        self._media = MediaLoader(MediaSource((), limits), limits, config)
 
     async def create(self, request: Request, *, to_english: bool) -> Response:
         """No status is sent before the first words are there. Raises `OmniError`."""
