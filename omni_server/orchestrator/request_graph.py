@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 from omni_server.audio.filters import Resampler
 from omni_server.edge import CodecEdge
-from omni_server.engine.ar_client import ArStageClient
+from omni_server.engine.ar_handle import ArHandle
 from omni_server.engine.ar_stream import ArOutput
 from omni_server.engine.async_engine import RowSink
-from omni_server.engine.diffusion_client import DiffusionStageClient
+from omni_server.engine.diffusion_handle import DiffusionHandle
 from omni_server.engine.prompt_rendering import RenderedPrompt
 from omni_server.engine.sampling import StageSampling
 from omni_server.errors import CorruptDataError
@@ -93,7 +93,8 @@ class EmbeddingsPlan:
 class ArPlan:
     """What one request does in an autoregressive stage, and where its outputs go."""
 
-    client: ArStageClient
+    handle: ArHandle
+    """The engine that has the request until it ends."""
     prompt: RenderedPrompt | tuple[int, ...]
     params: StageSampling
     text: TextPlan | None = None
@@ -107,7 +108,7 @@ class ArPlan:
 class ImagePlan:
     """A request to a diffusion stage whose result is an image."""
 
-    client: DiffusionStageClient
+    handle: DiffusionHandle
     prompt: DiffusionPrompt
 
 
@@ -222,11 +223,11 @@ class _ArRun:
         self._timeline = timeline
         self._task: asyncio.Task[None] | None = None
         if source is None:
-            timeline.mark_submitted(plan.client.name)
+            timeline.mark_submitted(plan.handle.name)
 
     async def run(self) -> None:
         self._task = asyncio.current_task()
-        async with self._plan.client.life.needed():
+        async with self._plan.handle.life.needed():
             if self._source is not None:
                 await self._source.has_rows.wait()
             await self._generate()
@@ -240,7 +241,7 @@ class _ArRun:
 
     async def _generate(self) -> None:
         plan = self._plan
-        stream = await plan.client.open(
+        stream = await plan.handle.open(
             self._request_id,
             plan.prompt,
             plan.params,
@@ -249,7 +250,7 @@ class _ArRun:
         )
         try:
             if self._source is not None:
-                self._timeline.mark_submitted(plan.client.name)
+                self._timeline.mark_submitted(plan.handle.name)
                 self._source.connect(stream.engine_id)
             async with aclosing(stream.outputs()) as outputs:
                 async for output in outputs:
@@ -265,16 +266,16 @@ class _ImageRun:
         self._request_id = request_id
         self._plan = plan
         self._timeline = timeline
-        timeline.mark_submitted(plan.client.name)
+        timeline.mark_submitted(plan.handle.name)
         self._emit = emit
 
     async def run(self) -> None:
-        client, prompt = self._plan.client, self._plan.prompt
-        async with client.life.needed():
-            pixels = await client.run(self._request_id, prompt.token_ids, prompt.payload)
+        handle, prompt = self._plan.handle, self._plan.prompt
+        async with handle.life.needed():
+            pixels = await handle.run(self._request_id, prompt.token_ids, prompt.payload)
         if pixels.ndim != 3 or pixels.shape[2] != 3:
-            raise CorruptDataError(client.name, "shape", f"an image of shape {list(pixels.shape)}")
-        self._timeline.mark_output(client.name)
+            raise CorruptDataError(handle.name, "shape", f"an image of shape {list(pixels.shape)}")
+        self._timeline.mark_output(handle.name)
         self._emit(ImageDone(pixels))
 
 
@@ -345,7 +346,7 @@ class _FrameOutput:
         self._rest = tokens[end:]
         frames = [tokens[i : i + width] for i in range(0, end, width)]
         if frames:
-            self._timeline.mark_output(self._stage.client.name)
+            self._timeline.mark_output(self._stage.handle.name)
             self.num_frames += len(frames)
             self._emit(CodecDelta(tokens[:end]))
             self._speech.push(frames)
@@ -390,7 +391,7 @@ class _TextOutput:
         self.num_tokens += len(output.token_ids)
         self.num_cached = output.num_cached_tokens
         if output.text or output.token_ids:
-            self._timeline.mark_output(self._stage.client.name)
+            self._timeline.mark_output(self._stage.handle.name)
         logprobs = self._logprobs.push(output.logprobs, output.text)
         if output.finish_reason is not None and not output.is_cut:
             logprobs += self._logprobs.rest()
@@ -424,7 +425,7 @@ class _TextOutput:
     def _take_reply(self, token_ids: tuple[int, ...], text: str) -> None:
         """All rows of the given reply have come; the token that was sampled behind it is not part of it."""
         self.num_tokens = len(token_ids)
-        self._timeline.mark_output(self._stage.client.name)
+        self._timeline.mark_output(self._stage.handle.name)
         self._emit(TextDelta(text, token_ids))
         self._done("stop", num_without_row=0)
 
@@ -443,7 +444,7 @@ class _TextOutput:
         if num_rows < num_spoken:
             # The next stage would wait for ever, or speak what this one did not say.
             detail = f"{num_rows} rows for {num_spoken} tokens"
-            raise CorruptDataError(self._stage.client.name, "row_sequence", detail)
+            raise CorruptDataError(self._stage.handle.name, "row_sequence", detail)
         if num_spoken >= 1:
             self._feeder.finish(num_spoken)
         else:
