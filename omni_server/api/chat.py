@@ -30,11 +30,11 @@ from omni_server.api.render import (
 )
 from omni_server.api.request_record import ANONYMOUS, current_request
 from omni_server.api.schemas import ChatCompletionRequest
-from omni_server.api.state import ServerState
+from omni_server.api.state import ObservedGenerator, ServerState
 from omni_server.api.streaming import KEEP_ALIVE, EventStreamResponse, until_disconnect
 from omni_server.api.validation import read_json, validate
 from omni_server.audio.encode import StreamEncoder, encode
-from omni_server.generation import Generation, Generator
+from omni_server.generation import Generation
 from omni_server.types import SAMPLE_RATE_HZ, AudioDelta, Finished, TextDelta, ToolCallDelta, Usage
 
 _INLINE_SAMPLES = 10 * SAMPLE_RATE_HZ
@@ -153,7 +153,7 @@ def _caller() -> str:
     return ANONYMOUS if record is None else record.caller
 
 
-async def _submit_all(generator: Generator, turn: ChatTurn) -> list[Generation]:
+async def _submit_all(generator: ObservedGenerator, turn: ChatTurn) -> list[Generation]:
     """Submits all choices, or none."""
     generations: list[Generation] = []
     try:

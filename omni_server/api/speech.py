@@ -25,7 +25,7 @@ from omni_server.api.config import ApiConfig
 from omni_server.api.openapi import SPEECH_RESPONSES, request_body
 from omni_server.api.parse import check_model
 from omni_server.api.sampling import speech_sampling
-from omni_server.api.state import ServerState
+from omni_server.api.state import ObservedGenerator, ServerState
 from omni_server.api.streaming import (
     KEEP_ALIVE,
     AudioStreamResponse,
@@ -42,7 +42,6 @@ from omni_server.audio.encode import StreamEncoder
 from omni_server.audio.filters import TempoFilter
 from omni_server.audio.formats import MEDIA_TYPES, AudioFormat, parse_format
 from omni_server.errors import InvalidRequestError
-from omni_server.generation import Generator
 from omni_server.types import SAMPLE_RATE_HZ, AudioDelta, ModelInfo, OmniRequest, ReadAloud, SpeechOutput
 
 logger = logging.getLogger(__name__)
@@ -166,7 +165,7 @@ async def _events(run: TaskRun, job: SpeechJob, keep_alive_s: float) -> AsyncGen
     yield frame(SpeechAudioDone(type="speech.audio.done", usage=usage))
 
 
-def _parse(body: SpeechRequest, name: str, generator: Generator) -> SpeechJob:
+def _parse(body: SpeechRequest, name: str, generator: ObservedGenerator) -> SpeechJob:
     """The rules between fields, and those of the model. `name` becomes part of the requests' ids.
 
     Raises `InvalidRequestError` or `ModelNotFoundError`.

@@ -5,9 +5,9 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from omni_server.api.answer_stream import follow
-from omni_server.api.state import ServerState
+from omni_server.api.state import ObservedGenerator, ServerState
 from omni_server.errors import InvalidRequestError
-from omni_server.generation import Generation, Generator
+from omni_server.generation import Generation
 from omni_server.types import Finished, OmniEvent, OmniRequest, Usage
 
 
@@ -16,7 +16,12 @@ class TaskRun:
     before a listener has heard it to its end."""
 
     def __init__(
-        self, generator: Generator, state: ServerState, requests: Sequence[OmniRequest], *, input_param: str
+        self,
+        generator: ObservedGenerator,
+        state: ServerState,
+        requests: Sequence[OmniRequest],
+        *,
+        input_param: str,
     ) -> None:
         """`input_param` is the caller's field that the prompts were made from: errors of the
         prompt name it."""
@@ -32,7 +37,7 @@ class TaskRun:
     async def events(self, heartbeat_s: float | None = None) -> AsyncGenerator[OmniEvent | None, None]:
         """Events of all requests, and None after every `heartbeat_s` seconds of silence.
 
-        Raises what `Generator.submit` and the generation raise. Closing it ends the request that runs.
+        Raises what `ObservedGenerator.submit` and the generation raise. Closing it ends the request that runs.
         """
         for request in self._requests:
             generation = await self._submit(request)

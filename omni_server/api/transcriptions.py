@@ -25,13 +25,12 @@ from omni_server.api.config import ApiConfig
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.openapi import TRANSCRIPTION_RESPONSES, TRANSLATION_RESPONSES, form_body
 from omni_server.api.sampling import text_sampling
-from omni_server.api.state import ServerState
+from omni_server.api.state import ObservedGenerator, ServerState
 from omni_server.api.streaming import KEEP_ALIVE, EventStreamResponse, FrameTemplate, frame, until_disconnect
 from omni_server.api.task_run import TaskRun
 from omni_server.api.transcription_form import Form, TranscriptionJob, parse_transcription_form, read_form
 from omni_server.audio.cut import cut_at_pauses
 from omni_server.errors import InvalidRequestError, OverloadedError
-from omni_server.generation import Generator
 from omni_server.media.source import MediaSource
 from omni_server.types import AudioPart, Finished, OmniRequest, SamplingConfig, TextDelta, Transcribe, Usage
 
@@ -127,7 +126,9 @@ class TranscriptionService:
             ) from None
 
 
-def _requests(generator: Generator, job: TranscriptionJob, audio: AudioPart, name: str) -> list[OmniRequest]:
+def _requests(
+    generator: ObservedGenerator, job: TranscriptionJob, audio: AudioPart, name: str
+) -> list[OmniRequest]:
     sampling = text_sampling(SamplingConfig(temperature=job.temperature), generator.model_info)
     pieces = cut_at_pauses(audio.samples, audio.sample_rate_hz, _PIECE_SECONDS)
     tasks = [
