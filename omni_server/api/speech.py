@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from fastapi import APIRouter, Request, Response
 
+from omni_server.api.answer_stream import TaskRun
 from omni_server.api.audio_schemas import (
     MAX_CHARACTERS,
     SPEECH_FORMATS,
@@ -34,7 +35,6 @@ from omni_server.api.streaming import (
     frame,
     until_disconnect,
 )
-from omni_server.api.task_run import TaskRun
 from omni_server.api.validation import read_json, unsupported_choice, validate
 from omni_server.api.voices import resolve_voice
 from omni_server.audio.base64_stream import Base64Stream

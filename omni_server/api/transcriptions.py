@@ -11,6 +11,7 @@ from dataclasses import replace
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
+from omni_server.api.answer_stream import TaskRun
 from omni_server.api.audio_schemas import (
     DurationUsage,
     InputTokenDetails,
@@ -27,7 +28,6 @@ from omni_server.api.openapi import TRANSCRIPTION_RESPONSES, TRANSLATION_RESPONS
 from omni_server.api.sampling import text_sampling
 from omni_server.api.state import ObservedGenerator, ServerState
 from omni_server.api.streaming import KEEP_ALIVE, EventStreamResponse, FrameTemplate, frame, until_disconnect
-from omni_server.api.task_run import TaskRun
 from omni_server.api.transcription_form import Form, TranscriptionJob, parse_transcription_form, read_form
 from omni_server.audio.cut import cut_at_pauses
 from omni_server.errors import InvalidRequestError, OverloadedError
