@@ -5,6 +5,8 @@ that depends on the checkpoint comes from the `FamilyModel` that it opens. Stage
 here (`model_stage` of a stage config).
 """
 
+import logging
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,10 +15,12 @@ from typing import Any, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
-from omni_server.config.pipeline import Pipeline, find_family, installed_families
+from omni_server.config.pipeline import MODEL_FAMILY_VARIABLE, Pipeline, find_family, installed_families
 from omni_server.config.stage_config import StageConfig
 from omni_server.errors import ConfigError
 from omni_server.types import SAMPLE_RATE_HZ, ChatMessage, FunctionTool, Output, Task
+
+logger = logging.getLogger(__name__)
 
 HfOverrides = Callable[[Any], Any]
 """vLLM's `hf_overrides`: a Hugging Face config in, the stage's config out. Must be a module-level
@@ -233,7 +237,25 @@ def open_model(family: ModelFamily, folder: Path) -> FamilyModel:
 
 def servable_architectures() -> tuple[str, ...]:
     """Of all families that are installed."""
-    return tuple(name for family in installed_families() for name in load_family(family).architectures)
+    return tuple(name for family in _installed() for name in family.architectures)
+
+
+def families_of_this_process() -> list[ModelFamily]:
+    """The family that the server names to its engines' processes; all installed ones in any other process."""
+    served = os.environ.get(MODEL_FAMILY_VARIABLE)
+    return [load_family(served)] if served else _installed()
+
+
+def _installed() -> list[ModelFamily]:
+    """All families that are installed. Those that cannot be loaded are reported and left out: nobody asked for
+    them."""
+    families = []
+    for name in installed_families():
+        try:
+            families.append(load_family(name))
+        except ConfigError as error:
+            logger.warning("%s", error)
+    return families
 
 
 def load_family(name: str) -> ModelFamily:

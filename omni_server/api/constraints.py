@@ -37,7 +37,16 @@ def tool_use(body: ChatCompletionRequest) -> ToolUse | None:
             )
         return None
     _check_names(body.tools)
-    tools = tuple(_function_tool(tool, f"tools[{index}].function") for index, tool in enumerate(body.tools))
+    tools = tuple(
+        function_tool(
+            tool.function.name,
+            tool.function.description,
+            tool.function.parameters,
+            f"tools[{index}].function",
+            strict=tool.function.strict is True,
+        )
+        for index, tool in enumerate(body.tools)
+    )
     check_grammar_size(*(tool.definition for tool in tools), param="tools")
     names = frozenset(tool.name for tool in tools)
     is_required = False
@@ -83,23 +92,24 @@ def _known(wanted: Sequence[NamedTool], names: frozenset[str], param: str) -> fr
     return frozenset(tool.function.name for tool in wanted)
 
 
-def _function_tool(tool: Tool, param: str) -> FunctionTool:
-    function = tool.function
-    shown = {
-        name: value
-        for name, value in (
-            ("name", function.name),
-            ("description", function.description),
-            ("parameters", function.parameters),
-        )
-        if value is not None
-    }
+def function_tool(
+    name: str,
+    description: str | None,
+    parameters: Mapping[str, object] | None,
+    param: str,
+    *,
+    strict: bool = False,
+) -> FunctionTool:
+    """`param` is the field that holds the function. Raises `InvalidRequestError` for `parameters` that are
+    not a schema of objects."""
+    given = {"name": name, "description": description, "parameters": parameters}
+    shown = {key: value for key, value in given.items() if value is not None}
     return FunctionTool(
-        name=function.name,
+        name=name,
         # As transformers' `tojson` writes it in a chat template.
         definition=json.dumps({"type": "function", "function": shown}, ensure_ascii=False),
-        parameters=json.dumps(schema_of_object(function.name, function.parameters, f"{param}.parameters")),
-        strict=function.strict is True,
+        parameters=json.dumps(schema_of_object(name, parameters, f"{param}.parameters")),
+        strict=strict,
     )
 
 

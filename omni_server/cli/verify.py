@@ -33,9 +33,6 @@ def fill(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help=f"local folder or hub id, such as {EXAMPLE_MODEL}")
     add_placement_flags(parser)
     parser.add_argument(
-        "--revision", help="branch, tag or commit of the hub repository (default: its main branch)"
-    )
-    parser.add_argument(
         "--report",
         metavar="FILE",
         type=Path,

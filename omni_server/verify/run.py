@@ -4,15 +4,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from omni_server.check.damage import refuse_damaged_files
-from omni_server.check.default_config import default_stage_config, describe
-from omni_server.config.load import find_stage_config, load_stage_config
+from omni_server.check.default_config import default_stage_config, describe, named_stage_config
+from omni_server.check.files import refuse_damaged_files
+from omni_server.config.load import find_stage_config
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import ArStage, DiffusionStage, SolverConfig
 from omni_server.engine.environment import set_engine_environment
 from omni_server.errors import ConfigError
 from omni_server.family import FamilyModel, load_family, open_model, servable_architectures
-from omni_server.model_folder import has_gpu, resolve_model_folder
+from omni_server.model_folder import resolve_model_folder
 from omni_server.verify.answers import NOISE_SEED, TALKER_PENALTY, Answer, NoAnswer, answer_all
 from omni_server.verify.cases import Case, all_prompts, cases_of, chosen
 from omni_server.verify.compare import CaseResult, Precision, compare
@@ -138,13 +138,7 @@ def _reference(
 def _stage_config(options: VerifyOptions, folder: Path) -> StageConfig:
     if options.stage_config is None:
         return default_stage_config(folder, options.model, use_cpu=options.use_cpu)
-    path = find_stage_config(options.stage_config)
-    config = load_stage_config(path)
-    if config.platform == "cuda" and options.use_cpu:
-        raise ConfigError(f"{path}: platform is cuda, which --cpu contradicts")
-    if config.platform == "cuda" and not has_gpu():
-        raise ConfigError(f"{path}: platform is cuda, but torch finds no NVIDIA GPU here")
-    return config
+    return named_stage_config(find_stage_config(options.stage_config), use_cpu=options.use_cpu)
 
 
 def _precision(config: StageConfig, model: FamilyModel) -> Precision:

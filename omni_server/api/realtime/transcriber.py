@@ -30,13 +30,13 @@ class Transcriber:
         return len(self._tasks)
 
     def refuse(self, item: UserItem) -> None:
-        """Where too many run already: they fail rather than pile up."""
+        """If too many are running: the transcription fails instead of waiting."""
         self._fail(
             item, OverloadedError("Too many transcriptions and responses are running in this session.")
         )
 
     def start(self, item: UserItem, audio: HeardAudio, config: Transcription) -> None:
-        """The events come while other things go on; `audio.transcript` is set at the end."""
+        """Runs in the background; sets `audio.transcript` at the end."""
         task = asyncio.create_task(
             self._run(item, audio, config), name=f"realtime transcription of {item.id}"
         )
