@@ -330,7 +330,7 @@ def _longest_speech_s(config: StageConfig, model: FamilyModel, speech_stage: str
         return math.inf
     payload = config.spec_of(edge).payload
     assert isinstance(payload, TokenFrames)
-    return limit // payload.num_codebooks * model.codec.samples_per_code / model.codec.sample_rate_hz
+    return limit // payload.num_codebooks * model.codec.samples_per_frame / model.codec.sample_rate_hz
 
 
 def fingerprint_of(model_dir: Path, config: StageConfig) -> str:
