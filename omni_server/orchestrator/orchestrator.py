@@ -330,7 +330,7 @@ class Orchestrator:
             stop_ids=self._family.stop_ids[self._config.stages[name].model_stage],
         )
         # Windows end where a block does.
-        per_output = decoder.layout.codes_per_block * decoder.num_codebooks
+        per_output = decoder.layout.frames_per_block * decoder.num_codebooks
         return ArPlan(handle, prompt, params, decoder=plan, tokens_per_output=per_output)
 
     async def close(self) -> None:
