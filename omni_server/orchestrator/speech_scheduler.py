@@ -55,9 +55,9 @@ that was restarted kept one stream waiting, and will not keep the next one."""
 NUM_RECENT_STREAMS = 16
 """As long as the longest of so many is a stream taken to be while nobody knows its length."""
 
-MIN_WINDOWS_AHEAD = 4
-"""Windows of a stream that must be expected in time before its playback begins: those in which it grows from
-the shortest window to the longest."""
+MIN_EXPECTED_S = 5.0
+"""Seconds of audio that a stream is taken to have at least, while its source goes on: a usual answer's. The
+first streams after a start have no others to go by."""
 
 MIN_RECHECK_S = 0.02
 """Seconds between two looks at a stream whose playback has not begun: it begins half of that late on average,
@@ -340,12 +340,13 @@ class PlayoutBuffer:
         raise AssertionError("a stream has an end")
 
     def _is_expected(self, number: int) -> bool:
-        """There will be this window, as far as one can tell: while the source goes on, the next
-        `MIN_WINDOWS_AHEAD`, and as many as the longest of the last streams had."""
-        if self._is_complete or self.ramp is None or number < self._num_back + MIN_WINDOWS_AHEAD:
+        """There will be this window, as far as one can tell: while the source goes on, those that the longest
+        of the last streams had, or those of `MIN_EXPECTED_S`."""
+        if self._is_complete or self.ramp is None:
             return self.has_window(number)
         longest = max(self._scheduler.recent_frames, default=0)
-        return self.ramp.first_frame(number) < max(longest, self._num_frames)
+        is_usual = self.ramp.start_s(number) < MIN_EXPECTED_S
+        return is_usual or self.ramp.first_frame(number) < max(longest, self._num_frames)
 
     def has_window(self, number: int) -> bool:
         """Whether there will be this window; as long as the source goes on, yes. The last one ends with the

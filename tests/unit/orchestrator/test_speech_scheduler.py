@@ -3,6 +3,7 @@ test_speech_stream.py."""
 
 import asyncio
 from contextlib import ExitStack
+from itertools import count
 
 import pytest
 
@@ -21,7 +22,13 @@ from omni_server.orchestrator.speech_scheduler import (
 from omni_server.types import SAMPLE_RATE_HZ
 from stages.qwen2_5_omni.options import Code2WavChunks
 from stages.qwen2_5_omni.talker_to_code2wav import TalkerToCode2Wav
-from tests.unit.orchestrator.simulated_speech import LAYOUT, SimulatedCode2Wav, Simulation, is_whole
+from tests.unit.orchestrator.simulated_speech import (
+    LAYOUT,
+    SimulatedCode2Wav,
+    Simulation,
+    Utterance,
+    is_whole,
+)
 from tests.unit.orchestrator.virtual_time import clock, run
 
 BLOCK = LAYOUT.frames_per_block
@@ -447,6 +454,56 @@ def test_where_speech_is_made_more_slowly_than_it_is_played_it_waits_for_as_much
             assert utterance.stall_s <= 1e-6
             # The last window waits for the codes of nine blocks.
             assert utterance.first_audio_s <= 500 * (code_s - 0.020) + 9 * BLOCK * code_s + 0.5
+
+    run(work)
+
+
+REAL_TIME_FACTOR = 0.7
+"""Seconds of speech that a second of production yields."""
+
+
+async def speak_beside_full_load(simulation: Simulation, *num_codes: int) -> list[Utterance]:
+    """Streams one after the other, at 0.7 of real time, beside three that speak all the time."""
+
+    async def others(number: int) -> None:
+        for answer in count():
+            await simulation.speak(f"other{number}-{answer}", 250, code_s=0.020 / REAL_TIME_FACTOR)
+
+    load = [asyncio.create_task(others(number)) for number in range(3)]
+    utterances = [
+        await simulation.speak(f"stream{number}", codes, code_s=0.020 / REAL_TIME_FACTOR)
+        for number, codes in enumerate(num_codes)
+    ]
+    for task in load:
+        task.cancel()
+    return utterances
+
+
+@pytest.mark.parametrize("has_history", [False, True])
+def test_beside_full_load_a_stream_slower_than_real_time_waits_for_what_is_missing_and_has_no_gap(
+    *, has_history: bool
+) -> None:
+    async def work() -> None:
+        simulation = Simulation(SimulatedCode2Wav(step_s=0.05, code_s=0.001))
+        *_, utterance = await speak_beside_full_load(simulation, *[250] * (5 if has_history else 1))
+        assert utterance.stall_s <= 1e-6
+        missing_s = 5.0 / REAL_TIME_FACTOR - 5.0
+        # The last window waits for the codes of nine blocks.
+        last_window_s = 9 * BLOCK * 0.020 / REAL_TIME_FACTOR
+        assert missing_s < utterance.first_audio_s <= missing_s + last_window_s + 0.5
+
+    run(work)
+
+
+def test_a_stream_slower_than_real_time_waits_for_ten_seconds_at_most() -> None:
+    """Streams of 40 s would lack 17 s."""
+
+    async def work() -> None:
+        simulation = Simulation(SimulatedCode2Wav(step_s=0.05, code_s=0.001))
+        *_, utterance = await speak_beside_full_load(simulation, 2000, 2000)
+        first_window_s = 2 * BLOCK * 0.020 / REAL_TIME_FACTOR
+        assert 10.0 < utterance.first_audio_s < 10.0 + first_window_s + 0.5
+        assert utterance.stall_s > 0
 
     run(work)
 
