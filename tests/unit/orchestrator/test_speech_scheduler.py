@@ -180,6 +180,15 @@ def test_turnarounds_that_vary_are_expected_to_be_longer_than_on_average() -> No
     assert 0.18 < turnaround.expected_s(24) < 0.25
 
 
+def test_a_first_window_that_took_long_is_soon_outweighed() -> None:
+    """As the first one does after a restart."""
+    estimator = TurnaroundEstimator()
+    estimator.learn(24, 2.0, 10.0)
+    for number in range(19):
+        estimator.learn(24, 0.05, 12.0 + number / 10)
+    assert estimator.expected_s(24) < 0.7
+
+
 def test_blocks_are_expected_to_take_what_they_took_at_their_place() -> None:
     rates = CodecRateEstimator()
     assert rates.expected_s(1, 5) == 0
@@ -243,6 +252,26 @@ def test_a_stream_is_heard_at_once_where_all_is_fast() -> None:
             stream.window()
             await asyncio.sleep(0.001)
             assert stream.heard_at == [0.2]
+
+    run(work)
+
+
+def test_what_a_warm_up_took_holds_no_stream() -> None:
+    async def work() -> None:
+        with ExitStack() as stack:
+            scheduler = new_scheduler()
+            first, stream = Listener(scheduler, stack), Listener(scheduler, stack)
+            await first.talk(3.0, 3.0)
+            first.buffer.window_sent()
+            await asyncio.sleep(0.9)
+            first.buffer.window_back(24)
+            first.buffer.finish()
+            scheduler.forget()
+            await stream.talk(0.1, 0.1)
+            came_back_at = clock()
+            stream.window()
+            await asyncio.sleep(0.001)
+            assert stream.heard_at == [came_back_at]
 
     run(work)
 
