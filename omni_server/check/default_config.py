@@ -13,7 +13,7 @@ from omni_server.config.stage_config import StageConfig
 from omni_server.engine.environment import set_engine_environment
 from omni_server.errors import ConfigError
 from omni_server.family import load_family
-from omni_server.model_folder import CPU_CONFIG, DEMO_CONFIG, GPU_CONFIG, has_gpu
+from omni_server.model_folder import CPU_CONFIG, DEMO_CONFIG, GPU_CONFIG, architectures_of, has_gpu
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,13 @@ def default_stage_config(
     on_gpu = has_gpu() and not use_cpu
     base = load_stage_config(find_shipped_config(base_config_name(on_gpu=on_gpu)))
     set_engine_environment(base)  # before the family imports what reads it
-    footprints = load_family(base.model_family).footprints(folder, base)
+    family = load_family(base.model_family)
+    if not (found := architectures_of(folder)) & set(family.architectures):
+        raise ConfigError(
+            f"{name} ({', '.join(sorted(found))}) needs a stage config, and none is shipped for it: give one with "
+            "--stage-config"
+        )
+    footprints = family.footprints(folder, base)
     model = ModelSizes(name, footprints, read_weights(folder))
     if on_gpu:
         return chosen_config(gpus_of_this_machine(), base, model, quantization=quantization)

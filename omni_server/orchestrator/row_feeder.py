@@ -1,4 +1,4 @@
-"""The thinker's rows of one request on their way to the talker.
+"""The rows of one request on their way from one autoregressive stage to the next.
 
 Everything here is synchronous: rows are called in as they arrive and are handed on, kept or dropped before
 the call returns, so that no reference to shared memory can be lost when a task is cancelled.
@@ -55,7 +55,7 @@ class RowFeeder:
         self._feed(RowsFeed(num_released=None, final_length=self._num_first_rows + num_tokens))
 
     def connect(self, engine_id: str) -> None:
-        """The talker knows the request, by this id."""
+        """The target stage knows the request, by this id."""
         self._engine_id = engine_id
         kept, self._kept = self._kept, []
         for feed in kept:

@@ -1,5 +1,4 @@
-"""What crosses the thinker -> talker edge: rows of hidden states by absolute position, and what goes with
-them.
+"""What crosses an edge with embeddings: rows of hidden states by absolute position, and what goes with them.
 
 A *row* is one input vector of the consuming stage, `[width]`. The producer's worker writes the rows of one
 step into one slab; per request a `RowsPayload` says where they lie. The orchestrator passes the encoded

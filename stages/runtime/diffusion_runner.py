@@ -111,11 +111,10 @@ class DiffusionModelRunnerMixin:
         """Results are on the CPU when a batch has been run, so that the device is free of it then."""
         if not self._announcer.has_listeners:
             return nullcontext()
-        is_urgent = self._model.is_urgent(batch)
         num_streams = max(map(self._num_streams, batch.request_ids), default=1)
-        if not is_urgent and num_streams == 1:  # nobody is in anybody's way
+        if num_streams == 1:  # its codec tokens wait behind nobody's
             return nullcontext()
-        return self._announcer.announced(is_urgent=is_urgent, num_streams=num_streams)
+        return self._announcer.announced(num_streams)
 
     def _num_streams(self, request_id: str) -> int:
         params = self._requests[request_id].pooling_params
