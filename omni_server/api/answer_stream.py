@@ -11,11 +11,28 @@ from contextlib import aclosing
 from omni_server.api.state import ServerState
 from omni_server.api.unsent import UnsentBudget
 from omni_server.errors import InvalidRequestError, OmniError
-from omni_server.generation import Generation
-from omni_server.types import Finished, OmniEvent
+from omni_server.generation import Generation, Generator
+from omni_server.types import Finished, OmniEvent, OmniRequest
 
 ChoiceEvent = tuple[int, OmniEvent]
 """Index of the choice, and what happened to it."""
+
+
+async def submit_all(generator: Generator, requests: Sequence[OmniRequest]) -> list[Generation]:
+    """Submits all choices, or none."""
+    generations: list[Generation] = []
+    try:
+        for request in requests:
+            generations.append(await generator.submit(request))
+    except BaseException:
+        await close_all(generations)
+        raise
+    return generations
+
+
+async def close_all(generations: Sequence[Generation]) -> None:
+    for generation in generations:
+        await generation.aclose()
 
 
 async def follow(

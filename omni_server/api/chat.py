@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from fastapi import APIRouter, Request, Response
 
-from omni_server.api.answer_stream import follow_choices
+from omni_server.api.answer_stream import close_all, follow_choices, submit_all
 from omni_server.api.config import ApiConfig
 from omni_server.api.limits import take_places_of_choices
 from omni_server.api.media_loader import MediaLoader
@@ -33,7 +33,7 @@ from omni_server.api.state import ServerState
 from omni_server.api.streaming import KEEP_ALIVE, EventStreamResponse, until_disconnect
 from omni_server.api.validation import read_json, validate
 from omni_server.audio.encode import StreamEncoder, encode
-from omni_server.generation import Generation, Generator
+from omni_server.generation import Generation
 from omni_server.types import SAMPLE_RATE_HZ, AudioDelta, Finished, TextDelta, ToolCallDelta, Usage
 
 _INLINE_SAMPLES = 10 * SAMPLE_RATE_HZ
@@ -73,14 +73,14 @@ class ChatService:
             text_in_content=self._text_in_content,
         )
         take_places_of_choices(len(turn.requests))
-        generations = await _submit_all(generator, turn)
+        generations = await submit_all(generator, turn.requests)
         if turn.stream:
             frames = self._frames(generations, turn, answer)
-            return EventStreamResponse(request_id, frames, release=lambda: _close_all(generations))
+            return EventStreamResponse(request_id, frames, release=lambda: close_all(generations))
         try:
             return await self._complete(generations, turn, answer)
         finally:
-            await _close_all(generations)
+            await close_all(generations)
 
     async def _complete(self, generations: Sequence[Generation], turn: ChatTurn, answer: Answer) -> Response:
         collected = [
@@ -149,23 +149,6 @@ class ChatService:
     def _remember(self, answer: Answer, transcript: str) -> int:
         """Unix time until which the answer's `audio.id` can be used; 0 for one without audio."""
         return self._caller_history().add(answer.audio_id, transcript) if answer.audio_id is not None else 0
-
-
-async def _submit_all(generator: Generator, turn: ChatTurn) -> list[Generation]:
-    """Submits all choices, or none."""
-    generations: list[Generation] = []
-    try:
-        for request in turn.requests:
-            generations.append(await generator.submit(request))
-    except BaseException:
-        await _close_all(generations)
-        raise
-    return generations
-
-
-async def _close_all(generations: Sequence[Generation]) -> None:
-    for generation in generations:
-        await generation.aclose()
 
 
 async def _rendered_audio(

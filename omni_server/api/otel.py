@@ -143,7 +143,7 @@ class OtelSpan:
             "gen_ai.request.model": self._model,
             "gen_ai.response.model": self._model,
             "gen_ai.response.id": answer.answer_id,
-            "gen_ai.output.type": "speech" if answer.is_spoken else "text",
+            "gen_ai.output.type": answer.kind,
             "omni.outcome": answer.outcome,
         }
         if answer.finished is not None:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 
 from omni_server.errors import InvalidRequestError
-from omni_server.types import AudioDelta, OmniEvent, TextDelta, ToolCallDelta
+from omni_server.types import AudioDelta, ImageDone, OmniEvent, TextDelta, ToolCallDelta
 
 logger = logging.getLogger(__name__)
 
@@ -111,6 +111,8 @@ def size_of(event: OmniEvent) -> int:
     match event:
         case AudioDelta():
             return _EVENT_BYTES + event.samples.nbytes
+        case ImageDone():
+            return _EVENT_BYTES + event.pixels.nbytes
         case TextDelta():
             num_logprobs = sum(1 + len(token.top) for token in event.logprobs)
             return _EVENT_BYTES + len(event.text) + _LOGPROB_BYTES * num_logprobs

@@ -125,6 +125,10 @@ class Pipeline:
                     f"stage '{name}': embeddings flow from the stage whose output is text, and from no other"
                 )
         outputs = [stage.output for stage in self.stages.values() if stage.output is not None]
+        if any((output == "image") != (self.stages[self.entry].engine == "diffusion") for output in outputs):
+            raise ValueError(
+                "diffusion stages without an ar stage before them end in an image, others do not"
+            )
         if len(set(outputs)) != len(outputs):
             raise ValueError(f"outputs come from one stage each, not {', '.join(sorted(outputs))}")
 

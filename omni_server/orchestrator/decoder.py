@@ -1,4 +1,5 @@
-"""Diffusion stages one behind the other, which make audio of a window of codec tokens."""
+"""Diffusion stages one behind the other, which make audio of a window of codec tokens, or an image of a
+prompt."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -11,16 +12,16 @@ from omni_server.protocol.diffusion import encode_stage_result
 
 
 class Decoder:
-    """Sends each window through all stages, the result of one as the input of the next. A window counts as many
+    """Sends each input through all stages, the result of one as the input of the next. An input counts as many
     tokens in each of them."""
 
     def __init__(self, stages: Sequence[DiffusionStageClient]) -> None:
-        """The first stage gets windows, the last one returns audio."""
+        """The first stage gets windows or prompts, the last one returns audio or an image."""
         self._stages = tuple(stages)
 
     @property
     def name(self) -> str:
-        """The stage whose result is the audio."""
+        """The stage whose result it is."""
         return self._stages[-1].name
 
     @asynccontextmanager
@@ -32,14 +33,20 @@ class Decoder:
             yield
 
     async def run(
-        self, window_id: str, token_ids: tuple[int, ...], payload: bytes, *, priority: int, num_streams: int
+        self,
+        request_id: str,
+        token_ids: tuple[int, ...],
+        payload: bytes,
+        *,
+        priority: int = 0,
+        num_streams: int | None = None,
     ) -> npt.NDArray[np.float32]:
-        """The audio of a window, `[num_samples]`. Raises as `DiffusionStageClient.run` does."""
+        """The last stage's result. Arguments and errors are those of `DiffusionStageClient.run`."""
         first, *others = self._stages
-        result = await first.run(window_id, token_ids, payload, priority=priority, num_streams=num_streams)
+        result = await first.run(request_id, token_ids, payload, priority=priority, num_streams=num_streams)
         for stage in others:
             result = await stage.run(
-                window_id,
+                request_id,
                 token_ids,
                 encode_stage_result(payload, result),
                 priority=priority,
