@@ -16,9 +16,10 @@ class PacingConfig(FrozenModel):
     max_outstanding_windows: Annotated[int, Field(ge=1, le=64)] | None = None
     """Windows of one stream that may be in code2wav at once; `null`: 1 with `carry`, which allows no more,
     else 2."""
-    max_start_delay_s: Annotated[float, Field(ge=0, le=10)] = 2.0
-    """Longest time that a stream's first audio is held back so that playback does not stall under load; 0:
-    never."""
+    max_start_delay_s: Annotated[float, Field(ge=0, le=10)] = 10.0
+    """Longest time for which a stream's playback waits for the buffer to cover the expected turnaround and,
+    where speech is made more slowly than it is played, for as much as is missing; 0: playback begins with the
+    first audio."""
 
 
 def _as_ramp(value: object) -> object:

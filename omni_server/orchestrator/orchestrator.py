@@ -27,9 +27,9 @@ from omni_server.errors import (
 from omni_server.family import CodecLayout, FamilyModel
 from omni_server.orchestrator.decoder import Decoder
 from omni_server.orchestrator.feed_outbox import FeedOutbox
-from omni_server.orchestrator.pacing import Pacer
 from omni_server.orchestrator.request_graph import ArPlan, DecoderPlan, EmbeddingsPlan, ImagePlan, TextPlan
 from omni_server.orchestrator.request_run import RequestRun
+from omni_server.orchestrator.speech_scheduler import SpeechScheduler
 from omni_server.orchestrator.spoken_text import SpokenText
 from omni_server.orchestrator.tool_grammar import turn_grammar
 from omni_server.orchestrator.tool_parser import ToolParser
@@ -71,7 +71,7 @@ class _Decoder:
     chunks: ChunkPlan
     layout: CodecLayout
     num_codebooks: int
-    pacer: Pacer
+    scheduler: SpeechScheduler
 
 
 class Orchestrator:
@@ -109,12 +109,7 @@ class Orchestrator:
             chunks=edge.chunks,
             layout=layout,
             num_codebooks=payload.num_codebooks,
-            pacer=Pacer(
-                edge.chunks,
-                layout,
-                max_step_codes=self._config.stages[edge.target].max_num_batched_tokens
-                // payload.num_codebooks,
-            ),
+            scheduler=SpeechScheduler(edge.chunks, layout),
         )
         # Refuses a plan that does not fit the model now, not at the first request.
         decoder.factory(edge.chunks, layout, voice=self._family.voices[0], noise_seed=0)
@@ -312,7 +307,7 @@ class Orchestrator:
         plan = DecoderPlan(
             decoder=decoder.stages,
             edge=edge,
-            pacer=decoder.pacer,
+            scheduler=decoder.scheduler,
             num_codebooks=decoder.num_codebooks,
             sample_rate_hz=decoder.layout.sample_rate_hz,
             stop_ids=self._family.stop_ids[self._config.stages[name].model_stage],

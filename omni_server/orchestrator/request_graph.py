@@ -23,9 +23,9 @@ from omni_server.errors import CorruptDataError
 from omni_server.family import DiffusionPrompt
 from omni_server.orchestrator.decoder import Decoder
 from omni_server.orchestrator.feed_outbox import FeedOutbox
-from omni_server.orchestrator.pacing import Pacer
 from omni_server.orchestrator.released_logprobs import ReleasedLogprobs
 from omni_server.orchestrator.row_feeder import RowFeeder
+from omni_server.orchestrator.speech_scheduler import SpeechScheduler
 from omni_server.orchestrator.speech_stream import SpeechStream
 from omni_server.orchestrator.spoken_text import SpokenText
 from omni_server.orchestrator.stage_clock import StageClock
@@ -67,7 +67,7 @@ class DecoderPlan:
 
     decoder: Decoder
     edge: CodecEdge
-    pacer: Pacer
+    scheduler: SpeechScheduler
     num_codebooks: int
     """Consecutive tokens that are one frame."""
     sample_rate_hz: int
@@ -287,7 +287,12 @@ class _AudioOutput:
 
     def __init__(self, request_id: str, plan: DecoderPlan, clock: StageClock, emit: Emit) -> None:
         self.speech = SpeechStream(
-            request_id, decoder=plan.decoder, edge=plan.edge, pacer=plan.pacer, clock=clock, emit=self._take
+            request_id,
+            decoder=plan.decoder,
+            edge=plan.edge,
+            scheduler=plan.scheduler,
+            clock=clock,
+            emit=self._take,
         )
         self._clock = clock
         self._emit = emit

@@ -1,12 +1,12 @@
-"""One utterance's way from codec tokens to sound.
+"""The way of one stream from codec tokens to audio.
 
-Codes become windows; windows go to code2wav, each with the time at which it will be played as its priority,
-so that the most urgent one of all utterances is computed first; results come back in order. The first window
-of an utterance is due soon (`FIRST_DUE_S`). The others are due when what comes before them has been played,
-from the moment the first audio left.
+Frames of codec tokens become windows; windows go to the decoder, each with the time at which it will be
+played as its priority, so that the most urgent one of all streams is computed first; results come back in
+order. `SpeechScheduler` says when windows are due, when they may be sent and when the first audio may leave.
 
-Where code2wav carries state from window to window, a window is sent only when the one before it has come back
-(`Pacer.max_outstanding_windows` is 1): so they are computed in order, and no step holds two of one utterance.
+Where the decoder carries state from window to window, a window is sent only when the one before it has come
+back (`SpeechScheduler.max_outstanding_windows` is 1): they are computed in order, and no step holds two of
+one stream.
 """
 
 import asyncio
@@ -19,9 +19,8 @@ from omni_server.audio.waveform_check import waveform_fault
 from omni_server.edge import CodecEdge, DecoderWindow, Frame
 from omni_server.errors import CorruptDataError
 from omni_server.orchestrator.decoder import Decoder
-from omni_server.orchestrator.pacing import Pacer
+from omni_server.orchestrator.speech_scheduler import PlayoutBuffer, SpeechScheduler
 from omni_server.orchestrator.stage_clock import StageClock
-from omni_server.orchestrator.start_gate import Playback
 from omni_server.types import AudioDelta
 
 Samples = npt.NDArray[np.float32]
@@ -36,7 +35,7 @@ class SpeechStream:
         *,
         decoder: Decoder,
         edge: CodecEdge,
-        pacer: Pacer,
+        scheduler: SpeechScheduler,
         clock: StageClock,
         emit: Callable[[AudioDelta], None],
     ) -> None:
@@ -44,31 +43,29 @@ class SpeechStream:
         self._request_id = request_id
         self._decoder = decoder
         self._edge = edge
-        self._pacer = pacer
+        self._scheduler = scheduler
         self._clock = clock
         self._emit = emit
         self._unsent: asyncio.Queue[DecoderWindow | None] = asyncio.Queue()
         self._sent: asyncio.Queue[tuple[DecoderWindow, asyncio.Future[Samples]] | None] = asyncio.Queue()
-        self._outstanding = asyncio.Semaphore(pacer.max_outstanding_windows)
+        self._outstanding = asyncio.Semaphore(scheduler.max_outstanding_windows)
         self._num_samples = 0  # of all windows up to now
-        self._held: (
-            list[AudioDelta] | None
-        ) = []  # sound that waits until the first may leave; None after that
-        self._playback = Playback(pacer.start_gate, self._release)
+        self._held: list[AudioDelta] | None = []  # until playback may begin; None after that
+        self._buffer = PlayoutBuffer(scheduler, self._release)
 
     def push(self, frames: Sequence[Frame]) -> None:
         """New frames of codec tokens. Raises `CorruptDataError` if the edge does not cut them into windows
         that follow each other; so does `finish`."""
-        self._playback.push(len(frames))
+        self._buffer.push(len(frames))
         if not self._num_samples:  # no window yet
-            self._playback.schedule = schedule = self._pacer.schedule()
-            if schedule is not None:
-                self._edge.use_ramp(schedule.new_blocks)
+            self._buffer.ramp = ramp = self._scheduler.ramp()
+            if ramp is not None:
+                self._edge.use_ramp(ramp.new_blocks)
         self._take(self._edge.push(frames))
 
     def finish(self) -> None:
         """No further codes follow; there may have been none at all."""
-        self._playback.finish()
+        self._buffer.finish()
         self._take(self._edge.finish())
         self._unsent.put_nowait(None)
 
@@ -83,9 +80,9 @@ class SpeechStream:
 
     async def run(self) -> None:
         """Raises a group of `StageError` (`CorruptDataError` for sound that cannot be right) or
-        `StageDeadError` if code2wav fails. Cancelling it, or a failure, aborts the windows that are in
-        code2wav."""
-        with self._pacer.start_gate.stream(self._playback):
+        `StageDeadError` if the decoder fails. Cancelling it, or a failure, aborts the windows that are in
+        the decoder."""
+        with self._scheduler.stream(self._buffer):
             async with self._decoder.needed(), asyncio.TaskGroup() as group:
                 group.create_task(self._send(group))
                 group.create_task(self._collect())
@@ -94,9 +91,9 @@ class SpeechStream:
         number = 0
         while (window := await self._unsent.get()) is not None:
             await self._outstanding.acquire()
-            await self._pacer.gate.enter(self._playback.plays_unsent_at)
+            await self._scheduler.limiter.enter(self._buffer.next_due)
             result: asyncio.Future[Samples] = asyncio.get_running_loop().create_future()
-            priority = self._pacer.priority(self._playback.sent())
+            priority = self._scheduler.priority(self._buffer.window_sent())
             self._clock.window_sent()
             task = group.create_task(self._compute(f"{self._request_id}-{number}", window, priority, result))
             # Not in the task's own `finally`: a task that is cancelled before its first step never comes
@@ -107,7 +104,7 @@ class SpeechStream:
         self._sent.put_nowait(None)
 
     def _has_left(self) -> None:
-        self._pacer.gate.leave()
+        self._scheduler.limiter.leave()
         self._outstanding.release()
 
     async def _compute(
@@ -118,7 +115,7 @@ class SpeechStream:
             window.token_ids,
             window.payload,
             priority=priority,
-            num_streams=self._pacer.num_streams,
+            num_streams=self._scheduler.num_streams,
         )
         fault = waveform_fault(samples, num_samples=window.num_samples, is_varied=window.is_varied)
         if fault is not None:
@@ -130,7 +127,7 @@ class SpeechStream:
         while (item := await self._sent.get()) is not None:
             window, result = item
             samples = await result
-            self._playback.came_back(window.num_computed)
+            self._buffer.window_back(window.num_computed)
             self._clock.window_computed()
             delta = AudioDelta(window.first_sample, samples)
             if self._held is None:

@@ -1,185 +1,536 @@
-"""Callers of a server whose three stages share a GPU, in virtual time: what settings would do, before they
-are tried.
+"""Callers of a server whose three stages share one GPU, in virtual time: what rules and settings would do.
 
-The orchestrator's part is the real one: windows, their order, the gate before first audio. Of the stages only
-the times are there. code2wav's step is a line over its codes, and slower while language models compute beside
-it; the language models take turns with nobody and do not pause for first windows, but keep their distances.
+The orchestrator's part is the real one: windows, their order, when playback begins. Of the engines only the
+steps are there: what each takes of a GPU that it has for itself, and how steps that run side by side slow
+each other down. Batches form as in the engines: a language model's step takes every request that has its
+input, a step of code2wav the windows that are due first. Giving way is modelled too: pauses, step distances,
+and the waits that let requests batch.
+
+`benchmarks/scheduler.md` compares the results with what was measured on an H200.
 """
 
 import asyncio
+import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, pairwise
+from typing import Literal
 
 from omni_server.config.chunk_plan import ChunkPlan
-from stages.runtime.step_throttle import GAP_S, MAX_INTERVAL_S
-from tests.unit.orchestrator.simulated_speech import LAYOUT, SimulatedCode2Wav, Simulation
+from tests.unit.orchestrator.simulated_speech import (
+    LAYOUT,
+    SimulatedCode2Wav,
+    Simulation,
+    Utterance,
+    WaitingWindow,
+)
 from tests.unit.orchestrator.virtual_time import clock, run
 
-CODE_SECONDS = 0.02
-NUM_TEXT_TOKENS = 64  # of workload W1
-NUM_CODES = 250
-PREFILL_S = 0.09
-SLICE_S = 0.02
-"""After so long a running step looks again at what the language models do."""
+CODES_PER_S = 50
+CODES_PER_TEXT_TOKEN = 250 / 64
+"""Of workload W1, and of its answers of other lengths."""
+W1_CODES = 250
+URGENT_CODES = 24
+"""Windows that begin before this code are given way to (`stages.qwen2_5_omni.code2wav.model`)."""
+
+START_DISTANCE_S = 0.00015
+"""Between the first requests of callers that begin together, as measured."""
+
+Workload = Literal["w1", "mixed", "poisson", "bursts"]
+"""`w1`: each caller asks again as soon as it has been answered; answers of 5 s. `mixed`: the same, answers of
+2 to 9 s. `poisson`: answers of 2 to 9 s, requests at the rate at which so many callers are answered
+(`POISSON_RATES`), at moments that know nothing of each other. `bursts`: that many requests in one moment,
+answers of 2 to 9 s, and the next burst a second after the last answer."""
+
+POISSON_RATES = {1: 1.0, 4: 3.2, 8: 5.0, 16: 7.0, 24: 8.0, 32: 8.8, 64: 9.6}
+"""Requests a second. About 0.8 of what as many callers are answered who ask again at once, in seconds of
+audio, so that about as many requests are under way."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """Seconds on one H200 with the sizes of Qwen2.5-Omni-7B, as measured beside each other
-    (docs/performance.md), but for the first two, which were chosen so that throughput at 16 and 64 callers
-    comes out."""
+    """One H200 with the sizes of Qwen2.5-Omni-7B. Times are seconds of a GPU that a stage has for itself, as
+    measured (docs/performance.md), unless it is said that they were fitted (benchmarks/scheduler.md says to
+    what)."""
 
-    step_s: float = 0.025
-    """A step of code2wav without any codes."""
-    code_s: float = 0.000175
-    """Each code in it."""
-    thinker_step_s: float = 0.0095
-    """From token to token beside code2wav, where nothing holds the thinker up."""
-    talker_step_s: float = 0.0045
-    alone: float = 0.6
-    """Both take so much of that while code2wav does nothing."""
-    thinker_load: tuple[float, float] = (0.7, 0.008)
-    """By how much a thinker that never rests slows code2wav down, and how long its step keeps the GPU."""
-    talker_load: tuple[float, float] = (0.3, 0.0025)
+    solver: tuple[tuple[float, float], ...] = ((2, 0.029), (11, 0.036), (33, 0.058), (91, 0.139))
+    """code2wav's solver, by blocks computed in a step."""
+    vocoder_s: tuple[float, float] = (0.0021, 0.00033)
+    """Of a step, and of each block in it; 0.0002 was measured of long crops, the rest are margins. Fitted."""
+    code2wav_host_s: float = 0.004
+    """From a window's arrival to the first kernel, and from the last kernel to the server. Fitted."""
+    contention: dict[str, tuple[float, float]] = field(
+        default_factory=lambda: {"talker": (0.017, 0.23), "thinker": (0.042, 0.505), "both": (0.077, 0.39)}
+    )
+    """What language models that never rest add to a step of code2wav: seconds, and a share of the step alone.
+    A first window is hundreds of small kernels that each wait their turn, so most of it does not depend on
+    the step's size."""
+    contention_scale: tuple[float, float] = (0.4, 1.55)
+    """Both parts of `contention` were measured with slower language models than today's. Fitted."""
+    thinker_share: float = 0.6
+    """Of what code2wav leaves, where both language models compute. Fitted."""
+    sharing_gain: tuple[tuple[float, float], ...] = ((0.035, 1.5), (0.16, 0.88))
+    """What language models get in sum beside a step of code2wav of so many seconds, as a multiple of what it
+    leaves them: its small kernels do not fill the GPU. Constant beyond both ends. Fitted."""
+    thinker_s: tuple[float, float] = (0.00404, 0.000034)
+    """A decoding step, and each row in it."""
+    thinker_host_s: tuple[float, float] = (0.0041, 0.000062)
+    """The least from one decoding step to the next, and for each row: text alone, 236 to 8,095 tokens/s."""
+    prompt_s: float = 0.003
+    """Each prompt in a step of the thinker, 90 tokens."""
+    many_prompts: tuple[int, float] = (5, 0.030)
+    """More prompts than that in a step have no CUDA graph (512 tokens), and the host takes so long."""
+    talker_s: tuple[float, float] = (0.00133, 0.000007)
+    """A decoding step, and each row in it."""
+    talker_host_s: tuple[float, float] = (0.00123, 0.00002)
+    """The least from one decoding step to the next, and for each row. The second one fitted."""
+    talker_prompt_s: float = 0.0021
+    """Each prompt in a step of the talker. Fitted."""
+    accept_s: float = 0.003
+    """The server's work for a request, one after the other. Fitted to the time to first text."""
+    network_s: float = 0.0064
+    """From the client to the server and back, and the server's work that others' does not wait for. Fitted
+    likewise."""
+    row_s: float = 0.001
+    """From the end of a thinker's step to the talker's scheduler."""
     noise: float = 0.06
-    """A step may take so much more or less."""
+    """A step of code2wav may take so much more or less, as a share."""
     hiccup: tuple[float, float] = (0.02, 0.05)
-    """How likely a step takes longer, and by how much."""
+    """How likely a step of code2wav takes longer, and by how many seconds."""
+
+    def code2wav_s(self, blocks: float) -> float:
+        step_s, block_s = self.vocoder_s
+        return interpolated(self.solver, blocks) + step_s + block_s * blocks
+
+    def rates(self, steps: dict[str, float]) -> dict[str, float]:
+        """How fast each of the steps goes on beside the others; 1 is alone. By stage, with its seconds
+        alone."""
+        models = sorted(steps.keys() - {"code2wav"})
+        shares = dict.fromkeys(models, 1.0)
+        if len(models) == 2:
+            shares = {"thinker": 0.5, "talker": 0.5}
+        if "code2wav" not in steps:
+            return shares
+        if not models:
+            return {"code2wav": 1.0}
+        if len(models) == 2:
+            shares = {"thinker": self.thinker_share, "talker": 1 - self.thinker_share}
+        step_s = steps["code2wav"]
+        fixed_s, share = self.contention["both" if len(models) == 2 else models[0]]
+        extra_s = self.contention_scale[0] * fixed_s + self.contention_scale[1] * share * step_s
+        rate = step_s / (step_s + extra_s)
+        (least_s, _), (most_s, _) = self.sharing_gain
+        left = (1 - rate) * interpolated(self.sharing_gain, min(max(step_s, least_s), most_s))
+        return {"code2wav": rate} | {name: share * left for name, share in shares.items()}
+
+
+def interpolated(points: tuple[tuple[float, float], ...], at: float) -> float:
+    """A line through each pair of neighbours; the first and the last one go on."""
+    lines = list(pairwise(points))
+    (x0, y0), (x1, y1) = next((line for line in lines if at <= line[1][0]), lines[-1])
+    return y0 + (y1 - y0) * (at - x0) / (x1 - x0)
 
 
 @dataclass(frozen=True)
-class Distances:
-    """Between the steps of the language models, in seconds."""
+class Yielding:
+    """What language models do for code2wav and for each other's batches (`stages.runtime.step_throttle`,
+    `batching_delay`)."""
 
-    per_stream_s: float = 0.0
-    """While code2wav is at work, for each utterance under way (`step_interval_per_stream_ms`)."""
-    thinker_full_s: float = 0.0
-    """While code2wav's steps are three quarters full, as before that."""
-    talker_full_s: float = 0.0
+    max_pause_s: float = 0.015
+    """Longest pause for a step of code2wav with a first window; 0: none."""
+    pause_savings_s: float = 0.06
+    pause_per_second: float = 0.5
+    distance_per_stream_s: float = 0.00021
+    """Between the beginnings of two steps while code2wav is at work (`step_interval_per_stream_ms`)."""
+    max_distance_s: float = 0.018
+    wide_distance_s: float = 0.005
+    """From this distance on there are no pauses."""
+    gap_s: float = 0.05
+    """A step of code2wav that ended less than this ago counts as one that runs."""
+    waits_for_windows: bool = True
+    """An idle code2wav waits 1 ms after a window for others, 6 ms at most."""
+    waits_for_prompts: bool = True
+    """An idle thinker waits 2 ms after a prompt for others, 8 ms at most."""
+    catches_up: bool = True
+    """Spoken requests of one moment go to the thinker together."""
+    credit_s: float | None = None
+    """The talker makes no more than this ahead of what is played; None: as fast as it can. Not in the
+    server."""
+
+
+@dataclass
+class _Step:
+    alone_s: float
+    left_s: float
+    done: asyncio.Future[None]
+
+
+class SharedGpu:
+    """Steps of several stages side by side, at the device's rates."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._steps: dict[str, _Step] = {}
+        self._at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def compute(self, stage: str, seconds: float) -> None:
+        """A step of `seconds` alone; a stage has one at a time."""
+        self._advance()
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._steps[stage] = _Step(seconds, seconds, done)
+        self._plan()
+        await done
+
+    def _rates(self) -> dict[str, float]:
+        return self._device.rates({name: step.alone_s for name, step in self._steps.items()})
+
+    def _advance(self) -> None:
+        now = clock()
+        if self._steps:
+            for name, rate in self._rates().items():
+                self._steps[name].left_s -= (now - self._at) * rate
+        self._at = now
+
+    def _plan(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._steps:
+            rates = self._rates()
+            next_s = min(step.left_s / rates[name] for name, step in self._steps.items())
+            self._timer = asyncio.get_running_loop().call_later(max(next_s, 0.0), self._step_ends)
+
+    def _step_ends(self) -> None:
+        self._advance()
+        for name, step in list(self._steps.items()):
+            if step.left_s <= 1e-9:
+                del self._steps[name]
+                if not step.done.done():
+                    step.done.set_result(None)
+        self._plan()
+
+
+@dataclass(frozen=True)
+class Notice:
+    """What code2wav announces of a step."""
+
+    is_urgent: bool
+    num_streams: int
+    began_at: float
+
+
+class Code2Wav(SimulatedCode2Wav):
+    """On a GPU that language models use, too."""
+
+    def __init__(
+        self, gpu: SharedGpu, device: Device, yielding: Yielding, max_codes: int, rng: random.Random
+    ) -> None:
+        super().__init__(max_codes=max_codes)
+        self._gpu, self._device, self._yielding, self._rng = gpu, device, yielding, rng
+        self.notice: Notice | None = None
+        self.ended: asyncio.Event = asyncio.Event()
+        self.ended_at = float("-inf")
+        self.busy_s = 0.0
+
+    async def _gather(self) -> None:
+        await asyncio.sleep(0)
+        if not self._yielding.waits_for_windows or self.calls[-1].num_streams == 1:
+            return
+        if clock() < self.ended_at + 0.0005:  # who comes so soon after a step has waited for it to end
+            return
+        latest, num_seen = clock() + 0.006, 0
+        while num_seen < len(self._waiting) and clock() < latest:
+            num_seen = len(self._waiting)
+            await asyncio.sleep(0.001)
+
+    async def _compute(self, batch: list[WaitingWindow]) -> None:
+        device, rng = self._device, self._rng
+        is_urgent = any(window.emit_start < URGENT_CODES for window in batch)
+        num_streams = max(window.num_streams or 1 for window in batch)
+        if is_urgent or num_streams > 1:
+            self.notice = Notice(is_urgent, num_streams, clock())
+        self.ended.clear()
+        began = clock()
+        await asyncio.sleep(device.code2wav_host_s / 2)
+        seconds = device.code2wav_s(sum(window.num_computed for window in batch) / LAYOUT.codes_per_block)
+        seconds *= 1 + device.noise * rng.uniform(-1, 1)
+        seconds += device.hiccup[1] * (rng.random() < device.hiccup[0])
+        await self._gpu.compute("code2wav", seconds)
+        self.ended_at = clock()
+        self.ended.set()
+        await asyncio.sleep(device.code2wav_host_s / 2)
+        self.busy_s += clock() - began
+
+
+@dataclass(eq=False)
+class Request:
+    """One answer on its way through the language models."""
+
+    num_text: int
+    num_codes: int
+    take_codes: Callable[[int], None]
+    """Given the number of new codes, by blocks."""
+    has_credit: Callable[[int], bool]
+    """Whether the talker may make the next code after so many."""
+    asked_at: float = 0.0
+    first_text_at: float = 0.0
+    num_written: int = 0
+    num_rows: int = 0
+    num_made: int = 0
+    is_prefilled: bool = False
+    text_done: asyncio.Event = field(default_factory=asyncio.Event)
+    codes_done: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def may_talk(self) -> bool:
+        has_row = self.num_rows >= self.num_text or self.num_made < self.num_rows
+        return self.num_rows > 0 and has_row and self.has_credit(self.num_made)
+
+
+class LanguageModel:
+    """Steps of all requests that have their input, one after the other."""
+
+    def __init__(self, name: str, gpu: SharedGpu, code2wav: Code2Wav, yielding: Yielding) -> None:
+        self._name, self._gpu, self._code2wav, self._yielding = name, gpu, code2wav, yielding
+        self.requests: list[Request] = []
+        self._woken = asyncio.Event()
+        self._seen: Notice | None = None
+        self._began_at = float("-inf")
+        self._saved_s, self._saved_at = yielding.pause_savings_s, 0.0
+        self.paused_s = 0.0
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    async def until_woken(self, timeout_s: float | None = None) -> None:
+        self._woken.clear()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._woken.wait(), timeout_s)
+
+    async def give_way(self) -> None:
+        """To be called before a step."""
+        rules, notice, now = self._yielding, self._code2wav.notice, clock()
+        is_new, self._seen = notice is not self._seen, notice
+        is_running = not self._code2wav.ended.is_set()
+        distance_s = 0.0
+        if notice is not None and (is_running or now < self._code2wav.ended_at + rules.gap_s):
+            distance_s = min(rules.distance_per_stream_s * notice.num_streams, rules.max_distance_s)
+        is_urgent = notice is not None and is_new and is_running and notice.is_urgent
+        if is_urgent and rules.max_pause_s and distance_s < rules.wide_distance_s:
+            saved_s = min(
+                rules.pause_savings_s, self._saved_s + rules.pause_per_second * (now - self._saved_at)
+            )
+            if saved_s > 0:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._code2wav.ended.wait(), min(saved_s, rules.max_pause_s))
+                self._saved_s, self._saved_at = saved_s - (clock() - now), clock()
+                self.paused_s += clock() - now
+        await asyncio.sleep(max(0.0, self._began_at + distance_s - clock()))
+        self._began_at = clock()
+
+    async def step(self, seconds: float, host_s: float) -> None:
+        began = clock()
+        await self._gpu.compute(self._name, seconds)
+        await asyncio.sleep(max(0.0, began + host_s - clock()))
+
+
+class Server:
+    """The three engines and the orchestrator's speech."""
+
+    def __init__(
+        self, plan: ChunkPlan, device: Device, yielding: Yielding, *, max_codes: int, rng: random.Random
+    ) -> None:
+        gpu = SharedGpu(device)
+        self._device, self._yielding, self._rng = device, yielding, rng
+        self.code2wav = Code2Wav(gpu, device, yielding, max_codes, rng)
+        self.simulation = Simulation(self.code2wav, plan.pacing, plan)
+        self.thinker = LanguageModel("thinker", gpu, self.code2wav, yielding)
+        self.talker = LanguageModel("talker", gpu, self.code2wav, yielding)
+        self._prompts: list[Request] = []
+        self._prompt_at = float("-inf")
+        self._unprepared = 0
+        self._prepared: list[Request] = []
+        self._accepting = asyncio.Lock()
+        self._names = count()
+
+    async def work(self) -> None:
+        """Until it is cancelled."""
+        await asyncio.gather(self._think(), self._talk())
+
+    async def answer(self, num_codes: int) -> tuple[Request, Utterance, float]:
+        """One answer as its caller sees it: with the moment at which it was complete."""
+        asked_at = clock()
+        utterance = self.simulation.utterance(f"answer{next(self._names)}")
+        speaking = asyncio.create_task(utterance.output.run())
+
+        def has_credit(num_made: int) -> bool:
+            credit_s = self._yielding.credit_s
+            if credit_s is None:
+                return True
+            played_s = clock() - utterance.pieces[0][0] if utterance.pieces else 0.0
+            return num_made / CODES_PER_S < played_s + credit_s
+
+        def take(num_new: int) -> None:
+            utterance.output.push([(0,)] * num_new)
+
+        num_text = max(2, round(num_codes / CODES_PER_TEXT_TOKEN))
+        request = Request(num_text, num_codes, take, has_credit, asked_at)
+        await asyncio.sleep(self._device.network_s)
+        self._unprepared += 1
+        async with self._accepting:
+            await asyncio.sleep(self._device.accept_s * self._rng.uniform(0.9, 1.2))
+        self._unprepared -= 1
+        self._prepared.append(request)
+        if not self._unprepared or not self._yielding.catches_up:
+            self._prompts += self._prepared
+            self._prepared.clear()
+            self._prompt_at = clock()
+            self.thinker.wake()
+        await request.codes_done.wait()
+        utterance.output.finish()
+        await speaking
+        return request, utterance, clock()
+
+    async def _think(self) -> None:
+        device, requests = self._device, self.thinker.requests
+        while True:
+            if not requests and not self._prompts:
+                await self.thinker.until_woken()
+                latest = clock() + 0.008
+                while self._yielding.waits_for_prompts:
+                    left_s = min(self._prompt_at + 0.002, latest) - clock()
+                    if left_s <= 0:
+                        break
+                    await asyncio.sleep(left_s)
+            await self.thinker.give_way()
+            prompts, self._prompts = self._prompts, []
+            step_s, row_s = device.thinker_s
+            host_s = device.thinker_host_s[0] + device.thinker_host_s[1] * len(requests)
+            seconds = step_s + row_s * len(requests) + device.prompt_s * len(prompts)
+            if len(prompts) > device.many_prompts[0]:
+                host_s += device.many_prompts[1]
+            await self.thinker.step(seconds, host_s)
+            for request in prompts:
+                request.first_text_at = clock()
+                self.talker.requests.append(request)
+            requests += prompts
+            for request in requests:
+                request.num_written += 1
+            asyncio.get_running_loop().call_later(device.row_s, self._rows_come, tuple(requests))
+            requests[:] = [request for request in requests if request.num_written < request.num_text]
+
+    def _rows_come(self, requests: Iterable[Request]) -> None:
+        for request in requests:
+            request.num_rows += 1
+        self.talker.wake()
+
+    async def _talk(self) -> None:
+        device, requests = self._device, self.talker.requests
+        while True:
+            batch = [request for request in requests if request.may_talk]
+            if not batch:
+                await self.talker.until_woken(
+                    0.01 if requests and self._yielding.credit_s is not None else None
+                )
+                continue
+            await self.talker.give_way()
+            batch = [request for request in requests if request.may_talk]
+            num_prompts = sum(not request.is_prefilled for request in batch)
+            seconds = (
+                device.talker_s[0] + device.talker_s[1] * len(batch) + device.talker_prompt_s * num_prompts
+            )
+            await self.talker.step(seconds, device.talker_host_s[0] + device.talker_host_s[1] * len(batch))
+            for request in batch:
+                request.is_prefilled = True
+                request.num_made += 1
+                is_last = request.num_made == request.num_codes
+                num_new = (request.num_made - 1) % LAYOUT.codes_per_block + 1
+                if is_last or num_new == LAYOUT.codes_per_block:
+                    request.take_codes(num_new)
+                if is_last:
+                    requests.remove(request)
+                    request.codes_done.set()
 
 
 @dataclass
 class Outcome:
+    """Of each answer, in seconds."""
+
+    first_text_s: list[float] = field(default_factory=list)
     first_audio_s: list[float] = field(default_factory=list)
     end_to_end_s: list[float] = field(default_factory=list)
-    underrun_s: list[float] = field(default_factory=list)
+    stall_s: list[float] = field(default_factory=list)
+    gaps_s: list[list[float]] = field(default_factory=list)
+    """Between the pieces of an answer."""
     slack_s: list[list[float]] = field(default_factory=list)
-    """By answer and later window: how much earlier it came than it was needed."""
+    """How much earlier each later piece came than it was needed."""
     audio_s: float = 0.0
     wall_s: float = 0.0
-
-
-class SharedCode2Wav(SimulatedCode2Wav):
-    """On a GPU that the language models use, too."""
-
-    def __init__(self, device: Device, distances: Distances, max_codes: int, rng: random.Random) -> None:
-        super().__init__(max_codes=max_codes)
-        self._device, self._distances, self._rng = device, distances, rng
-        self._largest = max_codes
-        self._is_running = self._is_full = False
-        self._ended_at = self._full_until = float("-inf")
-        self.num_thinking = self.num_talking = 0
-        self.num_streams: Callable[[], int] = lambda: 0
-        """Utterances under way, of `Pacer`: those included that the talker is done with."""
-
-    def thinker_s(self) -> float:
-        """From one of the thinker's steps to the next, now."""
-        return self._distance(self._device.thinker_step_s, self._distances.thinker_full_s)
-
-    def talker_s(self) -> float:
-        return self._distance(self._device.talker_step_s, self._distances.talker_full_s)
-
-    def _distance(self, unhindered_s: float, full_s: float) -> float:
-        now = clock()
-        least = unhindered_s * (1.0 if self._is_running else self._device.alone)
-        if (self._is_running and self._is_full) or now < self._full_until:
-            least = max(least, full_s)
-        if self._is_running or now < self._ended_at + GAP_S:
-            least = max(least, min(self._distances.per_stream_s * self.num_streams(), MAX_INTERVAL_S))
-        return least
-
-    def _slowdown(self) -> float:
-        slowdown = 1.0
-        if self.num_thinking:
-            load, busy_s = self._device.thinker_load
-            slowdown += load * min(1.0, busy_s / self.thinker_s())
-        if self.num_talking:
-            load, busy_s = self._device.talker_load
-            slowdown += load * min(1.0, busy_s / self.talker_s())
-        return slowdown
-
-    async def _compute(self, num_codes: int, num_computed: int) -> None:
-        device, rng = self._device, self._rng
-        left_s = (device.step_s + device.code_s * num_computed) * (1 + device.noise * rng.uniform(-1, 1))
-        left_s += device.hiccup[1] * (rng.random() < device.hiccup[0])
-        self._is_running, self._is_full = True, num_codes >= 0.75 * self._largest
-        while left_s > 1e-6:
-            slowdown = self._slowdown()
-            seconds = min(SLICE_S, left_s * slowdown)
-            await asyncio.sleep(seconds)
-            left_s -= seconds / slowdown
-        self._is_running, self._ended_at = False, clock()
-        if self._is_full:
-            self._full_until = self._ended_at + GAP_S
 
 
 def call(
     num_callers: int,
     plan: ChunkPlan,
-    distances: Distances,
+    yielding: Yielding | None = None,
     *,
     max_codes: int,
     answers: int = 4,
     device: Device | None = None,
+    workload: Workload = "w1",
+    is_warm: bool = True,
     seed: int = 1,
 ) -> Outcome:
-    """So many callers, each of whom asks for the next of its `answers` as soon as it has one; `max_codes` of
-    a step."""
+    """`num_callers` (or as many a burst, or at their rate) with `answers` each; `max_codes` of a step of
+    code2wav. `is_warm`: as many answers of W1 come first and do not count, as a server's own warm-up."""
     rng = random.Random(seed)
+    device = Device() if device is None else device
+    yielding = Yielding() if yielding is None else yielding
+    outcome = Outcome()
 
     async def work() -> Outcome:
-        code2wav = SharedCode2Wav(device or Device(), distances, max_codes, rng)
-        simulation = Simulation(code2wav, plan.pacing, plan)
-        code2wav.num_streams = lambda: simulation.pacer.num_streams
-        outcome, numbers = Outcome(), count()
+        server = Server(plan, device, yielding, max_codes=max_codes, rng=rng)
 
         async def answer() -> None:
-            asked_at = clock()
-            await asyncio.sleep(PREFILL_S * rng.uniform(0.9, 1.2))
-            utterance = simulation.utterance(f"answer{next(numbers)}")
-            speaking = asyncio.create_task(utterance.output.run())
-            code2wav.num_thinking += 1
-            code2wav.num_talking += 1
-            block: list[int] = []
-            for number in range(NUM_CODES):
-                code2wav.num_thinking -= number == NUM_TEXT_TOKENS
-                step_s = code2wav.thinker_s() if number < NUM_TEXT_TOKENS else code2wav.talker_s()
-                await asyncio.sleep(step_s * rng.uniform(1.0, 1.04))
-                block.append(number)
-                if len(block) == LAYOUT.codes_per_block:
-                    utterance.output.push([(code,) for code in block])
-                    block = []
-            code2wav.num_talking -= 1
-            utterance.output.push([(code,) for code in block])
-            utterance.output.finish()
-            await speaking
+            num_codes = W1_CODES if workload == "w1" else rng.randrange(2 * CODES_PER_S, 9 * CODES_PER_S + 1)
+            request, utterance, ended = await server.answer(num_codes)
             start = utterance.pieces[0][0]
-            outcome.first_audio_s.append(start - asked_at)
-            outcome.end_to_end_s.append(clock() - asked_at)
-            outcome.underrun_s.append(max(0.0, utterance.stall_s))
+            outcome.first_text_s.append(request.first_text_at - request.asked_at)
+            outcome.first_audio_s.append(start - request.asked_at)
+            outcome.end_to_end_s.append(ended - request.asked_at)
+            outcome.stall_s.append(max(0.0, utterance.stall_s))
+            outcome.gaps_s.append([later - at for (at, _), (later, _) in pairwise(utterance.pieces)])
             outcome.slack_s.append(
                 [start + delta.first_sample / 24_000 - at for at, delta in utterance.pieces[1:]]
             )
-            outcome.audio_s += NUM_CODES * CODE_SECONDS
+            outcome.audio_s += num_codes / CODES_PER_S
 
-        async def caller() -> None:
+        async def all_callers() -> None:
+            if workload == "poisson":
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(answers * num_callers):
+                        await asyncio.sleep(rng.expovariate(POISSON_RATES[num_callers]))
+                        group.create_task(answer())
+            elif workload == "bursts":
+                for _ in range(answers):
+                    await asyncio.gather(*(answer() for _ in range(num_callers)))
+                    await asyncio.sleep(1.0)
+            else:
+                await asyncio.gather(*(caller(number) for number in range(num_callers)))
+
+        async def caller(number: int) -> None:
+            await asyncio.sleep(number * START_DISTANCE_S)
             for _ in range(answers):
                 await answer()
 
-        await asyncio.gather(*(caller() for _ in range(num_callers)))
-        outcome.wall_s = clock()
+        working = asyncio.create_task(server.work())
+        if is_warm:
+            await asyncio.gather(*(server.answer(W1_CODES) for _ in range(num_callers)))
+            await asyncio.sleep(1.0)
+        began = clock()
+        await all_callers()
+        outcome.wall_s = clock() - began
+        working.cancel()
         return outcome
 
     return run(work)

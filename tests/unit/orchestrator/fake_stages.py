@@ -21,9 +21,9 @@ from omni_server.errors import CorruptDataError
 from omni_server.family import CodecLayout
 from omni_server.orchestrator.decoder import Decoder
 from omni_server.orchestrator.feed_outbox import FeedOutbox
-from omni_server.orchestrator.pacing import Pacer
 from omni_server.orchestrator.request_graph import ArPlan, DecoderPlan, EmbeddingsPlan, TextPlan
 from omni_server.orchestrator.request_run import RequestRun
+from omni_server.orchestrator.speech_scheduler import SpeechScheduler
 from omni_server.orchestrator.spoken_text import SpokenText
 from omni_server.orchestrator.tool_parser import ToolParser
 from omni_server.protocol.feeds import AddressedFeed
@@ -243,7 +243,7 @@ class Stages:
         decoder = DecoderPlan(
             decoder=Decoder((cast(DiffusionStageClient, self.code2wav),)),
             edge=self.edge,
-            pacer=Pacer(ChunkPlan(), CodecLayout(CODES_PER_WINDOW, 2, SAMPLES_PER_CODE), max_step_codes=2048),
+            scheduler=SpeechScheduler(ChunkPlan(), CodecLayout(CODES_PER_WINDOW, 2, SAMPLES_PER_CODE)),
             num_codebooks=1,
             sample_rate_hz=SAMPLE_RATE_HZ,
             stop_ids=(STOP_CODE,),

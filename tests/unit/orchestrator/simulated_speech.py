@@ -15,7 +15,7 @@ from omni_server.engine.diffusion_client import DiffusionStageClient
 from omni_server.engine.stage_life import StageLife
 from omni_server.family import CodecLayout
 from omni_server.orchestrator.decoder import Decoder
-from omni_server.orchestrator.pacing import Pacer
+from omni_server.orchestrator.speech_scheduler import SpeechScheduler
 from omni_server.orchestrator.speech_stream import SpeechStream
 from omni_server.orchestrator.stage_clock import StageClock
 from omni_server.protocol.codec_window import decode_codec_window
@@ -39,6 +39,23 @@ class Call:
     num_streams: int | None
 
 
+@dataclass(order=True)
+class WaitingWindow:
+    """One that code2wav has not begun with."""
+
+    priority: int
+    number: int
+    """In the order in which they came."""
+    request_id: str = field(compare=False)
+    num_codes: int = field(compare=False)
+    """Context included: a step has room for so many."""
+    num_computed: int = field(compare=False)
+    """Without those whose state the stream carries."""
+    emit_start: int = field(compare=False)
+    num_streams: int | None = field(compare=False)
+    done: asyncio.Future[None] = field(compare=False)
+
+
 class SimulatedCode2Wav:
     """Stands for `DiffusionStageClient`. Computes waiting windows in steps, by priority; a step takes a time
     for itself and a time for each codec token in it, but for those whose state a stream carries. Sample
@@ -56,7 +73,7 @@ class SimulatedCode2Wav:
         self._running: dict[str, int] = {}
         self._step_s, self._code_s = step_s, code_s
         self.max_codes = max_codes
-        self._waiting: list[tuple[int, int, str, int, int, asyncio.Future[None]]] = []
+        self._waiting: list[WaitingWindow] = []
         self._order = itertools.count()
         self._stepping: asyncio.Task[None] | None = None
 
@@ -78,12 +95,14 @@ class SimulatedCode2Wav:
         self.most_running[stream] = max(self.most_running.get(stream, 0), self._running[stream])
         self.num_running += 1
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiting = (
+        waiting = WaitingWindow(
             priority,
             next(self._order),
             request_id,
             len(token_ids),
             len(token_ids) - num_carried,
+            window.emit_start,
+            num_streams,
             done,
         )
         heapq.heappush(self._waiting, waiting)
@@ -100,22 +119,29 @@ class SimulatedCode2Wav:
         samples = np.arange(window.emit_start * per_code, window.emit_end * per_code, dtype=np.float32)
         return samples[self.num_missing :] / FULL_SCALE
 
+    def slow_down(self, factor: float) -> None:
+        """Steps take so many times as long from now on."""
+        self._step_s, self._code_s = self._step_s * factor, self._code_s * factor
+
     async def _step(self) -> None:
-        await asyncio.sleep(0)  # what is asked for in the same moment goes together
+        await self._gather()
         while self._waiting:
             batch, room = [], self.max_codes
-            while self._waiting and self._waiting[0][3] <= room:
+            while self._waiting and self._waiting[0].num_codes <= room:
                 batch.append(heapq.heappop(self._waiting))
-                room -= batch[-1][3]
-            await self._compute(self.max_codes - room, sum(window[4] for window in batch))
-            for _, _, request_id, _, _, done in batch:
-                self.computed.append(request_id)
-                if not done.cancelled():
-                    done.set_result(None)
+                room -= batch[-1].num_codes
+            await self._compute(batch)
+            for window in batch:
+                self.computed.append(window.request_id)
+                if not window.done.cancelled():
+                    window.done.set_result(None)
 
-    async def _compute(self, num_codes: int, num_computed: int) -> None:
-        """A step of `num_codes`, context included, of which `num_computed` are not carried."""
-        await asyncio.sleep(self._step_s + self._code_s * num_computed)
+    async def _gather(self) -> None:
+        """Before the first step after a time without work."""
+        await asyncio.sleep(0)  # what is asked for in the same moment goes together
+
+    async def _compute(self, batch: list[WaitingWindow]) -> None:
+        await asyncio.sleep(self._step_s + self._code_s * sum(window.num_computed for window in batch))
 
 
 @dataclass
@@ -139,7 +165,7 @@ class Utterance:
 
 
 class Simulation:
-    """A server's speech: one device, one pacer, any number of streams."""
+    """A server's speech: one device, one scheduler, any number of streams."""
 
     def __init__(
         self, code2wav: SimulatedCode2Wav, pacing: PacingConfig | None = None, plan: ChunkPlan | None = None
@@ -151,7 +177,7 @@ class Simulation:
         self._plan = (ChunkPlan() if plan is None else plan).model_copy(
             update={"pacing": pacing, "carry": carry}
         )
-        self.pacer = Pacer(self._plan, LAYOUT, max_step_codes=code2wav.max_codes, clock=clock)
+        self.scheduler = SpeechScheduler(self._plan, LAYOUT, clock=clock)
 
     def utterance(self, name: str) -> Utterance:
         pieces: list[tuple[float, AudioDelta]] = []
@@ -159,7 +185,7 @@ class Simulation:
             name,
             decoder=Decoder((cast(DiffusionStageClient, self.code2wav),)),
             edge=TalkerToCode2Wav(self._plan, LAYOUT, voice="Ethan", noise_seed=0),
-            pacer=self.pacer,
+            scheduler=self.scheduler,
             clock=StageClock(clock),
             emit=lambda delta: pieces.append((clock(), delta)),
         )

@@ -7,11 +7,11 @@ import pytest
 
 from omni_server.config.chunk_plan import ChunkPlan, PacingConfig
 from omni_server.errors import StageError
-from omni_server.orchestrator.forecast import FIRST_DUE_S
+from omni_server.orchestrator.speech_scheduler import FIRST_WINDOW_DUE_S
 from tests.unit.orchestrator.simulated_speech import SimulatedCode2Wav, Simulation, Utterance, is_whole
 from tests.unit.orchestrator.virtual_time import clock, run
 
-FIRST_DUE = round(1000 * FIRST_DUE_S)
+FIRST_DUE = round(1000 * FIRST_WINDOW_DUE_S)
 SECOND = 50
 """Codec tokens of one second."""
 NO_DELAY = PacingConfig(max_start_delay_s=0)
@@ -102,7 +102,7 @@ def test_the_first_window_of_a_new_stream_is_sent_at_once_however_far_others_may
         simulation = Simulation(code2wav, PacingConfig(max_work_ahead_s=0.0, max_start_delay_s=0))
         early = [asyncio.create_task(simulation.speak(f"early{n}", 1000)) for n in range(4)]
         await asyncio.sleep(2.9)  # in the middle of a step
-        assert simulation.pacer.gate.num_waiting > 0
+        assert simulation.scheduler.limiter.num_waiting > 0
         sent_at = clock()
         await simulation.speak("new", 48)
         [first] = [call for call in code2wav.calls if call.window_id == "new-0"]
@@ -236,7 +236,7 @@ def test_an_end_of_any_kind_takes_the_windows_out_of_code2wav(way: str) -> None:
         speaking = asyncio.create_task(utterance.output.run())
         utterance.output.push([(code,) for code in range(300)])
         await asyncio.sleep(0.55)
-        assert simulation.pacer.gate.num_inside > 1
+        assert simulation.scheduler.limiter.num_inside > 1
         if way == "cancelled":
             speaking.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -257,7 +257,7 @@ def test_an_end_of_any_kind_takes_the_windows_out_of_code2wav(way: str) -> None:
             other.cancel()
         await asyncio.gather(*others, return_exceptions=True)
         await asyncio.sleep(0)
-        assert (simulation.pacer.gate.num_inside, code2wav.num_running) == (0, 0)
+        assert (simulation.scheduler.limiter.num_inside, code2wav.num_running) == (0, 0)
 
     run(work)
 
@@ -294,7 +294,7 @@ def test_first_audio_waits_for_a_slow_talker() -> None:
             utterance = await Simulation(SimulatedCode2Wav(step_s=0.01)).speak("u", 100, code_s=code_s)
             is_fast = code_s < 0.01
             assert (utterance.first_audio_s == pytest.approx(24 * code_s + 0.01)) is is_fast
-            assert utterance.first_audio_s <= 24 * code_s + 0.01 + 2.0
+            assert utterance.first_audio_s <= 100 * code_s + 0.011  # no longer than for all of it
             assert utterance.stall_s <= 1e-6
 
     run(work)
@@ -351,7 +351,7 @@ def test_under_load_players_stall_without_a_start_delay_and_hardly_with_one() ->
     without, _ = run(lambda: under_load(NO_DELAY))
     with_delay, _ = run(lambda: under_load(PacingConfig()))
     assert sum(u.stall_s > 0.02 for u in without) > len(without) / 2
-    assert sum(u.stall_s > 0.02 for u in with_delay) < len(with_delay) / 10
+    assert max(u.stall_s for u in with_delay) < 0.1
 
 
 def test_the_start_delay_ends_with_the_load() -> None:
