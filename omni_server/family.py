@@ -162,9 +162,9 @@ class FamilyModel(Protocol):
         outputs: Collection[Output],
         tools: Sequence[FunctionTool] = (),
     ) -> Prompt:
-        """Render a chat for an autoregressive entry; with "audio" among `outputs`, the system prompt that speech needs is
-        inserted where none is given. Calls are rendered, and asked for, as `omni_server.protocol.tool_calls`
-        says.
+        """Render a chat for an autoregressive entry; with "audio" among `outputs`, the system prompt that speech
+        needs is inserted where none is given. Calls are rendered, and asked for, as
+        `omni_server.protocol.tool_calls` says.
 
         Raises `InvalidRequestError` if the chat cannot be rendered.
         """

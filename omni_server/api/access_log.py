@@ -109,7 +109,7 @@ def _answer_fields(answers: Sequence[AnswerRecord]) -> dict[str, Field]:
     if prompts:
         fields |= _prompt_fields(prompts[0])
     usages = [answer.finished.usage for answer in answers if answer.finished is not None]
-    if usages:
+    if usages and first.kind != "image":
         fields["text_tokens"] = sum(usage.text_tokens for usage in usages)
     if first.kind == "speech":
         if usages:

@@ -14,6 +14,8 @@ from tests.toy_families.toy import ToyFamily, ToyModel, text_of, with_architectu
 PAINTER = "ToyPainter"
 PIXELS_PER_TOKEN = 16
 """In each direction."""
+SLOW_S = 3.0
+"""Takes a step with the prompt "slow"."""
 
 
 class ImageInput(msgspec.Struct, frozen=True):

@@ -12,12 +12,9 @@ from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 from omni_server.protocol.diffusion import decode_stage_result
 from stages.runtime.diffusion_model import DiffusionBatch
 from tests.toy_families.decoding import mixed, render, tones, waveform
-from tests.toy_families.image_only import ImageInput
+from tests.toy_families.image_only import SLOW_S, ImageInput
 from tests.toy_families.speech_only import NUM_CODEBOOKS, WindowInput
 from tests.toy_families.toy import END, FIRST_CODE
-
-SLOW_S = 3.0
-"""Takes the image of the prompt "slow"."""
 
 
 class ToySpeaker(Qwen2ForCausalLM):
@@ -82,20 +79,21 @@ class ToyPainter(_Decoder):
     def sample(self, batch: DiffusionBatch) -> list[torch.Tensor]:
         """Images, float32 `[height, width, 3]` in [0, 1].
 
-        Prompts may order what a broken model would give: NaN, dazzling pixels, another size; or a long time.
+        Prompts may ask for what a broken model would give: NaN, pixels beyond white, another size; and for a
+        step that takes long.
         """
-        results = []
-        for payload in batch.inputs:
-            asked = msgspec.msgpack.decode(payload, type=ImageInput)
-            pixels = torch.from_numpy(render(asked.prompt, asked.width, asked.height, asked.seed))
-            match asked.prompt:
-                case "NaN":
-                    pixels[3, 5, 1] = float("nan")
-                case "dazzling":
-                    pixels[3, 5, 1] = 1.1
-                case "cropped":
-                    pixels = pixels[1:]
-                case "slow":
-                    time.sleep(SLOW_S)
-            results.append(pixels)
-        return results
+        asked = [msgspec.msgpack.decode(payload, type=ImageInput) for payload in batch.inputs]
+        if any(image.prompt == "slow" for image in asked):
+            time.sleep(SLOW_S)
+        return [self._paint(image) for image in asked]
+
+    def _paint(self, image: ImageInput) -> torch.Tensor:
+        pixels = torch.from_numpy(render(image.prompt, image.width, image.height, image.seed))
+        match image.prompt:
+            case "NaN":
+                pixels[3, 5, 1] = float("nan")
+            case "dazzling":
+                pixels[3, 5, 1] = 1.1
+            case "cropped":
+                pixels = pixels[1:]
+        return pixels
