@@ -15,6 +15,5 @@ setup(
         "omni_server.api.web": ["static/*", "docs/*"],
         "omni_server.engine": ["empty_generation_config/*.json"],
         "stages.qwen2_5_omni": ["speaking_demo/*"],
-        "stages.qwen2_5_omni.demo_checkpoint": ["*.json"],
     },
 )

@@ -139,8 +139,8 @@ class SpeechOutput:
     seed: int | None = None
     """Seed of the waveform's noise; None draws one."""
     text: str | None = None
-    """What is spoken, word for word, as the answer to the messages. The thinker reads it and writes nothing:
-    its sampling does not count. None speaks what the thinker writes."""
+    """What is spoken, word for word, as the answer to the messages. The model reads it and writes nothing: its
+    sampling does not count. None speaks what the model writes."""
 
 
 @dataclass(frozen=True)
@@ -210,14 +210,13 @@ class OmniRequest:
     structured_output: StructuredOutput | None = None
     image: ImageOutput | None = None
     can_be_shortened: bool = False
-    """The caller has a shorter prompt to try: one that leaves less room than the thinker's default
-    `max_tokens` is refused with `context_length_exceeded`. Without it the answer gets the room that is
-    left."""
+    """The caller has a shorter prompt to try: one that leaves less room than the default `max_tokens`
+    is refused with `context_length_exceeded`. Without it the answer gets the room that is left."""
 
 
 @dataclass(frozen=True)
 class PromptTokens:
-    """How many tokens of the thinker's prompt stand for what; `text` includes the chat template's own."""
+    """How many tokens of the prompt stand for what; `text` includes the chat template's own."""
 
     total: int
     text: int
@@ -231,7 +230,7 @@ class PromptTokens:
 class Usage:
     prompt: PromptTokens
     text_tokens: int
-    """Tokens the thinker sampled, the end token included; or those of `SpeechOutput.text`."""
+    """Tokens of the text, the end token included; or those of `SpeechOutput.text`."""
     codec_tokens: int
     """Codec frames that became sound; 0 without speech."""
 
@@ -254,7 +253,7 @@ class SampledToken:
 
 @dataclass(frozen=True)
 class TextDelta:
-    """New text of the thinker. `text` may be empty: while a character is incomplete, or inside a tool
+    """New text. `text` may be empty: while a character is incomplete, or inside a tool
     call."""
 
     text: str
@@ -299,60 +298,35 @@ class ImageDone:
 
 @dataclass(frozen=True)
 class TextDone:
-    """The thinker has finished; no TextDelta follows."""
+    """The text is complete; no TextDelta follows."""
 
     finish_reason: FinishReason
 
 
 @dataclass(frozen=True)
 class WindowTimes:
-    """One piece of work for code2wav, in seconds since the request was started."""
+    """One window of codec tokens, in seconds since the request was started."""
 
     ready_s: float
-    """There were enough codes for it."""
+    """All of its codec tokens had arrived."""
     sent_s: float
     computed_s: float
-    """Its sound came back."""
+    """Its audio came back."""
 
 
 @dataclass(frozen=True)
 class StageTimes:
-    """When a request passed which stage, in seconds since it was started; None where it never did."""
+    """What one stage did for a request, in seconds since the request was started."""
 
-    first_text_s: float | None = None
-    """The thinker's first token has arrived."""
-    last_text_s: float | None = None
-    talker_opened_s: float | None = None
-    """The talker has been given the request, with the rows of the prompt."""
-    first_codes_s: float | None = None
-    """The talker's first codec tokens have arrived; they come in blocks."""
-    last_codes_s: float | None = None
-    first_window_s: float | None = None
-    """There were enough codes for the first piece of work for code2wav."""
-    last_window_s: float | None = None
-    first_audio_s: float | None = None
-    """The first sound has left for the caller."""
-    last_audio_s: float | None = None
-    num_windows: int = 0
-    """Pieces of work for code2wav."""
+    submitted_s: float
+    """The stage was given the request: a stage that gets embeddings, with those of the prompt; a decoder, when
+    the codec tokens of its first window had arrived."""
+    first_output_s: float | None = None
+    """None for a stage without output. Tokens may come in blocks. Audio counts when it leaves for the
+    caller."""
+    last_output_s: float | None = None
     windows: tuple[WindowTimes, ...] = ()
-    """Those that have been computed."""
-
-    def __str__(self) -> str:
-        """Milliseconds from first to last: `text 13-340, codes 171-902, windows 171-903, audio 214-934
-        (6)`."""
-        spans = (
-            ("text", self.first_text_s, self.last_text_s),
-            ("codes", self.first_codes_s, self.last_codes_s),
-            ("windows", self.first_window_s, self.last_window_s),
-            ("audio", self.first_audio_s, self.last_audio_s),
-        )
-        known = [
-            f"{name} {1000 * first:.0f}-{1000 * last:.0f}"
-            for name, first, last in spans
-            if first is not None and last is not None
-        ]
-        return ", ".join(known) + (f" ({self.num_windows})" if self.num_windows else "")
+    """Of the stage that gets the codec tokens."""
 
 
 @dataclass(frozen=True)
@@ -362,7 +336,9 @@ class Finished:
     finish_reason: FinishReason
     """`tool_calls` where the answer ended by itself and holds one."""
     usage: Usage
-    times: StageTimes = StageTimes()
+    times: Mapping[str, StageTimes] = field(default_factory=dict)
+    """By the name of the stage, those first that were given the request first. Stages that the request did not
+    need are absent."""
 
 
 OmniEvent = TextDelta | ToolCallDelta | CodecDelta | AudioDelta | ImageDone | TextDone | Finished
@@ -390,7 +366,7 @@ class ModelInfo:
     aliases: tuple[str, ...]
     """Further names that requests may use."""
     voices: tuple[str, ...]
-    """Empty if the deployment has no talker: requests for speech are refused then."""
+    """Empty if the deployment does not speak: requests for speech are refused then."""
     default_voice: str | None
     outputs: frozenset[Output]
     """What it answers with."""
@@ -408,6 +384,6 @@ class ModelInfo:
     about: AboutModel | None = None
     """None where the checkpoint says nothing."""
     longest_speech_s: float = math.inf
-    """What the talker says in one request at most, where a request sets no limit."""
+    """What the model says in one request at most, where a request sets no limit."""
     image_sizes: tuple[ImageSize, ...] = ()
     """Of the images that it makes, the default first; empty where it makes none."""

@@ -122,25 +122,18 @@ def _answer_fields(answers: Sequence[AnswerRecord]) -> dict[str, Field]:
     if first.first_audio_s is not None:
         fields["first_audio_s"] = first.first_audio_s
         fields["underrun_s"] = first.underrun_s
-    return fields | _stage_fields(first)
+    if first.finished is not None:
+        # From first to last output of each stage, in seconds since the stages were given the request.
+        for stage, times in first.finished.times.items():
+            if times.first_output_s is not None and times.last_output_s is not None:
+                name = f"{stage}_s"
+                # A stage may be called `audio`.
+                name = f"stage_{name}" if name in fields else name
+                fields[name] = (times.first_output_s, times.last_output_s)
+    return fields
 
 
 def _prompt_fields(prompt: PromptTokens) -> dict[str, Field]:
     fields: dict[str, Field] = {"prompt_tokens": prompt.total}
     of_media = {"prompt_audio": prompt.audio, "prompt_image": prompt.image, "prompt_video": prompt.video}
     return fields | {name: count for name, count in of_media.items() if count}
-
-
-def _stage_fields(answer: AnswerRecord) -> dict[str, Field]:
-    """From first to last output of each stage, in seconds since the stages were given the request."""
-    if answer.finished is None:
-        return {}
-    times = answer.finished.times
-    spans = {
-        "thinker_s": (times.first_text_s, times.last_text_s),
-        "talker_s": (times.first_codes_s, times.last_codes_s),
-        "code2wav_s": (times.first_audio_s, times.last_audio_s),
-    }
-    return {
-        name: (begin, end) for name, (begin, end) in spans.items() if begin is not None and end is not None
-    }

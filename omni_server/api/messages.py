@@ -2,6 +2,7 @@
 
 import time
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from omni_server.api.media_loader import MediaLoader
@@ -89,9 +90,8 @@ async def load_messages(
     _check_number(messages, model)
     _check_results(messages)
     drafts = [_draft(message, f"messages[{index}]", history) for index, message in enumerate(messages)]
-    _check_media_counts(
-        [part for draft in drafts for part in draft if isinstance(part, _PendingMedia)], model
-    )
+    media_parts = [part for draft in drafts for part in draft if isinstance(part, _PendingMedia)]
+    check_media([(_MEDIA_KINDS[part.content.type], part.param) for part in media_parts], model, "messages")
     loaded: list[ChatMessage] = []
     for message, draft in zip(messages, drafts, strict=True):
         content: list[ContentPart] = [
@@ -226,14 +226,15 @@ def _pending(content: MediaContent, message: Message, param: str) -> _PendingMed
     return _PendingMedia(content, param)
 
 
-def _check_media_counts(parts: list[_PendingMedia], model: ModelInfo) -> None:
+def check_media(parts: Iterable[tuple[MediaKind, str]], model: ModelInfo, param: str) -> None:
+    """`parts` of one prompt: the kind of each, and the field of the request that holds it. `param` is the
+    field that holds all of them. Raises `InvalidRequestError` for what `model` does not take."""
     num_parts: dict[MediaKind, int] = {}
-    for part in parts:
-        kind = _MEDIA_KINDS[part.content.type]
+    for kind, part in parts:
         if kind not in model.input_modalities:
             raise InvalidRequestError(
                 f"This model does not take {kind} input.",
-                param=f"{part.param}.type",
+                param=f"{part}.type",
                 code="unsupported_value",
             )
         num_parts[kind] = num_parts.get(kind, 0) + 1
@@ -242,6 +243,6 @@ def _check_media_counts(parts: list[_PendingMedia], model: ModelInfo) -> None:
         if limit is not None and number > limit:
             raise InvalidRequestError(
                 f"At most {limit} {kind}(s) may be provided in one prompt.",
-                param="messages",
+                param=param,
                 code="too_many_media",
             )

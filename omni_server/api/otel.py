@@ -25,7 +25,7 @@ from starlette.types import Scope
 
 from omni_server import __version__
 from omni_server.api.request_record import AnswerRecord
-from omni_server.api.stage_spans import StageSpan, stage_spans
+from omni_server.types import ModelInfo, SamplingConfig, StageTimes
 
 logger = logging.getLogger(__name__)
 
@@ -93,13 +93,13 @@ class OtelSpan:
         self._span = span
         self._began_s = time.perf_counter()
         self._began_ns = time.time_ns()
-        self._model = ""
+        self._model: ModelInfo | None = None
         self._first: AnswerRecord | None = None
         self._failed: AnswerRecord | None = None
         self._num_input_tokens = 0
         self._num_output_tokens = 0
 
-    def answer_ended(self, answer: AnswerRecord, model: str) -> None:
+    def answer_ended(self, answer: AnswerRecord, model: ModelInfo) -> None:
         self._model = model
         if not self._span.is_recording():
             return
@@ -110,9 +110,8 @@ class OtelSpan:
             usage = answer.finished.usage
             self._num_input_tokens += 0 if answer.is_another_choice else usage.prompt.total
             self._num_output_tokens += usage.text_tokens + usage.codec_tokens
-        context = set_span_in_context(self._span, Context())
-        for stage in stage_spans(answer):
-            self._add(stage, answer, context)
+        if answer.admitted_s is not None:
+            self._add_stages(answer, model, answer.admitted_s)
 
     def ended(
         self, *, method: str, route: str | None, status: int, error_code: str | None, caller: str
@@ -125,8 +124,8 @@ class OtelSpan:
             span.set_attributes({"http.response.status_code": status, "omni.caller": caller})
             if method != "WEBSOCKET":
                 span.set_attribute("http.request.method", method)
-            if self._first is not None:
-                span.set_attributes(self._of_answer(self._first, route))
+            if self._first is not None and self._model is not None:
+                span.set_attributes(self._of_answer(self._first, self._model, route))
             code = error_code or (None if self._failed is None else self._failed.reason)
             if status >= 500 or (status < 400 and self._failed is not None):
                 span.set_status(Status(StatusCode.ERROR))
@@ -135,13 +134,34 @@ class OtelSpan:
                 span.set_attribute("omni.error_code", code)
         span.end()
 
-    def _of_answer(self, answer: AnswerRecord, route: str | None) -> Mapping[str, AttributeValue]:
+    def _add_stages(self, answer: AnswerRecord, model: ModelInfo, admitted_s: float) -> None:
+        """The times of the stages come with the last event. Of an answer that failed, only the stage that did
+        has a span, as far as that is known."""
+        began_s = answer.began + admitted_s  # the stages were given the request
+        if answer.finished is not None:
+            for name, times in answer.finished.times.items():
+                if times.last_output_s is not None:
+                    attributes = _of_stage(name, times, answer, model)
+                    span = self._stage_span(name, answer, model, began_s + times.submitted_s, attributes)
+                    if times.first_output_s is not None:
+                        span.add_event("first output", timestamp=self._ns(began_s + times.first_output_s))
+                    span.end(self._ns(began_s + times.last_output_s))
+        elif answer.failed_stage is not None:
+            span = self._stage_span(
+                answer.failed_stage, answer, model, began_s, {"error.type": answer.reason}
+            )
+            span.set_status(Status(StatusCode.ERROR))
+            span.end(self._ns(answer.began + answer.duration_s))
+
+    def _of_answer(
+        self, answer: AnswerRecord, model: ModelInfo, route: str | None
+    ) -> Mapping[str, AttributeValue]:
         """Of the first of them, where there are several, but for the tokens."""
         attributes: dict[str, AttributeValue] = {
             "gen_ai.operation.name": _OPERATIONS.get(route or "", _OTHER_OPERATION),
             "gen_ai.provider.name": _PROVIDER,
-            "gen_ai.request.model": self._model,
-            "gen_ai.response.model": self._model,
+            "gen_ai.request.model": model.name,
+            "gen_ai.response.model": model.name,
             "gen_ai.response.id": answer.answer_id,
             "gen_ai.output.type": answer.kind,
             "omni.outcome": answer.outcome,
@@ -154,30 +174,58 @@ class OtelSpan:
             attributes["omni.time_to_first_audio"] = answer.first_audio_s
         return attributes
 
-    def _add(self, stage: StageSpan, answer: AnswerRecord, context: Context) -> None:
-        attributes: dict[str, AttributeValue] = {
-            "omni.stage": stage.name,
+    def _stage_span(
+        self,
+        name: str,
+        answer: AnswerRecord,
+        model: ModelInfo,
+        begin_s: float,
+        attributes: Mapping[str, AttributeValue],
+    ) -> Span:
+        common: dict[str, AttributeValue] = {
+            "omni.stage": name,
             "gen_ai.request.id": answer.answer_id,
-            "gen_ai.request.model": self._model,
-            **stage.attributes,
+            "gen_ai.request.model": model.name,
         }
-        span = self._tracer.start_span(
-            stage.name,
-            context=context,
+        return self._tracer.start_span(
+            name,
+            context=set_span_in_context(self._span, Context()),
             kind=SpanKind.INTERNAL,
-            attributes=attributes,
-            start_time=self._ns(answer.began + stage.begin_s),
+            attributes={**common, **attributes},
+            start_time=self._ns(begin_s),
         )
-        if stage.first_output_s is not None:
-            span.add_event("first output", timestamp=self._ns(answer.began + stage.first_output_s))
-        if stage.error_code is not None:
-            span.set_attribute("error.type", stage.error_code)
-            span.set_status(Status(StatusCode.ERROR))
-        span.end(self._ns(answer.began + stage.end_s))
 
     def _ns(self, perf_counter_s: float) -> int:
         """Since the epoch."""
         return self._began_ns + round(1e9 * (perf_counter_s - self._began_s))
+
+
+def _of_stage(
+    name: str, times: StageTimes, answer: AnswerRecord, model: ModelInfo
+) -> Mapping[str, AttributeValue]:
+    """What the stage `name` did for an answer that has ended well."""
+    assert answer.finished is not None
+    usage = answer.finished.usage
+    attributes: dict[str, AttributeValue] = {}
+    if name == model.text_stage:
+        attributes["gen_ai.usage.prompt_tokens"] = usage.prompt.total
+        attributes["gen_ai.usage.completion_tokens"] = usage.text_tokens
+        asked = answer.sampling.get(name, SamplingConfig())
+        for parameter, value in (
+            ("max_tokens", asked.max_tokens),
+            ("temperature", asked.temperature),
+            ("top_p", asked.top_p),
+        ):
+            if value is not None:
+                attributes[f"gen_ai.request.{parameter}"] = value
+        if times.first_output_s is not None:
+            attributes["gen_ai.latency.time_to_first_token"] = times.first_output_s
+    elif name == model.speech_stage:
+        attributes["gen_ai.usage.completion_tokens"] = usage.codec_tokens
+    if times.windows:
+        attributes["omni.windows"] = len(times.windows)
+        attributes["omni.audio_seconds"] = answer.audio_s
+    return attributes
 
 
 def _resource() -> Resource:

@@ -1,7 +1,7 @@
 """A long text, cut into passages that fit into one utterance.
 
-A talker ends an utterance at its limit of codec tokens, and was trained on replies of at most a
-minute or two.
+The model ends an utterance at its limit of codec tokens, and was trained on replies of at most a minute or
+two.
 """
 
 import re
@@ -12,8 +12,8 @@ _MAX_COST = 600
 _COST_PER_SECOND = 15
 """Latin letters that take a second to speak."""
 _SHARE_OF_LIMIT = 0.5
-"""Of the talker's limit that a passage may be expected to take: some voices are slower, some
-words are spelled."""
+"""Of the model's limit that a passage may be expected to take: some voices are slower, some words are
+spelled."""
 _WIDE_COST = 3
 """Chinese, Japanese and Korean characters are syllables."""
 _DIGIT_COST = 5
@@ -32,8 +32,8 @@ _ZERO_WIDTH_JOINER = "\u200d"
 def passages(text: str, longest_speech_s: float, longest_passage: int | None = None) -> list[str]:
     """`text` cut where speech pauses, if it can be, and always where it gets too long; no passage is blank.
 
-    Nothing but white space at the cuts and at both ends is lost. `longest_speech_s`: the talker's limit.
-    `longest_passage`: the model's own, in Latin letters.
+    Nothing but white space at the cuts and at both ends is lost. `longest_speech_s`: what the model speaks in
+    one utterance at most. `longest_passage`: the same as the checkpoint states it, in Latin letters.
     """
     found: list[str] = []
     rest = text.strip()

@@ -16,6 +16,7 @@ from omni_server.types import (
     AudioDelta,
     AudioPart,
     Finished,
+    ModelInfo,
     OmniEvent,
     OmniRequest,
     PromptTokens,
@@ -133,8 +134,8 @@ class RequestSpan(Protocol):
     """What a trace learns of one request, or of one WebSocket session.
     `omni_server.api.otel` implements it."""
 
-    def answer_ended(self, answer: AnswerRecord, model: str) -> None:
-        """A generation that was started for it is over; `model` is the model's first served name."""
+    def answer_ended(self, answer: AnswerRecord, model: ModelInfo) -> None:
+        """A generation that was started for it is over."""
         ...
 
     def ended(

@@ -166,7 +166,7 @@ class ObservedGenerator:
         if record is None:
             return
         if record.span is not None:
-            record.span.answer_ended(answer, self.model_info.name)
+            record.span.answer_ended(answer, self.model_info)
         if record.is_websocket:  # an HTTP request has one line for all of it
             log_session_answer(record, answer)
 

@@ -164,7 +164,7 @@ async def _deltas(run: TaskRun, name: str, heartbeat_s: float | None = None) -> 
                     is_start = True
     if run.num_cut_short:
         logger.warning(
-            "%s: the text of %d piece(s) ended at the thinker's limit of tokens", name, run.num_cut_short
+            "%s: the text of %d piece(s) ended at the model's limit of tokens", name, run.num_cut_short
         )
 
 

@@ -43,6 +43,8 @@ class Question:
     turn: Turn
     temperature: float
     voice: str
+    speech_stage: str
+    """Name of omni-server's stage that samples codec tokens."""
 
 
 class Adapter(Protocol):
@@ -74,7 +76,7 @@ class OmniServer:
         body["modalities"] = list(workload.modalities.split(","))
         if workload.codec_tokens:
             body["audio"] = {"voice": question.voice, "format": "pcm16"}
-            body["stage_sampling"] = {"talker": _exact_length(workload.codec_tokens)}
+            body["stage_sampling"] = {question.speech_stage: _exact_length(workload.codec_tokens)}
         return json.dumps(body).encode()
 
     def read(self, data: bytes) -> Delta:

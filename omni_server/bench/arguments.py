@@ -63,6 +63,12 @@ def fill(parser: argparse.ArgumentParser, program: str) -> None:
     server.add_argument(
         "--voice", metavar="NAME", help="voice of the speech (default: the first in /v1/models, else Chelsie)"
     )
+    server.add_argument(
+        "--speech-stage",
+        metavar="NAME",
+        default="talker",
+        help="name of the stage of an omni-server that samples codec tokens (default: %(default)s)",
+    )
     server.add_argument("--api-key", metavar="KEY", help="API key, sent as a bearer token")
     server.add_argument(
         "--timeout",

@@ -48,6 +48,7 @@ class RequestFactory:
     adapter: Adapter
     model: str
     voice: str
+    speech_stage: str
     workload: Workload
     temperature: float
     sample_tolerance: int
@@ -61,7 +62,7 @@ class RequestFactory:
 
     def _request(self, level: int, index: int) -> PreparedRequest:
         turn = make_turn(self.workload, np.random.default_rng([self.seed, level, index]))
-        question = Question(self.model, self.workload, turn, self.temperature, self.voice)
+        question = Question(self.model, self.workload, turn, self.temperature, self.voice, self.speech_stage)
         return PreparedRequest(
             index=index,
             body=self.adapter.body(question),

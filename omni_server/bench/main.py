@@ -88,7 +88,14 @@ async def _measure(args: argparse.Namespace, command: Sequence[str]) -> Run:
         served = await discover(session, base_url, args.model, args.voice)
         adapter = ADAPTERS[args.server]
         factory = RequestFactory(
-            adapter, served.model, served.voice, workload, args.temperature, args.sample_tolerance, seed
+            adapter=adapter,
+            model=served.model,
+            voice=served.voice,
+            speech_stage=args.speech_stage,
+            workload=workload,
+            temperature=args.temperature,
+            sample_tolerance=args.sample_tolerance,
+            seed=seed,
         )
         client = Client(session, f"{base_url}/v1/chat/completions", adapter, args.timeout)
         version = f"{args.server} {served.version or ''}".rstrip()

@@ -1,5 +1,6 @@
 """From a YAML file to a `StageConfig`, with errors that name the file, the field and what to change."""
 
+import re
 from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
@@ -12,6 +13,9 @@ from omni_server.config.stage_config import StageConfig
 from omni_server.errors import ConfigError
 
 _MAX_KEYS = 10_000
+
+_NAME = re.compile(r"\w+")
+_PATH = re.compile(r"\w+(\.\w+|\[\d+\])*")
 
 
 def load_stage_config(path: Path) -> StageConfig:
@@ -30,9 +34,13 @@ def load_stage_config(path: Path) -> StageConfig:
         return StageConfig.model_validate(document)
     except ValidationError as error:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
-        lines = (_line_of(location, root) for location in problem_locations(error))
-        problems = zip(lines, describe_problems(error), strict=True)
-        raise ConfigError("\n".join(f"{path}: {line}{problem}" for line, problem in problems)) from error
+        problems = zip(problem_locations(error), describe_problems(error), strict=True)
+        raise ConfigError(
+            "\n".join(
+                f"{path}: {_line_of(location or _named_first(problem), root)}{problem}"
+                for location, problem in problems
+            )
+        ) from error
 
 
 def find_stage_config(name_or_path: str) -> Path:
@@ -109,6 +117,13 @@ class _StrictLoader(yaml.SafeLoader):
                     problem_mark=key.start_mark,
                 )
             first_seen[key.value] = key.start_mark
+
+
+def _named_first(problem: str) -> Location:
+    """The field that the words about a whole file begin with, as in `edges[0].to is ...`."""
+    path = _PATH.match(problem)
+    names = [] if path is None else _NAME.findall(path[0])
+    return tuple(int(name) if name.isdecimal() else name for name in names)
 
 
 def _line_of(location: Location, root: yaml.Node | None) -> str:

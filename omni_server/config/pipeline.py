@@ -84,8 +84,10 @@ _ENDS: dict[type[Payload], tuple[EngineKind, EngineKind]] = {
 class Pipeline:
     """All stages of a family and the edges between them, by the family's names.
 
-    Raises `ValueError` for a pipeline that the server cannot run: it has one entry, every other stage has one
-    source, payloads fit the engines at both ends, every stage leads to an output, and no output comes twice.
+    Raises `ValueError` for a pipeline that the server cannot run. It has one entry, and every other stage has
+    one source. Payloads fit the engines at both ends. An `ar` stage either writes text, and may send embeddings,
+    or sends frames. A diffusion stage either ends in an output, audio made of frames or an image made of the
+    prompt, or sends its result on. No output comes twice.
     """
 
     stages: Mapping[str, StageSpec]
@@ -96,34 +98,20 @@ class Pipeline:
             for end in (edge.source, edge.target):
                 if end not in self.stages:
                     raise ValueError(f"edge {edge.source} -> {edge.target}: there is no stage '{end}'")
-            ends = self.stages[edge.source].engine, self.stages[edge.target].engine
-            if ends != _ENDS[type(edge.payload)]:
-                wanted = " -> ".join(_ENDS[type(edge.payload)])
-                raise ValueError(
-                    f"edge {edge.source} -> {edge.target}: {type(edge.payload).__name__} flow from {wanted}, "
-                    f"not from {' -> '.join(ends)}"
-                )
+            self._check_payload(edge)
+        if not self.stages:
+            raise ValueError("a pipeline has at least one stage")
         if len(entries := [name for name in self.stages if self.edge_into(name) is None]) != 1:
             raise ValueError(f"a pipeline has one entry, not {len(entries)}: {', '.join(entries)}")
+        for name in self.stages:
+            if (num_sources := sum(edge.target == name for edge in self.edges)) > 1:
+                raise ValueError(f"stage '{name}' has {num_sources} sources")
         try:
             TopologicalSorter({edge.target: (edge.source,) for edge in self.edges}).prepare()
         except CycleError as error:
             raise ValueError(f"stages in a circle: {' -> '.join(error.args[1])}") from error
-        for name, stage in self.stages.items():
-            if stage.output is not None and (stage.output == "text") != (stage.engine == "ar"):
-                raise ValueError(f"stage '{name}': {stage.engine} stages do not end in {stage.output}")
-            targets = [edge for edge in self.edges if edge.target == name]
-            if len(targets) > 1:
-                raise ValueError(f"stage '{name}' has {len(targets)} sources")
-            kinds = [type(edge.payload) for edge in self.edges_from(name)]
-            if len(set(kinds)) != len(kinds):
-                raise ValueError(f"stage '{name}' sends the same kind of payload to two stages")
-            if not kinds and stage.output is None:
-                raise ValueError(f"stage '{name}' leads to no output")
-            if (stage.output == "text") != (Embeddings in kinds) and kinds and stage.engine == "ar":
-                raise ValueError(
-                    f"stage '{name}': embeddings flow from the stage whose output is text, and from no other"
-                )
+        for name in self.stages:
+            self._check_stage(name)
         outputs = [stage.output for stage in self.stages.values() if stage.output is not None]
         if any((output == "image") != (self.stages[self.entry].engine == "diffusion") for output in outputs):
             raise ValueError(
@@ -131,6 +119,53 @@ class Pipeline:
             )
         if len(set(outputs)) != len(outputs):
             raise ValueError(f"outputs come from one stage each, not {', '.join(sorted(outputs))}")
+
+    def _check_payload(self, edge: EdgeSpec) -> None:
+        where, kind = f"edge {edge.source} -> {edge.target}", type(edge.payload)
+        if kind not in _ENDS:
+            raise ValueError(f"{where}: {edge.payload!r} is no payload")
+        ends = self.stages[edge.source].engine, self.stages[edge.target].engine
+        if ends != _ENDS[kind]:
+            raise ValueError(
+                f"{where}: {kind.__name__} flow from {' -> '.join(_ENDS[kind])}, not from {' -> '.join(ends)}"
+            )
+        if (edge.function is None) != (kind is Tensor):
+            needs = "has no function" if kind is Tensor else "needs a function"
+            raise ValueError(f"{where}: an edge with {kind.__name__} {needs}")
+
+    def _check_stage(self, name: str) -> None:
+        stage = self.stages[name]
+        kinds = [type(edge.payload) for edge in self.edges_from(name)]
+        if len(set(kinds)) != len(kinds):
+            raise ValueError(f"stage '{name}' sends the same kind of payload to two stages")
+        if stage.output is not None and (stage.output == "text") != (stage.engine == "ar"):
+            raise ValueError(f"stage '{name}': {stage.engine} stages do not end in {stage.output}")
+        if not kinds and stage.output is None:
+            raise ValueError(f"stage '{name}' leads to no output")
+        if stage.engine == "ar":
+            fitting = Embeddings if stage.output == "text" else TokenFrames
+            if any(kind is not fitting for kind in kinds):
+                raise ValueError(
+                    f"stage '{name}': a stage whose output is text sends embeddings and nothing else, and no other "
+                    "stage does"
+                )
+        elif stage.output is not None:
+            if kinds:
+                raise ValueError(f"stage '{name}' ends in {stage.output} and sends its result on")
+            made_of = (
+                "frames"
+                if any(isinstance(e.payload, TokenFrames) for e in self._path(name))
+                else "the prompt"
+            )
+            if (stage.output == "audio") != (made_of == "frames"):
+                raise ValueError(f"stage '{name}': {stage.output} is not made of {made_of}")
+
+    def _path(self, stage: str) -> list[EdgeSpec]:
+        """The edges from the entry to `stage`."""
+        path: list[EdgeSpec] = []
+        while (edge := self.edge_into(path[0].source if path else stage)) is not None:
+            path.insert(0, edge)
+        return path
 
     @property
     def entry(self) -> str:
@@ -151,9 +186,7 @@ class Pipeline:
         for name, stage in self.stages.items():
             if stage.output not in outputs:
                 continue
-            path = [name]
-            while (edge := self.edge_into(path[0])) is not None:
-                path.insert(0, edge.source)
+            path = [*(edge.source for edge in self._path(name)), name]
             needed += [stage for stage in path if stage not in needed]
         return tuple(needed)
 
@@ -173,8 +206,19 @@ class DeclaresPipeline(Protocol):
 
 
 def installed_families() -> dict[str, str]:
-    """`package.module:object` of each family that an installed package declares, by name."""
-    return {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}
+    """`package.module:object` of each family that an installed package declares, by name.
+
+    Raises `ValueError` if two packages declare different families under one name.
+    """
+    families: dict[str, str] = {}
+    for point in entry_points(group=ENTRY_POINT_GROUP):
+        other = families.setdefault(point.name, point.value)
+        if other != point.value:
+            raise ValueError(
+                f"two model families '{point.name}' are installed, {other} and {point.value}: uninstall the "
+                "package of one of them"
+            )
+    return families
 
 
 def families_of_this_process() -> tuple[str, ...]:
@@ -201,9 +245,11 @@ def find_family(name: str) -> DeclaresPipeline:
         module = importlib.import_module(module_name)
     except ImportError as exc:
         raise ValueError(f"cannot import {module_name} ({exc})") from exc
+    except Exception as exc:  # whatever its code raises, it cannot be served
+        raise ValueError(f"cannot import {module_name} ({type(exc).__name__}: {exc})") from exc
     if attribute not in vars(module):
         raise ValueError(f"{module_name} has no '{attribute}'")
     family = vars(module)[attribute]
-    if not isinstance(family, DeclaresPipeline):
+    if not isinstance(family, DeclaresPipeline) or not isinstance(family.pipeline, Pipeline):
         raise ValueError(f"{module_name}:{attribute} declares no pipeline")
     return family

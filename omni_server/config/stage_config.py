@@ -53,7 +53,7 @@ class Edge(FrozenModel):
     target: Annotated[str, Field(alias="to")]
     """Name of the stage that receives."""
     function: ImportPath | None = None
-    """Code that replaces the family's own for this edge."""
+    """Code that replaces the family's own for this edge. `null`: as the family says."""
     queue: QueueConfig = QueueConfig()
     """How payloads travel."""
     chunks: ChunkPlan | None = None
@@ -112,7 +112,7 @@ class StageConfig(FrozenModel):
             pipeline = find_family(family).pipeline
         except ValueError as error:
             raise ValueError(f"model_family '{family}': {error}") from error
-        return _completed(value, pipeline)
+        return _completed(value, family, pipeline)
 
     @property
     def pipeline(self) -> Pipeline:
@@ -132,7 +132,7 @@ class StageConfig(FrozenModel):
                     f"{', '.join(whole.stages)}"
                 )
             if roles.count(stage.model_stage) > 1:
-                raise ValueError(f"two stages run the {stage.model_stage}")
+                raise ValueError(f"stages.{name}: another stage runs the {stage.model_stage}, too")
             if spec.engine != stage.engine:
                 raise ValueError(f"stages.{name}.engine must be {spec.engine}, as {stage.model_stage} is")
             source = whole.edge_into(stage.model_stage)
@@ -170,8 +170,8 @@ class StageConfig(FrozenModel):
                 raise ValueError(f"edges[{number}]: remove 'chunks', only an edge with codec tokens has it")
             if not isinstance(payload, Embeddings) and edge.queue.transport != "inline":
                 raise ValueError(
-                    f"edge {edge.source} -> {edge.target}: set queue.transport to inline; only embeddings travel "
-                    "through shared memory"
+                    f"edges[{number}].queue.transport must be inline from {edge.source} to {edge.target}: only "
+                    "embeddings travel through shared memory"
                 )
             if isinstance(payload, Embeddings):
                 self._check_embeddings(edge)
@@ -268,9 +268,9 @@ class StageConfig(FrozenModel):
         return any(edge.chunks is not None and edge.chunks.carries_state for edge in self.edges)
 
 
-def _completed(document: dict[str, Any], pipeline: Pipeline) -> dict[str, Any]:
-    """The document with `model_stage`, `engine`, `edges`, `queue` and `chunks` where it has none of its
-    own."""
+def _completed(document: dict[str, Any], family: str, pipeline: Pipeline) -> dict[str, Any]:
+    """The document with `model_stage`, `engine`, `edges`, `function`, `queue` and `chunks` where it has none of
+    its own. Raises `ValueError` for a stage of which nothing says what it is."""
     stages = document.get("stages")
     if not isinstance(stages, dict):
         return document
@@ -280,6 +280,11 @@ def _completed(document: dict[str, Any], pipeline: Pipeline) -> dict[str, Any]:
         if isinstance(stage, dict):
             role = stage.get("model_stage", name)
             spec = pipeline.stages.get(role) if isinstance(role, str) else None
+            if spec is None and isinstance(role, str) and "engine" not in stage:
+                raise ValueError(
+                    f"stages.{name}.model_stage is '{role}'; the stages of {family} are "
+                    f"{', '.join(pipeline.stages)}"
+                )
             stage = {"model_stage": role} | ({} if spec is None else {"engine": spec.engine}) | stage
             if spec is not None:
                 names[role] = name
@@ -295,7 +300,7 @@ def _completed(document: dict[str, Any], pipeline: Pipeline) -> dict[str, Any]:
 
 
 def _completed_edge(edge: dict[str, Any], roles: dict[Any, str], pipeline: Pipeline) -> dict[str, Any]:
-    source, target = edge.get("from"), edge.get("to")
+    source, target = edge.get("from", edge.get("source")), edge.get("to", edge.get("target"))
     if not isinstance(source, str) or not isinstance(target, str):
         return edge
     ends = roles.get(source), roles.get(target)
@@ -305,6 +310,9 @@ def _completed_edge(edge: dict[str, Any], roles: dict[Any, str], pipeline: Pipel
     defaults: dict[str, Any] = {"function": spec.function}
     if not isinstance(spec.payload, Embeddings):
         defaults["queue"] = {"transport": "inline"}
-    if isinstance(spec.payload, TokenFrames) and edge.get("chunks") is None:
-        edge = edge | {"chunks": spec.chunks or ChunkPlan()}
-    return defaults | edge
+    if isinstance(spec.payload, TokenFrames):
+        defaults["chunks"] = spec.chunks or ChunkPlan()
+    given = {
+        key: value for key, value in edge.items() if value is not None or key not in ("function", "chunks")
+    }
+    return defaults | given

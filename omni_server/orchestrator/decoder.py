@@ -3,11 +3,13 @@ prompt."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from omni_server.engine.diffusion_client import DiffusionStageClient
+from omni_server.orchestrator.request_timeline import RequestTimeline
 from omni_server.protocol.diffusion import encode_stage_result
 
 
@@ -23,6 +25,11 @@ class Decoder:
     def name(self) -> str:
         """The stage whose result it is."""
         return self._stages[-1].name
+
+    @property
+    def first_stage(self) -> str:
+        """The stage that gets the windows, or the prompt."""
+        return self._stages[0].name
 
     @asynccontextmanager
     async def needed(self) -> AsyncIterator[None]:
@@ -40,11 +47,15 @@ class Decoder:
         *,
         priority: int = 0,
         num_streams: int | None = None,
+        timeline: RequestTimeline,
     ) -> npt.NDArray[np.float32]:
-        """The last stage's result. Arguments and errors are those of `DiffusionStageClient.run`."""
-        first, *others = self._stages
-        result = await first.run(request_id, token_ids, payload, priority=priority, num_streams=num_streams)
-        for stage in others:
+        """The last stage's result. Other arguments and errors are those of `DiffusionStageClient.run`."""
+        result = await self._stages[0].run(
+            request_id, token_ids, payload, priority=priority, num_streams=num_streams
+        )
+        for before, stage in pairwise(self._stages):
+            timeline.mark_output(before.name)
+            timeline.mark_submitted(stage.name)
             result = await stage.run(
                 request_id,
                 token_ids,

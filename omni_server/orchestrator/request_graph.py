@@ -24,11 +24,11 @@ from omni_server.family import DiffusionPrompt
 from omni_server.orchestrator.decoder import Decoder
 from omni_server.orchestrator.feed_outbox import FeedOutbox
 from omni_server.orchestrator.released_logprobs import ReleasedLogprobs
+from omni_server.orchestrator.request_timeline import RequestTimeline
 from omni_server.orchestrator.row_feeder import RowFeeder
 from omni_server.orchestrator.speech_scheduler import SpeechScheduler
 from omni_server.orchestrator.speech_stream import SpeechStream
 from omni_server.orchestrator.spoken_text import SpokenText
-from omni_server.orchestrator.stage_clock import StageClock
 from omni_server.orchestrator.tool_parser import ToolParser
 from omni_server.protocol.rows import SharedBlock
 from omni_server.types import (
@@ -115,17 +115,19 @@ class ImagePlan:
 class RequestGraph:
     """`run` ends when all outputs are complete; `close` must follow, however it ended."""
 
-    def __init__(self, request_id: str, entry: ArPlan | ImagePlan, *, clock: StageClock, emit: Emit) -> None:
+    def __init__(
+        self, request_id: str, entry: ArPlan | ImagePlan, *, timeline: RequestTimeline, emit: Emit
+    ) -> None:
         """`emit` gets all events but the last."""
         self._request_id = request_id
-        self._clock = clock
+        self._timeline = timeline
         self._emit = emit
         self._runs: list[_ArRun | _AudioOutput | _ImageRun] = []  # consumers before their sources
         self._feeders: list[RowFeeder] = []
         self._text: _TextOutput | None = None
         self._frames: _FrameOutput | None = None
         if isinstance(entry, ImagePlan):
-            self._runs.append(_ImageRun(request_id, entry, emit))
+            self._runs.append(_ImageRun(request_id, entry, timeline, emit))
         else:
             self._add(entry, source=None)
 
@@ -142,14 +144,14 @@ class RequestGraph:
             self._feeders.append(feeder)
             target = self._add(plan.embeddings.target, feeder)
         if plan.decoder is not None:
-            audio = _AudioOutput(self._request_id, plan.decoder, self._clock, self._emit)
+            audio = _AudioOutput(self._request_id, plan.decoder, self._timeline, self._emit)
             self._runs.append(audio)
-            self._frames = _FrameOutput(plan.decoder, audio.speech, self._clock, self._emit)
+            self._frames = _FrameOutput(plan, plan.decoder, audio.speech, self._timeline, self._emit)
             take = self._frames.take
         else:
             assert plan.text is not None
             on_nothing = None if target is None else target.skip
-            self._text = _TextOutput(plan, plan.text, feeder, on_nothing, self._clock, self._emit)
+            self._text = _TextOutput(plan, plan.text, feeder, on_nothing, self._timeline, self._emit)
             take = self._text.take
         run = _ArRun(
             self._request_id,
@@ -158,7 +160,7 @@ class RequestGraph:
             source=source,
             row_sink=None if feeder is None else feeder.take,
             on_skip=None if plan.decoder is None else audio.speech.finish,
-            clock=self._clock,
+            timeline=self._timeline,
         )
         self._runs.append(run)
         return run
@@ -209,7 +211,7 @@ class _ArRun:
         source: RowFeeder | None,
         row_sink: RowSink | None,
         on_skip: Callable[[], None] | None,
-        clock: StageClock,
+        timeline: RequestTimeline,
     ) -> None:
         """`source` feeds the stage, `row_sink` takes its own embeddings. `on_skip`: see `skip`."""
         self._request_id = request_id
@@ -218,8 +220,10 @@ class _ArRun:
         self._source = source
         self._row_sink = row_sink
         self._on_skip = on_skip
-        self._clock = clock
+        self._timeline = timeline
         self._task: asyncio.Task[None] | None = None
+        if source is None:
+            timeline.mark_submitted(plan.client.name)
 
     async def run(self) -> None:
         self._task = asyncio.current_task()
@@ -246,7 +250,7 @@ class _ArRun:
         )
         try:
             if self._source is not None:
-                self._clock.talker()
+                self._timeline.mark_submitted(plan.client.name)
                 self._source.connect(stream.engine_id)
             async with aclosing(stream.outputs()) as outputs:
                 async for output in outputs:
@@ -260,15 +264,18 @@ class _ArRun:
 class _ImageRun:
     """A prompt becomes an image."""
 
-    def __init__(self, request_id: str, plan: ImagePlan, emit: Emit) -> None:
+    def __init__(self, request_id: str, plan: ImagePlan, timeline: RequestTimeline, emit: Emit) -> None:
         self._request_id = request_id
         self._plan = plan
+        self._timeline = timeline
         self._emit = emit
 
     async def run(self) -> None:
-        decoder, prompt = self._plan.decoder, self._plan.prompt
+        decoder, prompt, timeline = self._plan.decoder, self._plan.prompt, self._timeline
+        timeline.mark_submitted(decoder.first_stage)
         async with decoder.needed():
-            result = await decoder.run(self._request_id, prompt.token_ids, prompt.payload)
+            result = await decoder.run(self._request_id, prompt.token_ids, prompt.payload, timeline=timeline)
+        timeline.mark_output(decoder.name)
         # In a thread: an image of 2048x2048 takes 50 ms.
         self._emit(ImageDone(await asyncio.to_thread(_pixels, decoder.name, result, self._plan.size)))
 
@@ -285,17 +292,18 @@ def _pixels(stage: str, result: npt.NDArray[np.float32], size: ImageSize) -> npt
 class _AudioOutput:
     """Windows become audio at the rate of the API."""
 
-    def __init__(self, request_id: str, plan: DecoderPlan, clock: StageClock, emit: Emit) -> None:
+    def __init__(self, request_id: str, plan: DecoderPlan, timeline: RequestTimeline, emit: Emit) -> None:
         self.speech = SpeechStream(
             request_id,
             decoder=plan.decoder,
             edge=plan.edge,
             scheduler=plan.scheduler,
-            clock=clock,
+            timeline=timeline,
             emit=self._take,
         )
-        self._clock = clock
+        self._timeline = timeline
         self._emit = emit
+        self._stage = plan.decoder.name
         self._resampler: Resampler | None = None
         if plan.sample_rate_hz != SAMPLE_RATE_HZ:
             self._resampler = Resampler(plan.sample_rate_hz, SAMPLE_RATE_HZ)
@@ -311,7 +319,7 @@ class _AudioOutput:
 
     def _send(self, samples: npt.NDArray[np.float32]) -> None:
         if samples.size:
-            self._clock.audio()
+            self._timeline.mark_output(self._stage)
             self._emit(AudioDelta(self._num_samples, samples))
             self._num_samples += samples.size
 
@@ -319,10 +327,18 @@ class _AudioOutput:
 class _FrameOutput:
     """Tokens of a stage become frames, and these audio."""
 
-    def __init__(self, plan: DecoderPlan, speech: SpeechStream, clock: StageClock, emit: Emit) -> None:
+    def __init__(
+        self,
+        stage: ArPlan,
+        plan: DecoderPlan,
+        speech: SpeechStream,
+        timeline: RequestTimeline,
+        emit: Emit,
+    ) -> None:
+        self._stage = stage
         self._plan = plan
         self._speech = speech
-        self._clock = clock
+        self._timeline = timeline
         self._emit = emit
         self._rest: tuple[int, ...] = ()
         self.num_frames = 0
@@ -340,7 +356,7 @@ class _FrameOutput:
         self._rest = tokens[end:]
         frames = [tokens[i : i + width] for i in range(0, end, width)]
         if frames:
-            self._clock.codes()
+            self._timeline.mark_output(self._stage.client.name)
             self.num_frames += len(frames)
             self._emit(CodecDelta(tokens[:end]))
             self._speech.push(frames)
@@ -358,7 +374,7 @@ class _TextOutput:
         plan: TextPlan,
         feeder: RowFeeder | None,
         on_nothing_spoken: Callable[[], None] | None,
-        clock: StageClock,
+        timeline: RequestTimeline,
         emit: Emit,
     ) -> None:
         """`feeder` and `on_nothing_spoken` are given where the text is spoken."""
@@ -367,7 +383,7 @@ class _TextOutput:
         self._tool_parser = plan.tool_parser
         self._feeder = feeder
         self._on_nothing_spoken = on_nothing_spoken
-        self._clock = clock
+        self._timeline = timeline
         self._emit = emit
         self._logprobs = ReleasedLogprobs()
         self._num_speakable_chars = 0
@@ -385,7 +401,7 @@ class _TextOutput:
         self.num_tokens += len(output.token_ids)
         self.num_cached = output.num_cached_tokens
         if output.text or output.token_ids:
-            self._clock.text()
+            self._timeline.mark_output(self._stage.client.name)
         logprobs = self._logprobs.push(output.logprobs, output.text)
         if output.finish_reason is not None and not output.is_cut:
             logprobs += self._logprobs.rest()
@@ -419,7 +435,7 @@ class _TextOutput:
     def _take_reply(self, token_ids: tuple[int, ...], text: str) -> None:
         """All rows of the given reply have come; the token that was sampled behind it is not part of it."""
         self.num_tokens = len(token_ids)
-        self._clock.text()
+        self._timeline.mark_output(self._stage.client.name)
         self._emit(TextDelta(text, token_ids))
         self._done("stop", num_without_row=0)
 

@@ -11,7 +11,7 @@ import msgspec
 
 from omni_server.errors import CorruptDataError, DeadlineExceededError, OmniError
 from omni_server.orchestrator.request_graph import ArPlan, ImagePlan, RequestGraph
-from omni_server.orchestrator.stage_clock import StageClock
+from omni_server.orchestrator.request_timeline import RequestTimeline
 from omni_server.types import Finished, OmniEvent, PromptTokens
 
 logger = logging.getLogger(__name__)
@@ -47,8 +47,8 @@ class RequestRun:
         self._task: asyncio.Task[None] | None = None
         self._is_over = False  # for the consumer: the last event has been delivered
         self._is_released = False
-        self._clock = StageClock()
-        self._graph = RequestGraph(request_id, entry, clock=self._clock, emit=self._events.put_nowait)
+        self._timeline = RequestTimeline()
+        self._graph = RequestGraph(request_id, entry, timeline=self._timeline, emit=self._events.put_nowait)
 
     # -- the caller's side
 
@@ -109,7 +109,7 @@ class RequestRun:
 
     def _finished(self) -> Finished:
         reason, usage = self._graph.result(self.prompt)
-        times = self._clock.times()
+        times = self._timeline.times()
         if self._is_logged and logger.isEnabledFor(logging.DEBUG):
             logger.debug("request %s: times %s", self.request_id, msgspec.json.encode(times).decode())
         return Finished(reason, usage, times)

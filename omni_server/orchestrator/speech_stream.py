@@ -19,8 +19,8 @@ from omni_server.audio.waveform_check import waveform_fault
 from omni_server.edge import CodecEdge, DecoderWindow, Frame
 from omni_server.errors import CorruptDataError
 from omni_server.orchestrator.decoder import Decoder
+from omni_server.orchestrator.request_timeline import RequestTimeline
 from omni_server.orchestrator.speech_scheduler import PlayoutBuffer, SpeechScheduler
-from omni_server.orchestrator.stage_clock import StageClock
 from omni_server.types import AudioDelta
 
 Samples = npt.NDArray[np.float32]
@@ -36,7 +36,7 @@ class SpeechStream:
         decoder: Decoder,
         edge: CodecEdge,
         scheduler: SpeechScheduler,
-        clock: StageClock,
+        timeline: RequestTimeline,
         emit: Callable[[AudioDelta], None],
     ) -> None:
         """`emit` is given the pieces of the waveform in order, without gaps."""
@@ -44,7 +44,7 @@ class SpeechStream:
         self._decoder = decoder
         self._edge = edge
         self._scheduler = scheduler
-        self._clock = clock
+        self._timeline = timeline
         self._emit = emit
         self._unsent: asyncio.Queue[DecoderWindow | None] = asyncio.Queue()
         self._sent: asyncio.Queue[tuple[DecoderWindow, asyncio.Future[Samples]] | None] = asyncio.Queue()
@@ -70,8 +70,8 @@ class SpeechStream:
         self._unsent.put_nowait(None)
 
     def _take(self, windows: Sequence[DecoderWindow]) -> None:
-        self._clock.windows(len(windows))
         for window in windows:
+            self._timeline.mark_window_ready(self._decoder.first_stage)
             if window.first_sample != self._num_samples:
                 detail = f"a window from sample {window.first_sample} on, where {self._num_samples} is the next one"
                 raise CorruptDataError(self._decoder.name, "window_sequence", detail)
@@ -94,7 +94,7 @@ class SpeechStream:
             await self._scheduler.limiter.enter(self._buffer.next_due)
             result: asyncio.Future[Samples] = asyncio.get_running_loop().create_future()
             priority = self._scheduler.priority(self._buffer.window_sent())
-            self._clock.window_sent()
+            self._timeline.mark_window_sent(self._decoder.first_stage)
             task = group.create_task(self._compute(f"{self._request_id}-{number}", window, priority, result))
             # Not in the task's own `finally`: a task that is cancelled before its first step never comes
             # there.
@@ -116,6 +116,7 @@ class SpeechStream:
             window.payload,
             priority=priority,
             num_streams=self._scheduler.num_streams,
+            timeline=self._timeline,
         )
         fault = waveform_fault(samples, num_samples=window.num_samples, is_varied=window.is_varied)
         if fault is not None:
@@ -128,7 +129,7 @@ class SpeechStream:
             window, result = item
             samples = await result
             self._buffer.window_back(window.num_computed)
-            self._clock.window_computed()
+            self._timeline.mark_window_computed(self._decoder.first_stage)
             delta = AudioDelta(window.first_sample, samples)
             if self._held is None:
                 self._emit(delta)

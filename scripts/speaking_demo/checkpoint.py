@@ -12,11 +12,7 @@ from transformers import (
     Qwen2_5OmniTalkerForConditionalGeneration,
 )
 
-from scripts.speaking_demo import codes, dit, talker, thinker, vocabulary
-from scripts.speaking_demo.rows import WIDTH
-from scripts.speaking_demo.tokenizer import plain_vocabulary
-from scripts.speaking_demo.voice import SPEAKERS
-from stages.qwen2_5_omni.demo_checkpoint.config import (
+from scripts.demo_checkpoint.config import (
     CODEC_END,
     CODEC_PAD,
     CODEC_START,
@@ -24,7 +20,7 @@ from stages.qwen2_5_omni.demo_checkpoint.config import (
     demo_model_config,
     write_configs,
 )
-from stages.qwen2_5_omni.demo_checkpoint.sizes import (
+from scripts.demo_checkpoint.sizes import (
     AudioSize,
     DemoSize,
     DiTSize,
@@ -32,8 +28,12 @@ from stages.qwen2_5_omni.demo_checkpoint.sizes import (
     VisionSize,
     VocoderSize,
 )
-from stages.qwen2_5_omni.demo_checkpoint.tokenizer import TokenIds, write_word_tokenizer
-from stages.qwen2_5_omni.demo_checkpoint.weights import fill
+from scripts.demo_checkpoint.tokenizer import TokenIds, write_word_tokenizer
+from scripts.demo_checkpoint.weights import fill
+from scripts.speaking_demo import codes, dit, talker, thinker, vocabulary
+from scripts.speaking_demo.rows import WIDTH
+from scripts.speaking_demo.tokenizer import plain_vocabulary
+from scripts.speaking_demo.voice import SPEAKERS
 
 NAME = "speaking-demo"
 _MROPE = (8, 12, 12)

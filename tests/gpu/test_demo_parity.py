@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from omni_server.offline import OmniOutput
-from stages.qwen2_5_omni.demo_checkpoint import make_demo_checkpoint
+from scripts.demo_checkpoint import make_demo_checkpoint
 from tests.integration.live import LiveOmni, demo_config
 from tests.integration.parity import Expected, expected, signal_to_noise_db
 from tests.reference.cases import CASES

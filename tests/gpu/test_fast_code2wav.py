@@ -15,7 +15,7 @@ import torch
 from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniToken2WavConfig
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
 
-import stages.qwen2_5_omni.demo_checkpoint
+import scripts.demo_checkpoint
 from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.protocol.diffusion_config import ComputeDtype, DiffusionRuntimeConfig, FlowSolver
 from stages.codec_chunking import CodecChunker
@@ -53,7 +53,7 @@ def snr_db(result: torch.Tensor, reference: torch.Tensor) -> float:
 @pytest.fixture(scope="module")
 def token2wav() -> Qwen2_5OmniToken2WavModel:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    folder = Path(stages.qwen2_5_omni.demo_checkpoint.__file__).parent
+    folder = Path(scripts.demo_checkpoint.__file__).parent
     config = json.loads((folder / "qwen2_5_omni_7b.config.json").read_text())["token2wav_config"]
     return random_token2wav(Qwen2_5OmniToken2WavConfig(**config), "cuda")
 

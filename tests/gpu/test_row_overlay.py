@@ -11,7 +11,7 @@ from vllm.v1.sample.ops.penalties import apply_all_penalties
 
 from omni_server.orchestrator import orchestrator
 from omni_server.protocol.rows import RowsFeed, RowsInput, RowsOutput, decode_payload
-from stages.qwen2_5_omni.demo_checkpoint import make_demo_checkpoint
+from scripts.demo_checkpoint import make_demo_checkpoint
 from stages.runtime.ar_runner_v1 import RepetitionPenalty
 from stages.runtime.embeddings_in import RowOverlay, RowUpload
 from stages.runtime.embeddings_out import RowEmitter

@@ -7,7 +7,7 @@ import httpx2
 import openai
 import pytest
 
-from stages.qwen2_5_omni.demo_checkpoint import make_demo_checkpoint
+from scripts.demo_checkpoint import make_demo_checkpoint
 from tests.integration.live import LiveOmni, demo_config
 from tests.integration.server_process import ServerProcess
 from tests.reference.reference import Reference

@@ -89,18 +89,19 @@ def test_codes_leave_the_talker_in_blocks(long_reply: list[OmniEvent]) -> None:
 def test_the_end_tells_when_each_stage_was_passed(long_reply: list[OmniEvent]) -> None:
     finished = long_reply[-1]
     assert isinstance(finished, Finished)
-    times = finished.times
+    assert list(finished.times) == ["thinker", "talker", "code2wav"]
+    _, talker, code2wav = finished.times.values()
     speech = [
-        times.talker_opened_s,
-        times.first_codes_s,
-        times.first_window_s,
-        times.first_audio_s,
-        times.last_audio_s,
+        talker.submitted_s,
+        talker.first_output_s,
+        code2wav.submitted_s,
+        code2wav.first_output_s,
+        code2wav.last_output_s,
     ]
     known = [moment for moment in speech if moment is not None]
     assert len(known) == len(speech)
     assert sorted(known) == known
-    assert times.num_windows == sum(isinstance(event, AudioDelta) for event in long_reply)
+    assert len(code2wav.windows) == sum(isinstance(event, AudioDelta) for event in long_reply)
 
 
 def test_audio_is_contiguous_and_covers_every_code(long_reply: list[OmniEvent]) -> None:

@@ -77,7 +77,7 @@ def _byte_order() -> list[int]:
 
 def test_text_only_model_answers_under_a_stage_name_of_its_own(tmp_path: Path) -> None:
     stages = {"brain": {"model_stage": "writer", "max_model_len": 512}}
-    with served(tmp_path, text_only.ARCHITECTURE, "text_only", stages) as (client, _):
+    with served(tmp_path, text_only.ARCHITECTURE, "text_only", stages) as (client, server):
         body = {
             "model": MODEL,
             "messages": [{"role": "user", "content": "abc"}],
@@ -100,6 +100,7 @@ def test_text_only_model_answers_under_a_stage_name_of_its_own(tmp_path: Path) -
         bytes([order[number]]) if number < END else b"<code %d>" % (number - FIRST_CODE) for number in wanted
     ]
     assert spoken.status_code == 400
+    assert "brain_s=" in server.log
     assert card["modalities"] == {"input": ["text"], "output": ["text"]}
 
 
@@ -288,6 +289,8 @@ def test_four_stages_with_a_branch_answer_in_text_and_speech(tmp_path: Path) -> 
         # Four stages, a queue, all requests.
         wait_until(lambda: not busy(client, 6), 60.0, lambda: server.log)
         again = client.post("/v1/chat/completions", json=body)
+    for stage in stages:
+        assert f" {stage}_s=" in server.log
     text, codes = branched_reference(tmp_path / "checkpoint", "Say this.", num_text, 4 * num_frames)
     told = [bytes(token["bytes"]) for token in written.json()["choices"][0]["logprobs"]["content"]]
     order = _byte_order()

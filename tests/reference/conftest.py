@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.qwen2_5_omni.demo_checkpoint import make_demo_checkpoint
+from scripts.demo_checkpoint import make_demo_checkpoint
 from tests.reference.cases import CASES, run
 from tests.reference.reference import Reference, ReferenceResult
 

@@ -1,6 +1,7 @@
 """A session's conversation: its items in order, and the messages that the model reads of them."""
 
 import logging
+from collections import deque
 from collections.abc import Container, Sequence
 
 import numpy as np
@@ -145,16 +146,20 @@ def messages_of(items: Sequence[Item], instructions: str, model: ModelInfo) -> t
     latest ones. An older recording is replaced by its transcript, if it is known; messages that are left with
     nothing are left out.
     """
-    latest = _latest_media(items, model)
-    messages = [ChatMessage("system", (TextPart(instructions),))] if instructions else []
-    for item in items:
-        message = _message(item, latest)
+    room: dict[MediaKind, int] = {
+        kind: model.max_media_per_prompt.get(kind, 0) for kind in ("audio", "image")
+    }
+    messages: deque[ChatMessage] = deque()
+    for item in reversed(items):
+        message = _message(item, room)
         if not message.content and not message.tool_calls:
             continue
-        if message.tool_calls and messages and messages[-1].role == "assistant":  # one turn is one message
-            before = messages.pop()
-            message = ChatMessage("assistant", before.content, before.tool_calls + message.tool_calls)
-        messages.append(message)
+        if message.role == "assistant" and messages and messages[0].tool_calls and not messages[0].content:
+            calls = messages.popleft().tool_calls  # one turn is one message
+            message = ChatMessage("assistant", message.content, message.tool_calls + calls)
+        messages.appendleft(message)
+    if instructions:
+        messages.appendleft(ChatMessage("system", (TextPart(instructions),)))
     return tuple(messages)
 
 
@@ -175,31 +180,8 @@ def without_oldest(messages: tuple[ChatMessage, ...]) -> tuple[ChatMessage, ...]
     return messages[:kept] + rest
 
 
-def _latest_media(items: Sequence[Item], model: ModelInfo) -> set[int]:
-    """`id()` of the parts that the prompt has room for."""
-    room: dict[MediaKind, int] = {
-        kind: model.max_media_per_prompt.get(kind, 0) for kind in ("audio", "image")
-    }
-    latest: set[int] = set()
-    for item in reversed(items):
-        if not isinstance(item, UserItem):
-            continue
-        for part in reversed(item.content):
-            kind: MediaKind
-            match part:
-                case HeardAudio():
-                    kind = "audio"
-                case SeenImage():
-                    kind = "image"
-                case _:
-                    continue
-            if room[kind] > 0:
-                room[kind] -= 1
-                latest.add(id(part))
-    return latest
-
-
-def _message(item: Item, latest: set[int]) -> ChatMessage:
+def _message(item: Item, room: dict[MediaKind, int]) -> ChatMessage:
+    """`room`: how many recordings and images the prompt may still hold; those of `item` are deducted."""
     match item:
         case SystemItem():
             return ChatMessage("system", tuple(TextPart(part.text) for part in item.content))
@@ -207,8 +189,8 @@ def _message(item: Item, latest: set[int]) -> ChatMessage:
             said = [part.text if isinstance(part, AnswerText) else part.transcript for part in item.content]
             return ChatMessage("assistant", tuple(TextPart(text) for text in said if text))
         case UserItem():
-            parts = [_user_part(part, in_prompt=id(part) in latest) for part in item.content]
-            return ChatMessage("user", tuple(part for part in parts if part is not None))
+            parts = [_user_part(part, room) for part in reversed(item.content)]
+            return ChatMessage("user", tuple(part for part in reversed(parts) if part is not None))
         case CallItem(status="completed"):
             return ChatMessage("assistant", (), (ToolCall(item.name, item.arguments),))
         case CallItem():  # interrupted while it was written
@@ -217,15 +199,17 @@ def _message(item: Item, latest: set[int]) -> ChatMessage:
             return ChatMessage("tool", (TextPart(item.output),))
 
 
-def _user_part(part: InputContent, *, in_prompt: bool) -> ContentPart | None:
+def _user_part(part: InputContent, room: dict[MediaKind, int]) -> ContentPart | None:
     match part:
         case WrittenText(text):
             return TextPart(text)
         case SeenImage(image):
-            return image if in_prompt else None
-        case HeardAudio() if in_prompt:
-            return audio_part(part)
+            room["image"] -= 1
+            return image if room["image"] >= 0 else None
         case HeardAudio():
+            room["audio"] -= 1
+            if room["audio"] >= 0:
+                return audio_part(part)
             return TextPart(part.transcript) if part.transcript else None
 
 

@@ -1,9 +1,10 @@
 """Items that clients write themselves, with their audio and images decoded."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from omni_server.api.media_loader import MediaLoader
+from omni_server.api.messages import check_media
 from omni_server.api.realtime import client_events as client
 from omni_server.api.realtime.audio_format import decode_audio, rate_of
 from omni_server.api.realtime.conversation import MAX_BYTES, Conversation, check_call_id
@@ -43,7 +44,7 @@ class ItemLoader:
         Nothing is decoded of an item with more media than a prompt holds, and nothing more of one that is too
         large.
         """
-        self._check_media([(given, param)], param)
+        check_media(_media_of(given, param), self._model, param)
         return await self._load(given, format, param, _Room("item", param))
 
     async def load_input(
@@ -58,9 +59,7 @@ class ItemLoader:
         Raises as `load` does; what holds for an item there holds for all that is `given` here.
         """
         named = [(item, f"{param}[{index}]") for index, item in enumerate(given)]
-        self._check_media(
-            [(item, name) for item, name in named if not isinstance(item, client.ItemReference)], param
-        )
+        check_media((media for item, name in named for media in _media_of(item, name)), self._model, param)
         room = _Room("input", param)
         items: list[Item] = []
         call_ids = conversation.call_ids
@@ -77,31 +76,6 @@ class ItemLoader:
                 check_call_id(found.call_id, call_ids, name)
             items.append(found)
         return tuple(items)
-
-    def _check_media(self, given: Sequence[tuple[client.GivenItem, str]], param: str) -> None:
-        numbers: dict[MediaKind, int] = {}
-        for item, name in given:
-            if not isinstance(item, client.UserMessage):
-                continue
-            for index, part in enumerate(item.content):
-                if isinstance(part, client.InputText):
-                    continue
-                kind: MediaKind = "audio" if isinstance(part, client.InputAudio) else "image"
-                if kind not in self._model.input_modalities:
-                    raise InvalidRequestError(
-                        f"This model does not take {kind} input.",
-                        param=f"{name}.content[{index}].type",
-                        code="unsupported_value",
-                    )
-                numbers[kind] = numbers.get(kind, 0) + 1
-        for kind, number in numbers.items():
-            limit = self._model.max_media_per_prompt.get(kind)
-            if limit is not None and number > limit:
-                raise InvalidRequestError(
-                    f"At most {limit} {kind}(s) may be provided in one prompt.",
-                    param=param,
-                    code="too_many_media",
-                )
 
     async def _load(self, given: client.GivenItem, format: WireFormat, param: str, room: "_Room") -> Item:
         item_id = given.id if given.id is not None else new_id("item")
@@ -154,6 +128,13 @@ class ItemLoader:
                 param=f"{param}.audio",
             )
         return HeardAudio(samples, rate, part.transcript)
+
+
+def _media_of(given: client.GivenItem | client.ItemReference, param: str) -> Iterator[tuple[MediaKind, str]]:
+    """The kind of each audio and image of `given`, and what errors call it."""
+    for index, part in enumerate(given.content if isinstance(given, client.UserMessage) else []):
+        if not isinstance(part, client.InputText):
+            yield "audio" if isinstance(part, client.InputAudio) else "image", f"{param}.content[{index}]"
 
 
 class _Room:

@@ -1,10 +1,9 @@
-"""Transcripts of what the user said: a short request to the thinker, outside of the conversation."""
+"""Transcripts of what the user said: a short text-only request, outside of the conversation."""
 
 import asyncio
 import logging
 from contextlib import aclosing
 
-from omni_server.api.answer_stream import follow
 from omni_server.api.errors import unexpected_error
 from omni_server.api.realtime import server_events as events
 from omni_server.api.realtime.conversation import audio_part
@@ -13,6 +12,7 @@ from omni_server.api.realtime.outbox import Outbox
 from omni_server.api.realtime.session_config import Transcription
 from omni_server.api.sampling import text_sampling
 from omni_server.api.state import ServerState
+from omni_server.api.task_run import TaskRun
 from omni_server.errors import OmniError, OverloadedError
 from omni_server.types import Finished, OmniRequest, SamplingConfig, TextDelta, Transcribe
 
@@ -67,26 +67,23 @@ class Transcriber:
             messages=generator.task_messages(task),
             sampling=text_sampling(SamplingConfig(temperature=0.0), generator.model_info),
         )
-        generation = await generator.submit(request)
         text: list[str] = []
-        try:
-            async with aclosing(follow(generation, self._state)) as stream:
-                async for event in stream:
-                    match event:
-                        case TextDelta(text=delta) if delta:
-                            text.append(delta)
-                            self._outbox.put(events.TranscriptionDelta(item_id=item.id, delta=delta))
-                        case Finished(usage=usage):
-                            audio.transcript = "".join(text)
-                            self._outbox.put(
-                                events.TranscriptionCompleted(
-                                    item_id=item.id,
-                                    transcript=audio.transcript,
-                                    usage=events.TranscriptionUsage.of(usage),
-                                )
+        run = TaskRun(generator, self._state, [request], input_param="audio")
+        async with aclosing(run.events()) as stream:
+            async for event in stream:
+                match event:
+                    case TextDelta(text=delta) if delta:
+                        text.append(delta)
+                        self._outbox.put(events.TranscriptionDelta(item_id=item.id, delta=delta))
+                    case Finished(usage=usage):
+                        audio.transcript = "".join(text)
+                        self._outbox.put(
+                            events.TranscriptionCompleted(
+                                item_id=item.id,
+                                transcript=audio.transcript,
+                                usage=events.TranscriptionUsage.of(usage),
                             )
-        finally:
-            await generation.aclose()
+                        )
 
     def _fail(self, item: UserItem, error: OmniError) -> None:
         self._outbox.put(events.TranscriptionFailed(item_id=item.id, error=events.FailureDetails.of(error)))

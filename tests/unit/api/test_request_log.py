@@ -37,14 +37,11 @@ def only_line(caplog: pytest.LogCaptureFixture) -> tuple[str, dict[str, Field]]:
 async def test_answer_by_voice_has_its_numbers_on_one_line(
     stream: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    times = StageTimes(
-        first_text_s=0.1,
-        last_text_s=0.2,
-        first_codes_s=0.3,
-        last_codes_s=0.4,
-        first_audio_s=0.5,
-        last_audio_s=0.6,
-    )
+    times = {
+        "thinker": StageTimes(0.0, 0.1, 0.2),
+        "talker": StageTimes(0.15, 0.3, 0.4),
+        "code2wav": StageTimes(0.35, 0.5, 0.6),
+    }
     script = [*speech_script()[:-1], Finished("stop", finished(codec_tokens=5).usage, times)]
     app = app_of(FakeGenerator(script=script), ApiConfig(api_keys=(KEY,)))
     audio = {"type": "input_audio", "input_audio": {"data": base64_of(tone()), "format": "wav"}}

@@ -16,17 +16,19 @@ from fastapi import FastAPI
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from websockets.asyncio.client import connect
 
+from omni_server.api.access_log import RequestLine
 from omni_server.api.app import create_app
 from omni_server.api.config import ApiConfig
 from omni_server.api.server import run_server
 from omni_server.api.state import ServerState
 from omni_server.api.tracing import open_tracer
 from omni_server.errors import ConfigError, InvalidRequestError, StageError
-from omni_server.types import Finished, StageTimes
+from omni_server.types import Finished, StageTimes, WindowTimes
 from tests.unit.api.asgi_call import AsgiCall
 from tests.unit.api.clients import SPEECH, URL, chat, error_of, http_client, post
 from tests.unit.api.collector import Collector, attributes
 from tests.unit.api.fake_generator import (
+    MODEL,
     TEXT,
     FakeGenerator,
     Hang,
@@ -40,18 +42,13 @@ from tests.unit.api.test_server import QUIET, Life, client_of, served
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 PARENT_ID = "b7ad6b7169203331"
 SAID = "Which zebra parade is that?"
-TIMES = StageTimes(
-    first_text_s=0.1,
-    last_text_s=0.4,
-    talker_opened_s=0.15,
-    first_codes_s=0.2,
-    last_codes_s=0.5,
-    first_window_s=0.3,
-    last_window_s=0.5,
-    first_audio_s=0.35,
-    last_audio_s=0.6,
-    num_windows=3,
-)
+TIMES = {
+    "thinker": StageTimes(0.0, 0.1, 0.4),
+    "talker": StageTimes(0.15, 0.2, 0.5),
+    "code2wav": StageTimes(
+        0.3, 0.35, 0.6, (WindowTimes(0.3, 0.3, 0.32), WindowTimes(0.4, 0.4, 0.5), WindowTimes(0.5, 0.5, 0.6))
+    ),
+}
 
 
 def timed(script: Sequence[ScriptEntry], codec_tokens: int = 0) -> list[ScriptEntry]:
@@ -135,6 +132,36 @@ async def test_spoken_answer_has_a_span_for_each_stage_in_the_callers_trace(
     assert code2wav["omni.windows"] == 3
     assert code2wav["omni.audio_seconds"] == pytest.approx(7001 / 24_000)
     assert collector.resource["service.name"] == "omni-server"
+
+
+async def test_stages_are_named_as_the_config_names_them(
+    collector: Collector, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "omni_server.api.access_log")
+    windows = (WindowTimes(0.3, 0.3, 0.5),)
+    times = {
+        "brain": StageTimes(0.0, 0.1, 0.4),
+        "audio": StageTimes(0.15, 0.2, 0.5),
+        "tones": StageTimes(0.3, 0.4, 0.4, windows),
+        "mixer": StageTimes(0.4, 0.5, 0.5),
+    }
+    script = [*speech_script()[:-1], Finished("stop", finished(codec_tokens=5).usage, times)]
+    model = replace(MODEL, text_stage="brain", speech_stage="audio")
+    async with traced(collector, FakeGenerator(model, script)) as app:
+        assert (await post(app, chat(SAID, max_tokens=50, **SPEECH))).status_code == 200
+    stages = {span.name: attributes(span) for span in collector.spans if not span.name.startswith("POST")}
+    assert list(stages) == list(times)
+    assert [stage["omni.stage"] for stage in stages.values()] == list(times)
+    assert stages["brain"]["gen_ai.usage.completion_tokens"] == 6
+    assert stages["brain"]["gen_ai.request.max_tokens"] == 50
+    assert stages["audio"]["gen_ai.usage.completion_tokens"] == 5
+    assert stages["tones"]["omni.windows"] == 1
+    (fields,) = [record.msg.fields() for record in caplog.records if isinstance(record.msg, RequestLine)]
+    assert fields["brain_s"] == (0.1, 0.4)
+    assert fields["audio_s"] == pytest.approx(7001 / 24_000)
+    assert fields["stage_audio_s"] == (0.2, 0.5)
+    assert fields["tones_s"] == (0.4, 0.4)
+    assert fields["mixer_s"] == (0.5, 0.5)
 
 
 async def test_nothing_that_was_said_is_in_a_trace(collector: Collector) -> None:

@@ -25,7 +25,9 @@ TURN = Turn(system="Speak.", text="word word", wav=None)
 
 
 def body(adapter: Adapter, workload: Workload = W1, turn: Turn = TURN) -> dict[str, JsonValue]:
-    parsed: dict[str, JsonValue] = json.loads(adapter.body(Question("m", workload, turn, 0.0, "Chelsie")))
+    parsed: dict[str, JsonValue] = json.loads(
+        adapter.body(Question("m", workload, turn, 0.0, "Chelsie", "speaker"))
+    )
     return parsed
 
 
@@ -63,7 +65,7 @@ def test_omni_server_is_asked_for_an_exact_number_of_codec_tokens() -> None:
 
     assert asked["modalities"] == ["text", "audio"]
     assert asked["audio"] == {"voice": "Chelsie", "format": "pcm16"}
-    assert asked["stage_sampling"] == {"talker": {"max_tokens": 250, "min_tokens": 250, "ignore_eos": True}}
+    assert asked["stage_sampling"] == {"speaker": {"max_tokens": 250, "min_tokens": 250, "ignore_eos": True}}
 
 
 def test_omni_server_sends_transcript_and_audio_in_delta_audio() -> None:

@@ -17,8 +17,8 @@ from omni_server.config.load import find_shipped_config, load_stage_config
 from omni_server.config.stage_config import StageConfig
 from omni_server.errors import ConfigError, StageDeadError
 from omni_server.media.limits import MediaLimits
-from stages.qwen2_5_omni.demo_checkpoint import make_demo_checkpoint
-from stages.qwen2_5_omni.demo_checkpoint.genuine import genuine_model_config
+from scripts.demo_checkpoint import make_demo_checkpoint
+from scripts.demo_checkpoint.genuine import genuine_model_config
 
 
 @pytest.fixture

@@ -166,6 +166,34 @@ def test_what_is_missing_is_told_with_the_line_of_what_lacks_it(tmp_path: Path) 
         load_stage_config(path)
 
 
+@pytest.mark.parametrize(
+    ("path", "value", "key", "message"),
+    [
+        ("edges.1.to", "thinker", "edges:", "edges must be: thinker -> talker, talker -> code2wav; found: "),
+        ("edges.1.to", "nobody", "  to: nobody", "edges[1].to is 'nobody', which is no stage; stages are "),
+        ("edges.1.queue", {"capacity": 4}, "  queue:", "edges[1].queue.transport must be inline "),
+        (
+            "stages.talker.model_stage",
+            "singer",
+            "    model_stage: singer",
+            "stages.talker.model_stage is 'singer'; ",
+        ),
+        ("stages.voice", {"max_model_len": 8}, "  voice:", "stages.voice.model_stage is 'voice'; "),
+        ("model_family", "os:path", "model_family: os:path", "model_family 'os:path': "),
+    ],
+)
+def test_a_problem_of_the_graph_is_told_with_its_line(
+    tmp_path: Path, path: str, value: object, key: str, message: str
+) -> None:
+    file = write(tmp_path, deployment_with(path, value))
+    line = len(lines := file.read_text().splitlines()) - lines[::-1].index(key)
+
+    with pytest.raises(ConfigError) as caught:
+        load_stage_config(file)
+
+    assert str(caught.value).startswith(f"{file}: line {line}: {message}")
+
+
 def test_a_syntax_error_is_told_with_line_and_column(tmp_path: Path) -> None:
     assert refusal(tmp_path, "platform: cpu\nstages: [1, 2\nedges: []\n") == (
         "line 3, column 6: while parsing a flow sequence; expected ',' or ']', but got ':'"

@@ -108,7 +108,7 @@ def test_one_device_per_rank_is_accepted() -> None:
 def test_two_stages_of_one_role_are_refused() -> None:
     assert (
         refusal(deployment_with("stages.second", deployment()["stages"]["talker"]))
-        == "two stages run the talker"
+        == "stages.talker: another stage runs the talker, too"
     )
 
 
@@ -156,6 +156,34 @@ def test_what_the_file_leaves_out_comes_from_the_family() -> None:
     assert [e.chunks for e in short.edges] == [None, ChunkPlan()]
 
 
+@pytest.mark.parametrize("names", [("from", "to"), ("source", "target")])
+@pytest.mark.parametrize("left_out", [{}, {"function": None, "chunks": None}])
+def test_what_an_edge_leaves_out_comes_from_the_family(
+    names: tuple[str, str], left_out: dict[str, Any]
+) -> None:
+    document = deployment()
+    for edge in document["edges"]:
+        ends = dict(zip(names, (edge["from"], edge["to"]), strict=True))
+        edge.clear()
+        edge.update(ends | left_out)
+
+    edges = StageConfig.model_validate(document).edges
+
+    assert edges == StageConfig.model_validate(deployment_without("edges")).edges
+    assert [edge.function is not None for edge in edges] == [True, True]
+
+
+def test_a_stage_of_which_nothing_says_what_it_is_is_refused_with_those_of_the_family() -> None:
+    document = deployment_with("stages.brain", {"max_model_len": 64})
+    assert refusal(document) == (
+        "stages.brain.model_stage is 'brain'; the stages of stages.qwen2_5_omni:FAMILY are thinker, talker, code2wav"
+    )
+
+
+def test_a_deployment_without_stages_is_refused() -> None:
+    assert refusal(deployment() | {"stages": {}, "edges": []}) == "a pipeline has at least one stage"
+
+
 def test_an_unknown_family_is_refused_with_those_that_are_installed() -> None:
     assert refusal(deployment_with("model_family", "gpt_5")) == (
         "model_family 'gpt_5': no model family 'gpt_5' is installed; installed are qwen2_5_omni"
@@ -197,7 +225,7 @@ def test_only_an_edge_with_codec_tokens_has_a_chunk_plan() -> None:
 
 def test_codec_tokens_travel_inside_the_message() -> None:
     assert refusal(deployment_with("edges.1.queue.transport", "shared_memory")) == (
-        "edge talker -> code2wav: set queue.transport to inline; only embeddings travel through shared memory"
+        "edges[1].queue.transport must be inline from talker to code2wav: only embeddings travel through shared memory"
     )
 
 

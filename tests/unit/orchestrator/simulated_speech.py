@@ -15,9 +15,9 @@ from omni_server.engine.diffusion_client import DiffusionStageClient
 from omni_server.engine.stage_life import StageLife
 from omni_server.family import CodecLayout
 from omni_server.orchestrator.decoder import Decoder
+from omni_server.orchestrator.request_timeline import RequestTimeline
 from omni_server.orchestrator.speech_scheduler import SpeechScheduler
 from omni_server.orchestrator.speech_stream import SpeechStream
-from omni_server.orchestrator.stage_clock import StageClock
 from omni_server.protocol.codec_window import decode_codec_window
 from omni_server.types import SAMPLE_RATE_HZ, AudioDelta
 from stages.qwen2_5_omni.talker_to_code2wav import TalkerToCode2Wav
@@ -186,7 +186,7 @@ class Simulation:
             decoder=Decoder((cast(DiffusionStageClient, self.code2wav),)),
             edge=TalkerToCode2Wav(self._plan, LAYOUT, voice="Ethan", noise_seed=0),
             scheduler=self.scheduler,
-            clock=StageClock(clock),
+            timeline=RequestTimeline(clock),
             emit=lambda delta: pieces.append((clock(), delta)),
         )
         return Utterance(output, clock(), pieces)

@@ -329,21 +329,22 @@ async def test_the_end_tells_when_each_stage_was_passed() -> None:
     stages.talker.stream.send(1, 2, 3, STOP_CODE, finish="stop")
     finished = (await events)[-1]
     assert isinstance(finished, Finished)
-    times = finished.times
+    assert list(finished.times) == ["thinker", "talker", "code2wav"]
+    thinker, talker, code2wav = finished.times.values()
     speech = [
-        times.talker_opened_s,
-        times.first_codes_s,
-        times.first_window_s,
-        times.first_audio_s,
-        times.last_audio_s,
+        talker.submitted_s,
+        talker.first_output_s,
+        code2wav.submitted_s,
+        code2wav.first_output_s,
+        code2wav.last_output_s,
     ]
     known = [moment for moment in speech if moment is not None]
     assert len(known) == 5
     assert sorted(known) == known
-    assert times.num_windows == 2
-    assert times.first_text_s is not None
-    assert times.last_text_s is not None
-    assert times.first_text_s < times.last_text_s
+    assert len(code2wav.windows) == 2
+    assert thinker.first_output_s is not None
+    assert thinker.last_output_s is not None
+    assert thinker.submitted_s < thinker.first_output_s < thinker.last_output_s
 
 
 async def test_a_reply_in_text_has_no_times_of_speech() -> None:
@@ -353,9 +354,8 @@ async def test_a_reply_in_text_has_no_times_of_speech() -> None:
     stages.thinker.stream.send(1, text="a", finish="stop")
     finished = (await events)[-1]
     assert isinstance(finished, Finished)
-    assert finished.times.first_text_s is not None
-    assert finished.times.talker_opened_s is None
-    assert finished.times.num_windows == 0
+    assert list(finished.times) == ["thinker"]
+    assert finished.times["thinker"].first_output_s is not None
 
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": 1}}\n</tool_call>'

@@ -11,21 +11,21 @@ from omni_server.errors import ConfigError
 from omni_server.types import StageTimes, WindowTimes
 from tests.unit.scripts.test_load_scripts import script
 
-SPOKEN = StageTimes(
-    first_text_s=0.013, last_text_s=0.4, talker_opened_s=0.02, first_codes_s=0.09, last_codes_s=0.87,
-    first_window_s=0.16, last_window_s=0.87, first_audio_s=0.26, last_audio_s=0.92, num_windows=2,
-    windows=(WindowTimes(0.16, 0.16, 0.26), WindowTimes(0.87, 0.88, 0.92)),
-)  # fmt: skip
+SPOKEN = {
+    "brain": StageTimes(0.0, 0.013, 0.4),
+    "talker": StageTimes(0.02, 0.09, 0.87),
+    "code2wav": StageTimes(0.16, 0.26, 0.92, (WindowTimes(0.16, 0.16, 0.26), WindowTimes(0.87, 0.88, 0.92))),
+}
 PREFIX = "2026-11-21 06:47:53,225 DEBUG omni_server.orchestrator.request_run: request"
 
 
-def line(name: str, times: StageTimes) -> str:
+def line(name: str, times: dict[str, StageTimes]) -> str:
     return f"{PREFIX} {name}: times {msgspec.json.encode(times).decode()}\n"
 
 
 def test_spoken_requests_are_found_among_other_lines(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    silent = StageTimes(first_text_s=0.1, last_text_s=0.2)
+    silent = {"brain": StageTimes(0.0, 0.1, 0.2)}
     log.write_text(f"INFO ready\n{line('a', SPOKEN)}{line('b', silent)}GET / HTTP/1.1\n{line('c', SPOKEN)}")
     assert script("plot_timeline").read_times(log) == {"a": SPOKEN, "c": SPOKEN}
 

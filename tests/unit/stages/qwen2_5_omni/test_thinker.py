@@ -16,8 +16,8 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.encoder_budget import MultiModalBudget
 from vllm.multimodal.processing import BaseMultiModalProcessor
 
+from scripts.demo_checkpoint import make_demo_checkpoint
 from stages.qwen2_5_omni import FAMILY
-from stages.qwen2_5_omni.demo_checkpoint import make_demo_checkpoint
 from stages.qwen2_5_omni.thinker_config import thinker_config
 
 RATE_HZ = 16_000

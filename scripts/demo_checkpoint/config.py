@@ -7,8 +7,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from stages.qwen2_5_omni.demo_checkpoint.sizes import DemoSize, TextSize
-from stages.qwen2_5_omni.demo_checkpoint.tokenizer import TokenIds
+from scripts.demo_checkpoint.sizes import DemoSize, TextSize
+from scripts.demo_checkpoint.tokenizer import TokenIds
 
 Json = dict[str, object]
 """One JSON object on its way to a file."""

@@ -20,8 +20,8 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
     Qwen2_5OmniToken2WavModel,
 )
 
-from stages.qwen2_5_omni.demo_checkpoint.config import CODEC_END, CODEC_PAD, CODEC_START, CODES
-from stages.qwen2_5_omni.demo_checkpoint.tokenizer import TokenIds
+from scripts.demo_checkpoint.config import CODEC_END, CODEC_PAD, CODEC_START, CODES
+from scripts.demo_checkpoint.tokenizer import TokenIds
 
 _POSITION_GAIN = 1.5
 """Of the biases of queries and keys. Rotated, they score a pair by its distance alone, about the square of

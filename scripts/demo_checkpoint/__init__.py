@@ -4,8 +4,8 @@ With random weights it is small enough for tests and for a demo. Without weights
 genuine model, for `--load-format dummy`.
 """
 
-from stages.qwen2_5_omni.demo_checkpoint.genuine import GENUINE_SIZES
-from stages.qwen2_5_omni.demo_checkpoint.sizes import SIZES, DemoSize
-from stages.qwen2_5_omni.demo_checkpoint.write import make_demo_checkpoint
+from scripts.demo_checkpoint.genuine import GENUINE_SIZES
+from scripts.demo_checkpoint.sizes import SIZES, DemoSize
+from scripts.demo_checkpoint.write import make_demo_checkpoint
 
 __all__ = ["GENUINE_SIZES", "SIZES", "DemoSize", "make_demo_checkpoint"]

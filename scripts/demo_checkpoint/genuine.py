@@ -10,7 +10,7 @@ import json
 from copy import deepcopy
 from pathlib import Path
 
-from stages.qwen2_5_omni.demo_checkpoint.config import Json, Preprocessing
+from scripts.demo_checkpoint.config import Json, Preprocessing
 
 GENUINE_SIZES = {"7b": 21, "3b": 11}
 """Names beside those in `SIZES`, and GB of weights: 10,732,225,408 and 5,537,120,640 parameters in

@@ -19,8 +19,8 @@ from transformers import (
 
 from omni_server.errors import ConfigError
 from omni_server.model_folder import resolve_model_folder
+from scripts.demo_checkpoint import GENUINE_SIZES, SIZES, make_demo_checkpoint
 from stages.qwen2_5_omni import FAMILY
-from stages.qwen2_5_omni.demo_checkpoint import GENUINE_SIZES, SIZES, make_demo_checkpoint
 
 SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "make_demo_checkpoint"
 

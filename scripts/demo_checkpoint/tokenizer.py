@@ -12,7 +12,7 @@ from typing import Literal
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from stages.qwen2_5_omni.demo_checkpoint.words import BARE, PROMPTED, PUNCTUATION, SPOKEN
+from scripts.demo_checkpoint.words import BARE, PROMPTED, PUNCTUATION, SPOKEN
 
 Vocabulary = Literal["small", "full"]
 

@@ -11,21 +11,21 @@ from safetensors.torch import save_file
 from transformers import AutoConfig, Qwen2_5OmniForConditionalGeneration
 
 from omni_server.errors import ConfigError
-from stages.qwen2_5_omni.demo_checkpoint.config import (
+from scripts.demo_checkpoint.config import (
     DEMO_PREPROCESSING,
     Preprocessing,
     demo_model_config,
     write_configs,
 )
-from stages.qwen2_5_omni.demo_checkpoint.genuine import (
+from scripts.demo_checkpoint.genuine import (
     GENUINE_MEL_FRAMES,
     GENUINE_PREPROCESSING,
     GENUINE_SIZES,
     genuine_model_config,
 )
-from stages.qwen2_5_omni.demo_checkpoint.sizes import SIZES, DemoSize
-from stages.qwen2_5_omni.demo_checkpoint.tokenizer import TokenIds, Vocabulary, write_tokenizer
-from stages.qwen2_5_omni.demo_checkpoint.weights import fill, speakers
+from scripts.demo_checkpoint.sizes import SIZES, DemoSize
+from scripts.demo_checkpoint.tokenizer import TokenIds, Vocabulary, write_tokenizer
+from scripts.demo_checkpoint.weights import fill, speakers
 
 Dtype = Literal["float32", "bfloat16"]
 Weights = Literal["random", "dummy"]

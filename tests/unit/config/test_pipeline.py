@@ -1,0 +1,183 @@
+"""Which pipelines a family may declare, and how families are found."""
+
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omni_server.config import pipeline
+from omni_server.config.pipeline import (
+    EdgeSpec,
+    Embeddings,
+    Pipeline,
+    StageSpec,
+    Tensor,
+    TokenFrames,
+    find_family,
+)
+
+TEXT, AR = StageSpec("ar", output="text"), StageSpec("ar")
+INNER, AUDIO = StageSpec("diffusion"), StageSpec("diffusion", output="audio")
+IMAGE = StageSpec("diffusion", output="image")
+
+
+def rows(source: str, target: str) -> EdgeSpec:
+    return EdgeSpec(source, target, Embeddings(), "package:Rows")
+
+
+def frames(source: str, target: str) -> EdgeSpec:
+    return EdgeSpec(source, target, TokenFrames(4), "package:Windows")
+
+
+def tensor(source: str, target: str) -> EdgeSpec:
+    return EdgeSpec(source, target, Tensor())
+
+
+@pytest.mark.parametrize(
+    ("stages", "edges"),
+    [
+        ({"a": TEXT}, ()),
+        ({"a": AR, "b": AUDIO}, (frames("a", "b"),)),
+        ({"a": IMAGE}, ()),
+        ({"a": INNER, "b": INNER, "c": IMAGE}, (tensor("a", "b"), tensor("b", "c"))),
+        (
+            {"a": TEXT, "b": AR, "c": INNER, "d": AUDIO},
+            (rows("a", "b"), frames("b", "c"), tensor("c", "d")),
+        ),
+    ],
+)
+def test_what_the_server_can_run_is_accepted(
+    stages: dict[str, StageSpec], edges: tuple[EdgeSpec, ...]
+) -> None:
+    outputs = [stage.output for stage in stages.values() if stage.output is not None]
+    assert Pipeline(stages, edges).stages_for(outputs) == tuple(stages)
+
+
+@pytest.mark.parametrize(
+    ("stages", "edges", "message"),
+    [
+        ({}, (), "a pipeline has at least one stage"),
+        ({"a": TEXT}, (rows("a", "b"),), "edge a -> b: there is no stage 'b'"),
+        ({"a": TEXT, "b": IMAGE}, (), "a pipeline has one entry, not 2: a, b"),
+        (
+            {"a": TEXT, "b": AUDIO, "c": INNER},
+            (tensor("b", "c"), tensor("c", "b")),
+            "stages in a circle: ",
+        ),
+        (
+            {"a": AR, "c": AUDIO, "b": INNER},
+            (tensor("c", "b"), frames("a", "b"), tensor("b", "c")),
+            "stage 'b' has 2 sources",
+        ),
+        ({"a": AR, "b": AUDIO}, (frames("a", "b"), frames("a", "b")), "stage 'b' has 2 sources"),
+        (
+            {"a": TEXT, "b": AR, "c": AR, "d": AUDIO},
+            (rows("a", "b"), rows("a", "c"), frames("b", "d")),
+            "stage 'a' sends the same kind of payload to two stages",
+        ),
+        (
+            {"a": AR, "b": AUDIO},
+            (rows("a", "b"),),
+            "edge a -> b: Embeddings flow from ar -> ar, not from ar -> dif",
+        ),
+        ({"a": AR, "b": AUDIO}, (EdgeSpec("a", "b", "frames"),), "edge a -> b: 'frames' is no payload"),  # type: ignore[arg-type]
+        (
+            {"a": AR, "b": AUDIO},
+            (EdgeSpec("a", "b", TokenFrames()),),
+            "edge a -> b: an edge with TokenFrames needs a function",
+        ),
+        (
+            {"a": INNER, "b": IMAGE},
+            (EdgeSpec("a", "b", Tensor(), "package:Code"),),
+            "edge a -> b: an edge with Tensor has no function",
+        ),
+        ({"a": AR}, (), "stage 'a' leads to no output"),
+        ({"a": StageSpec("ar", output="audio")}, (), "stage 'a': ar stages do not end in audio"),
+        (
+            {"a": TEXT, "b": AUDIO},
+            (frames("a", "b"),),
+            "stage 'a': a stage whose output is text sends embeddings",
+        ),
+        (
+            {"a": TEXT, "b": AR, "c": AUDIO, "d": INNER},
+            (rows("a", "b"), frames("a", "d"), frames("b", "c"), tensor("d", "c")),
+            "stage 'c' has 2 sources",
+        ),
+        (
+            {"a": TEXT, "b": AR, "c": AUDIO, "d": IMAGE},
+            (rows("a", "b"), frames("a", "d"), frames("b", "c")),
+            "stage 'a': a stage whose output is text sends embeddings and nothing else",
+        ),
+        (
+            {"a": AR, "b": AUDIO, "c": IMAGE},
+            (frames("a", "b"), tensor("b", "c")),
+            "stage 'b' ends in audio and sends its result on",
+        ),
+        ({"a": AUDIO}, (), "stage 'a': audio is not made of the prompt"),
+        ({"a": AR, "b": IMAGE}, (frames("a", "b"),), "stage 'b': image is not made of frames"),
+    ],
+)
+def test_what_the_server_cannot_run_is_refused_when_it_is_declared(
+    stages: dict[str, StageSpec], edges: tuple[EdgeSpec, ...], message: str
+) -> None:
+    with pytest.raises(ValueError, match="^" + message.replace("(", r"\(")):
+        Pipeline(stages, edges)
+
+
+# -- families
+
+
+@pytest.fixture
+def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of modules that can be imported during the test."""
+    monkeypatch.syspath_prepend(tmp_path)
+    find_family.cache_clear()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("import no_such_module", "ModuleNotFoundError|No module named"),
+        ("raise RuntimeError('no license')", r"cannot import {0} \(RuntimeError: no license\)"),
+        ("def (", r"cannot import {0} \(SyntaxError: "),
+        ("", "{0} has no 'FAMILY'"),
+        ("class FAMILY: pipeline = 5", "{0}:FAMILY declares no pipeline"),
+        ("class FAMILY: pass", "{0}:FAMILY declares no pipeline"),
+    ],
+)
+def test_a_family_that_cannot_be_used_is_refused_in_one_sentence(
+    plugins: Path, source: str, message: str
+) -> None:
+    name = f"plugin_{abs(hash(source))}"
+    (plugins / f"{name}.py").write_text(source)
+    try:
+        with pytest.raises(ValueError, match=message.format(name)):
+            find_family(f"{name}:FAMILY")
+    finally:
+        sys.modules.pop(name, None)
+
+
+def declare(monkeypatch: pytest.MonkeyPatch, *points: tuple[str, str]) -> None:
+    declared = [EntryPoint(name, value, pipeline.ENTRY_POINT_GROUP) for name, value in points]
+
+    def entry_points(**_: Any) -> list[EntryPoint]:
+        return declared
+
+    monkeypatch.setattr(pipeline, "entry_points", entry_points)
+    find_family.cache_clear()
+
+
+def test_two_families_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    declare(monkeypatch, ("one", "a:FAMILY"), ("one", "b:FAMILY"))
+    with pytest.raises(ValueError, match=r"two model families 'one' are installed, a:FAMILY and b:FAMILY"):
+        find_family("one")
+
+
+def test_one_family_may_be_declared_twice_as_in_a_checkout_that_is_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    declare(monkeypatch, ("one", "stages.qwen2_5_omni:FAMILY"), ("one", "stages.qwen2_5_omni:FAMILY"))
+    assert find_family("one") is find_family("stages.qwen2_5_omni:FAMILY")
