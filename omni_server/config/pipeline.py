@@ -113,10 +113,6 @@ class Pipeline:
         for name in self.stages:
             self._check_stage(name)
         outputs = [stage.output for stage in self.stages.values() if stage.output is not None]
-        if any((output == "image") != (self.stages[self.entry].engine == "diffusion") for output in outputs):
-            raise ValueError(
-                "diffusion stages without an ar stage before them end in an image, others do not"
-            )
         if len(set(outputs)) != len(outputs):
             raise ValueError(f"outputs come from one stage each, not {', '.join(sorted(outputs))}")
 

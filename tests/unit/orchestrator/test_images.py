@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from omni_server.config.pipeline import EdgeSpec, Pipeline, StageSpec, Tensor, TokenFrames
+from omni_server.config.pipeline import EdgeSpec, Pipeline, StageSpec, Tensor
 from omni_server.config.stage_config import StageConfig
 from omni_server.engine.diffusion_client import DiffusionStageClient
 from omni_server.engine.stage_life import StageLife
@@ -116,6 +116,7 @@ async def test_the_painter_is_told_prompt_size_and_seed(painter: FakePainter) ->
     np.testing.assert_array_equal(image.pixels, np.rint(LADDER * 255))
     assert isinstance(finished, Finished)
     assert finished.finish_reason == "stop"
+    assert [name for name, times in finished.times.items() if times.last_output_s is not None] == ["painter"]
     assert [msgspec.msgpack.decode(payload, type=ImageInput) for payload in painter.payloads] == [
         ImageInput("A lighthouse", 32, 32, 5)
     ]
@@ -131,18 +132,21 @@ async def test_without_a_seed_each_request_draws_one(painter: FakePainter) -> No
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
-async def test_the_result_of_one_stage_is_the_input_of_the_next(painter: FakePainter) -> None:
+async def test_the_result_of_one_stage_is_the_input_of_the_next() -> None:
     denoiser = FakePainter("denoiser", np.ones((2, 2, 4), np.float32))
-    stages = {"denoiser": denoiser, "decoder": painter}
+    decoder = FakePainter("decoder", LADDER)
+    stages = {"denoiser": denoiser, "decoder": decoder}
     run = await orchestrator_of(stages, f"{__name__}:TWO_STAGES").submit(request())
-    image, _ = await collected(run)
+    image, finished = await collected(run)
     assert isinstance(image, ImageDone)
+    assert isinstance(finished, Finished)
+    assert list(finished.times) == ["denoiser", "decoder"]
     assert image.pixels.shape == (32, 32, 3)
-    (payload,) = painter.payloads
+    (payload,) = decoder.payloads
     told, latents = decode_stage_result(payload)
     assert told == denoiser.payloads[0]
     np.testing.assert_array_equal(latents, denoiser.result)
-    assert painter.num_tokens == denoiser.num_tokens == [4]
+    assert decoder.num_tokens == denoiser.num_tokens == [4]
 
 
 @pytest.mark.parametrize(
@@ -226,11 +230,3 @@ async def test_a_stage_that_goes_down_fails_it_and_refuses_others(painter: FakeP
     with pytest.raises(StageDownError):
         await orchestrator.submit(request())
     assert orchestrator.num_running == 0
-
-
-def test_an_image_is_made_by_diffusion_stages_alone_and_audio_of_frames() -> None:
-    with pytest.raises(ValueError, match="end in an image"):
-        Pipeline({"singer": StageSpec("diffusion", output="audio")})
-    stages = {"writer": StageSpec("ar"), "painter": StageSpec("diffusion", output="image")}
-    with pytest.raises(ValueError, match="end in an image"):
-        Pipeline(stages, (EdgeSpec("writer", "painter", TokenFrames()),))
