@@ -84,11 +84,11 @@ class AsyncOmni:
         model = open_model(family, model_dir)
         about = read_about(model_dir)
         check_longest_window(config, model)
-        engines, launcher = await start_engines(
+        engines = await start_engines(
             model_dir, config, family, model, load_format=load_format, on_progress=on_progress
         )
         try:
-            supervisor = Supervisor(engines, launcher, config.supervision)
+            supervisor = Supervisor(engines.handles(), config.supervision)
             orchestrator = _orchestrator(config, model, engines)
             info = _model_info(model_dir, config, model, engines, served_model_names, about)
             omni = cls(info, engines, supervisor, orchestrator)
@@ -130,19 +130,19 @@ class AsyncOmni:
 
     async def num_held_rows(self) -> int:
         """Requests that any stage still holds rows for; 0 when everything has been released."""
-        return sum([await client.num_row_requests() for client in self._engines.ar.values()])
+        return sum([await handle.num_row_requests() for handle in self._engines.ar_handles()])
 
     async def num_resumed(self) -> dict[str, int]:
         """Per autoregressive stage, how often a preempted request was taken up again."""
-        return {name: await client.num_resumed() for name, client in self._engines.ar.items()}
+        return {handle.name: await handle.num_resumed() for handle in self._engines.ar_handles()}
 
     async def num_steady_steps(self) -> dict[str, int]:
         """Per autoregressive stage, the decoding steps that one kernel prepared."""
-        return {name: await client.num_steady_steps() for name, client in self._engines.ar.items()}
+        return {handle.name: await handle.num_steady_steps() for handle in self._engines.ar_handles()}
 
     async def runner_generations(self) -> dict[str, int]:
         """Per autoregressive stage, the generation of vLLM's model runner, 1 or 2."""
-        return {name: await client.runner_generation() for name, client in self._engines.ar.items()}
+        return {handle.name: await handle.runner_generation() for handle in self._engines.ar_handles()}
 
     def row_slots(self) -> dict[tuple[str, str], QueueLevel]:
         """Per edge with a shared-memory queue, how far it is used."""
@@ -155,7 +155,7 @@ class AsyncOmni:
         """See `Generator.metrics_text`."""
         return pipeline_text(
             self.model_info.name,
-            {name: client.metrics for name, client in self._engines.ar.items()},
+            {handle.name: handle.metrics for handle in self._engines.ar_handles()},
             self._engines.num_active(),
             self.row_slots(),
             self._stage_levels(),
@@ -165,12 +165,12 @@ class AsyncOmni:
         restarts = self._supervisor.num_restarts
         corrupt = self._orchestrator.num_corrupt
         return {
-            client.name: StageLevel(
-                is_up=not client.is_dead,
-                num_restarts=restarts[client.name],
-                num_corrupt={kind: corrupt[client.name, kind] for kind in CORRUPTION_KINDS},
+            handle.name: StageLevel(
+                is_up=not handle.is_dead,
+                num_restarts=restarts[handle.name],
+                num_corrupt={kind: corrupt[handle.name, kind] for kind in CORRUPTION_KINDS},
             )
-            for client in self._engines.clients()
+            for handle in self._engines.handles()
         }
 
     def engine_pids(self) -> dict[str, int]:
@@ -200,8 +200,8 @@ class AsyncOmni:
                 raise
             first = _first_leaf(failures)
             raise ConfigError(f"the first request through all stages failed: {first}") from first
-        for client in self._engines.ar.values():
-            client.metrics.clear()
+        for handle in self._engines.ar_handles():
+            handle.metrics.clear()
         self._is_warm = True
         requests = (
             "a request" if list(crowds) == [1] else f"{sum(crowds)} requests, up to {max(crowds)} at once,"
@@ -211,8 +211,8 @@ class AsyncOmni:
     async def _one_request(self, *, is_greedy: bool) -> None:
         temperature = 0.0 if is_greedy else 1.0
         sampling: dict[str, SamplingConfig] = {
-            client: SamplingConfig(temperature=temperature, max_tokens=4, min_tokens=4, ignore_eos=True)
-            for client in self._engines.ar
+            stage: SamplingConfig(temperature=temperature, max_tokens=4, min_tokens=4, ignore_eos=True)
+            for stage in self._engines.ar
         }
         outputs = self.model_info.outputs
         request = OmniRequest(
@@ -230,12 +230,12 @@ class AsyncOmni:
 async def _while_all_live(work: Coroutine[object, object, None], engines: "Engines") -> None:
     """Does `work` before the supervisor watches. Raises `ConfigError` if an engine dies meanwhile."""
     working = asyncio.create_task(work)
-    deaths = {asyncio.create_task(client.processes.until_ended()): client for client in engines.clients()}
+    deaths = {asyncio.create_task(handle.processes.until_ended()): handle for handle in engines.handles()}
     try:
         await asyncio.wait((working, *deaths), return_when=asyncio.FIRST_COMPLETED)
-        for death, client in deaths.items():
+        for death, handle in deaths.items():
             if death.done():
-                raise ConfigError(f"stage '{client.name}' has died: {client.processes.why_ended()}")
+                raise ConfigError(f"stage '{handle.name}' has died: {handle.processes.why_ended()}")
         await working
     finally:
         for task in (working, *deaths):
@@ -279,7 +279,8 @@ def _model_info(
     about: AboutModel | None,
 ) -> ModelInfo:
     (entry,) = (name for name in config.stages if config.edge_into(name) is None)
-    client = engines.ar.get(entry)
+    stage = engines.ar.get(entry)
+    handle = None if stage is None else stage.choose()
     first, *aliases = names or (model_dir.name,)
     speaks = "audio" in config.outputs
     text_stage = next((name for name in config.stages if config.stage_spec(name).output == "text"), None)
@@ -295,9 +296,9 @@ def _model_info(
         outputs=config.outputs,
         text_stage=text_stage,
         speech_stage=speech_stage,
-        max_model_len=config.stages[entry].max_model_len if client is None else client.max_model_len,
+        max_model_len=config.stages[entry].max_model_len if handle is None else handle.max_model_len,
         input_modalities=inputs,
-        max_media_per_prompt={} if client is None else {kind: client.max_media(kind) for kind in inputs},
+        max_media_per_prompt={} if handle is None else {kind: handle.max_media(kind) for kind in inputs},
         created=int(time.time()),
         fingerprint=fingerprint_of(model_dir, config),
         about=about,

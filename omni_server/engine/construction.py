@@ -50,9 +50,6 @@ class BuiltEngine(Generic[EngineT_co]):
     processes: EngineProcesses
 
 
-AnyBuiltEngine = BuiltEngine[AsyncLLM]
-
-
 @dataclass(frozen=True)
 class _Sockets:
     """Addresses in the server's own folder, which no other user can enter."""

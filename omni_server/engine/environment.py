@@ -1,7 +1,7 @@
 """Environment variables by which vLLM is configured beside its engine arguments.
 
 They are set from the stage config, before vLLM is first imported, and are not changed afterwards: an engine's
-process gets an environment of its own when it is forked (`StageLauncher`).
+process gets an environment of its own when it is forked (`EngineBuilder`).
 """
 
 import logging
@@ -57,7 +57,7 @@ def set_engine_environment(config: StageConfig) -> None:
 
 
 def compiles(config: StageConfig) -> bool:
-    """Whether vLLM compiles a model. It leaves code2wav as it is (`diffusion_args`)."""
+    """Whether vLLM compiles a model. It leaves code2wav as it is (`diffusion_engine_args`)."""
     stages = config.stages.values()
     return any(stage.engine == "ar" and not stage.engine_args.get("enforce_eager", False) for stage in stages)
 

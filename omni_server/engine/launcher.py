@@ -2,29 +2,38 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import cast
 
+import msgspec
 from vllm import envs as vllm_envs
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.utils.torch_utils import OMP_NUM_THREADS_SET_BY_VLLM, startup_omp_num_threads
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from omni_server.config.pipeline import MODEL_FAMILY_VARIABLE, Embeddings
 from omni_server.config.stage_config import Edge, StageConfig
+from omni_server.config.stages import ArStage, DiffusionStage
 from omni_server.engine import fork_server
-from omni_server.engine.ar_client import ArStageClient
+from omni_server.engine.ar_handle import ArHandle
 from omni_server.engine.async_engine import StageAsyncLLM
 from omni_server.engine.cancellation import uninterrupted
-from omni_server.engine.construction import BuiltEngine
-from omni_server.engine.diffusion_client import DiffusionStageClient
+from omni_server.engine.construction import BuiltEngine, build_engine
+from omni_server.engine.diffusion_handle import DiffusionHandle
+from omni_server.engine.engine_args import ar_engine_args, diffusion_engine_args
+from omni_server.engine.engine_handle import EngineT, Stage
 from omni_server.engine.environment import compiles
+from omni_server.engine.give_way import give_way_specs
 from omni_server.engine.mps import MpsDaemon, start_mps
 from omni_server.engine.process_files import TempFolder, check_cache_folder, sweep_dead_folders
 from omni_server.engine.queue_layout import queue_layout
-from omni_server.engine.stage_launcher import StageLauncher
 from omni_server.engine.start_progress import StartProgress
 from omni_server.family import FamilyModel, ModelFamily
 from omni_server.protocol.rows import SharedBlock
+from omni_server.protocol.runtime_config import QueueSpec, StageRuntimeConfig
 from omni_server.transport.block_ledger import BlockLedger
 from omni_server.transport.slab_queue import SlabQueue, new_queue_path, sweep_dead_queues
 
@@ -32,37 +41,28 @@ logger = logging.getLogger(__name__)
 
 Progress = Callable[[str], None]
 
-AnyStageClient = ArStageClient | DiffusionStageClient
+AnyHandle = ArHandle | DiffusionHandle
 
 
 @dataclass
 class Engines:
     """Everything that runs; `stop` ends it."""
 
-    ar: dict[str, ArStageClient] = field(default_factory=dict)
-    diffusion: dict[str, DiffusionStageClient] = field(default_factory=dict)
+    ar: dict[str, Stage[ArHandle]] = field(default_factory=dict)
+    diffusion: dict[str, Stage[DiffusionHandle]] = field(default_factory=dict)
     queues: dict[tuple[str, str], SlabQueue] = field(default_factory=dict)
     ledgers: dict[tuple[str, str], BlockLedger] = field(default_factory=dict)
     mps: MpsDaemon | None = None
     temp: TempFolder | None = None
 
-    def clients(self) -> Iterator[AnyStageClient]:
-        yield from self.ar.values()
-        yield from self.diffusion.values()
+    def ar_handles(self) -> Iterator[ArHandle]:
+        for stage in self.ar.values():
+            yield from stage.handles
 
-    def attach(self, name: str, built: BuiltEngine[StageAsyncLLM] | BuiltEngine[AsyncLLM]) -> None:
-        """`built` is the stage's engine from now on: its first one, or the successor of one that died."""
-        if name in self.ar:
-            self.ar[name].attach(cast(BuiltEngine[StageAsyncLLM], built))
-        elif name in self.diffusion:
-            self.diffusion[name].attach(cast(BuiltEngine[AsyncLLM], built))
-        elif isinstance(built.client, StageAsyncLLM):
-            output = next((ledger for (source, _), ledger in self.ledgers.items() if source == name), None)
-            taken = next((ledger for (_, target), ledger in self.ledgers.items() if target == name), None)
-            ar = cast(BuiltEngine[StageAsyncLLM], built)
-            self.ar[name] = ArStageClient(name, ar, output_ledger=output, input_ledger=taken)
-        else:
-            self.diffusion[name] = DiffusionStageClient(name, built)
+    def handles(self) -> Iterator[AnyHandle]:
+        yield from self.ar_handles()
+        for stage in self.diffusion.values():
+            yield from stage.handles
 
     def drop_block(self, block: SharedBlock) -> None:
         """End a reference that nobody will follow any more, unless it was ended in the place of an engine
@@ -71,30 +71,20 @@ class Engines:
         if queue.is_open(block):
             queue.finish_all(block)
 
-    def end_blocks_of(self, stage: str) -> int:
-        """End what an engine that is gone has left in the queues; returns how many blocks that were."""
-        num_blocks = 0
-        for (source, target), ledger in self.ledgers.items():
-            if source == stage:
-                num_blocks += ledger.producer_died()
-            if target == stage:
-                num_blocks += ledger.consumer_died()
-        return num_blocks
-
     def num_active(self) -> dict[str, int]:
-        """Requests that each stage has not finished."""
-        return {client.name: client.num_active for client in self.clients()}
+        """Requests that each engine has not finished."""
+        return {handle.name: handle.num_active for handle in self.handles()}
 
     def pids(self) -> dict[str, int]:
-        """Process id of the engine of each stage that is up."""
-        return {client.name: pid for client in self.clients() if (pid := client.pid) is not None}
+        """Process id of each engine that is up."""
+        return {handle.name: pid for handle in self.handles() if (pid := handle.pid) is not None}
 
     async def stop(self) -> None:
         """Shut the engine processes down and remove the queues, also where some have died."""
         if self.temp is not None:
             self.temp.announce_end()
         try:
-            await asyncio.gather(*(client.shutdown() for client in self.clients()))
+            await asyncio.gather(*(handle.shutdown() for handle in self.handles()))
         finally:
             for queue in self.queues.values():
                 queue.close()
@@ -114,9 +104,9 @@ async def start_engines(
     *,
     load_format: str,
     on_progress: Progress,
-) -> tuple[Engines, StageLauncher]:
-    """All engines of `config`, ready, and what makes another one of a stage; they start side by side.
-    `on_progress` gets a line for each step of each stage.
+) -> Engines:
+    """All engines of `config`, ready; they start side by side. `on_progress` gets a line for each step of each
+    stage.
 
     Raises `ConfigError` if one does not come up; nothing is left behind then.
     """
@@ -133,7 +123,7 @@ async def start_engines(
         engines.temp = TempFolder()
         engines.mps = start_mps(config, engines.temp.path)
         fork_server.start(family)
-        launcher = StageLauncher(
+        builder = EngineBuilder(
             model_dir,
             config,
             family,
@@ -142,20 +132,35 @@ async def start_engines(
             mps=engines.mps,
             load_format=load_format,
         )
+        _add_stages(engines, config, builder)
         with StartProgress(on_progress) as progress:
             async with asyncio.TaskGroup() as group:
-                for name in config.stages:
-                    group.create_task(_start_stage(launcher, name, progress, engines))
+                for handle in engines.handles():
+                    group.create_task(handle.start(progress))
     except BaseException as exc:
         await uninterrupted(engines.stop())
         if isinstance(exc, BaseExceptionGroup):
             raise exc.exceptions[0] from None
         raise
-    return engines, launcher
+    return engines
 
 
-async def _start_stage(launcher: StageLauncher, name: str, progress: StartProgress, engines: Engines) -> None:
-    engines.attach(name, await launcher.build(name, progress))
+def _add_stages(engines: Engines, config: StageConfig, builder: "EngineBuilder") -> None:
+    """Of each stage one engine, which is not started yet."""
+    for name, stage in config.stages.items():
+        if isinstance(stage, ArStage):
+            written = (ledger for (source, _), ledger in engines.ledgers.items() if source == name)
+            read = (ledger for (_, target), ledger in engines.ledgers.items() if target == name)
+            ar = ArHandle(
+                name,
+                partial(builder.build_ar, name, stage),
+                output_ledger=next(written, None),
+                input_ledger=next(read, None),
+            )
+            engines.ar[name] = Stage(name, (ar,))
+        else:
+            diffusion = DiffusionHandle(name, partial(builder.build_diffusion, name, stage))
+            engines.diffusion[name] = Stage(name, (diffusion,))
 
 
 def _make_queue(config: StageConfig, edge: Edge, model: FamilyModel) -> SlabQueue:
@@ -168,3 +173,128 @@ def _make_queue(config: StageConfig, edge: Edge, model: FamilyModel) -> SlabQueu
         num_consumers=layout.num_consumers,
         create=True,
     )
+
+
+class EngineBuilder:
+    """Builds engines, at the start and again where one has died. The queues are the same for as long as the
+    server lives."""
+
+    def __init__(
+        self,
+        model_dir: Path,
+        config: StageConfig,
+        family: ModelFamily,
+        *,
+        queues: Mapping[tuple[str, str], SlabQueue],
+        temp: TempFolder,
+        mps: MpsDaemon | None,
+        load_format: str,
+    ) -> None:
+        self._model_dir = model_dir
+        self._config = config
+        self._family = family
+        self._queues = queues
+        self._temp = temp
+        self._mps = mps
+        self._load_format = load_format
+        self._ways = give_way_specs(config)
+        # On CPUs vLLM sets variables in this process whenever it makes an engine's config. All engines get
+        # the same environment, those of a restart too.
+        self._variables = dict(os.environ)
+
+    async def build_ar(
+        self, name: str, stage: ArStage, progress: StartProgress
+    ) -> BuiltEngine[StageAsyncLLM]:
+        """An engine of the stage, ready. Raises `ConfigError`."""
+        arguments = ar_engine_args(
+            self._model_dir,
+            stage,
+            self._runtime_config(name),
+            platform=self._config.platform,
+            load_format=self._load_format,
+            hf_overrides=self._family.hf_overrides(stage.model_stage),
+        )
+        built = await self._build(name, StageAsyncLLM, arguments, progress)
+        edge = self._config.edge_from(name, Embeddings)
+        if edge is not None:
+            built.client.output_processor.row_queue = self._queues.get((edge.source, edge.target))
+        return built
+
+    async def build_diffusion(
+        self, name: str, stage: DiffusionStage, progress: StartProgress
+    ) -> BuiltEngine[AsyncLLM]:
+        """An engine of the stage, ready. Raises `ConfigError`."""
+        overrides = self._family.hf_overrides(stage.model_stage)
+        assert overrides is not None
+        arguments = diffusion_engine_args(
+            self._model_dir,
+            stage,
+            platform=self._config.platform,
+            load_format=self._load_format,
+            hf_overrides=overrides,
+            carries_state=self._config.carries_state,
+            announces_to=tuple(self._ways.values()),
+        )
+        return await self._build(name, AsyncLLM, arguments, progress)
+
+    async def _build(
+        self, name: str, client_class: type[EngineT], arguments: AsyncEngineArgs, progress: StartProgress
+    ) -> BuiltEngine[EngineT]:
+        self._temp.check_room()
+        arguments.additional_config = msgspec.structs.replace(
+            arguments.additional_config,
+            progress=progress.began(name),
+            has_low_gpu_priority=self._config.stages[name].gpu_priority == "low",
+        )
+        built = await build_engine(
+            name,
+            client_class,
+            arguments,
+            environment=self._environment(),
+            folder=self._temp.path,
+            timeout_s=self._config.start_timeout_s,
+            progress=progress,
+        )
+        progress.is_ready(name)
+        return built
+
+    def _environment(self) -> dict[str, str]:
+        """Of an engine's process: which part of the machine it may use, and where it puts its temporary
+        files."""
+        variables = (
+            self._variables
+            | dict(self._temp.variables())
+            | {MODEL_FAMILY_VARIABLE: self._config.model_family}
+        )
+        if self._mps is not None:
+            variables |= self._mps.variables()
+        if "OMP_NUM_THREADS" not in self._variables:
+            # An engine loads weights on its part of the cores and serves on one thread. vLLM does the same
+            # where it starts the process; it counts the engines of one model only.
+            variables["OMP_NUM_THREADS"] = str(startup_omp_num_threads(len(self._config.stages)))
+            variables[OMP_NUM_THREADS_SET_BY_VLLM] = "1"
+        return variables
+
+    def _runtime_config(self, name: str) -> StageRuntimeConfig:
+        outgoing = self._config.edge_from(name, Embeddings)
+        incoming = self._config.edge_into(name)
+        return StageRuntimeConfig(
+            model_dir=str(self._model_dir),
+            row_producer=None if outgoing is None else outgoing.function,
+            output_queue=None if outgoing is None else self._queue_spec(outgoing),
+            input_queue=None if incoming is None else self._queue_spec(incoming),
+            # An operator who wants sums that do not depend on the batch has them from vLLM's kernels.
+            decoding_kernels=not vllm_envs.VLLM_BATCH_INVARIANT,
+            gives_way=self._ways.get(name),
+        )
+
+    def _queue_spec(self, edge: Edge) -> QueueSpec:
+        queue = self._queues.get((edge.source, edge.target))
+        producer, consumer = self._config.stages[edge.source], self._config.stages[edge.target]
+        return QueueSpec(
+            capacity=edge.queue.capacity,
+            path=None if queue is None else str(queue.path),
+            slot_bytes=0 if queue is None else queue.slot_bytes,
+            max_portions=producer.max_num_seqs,
+            num_consumers=consumer.tensor_parallel_size if isinstance(consumer, ArStage) else 1,
+        )

@@ -1,4 +1,4 @@
-"""Keeps the stages up: when an engine dies or hangs, what it leaves is cleared away and another one is
+"""Keeps the engines up: when an engine dies or hangs, what it leaves is cleared away and another one is
 started."""
 
 import asyncio
@@ -7,17 +7,12 @@ import gc
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from omni_server.config.stage_config import SupervisionConfig
-from omni_server.engine.async_engine import close_frontend, silence_death_reports
-from omni_server.engine.cancellation import uninterrupted
-from omni_server.engine.construction import AnyBuiltEngine
-from omni_server.engine.engine_processes import KILL_TIMEOUT_S, EngineProcesses
-from omni_server.engine.launcher import AnyStageClient, Engines
-from omni_server.engine.stage_client import StageClient
-from omni_server.engine.stage_launcher import StageLauncher
+from omni_server.engine.async_engine import silence_death_reports
+from omni_server.engine.engine_handle import EngineHandle
 from omni_server.engine.start_progress import StartProgress
 from omni_server.errors import ConfigError
 
@@ -36,27 +31,26 @@ stopped."""
 
 
 class Supervisor:
-    """Watches every stage from `start` to `stop`. Belongs to one event loop."""
+    """Watches every engine from `start` to `stop`. Belongs to one event loop."""
 
-    def __init__(self, engines: Engines, launcher: StageLauncher, policy: SupervisionConfig) -> None:
-        self._engines = engines
-        self._launcher = launcher
+    def __init__(self, handles: Iterable[EngineHandle[Any]], policy: SupervisionConfig) -> None:
+        self._handles = tuple(handles)
         self._policy = policy
-        self._restarts = {client.name: Restarts(client.name, policy) for client in engines.clients()}
+        self._restarts = {handle.name: Restarts(handle.name, policy) for handle in self._handles}
         self._tasks: list[asyncio.Task[None]] = []
         self.failed_stage: str | None = None
         """The stage that will not be started again; then the server must end."""
 
     def start(self) -> None:
-        """To be called when all stages are up."""
+        """To be called when all engines are up."""
         silence_death_reports()
-        for client in self._engines.clients():
-            logger.info("stage '%s' runs in process %d", client.name, client.processes.core_pid)
-            self._tasks.append(asyncio.create_task(self._supervise(client), name=f"watch {client.name}"))
+        for handle in self._handles:
+            logger.info("stage '%s' runs in process %d", handle.name, handle.pid)
+            self._tasks.append(asyncio.create_task(self._supervise(handle), name=f"watch {handle.name}"))
 
     @property
     def num_restarts(self) -> Mapping[str, int]:
-        """By stage, the restarts that were begun, successful or not."""
+        """By the handle's name, the restarts that were begun, successful or not."""
         return {name: restarts.count for name, restarts in self._restarts.items()}
 
     async def stop(self) -> None:
@@ -67,55 +61,36 @@ class Supervisor:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    async def _supervise(self, client: AnyStageClient) -> None:
-        name, processes = client.name, client.processes
+    async def _supervise(self, handle: EngineHandle[Any]) -> None:
+        name = handle.name
         try:
             while True:
-                reason = await until_down(client, processes, self._policy.hang_timeout_s)
+                reason = await until_down(handle, self._policy.hang_timeout_s)
                 began = time.monotonic()
-                await self._clear_up(client, processes, reason)
-                await self._restart(name)
-                processes.close()
-                processes = client.processes
+                logger.error("stage '%s' is down: %s", name, reason)
+                await handle.kill(reason)
+                await self._restart(handle)
                 # vLLM's renderer of the dead engine is a reference cycle, and holds a tokenizer. It takes 13
                 # to 21 ms, once 81, on busy cores.
                 gc.collect()
                 took_s = time.monotonic() - began
-                logger.info(
-                    "stage '%s' runs again, after %.1f s, in process %d", name, took_s, processes.core_pid
-                )
+                logger.info("stage '%s' runs again, after %.1f s, in process %d", name, took_s, handle.pid)
         except CrashLoopError as error:
             logger.critical("%s: it is not started again", error)
             self.failed_stage = name
         except Exception:
             logger.critical("stage '%s' cannot be started again", name, exc_info=True)
-            client.detach("its engine cannot be started again")
+            handle.detach("its engine cannot be started again")
             self.failed_stage = name
 
-    async def _clear_up(self, client: AnyStageClient, processes: EngineProcesses, reason: str) -> None:
-        """Afterwards nothing of the engine is left: no request, no process, no block of a queue."""
-        built = client.detach(reason)
-        logger.error("stage '%s' is down: %s", client.name, reason)
-        await uninterrupted(self._end(client.name, built, processes))  # not half of it
-
-    async def _end(self, name: str, built: AnyBuiltEngine | None, processes: EngineProcesses) -> None:
-        processes.kill()
-        if not await asyncio.to_thread(processes.wait, KILL_TIMEOUT_S):
-            raise RuntimeError(f"processes of stage '{name}' do not end after SIGKILL")
-        if built is not None and not await close_frontend(built.client):
-            logger.warning("stage '%s': threads of its dead engine still work in the server", name)
-        processes.remove_leftovers()
-        num_blocks = self._engines.end_blocks_of(name)
-        logger.debug("stage '%s': %d blocks of its queues were ended in its place", name, num_blocks)
-
-    async def _restart(self, name: str) -> None:
+    async def _restart(self, handle: EngineHandle[Any]) -> None:
         """Tries until an engine is up. Raises `CrashLoopError`."""
-        restarts = self._restarts[name]
+        restarts = self._restarts[handle.name]
         while True:
             await asyncio.sleep(restarts.next_delay_s())
             try:
                 with StartProgress(functools.partial(logger.debug, "restart: %s")) as progress:
-                    self._engines.attach(name, await self._launcher.build(name, progress))
+                    await handle.start(progress)
                 return
             except ConfigError as error:
                 logger.error("a restart has failed: %s", error)
@@ -156,8 +131,7 @@ class Restarts:
 
 
 async def until_down(
-    client: StageClient[Any],
-    processes: EngineProcesses,
+    handle: EngineHandle[Any],
     hang_timeout_s: float | None,
     clock: Callable[[], float] = time.monotonic,
 ) -> str:
@@ -172,16 +146,16 @@ async def until_down(
     last = clock()
     try:
         while True:
-            if processes.has_ended or client.is_dead:
-                return processes.why_ended()
+            if handle.is_dead:
+                return handle.processes.why_ended()
             now = clock()
             tick_s, last = min(now - last, _LONGEST_TICK_S), now
             if health is None:
                 rested_s += tick_s
                 if hang_timeout_s is not None and rested_s >= HEALTH_INTERVAL_S:
-                    health, silent_s = asyncio.create_task(client.check_health()), 0.0
+                    health, silent_s = asyncio.create_task(handle.check_health()), 0.0
             elif health.done():
-                if (error := health.exception()) is not None and not client.is_dead:
+                if (error := health.exception()) is not None and not handle.is_dead:
                     return f"its health check has failed: {error}"
                 health, rested_s = None, 0.0
             else:

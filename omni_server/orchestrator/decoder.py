@@ -1,4 +1,4 @@
-"""Diffusion stages one behind the other, which make audio of a window of codec tokens, or an image of a
+"""Diffusion engines one behind the other, which make audio of a window of codec tokens, or an image of a
 prompt."""
 
 from collections.abc import AsyncIterator, Sequence
@@ -8,35 +8,35 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from omni_server.engine.diffusion_client import DiffusionStageClient
+from omni_server.engine.diffusion_handle import DiffusionHandle
 from omni_server.orchestrator.request_timeline import RequestTimeline
 from omni_server.protocol.diffusion import encode_stage_result
 
 
 class Decoder:
-    """Sends each input through all stages, the result of one as the input of the next. An input counts as many
-    tokens in each of them."""
+    """The engines that one request's inputs go through, the result of one as the input of the next. An input
+    counts as many tokens in each of them."""
 
-    def __init__(self, stages: Sequence[DiffusionStageClient]) -> None:
-        """The first stage gets windows or prompts, the last one returns audio or an image."""
-        self._stages = tuple(stages)
+    def __init__(self, handles: Sequence[DiffusionHandle]) -> None:
+        """The first one gets windows or the prompt, the last one returns audio or the image."""
+        self._handles = tuple(handles)
 
     @property
     def name(self) -> str:
         """The stage whose result it is."""
-        return self._stages[-1].name
+        return self._handles[-1].name
 
     @property
     def first_stage(self) -> str:
         """The stage that gets the windows, or the prompt."""
-        return self._stages[0].name
+        return self._handles[0].name
 
     @asynccontextmanager
     async def needed(self) -> AsyncIterator[None]:
-        """See `StageLife.needed`: the block is interrupted if any of the stages goes down."""
+        """See `EngineLife.needed`: the block is interrupted if any of the engines goes down."""
         async with AsyncExitStack() as lives:
-            for stage in self._stages:
-                await lives.enter_async_context(stage.life.needed())
+            for handle in self._handles:
+                await lives.enter_async_context(handle.life.needed())
             yield
 
     async def run(
@@ -49,14 +49,14 @@ class Decoder:
         num_streams: int | None = None,
         timeline: RequestTimeline,
     ) -> npt.NDArray[np.float32]:
-        """The last stage's result. Other arguments and errors are those of `DiffusionStageClient.run`."""
-        result = await self._stages[0].run(
+        """The last result. Other arguments and errors are those of `DiffusionHandle.run`."""
+        result = await self._handles[0].run(
             request_id, token_ids, payload, priority=priority, num_streams=num_streams
         )
-        for before, stage in pairwise(self._stages):
+        for before, handle in pairwise(self._handles):
             timeline.mark_output(before.name)
-            timeline.mark_submitted(stage.name)
-            result = await stage.run(
+            timeline.mark_submitted(handle.name)
+            result = await handle.run(
                 request_id,
                 token_ids,
                 encode_stage_result(payload, result),

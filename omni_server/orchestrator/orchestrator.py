@@ -13,8 +13,9 @@ from omni_server.config.pipeline import Embeddings, Tensor, TokenFrames
 from omni_server.config.stage_config import Edge, StageConfig
 from omni_server.config.stages import ArStage
 from omni_server.edge import CodecEdgeFactory, load_edge_function
-from omni_server.engine.ar_client import ArStageClient
-from omni_server.engine.diffusion_client import DiffusionStageClient
+from omni_server.engine.ar_handle import ArHandle
+from omni_server.engine.diffusion_handle import DiffusionHandle
+from omni_server.engine.engine_handle import Stage
 from omni_server.engine.prompt_rendering import RenderedPrompt, context_length_exceeded
 from omni_server.engine.sampling import StageSampling, add_rows, merged, sampling_params
 from omni_server.errors import (
@@ -56,8 +57,8 @@ class Deployment:
     """The stages that run, by name, and how they are connected."""
 
     config: StageConfig
-    ar: Mapping[str, ArStageClient]
-    diffusion: Mapping[str, DiffusionStageClient]
+    ar: Mapping[str, Stage[ArHandle]]
+    diffusion: Mapping[str, Stage[DiffusionHandle]]
     drop_block: Callable[[SharedBlock], None]
     """Ends a reference to shared memory that nobody will follow."""
 
@@ -66,7 +67,8 @@ class Deployment:
 class _Decoder:
     """What makes audio of the frames of one stage, for all requests."""
 
-    stages: Decoder
+    stages: tuple[Stage[DiffusionHandle], ...]
+    """Each gets the result of the one before it."""
     factory: CodecEdgeFactory
     chunks: ChunkPlan
     layout: CodecLayout
@@ -84,13 +86,13 @@ class Orchestrator:
         self._config = deployment.config
         self._request_timeout_s = request_timeout_s
         (self._entry,) = (name for name in self._config.stages if self._config.edge_into(name) is None)
-        self._outboxes: dict[str, FeedOutbox] = {}  # by the stage that is fed
+        self._outboxes: dict[ArHandle, FeedOutbox] = {}  # by the engine that is fed
         self._decoders: dict[str, _Decoder] = {}  # by the stage whose frames are decoded
         for edge in self._config.edges:
             payload = self._config.spec_of(edge).payload
             if isinstance(payload, Embeddings):
-                send = deployment.ar[edge.target].send_feeds
-                self._outboxes[edge.target] = FeedOutbox(send, deployment.drop_block)
+                for handle in deployment.ar[edge.target].handles:
+                    self._outboxes[handle] = FeedOutbox(handle.feed, deployment.drop_block)
             elif isinstance(payload, TokenFrames):
                 self._decoders[edge.source] = self._decoder(edge, payload)
         self._running: dict[str, RequestRun] = {}
@@ -115,12 +117,12 @@ class Orchestrator:
         decoder.factory(edge.chunks, layout, voice=self._family.voices[0], noise_seed=0)
         return decoder
 
-    def _diffusion_stages(self, first: str) -> Decoder:
+    def _diffusion_stages(self, first: str) -> tuple[Stage[DiffusionHandle], ...]:
         """The stage `first`, and those that its results go on to."""
         stages = [self._deployment.diffusion[first]]
         while (onward := self._config.edge_from(stages[-1].name, Tensor)) is not None:
             stages.append(self._deployment.diffusion[onward.target])
-        return Decoder(stages)
+        return tuple(stages)
 
     @property
     def num_running(self) -> int:
@@ -131,7 +133,7 @@ class Orchestrator:
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
         """Text of the text stage's `token_ids`, without special tokens."""
-        return self._deployment.ar[self._entry].detokenize(token_ids)
+        return self._deployment.ar[self._entry].choose().detokenize(token_ids)
 
     def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
         """The family's chat for the task."""
@@ -140,9 +142,9 @@ class Orchestrator:
     def stage_down(self, outputs: frozenset[Output] | None = None) -> StageDownError | None:
         """Which stage is down, of all or of those that `outputs` need; None if they are up."""
         names = self._config.stages if outputs is None else self._config.stages_for(outputs)
-        return next((StageDownError(name) for name in names if self._client(name).is_dead), None)
+        return next((StageDownError(name) for name in names if self._stage(name).is_down), None)
 
-    def _client(self, name: str) -> ArStageClient | DiffusionStageClient:
+    def _stage(self, name: str) -> Stage[ArHandle] | Stage[DiffusionHandle]:
         ar = self._deployment.ar.get(name)
         return self._deployment.diffusion[name] if ar is None else ar
 
@@ -199,7 +201,8 @@ class Orchestrator:
         num_tokens, limit = len(prompt.token_ids), self._config.stages[self._entry].max_model_len
         if num_tokens > limit:
             raise context_length_exceeded(limit, num_tokens, "messages")
-        plan = ImagePlan(self._diffusion_stages(self._entry), prompt, size)
+        decoder = Decoder([stage.choose() for stage in self._diffusion_stages(self._entry)])
+        plan = ImagePlan(decoder, prompt, size)
         return plan, PromptTokens(num_tokens, num_tokens, 0, 0, 0)
 
     async def _ar_entry(
@@ -210,7 +213,7 @@ class Orchestrator:
         deadline_s: float,
         began: float,
     ) -> tuple[ArPlan, PromptTokens]:
-        client, config = self._deployment.ar[self._entry], self._config.stages[self._entry]
+        handle, config = self._deployment.ar[self._entry].choose(), self._config.stages[self._entry]
         assert isinstance(config, ArStage)
         is_text = "text" in outputs
         asked = request.sampling.get(self._entry)
@@ -221,7 +224,7 @@ class Orchestrator:
         tools = () if request.tools is None else request.tools.tools
         # Rendering holds up the event loop: for half a second with 32 MB of text, of which nothing would be
         # read.
-        client.check_text(sum(map(_num_chars, request.messages)))
+        handle.check_text(sum(map(_num_chars, request.messages)))
         rendered = self._family.prompt(request.messages, outputs=outputs, tools=tools)
         structured = request.structured_output
         if request.tools is not None:
@@ -235,15 +238,15 @@ class Orchestrator:
             structured_output=structured,
         )
         try:
-            async with asyncio.timeout(began + deadline_s - time.monotonic()), client.life.needed():
-                await client.check(params, None if structured is None else structured.param)
-                prompt = await client.render(rendered, reply)
+            async with asyncio.timeout(began + deadline_s - time.monotonic()), handle.life.needed():
+                await handle.check(params, None if structured is None else structured.param)
+                prompt = await handle.render(rendered, reply)
         except TimeoutError:
             raise DeadlineExceededError(f"reading the prompt took longer than {deadline_s:g} s") from None
         is_default_asked = reply is not None or request.can_be_shortened
         names = ("max_completion_tokens", "min_tokens") if is_text else self._param_names(self._entry)
         limit = _token_limit(
-            client, len(prompt.token_ids), sampling if is_default_asked else asked, sampling, params=names
+            handle, len(prompt.token_ids), sampling if is_default_asked else asked, sampling, params=names
         )
         params.max_tokens, params.min_tokens = limit, min(params.min_tokens, limit)
         embeddings, text = None, None
@@ -254,12 +257,12 @@ class Orchestrator:
         if is_text:
             is_limited = embeddings is not None and (sampling.stop or request.tools is not None)
             text = TextPlan(
-                spoken_text=SpokenText(client.detokenize) if is_limited else None,
+                spoken_text=SpokenText(handle.detokenize) if is_limited else None,
                 tool_parser=None
                 if request.tools is None
                 else ToolParser(is_parallel=request.tools.is_parallel),
             )
-        plan = self._ar_plan(request, self._entry, prompt, params, voice)
+        plan = self._ar_plan(request, self._entry, handle, prompt, params, voice)
         return replace(plan, text=text, embeddings=embeddings), self._count(prompt)
 
     def _embeddings(
@@ -267,13 +270,13 @@ class Orchestrator:
     ) -> EmbeddingsPlan:
         """The stage that the entry's embeddings flow to."""
         name = edge.target
-        client, config = self._deployment.ar[name], self._config.stages[name]
+        handle, config = self._deployment.ar[name].choose(), self._config.stages[name]
         assert isinstance(config, ArStage)
         stop_ids = self._family.stop_ids[config.model_stage]
         prompt = self._family.embeddings_prompt(config.model_stage, source.token_ids[: source.length])
         asked = request.sampling.get(name)
         sampling = merged(config.default_sampling, asked)
-        limit = _token_limit(client, len(prompt.token_ids), asked, sampling, params=self._param_names(name))
+        limit = _token_limit(handle, len(prompt.token_ids), asked, sampling, params=self._param_names(name))
         params = sampling_params(
             name,
             replace(sampling, max_tokens=limit) if sampling.max_tokens is None else sampling,
@@ -283,10 +286,10 @@ class Orchestrator:
         )
         params.max_tokens, params.min_tokens = limit, min(params.min_tokens, limit)
         return EmbeddingsPlan(
-            target=self._ar_plan(request, name, prompt.token_ids, params, voice),
+            target=self._ar_plan(request, name, handle, prompt.token_ids, params, voice),
             num_first_rows=len(prompt.token_ids)
             - 1,  # the row behind them is that of the first generated token
-            outbox=self._outboxes[name],
+            outbox=self._outboxes[handle],
             drop_block=self._deployment.drop_block,
         )
 
@@ -294,18 +297,19 @@ class Orchestrator:
         self,
         request: OmniRequest,
         name: str,
+        handle: ArHandle,
         prompt: RenderedPrompt | tuple[int, ...],
         params: StageSampling,
         voice: str | None,
     ) -> ArPlan:
         """With its decoder, where it has one."""
-        client, decoder = self._deployment.ar[name], self._decoders.get(name)
+        decoder = self._decoders.get(name)
         if decoder is None or request.speech is None or voice is None:
-            return ArPlan(client, prompt, params)
+            return ArPlan(handle, prompt, params)
         seed = random.getrandbits(63) if request.speech.seed is None else request.speech.seed
         edge = decoder.factory(decoder.chunks, decoder.layout, voice=voice, noise_seed=seed % 2**64)
         plan = DecoderPlan(
-            decoder=decoder.stages,
+            decoder=Decoder([stage.choose() for stage in decoder.stages]),
             edge=edge,
             scheduler=decoder.scheduler,
             num_codebooks=decoder.num_codebooks,
@@ -314,7 +318,7 @@ class Orchestrator:
         )
         # Windows end where a block does.
         per_output = decoder.layout.codes_per_block * decoder.num_codebooks
-        return ArPlan(client, prompt, params, decoder=plan, tokens_per_output=per_output)
+        return ArPlan(handle, prompt, params, decoder=plan, tokens_per_output=per_output)
 
     async def close(self) -> None:
         """Refuse new requests and release those that run."""
@@ -368,7 +372,7 @@ def _num_chars(message: ChatMessage) -> int:
 
 
 def _token_limit(
-    client: ArStageClient,
+    handle: ArHandle,
     prompt_length: int,
     asked: SamplingConfig | None,
     sampling: SamplingConfig,
@@ -383,9 +387,9 @@ def _token_limit(
     """
     max_tokens, min_tokens = (None, None) if asked is None else (asked.max_tokens, asked.min_tokens)
     needed = prompt_length + (max_tokens or min_tokens or 1)
-    room = client.max_model_len - prompt_length
-    if needed > client.max_model_len:
+    room = handle.max_model_len - prompt_length
+    if needed > handle.max_model_len:
         max_param, min_param = params
         param = "messages" if room < 1 else max_param if max_tokens else min_param
-        raise context_length_exceeded(client.max_model_len, needed, param)
+        raise context_length_exceeded(handle.max_model_len, needed, param)
     return room if sampling.max_tokens is None else min(sampling.max_tokens, room)

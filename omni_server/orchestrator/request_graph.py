@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from omni_server.audio.filters import Resampler
 from omni_server.edge import CodecEdge
-from omni_server.engine.ar_client import ArStageClient
+from omni_server.engine.ar_handle import ArHandle
 from omni_server.engine.ar_stream import ArOutput
 from omni_server.engine.async_engine import RowSink
 from omni_server.engine.prompt_rendering import RenderedPrompt
@@ -93,7 +93,8 @@ class EmbeddingsPlan:
 class ArPlan:
     """What one request does in an autoregressive stage, and where its outputs go."""
 
-    client: ArStageClient
+    handle: ArHandle
+    """The engine that has the request until it ends."""
     prompt: RenderedPrompt | tuple[int, ...]
     params: StageSampling
     text: TextPlan | None = None
@@ -223,11 +224,11 @@ class _ArRun:
         self._timeline = timeline
         self._task: asyncio.Task[None] | None = None
         if source is None:
-            timeline.mark_submitted(plan.client.name)
+            timeline.mark_submitted(plan.handle.name)
 
     async def run(self) -> None:
         self._task = asyncio.current_task()
-        async with self._plan.client.life.needed():
+        async with self._plan.handle.life.needed():
             if self._source is not None:
                 await self._source.has_rows.wait()
             await self._generate()
@@ -241,7 +242,7 @@ class _ArRun:
 
     async def _generate(self) -> None:
         plan = self._plan
-        stream = await plan.client.open(
+        stream = await plan.handle.open(
             self._request_id,
             plan.prompt,
             plan.params,
@@ -250,7 +251,7 @@ class _ArRun:
         )
         try:
             if self._source is not None:
-                self._timeline.mark_submitted(plan.client.name)
+                self._timeline.mark_submitted(plan.handle.name)
                 self._source.connect(stream.engine_id)
             async with aclosing(stream.outputs()) as outputs:
                 async for output in outputs:
@@ -356,7 +357,7 @@ class _FrameOutput:
         self._rest = tokens[end:]
         frames = [tokens[i : i + width] for i in range(0, end, width)]
         if frames:
-            self._timeline.mark_output(self._stage.client.name)
+            self._timeline.mark_output(self._stage.handle.name)
             self.num_frames += len(frames)
             self._emit(CodecDelta(tokens[:end]))
             self._speech.push(frames)
@@ -401,7 +402,7 @@ class _TextOutput:
         self.num_tokens += len(output.token_ids)
         self.num_cached = output.num_cached_tokens
         if output.text or output.token_ids:
-            self._timeline.mark_output(self._stage.client.name)
+            self._timeline.mark_output(self._stage.handle.name)
         logprobs = self._logprobs.push(output.logprobs, output.text)
         if output.finish_reason is not None and not output.is_cut:
             logprobs += self._logprobs.rest()
@@ -435,7 +436,7 @@ class _TextOutput:
     def _take_reply(self, token_ids: tuple[int, ...], text: str) -> None:
         """All rows of the given reply have come; the token that was sampled behind it is not part of it."""
         self.num_tokens = len(token_ids)
-        self._timeline.mark_output(self._stage.client.name)
+        self._timeline.mark_output(self._stage.handle.name)
         self._emit(TextDelta(text, token_ids))
         self._done("stop", num_without_row=0)
 
@@ -454,7 +455,7 @@ class _TextOutput:
         if num_rows < num_spoken:
             # The next stage would wait for ever, or speak what this one did not say.
             detail = f"{num_rows} rows for {num_spoken} tokens"
-            raise CorruptDataError(self._stage.client.name, "row_sequence", detail)
+            raise CorruptDataError(self._stage.handle.name, "row_sequence", detail)
         if num_spoken >= 1:
             self._feeder.finish(num_spoken)
         else:

@@ -118,7 +118,7 @@ class _WholeDecoder(AsyncOmni):
     """Sends code2wav what no request does: all codes of an utterance at once, whatever its windows are."""
 
     async def decode(self, stage: str, window: DecoderWindow) -> Samples:
-        code2wav = self._engines.diffusion[stage]
+        code2wav = self._engines.diffusion[stage].choose()
         return await code2wav.run(f"verify-{uuid.uuid4().hex}", window.token_ids, window.payload)
 
 

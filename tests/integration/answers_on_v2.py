@@ -15,8 +15,8 @@ import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms.cpu import CpuPlatform
 
-from omni_server.engine import stage_launcher
-from omni_server.engine.ar_args import ASYNC_SCHEDULER, ar_engine_args
+from omni_server.engine import launcher
+from omni_server.engine.engine_args import ASYNC_SCHEDULER, ar_engine_args
 from tests.integration.live import LiveOmni, demo_config
 from tests.integration.parity import request_for
 from tests.reference.cases import CASES
@@ -44,7 +44,7 @@ def schedule_asynchronously(patch: pytest.MonkeyPatch) -> None:
         return arguments
 
     patch.setattr(CpuPlatform, "check_and_update_config", staticmethod(asynchronous))
-    patch.setattr(stage_launcher, "ar_engine_args", engine_args)
+    patch.setattr(launcher, "ar_engine_args", engine_args)
 
 
 def answers(model_dir: Path, names: list[str]) -> dict[str, Any]:

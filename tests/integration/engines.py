@@ -7,13 +7,18 @@ from typing import TypeVar
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from omni_server.engine.ar_handle import ArHandle
+from omni_server.engine.async_engine import StageAsyncLLM
 from omni_server.engine.construction import BuiltEngine, build_engine
+from omni_server.engine.diffusion_handle import DiffusionHandle
+from omni_server.engine.engine_handle import BuildEngine
 from omni_server.engine.start_progress import StartProgress
 from tests.integration.forked_server import start_fork_server
 
 START_TIMEOUT_S = 300.0
 
 EngineT = TypeVar("EngineT", bound=AsyncLLM)
+HandleT = TypeVar("HandleT", ArHandle, DiffusionHandle)
 
 CPU_ENVIRONMENT = {
     "VLLM_USE_V2_MODEL_RUNNER": "0",
@@ -23,12 +28,27 @@ CPU_ENVIRONMENT = {
 }
 
 
-async def engine_of(
-    name: str, client_class: type[EngineT], arguments: AsyncEngineArgs, folder: Path
-) -> BuiltEngine[EngineT]:
+async def ar_engine(name: str, arguments: AsyncEngineArgs, folder: Path) -> ArHandle:
     """`folder` takes its sockets, so its path must be short."""
+    return await _started(ArHandle(name, _builder(name, StageAsyncLLM, arguments, folder)))
+
+
+async def diffusion_engine(name: str, arguments: AsyncEngineArgs, folder: Path) -> DiffusionHandle:
+    """As `ar_engine`."""
+    return await _started(DiffusionHandle(name, _builder(name, AsyncLLM, arguments, folder)))
+
+
+async def _started(handle: HandleT) -> HandleT:
     start_fork_server()
     with StartProgress(lambda line: None) as progress:
+        await handle.start(progress)
+    return handle
+
+
+def _builder(
+    name: str, client_class: type[EngineT], arguments: AsyncEngineArgs, folder: Path
+) -> BuildEngine[EngineT]:
+    async def build(progress: StartProgress) -> BuiltEngine[EngineT]:
         progress.began(name)
         return await build_engine(
             name,
@@ -39,3 +59,5 @@ async def engine_of(
             timeout_s=START_TIMEOUT_S,
             progress=progress,
         )
+
+    return build

@@ -14,18 +14,17 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
-from vllm.v1.engine.async_llm import AsyncLLM
 
 from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.config.stages import DiffusionStage, SolverConfig
-from omni_server.engine.diffusion_args import diffusion_engine_args
-from omni_server.engine.diffusion_client import DiffusionStageClient
+from omni_server.engine.diffusion_handle import DiffusionHandle
+from omni_server.engine.engine_args import diffusion_engine_args
 from omni_server.errors import StageError
 from omni_server.protocol.codec_window import CodecWindow, encode_codec_window
 from stages.codec_chunking import CodecChunker
 from stages.qwen2_5_omni.code2wav.config import code2wav_config
 from stages.qwen2_5_omni.code2wav.noise import noise_frames
-from tests.integration.engines import CPU_ENVIRONMENT, engine_of
+from tests.integration.engines import CPU_ENVIRONMENT, diffusion_engine
 
 SOLVER = SolverConfig(num_steps=6)
 TABLE_SIZE = 8194
@@ -35,7 +34,7 @@ Waveform = npt.NDArray[np.float32]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def code2wav(other_sizes: Path) -> AsyncIterator[DiffusionStageClient]:
+async def code2wav(other_sizes: Path) -> AsyncIterator[DiffusionHandle]:
     with pytest.MonkeyPatch.context() as environment, tempfile.TemporaryDirectory(prefix="t-") as folder:
         for name, value in CPU_ENVIRONMENT.items():
             environment.setenv(name, value)
@@ -55,12 +54,11 @@ async def code2wav(other_sizes: Path) -> AsyncIterator[DiffusionStageClient]:
             hf_overrides=code2wav_config,
             carries_state=True,
         )
-        built = await engine_of("code2wav", AsyncLLM, arguments, Path(folder))
-        client = DiffusionStageClient("code2wav", built)
+        handle = await diffusion_engine("code2wav", arguments, Path(folder))
         try:
-            yield client
+            yield handle
         finally:
-            await client.shutdown()
+            await handle.shutdown()
 
 
 class BareModel:
@@ -118,13 +116,13 @@ def assert_close(result: Waveform, expected: Waveform) -> None:
 _numbers = iter(range(10**6))
 
 
-async def run(client: DiffusionStageClient, codes: tuple[int, ...], window: CodecWindow) -> Waveform:
+async def run(client: DiffusionHandle, codes: tuple[int, ...], window: CodecWindow) -> Waveform:
     return await client.run(f"r{next(_numbers)}", codes, encode_codec_window(window))
 
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_concurrent_windows_of_mixed_lengths_equal_the_bare_model(
-    code2wav: DiffusionStageClient, bare_model: BareModel
+    code2wav: DiffusionHandle, bare_model: BareModel
 ) -> None:
     lengths = [1, 60, 60, 60, 13, 60, 24, 24, 200, 7, 60, 60, 2]
     jobs = [
@@ -141,7 +139,7 @@ async def test_concurrent_windows_of_mixed_lengths_equal_the_bare_model(
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_streamed_utterance_equals_the_same_windows_of_the_bare_model(
-    code2wav: DiffusionStageClient, bare_model: BareModel
+    code2wav: DiffusionHandle, bare_model: BareModel
 ) -> None:
     codes = random_codes(131, 77)
     chunker = CodecChunker(ChunkPlan(), codes_per_block=12)
@@ -167,7 +165,7 @@ def spans_of(codes: tuple[int, ...], *, stream: str | None, seed: int = 0) -> Sp
     return [(w.codes, w.span(voice="Ethan", noise_seed=seed, stream=stream)) for w in chunker.ready()]
 
 
-async def one_by_one(client: DiffusionStageClient, spans: Spans) -> list[Waveform]:
+async def one_by_one(client: DiffusionHandle, spans: Spans) -> list[Waveform]:
     return [await run(client, codes, span) for codes, span in spans]
 
 
@@ -178,7 +176,7 @@ def deviation(result: Waveform, expected: Waveform) -> float:
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_stream_that_carries_state_is_no_further_from_one_pass_and_needs_no_past_codes(
-    code2wav: DiffusionStageClient,
+    code2wav: DiffusionHandle,
 ) -> None:
     codes = random_codes(131, 78)
     in_one = await run(code2wav, codes, whole(131, voice="Ethan"))
@@ -196,7 +194,7 @@ async def test_a_stream_that_carries_state_is_no_further_from_one_pass_and_needs
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_streams_side_by_side_equal_each_alone_as_long_as_all_have_a_place(
-    code2wav: DiffusionStageClient,
+    code2wav: DiffusionHandle,
 ) -> None:
     streams = [random_codes(60 + 13 * n, n) for n in range(NUM_STREAMS)]
     alone = [
@@ -212,7 +210,7 @@ async def test_streams_side_by_side_equal_each_alone_as_long_as_all_have_a_place
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_more_streams_than_places_and_streams_that_are_aborted_cost_exactness_only(
-    code2wav: DiffusionStageClient,
+    code2wav: DiffusionHandle,
 ) -> None:
     streams = [random_codes(60, n) for n in range(3 * NUM_STREAMS)]
     speaking = [
@@ -238,7 +236,7 @@ async def test_more_streams_than_places_and_streams_that_are_aborted_cost_exactn
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_windows_of_one_stream_at_once_fail_or_are_computed_but_never_wrong(
-    code2wav: DiffusionStageClient,
+    code2wav: DiffusionHandle,
 ) -> None:
     """The server sends none; whoever does is told, and gets no sound that is not the window's."""
     codes = random_codes(96, 9)
@@ -254,7 +252,7 @@ async def test_windows_of_one_stream_at_once_fail_or_are_computed_but_never_wron
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_new_streams_window_is_computed_before_queued_ones_that_are_due_later(
-    code2wav: DiffusionStageClient,
+    code2wav: DiffusionHandle,
 ) -> None:
     """A step takes 8 windows. 40 are sent in the reverse order of their deadlines, and then one that is due
     at once."""
@@ -296,7 +294,7 @@ BAD: list[tuple[tuple[int, ...], CodecWindow, str]] = [
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_bad_requests_fail_alone_and_the_engine_lives_on(
-    code2wav: DiffusionStageClient, bare_model: BareModel
+    code2wav: DiffusionHandle, bare_model: BareModel
 ) -> None:
     good = [(random_codes(30, i), whole(30, seed=i)) for i in range(len(BAD))]
     tasks = []
@@ -319,7 +317,7 @@ async def test_bad_requests_fail_alone_and_the_engine_lives_on(
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_cancelled_requests_leave_the_others_alone(
-    code2wav: DiffusionStageClient, bare_model: BareModel
+    code2wav: DiffusionHandle, bare_model: BareModel
 ) -> None:
     jobs = [(random_codes(60, i), whole(60, seed=i)) for i in range(24)]
     tasks = [asyncio.create_task(run(code2wav, codes, window)) for codes, window in jobs]

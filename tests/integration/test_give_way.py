@@ -18,20 +18,17 @@ import pytest
 import pytest_asyncio
 from vllm import SamplingParams
 from vllm.inputs.engine import tokens_input
-from vllm.v1.engine.async_llm import AsyncLLM
 
 from omni_server.config.stages import ArStage, DiffusionStage
-from omni_server.engine.ar_args import ar_engine_args
-from omni_server.engine.ar_client import ArStageClient
 from omni_server.engine.async_engine import StageAsyncLLM
-from omni_server.engine.diffusion_args import diffusion_engine_args
-from omni_server.engine.diffusion_client import DiffusionStageClient
+from omni_server.engine.diffusion_handle import DiffusionHandle
+from omni_server.engine.engine_args import ar_engine_args, diffusion_engine_args
 from omni_server.family import load_family
 from omni_server.protocol.codec_window import CodecWindow, encode_codec_window
 from omni_server.protocol.give_way import BatchNotice, GiveWaySpec, encode_notice
 from omni_server.protocol.local_socket import new_socket_name, socket_address
 from omni_server.protocol.runtime_config import StageRuntimeConfig
-from tests.integration.engines import CPU_ENVIRONMENT, engine_of
+from tests.integration.engines import CPU_ENVIRONMENT, ar_engine, diffusion_engine
 from tests.integration.live import demo_config
 
 DEADLINE_S = 60.0
@@ -44,7 +41,7 @@ class Pair:
     """A thinker that gives way and the code2wav to which it does."""
 
     thinker: StageAsyncLLM
-    code2wav: DiffusionStageClient
+    code2wav: DiffusionHandle
     spec: GiveWaySpec
     ids: "itertools.count[int]"
 
@@ -116,15 +113,13 @@ async def pair(checkpoint: Path) -> AsyncIterator[Pair]:
             carries_state=False,
             announces_to=(spec,),
         )
-        thinker = await engine_of("thinker", StageAsyncLLM, thinker_arguments, Path(folder))
-        thinker_client = ArStageClient("thinker", thinker)
-        code2wav = await engine_of("code2wav", AsyncLLM, code2wav_arguments, Path(folder))
-        client = DiffusionStageClient("code2wav", code2wav)
+        thinker = await ar_engine("thinker", thinker_arguments, Path(folder))
+        code2wav = await diffusion_engine("code2wav", code2wav_arguments, Path(folder))
         try:
-            yield Pair(thinker.client, client, spec, itertools.count())
+            yield Pair(thinker.engine, code2wav, spec, itertools.count())
         finally:
-            await client.shutdown()
-            await thinker_client.shutdown()
+            await code2wav.shutdown()
+            await thinker.shutdown()
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -7,7 +7,7 @@ import pytest
 
 from omni_server.config.load import find_shipped_config, load_stage_config
 from omni_server.config.stages import ArStage
-from omni_server.engine.ar_args import ar_engine_args
+from omni_server.engine.engine_args import ar_engine_args
 from omni_server.family import load_family
 from omni_server.protocol.runtime_config import QueueSpec, StageRuntimeConfig
 from omni_server.protocol.start_report import ProgressSpec

@@ -9,7 +9,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from omni_server.config.stage_config import StageConfig
-from omni_server.engine import fork_server, stage_launcher
+from omni_server.engine import fork_server, launcher
 from omni_server.engine.construction import BuiltEngine
 from omni_server.engine.engine_processes import EngineProcesses
 from omni_server.engine.give_way import give_way_specs
@@ -104,9 +104,12 @@ def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, AsyncEngineArgs]:
         assert isinstance(runtime, StageRuntimeConfig | DiffusionRuntimeConfig)
         assert runtime.progress is not None
         arguments[runtime.progress.stage] = engine_args
-        return BuiltEngine(cast(AsyncLLM, object()), cast(EngineProcesses, None))
+        client = SimpleNamespace(
+            output_processor=SimpleNamespace(), model_config=SimpleNamespace(max_model_len=8192)
+        )
+        return BuiltEngine(cast(AsyncLLM, client), cast(EngineProcesses, None))
 
-    monkeypatch.setattr(stage_launcher, "build_engine", build_engine)
+    monkeypatch.setattr(launcher, "build_engine", build_engine)
     monkeypatch.setattr(fork_server, "start", lambda family: None)
     return arguments
 

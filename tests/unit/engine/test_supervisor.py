@@ -13,27 +13,35 @@ import pytest
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from omni_server.config.stage_config import SupervisionConfig
-from omni_server.engine import supervisor
+from omni_server.engine import engine_handle, supervisor
 from omni_server.engine.construction import BuiltEngine
+from omni_server.engine.engine_handle import EngineHandle
 from omni_server.engine.engine_processes import EngineProcesses
-from omni_server.engine.launcher import Engines
-from omni_server.engine.stage_client import StageClient
-from omni_server.engine.stage_launcher import StageLauncher
+from omni_server.engine.start_progress import StartProgress
 from omni_server.engine.supervisor import CrashLoopError, Restarts, Supervisor, until_down
 from omni_server.errors import ConfigError, StageDeadError
 
 
-class Client(StageClient[AsyncLLM]):
+class Handle(EngineHandle[AsyncLLM]):
     async def check_health(self) -> None:
         return
 
+    def __init__(self, world: "World") -> None:
+        super().__init__("talker", world.build)
+        self._world = world
+
+    def end_blocks(self) -> int:
+        self._world.events.append("blocks ended")
+        return super().end_blocks()
+
 
 class World:
-    """Stands for `Engines`, `StageLauncher` and the processes; notes what is asked of it."""
+    """What the handle of a stage builds, and what becomes of it; notes what is asked of it."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
-        self.client = Client("talker", self.built())
+        self.handle = Handle(self)
+        self.handle.attach(self.built())
         self.build_errors: list[Exception] = []
         self.may_build = asyncio.Event()
         self.may_build.set()
@@ -46,24 +54,9 @@ class World:
         )
 
     def die(self) -> None:
-        cast(Any, self.client.engine).errored = True
+        cast(Any, self.handle.engine).errored = True
 
-    # Engines
-
-    def clients(self) -> list[Client]:
-        return [self.client]
-
-    def attach(self, name: str, built: BuiltEngine[AsyncLLM]) -> None:
-        self.events.append("attached")
-        self.client.attach(built)
-
-    def end_blocks_of(self, stage: str) -> int:
-        self.events.append("blocks ended")
-        return 0
-
-    # StageLauncher
-
-    async def build(self, name: str, progress: object) -> BuiltEngine[AsyncLLM]:
+    async def build(self, progress: StartProgress) -> BuiltEngine[AsyncLLM]:
         self.events.append("build")
         try:
             await self.may_build.wait()
@@ -72,6 +65,7 @@ class World:
             raise
         if self.build_errors:
             raise self.build_errors.pop(0)
+        self.events.append("built")
         return self.built()
 
 
@@ -109,15 +103,13 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
     world = World()
     monkeypatch.setattr(supervisor, "POLL_S", 0.001)
-    monkeypatch.setattr(supervisor, "close_frontend", close_frontend)
+    monkeypatch.setattr(engine_handle, "close_frontend", close_frontend)
     monkeypatch.setattr(gc, "collect", lambda: 0)  # of all that a test run has imported: seconds
     return world
 
 
 def supervised(world: World, **policy: Any) -> Supervisor:
-    one = Supervisor(
-        cast(Engines, world), cast(StageLauncher, world), SupervisionConfig(**({"max_backoff_s": 0} | policy))
-    )
+    one = Supervisor([world.handle], SupervisionConfig(**({"max_backoff_s": 0} | policy)))
     one.start()
     return one
 
@@ -128,7 +120,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-CLEARED = ["killed", "frontend closed", "leftovers removed", "blocks ended"]
+CLEARED = ["killed", "frontend closed", "leftovers removed", "blocks ended", "closed"]
 
 
 async def test_an_engine_that_died_is_cleared_away_before_the_next_is_built(
@@ -141,14 +133,13 @@ async def test_an_engine_that_died_is_cleared_away_before_the_next_is_built(
     with caplog.at_level(logging.INFO):
         world.die()
         await until(lambda: "build" in world.events)
-        assert world.client.is_dead
+        assert world.handle.is_dead
         with pytest.raises(StageDeadError, match="stage 'talker': its engine process was killed"):
             await needing
         world.may_build.set()
-        await until(lambda: not world.client.is_dead)
-    await until(lambda: "closed" in world.events)
-    assert world.events == [*CLEARED, "build", "attached", "closed"]
-    assert world.client.life.reason is None
+        await until(lambda: not world.handle.is_dead)
+    assert world.events == [*CLEARED, "build", "built"]
+    assert world.handle.life.reason is None
     assert one.num_restarts == {"talker": 1}
     assert one.failed_stage is None
     told = [record.getMessage() for record in caplog.records if record.name == supervisor.__name__]
@@ -162,7 +153,7 @@ async def test_an_engine_that_died_is_cleared_away_before_the_next_is_built(
 
 
 async def _needs(world: World) -> None:
-    async with world.client.life.needed():
+    async with world.handle.life.needed():
         await asyncio.Event().wait()
 
 
@@ -170,8 +161,8 @@ async def test_a_start_that_fails_is_tried_again(world: World) -> None:
     one = supervised(world)
     world.build_errors = [ConfigError("the model folder is gone")] * 2
     world.die()
-    await until(lambda: "closed" in world.events)
-    assert world.events == [*CLEARED, "build", "build", "build", "attached", "closed"]
+    await until(lambda: "built" in world.events)
+    assert world.events == [*CLEARED, "build", "build", "build", "built"]
     assert one.num_restarts == {"talker": 3}
     await one.stop()
 
@@ -180,11 +171,11 @@ async def test_a_crash_loop_ends(world: World, caplog: pytest.LogCaptureFixture)
     one = supervised(world, max_restarts=2)
     for number in (1, 2):
         world.die()
-        await until(lambda: world.events.count("attached") == number)  # noqa: B023
+        await until(lambda: world.events.count("built") == number)  # noqa: B023
     assert one.failed_stage is None
     world.die()
     await until(lambda: one.failed_stage == "talker")
-    assert world.client.is_dead
+    assert world.handle.is_dead
     assert world.events[-len(CLEARED) :] == CLEARED, "it is cleared away all the same"
     assert "stage 'talker' has died 3 times within 600 s, and supervision.max_restarts is 2" in caplog.text
     await one.stop()
@@ -196,7 +187,7 @@ async def test_processes_that_do_not_end_are_the_end(world: World) -> None:
     world.do_end = False
     world.die()
     await until(lambda: one.failed_stage == "talker")
-    assert world.client.is_dead
+    assert world.handle.is_dead
     assert "blocks ended" not in world.events
     assert "build" not in world.events
     await one.stop()
@@ -209,7 +200,7 @@ async def test_stopping_gives_up_an_engine_that_is_being_built(world: World) -> 
     await until(lambda: "build" in world.events)
     await asyncio.wait_for(one.stop(), 10)
     assert world.events[-1] == "given up"
-    assert world.client.is_dead
+    assert world.handle.is_dead
 
 
 async def test_stopping_waits_until_what_died_is_cleared_away(world: World) -> None:
@@ -225,7 +216,7 @@ async def test_stopping_leaves_engines_that_run_alone(world: World) -> None:
     one = supervised(world)
     await asyncio.wait_for(one.stop(), 10)
     assert world.events == []
-    assert not world.client.is_dead
+    assert not world.handle.is_dead
 
 
 # -- when a stage is started again, and when it is not
@@ -273,11 +264,11 @@ HANG_S = 0.3
 
 
 class FakeStage:
-    """A client and its processes in one."""
+    """A handle and its processes in one."""
 
     def __init__(self) -> None:
+        self.processes = self
         self.is_dead = False
-        self.has_ended = False
         self.answers = asyncio.Event()
         self.answers.set()
         self.error: Exception | None = None
@@ -307,9 +298,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 def watched(
     stage: FakeStage, hang_timeout_s: float | None = HANG_S, clock: Callable[[], float] = time.monotonic
 ) -> asyncio.Task[str]:
-    return asyncio.create_task(
-        until_down(cast(StageClient[Any], stage), cast(EngineProcesses, stage), hang_timeout_s, clock)
-    )
+    return asyncio.create_task(until_down(cast(EngineHandle[Any], stage), hang_timeout_s, clock))
 
 
 async def calls(stage: FakeStage, number: int) -> None:
@@ -319,12 +308,11 @@ async def calls(stage: FakeStage, number: int) -> None:
 
 
 @pytest.mark.usefixtures("fast")
-@pytest.mark.parametrize("sign", ["is_dead", "has_ended"])
-async def test_a_dead_engine_is_noticed_by_either_sign(sign: str) -> None:
+async def test_a_dead_engine_is_noticed() -> None:
     stage = FakeStage()
     watch = watched(stage)
     await calls(stage, 2)
-    setattr(stage, sign, True)
+    stage.is_dead = True
     assert await asyncio.wait_for(watch, 10) == "gone"
 
 
@@ -392,5 +380,5 @@ async def test_without_a_bound_nothing_is_asked() -> None:
     watch = watched(stage, None)
     await asyncio.sleep(0.1)
     assert stage.num_calls == 0
-    stage.has_ended = True
+    stage.is_dead = True
     assert await asyncio.wait_for(watch, 10) == "gone"

@@ -11,12 +11,12 @@ from vllm import SamplingParams
 
 from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.edge import DecoderWindow, Frame
-from omni_server.engine.ar_client import ArStageClient
+from omni_server.engine.ar_handle import ArHandle
 from omni_server.engine.ar_stream import ArOutput
 from omni_server.engine.async_engine import RowSink
-from omni_server.engine.diffusion_client import DiffusionStageClient
+from omni_server.engine.diffusion_handle import DiffusionHandle
+from omni_server.engine.engine_handle import EngineLife
 from omni_server.engine.prompt_rendering import RenderedPrompt
-from omni_server.engine.stage_life import StageLife
 from omni_server.errors import CorruptDataError
 from omni_server.family import CodecLayout
 from omni_server.orchestrator.decoder import Decoder
@@ -80,7 +80,9 @@ class FakeStream:
 
 
 class FakeArStage:
-    """Stands for `ArStageClient`."""
+    """Stands for `ArHandle`."""
+
+    num_active = 0
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -92,7 +94,7 @@ class FakeArStage:
         self.feed_error: Exception | None = None
         self.prompts: list[RenderedPrompt | tuple[int, ...]] = []
         self.params: list[SamplingParams] = []
-        self.life = StageLife(name)
+        self.life = EngineLife(name)
 
     @property
     def is_dead(self) -> bool:
@@ -120,7 +122,7 @@ class FakeArStage:
         self.streams.append(FakeStream(f"{self.name}-{len(self.streams)}", row_sink, tokens_per_output))
         return self.streams[-1]
 
-    async def send_feeds(self, feeds: Sequence[AddressedFeed]) -> None:
+    async def feed(self, feeds: Sequence[AddressedFeed]) -> None:
         if self.feed_error is not None:
             raise self.feed_error
         self.messages.append(feeds)
@@ -135,11 +137,13 @@ def sound_of(*codes: int) -> npt.NDArray[np.float32]:
 
 
 class FakeCode2Wav:
-    """Stands for `DiffusionStageClient`. A window sounds like its codes."""
+    """Stands for `DiffusionHandle`. A window sounds like its codes."""
+
+    num_active = 0
 
     def __init__(self) -> None:
         self.name = "code2wav"
-        self.life = StageLife(self.name)
+        self.life = EngineLife(self.name)
         self.request_ids: list[str] = []
         self.running = 0
         self.gate = asyncio.Event()
@@ -225,7 +229,7 @@ class Stages:
     outbox: FeedOutbox = field(init=False)
 
     def __post_init__(self) -> None:
-        self.outbox = FeedOutbox(self.talker.send_feeds, self.dropped.append)
+        self.outbox = FeedOutbox(self.talker.feed, self.dropped.append)
 
     def run(
         self,
@@ -241,7 +245,7 @@ class Stages:
         if reply is not None:
             prompt = RenderedPrompt(PROMPT_IDS + reply, None, "given", len(reply))
         decoder = DecoderPlan(
-            decoder=Decoder((cast(DiffusionStageClient, self.code2wav),)),
+            decoder=Decoder((cast(DiffusionHandle, self.code2wav),)),
             edge=self.edge,
             scheduler=SpeechScheduler(ChunkPlan(), CodecLayout(CODES_PER_WINDOW, 2, SAMPLES_PER_CODE)),
             num_codebooks=1,
@@ -250,7 +254,7 @@ class Stages:
         )
         talker_prompt = (8,) * NUM_PROMPT + (6, 7)
         talker = ArPlan(
-            cast(ArStageClient, self.talker),
+            cast(ArHandle, self.talker),
             talker_prompt,
             SamplingParams(),
             decoder=decoder,
@@ -258,7 +262,7 @@ class Stages:
         )
         embeddings = EmbeddingsPlan(talker, FIRST_GENERATED, self.outbox, self.dropped.append)
         thinker = ArPlan(
-            cast(ArStageClient, self.thinker),
+            cast(ArHandle, self.thinker),
             prompt,
             SamplingParams(),
             text=TextPlan(None if detokenize is None else SpokenText(detokenize), tool_parser),

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from omni_server.config.chunk_plan import ChunkPlan, PacingConfig
-from omni_server.engine.diffusion_client import DiffusionStageClient
-from omni_server.engine.stage_life import StageLife
+from omni_server.engine.diffusion_handle import DiffusionHandle
+from omni_server.engine.engine_handle import EngineLife
 from omni_server.family import CodecLayout
 from omni_server.orchestrator.decoder import Decoder
 from omni_server.orchestrator.request_timeline import RequestTimeline
@@ -57,13 +57,13 @@ class WaitingWindow:
 
 
 class SimulatedCode2Wav:
-    """Stands for `DiffusionStageClient`. Computes waiting windows in steps, by priority; a step takes a time
+    """Stands for `DiffusionHandle`. Computes waiting windows in steps, by priority; a step takes a time
     for itself and a time for each codec token in it, but for those whose state a stream carries. Sample
     values are positions in the utterance."""
 
     def __init__(self, *, step_s: float = 0.0, code_s: float = 0.0, max_codes: int = 2048) -> None:
         self.name = "code2wav"
-        self.life = StageLife(self.name)
+        self.life = EngineLife(self.name)
         self.calls: list[Call] = []
         self.computed: list[str] = []
         self.num_running = 0
@@ -183,7 +183,7 @@ class Simulation:
         pieces: list[tuple[float, AudioDelta]] = []
         output = SpeechStream(
             name,
-            decoder=Decoder((cast(DiffusionStageClient, self.code2wav),)),
+            decoder=Decoder((cast(DiffusionHandle, self.code2wav),)),
             edge=TalkerToCode2Wav(self._plan, LAYOUT, voice="Ethan", noise_seed=0),
             scheduler=self.scheduler,
             timeline=RequestTimeline(clock),

@@ -13,8 +13,8 @@ import pytest
 
 from omni_server.config.pipeline import EdgeSpec, Pipeline, StageSpec, Tensor
 from omni_server.config.stage_config import StageConfig
-from omni_server.engine.diffusion_client import DiffusionStageClient
-from omni_server.engine.stage_life import StageLife
+from omni_server.engine.diffusion_handle import DiffusionHandle
+from omni_server.engine.engine_handle import EngineLife, Stage
 from omni_server.errors import (
     CorruptDataError,
     DeadlineExceededError,
@@ -36,18 +36,18 @@ LADDER = np.linspace(0, 1, 32 * 32 * 3, dtype=np.float32).reshape(32, 32, 3)
 
 
 class FakePainter:
-    """Stands for `DiffusionStageClient`."""
+    """Stands for `DiffusionHandle`."""
 
     def __init__(self, name: str, result: npt.NDArray[np.float32]) -> None:
         self.name = name
-        self.life = StageLife(name)
+        self.life = EngineLife(name)
         self.result = result
         self.error: OmniError | None = None
         self.gate = asyncio.Event()
         self.gate.set()
         self.payloads: list[bytes] = []
         self.num_tokens: list[int] = []
-        self.running = 0
+        self.num_active = 0
 
     @property
     def is_dead(self) -> bool:
@@ -64,14 +64,14 @@ class FakePainter:
     ) -> npt.NDArray[np.float32]:
         self.payloads.append(payload)
         self.num_tokens.append(len(token_ids))
-        self.running += 1
+        self.num_active += 1
         try:
             await self.gate.wait()
             if self.error is not None:
                 raise self.error
             return self.result
         finally:
-            self.running -= 1
+            self.num_active -= 1
 
 
 class TwoStageFamily(image_only.ImageFamily):
@@ -93,8 +93,8 @@ def orchestrator_of(stages: Mapping[str, FakePainter], family: str = ONE_STAGE) 
             "stages": {name: {"max_model_len": 6} for name in stages},
         }
     )
-    clients = {name: cast(DiffusionStageClient, stage) for name, stage in stages.items()}
-    deployment = Deployment(config, {}, clients, lambda block: None)
+    diffusion = {name: Stage(name, (cast(DiffusionHandle, stage),)) for name, stage in stages.items()}
+    deployment = Deployment(config, {}, diffusion, lambda block: None)
     return Orchestrator(cast(FamilyModel, ImageModel(Path())), deployment, request_timeout_s=30.0)
 
 
@@ -206,9 +206,9 @@ async def test_a_request_that_is_ended_leaves_the_stage(painter: FakePainter) ->
     orchestrator = orchestrator_of({"painter": painter})
     run = await orchestrator.submit(request())
     await settle()
-    assert (painter.running, orchestrator.num_running) == (1, 1)
+    assert (painter.num_active, orchestrator.num_running) == (1, 1)
     await run.aclose()
-    assert (painter.running, orchestrator.num_running) == (0, 0)
+    assert (painter.num_active, orchestrator.num_running) == (0, 0)
 
 
 async def test_a_deadline_ends_it(painter: FakePainter) -> None:
@@ -216,7 +216,7 @@ async def test_a_deadline_ends_it(painter: FakePainter) -> None:
     run = await orchestrator_of({"painter": painter}).submit(replace(request(), deadline_s=0.05))
     with pytest.raises(DeadlineExceededError):
         await asyncio.wait_for(collected(run), 5)
-    assert painter.running == 0
+    assert painter.num_active == 0
 
 
 async def test_a_stage_that_goes_down_fails_it_and_refuses_others(painter: FakePainter) -> None:

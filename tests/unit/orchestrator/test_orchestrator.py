@@ -12,8 +12,9 @@ from vllm import SamplingParams
 
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import SamplingDefaults
-from omni_server.engine.ar_client import ArStageClient
-from omni_server.engine.diffusion_client import DiffusionStageClient
+from omni_server.engine.ar_handle import ArHandle
+from omni_server.engine.diffusion_handle import DiffusionHandle
+from omni_server.engine.engine_handle import Stage
 from omni_server.engine.prompt_rendering import RenderedPrompt
 from omni_server.errors import (
     DeadlineExceededError,
@@ -98,8 +99,8 @@ class FakeFamily:
         return "float32"
 
 
-class Stage(FakeArStage):
-    """With what admission asks of an `ArStageClient`."""
+class FakeEntry(FakeArStage):
+    """With what admission asks of an `ArHandle`."""
 
     max_model_len = MAX_MODEL_LEN
 
@@ -138,7 +139,7 @@ class Pipeline:
         thinker_defaults: SamplingDefaults = THINKER_DEFAULTS,
         talker_defaults: SamplingDefaults = NO_DEFAULTS,
     ) -> None:
-        self.thinker, self.talker, self.code2wav = Stage("thinker"), Stage("talker"), FakeCode2Wav()
+        self.thinker, self.talker, self.code2wav = FakeEntry("thinker"), FakeEntry("talker"), FakeCode2Wav()
         length = {"max_model_len": MAX_MODEL_LEN}
         stages: dict[str, Any] = {"thinker": length | {"default_sampling": thinker_defaults}}
         if speech:
@@ -151,12 +152,13 @@ class Pipeline:
                 {"from": "thinker", "to": "talker"},
                 {"from": "talker", "to": "code2wav", "function": function, "chunks": {"mode": "whole"}},
             ]
+        ar = (self.thinker, self.talker) if speech else (self.thinker,)
         deployment = Deployment(
             StageConfig.model_validate(document),
-            ar={"thinker": cast(ArStageClient, self.thinker), "talker": cast(ArStageClient, self.talker)}
+            ar={fake.name: Stage(fake.name, (cast(ArHandle, fake),)) for fake in ar},
+            diffusion={"code2wav": Stage("code2wav", (cast(DiffusionHandle, self.code2wav),))}
             if speech
-            else {"thinker": cast(ArStageClient, self.thinker)},
-            diffusion={"code2wav": cast(DiffusionStageClient, self.code2wav)} if speech else {},
+            else {},
             drop_block=lambda block: None,
         )
         self.orchestrator = Orchestrator(cast(FamilyModel, FakeFamily()), deployment, request_timeout_s=30.0)
@@ -299,7 +301,7 @@ async def test_a_deadline_counts_from_when_the_request_began() -> None:
 
 
 def go_down(pipeline: Pipeline, stage: str) -> None:
-    stages: list[Stage | FakeCode2Wav] = [pipeline.thinker, pipeline.talker, pipeline.code2wav]
+    stages: list[FakeEntry | FakeCode2Wav] = [pipeline.thinker, pipeline.talker, pipeline.code2wav]
     next(one for one in stages if one.name == stage).life.went_down("its engine process was killed (SIGKILL)")
 
 

@@ -10,12 +10,13 @@ from vllm.utils.torch_utils import OMP_NUM_THREADS_SET_BY_VLLM, available_cpu_co
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from omni_server.config.load import find_shipped_config, load_stage_config
-from omni_server.engine import stage_launcher
+from omni_server.config.stages import ArStage
+from omni_server.engine import launcher
 from omni_server.engine.construction import BuiltEngine
 from omni_server.engine.engine_processes import EngineProcesses
+from omni_server.engine.launcher import EngineBuilder
 from omni_server.engine.mps import MpsDaemon
 from omni_server.engine.process_files import TempFolder
-from omni_server.engine.stage_launcher import StageLauncher
 from omni_server.engine.start_progress import StartProgress
 from omni_server.family import ModelFamily
 
@@ -29,18 +30,20 @@ def environments(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
 
     async def build_engine(*_: Any, environment: dict[str, str], **__: Any) -> BuiltEngine[AsyncLLM]:
         built.append(environment)
-        return BuiltEngine(cast(AsyncLLM, object()), cast(EngineProcesses, None))
+        return BuiltEngine(
+            cast(AsyncLLM, SimpleNamespace(output_processor=SimpleNamespace())), cast(EngineProcesses, None)
+        )
 
-    monkeypatch.setattr(stage_launcher, "build_engine", build_engine)
+    monkeypatch.setattr(launcher, "build_engine", build_engine)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.delenv(OMP_NUM_THREADS_SET_BY_VLLM, raising=False)
     return built
 
 
-def launcher_in(folder: Path, mps: object = None) -> StageLauncher:
+def builder_in(folder: Path, mps: object = None) -> EngineBuilder:
     temp = SimpleNamespace(path=folder, check_room=lambda: None, variables=lambda: {"TMPDIR": str(folder)})
     family = SimpleNamespace(hf_overrides=lambda stage: None)
-    return StageLauncher(
+    return EngineBuilder(
         folder,
         CONFIG,
         cast(ModelFamily, family),
@@ -51,15 +54,17 @@ def launcher_in(folder: Path, mps: object = None) -> StageLauncher:
     )
 
 
-async def build(launcher: StageLauncher) -> None:
+async def build(builder: EngineBuilder) -> None:
+    stage = CONFIG.stages["thinker"]
+    assert isinstance(stage, ArStage)
     with StartProgress(lambda line: None) as progress:
-        await launcher.build("thinker", progress)
+        await builder.build_ar("thinker", stage, progress)
 
 
 async def test_engines_share_the_cores_while_they_load_and_vllm_may_reduce_them_later(
     environments: list[dict[str, str]], tmp_path: Path
 ) -> None:
-    await build(launcher_in(tmp_path))
+    await build(builder_in(tmp_path))
     assert environments[0]["OMP_NUM_THREADS"] == str(max(1, available_cpu_count() // len(CONFIG.stages)))
     assert environments[0][OMP_NUM_THREADS_SET_BY_VLLM] == "1"
     assert environments[0]["TMPDIR"] == str(tmp_path)
@@ -72,7 +77,7 @@ async def test_threads_that_the_operator_has_set_stay(
     environments: list[dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    await build(launcher_in(tmp_path))
+    await build(builder_in(tmp_path))
     assert environments[0]["OMP_NUM_THREADS"] == "3"
     assert OMP_NUM_THREADS_SET_BY_VLLM not in environments[0]
 
@@ -81,7 +86,7 @@ async def test_engines_are_clients_of_the_servers_mps(
     environments: list[dict[str, str]], tmp_path: Path
 ) -> None:
     await build(
-        launcher_in(tmp_path, SimpleNamespace(variables=lambda: {"CUDA_MPS_PIPE_DIRECTORY": "/pipes"}))
+        builder_in(tmp_path, SimpleNamespace(variables=lambda: {"CUDA_MPS_PIPE_DIRECTORY": "/pipes"}))
     )
     assert environments[0]["CUDA_MPS_PIPE_DIRECTORY"] == "/pipes"
 
@@ -89,8 +94,8 @@ async def test_engines_are_clients_of_the_servers_mps(
 async def test_what_vllm_sets_in_this_process_does_not_reach_the_engine_of_a_restart(
     environments: list[dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launcher = launcher_in(tmp_path)
-    await build(launcher)
+    builder = builder_in(tmp_path)
+    await build(builder)
     monkeypatch.setenv("LD_PRELOAD", "libtcmalloc.so")
-    await build(launcher)
+    await build(builder)
     assert environments[0] == environments[1]

@@ -15,11 +15,12 @@ from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
-from omni_server.engine.ar_client import ArStageClient
+from omni_server.engine.ar_handle import ArHandle
 from omni_server.engine.ar_stream import ArOutput
 from omni_server.engine.async_engine import RowSink, StageAsyncLLM
 from omni_server.engine.construction import BuiltEngine
 from omni_server.engine.engine_processes import EngineProcesses
+from omni_server.engine.start_progress import StartProgress
 from omni_server.errors import (
     CorruptDataError,
     InvalidRequestError,
@@ -115,9 +116,15 @@ class Refused(SamplingParams):
         raise ValueError("no grammar:\r\n1970-01-01 INFO forged") from cause
 
 
-def client_of(engine: FakeEngine) -> ArStageClient:
+async def never_built(progress: StartProgress) -> BuiltEngine[StageAsyncLLM]:
+    raise AssertionError("the engine is given")
+
+
+def handle_of(engine: FakeEngine) -> ArHandle:
     built = BuiltEngine(cast(StageAsyncLLM, engine), cast(EngineProcesses, None))
-    return ArStageClient("talker", built)
+    handle = ArHandle("talker", never_built)
+    handle.attach(built)
+    return handle
 
 
 class FakeRenderer:
@@ -159,19 +166,19 @@ class FakeRenderer:
         return [prompt | {"mm_placeholders": {"audio": places}}]
 
 
-def client_that_renders(renderer: FakeRenderer | None = None, *, max_model_len: int = 64) -> ArStageClient:
+def handle_that_renders(renderer: FakeRenderer | None = None, *, max_model_len: int = 64) -> ArHandle:
     engine = FakeEngine()
     engine.model_config.max_model_len = max_model_len
     engine.renderer = FakeRenderer() if renderer is None else renderer
-    return client_of(engine)
+    return handle_of(engine)
 
 
 async def test_pieces_of_a_prompt_are_tokenised_by_themselves() -> None:
     renderer = FakeRenderer()
-    client = client_that_renders(renderer)
-    assert (await client.render(Prompt("a<b>"))).token_ids == (0, *map(ord, "a<b>"))
+    handle = handle_that_renders(renderer)
+    assert (await handle.render(Prompt("a<b>"))).token_ids == (0, *map(ord, "a<b>"))
     sound = np.zeros(4, np.float32)
-    prompt = await client.render(Prompt("a<b>", audios=((sound, 16_000),), pieces=("a<", "b>")))
+    prompt = await handle.render(Prompt("a<b>", audios=((sound, 16_000),), pieces=("a<", "b>")))
     assert prompt.token_ids == (0, *map(ord, "a<b>"))
     assert prompt.engine_input["multi_modal_data"] == {"audio": [(sound, 16_000)]}
     assert renderer.tokenised == ["a<b>", "a<", "b>"]
@@ -195,7 +202,7 @@ async def test_media_that_the_model_cannot_take_are_refused(
 ) -> None:
     audios = tuple((np.array(each, np.float32), 16_000) for each in ([0.0] * 50, samples))
     with pytest.raises(InvalidRequestError) as error:
-        await client_that_renders().render(Prompt("a", audios=audios))
+        await handle_that_renders().render(Prompt("a", audios=audios))
     assert (error.value.param, error.value.code, error.value.message) == ("messages", code, message)
 
 
@@ -207,9 +214,9 @@ async def test_only_long_prompts_wait_for_another_thread(
     num_chars: int, num_pieces: int, in_thread: bool
 ) -> None:
     renderer = FakeRenderer()
-    client = client_that_renders(renderer, max_model_len=4096)
+    handle = handle_that_renders(renderer, max_model_len=4096)
     pieces = ("x" * (num_chars // num_pieces),) * num_pieces
-    prompt = await client.render(Prompt("x" * num_chars, pieces=pieces if num_pieces > 1 else ()))
+    prompt = await handle.render(Prompt("x" * num_chars, pieces=pieces if num_pieces > 1 else ()))
     assert prompt.token_ids == (0, *[ord("x")] * num_chars)
     assert (renderer.most_waiting > 0) == in_thread
 
@@ -219,23 +226,23 @@ async def test_pieces_that_do_not_fit_are_not_tokenised(num_pieces: int, num_tok
     """Of two tokens each, and one before them, where 64 fit."""
     renderer = FakeRenderer()
     with pytest.raises(InvalidRequestError, match="maximum context length") as error:
-        await client_that_renders(renderer).render(Prompt("ab" * num_pieces, pieces=("ab",) * num_pieces))
+        await handle_that_renders(renderer).render(Prompt("ab" * num_pieces, pieces=("ab",) * num_pieces))
     assert error.value.code == "context_length_exceeded"
     assert len(renderer.tokenised) == num_tokenised
 
 
 async def test_pieces_of_one_prompt_do_not_all_stand_before_the_next_prompt() -> None:
     renderer = FakeRenderer()
-    client = client_that_renders(renderer, max_model_len=4096)
-    await client.render(Prompt("a" * 2020, pieces=("a" * 101,) * 20))
+    handle = handle_that_renders(renderer, max_model_len=4096)
+    await handle.render(Prompt("a" * 2020, pieces=("a" * 101,) * 20))
     assert renderer.most_waiting == 1
 
 
 def test_more_text_than_all_tokens_of_a_context_can_spell_is_refused() -> None:
-    client = client_of(FakeEngine())
-    client.check_text(64 * 7)
+    handle = handle_of(FakeEngine())
+    handle.check_text(64 * 7)
     with pytest.raises(InvalidRequestError) as error:
-        client.check_text(64 * 7 + 1)
+        handle.check_text(64 * 7 + 1)
     assert (error.value.param, error.value.code) == ("messages", "context_length_exceeded")
 
 
@@ -245,7 +252,7 @@ def drop(payload: object) -> None:
 
 async def test_an_open_request_has_the_engines_own_id_and_its_sink() -> None:
     engine = FakeEngine()
-    stream = await client_of(engine).open("a", (1, 2), SamplingParams(), drop)
+    stream = await handle_of(engine).open("a", (1, 2), SamplingParams(), drop)
     assert stream.engine_id == "a-internal"
     assert engine.row_sinks == {"a": drop}
     await stream.close()
@@ -255,30 +262,30 @@ async def test_an_open_request_has_the_engines_own_id_and_its_sink() -> None:
 
 async def test_what_the_stage_did_is_counted_once_for_each_request() -> None:
     engine = FakeEngine()
-    client = client_of(engine)
-    assert engine.output_processor.stage_metrics is client.metrics
-    stream = await client.open("a", (1, 2), SamplingParams())
+    handle = handle_of(engine)
+    assert engine.output_processor.stage_metrics is handle.metrics
+    stream = await handle.open("a", (1, 2), SamplingParams())
     await stream.close()
     await stream.close()
     engine.error = ValueError("no")
     with pytest.raises(InvalidRequestError):
-        await client.open("b", (1, 2), SamplingParams())
-    assert client.metrics.ended == {"abort": 1}
+        await handle.open("b", (1, 2), SamplingParams())
+    assert handle.metrics.ended == {"abort": 1}
 
 
 async def test_only_grammars_take_the_longer_way() -> None:
     engine = FakeEngine()
-    client = client_of(engine)
-    await client.open("free", (1, 2), SamplingParams())
-    await client.open("bound", (1, 2), SamplingParams(structured_outputs=StructuredOutputsParams(regex="a")))
+    handle = handle_of(engine)
+    await handle.open("free", (1, 2), SamplingParams())
+    await handle.open("bound", (1, 2), SamplingParams(structured_outputs=StructuredOutputsParams(regex="a")))
     assert engine.requests.keys() == {"free", "bound"}
     assert engine.structured == ["bound"]
 
 
 async def test_blocks_of_tokens_are_asked_for_only_where_they_are_wanted() -> None:
     engine = FakeEngine()
-    await client_of(engine).open("text", (1,), SamplingParams(extra_args={"other": b""}))
-    await client_of(engine).open(
+    await handle_of(engine).open("text", (1,), SamplingParams(extra_args={"other": b""}))
+    await handle_of(engine).open(
         "codes", (1,), SamplingParams(extra_args={"other": b""}), tokens_per_output=12
     )
     assert engine.requests["text"].extra_args == {"other": b""}
@@ -288,7 +295,7 @@ async def test_blocks_of_tokens_are_asked_for_only_where_they_are_wanted() -> No
 async def test_a_request_that_is_cancelled_while_it_is_sent_does_not_run_on() -> None:
     engine = FakeEngine()
     engine.gate.clear()
-    opening = asyncio.create_task(client_of(engine).open("a", (1,), SamplingParams(), drop))
+    opening = asyncio.create_task(handle_of(engine).open("a", (1,), SamplingParams(), drop))
     await asyncio.sleep(0)
     assert "a" in engine.requests
     opening.cancel()
@@ -302,25 +309,25 @@ async def test_a_refused_request_is_the_callers_mistake_and_leaves_nothing() -> 
     engine = FakeEngine()
     engine.error = ValueError("top_k is too large")
     with pytest.raises(InvalidRequestError, match="top_k"):
-        await client_of(engine).open("a", (1,), SamplingParams(), drop)
+        await handle_of(engine).open("a", (1,), SamplingParams(), drop)
     assert engine.row_sinks == {}
 
 
 async def test_a_refusal_is_one_line_without_control_characters() -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        await client_of(FakeEngine()).check(Refused(), "tools")
+        await handle_of(FakeEngine()).check(Refused(), "tools")
     assert caught.value.message == "no grammar:  1970-01-01 INFO forged rule [31m is cyclic"
     assert caught.value.param == "tools"
 
 
 async def test_a_dead_engine_takes_no_feeds() -> None:
     engine = FakeEngine()
-    client = client_of(engine)
-    await client.send_feeds([("a", RowsFeed(final_length=3))])
+    handle = handle_of(engine)
+    await handle.feed([("a", RowsFeed(final_length=3))])
     assert engine.fed == [("a", RowsFeed(final_length=3))]
     engine.error = EngineDeadError()
     with pytest.raises(StageDeadError):
-        await client.send_feeds([("a", RowsFeed(final_length=3))])
+        await handle.feed([("a", RowsFeed(final_length=3))])
 
 
 # -- outputs
@@ -341,7 +348,7 @@ def last_output(finish_reason: str, stop_reason: int | str | None) -> RequestOut
 
 async def outputs_of(output: RequestOutput) -> list[ArOutput]:
     engine = FakeEngine()
-    stream = await client_of(engine).open("a", (1, 2), SamplingParams())
+    stream = await handle_of(engine).open("a", (1, 2), SamplingParams())
     engine.queue.put(output)
     return [one async for one in stream.outputs()]
 
@@ -390,7 +397,7 @@ async def test_end_token_has_a_log_probability_where_the_text_shows_it(
 ) -> None:
     engine = FakeEngine()
     params = SamplingParams(logprobs=0, include_stop_str_in_output=include, skip_special_tokens=skip_special)
-    stream = await client_of(engine).open("a", (1, 2), params)
+    stream = await handle_of(engine).open("a", (1, 2), params)
     output = last_output("stop", end_token)
     output.outputs[0].token_ids = [5, end_token]
     output.outputs[0].logprobs = [{5: Logprob(-1.0)}, {end_token: Logprob(-2.0)}]
@@ -426,7 +433,7 @@ async def test_text_that_ends_inside_a_character_ends_with_a_replacement_charact
 ) -> None:
     """vLLM gives no text for the beginning of a character."""
     engine = FakeEngine()
-    stream = await client_of(engine).open("a", (1, 2), SamplingParams())
+    stream = await handle_of(engine).open("a", (1, 2), SamplingParams())
     got = ""
     outputs = stream.outputs()
     for number, (token_ids, piece) in enumerate(pieces, 1):

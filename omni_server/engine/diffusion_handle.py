@@ -1,4 +1,4 @@
-"""The server's end of a non-autoregressive stage: one request in, one tensor out."""
+"""The server's end of a diffusion engine: one request in, one tensor out."""
 
 import numpy as np
 import numpy.typing as npt
@@ -8,13 +8,13 @@ from vllm.outputs import PoolingRequestOutput
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from omni_server.engine.async_engine import abort, stage_errors
-from omni_server.engine.stage_client import StageClient
+from omni_server.engine.engine_handle import EngineHandle
 from omni_server.protocol.diffusion import INPUT_KEY, STREAMS_KEY
 from omni_server.transport.result import decode_result
 
 
-class DiffusionStageClient(StageClient[AsyncLLM]):
-    """The stage's `AsyncLLM`."""
+class DiffusionHandle(EngineHandle[AsyncLLM]):
+    """Of an engine that computes a request in one step."""
 
     async def run(
         self,

@@ -1,4 +1,4 @@
-"""The server's end of an autoregressive stage: requests in, tokens and rows out, one release path."""
+"""The server's end of an autoregressive engine: requests in, tokens and rows out, one release path."""
 
 import asyncio
 import re
@@ -11,11 +11,12 @@ from vllm.inputs.engine import tokens_input
 from omni_server.engine.ar_stream import ArStream
 from omni_server.engine.async_engine import RowSink, StageAsyncLLM, abort, stage_errors
 from omni_server.engine.construction import BuiltEngine
+from omni_server.engine.engine_handle import BuildEngine, EngineHandle
 from omni_server.engine.prompt_rendering import PromptRenderer, RenderedPrompt
-from omni_server.engine.stage_client import StageClient
 from omni_server.engine.token_table import TokenTable
 from omni_server.errors import InvalidRequestError
 from omni_server.family import Prompt
+from omni_server.metrics.stage_metrics import ArStageMetrics
 from omni_server.protocol.feeds import AddressedFeed
 from omni_server.protocol.rows import SharedBlock
 from omni_server.protocol.vllm_fields import TOKENS_PER_OUTPUT_KEY
@@ -25,34 +26,41 @@ _MAX_CAUSE = 300
 _SOURCE_PLACE = re.compile(r"\[\d\d:\d\d:\d\d\] \S+: ")
 
 
-class ArStageClient(StageClient[StageAsyncLLM]):
-    """The stage's `StageAsyncLLM`."""
+class ArHandle(EngineHandle[StageAsyncLLM]):
+    """Of an engine that samples tokens."""
+
+    max_model_len: int
+    """Tokens of a prompt and its answer; known from the first start on."""
 
     def __init__(
         self,
         name: str,
-        built: BuiltEngine[StageAsyncLLM],
+        build: BuildEngine[StageAsyncLLM],
         *,
         output_ledger: BlockLedger | None = None,
         input_ledger: BlockLedger | None = None,
     ) -> None:
-        """The ledgers are those of the queues that the stage writes rows to and reads rows from."""
-        self.metrics = built.client.output_processor.stage_metrics
+        """The ledgers are those of the queues that the engine writes rows to and reads rows from."""
+        super().__init__(name, build)
+        self.metrics = ArStageMetrics()
         self._output_ledger = output_ledger
         self._input_ledger = input_ledger
         self._tokens: TokenTable | None = None
-        super().__init__(name, built)
 
     def attach(self, built: BuiltEngine[StageAsyncLLM]) -> None:
         engine = built.client
         engine.output_processor.stage_metrics = self.metrics  # counters go on
         engine.output_processor.row_ledger = self._output_ledger
-        self.max_model_len: int = engine.model_config.max_model_len
+        self.max_model_len = engine.model_config.max_model_len
         super().attach(built)
 
     def detach(self, reason: str) -> BuiltEngine[StageAsyncLLM] | None:
         self.metrics.reported(num_running=0, num_waiting=0, kv_cache_usage=0.0)
         return super().detach(reason)
+
+    def end_blocks(self) -> int:
+        num_blocks = 0 if self._output_ledger is None else self._output_ledger.producer_died()
+        return num_blocks + (0 if self._input_ledger is None else self._input_ledger.consumer_died())
 
     def max_media(self, modality: str) -> int:
         """Items of a modality that one prompt may hold (vLLM's `limit_mm_per_prompt`)."""
@@ -144,7 +152,7 @@ class ArStageClient(StageClient[StageAsyncLLM]):
             self._tokens = TokenTable(self.engine.get_tokenizer())
         return self._tokens
 
-    async def send_feeds(self, feeds: Sequence[AddressedFeed]) -> None:
+    async def feed(self, feeds: Sequence[AddressedFeed]) -> None:
         """Rows for running requests, by their `ArStream.engine_id`; for those that have ended they are
         dropped.
 

@@ -4,25 +4,25 @@ import asyncio
 
 import pytest
 
-from omni_server.engine.stage_life import StageLife
+from omni_server.engine.engine_handle import EngineLife
 from omni_server.errors import StageDeadError
 
 REASON = "its engine process was killed (SIGKILL)"
 
 
-async def waiting(life: StageLife, then: asyncio.Event | None = None) -> None:
+async def waiting(life: EngineLife, then: asyncio.Event | None = None) -> None:
     async with life.needed():
         await asyncio.Event().wait() if then is None else await then.wait()
 
 
-async def started(life: StageLife, then: asyncio.Event | None = None) -> asyncio.Task[None]:
+async def started(life: EngineLife, then: asyncio.Event | None = None) -> asyncio.Task[None]:
     task = asyncio.create_task(waiting(life, then))
     await asyncio.sleep(0)
     return task
 
 
 async def test_everybody_inside_is_interrupted_with_an_error_of_his_own() -> None:
-    life = StageLife("talker")
+    life = EngineLife("talker")
     tasks = [await started(life) for _ in range(3)]
     life.went_down(REASON)
     errors = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 5)
@@ -32,7 +32,7 @@ async def test_everybody_inside_is_interrupted_with_an_error_of_his_own() -> Non
 
 
 async def test_who_has_left_is_not_interrupted() -> None:
-    life = StageLife("talker")
+    life = EngineLife("talker")
     done, later = asyncio.Event(), asyncio.Event()
 
     async def passes() -> str:
@@ -51,7 +51,7 @@ async def test_who_has_left_is_not_interrupted() -> None:
 
 
 async def test_nobody_enters_while_the_stage_is_down_and_everybody_when_it_is_up_again() -> None:
-    life = StageLife("talker")
+    life = EngineLife("talker")
     life.went_down(REASON)
     assert life.reason == REASON
     with pytest.raises(StageDeadError, match="SIGKILL"):
@@ -67,7 +67,7 @@ async def test_nobody_enters_while_the_stage_is_down_and_everybody_when_it_is_up
 
 
 async def test_a_task_that_is_cancelled_as_well_stays_cancelled() -> None:
-    life = StageLife("talker")
+    life = EngineLife("talker")
     task = await started(life)
     task.cancel()
     life.went_down(REASON)
@@ -76,7 +76,7 @@ async def test_a_task_that_is_cancelled_as_well_stays_cancelled() -> None:
 
 
 async def test_a_task_goes_on_unharmed_behind_the_error() -> None:
-    life = StageLife("talker")
+    life = EngineLife("talker")
 
     async def survives() -> str:
         try:
@@ -94,7 +94,7 @@ async def test_a_task_goes_on_unharmed_behind_the_error() -> None:
 
 
 async def test_the_first_of_two_needed_stages_that_goes_down_is_named() -> None:
-    outer, inner = StageLife("talker"), StageLife("code2wav")
+    outer, inner = EngineLife("talker"), EngineLife("code2wav")
 
     async def needs_both() -> None:
         async with outer.needed(), inner.needed():

@@ -7,7 +7,7 @@ import pytest
 from transformers import PreTrainedConfig
 
 from omni_server.config.stages import DiffusionStage
-from omni_server.engine.diffusion_args import diffusion_engine_args
+from omni_server.engine.engine_args import diffusion_engine_args
 from omni_server.errors import ConfigError
 from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig, FlowSolver
 
