@@ -43,6 +43,9 @@ INPUT_MODALITIES: tuple[MediaKind, ...] = ("audio", "image", "video")
 
 Progress = Callable[[str], None]
 
+WARM_UP_LENGTH = 4
+"""Tokens, or frames of codec tokens, of each stage's answer to a request before the server is ready."""
+
 
 class AsyncOmni:
     """Implements `omni_server.generation.Generator`. Made by `start`, ended by `stop`."""
@@ -92,7 +95,7 @@ class AsyncOmni:
             orchestrator = _orchestrator(config, model, engines)
             info = _model_info(model_dir, config, model, engines, served_model_names, about)
             omni = cls(info, engines, supervisor, orchestrator)
-            await _while_all_live(omni._warm_up(on_progress, _crowds(config)), engines)
+            await _while_all_live(omni._warm_up(config, on_progress), engines)
             supervisor.start()
         except BaseException:
             await engines.stop()
@@ -183,15 +186,16 @@ class AsyncOmni:
         await self._supervisor.stop()
         await self._engines.stop()
 
-    async def _warm_up(self, on_progress: Progress, crowds: Sequence[int]) -> None:
-        """Short requests through every stage, so many at once: what is slow the first time is over, what is
-        broken shows."""
-        began = time.monotonic()
+    async def _warm_up(self, config: StageConfig, on_progress: Progress) -> None:
+        """Short requests through every stage, so many at once as `_crowds` says: what is slow the first time is
+        over, what is broken shows."""
+        began, crowds = time.monotonic(), _crowds(config)
         try:
             for size in crowds:
                 async with asyncio.TaskGroup() as crowd:
                     for number in range(size):
-                        crowd.create_task(self._one_request(is_greedy=number % 2 == 1))
+                        request = warm_up_request(config, is_greedy=number % 2 == 1)
+                        crowd.create_task(self._answer(request))
         # Not `except*`: what is raised within it, early versions of Python 3.11 put into a group (CPython's
         # gh-103590).
         except ExceptionGroup as group:
@@ -208,23 +212,34 @@ class AsyncOmni:
         )
         on_progress(f"{requests} went through all stages in {time.monotonic() - began:.1f} s")
 
-    async def _one_request(self, *, is_greedy: bool) -> None:
-        temperature = 0.0 if is_greedy else 1.0
-        sampling: dict[str, SamplingConfig] = {
-            stage: SamplingConfig(temperature=temperature, max_tokens=4, min_tokens=4, ignore_eos=True)
-            for stage in self._engines.ar
-        }
-        outputs = self.model_info.outputs
-        request = OmniRequest(
-            f"warm-up-{uuid.uuid4().hex}",
-            (ChatMessage("user", (TextPart("Hello"),)),),
-            speech=SpeechOutput() if "audio" in outputs else None,
-            image=ImageOutput() if "image" in outputs else None,
-            sampling=sampling,
-            is_logged=False,
-        )
+    async def _answer(self, request: OmniRequest) -> None:
         async for _ in await self.submit(request):
             pass
+
+
+def warm_up_request(config: StageConfig, *, is_greedy: bool) -> OmniRequest:
+    """A short request that passes every stage of `config`."""
+    num_codebooks = {
+        edge.source: payload.num_codebooks
+        for edge in config.edges
+        if isinstance(payload := config.spec_of(edge).payload, TokenFrames)
+    }
+    sampling: dict[str, SamplingConfig] = {}
+    for name, stage in config.stages.items():
+        if isinstance(stage, ArStage):
+            # A frame that is not whole never reaches the decoder.
+            length = WARM_UP_LENGTH * num_codebooks.get(name, 1)
+            sampling[name] = SamplingConfig(
+                temperature=0.0 if is_greedy else 1.0, max_tokens=length, min_tokens=length, ignore_eos=True
+            )
+    return OmniRequest(
+        f"warm-up-{uuid.uuid4().hex}",
+        (ChatMessage("user", (TextPart("Hello"),)),),
+        speech=SpeechOutput() if "audio" in config.outputs else None,
+        image=ImageOutput() if "image" in config.outputs else None,
+        sampling=sampling,
+        is_logged=False,
+    )
 
 
 async def _while_all_live(work: Coroutine[object, object, None], engines: "Engines") -> None:

@@ -25,6 +25,8 @@ def waveform_fault(
     """
     if samples.shape != (num_samples,):
         return Corruption("shape", f"{_shape(samples)} samples where {num_samples} were asked for")
+    if num_samples == 0:
+        return None
     lowest, highest = float(samples.min()), float(samples.max())
     if not (lowest >= -1 and highest <= 1):  # so that NaN, which both reductions keep, is found as well
         return Corruption("samples", f"samples from {lowest:g} to {highest:g}; full scale is -1 to 1")

@@ -19,6 +19,7 @@ from omni_server.engine.engine_handle import Stage
 from omni_server.engine.prompt_rendering import RenderedPrompt, context_length_exceeded
 from omni_server.engine.sampling import StageSampling, add_rows, merged, sampling_params
 from omni_server.errors import (
+    ConfigError,
     CorruptDataError,
     DeadlineExceededError,
     InvalidRequestError,
@@ -80,7 +81,8 @@ class Orchestrator:
     """Implements the generating half of `omni_server.generation.Generator`."""
 
     def __init__(self, family: FamilyModel, deployment: Deployment, *, request_timeout_s: float) -> None:
-        """Raises `ConfigError` for windows that do not fit the model."""
+        """Raises `ConfigError` for windows that do not fit the model, and for a model without voices or codec
+        that is to speak."""
         self._family = family
         self._deployment = deployment
         self._config = deployment.config
@@ -102,7 +104,11 @@ class Orchestrator:
 
     def _decoder(self, edge: Edge, payload: TokenFrames) -> _Decoder:
         layout = self._family.codec
-        assert layout is not None
+        if layout is None or not self._family.voices:
+            missing = "describes no codec" if layout is None else "has no voices"
+            raise ConfigError(
+                f"{self._config.model_family} {missing}; the edge {edge.source} -> {edge.target} needs it"
+            )
         assert edge.chunks is not None
         assert edge.function is not None
         decoder = _Decoder(
@@ -188,6 +194,12 @@ class Orchestrator:
         if not wanted <= available:
             (missing,) = wanted - available
             raise InvalidRequestError(f"this model does not answer with {missing}", param="modalities")
+        if "text" not in wanted and request.tools is not None:
+            raise InvalidRequestError("this model writes no text, and calls no tools", param="tools")
+        if "text" not in wanted and request.structured_output is not None:
+            raise InvalidRequestError(
+                "this model writes no text that could have a format", param=request.structured_output.param
+            )
         return frozenset(wanted)
 
     def _image_entry(self, request: OmniRequest, image: ImageOutput) -> tuple[ImagePlan, PromptTokens]:

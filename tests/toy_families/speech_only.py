@@ -69,10 +69,10 @@ class Windows:
 
 
 class SpeechModel(ToyModel):
-    voices = ("Low", "High")
+    voices: tuple[str, ...] = ("Low", "High")
     default_voice = "Low"
     stop_ids: Mapping[str, tuple[int, ...]] = {"speaker": (END,)}
-    codec = CodecLayout(FRAMES_PER_BLOCK, 1, SAMPLES_PER_FRAME, SAMPLE_RATE_HZ)
+    codec: CodecLayout | None = CodecLayout(FRAMES_PER_BLOCK, 1, SAMPLES_PER_FRAME, SAMPLE_RATE_HZ)
 
 
 class SpeechFamily(ToyFamily):

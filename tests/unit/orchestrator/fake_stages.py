@@ -187,6 +187,8 @@ class FakeCodecEdge:
         self._emitted = 0
         self.misplaced_by = 0
         """Samples by which every window that is cut from now on begins too late."""
+        self.num_samples: int | None = None
+        """Of every window, whatever its codes."""
 
     def use_ramp(self, new_blocks: Sequence[int]) -> None:
         assert not self._emitted
@@ -207,9 +209,8 @@ class FakeCodecEdge:
             first = self._emitted * SAMPLES_PER_CODE
             first += self.misplaced_by
             is_varied = len(set(codes)) > 1
-            windows.append(
-                DecoderWindow(codes, b"", first, len(codes) * SAMPLES_PER_CODE, len(codes), is_varied)
-            )
+            num_samples = len(codes) * SAMPLES_PER_CODE if self.num_samples is None else self.num_samples
+            windows.append(DecoderWindow(codes, b"", first, num_samples, len(codes), is_varied))
             self._emitted += len(codes)
         return windows
 
