@@ -14,7 +14,7 @@ from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig, FlowSo
 from omni_server.protocol.give_way import GiveWaySpec
 from omni_server.protocol.runtime_config import StageRuntimeConfig
 
-AR_WORKER = "stages.runtime.ar_worker.ARWorker"
+AR_WORKER = "stages.runtime.stage_worker.ARWorker"
 SCHEDULER = "stages.runtime.stage_scheduler.StageScheduler"
 ASYNC_SCHEDULER = "stages.runtime.stage_scheduler.AsyncStageScheduler"
 
@@ -22,7 +22,7 @@ EMPTY_GENERATION_CONFIG = Path(__file__).parent / "empty_generation_config"
 """The checkpoint's generation_config.json is written for one of its parts, but vLLM applies its end tokens to
 every engine on the folder: text ids among the talker's stop ids fail as soon as min_tokens is used."""
 
-DIFFUSION_WORKER = "stages.runtime.diffusion_worker.DiffusionWorker"
+DIFFUSION_WORKER = "stages.runtime.stage_worker.DiffusionWorker"
 
 DIFFUSION_SCHEDULER = "stages.runtime.batching_delay.BatchingScheduler"
 

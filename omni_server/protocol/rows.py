@@ -29,9 +29,6 @@ class RowsInput(msgspec.Struct, frozen=True, tag="input", forbid_unknown_fields=
 
     num_replaced: int
     """Rows below this position replace the token embedding; from there on they are added to it."""
-    repetition_penalty: float = 1.0
-    """Applied on the device by the stage's worker, with vLLM's arithmetic; the engine knows of none. 1: no
-    penalty."""
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):

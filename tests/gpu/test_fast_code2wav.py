@@ -23,7 +23,7 @@ from stages.qwen2_5_omni.code2wav.dit_ops import TorchDiTOps
 from stages.qwen2_5_omni.code2wav.noise import noise_frames
 from stages.qwen2_5_omni.code2wav.packing import BlockLayout, Carry, pack_windows
 from stages.qwen2_5_omni.code2wav.pipeline import TORCH_DTYPES, Code2WavPipeline, WindowJob
-from stages.qwen2_5_omni.code2wav.stream_kv import LayerKV, StreamKV
+from stages.qwen2_5_omni.code2wav.stream_kv import LayerKV, StreamKV, slot_shape
 from stages.qwen2_5_omni.code2wav.voices import Voice
 from tests.reference.token2wav import MEL_LEVEL, random_token2wav
 
@@ -152,17 +152,15 @@ def mixed_layout() -> BlockLayout:
 
 
 def random_state(dtype: torch.dtype) -> StreamKV:
-    state = StreamKV(
-        num_slots=5,
+    per_slot = slot_shape(
         num_intervals=3,
         num_evaluations=4,
         num_layers=2,
         num_branches=2,
         block_size=BLOCK_SIZE,
         inner=HEADS * HEAD_DIM,
-        dtype=dtype,
-        device=torch.device("cuda"),
     )
+    state = StreamKV(5, per_slot, dtype, torch.device("cuda"))
     torch.manual_seed(5)
     for evaluation in range(4):
         for layer in range(2):

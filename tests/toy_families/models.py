@@ -1,16 +1,13 @@
 """The models of the toy families, as they run in the engines."""
 
 import time
-from collections.abc import Iterable
-from typing import ClassVar, Literal
 
 import msgspec
 import torch
-from vllm.config import VllmConfig
 from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 
 from omni_server.protocol.diffusion import decode_stage_result
-from stages.runtime.diffusion_model import DiffusionBatch
+from stages.runtime.diffusion_model import DiffusionBatch, DiffusionModel
 from tests.toy_families.decoding import mixed, render, tones, waveform
 from tests.toy_families.image_only import SLOW_S, ImageInput
 from tests.toy_families.speech_only import NUM_CODEBOOKS, WindowInput
@@ -27,27 +24,7 @@ class ToySpeaker(Qwen2ForCausalLM):
         return logits
 
 
-class _Decoder(torch.nn.Module):
-    """Without weights."""
-
-    is_pooling_model: ClassVar[Literal[True]] = True
-    is_attention_free: ClassVar[Literal[True]] = True
-    attn_type: ClassVar[str] = "attention_free"
-
-    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
-        super().__init__()
-
-    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        raise RuntimeError("not how this model is run")
-
-    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        raise RuntimeError("not how this model is run")
-
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        return set()
-
-
-class ToyVocoder(_Decoder):
+class ToyVocoder(DiffusionModel):
     def sample(self, batch: DiffusionBatch) -> list[torch.Tensor]:
         """Waveforms, float32 `[num_frames * 1280]`."""
         results = []
@@ -58,7 +35,7 @@ class ToyVocoder(_Decoder):
         return results
 
 
-class ToyTones(_Decoder):
+class ToyTones(DiffusionModel):
     def sample(self, batch: DiffusionBatch) -> list[torch.Tensor]:
         """Tones, float32 `[num_frames * 1280, 4]`."""
         results = []
@@ -69,13 +46,13 @@ class ToyTones(_Decoder):
         return results
 
 
-class ToyMixer(_Decoder):
+class ToyMixer(DiffusionModel):
     def sample(self, batch: DiffusionBatch) -> list[torch.Tensor]:
         """Waveforms, float32 `[num_samples]`, of the tones that the stage before has made."""
         return [torch.from_numpy(mixed(decode_stage_result(data)[1])) for data in batch.inputs]
 
 
-class ToyPainter(_Decoder):
+class ToyPainter(DiffusionModel):
     def sample(self, batch: DiffusionBatch) -> list[torch.Tensor]:
         """Images, float32 `[height, width, 3]` in [0, 1].
 

@@ -21,7 +21,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
 from omni_server.protocol.diffusion_config import FlowSolver
 from stages.qwen2_5_omni.code2wav.dit_ops import DiTOps
 from stages.qwen2_5_omni.code2wav.packing import BlockLayout
-from stages.qwen2_5_omni.code2wav.stream_kv import StreamKV
+from stages.qwen2_5_omni.code2wav.stream_kv import StreamKV, slot_shape
 from stages.qwen2_5_omni.code2wav.voices import Voice
 
 GUIDANCE_OFF_BELOW = 1e-5
@@ -119,17 +119,15 @@ class PackedDiT:
         self.intervals = _intervals(dit, solver)
         self.streams: StreamKV | None = None
         if num_streams and any(looks_back):
-            self.streams = StreamKV(
-                num_slots=num_streams,
+            per_slot = slot_shape(
                 num_intervals=len(self.intervals),
                 num_evaluations=EVALUATIONS,
                 num_layers=sum(looks_back),
                 num_branches=2 if self.is_guided else 1,
                 block_size=config.block_size,
                 inner=config.num_attention_heads * config.head_dim,
-                dtype=dtype,
-                device=dit.proj_out.weight.device,
             )
+            self.streams = StreamKV(num_streams, per_slot, dtype, dit.proj_out.weight.device)
 
     def input_bias(self, layout: BlockLayout, codes: torch.Tensor) -> torch.Tensor:
         """The input projection without its share of the state, float32 [branches, blocks, frames, hidden].

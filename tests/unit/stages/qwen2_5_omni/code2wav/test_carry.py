@@ -14,7 +14,7 @@ from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig, FlowSo
 from stages.codec_chunking import CodecChunker
 from stages.qwen2_5_omni.code2wav.noise import noise_frames
 from stages.qwen2_5_omni.code2wav.pipeline import Code2WavPipeline, WindowJob
-from stages.qwen2_5_omni.code2wav.stream_kv import StreamKV
+from stages.qwen2_5_omni.code2wav.stream_kv import StreamKV, slot_shape
 from stages.qwen2_5_omni.code2wav.voices import Voice
 
 Codes = Callable[[int, int], torch.Tensor]
@@ -238,8 +238,8 @@ def test_windows_that_failed_forget_their_streams(make_pipeline: MakePipeline, r
 
 
 def test_the_7b_keeps_14_megabytes_for_a_stream() -> None:
-    kept = StreamKV(
-        num_slots=1, num_intervals=9, num_evaluations=4, num_layers=2, num_branches=2, block_size=24, inner=1024,
-        dtype=torch.float16, device=torch.device("cpu"),
-    )  # fmt: skip
+    per_slot = slot_shape(
+        num_intervals=9, num_evaluations=4, num_layers=2, num_branches=2, block_size=24, inner=1024
+    )
+    kept = StreamKV(1, per_slot, torch.float16, torch.device("cpu"))
     assert kept.num_bytes == 14_155_776
