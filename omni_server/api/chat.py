@@ -5,6 +5,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,7 @@ from omni_server.api.answer_stream import close_all, follow_choices, submit_all
 from omni_server.api.config import ApiConfig
 from omni_server.api.limits import take_places_of_choices
 from omni_server.api.media_loader import MediaLoader
-from omni_server.api.messages import AudioHistory, CallerHistory
+from omni_server.api.messages import AudioHistory
 from omni_server.api.openapi import CHAT_RESPONSES, request_body
 from omni_server.api.parse import ChatTurn, parse_chat_request
 from omni_server.api.render import (
@@ -62,7 +63,7 @@ class ChatService:
             request_id,
             generator.model_info,
             self._media,
-            self._caller_history(),
+            partial(self._history.transcript, _caller()),
         )
         answer = Answer(
             id=request_id,
@@ -141,14 +142,15 @@ class ChatService:
                         yield b"".join(renderer.closing(last_audio, expires_at, reason))
         yield b"".join(chunks.ending(total_usage(usages)))
 
-    def _caller_history(self) -> CallerHistory:
-        """Of the caller whose request the running task serves."""
-        record = current_request()
-        return self._history.of(ANONYMOUS if record is None else record.caller)
-
     def _remember(self, answer: Answer, transcript: str) -> int:
         """Unix time until which the answer's `audio.id` can be used; 0 for one without audio."""
-        return self._caller_history().add(answer.audio_id, transcript) if answer.audio_id is not None else 0
+        return self._history.add(_caller(), answer.audio_id, transcript) if answer.audio_id is not None else 0
+
+
+def _caller() -> str:
+    """Whose request the running task serves."""
+    record = current_request()
+    return ANONYMOUS if record is None else record.caller
 
 
 async def _rendered_audio(
