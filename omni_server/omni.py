@@ -206,6 +206,7 @@ class AsyncOmni:
             raise ConfigError(f"the first request through all stages failed: {first}") from first
         for handle in self._engines.ar_handles():
             handle.metrics.clear()
+        self._orchestrator.forget_timings()
         self._is_warm = True
         requests = (
             "a request" if list(crowds) == [1] else f"{sum(crowds)} requests, up to {max(crowds)} at once,"
