@@ -71,7 +71,7 @@ def check_longest_window(config: StageConfig, model: FamilyModel) -> None:
         num_blocks = edge.chunks.longest_window_blocks
         if num_blocks is None:
             continue
-        num_tokens = num_blocks * model.codec.codes_per_block * payload.num_codebooks
+        num_tokens = num_blocks * model.codec.frames_per_block * payload.num_codebooks
         onward: Edge | None = edge
         while onward is not None:
             limit = config.stages[onward.target].max_model_len

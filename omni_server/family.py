@@ -72,16 +72,14 @@ class PlaceholderIds:
 
 @dataclass(frozen=True)
 class CodecLayout:
-    """How frames of codec tokens relate to audio."""
+    """How frames of codec tokens relate to audio. A frame has one token per codebook."""
 
-    codes_per_block: int
-    """Windows begin on multiples of this many frames of codec tokens."""
-    frames_per_code: int
-    """Mel frames, or whatever the decoder counts its context in, per frame of codec tokens."""
-    samples_per_code: int
-    """Samples per frame of codec tokens."""
+    frames_per_block: int
+    """Frames in a block, the unit in which `ChunkPlan` counts: windows begin on multiples of it."""
+    samples_per_frame: int
+    """Samples of the decoder's waveform per frame."""
     sample_rate_hz: int = SAMPLE_RATE_HZ
-    """Of the decoder's waveform."""
+    """Of the decoder's waveform. Divided by `samples_per_frame`, it is the frame rate."""
 
 
 @dataclass(frozen=True)
@@ -196,6 +194,9 @@ class ModelFamily(Protocol):
     """All stages of the family and what flows between them."""
     architectures: tuple[str, ...]
     """What `architectures` of a config.json may say."""
+    reference: str | None
+    """`package.module:name` of an `omni_server.reference.ReferenceFactory`, another implementation of the
+    model with which `omni-server verify` compares; None: there is none."""
     engine_modules: tuple[str, ...]
     """Modules of its models, which the fork server imports once for all engines."""
 
@@ -207,8 +208,8 @@ class ModelFamily(Protocol):
         """What each stage takes, by name; no weights are read. Raises `ConfigError` if config.json does not
         tell.
 
-        Memory is planned and checked by it. It depends on the stages of `config`, their solver and dtype, but
-        not on their lengths, batch sizes and devices.
+        Memory is planned and checked by it. It depends on the stages of `config`, their options and dtype,
+        but not on their lengths, batch sizes and devices.
         """
         ...
 

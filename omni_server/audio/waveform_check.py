@@ -9,7 +9,7 @@ import numpy.typing as npt
 from omni_server.protocol.corruption import Corruption
 
 MAX_SHARE_AT_FULL_SCALE = 0.5
-"""Speech that is too loud reaches full scale at its peaks. The vocoder cuts what is beyond: of output that is
+"""Speech that is too loud reaches full scale at its peaks. The decoder cuts what is beyond: of output that is
 not audio any more, nearly all."""
 
 
@@ -19,7 +19,7 @@ def waveform_fault(
     """What is wrong with `samples` `[num_samples]`; None if nothing is.
 
     `is_varied`: the codec tokens that they were made of are not all the same. Then not all samples can be,
-    however silent they are: the vocoder's input starts from noise, and even without it each sample of a frame
+    however silent they are: a vocoder's input starts from noise, and even without it each sample of a frame
     has weights of its own. So samples that are all equal, zero or not, are what a broken vocoder makes and
     never silence.
     """

@@ -28,7 +28,7 @@ from omni_server.family import StageFootprint
 Quantization = Literal["fp8", "awq", "gptq"]
 
 TOKENS_PER_REQUEST = 1024
-"""KV cache that each of `max_num_seqs` requests is given room for: about 20 s of speech in the talker, where
+"""KV cache that each of `max_num_seqs` requests is given room for: about 20 s of speech of Qwen2.5-Omni, where
 the prompt and 50 codec tokens per second stand. Requests that grow beyond what there is are preempted."""
 
 _SHARE_STEPS = 10_000

@@ -14,6 +14,7 @@ from importlib.metadata import entry_points
 from typing import Literal, Protocol, runtime_checkable
 
 from omni_server.config.chunk_plan import ChunkPlan
+from omni_server.config.stages import DiffusionStage
 from omni_server.types import Output
 
 EngineKind = Literal["ar", "diffusion"]
@@ -55,6 +56,10 @@ class StageSpec:
     engine: EngineKind
     output: Output | None = None
     """What the API sends of this stage; None if another stage consumes all of it."""
+    config: type[DiffusionStage] = DiffusionStage
+    """`diffusion` only: what a stage config may say of this stage. A family extends `DiffusionStage` by the
+    options of its model, and its model finds them in `DiffusionRuntimeConfig.stage`. Their defaults are those
+    of the family's reference implementation, if it has one."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,8 @@ class EdgeSpec:
     `stages.runtime.row_producer.RowProducer`. `TokenFrames`: an `omni_server.edge.CodecEdgeFactory`.
     `Tensor`: none."""
     chunks: ChunkPlan | None = None
-    """`TokenFrames` only: how they are cut into windows where the stage config does not say."""
+    """`TokenFrames` only: how they are cut into windows where the stage config does not say. If it is an
+    instance of a subclass, the stage config may set the fields of that class."""
 
 
 _ENDS: dict[type[Payload], tuple[EngineKind, EngineKind]] = {

@@ -1,4 +1,4 @@
-"""Our sampling settings -> vLLM's `SamplingParams`, for the thinker and for the talker."""
+"""Our sampling settings -> vLLM's `SamplingParams`, for autoregressive stages."""
 
 import json
 from dataclasses import fields

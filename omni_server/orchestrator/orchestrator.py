@@ -133,6 +133,11 @@ class Orchestrator:
     def num_running(self) -> int:
         return len(self._running)
 
+    def forget_timings(self) -> None:
+        """Forgets how long windows and frames took so far: they are those of a warm-up."""
+        for decoder in self._decoders.values():
+            decoder.scheduler.forget()
+
     def _count_corrupt(self, error: CorruptDataError) -> None:
         self.num_corrupt[error.stage, error.kind] += 1
 
@@ -325,7 +330,7 @@ class Orchestrator:
             stop_ids=self._family.stop_ids[self._config.stages[name].model_stage],
         )
         # Windows end where a block does.
-        per_output = decoder.layout.codes_per_block * decoder.num_codebooks
+        per_output = decoder.layout.frames_per_block * decoder.num_codebooks
         return ArPlan(handle, prompt, params, decoder=plan, tokens_per_output=per_output)
 
     async def close(self) -> None:

@@ -1,5 +1,4 @@
-"""What crosses the thinker -> talker edge: rows of hidden states by absolute position, and what goes with
-them.
+"""What crosses an edge with embeddings: rows of hidden states by absolute position, and what goes with them.
 
 A *row* is one input vector of the consuming stage, `[width]`. The producer's worker writes the rows of one
 step into one slab; per request a `RowsPayload` says where they lie. The orchestrator passes the encoded
@@ -86,7 +85,7 @@ class RowsFeed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Orchestrator -> consumer, for a request announced with `RowsInput`."""
 
     payload: RowsPayload | None = None
-    num_speakable: int | None = None
+    num_released: int | None = None
     """Rows that may be consumed so far; None: all that have come."""
     final_length: int | None = None
     """Set once by the last feed: the sequence has this many rows, behind them the tail begins."""

@@ -1,13 +1,19 @@
 """The models of the toy families, as they run in the engines."""
 
+from collections.abc import Set
+from pathlib import Path
+
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import torch
+from torch import nn
 from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 
 from omni_server.protocol.diffusion import decode_stage_result
 from stages.runtime.diffusion_model import DiffusionBatch, DiffusionModel
 from tests.toy_families.decoding import mixed, render, tones, waveform
-from tests.toy_families.speech_only import NUM_CODEBOOKS, WindowInput
+from tests.toy_families.speech_only import NUM_CODEBOOKS, SpeechModel, WindowInput
 from tests.toy_families.toy import END, FIRST_CODE
 
 
@@ -19,6 +25,31 @@ class ToySpeaker(Qwen2ForCausalLM):
         if logits is not None:
             logits[:, :END] = float("-inf")
         return logits
+
+
+class WriterRows:
+    """Implements `stages.runtime.row_producer.RowProducer`: a row is the last hidden state."""
+
+    def __init__(self, model: nn.Module, model_dir: Path) -> None:
+        device = next(model.parameters()).device
+        wanted = torch.tensor([END, *(ord(voice[0]) for voice in SpeechModel.voices)], device=device)
+        embeds = model.embed_input_ids(wanted).cpu()  # type: ignore[operator]
+        self._tail = embeds[:1]
+        self._boundary = {name: embeds[1 + i : 2 + i] for i, name in enumerate(SpeechModel.voices)}
+
+    def rows(
+        self, hidden: torch.Tensor, embeds: torch.Tensor, without_embedding: torch.Tensor | None
+    ) -> torch.Tensor:
+        return hidden.clone()
+
+    def prompt_mask(self, prompt_token_ids: list[int], modalities: Set[str]) -> npt.NDArray[np.bool_] | None:
+        return None
+
+    def boundary_rows(self, voice: str) -> torch.Tensor:
+        return self._boundary[voice]
+
+    def tail_rows(self) -> torch.Tensor:
+        return self._tail
 
 
 class ToyVocoder(DiffusionModel):

@@ -12,7 +12,7 @@ from omni_server.family import CodecLayout, FamilyModel
 from tests.toy_families.speech_only import SpeechModel
 from tests.unit.config.deployment import deployment
 
-MODEL = cast(FamilyModel, SimpleNamespace(codec=CodecLayout(12, frames_per_code=2, samples_per_code=480)))
+MODEL = cast(FamilyModel, SimpleNamespace(codec=CodecLayout(frames_per_block=12, samples_per_frame=480)))
 
 
 def config_with(max_model_len: int, **chunks: object) -> StageConfig:

@@ -248,7 +248,7 @@ class Stages:
         decoder = DecoderPlan(
             decoder=Decoder((cast(DiffusionHandle, self.code2wav),)),
             edge=self.edge,
-            scheduler=SpeechScheduler(ChunkPlan(), CodecLayout(CODES_PER_WINDOW, 2, SAMPLES_PER_CODE)),
+            scheduler=SpeechScheduler(ChunkPlan(), CodecLayout(CODES_PER_WINDOW, SAMPLES_PER_CODE)),
             num_codebooks=1,
             sample_rate_hz=SAMPLE_RATE_HZ,
             stop_ids=(STOP_CODE,),
