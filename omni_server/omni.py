@@ -17,7 +17,7 @@ from omni_server.engine.environment import set_engine_environment
 from omni_server.errors import ConfigError, OmniError, StageDownError
 from omni_server.family import FamilyModel, load_family, open_model
 from omni_server.generation import Generation
-from omni_server.metrics.pipeline import QueueLevel, StageLevel, pipeline_text
+from omni_server.metrics.stage_metrics import QueueLevel, StageLevel, pipeline_text
 from omni_server.model_folder import read_about
 from omni_server.protocol.corruption import CORRUPTION_KINDS
 from omni_server.types import (
@@ -206,6 +206,7 @@ class AsyncOmni:
             raise ConfigError(f"the first request through all stages failed: {first}") from first
         for handle in self._engines.ar_handles():
             handle.metrics.clear()
+        self._orchestrator.forget_timings()
         self._is_warm = True
         requests = (
             "a request" if list(crowds) == [1] else f"{sum(crowds)} requests, up to {max(crowds)} at once,"

@@ -16,7 +16,7 @@ from omni_server.api.schemas import (
     Tool,
 )
 from omni_server.errors import InvalidRequestError
-from omni_server.types import FunctionTool, StructuredOutput, ToolUse
+from omni_server.types import FunctionTool, StructuredOutput, StructuredOutputKind, ToolUse
 
 MAX_GRAMMAR_BYTES = 256 * 1024
 """A grammar is made of it, several times as large, in a time that grows with its length."""
@@ -75,7 +75,7 @@ def _check_names(tools: Sequence[Tool]) -> None:
         name = tool.function.name
         if name in seen:
             raise InvalidRequestError(
-                f"Invalid 'tools[{index}].function.name': '{name}' is there twice.",
+                f"Invalid 'tools[{index}].function.name': '{name}' is given twice.",
                 param=f"tools[{index}].function.name",
             )
         seen.add(name)
@@ -154,21 +154,21 @@ def _response_format(body: ChatCompletionRequest) -> StructuredOutput | None:
 
 
 def _structured_outputs(given: StructuredOutputs) -> StructuredOutput:
-    found: list[StructuredOutput] = []
-    if given.json_schema is not None:
-        found.append(StructuredOutput("json", _json_text(given.json_schema), "structured_outputs.json"))
-    if given.json_object is not None:
-        found.append(StructuredOutput("json", _ANY_OBJECT, "structured_outputs.json_object"))
-    if given.regex is not None:
-        found.append(StructuredOutput("regex", given.regex, "structured_outputs.regex"))
-    if given.choice is not None:
-        found.append(StructuredOutput("choice", json.dumps(given.choice), "structured_outputs.choice"))
-    if given.grammar is not None:
-        found.append(StructuredOutput("grammar", given.grammar, "structured_outputs.grammar"))
-    if given.structural_tag is not None:
-        found.append(
-            StructuredOutput("structural_tag", given.structural_tag, "structured_outputs.structural_tag")
-        )
+    choice = None if given.choice is None else json.dumps(given.choice)
+    schema = None if given.json_schema is None else _json_text(given.json_schema)
+    values: tuple[tuple[StructuredOutputKind, str, str | None], ...] = (
+        ("json", "json", schema),
+        ("json", "json_object", None if given.json_object is None else _ANY_OBJECT),
+        ("regex", "regex", given.regex),
+        ("choice", "choice", choice),
+        ("grammar", "grammar", given.grammar),
+        ("structural_tag", "structural_tag", given.structural_tag),
+    )
+    found = [
+        StructuredOutput(kind, value, f"structured_outputs.{field}")
+        for kind, field, value in values
+        if value is not None
+    ]
     if len(found) != 1:
         raise InvalidRequestError(
             f"Exactly one field of 'structured_outputs' must be given, not {len(found)}.",

@@ -30,9 +30,9 @@ class DiffusionHandle(EngineHandle[AsyncLLM]):
 
         Of the requests that wait, those with the lowest `priority` are computed first, and of equal ones the
         earliest. `num_streams` are the utterances under way, this one's among them, where that is known: the
-        only one is not worth a wait for others, and many are paced (`GiveWaySpec`). Cancelling the call
-        aborts the request. Raises `StageError` (`CorruptDataError` if it is about the data) or
-        `StageDeadError`.
+        only one is not worth a wait for others, and for many other stages' steps are throttled
+        (`StepThrottleSpec`). Cancelling the call aborts the request. Raises `StageError` (`CorruptDataError`
+        if it is about the data) or `StageDeadError`.
         """
         extra: dict[str, bytes | int] = {INPUT_KEY: payload}
         if num_streams is not None:

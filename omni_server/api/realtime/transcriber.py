@@ -4,6 +4,7 @@ import asyncio
 import logging
 from contextlib import aclosing
 
+from omni_server.api.answer_stream import TaskRun
 from omni_server.api.errors import unexpected_error
 from omni_server.api.realtime import server_events as events
 from omni_server.api.realtime.conversation import audio_part
@@ -12,7 +13,6 @@ from omni_server.api.realtime.outbox import Outbox
 from omni_server.api.realtime.session_config import Transcription
 from omni_server.api.sampling import text_sampling
 from omni_server.api.state import ServerState
-from omni_server.api.task_run import TaskRun
 from omni_server.errors import OmniError, OverloadedError
 from omni_server.types import Finished, OmniRequest, SamplingConfig, TextDelta, Transcribe
 
