@@ -35,6 +35,7 @@ from omni_server.types import (
 from omni_server.version import VERSION
 
 if TYPE_CHECKING:  # importing them imports vLLM, whose environment `start` sets first
+    from omni_server.engine.ar_handle import WorkerCount
     from omni_server.engine.launcher import Engines
     from omni_server.engine.supervisor import Supervisor
     from omni_server.orchestrator.orchestrator import Orchestrator
@@ -128,27 +129,15 @@ class AsyncOmni:
         """Requests between submission and release."""
         return self._orchestrator.num_running
 
-    async def num_held_rows(self) -> int:
-        """Requests that any stage still holds rows for; 0 when everything has been released."""
-        return sum([await handle.num_row_requests() for handle in self._engines.ar_handles()])
-
-    async def num_resumed(self) -> dict[str, int]:
-        """Per autoregressive stage, how often a preempted request was taken up again."""
-        return {handle.name: await handle.num_resumed() for handle in self._engines.ar_handles()}
-
-    async def num_steady_steps(self) -> dict[str, int]:
-        """Per autoregressive stage, the decoding steps that one kernel prepared."""
-        return {handle.name: await handle.num_steady_steps() for handle in self._engines.ar_handles()}
-
-    async def runner_generations(self) -> dict[str, int]:
-        """Per autoregressive stage, the generation of vLLM's model runner, 1 or 2."""
-        return {handle.name: await handle.runner_generation() for handle in self._engines.ar_handles()}
+    async def worker_count(self, name: "WorkerCount") -> dict[str, int]:
+        """See `ArHandle.worker_count`; per autoregressive stage."""
+        return {handle.name: await handle.worker_count(name) for handle in self._engines.ar_handles()}
 
     def row_slots(self) -> dict[tuple[str, str], QueueLevel]:
         """Per edge with a shared-memory queue, how far it is used."""
         return {
-            edge: QueueLevel(queue.capacity, queue.num_in_use(), queue.num_published())
-            for edge, queue in self._engines.queues.items()
+            edge: QueueLevel(ledger.queue.capacity, ledger.queue.num_in_use(), ledger.queue.num_published())
+            for edge, ledger in self._engines.ledgers.items()
         }
 
     def metrics_text(self) -> bytes:

@@ -22,7 +22,6 @@ from omni_server.metrics.stage_metrics import ArStageMetrics
 from omni_server.protocol.feeds import FEEDS_KEY, FEEDS_REQUEST_ID, AddressedFeed, encode_feeds
 from omni_server.protocol.rows import RowsPayload, SharedBlock, decode_payload
 from omni_server.transport.block_ledger import BlockLedger
-from omni_server.transport.slab_queue import SlabQueue
 
 RowSink = Callable[[RowsPayload], None]
 
@@ -47,10 +46,8 @@ class RowOutputProcessor(OutputProcessor):
         )
         self.row_sinks: dict[str, RowSink] = {}
         """By the id given to `add_request`."""
-        self.row_queue: SlabQueue | None = None
-        """That the stage writes its rows to; None if it has none."""
         self.row_ledger: BlockLedger | None = None
-        """Of `row_queue`."""
+        """Of the queue that the stage writes its rows to; None if it has none."""
         self.stage_metrics = ArStageMetrics()
         """Filled from what the engine reports."""
 
@@ -92,8 +89,8 @@ class RowOutputProcessor(OutputProcessor):
         if sink is not None:
             sink(payload)
         elif isinstance(payload.block, SharedBlock):  # the request has ended meanwhile
-            assert self.row_queue is not None
-            self.row_queue.finish_all(payload.block)
+            assert self.row_ledger is not None
+            self.row_ledger.drop(payload.block)
 
 
 class StageAsyncLLM(AsyncLLM):
