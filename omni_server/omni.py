@@ -93,7 +93,7 @@ class AsyncOmni:
             orchestrator = _orchestrator(config, model, engines)
             info = _model_info(model_dir, config, model, engines, served_model_names, about)
             omni = cls(info, engines, supervisor, orchestrator)
-            await _while_all_live(omni._warm_up(on_progress, _crowds(config)), engines)
+            await _while_all_live(omni._warm_up(on_progress, _burst_sizes(config)), engines)
             supervisor.start()
         except BaseException:
             await engines.stop()
@@ -172,15 +172,15 @@ class AsyncOmni:
         await self._supervisor.stop()
         await self._engines.stop()
 
-    async def _warm_up(self, on_progress: Progress, crowds: Sequence[int]) -> None:
+    async def _warm_up(self, on_progress: Progress, burst_sizes: Sequence[int]) -> None:
         """Short requests through every stage, so many at once: what is slow the first time is over, what is
         broken shows."""
         began = time.monotonic()
         try:
-            for size in crowds:
-                async with asyncio.TaskGroup() as crowd:
+            for size in burst_sizes:
+                async with asyncio.TaskGroup() as burst:
                     for number in range(size):
-                        crowd.create_task(self._one_request(is_greedy=number % 2 == 1))
+                        burst.create_task(self._one_request(is_greedy=number % 2 == 1))
         # Not `except*`: what is raised within it, early versions of Python 3.11 put into a group (CPython's
         # gh-103590).
         except ExceptionGroup as group:
@@ -193,7 +193,9 @@ class AsyncOmni:
             handle.metrics.clear()
         self._is_warm = True
         requests = (
-            "a request" if list(crowds) == [1] else f"{sum(crowds)} requests, up to {max(crowds)} at once,"
+            "a request"
+            if list(burst_sizes) == [1]
+            else f"{sum(burst_sizes)} requests, up to {max(burst_sizes)} at once,"
         )
         on_progress(f"{requests} went through all stages in {time.monotonic() - began:.1f} s")
 
@@ -232,7 +234,7 @@ async def _while_all_live(work: Coroutine[object, object, None], engines: "Engin
         await asyncio.wait((working, *deaths))
 
 
-def _crowds(config: StageConfig) -> list[int]:
+def _burst_sizes(config: StageConfig) -> list[int]:
     """Numbers of requests at once that the stages are warmed up with.
 
     On a GPU kernels are compiled for batch sizes up to the next power of two, at their first use: a second in

@@ -161,7 +161,7 @@ class ArHandle(EngineHandle[StageAsyncLLM]):
         """Rows for running requests, by their `ArStream.engine_id`; for those that have ended they are
         dropped.
 
-        Raises `StageDeadError`; then nobody has taken them.
+        Raises `StageDeadError`; then none has been sent.
         """
         with stage_errors(self.name):
             engine = self.engine

@@ -52,7 +52,7 @@ class RowOutputProcessor(OutputProcessor):
         """Filled from what the engine reports."""
 
     def update_scheduler_stats(self, scheduler_stats: SchedulerStats | None) -> None:
-        """Takes note of what the stage's scheduler reports from time to time
+        """Keeps what the stage's scheduler reports from time to time
         (`stages.runtime.stage_outputs`)."""
         if scheduler_stats is not None:
             self.stage_metrics.reported(
@@ -102,8 +102,8 @@ class StageAsyncLLM(AsyncLLM):
         """As `AsyncLLM`'s. Must not be called in a running event loop: vLLM would begin to read outputs
         then."""
         super().__init__(*args, **kwargs)
-        # AsyncLLM makes its output processor itself and lets nobody choose the class. What it has made has no
-        # request yet, and nobody but this object knows of it.
+        # AsyncLLM creates its output processor itself and has no parameter for the class. The one it has
+        # created has no request yet, and only this object refers to it.
         assert self.output_handler is None
         self.output_processor = RowOutputProcessor(self.output_processor)
 
@@ -189,8 +189,8 @@ async def wake(engine: AsyncLLM, timeout_s: float) -> None:
 async def close_frontend(engine: AsyncLLM) -> bool:
     """Let go of what vLLM holds in this process for an engine that is gone: tasks, threads, sockets.
 
-    False if that takes longer than `CLOSE_TIMEOUT_S`; it then goes on by itself. vLLM waits for the thread in
-    which it warms up its preprocessing of media.
+    False if that takes longer than `CLOSE_TIMEOUT_S`; the work then continues in the background. vLLM waits
+    for the thread in which it warms up its preprocessing of media.
     """
     closing = asyncio.create_task(_close_frontend(engine))
     await asyncio.wait([closing], timeout=CLOSE_TIMEOUT_S)

@@ -65,7 +65,7 @@ class Engines:
             yield from stage.handles
 
     def drop_block(self, block: SharedBlock) -> None:
-        """End a reference that nobody will follow any more, unless it was ended in the place of an engine
+        """End a reference that will not be followed any more, unless it was ended in the place of an engine
         that died. There is one edge that carries rows."""
         (ledger,) = self.ledgers.values()
         ledger.drop(block)

@@ -1,7 +1,7 @@
 """Who holds which block of a queue, for the case that its holder dies.
 
 A block (a portion of a slot) is ended exactly once, by whoever holds the message that refers to it. A process
-that is killed ends nothing, and its slots would stay in use for ever. All messages pass through the server,
+that is killed ends nothing, and its slots would stay in use forever. All messages pass through the server,
 so it knows whether a block is with the producer, the server or the consumer, and ends the blocks of a process
 that is gone.
 
@@ -36,7 +36,7 @@ class BlockLedger:
         self._sent[block.slot, block.portion] = block.generation
 
     def drop(self, block: SharedBlock) -> None:
-        """End a block that nobody will read any more, unless it was ended in the place of a process that
+        """End a block that will not be read any more, unless it was ended in the place of a process that
         died."""
         if self.queue.is_open(block):
             self.queue.finish_all(block)
