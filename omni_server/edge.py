@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from omni_server.config.chunk_plan import ChunkPlan
-from omni_server.config.pipeline import TokenFrames
-from omni_server.config.stage_config import StageConfig
+from omni_server.config.pipeline import Tensor, TokenFrames
+from omni_server.config.stage_config import Edge, StageConfig
 from omni_server.errors import ConfigError
 from omni_server.family import CodecLayout, FamilyModel
 
@@ -60,7 +60,7 @@ class CodecEdgeFactory(Protocol):
 
 
 def check_longest_window(config: StageConfig, model: FamilyModel) -> None:
-    """Raises `ConfigError` if windows are cut that the decoder's `max_model_len` tokens cannot hold.
+    """Raises `ConfigError` if windows are cut that the `max_model_len` tokens of a decoder's stage cannot hold.
 
     In mode `whole` that depends on the utterance.
     """
@@ -71,13 +71,17 @@ def check_longest_window(config: StageConfig, model: FamilyModel) -> None:
         num_blocks = edge.chunks.longest_window_blocks
         if num_blocks is None:
             continue
-        num_tokens = num_blocks * model.codec.codes_per_block * payload.num_codebooks
-        limit = config.stages[edge.target].max_model_len
-        if num_tokens > limit:
-            raise ConfigError(
-                f"the longest window of 'chunks' has {num_blocks} blocks, {num_tokens} codec tokens; max_model_len of "
-                f"{edge.target} is {limit}: raise it, or lower the largest of new_blocks (busy.new_blocks included)"
-            )
+        num_tokens = num_blocks * model.codec.frames_per_block * payload.num_codebooks
+        onward: Edge | None = edge
+        while onward is not None:
+            limit = config.stages[onward.target].max_model_len
+            if num_tokens > limit:
+                raise ConfigError(
+                    f"the longest window of 'chunks' has {num_blocks} blocks, {num_tokens} codec tokens; "
+                    f"max_model_len of {onward.target} is {limit}: raise it, or lower the largest of new_blocks "
+                    "(busy.new_blocks included)"
+                )
+            onward = config.edge_from(onward.target, Tensor)
 
 
 def load_edge_function(name: str) -> object:

@@ -5,6 +5,8 @@ that depends on the checkpoint comes from the `FamilyModel` that it opens. Stage
 here (`model_stage` of a stage config).
 """
 
+import logging
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,10 +15,12 @@ from typing import Any, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
-from omni_server.config.pipeline import Pipeline, find_family, installed_families
+from omni_server.config.pipeline import MODEL_FAMILY_VARIABLE, Pipeline, find_family, installed_families
 from omni_server.config.stage_config import StageConfig
 from omni_server.errors import ConfigError
 from omni_server.types import SAMPLE_RATE_HZ, ChatMessage, FunctionTool, Output, Task
+
+logger = logging.getLogger(__name__)
 
 HfOverrides = Callable[[Any], Any]
 """vLLM's `hf_overrides`: a Hugging Face config in, the stage's config out. Must be a module-level
@@ -68,16 +72,14 @@ class PlaceholderIds:
 
 @dataclass(frozen=True)
 class CodecLayout:
-    """How frames of codec tokens relate to audio."""
+    """How frames of codec tokens relate to audio. A frame has one token per codebook."""
 
-    codes_per_block: int
-    """Windows begin on multiples of this many frames of codec tokens."""
-    frames_per_code: int
-    """Mel frames, or whatever the decoder counts its context in, per frame of codec tokens."""
-    samples_per_code: int
-    """Samples per frame of codec tokens."""
+    frames_per_block: int
+    """Frames in a block, the unit in which `ChunkPlan` counts: windows begin on multiples of it."""
+    samples_per_frame: int
+    """Samples of the decoder's waveform per frame."""
     sample_rate_hz: int = SAMPLE_RATE_HZ
-    """Of the decoder's waveform."""
+    """Of the decoder's waveform. Divided by `samples_per_frame`, it is the frame rate."""
 
 
 @dataclass(frozen=True)
@@ -192,6 +194,9 @@ class ModelFamily(Protocol):
     """All stages of the family and what flows between them."""
     architectures: tuple[str, ...]
     """What `architectures` of a config.json may say."""
+    reference: str | None
+    """`package.module:name` of an `omni_server.reference.ReferenceFactory`, another implementation of the
+    model with which `omni-server verify` compares; None: there is none."""
     engine_modules: tuple[str, ...]
     """Modules of its models, which the fork server imports once for all engines."""
 
@@ -203,8 +208,8 @@ class ModelFamily(Protocol):
         """What each stage takes, by name; no weights are read. Raises `ConfigError` if config.json does not
         tell.
 
-        Memory is planned and checked by it. It depends on the stages of `config`, their solver and dtype, but
-        not on their lengths, batch sizes and devices.
+        Memory is planned and checked by it. It depends on the stages of `config`, their options and dtype,
+        but not on their lengths, batch sizes and devices.
         """
         ...
 
@@ -233,7 +238,25 @@ def open_model(family: ModelFamily, folder: Path) -> FamilyModel:
 
 def servable_architectures() -> tuple[str, ...]:
     """Of all families that are installed."""
-    return tuple(name for family in installed_families() for name in load_family(family).architectures)
+    return tuple(name for family in _installed() for name in family.architectures)
+
+
+def families_of_this_process() -> list[ModelFamily]:
+    """The family that the server names to its engines' processes; all installed ones in any other process."""
+    served = os.environ.get(MODEL_FAMILY_VARIABLE)
+    return [load_family(served)] if served else _installed()
+
+
+def _installed() -> list[ModelFamily]:
+    """All families that are installed. Those that cannot be loaded are reported and left out: nobody asked for
+    them."""
+    families = []
+    for name in installed_families():
+        try:
+            families.append(load_family(name))
+        except ConfigError as error:
+            logger.warning("%s", error)
+    return families
 
 
 def load_family(name: str) -> ModelFamily:

@@ -55,5 +55,5 @@ class Generator(Protocol):
 
     def metrics_text(self) -> bytes:
         """What it measures itself, in Prometheus' text format: none of the families of
-        `omni_server.metrics.server_metrics`."""
+        `omni_server.api.server_metrics`."""
         ...

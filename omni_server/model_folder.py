@@ -142,16 +142,20 @@ def _why_unreachable() -> str:
     return "the hub cannot be reached; check the network, or give a local folder as MODEL"
 
 
+def architectures_of(folder: Path) -> frozenset[str]:
+    """What the checkpoint's config.json says of them. Raises `ConfigError` if it cannot be read."""
+    found = _read_json_object(folder / "config.json").get("architectures")
+    return frozenset(map(str, found)) if isinstance(found, list) else frozenset()
+
+
 def _check_checkpoint(
     model: str, folder: Path, architectures: Collection[str], *, needs_weights: bool
 ) -> None:
     config_file = folder / "config.json"
     if not config_file.is_file():
         raise ConfigError(f"MODEL '{model}' is no checkpoint: there is no config.json in {folder}")
-    config = _read_json_object(config_file)
-    found = config.get("architectures")
-    if not isinstance(found, list) or not set(map(str, found)) & set(architectures):
-        model_type = config.get("model_type", "missing")
+    if not architectures_of(folder) & set(architectures):
+        model_type = _read_json_object(config_file).get("model_type", "missing")
         raise ConfigError(
             f"MODEL '{model}' is not a checkpoint that this server can run: its config.json (model_type: {model_type}) "
             f"has none of the architectures {', '.join(architectures)}; it runs models such as {EXAMPLE_MODEL}"

@@ -17,7 +17,7 @@ from omni_server.engine.environment import set_engine_environment
 from omni_server.errors import ConfigError, OmniError, StageDownError
 from omni_server.family import FamilyModel, load_family, open_model
 from omni_server.generation import Generation
-from omni_server.metrics.pipeline import QueueLevel, StageLevel, pipeline_text
+from omni_server.metrics.stage_metrics import QueueLevel, StageLevel, pipeline_text
 from omni_server.model_folder import read_about
 from omni_server.protocol.corruption import CORRUPTION_KINDS
 from omni_server.types import (
@@ -43,6 +43,9 @@ if TYPE_CHECKING:  # importing them imports vLLM, whose environment `start` sets
 INPUT_MODALITIES: tuple[MediaKind, ...] = ("audio", "image", "video")
 
 Progress = Callable[[str], None]
+
+WARM_UP_LENGTH = 4
+"""Tokens, or frames of codec tokens, of each stage's answer to a request before the server is ready."""
 
 
 class AsyncOmni:
@@ -93,7 +96,7 @@ class AsyncOmni:
             orchestrator = _orchestrator(config, model, engines)
             info = _model_info(model_dir, config, model, engines, served_model_names, about)
             omni = cls(info, engines, supervisor, orchestrator)
-            await _while_all_live(omni._warm_up(on_progress, _burst_sizes(config)), engines)
+            await _while_all_live(omni._warm_up(config, on_progress), engines)
             supervisor.start()
         except BaseException:
             await engines.stop()
@@ -172,15 +175,16 @@ class AsyncOmni:
         await self._supervisor.stop()
         await self._engines.stop()
 
-    async def _warm_up(self, on_progress: Progress, burst_sizes: Sequence[int]) -> None:
-        """Short requests through every stage, so many at once: what is slow the first time is over, what is
-        broken shows."""
-        began = time.monotonic()
+    async def _warm_up(self, config: StageConfig, on_progress: Progress) -> None:
+        """Send bursts of short requests (`_burst_sizes`) through every stage, so that everything slow happens
+        once, and failures show."""
+        began, burst_sizes = time.monotonic(), _burst_sizes(config)
         try:
             for size in burst_sizes:
                 async with asyncio.TaskGroup() as burst:
                     for number in range(size):
-                        burst.create_task(self._one_request(is_greedy=number % 2 == 1))
+                        request = warm_up_request(config, is_greedy=number % 2 == 1)
+                        burst.create_task(self._answer(request))
         # Not `except*`: what is raised within it, early versions of Python 3.11 put into a group (CPython's
         # gh-103590).
         except ExceptionGroup as group:
@@ -199,23 +203,34 @@ class AsyncOmni:
         )
         on_progress(f"{requests} went through all stages in {time.monotonic() - began:.1f} s")
 
-    async def _one_request(self, *, is_greedy: bool) -> None:
-        temperature = 0.0 if is_greedy else 1.0
-        sampling: dict[str, SamplingConfig] = {
-            stage: SamplingConfig(temperature=temperature, max_tokens=4, min_tokens=4, ignore_eos=True)
-            for stage in self._engines.ar
-        }
-        outputs = self.model_info.outputs
-        request = OmniRequest(
-            f"warm-up-{uuid.uuid4().hex}",
-            (ChatMessage("user", (TextPart("Hello"),)),),
-            speech=SpeechOutput() if "audio" in outputs else None,
-            image=ImageOutput() if "image" in outputs else None,
-            sampling=sampling,
-            is_logged=False,
-        )
+    async def _answer(self, request: OmniRequest) -> None:
         async for _ in await self.submit(request):
             pass
+
+
+def warm_up_request(config: StageConfig, *, is_greedy: bool) -> OmniRequest:
+    """A short request that passes every stage of `config`."""
+    num_codebooks = {
+        edge.source: payload.num_codebooks
+        for edge in config.edges
+        if isinstance(payload := config.spec_of(edge).payload, TokenFrames)
+    }
+    sampling: dict[str, SamplingConfig] = {}
+    for name, stage in config.stages.items():
+        if isinstance(stage, ArStage):
+            # A frame that is not whole never reaches the decoder.
+            length = WARM_UP_LENGTH * num_codebooks.get(name, 1)
+            sampling[name] = SamplingConfig(
+                temperature=0.0 if is_greedy else 1.0, max_tokens=length, min_tokens=length, ignore_eos=True
+            )
+    return OmniRequest(
+        f"warm-up-{uuid.uuid4().hex}",
+        (ChatMessage("user", (TextPart("Hello"),)),),
+        speech=SpeechOutput() if "audio" in config.outputs else None,
+        image=ImageOutput() if "image" in config.outputs else None,
+        sampling=sampling,
+        is_logged=False,
+    )
 
 
 async def _while_all_live(work: Coroutine[object, object, None], engines: "Engines") -> None:
@@ -306,7 +321,7 @@ def _longest_speech_s(config: StageConfig, model: FamilyModel, speech_stage: str
         return math.inf
     payload = config.spec_of(edge).payload
     assert isinstance(payload, TokenFrames)
-    return limit // payload.num_codebooks * model.codec.samples_per_code / model.codec.sample_rate_hz
+    return limit // payload.num_codebooks * model.codec.samples_per_frame / model.codec.sample_rate_hz
 
 
 def fingerprint_of(model_dir: Path, config: StageConfig) -> str:

@@ -33,7 +33,7 @@ class AudioPart:
 
 @dataclass(frozen=True)
 class ImagePart:
-    """An RGB picture, uint8."""
+    """An RGB image, uint8."""
 
     pixels: npt.NDArray[np.uint8]  # [height, width, 3]
 
@@ -90,11 +90,14 @@ class ToolUse:
     """It may be several calls."""
 
 
+StructuredOutputKind = Literal["json", "regex", "choice", "grammar", "structural_tag"]
+
+
 @dataclass(frozen=True)
 class StructuredOutput:
     """What the text must look like."""
 
-    kind: Literal["json", "regex", "choice", "grammar", "structural_tag"]
+    kind: StructuredOutputKind
     value: str
     """`json`: the schema, as JSON. `choice`: a JSON array of strings. `structural_tag`: xgrammar's, as
     JSON."""
@@ -161,7 +164,7 @@ class ReadAloud:
 
 @dataclass(frozen=True)
 class Transcribe:
-    """The task to write down what is said in `audio`: in its own language, or translated to English."""
+    """The task to transcribe what is said in `audio`: in its own language, or translated to English."""
 
     audio: AudioPart
     to_english: bool = False
@@ -218,7 +221,7 @@ class Usage:
     text_tokens: int
     """Tokens of the text, the end token included; or those of `SpeechOutput.text`."""
     codec_tokens: int
-    """Codec frames that became sound; 0 without speech."""
+    """Codec frames that became audio; 0 without speech."""
 
 
 @dataclass(frozen=True)

@@ -1,67 +1,49 @@
-"""Cuts the talker's codec tokens into windows for code2wav."""
+"""Cuts the codec tokens of an utterance into windows for a decoder; for the edge classes of all families."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from omni_server.config.chunk_plan import ChunkPlan
-from omni_server.errors import ConfigError
-from omni_server.protocol.codec_window import CodecWindow
+
+F = TypeVar("F")
+"""One frame of codec tokens, in whatever form the edge class has it."""
 
 
 @dataclass(frozen=True)
-class Window:
-    """A window of codec tokens. Positions are absolute tokens of the utterance; see `CodecWindow`."""
+class Window(Generic[F]):
+    """Frames `first_frame` and following of an utterance, of which the decoder emits the audio of the frames
+    `emit_start` (included) to `emit_end` (excluded); the others are context. Positions are absolute."""
 
-    codes: tuple[int, ...]
-    first_code: int
+    frames: tuple[F, ...]
+    first_frame: int
     emit_start: int
     emit_end: int
-    vocoder_margin_frames: int
     is_last: bool
+    """The window ends where the utterance ends."""
 
-    def span(self, *, voice: str, noise_seed: int, stream: str | None = None) -> CodecWindow:
-        """What code2wav is told about this window."""
-        return CodecWindow(
-            voice=voice,
-            noise_seed=noise_seed,
-            first_code=self.first_code,
-            emit_start=self.emit_start,
-            emit_end=self.emit_end,
-            vocoder_margin_frames=self.vocoder_margin_frames,
-            is_last=self.is_last,
-            stream=stream,
-        )
+    @property
+    def emitted(self) -> tuple[F, ...]:
+        """The frames whose audio is emitted."""
+        return self.frames[self.emit_start - self.first_frame : self.emit_end - self.first_frame]
 
 
-def check_chunk_plan(plan: ChunkPlan, *, codes_per_block: int, frames_per_code: int) -> None:
-    """Raises `ConfigError` if the plan's windows cannot give the vocoder its margin."""
-    if plan.mode == "whole":
-        return
-    for name, blocks in (("past_blocks", plan.past_blocks), ("future_blocks", plan.future_blocks)):
-        frames = blocks * codes_per_block * frames_per_code
-        if frames < plan.vocoder_margin_frames:
-            raise ConfigError(
-                f"chunks.{name} = {blocks} gives the vocoder {frames} mel frames of context, "
-                f"vocoder_margin_frames asks for {plan.vocoder_margin_frames}: raise {name} or lower the margin"
-            )
-
-
-class CodecChunker:
+class CodecChunker(Generic[F]):
     """Windows of one utterance.
 
-    Which windows come out depends on the codes and the ramp only, not on the portions in which the codes
-    arrive. The spans that are emitted follow each other without a gap and cover every code once. No window is
-    longer than `past + new + future` blocks of its place in the ramp: what is left at the end is less than a
-    full window, because a full one would have been cut before. Codes that no window needs any more are
+    Which windows come out depends on the frames and the ramp only, not on the portions in which the frames
+    arrive. The spans that are emitted follow each other without a gap and cover every frame once. No window
+    is longer than `past + new + future` blocks of its place in the ramp: what is left at the end is less than
+    a full window, because a full one would have been cut before. Frames that no window needs any more are
     forgotten.
     """
 
-    def __init__(self, plan: ChunkPlan, codes_per_block: int) -> None:
+    def __init__(self, plan: ChunkPlan, frames_per_block: int) -> None:
         self._plan = plan
         self._ramp = tuple(plan.new_blocks)
-        self._codes_per_block = codes_per_block
-        self._codes: list[int] = []  # from the first code that the next window sees
-        self._first_code = 0
+        self._frames_per_block = frames_per_block
+        self._frames: list[F] = []  # from the first frame that the next window sees
+        self._first_frame = 0
         self._emitted = 0
         self._num_windows = 0
         self._finished = False
@@ -72,52 +54,47 @@ class CodecChunker:
             raise ValueError("another ramp after the first window")
         self._ramp = tuple(new_blocks)
 
-    def push(self, codes: Iterable[int]) -> None:
-        """New codes, in order."""
+    def push(self, frames: Iterable[F]) -> list[Window[F]]:
+        """New frames, in order; the windows that have become complete."""
         if self._finished:
-            raise ValueError("codes after finish()")
-        self._codes.extend(codes)
-
-    def finish(self) -> None:
-        """No further codes follow."""
-        self._finished = True
-
-    @property
-    def num_held_codes(self) -> int:
-        """Codes that a later window may still need, and those that have not been in a window yet."""
-        return len(self._codes)
-
-    def ready(self) -> list[Window]:
-        """Windows that have become complete since the last call, in order."""
+            raise ValueError("frames after finish()")
+        self._frames.extend(frames)
         windows = []
         if self._plan.mode == "windows":
             while (window := self._next_full_window()) is not None:
                 windows.append(window)
-        end = self._first_code + len(self._codes)
-        if self._finished and self._emitted < end:
-            windows.append(self._cut(emit_end=end, end=end, is_last=True))
         return windows
 
-    def _next_full_window(self) -> Window | None:
+    def finish(self) -> list[Window[F]]:
+        """No further frames follow; the remaining window, if frames are left that none has emitted."""
+        self._finished = True
+        end = self._first_frame + len(self._frames)
+        return [self._cut(emit_end=end, end=end, is_last=True)] if self._emitted < end else []
+
+    @property
+    def num_held_frames(self) -> int:
+        """Frames that a later window may still need, and those that have not been in a window yet."""
+        return len(self._frames)
+
+    def _next_full_window(self) -> Window[F] | None:
         new_blocks = self._ramp[min(self._num_windows, len(self._ramp) - 1)]
-        emit_end = self._emitted + new_blocks * self._codes_per_block
-        end = emit_end + self._plan.future_blocks * self._codes_per_block
-        if end > self._first_code + len(self._codes):
+        emit_end = self._emitted + new_blocks * self._frames_per_block
+        end = emit_end + self._plan.future_blocks * self._frames_per_block
+        if end > self._first_frame + len(self._frames):
             return None
         return self._cut(emit_end=emit_end, end=end, is_last=False)
 
-    def _cut(self, *, emit_end: int, end: int, is_last: bool) -> Window:
+    def _cut(self, *, emit_end: int, end: int, is_last: bool) -> Window[F]:
         window = Window(
-            codes=tuple(self._codes[: end - self._first_code]),
-            first_code=self._first_code,
+            tuple(self._frames[: end - self._first_frame]),
+            first_frame=self._first_frame,
             emit_start=self._emitted,
             emit_end=emit_end,
-            vocoder_margin_frames=self._plan.vocoder_margin_frames,
             is_last=is_last,
         )
         self._emitted = emit_end
         self._num_windows += 1
-        next_first = max(0, emit_end - self._plan.past_blocks * self._codes_per_block)
-        del self._codes[: next_first - self._first_code]
-        self._first_code = next_first
+        next_first = max(0, emit_end - self._plan.past_blocks * self._frames_per_block)
+        del self._frames[: next_first - self._first_frame]
+        self._first_frame = next_first
         return window

@@ -164,7 +164,7 @@ class HostCheck:
         if self._is_open or all(self._is_known(host) for host in Headers(scope=scope).getlist("host")):
             return None
         return HostNotAllowedError(
-            "This server is open to its own machine only: it is not asked by the name in the Host header."
+            "This server accepts requests of its own machine only: the name in the Host header is not one of its names."
         )
 
     def _is_known(self, host: str) -> bool:

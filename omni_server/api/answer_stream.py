@@ -1,21 +1,17 @@
 """The events of an answer as the routes want them: with heartbeats, bounded, and ended by the server's abort.
 
-An answer has one generation, or one per choice.
+An answer has one generation, one per choice, or one per passage of a text or piece of a recording.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-from omni_server.api.state import ServerState
-from omni_server.api.unsent import UnsentBudget
+from omni_server.api.state import ObservedGenerator, ServerState
+from omni_server.api.unsent import AnswerQueue, ChoiceEvent
 from omni_server.errors import InvalidRequestError, OmniError
 from omni_server.generation import Generation
-from omni_server.types import Finished, OmniEvent
-
-ChoiceEvent = tuple[int, OmniEvent]
-"""Index of the choice, and what happened to it."""
+from omni_server.types import Finished, OmniEvent, OmniRequest, Usage
 
 
 async def follow(
@@ -37,16 +33,13 @@ async def follow_choices(
     `InvalidRequestError` when more events wait than `ServerState.unsent` allows: the generations are closed
     then, even if the reader does not ask for another event. Otherwise whoever submitted them closes them.
     """
-    inbox = _Inbox(heartbeat_s, state.unsent, generations[0].request_id)
-    tasks = [asyncio.create_task(_watch_abort(state, inbox))]
-    for index, generation in enumerate(generations):
-        pump = asyncio.create_task(_pump(index, generation, inbox))
-        pump.add_done_callback(inbox.put_failure)
-        tasks.append(pump)
+    queue = AnswerQueue(state.unsent, generations[0].request_id)
+    state.on_abort.add(queue.wake)
+    pumps = [asyncio.create_task(_pump(*choice, queue)) for choice in enumerate(generations)]
     try:
         num_running = len(generations)
         while num_running:
-            item = await inbox.get()
+            item = await queue.get(heartbeat_s)
             if state.abort_error is not None:  # checked first, or a generation that never pauses would go on
                 raise state.abort_error
             if isinstance(item, BaseException):
@@ -55,91 +48,75 @@ async def follow_choices(
                 num_running -= 1
             yield item
     finally:
-        inbox.close()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        state.on_abort.discard(queue.wake)
+        queue.close()
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
 
 
-async def _pump(index: int, generation: Generation, inbox: "_Inbox") -> None:
+async def _pump(index: int, generation: Generation, queue: AnswerQueue) -> None:
     is_finished = False
-    async for event in generation:
-        inbox.put_event(index, event)
-        if inbox.is_dropped:
-            await generation.aclose()
-            return
-        is_finished = isinstance(event, Finished)
-    if not is_finished:
-        raise OmniError("The generation ended before it was finished.")
+    try:
+        async for event in generation:
+            queue.put(index, event)
+            if queue.is_dropped:
+                await generation.aclose()
+                return
+            is_finished = isinstance(event, Finished)
+    except Exception as error:  # noqa: BLE001 - the reader raises it, behind all events
+        queue.put_error(error)
+    else:
+        if not is_finished:
+            queue.put_error(OmniError("The generation ended before it was finished."))
 
 
-async def _watch_abort(state: ServerState, inbox: "_Inbox") -> None:
-    await state.aborted.wait()
-    inbox.put(None)
+class TaskRun:
+    """A task that is cut into several requests: the passages of a text, or the pieces of a recording.
 
+    They run one after the other. Each begins when the one before has ended, which for speech is long
+    before a listener has heard it to its end."""
 
-class _Inbox:
-    """What the generations have produced and the reader has not taken yet.
+    def __init__(
+        self,
+        generator: ObservedGenerator,
+        state: ServerState,
+        requests: Sequence[OmniRequest],
+        *,
+        input_param: str,
+    ) -> None:
+        """`input_param` is the caller's field that the prompts were made from: errors of the
+        prompt name it."""
+        self._generator = generator  # not looked up again: a server that drains still ends what it has begun
+        self._state = state
+        self._requests = requests
+        self._input_param = input_param
+        self.usages: list[Usage] = []
+        """Of each request that has ended, as far as `events` has come."""
+        self.num_cut_short = 0
+        """Requests whose text or speech ended at its stage's limit of tokens."""
 
-    It costs one future per pause. `asyncio.wait` around each event would cost a task, two callbacks
-    and a timer.
-    """
+    async def events(self, heartbeat_s: float | None = None) -> AsyncGenerator[OmniEvent | None, None]:
+        """Events of all requests, and None after every `heartbeat_s` seconds of silence.
 
-    def __init__(self, heartbeat_s: float | None, unsent: UnsentBudget, answer_id: str) -> None:
-        self._backlog = unsent.open(answer_id, self._drop)
-        self._items: deque[ChoiceEvent | BaseException | None] = deque()
-        self._waiter: asyncio.Future[None] | None = None
-        self._loop = asyncio.get_running_loop()
-        self._last = self._loop.time()
-        self._timer: asyncio.TimerHandle | None = None
-        if heartbeat_s is not None:
-            self._timer = self._loop.call_later(heartbeat_s, self._beat, heartbeat_s)
+        Raises what `ObservedGenerator.submit` and the generation raise. Closing it ends the request that runs.
+        """
+        for request in self._requests:
+            generation = await self._submit(request)
+            try:
+                async with aclosing(follow(generation, self._state, heartbeat_s)) as events:
+                    async for event in events:
+                        if isinstance(event, Finished):
+                            self.usages.append(event.usage)
+                            self.num_cut_short += event.finish_reason == "length"
+                        yield event
+            finally:
+                await generation.aclose()
 
-    @property
-    def is_dropped(self) -> bool:
-        return self._backlog.error is not None
-
-    def put_event(self, index: int, event: OmniEvent) -> None:
-        self._backlog.put(event)
-        if not self.is_dropped:
-            self.put((index, event))
-
-    def put(self, item: ChoiceEvent | BaseException | None) -> None:
-        self._last = self._loop.time()
-        self._items.append(item)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    def put_failure(self, pump: asyncio.Task[None]) -> None:
-        """Behind all events: why there are no more. Nothing if the generation is finished."""
-        error = None if pump.cancelled() else pump.exception()
-        if error is not None and not self.is_dropped:
-            self.put(error)
-
-    async def get(self) -> ChoiceEvent | BaseException | None:
-        """The next item; None for a heartbeat."""
-        while not self._items:
-            self._waiter = self._loop.create_future()
-            await self._waiter
-        item = self._items.popleft()
-        if isinstance(item, tuple):
-            self._backlog.taken(item[1])
-        return item
-
-    def close(self) -> None:
-        self._backlog.close()
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _drop(self, error: InvalidRequestError) -> None:
-        self._items.clear()
-        self.put(error)
-
-    def _beat(self, heartbeat_s: float) -> None:
-        """One timer that is set anew when it fires, not with each event."""
-        if self._last + heartbeat_s <= self._loop.time():
-            if self._items:  # the reader is late: no heartbeats pile up
-                self._last = self._loop.time()
-            else:
-                self.put(None)
-        self._timer = self._loop.call_at(self._last + heartbeat_s, self._beat, heartbeat_s)
+    async def _submit(self, request: OmniRequest) -> Generation:
+        try:
+            return await self._generator.submit(request)
+        except InvalidRequestError as error:
+            if error.param == "messages" or error.code == "context_length_exceeded":
+                error.param = self._input_param
+            raise

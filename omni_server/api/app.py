@@ -4,7 +4,6 @@ from fastapi import FastAPI
 
 from omni_server import __version__
 from omni_server.api.access import AccessMiddleware, ApiKeys, CorsHeaders, OpenPaths, access_checks
-from omni_server.api.audio_lists import audio_lists_router
 from omni_server.api.chat import chat_router
 from omni_server.api.config import ApiConfig
 from omni_server.api.errors import install_error_handlers
@@ -48,7 +47,6 @@ def create_app(state: ServerState, config: ApiConfig) -> FastAPI:
     app.include_router(chat_router(state, config))
     app.include_router(speech_router(state, config))
     app.include_router(transcriptions_router(state, config))
-    app.include_router(audio_lists_router(state))
     app.include_router(models_router(state))
     app.include_router(health_router(state, admission))
     app.include_router(metrics_router(state, admission))

@@ -5,6 +5,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,7 @@ from omni_server.api.answer_stream import follow_choices
 from omni_server.api.config import ApiConfig
 from omni_server.api.limits import take_places_of_choices
 from omni_server.api.media_loader import MediaLoader
-from omni_server.api.messages import AudioHistory, CallerHistory
+from omni_server.api.messages import AudioHistory
 from omni_server.api.openapi import CHAT_RESPONSES, request_body
 from omni_server.api.parse import ChatTurn, parse_chat_request
 from omni_server.api.render import (
@@ -29,11 +30,11 @@ from omni_server.api.render import (
 )
 from omni_server.api.request_record import ANONYMOUS, current_request
 from omni_server.api.schemas import ChatCompletionRequest
-from omni_server.api.state import ServerState
+from omni_server.api.state import ObservedGenerator, ServerState
 from omni_server.api.streaming import KEEP_ALIVE, EventStreamResponse, until_disconnect
 from omni_server.api.validation import read_json, validate
 from omni_server.audio.encode import StreamEncoder, encode
-from omni_server.generation import Generation, Generator
+from omni_server.generation import Generation
 from omni_server.types import SAMPLE_RATE_HZ, AudioDelta, Finished, TextDelta, ToolCallDelta, Usage
 
 _INLINE_SAMPLES = 10 * SAMPLE_RATE_HZ
@@ -62,7 +63,7 @@ class ChatService:
             request_id,
             generator.model_info,
             self._media,
-            self._caller_history(),
+            partial(self._history.transcript, _caller()),
         )
         answer = Answer(
             id=request_id,
@@ -141,17 +142,18 @@ class ChatService:
                         yield b"".join(renderer.closing(last_audio, expires_at, reason))
         yield b"".join(chunks.ending(total_usage(usages)))
 
-    def _caller_history(self) -> CallerHistory:
-        """Of the caller whose request the running task serves."""
-        record = current_request()
-        return self._history.of(ANONYMOUS if record is None else record.caller)
-
     def _remember(self, answer: Answer, transcript: str) -> int:
         """Unix time until which the answer's `audio.id` can be used; 0 for one without audio."""
-        return self._caller_history().add(answer.audio_id, transcript) if answer.audio_id is not None else 0
+        return self._history.add(_caller(), answer.audio_id, transcript) if answer.audio_id is not None else 0
 
 
-async def _submit_all(generator: Generator, turn: ChatTurn) -> list[Generation]:
+def _caller() -> str:
+    """Whose request the running task serves."""
+    record = current_request()
+    return ANONYMOUS if record is None else record.caller
+
+
+async def _submit_all(generator: ObservedGenerator, turn: ChatTurn) -> list[Generation]:
     """Submits all choices, or none."""
     generations: list[Generation] = []
     try:

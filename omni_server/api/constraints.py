@@ -16,7 +16,7 @@ from omni_server.api.schemas import (
     Tool,
 )
 from omni_server.errors import InvalidRequestError
-from omni_server.types import FunctionTool, StructuredOutput, ToolUse
+from omni_server.types import FunctionTool, StructuredOutput, StructuredOutputKind, ToolUse
 
 MAX_GRAMMAR_BYTES = 256 * 1024
 """A grammar is made of it, several times as large, in a time that grows with its length."""
@@ -37,7 +37,16 @@ def tool_use(body: ChatCompletionRequest) -> ToolUse | None:
             )
         return None
     _check_names(body.tools)
-    tools = tuple(_function_tool(tool, f"tools[{index}].function") for index, tool in enumerate(body.tools))
+    tools = tuple(
+        function_tool(
+            tool.function.name,
+            tool.function.description,
+            tool.function.parameters,
+            f"tools[{index}].function",
+            strict=tool.function.strict is True,
+        )
+        for index, tool in enumerate(body.tools)
+    )
     check_grammar_size(*(tool.definition for tool in tools), param="tools")
     names = frozenset(tool.name for tool in tools)
     is_required = False
@@ -66,7 +75,7 @@ def _check_names(tools: Sequence[Tool]) -> None:
         name = tool.function.name
         if name in seen:
             raise InvalidRequestError(
-                f"Invalid 'tools[{index}].function.name': '{name}' is there twice.",
+                f"Invalid 'tools[{index}].function.name': '{name}' is given twice.",
                 param=f"tools[{index}].function.name",
             )
         seen.add(name)
@@ -83,23 +92,24 @@ def _known(wanted: Sequence[NamedTool], names: frozenset[str], param: str) -> fr
     return frozenset(tool.function.name for tool in wanted)
 
 
-def _function_tool(tool: Tool, param: str) -> FunctionTool:
-    function = tool.function
-    shown = {
-        name: value
-        for name, value in (
-            ("name", function.name),
-            ("description", function.description),
-            ("parameters", function.parameters),
-        )
-        if value is not None
-    }
+def function_tool(
+    name: str,
+    description: str | None,
+    parameters: Mapping[str, object] | None,
+    param: str,
+    *,
+    strict: bool = False,
+) -> FunctionTool:
+    """`param` is the field that holds the function. Raises `InvalidRequestError` for `parameters` that are
+    not a schema of objects."""
+    given = {"name": name, "description": description, "parameters": parameters}
+    shown = {key: value for key, value in given.items() if value is not None}
     return FunctionTool(
-        name=function.name,
+        name=name,
         # As transformers' `tojson` writes it in a chat template.
         definition=json.dumps({"type": "function", "function": shown}, ensure_ascii=False),
-        parameters=json.dumps(schema_of_object(function.name, function.parameters, f"{param}.parameters")),
-        strict=function.strict is True,
+        parameters=json.dumps(schema_of_object(name, parameters, f"{param}.parameters")),
+        strict=strict,
     )
 
 
@@ -144,21 +154,21 @@ def _response_format(body: ChatCompletionRequest) -> StructuredOutput | None:
 
 
 def _structured_outputs(given: StructuredOutputs) -> StructuredOutput:
-    found: list[StructuredOutput] = []
-    if given.json_schema is not None:
-        found.append(StructuredOutput("json", _json_text(given.json_schema), "structured_outputs.json"))
-    if given.json_object is not None:
-        found.append(StructuredOutput("json", _ANY_OBJECT, "structured_outputs.json_object"))
-    if given.regex is not None:
-        found.append(StructuredOutput("regex", given.regex, "structured_outputs.regex"))
-    if given.choice is not None:
-        found.append(StructuredOutput("choice", json.dumps(given.choice), "structured_outputs.choice"))
-    if given.grammar is not None:
-        found.append(StructuredOutput("grammar", given.grammar, "structured_outputs.grammar"))
-    if given.structural_tag is not None:
-        found.append(
-            StructuredOutput("structural_tag", given.structural_tag, "structured_outputs.structural_tag")
-        )
+    choice = None if given.choice is None else json.dumps(given.choice)
+    schema = None if given.json_schema is None else _json_text(given.json_schema)
+    values: tuple[tuple[StructuredOutputKind, str, str | None], ...] = (
+        ("json", "json", schema),
+        ("json", "json_object", None if given.json_object is None else _ANY_OBJECT),
+        ("regex", "regex", given.regex),
+        ("choice", "choice", choice),
+        ("grammar", "grammar", given.grammar),
+        ("structural_tag", "structural_tag", given.structural_tag),
+    )
+    found = [
+        StructuredOutput(kind, value, f"structured_outputs.{field}")
+        for kind, field, value in values
+        if value is not None
+    ]
     if len(found) != 1:
         raise InvalidRequestError(
             f"Exactly one field of 'structured_outputs' must be given, not {len(found)}.",

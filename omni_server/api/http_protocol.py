@@ -15,6 +15,7 @@ from omni_server.api.access_log import log_request
 from omni_server.api.config import ApiConfig
 from omni_server.api.errors import error_response
 from omni_server.api.request_record import RequestRecord, begin_request, new_request_id
+from omni_server.api.server_metrics import ServerMetrics
 from omni_server.errors import (
     HeadersTooLargeError,
     InvalidRequestError,
@@ -22,7 +23,6 @@ from omni_server.errors import (
     UploadTimeoutError,
     UrlTooLongError,
 )
-from omni_server.metrics.server_metrics import ServerMetrics
 
 logger = logging.getLogger(__name__)
 

@@ -5,14 +5,16 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack
 from contextvars import ContextVar
+from dataclasses import dataclass
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from omni_server.api.errors import error_response
 from omni_server.api.request_record import ANONYMOUS, current_request, path_of
+from omni_server.api.server_metrics import ServerMetrics
 from omni_server.api.state import ServerState
 from omni_server.errors import (
     InvalidRequestError,
@@ -21,7 +23,6 @@ from omni_server.errors import (
     RequestTooLargeError,
     UploadTimeoutError,
 )
-from omni_server.metrics.server_metrics import ServerMetrics
 
 MAX_RETRY_AFTER_S = 5
 _WEIGHT = 0.1
@@ -98,20 +99,16 @@ class Admission:
         self._metrics.in_flight.set(self._num_in_flight)
 
 
+@dataclass(frozen=True)
 class _Places:
-    """What one request has taken."""
+    """What one request has taken, given back when `held` is closed."""
 
-    def __init__(self, admission: Admission, caller: str) -> None:
-        self.admission = admission
-        self.caller = caller
-        self._leave: list[Callable[[], None]] = []
+    admission: Admission
+    caller: str
+    held: ExitStack
 
     def take(self) -> None:
-        self._leave.append(self.admission.enter(self.caller))
-
-    def give_back(self) -> None:
-        while self._leave:
-            self._leave.pop()()
+        self.held.callback(self.admission.enter(self.caller))
 
 
 _places: ContextVar[_Places | None] = ContextVar("places", default=None)
@@ -152,21 +149,20 @@ class AdmissionMiddleware:
             await self.app(scope, receive, send)
             return
         record = current_request()
-        places = _Places(self._admission, ANONYMOUS if record is None else record.caller)
-        if scope["type"] == "websocket" or scope["method"] == "POST":
-            try:
-                places.take()
-            except (OverloadedError, RateLimitError) as error:
-                headers = {"retry-after": str(self._admission.retry_after_s())}
-                await error_response(error, headers)(scope, receive, send)
-                return
-            _places.set(places)
-        try:
-            # A session counts its answers itself: an open one does not keep the server from shutting down.
-            with nullcontext() if scope["type"] == "websocket" else self._state.request_in_flight():
-                await self.app(scope, receive, send)
-        finally:
-            places.give_back()
+        with ExitStack() as held:
+            if scope["type"] == "websocket" or scope["method"] == "POST":
+                places = _Places(self._admission, ANONYMOUS if record is None else record.caller, held)
+                try:
+                    places.take()
+                except (OverloadedError, RateLimitError) as error:
+                    headers = {"retry-after": str(self._admission.retry_after_s())}
+                    await error_response(error, headers)(scope, receive, send)
+                    return
+                _places.set(places)
+            if scope["type"] == "http":
+                # A session counts its answers itself: an open one does not keep the server from shutting down.
+                held.enter_context(self._state.request_in_flight())
+            await self.app(scope, receive, send)
 
 
 class BodyBudget:

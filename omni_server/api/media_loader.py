@@ -40,30 +40,19 @@ class MediaLoader:
     def from_config(cls, config: ApiConfig) -> "MediaLoader":
         """For media that come as data or by URL, as the config allows. Raises `ConfigError` where
         it is malformed."""
-        return cls(
-            MediaSource(config.allowed_media_domains, config.media_limits, config.allowed_local_media_path),
-            config.media_limits,
-            num_threads=config.media_threads,
-            decode_timeout_s=config.media_decode_timeout_s,
-            queue_timeout_s=config.media_queue_timeout_s,
-        )
+        limits = config.media_limits
+        source = MediaSource(config.allowed_media_domains, limits, config.allowed_local_media_path)
+        return cls(source, limits, config)
 
-    def __init__(
-        self,
-        source: MediaSource,
-        limits: MediaLimits,
-        *,
-        num_threads: int,
-        decode_timeout_s: float,
-        queue_timeout_s: float,
-    ) -> None:
+    def __init__(self, source: MediaSource, limits: MediaLimits, config: ApiConfig) -> None:
+        """`limits` apply instead of the config's."""
         self._source = source
-        self._limits = replace(limits, decode_timeout_s=decode_timeout_s)
-        self._decode_timeout_s = decode_timeout_s
-        self._queue_timeout_s = queue_timeout_s
-        self._slots = asyncio.Semaphore(num_threads)
+        self._limits = replace(limits, decode_timeout_s=config.media_decode_timeout_s)
+        self._decode_timeout_s = config.media_decode_timeout_s
+        self._queue_timeout_s = config.media_queue_timeout_s
+        self._slots = asyncio.Semaphore(config.media_threads)
         # Not the event loop's: other work must not wait for media, nor media for other work.
-        self._threads = ThreadPoolExecutor(num_threads, "media")
+        self._threads = ThreadPoolExecutor(config.media_threads, "media")
         self._reads = asyncio.Semaphore(_MAX_READ)
 
     async def load(self, content: MediaContent, param: str) -> MediaPart:
@@ -98,10 +87,10 @@ class MediaLoader:
             raise
 
     async def count_samples(self, data: bytes) -> int:
-        """Of the waveform that `load_sound_file` makes, at most. Raises as that does."""
+        """Of the waveform that `load_audio_file` makes, at most. Raises as that does."""
         return await self._in_thread(lambda stop: count_samples(data, self._limits, stop))
 
-    async def load_sound_file(self, data: bytes) -> AudioPart:
+    async def load_audio_file(self, data: bytes) -> AudioPart:
         """The waveform of an uploaded file. Raises as `load` does, without naming a field."""
         return await self._in_thread(lambda stop: decode_audio(data, self._limits, None, stop))
 
@@ -115,25 +104,24 @@ class MediaLoader:
         if url[:5].lower() == "data:":  # in memory already, with the request
             yield await self._source.read(url)
             return
-        try:
-            async with asyncio.timeout(self._queue_timeout_s):
-                await self._reads.acquire()
-        except TimeoutError:
-            raise OverloadedError("The server is busy fetching the media of other requests.") from None
+        await self._acquire(self._reads, "fetching")
         try:
             yield await self._source.read(url)
         finally:
             self._reads.release()
 
+    async def _acquire(self, slots: asyncio.Semaphore, doing: str) -> None:
+        try:
+            async with asyncio.timeout(self._queue_timeout_s):
+                await slots.acquire()
+        except TimeoutError:
+            raise OverloadedError(f"The server is busy {doing} the media of other requests.") from None
+
     async def _in_thread(self, decode: Callable[[Cancellation], Result]) -> Result:
         """Where the caller gives up, the process that decodes for it is ended, if there is one. A thread that
         decodes itself cannot be stopped: one that takes too long keeps its slot until it ends, so that slow
         media of many requests never fill the process with threads."""
-        try:
-            async with asyncio.timeout(self._queue_timeout_s):
-                await self._slots.acquire()
-        except TimeoutError:
-            raise OverloadedError("The server is busy decoding the media of other requests.") from None
+        await self._acquire(self._slots, "decoding")
         cancellation = Cancellation()
         decoding = asyncio.get_running_loop().run_in_executor(self._threads, decode, cancellation)
         decoding.add_done_callback(self._release)

@@ -2,7 +2,7 @@
 
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from omni_server.api.media_loader import MediaLoader
@@ -42,10 +42,6 @@ class AudioHistory:
         self._max_entries = max_entries
         self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
 
-    def of(self, caller: str) -> "CallerHistory":
-        """What this caller was answered."""
-        return CallerHistory(self, caller)
-
     def add(self, caller: str, audio_id: str, transcript: str) -> int:
         """Remembers an answer; returns the Unix time at which it will be forgotten."""
         expires_at = int(time.time()) + self._ttl_s
@@ -62,18 +58,8 @@ class AudioHistory:
         return entry.transcript
 
 
-@dataclass(frozen=True)
-class CallerHistory:
-    """As much of a history as one API key may refer to."""
-
-    history: AudioHistory
-    caller: str
-
-    def add(self, audio_id: str, transcript: str) -> int:
-        return self.history.add(self.caller, audio_id, transcript)
-
-    def transcript(self, audio_id: str) -> str | None:
-        return self.history.transcript(self.caller, audio_id)
+FindTranscript = Callable[[str], str | None]
+"""What was said in the caller's earlier answer with this `audio.id`; see `AudioHistory.transcript`."""
 
 
 @dataclass(frozen=True)
@@ -83,13 +69,15 @@ class _PendingMedia:
 
 
 async def load_messages(
-    messages: list[Message], model: ModelInfo, media: MediaLoader, history: CallerHistory
+    messages: list[Message], model: ModelInfo, media: MediaLoader, find_transcript: FindTranscript
 ) -> tuple[ChatMessage, ...]:
     """Raises `InvalidRequestError`. Nothing is fetched or decoded before all messages have been checked.
     Results of tools come in the order of their calls."""
     _check_number(messages, model)
     _check_results(messages)
-    drafts = [_draft(message, f"messages[{index}]", history) for index, message in enumerate(messages)]
+    drafts = [
+        _draft(message, f"messages[{index}]", find_transcript) for index, message in enumerate(messages)
+    ]
     media_parts = [part for draft in drafts for part in draft if isinstance(part, _PendingMedia)]
     check_media([(_MEDIA_KINDS[part.content.type], part.param) for part in media_parts], model, "messages")
     loaded: list[ChatMessage] = []
@@ -165,10 +153,10 @@ def _in_order_of_calls(messages: list[Message]) -> list[int]:
     return order + [position for _, position in sorted(results)]
 
 
-def _draft(message: Message, param: str, history: CallerHistory) -> list[TextPart | _PendingMedia]:
+def _draft(message: Message, param: str, find_transcript: FindTranscript) -> list[TextPart | _PendingMedia]:
     match message.content:
         case None | "" if message.role == "assistant":
-            return [TextPart(_spoken_or_refused(message, param, history))]
+            return [TextPart(_spoken_or_refused(message, param, find_transcript))]
         case None:
             raise missing_parameter(f"{param}.content")
         case str(text):
@@ -195,10 +183,10 @@ def _draft_part(
             return _pending(part, message, param)
 
 
-def _spoken_or_refused(message: Message, param: str, history: CallerHistory) -> str:
+def _spoken_or_refused(message: Message, param: str, find_transcript: FindTranscript) -> str:
     """The text of an assistant turn without content."""
     if message.audio is not None:
-        remembered = history.transcript(message.audio.id)
+        remembered = find_transcript(message.audio.id)
         transcript = remembered if remembered is not None else message.audio.transcript
         if transcript is None:
             raise InvalidRequestError(

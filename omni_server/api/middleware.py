@@ -17,7 +17,7 @@ from omni_server.api.request_record import (
     new_request_id,
     path_of,
 )
-from omni_server.metrics.server_metrics import ServerMetrics
+from omni_server.api.server_metrics import ServerMetrics
 
 logger = logging.getLogger(__name__)
 

@@ -1,28 +1,83 @@
-"""`GET /v1/models`."""
+"""`GET /v1/models`, and what clients such as Open WebUI show in their menus: `GET /v1/audio/voices` and
+`GET /v1/audio/models`."""
 
 from fastapi import APIRouter
+from pydantic import BaseModel
 
 from omni_server.api.openapi import error_responses
 from omni_server.api.parse import check_model
 from omni_server.api.responses import About, Model, ModelList
 from omni_server.api.state import ServerState
+from omni_server.api.voices import voice_aliases
 from omni_server.types import ModelInfo
 
 
-def models_router(state: ServerState) -> APIRouter:
-    router = APIRouter(prefix="/v1/models", tags=["models"])
+class Voice(BaseModel):
+    id: str
+    name: str
+    alias_of: str | None = None
+    """The voice of the model that is heard under this name; absent for the model's own voices."""
 
-    @router.get("", summary="List the served names of the model", responses=error_responses(503))
+
+class VoiceList(BaseModel):
+    voices: list[Voice]
+
+
+class AudioModel(BaseModel):
+    id: str
+
+
+class AudioModelList(BaseModel):
+    models: list[AudioModel]
+
+
+def models_router(state: ServerState) -> APIRouter:
+    router = APIRouter()
+
+    @router.get(
+        "/v1/models",
+        summary="List the served names of the model",
+        responses=error_responses(503),
+        tags=["models"],
+    )
     async def list_models() -> ModelList:
         info = state.require_generator().model_info
         return ModelList(data=[_card(name, info) for name in (info.name, *info.aliases)])
 
     # Hub ids hold a slash, which clients send as %2F and the server hands on decoded.
-    @router.get("/{model_id:path}", summary="Describe the model", responses=error_responses(404, 503))
+    @router.get(
+        "/v1/models/{model_id:path}",
+        summary="Describe the model",
+        responses=error_responses(404, 503),
+        tags=["models"],
+    )
     async def retrieve_model(model_id: str) -> Model:
         info = state.require_generator().model_info
         check_model(model_id, info)
         return _card(model_id, info)
+
+    @router.get(
+        "/v1/audio/voices",
+        summary="List the voices, and the names of OpenAI's voices that stand for them",
+        responses=error_responses(503),
+        tags=["audio"],
+        response_model_exclude_unset=True,
+    )
+    async def list_voices() -> VoiceList:
+        info = state.require_generator().model_info
+        own = [Voice(id=voice, name=voice) for voice in info.voices]
+        aliases = [Voice(id=name, name=name, alias_of=voice) for name, voice in voice_aliases(info).items()]
+        return VoiceList(voices=own + aliases)
+
+    @router.get(
+        "/v1/audio/models",
+        summary="List the served names of the model",
+        responses=error_responses(503),
+        tags=["audio"],
+    )
+    async def list_audio_models() -> AudioModelList:
+        info = state.require_generator().model_info
+        return AudioModelList(models=[AudioModel(id=name) for name in (info.name, *info.aliases)])
 
     return router
 

@@ -8,8 +8,8 @@ from fastapi import APIRouter, Response
 from omni_server import __version__
 from omni_server.api.limits import Admission
 from omni_server.api.openapi import error_responses
+from omni_server.api.server_metrics import CONTENT_TYPE
 from omni_server.api.state import ServerState
-from omni_server.metrics.server_metrics import CONTENT_TYPE
 
 
 def health_router(state: ServerState, admission: Admission) -> APIRouter:

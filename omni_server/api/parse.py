@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from omni_server.api.constraints import is_named, structured_output, tool_use
 from omni_server.api.media_loader import MediaLoader
-from omni_server.api.messages import CallerHistory, load_messages
+from omni_server.api.messages import FindTranscript, load_messages
 from omni_server.api.sampling import stage_sampling
 from omni_server.api.schemas import ChatCompletionRequest, Message, RefusalContent, TextContent
 from omni_server.api.validation import missing_parameter, unsupported_choice
@@ -43,7 +43,11 @@ class ChatTurn:
 
 
 async def parse_chat_request(
-    body: ChatCompletionRequest, request_id: str, model: ModelInfo, media: MediaLoader, history: CallerHistory
+    body: ChatCompletionRequest,
+    request_id: str,
+    model: ModelInfo,
+    media: MediaLoader,
+    find_transcript: FindTranscript,
 ) -> ChatTurn:
     """Raises `InvalidRequestError`, `ModelNotFoundError`, or `OverloadedError` from loading media. Checks go
     from cheap to expensive: media come last."""
@@ -65,7 +69,7 @@ async def parse_chat_request(
     if num_choices > _MAX_CHOICES_WITH_MEDIA and _has_media(body.messages):
         raise InvalidRequestError(
             f"Invalid 'n': expected a value <= {_MAX_CHOICES_WITH_MEDIA} "
-            "where 'messages' hold sound or pictures.",
+            "where 'messages' contain audio or images.",
             param="n",
             code="integer_above_max_value",
         )
@@ -87,7 +91,7 @@ async def parse_chat_request(
         output = None  # calls are not spoken
     speech, audio_format = output if output is not None else (None, None)
     sampling = stage_sampling(body, model, with_speech=speech is not None)
-    messages = await load_messages(body.messages, model, media, history)
+    messages = await load_messages(body.messages, model, media, find_transcript)
     request = OmniRequest(
         request_id=request_id,
         messages=messages,
@@ -198,6 +202,6 @@ _HARMLESS_VALUES: dict[str, tuple[object, ...]] = {
 _HINTS = {
     "functions": "'functions' is not supported; use 'tools' instead.",
     "function_call": "'function_call' is not supported; use 'tool_choice' instead.",
-    "mm_processor_kwargs": "'mm_processor_kwargs' is not supported. The sound of a video is not heard; "
-    "send it as an audio part beside the video.",
+    "mm_processor_kwargs": "'mm_processor_kwargs' is not supported. The audio track of a video is "
+    "ignored; send it as an audio part beside the video.",
 }

@@ -5,8 +5,9 @@ tokens, by the name that it has in the stage config.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from omni_server.api.schemas import ChatCompletionRequest, StageSampling
+from omni_server.api.schemas import ChatCompletionRequest, SamplingFields, StageSampling
 from omni_server.errors import InvalidRequestError
 from omni_server.types import ModelInfo, SamplingConfig
 
@@ -21,18 +22,9 @@ def stage_sampling(
     """
     max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     _check_min_tokens(body.min_tokens, max_tokens, "min_tokens")
-    text = SamplingConfig(
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=_top_k(body.top_k),
-        min_p=body.min_p,
-        repetition_penalty=body.repetition_penalty,
-        presence_penalty=body.presence_penalty,
-        frequency_penalty=body.frequency_penalty,
-        seed=body.seed,
+    text = replace(
+        _common(body),
         max_tokens=max_tokens,
-        min_tokens=body.min_tokens,
-        ignore_eos=body.ignore_eos,
         stop=tuple(body.stop) if body.stop is not None else None,
         stop_token_ids=_distinct(body.stop_token_ids),
         include_stop_str_in_output=body.include_stop_str_in_output,
@@ -77,29 +69,16 @@ def speech_sampling(
         return {}
     stage = (given or {}).get(name) or StageSampling()
     _check_min_tokens(stage.min_tokens, stage.max_tokens, f"stage_sampling.{name}.min_tokens")
-    sampling = SamplingConfig(
-        temperature=stage.temperature,
-        top_p=stage.top_p,
-        top_k=_top_k(stage.top_k),
-        min_p=stage.min_p,
-        repetition_penalty=stage.repetition_penalty,
-        presence_penalty=stage.presence_penalty,
-        frequency_penalty=stage.frequency_penalty,
-        seed=stage.seed if stage.seed is not None else seed,
-        max_tokens=stage.max_tokens,
-        min_tokens=stage.min_tokens,
-        ignore_eos=stage.ignore_eos,
-    )
-    return {name: sampling}
+    return {name: replace(_common(stage), seed=stage.seed if stage.seed is not None else seed)}
+
+
+def _common(given: SamplingFields) -> SamplingConfig:
+    config = SamplingConfig(**given.model_dump(include=set(SamplingFields.model_fields)))
+    return replace(config, top_k=0) if config.top_k == -1 else config  # vLLM's older way to say all tokens
 
 
 def _distinct(token_ids: Sequence[int] | None) -> tuple[int, ...] | None:
     return None if token_ids is None else tuple(dict.fromkeys(token_ids))
-
-
-def _top_k(top_k: int | None) -> int | None:
-    """-1 is vLLM's older way to say 0, all tokens."""
-    return 0 if top_k == -1 else top_k
 
 
 def _logprobs(body: ChatCompletionRequest) -> int | None:
@@ -119,7 +98,7 @@ def _logit_bias(bias: Mapping[str, float] | None) -> Mapping[int, float] | None:
     for key in bias:
         if not (key.isascii() and key.isdecimal() and len(key) < 10):
             raise InvalidRequestError(
-                f"Invalid 'logit_bias': '{key[:64]}' is no token id.",
+                f"Invalid 'logit_bias': '{key[:64]}' is not a token id.",
                 param="logit_bias",
                 code="invalid_value",
             )

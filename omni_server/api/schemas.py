@@ -36,8 +36,19 @@ class TolerantModel(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
 
+_TYPE_ALIASES = {"input_text": "text", "output_text": "text", "input_image": "image_url"}
+_TYPES_BY_KEY = ("text", "input_audio", "image_url", "audio_url", "video_url")
+
+
+def _canonical_type(declared: object) -> object:
+    return _TYPE_ALIASES.get(declared, declared) if isinstance(declared, str) else declared
+
+
 class TextContent(TolerantModel):
-    type: Literal["text"]
+    type: Annotated[
+        Literal["text"],
+        BeforeValidator(_canonical_type, json_schema_input_type=Literal["text", "input_text", "output_text"]),
+    ] = "text"
     text: str
 
 
@@ -55,7 +66,7 @@ class InputAudio(ExactModel):
 
 
 class InputAudioContent(TolerantModel):
-    type: Literal["input_audio"]
+    type: Literal["input_audio"] = "input_audio"
     input_audio: InputAudio
 
 
@@ -63,78 +74,50 @@ class MediaUrl(TolerantModel):
     url: str
 
 
+def _with_url(url: object) -> object:
+    return {"url": url} if isinstance(url, str) else url
+
+
+Url = Annotated[MediaUrl, BeforeValidator(_with_url, json_schema_input_type=MediaUrl | str)]
+
+
 class ImageUrlContent(TolerantModel):
-    type: Literal["image_url"]
-    image_url: MediaUrl
+    type: Annotated[
+        Literal["image_url"],
+        BeforeValidator(_canonical_type, json_schema_input_type=Literal["image_url", "input_image"]),
+    ] = "image_url"
+    image_url: Url
 
 
 class AudioUrlContent(TolerantModel):
-    type: Literal["audio_url"]
-    audio_url: MediaUrl
+    type: Literal["audio_url"] = "audio_url"
+    audio_url: Url
 
 
 class VideoUrlContent(TolerantModel):
-    type: Literal["video_url"]
-    video_url: MediaUrl
+    type: Literal["video_url"] = "video_url"
+    video_url: Url
 
 
 MediaContent = InputAudioContent | ImageUrlContent | AudioUrlContent | VideoUrlContent
 
-_TYPE_ALIASES = {"input_text": "text", "output_text": "text", "input_image": "image_url"}
-_TYPES_BY_KEY = ("text", "input_audio", "image_url", "audio_url", "video_url")
-_URL_KEYS = ("image_url", "audio_url", "video_url")
 
-
-def _canonical_part(part: object) -> object:
-    """Spells out the shorthands that vLLM's users and OpenAI's Responses API have for content parts."""
+def _part_kind(part: object) -> object:
+    """vLLM's users leave out the type; OpenAI's Responses API has other names for some."""
     if not isinstance(part, dict):
-        return part
-    canonical = dict(part)
-    if "type" not in canonical:
-        keys = [key for key in _TYPES_BY_KEY if key in canonical]
-        if len(keys) == 1:
-            canonical["type"] = keys[0]
-    declared = canonical.get("type")
-    if isinstance(declared, str):
-        canonical["type"] = _TYPE_ALIASES.get(declared, declared)
-    for key in _URL_KEYS:
-        if isinstance(canonical.get(key), str):
-            canonical[key] = {"url": canonical[key]}
-    return canonical
+        return "text"  # refused like a part without its text: not an object
+    keys = [key for key in _TYPES_BY_KEY if key in part]
+    return _canonical_type(part.get("type", keys[0] if len(keys) == 1 else None))
 
-
-class GivenText(BaseModel):
-    type: Literal["text", "input_text", "output_text"] = "text"
-    text: str
-
-
-class GivenAudio(BaseModel):
-    type: Literal["input_audio"] = "input_audio"
-    input_audio: InputAudio
-
-
-class GivenImageUrl(BaseModel):
-    type: Literal["image_url", "input_image"] = "image_url"
-    image_url: MediaUrl | str
-
-
-class GivenAudioUrl(BaseModel):
-    type: Literal["audio_url"] = "audio_url"
-    audio_url: MediaUrl | str
-
-
-class GivenVideoUrl(BaseModel):
-    type: Literal["video_url"] = "video_url"
-    video_url: MediaUrl | str
-
-
-# What `_canonical_part` takes, for the API's description.
-_GivenPart = GivenText | RefusalContent | GivenAudio | GivenImageUrl | GivenAudioUrl | GivenVideoUrl
 
 ContentPart = Annotated[
-    TextContent | RefusalContent | InputAudioContent | ImageUrlContent | AudioUrlContent | VideoUrlContent,
-    Field(discriminator="type"),
-    BeforeValidator(_canonical_part, json_schema_input_type=_GivenPart),
+    Annotated[TextContent, Tag("text")]
+    | Annotated[RefusalContent, Tag("refusal")]
+    | Annotated[InputAudioContent, Tag("input_audio")]
+    | Annotated[ImageUrlContent, Tag("image_url")]
+    | Annotated[AudioUrlContent, Tag("audio_url")]
+    | Annotated[VideoUrlContent, Tag("video_url")],
+    Discriminator(_part_kind),
 ]
 
 
@@ -205,8 +188,8 @@ class StreamOptions(TolerantModel):
     include_usage: bool | None = None
 
 
-class StageSampling(ExactModel):
-    """Sampling of the stage that samples codec tokens; unset fields keep the stage config's values."""
+class SamplingFields(BaseModel):
+    """What may be set of the text and of the speech."""
 
     temperature: Temperature | None = None
     top_p: TopP | None = None
@@ -219,6 +202,10 @@ class StageSampling(ExactModel):
     max_tokens: Count | None = None
     min_tokens: TokenId | None = None
     ignore_eos: bool | None = None
+
+
+class StageSampling(SamplingFields, ExactModel):
+    """Sampling of the stage that samples codec tokens; unset fields keep the stage config's values."""
 
 
 StageSamplings = Annotated[dict[str, StageSampling], Field(max_length=8), at_most(8)]
@@ -321,7 +308,7 @@ def _listed(stop: object) -> object:
 StopStrings = Annotated[list[NonEmpty], Field(max_length=4)]
 
 
-class ChatCompletionRequest(BaseModel):
+class ChatCompletionRequest(SamplingFields):
     """Fields that are not listed are accepted and ignored, as clients send many."""
 
     model_config = ConfigDict(strict=True, extra="allow", use_attribute_docstrings=True)
@@ -339,14 +326,6 @@ class ChatCompletionRequest(BaseModel):
     """Most tokens of text. Speech is limited by `max_tokens` in `stage_sampling`."""
     max_tokens: Count | None = None
     """The older name; `max_completion_tokens` wins."""
-    min_tokens: TokenId | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    min_p: MinP | None = None
-    frequency_penalty: Penalty | None = None
-    presence_penalty: Penalty | None = None
-    repetition_penalty: RepetitionPenalty | None = None
     seed: Seed | None = None
     """Of the text, and of the speech unless `stage_sampling` has a seed for it."""
     stop: (
@@ -354,12 +333,11 @@ class ChatCompletionRequest(BaseModel):
     ) = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=127)] | None = None
     """vLLM has room for 128, among them the model's own end token."""
-    ignore_eos: bool | None = None
     stage_sampling: StageSamplings | None = None
     """Extension: sampling of the stage that samples codec tokens, by its name, as `{"talker": {...}}`. The
     fields above do not change it."""
     n: Annotated[Integer, Field(ge=1, le=128)] | None = None
-    """Only 1 for an answer by voice, and at most 8 where messages contain audio or pictures."""
+    """Only 1 for an answer by voice, and at most 8 where messages contain audio or images."""
 
     logprobs: bool | None = None
     top_logprobs: Annotated[Integer, Field(ge=0, le=20)] | None = None

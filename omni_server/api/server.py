@@ -7,7 +7,6 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import TypedDict
 
 import uvicorn
 import websockets
@@ -191,33 +190,12 @@ class _QuietUvicorn(uvicorn.Server):
         yield
 
 
-class _TlsArguments(TypedDict, total=False):
-    """uvicorn's."""
-
-    ssl_certfile: str
-    ssl_keyfile: str | None
-    ssl_ca_certs: str | None
-    ssl_cert_reqs: int
-    ssl_ciphers: str
-
-
-def _tls_arguments(tls: TlsFiles | None) -> _TlsArguments:
-    if tls is None:
-        return {}
-    return {
-        "ssl_certfile": tls.certfile,
-        "ssl_keyfile": tls.keyfile,
-        "ssl_ca_certs": tls.ca_certs,
-        "ssl_cert_reqs": tls.cert_reqs,
-        "ssl_ciphers": tls.ciphers,
-    }
-
-
 class _WebServer:
     """uvicorn on a socket that listens already, while the block lasts."""
 
     def __init__(self, state: ServerState, config: ApiConfig, listener: socket.socket) -> None:
         self._listener = listener
+        tls = config.tls
         self._uvicorn = _QuietUvicorn(
             uvicorn.Config(
                 create_app(state, config),
@@ -231,7 +209,11 @@ class _WebServer:
                 ws_per_message_deflate=False,  # base64 of audio: much work on the event loop for little
                 timeout_keep_alive=config.http_keep_alive_s,
                 timeout_graceful_shutdown=1,  # the requests have been drained or aborted before
-                **_tls_arguments(config.tls),
+                ssl_certfile=None if tls is None else tls.certfile,
+                ssl_keyfile=None if tls is None else tls.keyfile,
+                ssl_ca_certs=None if tls is None else tls.ca_certs,
+                ssl_cert_reqs=TlsFiles.cert_reqs if tls is None else tls.cert_reqs,
+                ssl_ciphers=TlsFiles.ciphers if tls is None else tls.ciphers,
             )
         )
         try:

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import re
+import unicodedata
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -11,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from fastapi import APIRouter, Request, Response
 
+from omni_server.api.answer_stream import TaskRun
 from omni_server.api.audio_schemas import (
     MAX_CHARACTERS,
     SPEECH_FORMATS,
@@ -22,9 +25,8 @@ from omni_server.api.audio_schemas import (
 from omni_server.api.config import ApiConfig
 from omni_server.api.openapi import SPEECH_RESPONSES, request_body
 from omni_server.api.parse import check_model
-from omni_server.api.passages import passages
 from omni_server.api.sampling import speech_sampling
-from omni_server.api.state import ServerState
+from omni_server.api.state import ObservedGenerator, ServerState
 from omni_server.api.streaming import (
     KEEP_ALIVE,
     AudioStreamResponse,
@@ -33,7 +35,6 @@ from omni_server.api.streaming import (
     frame,
     until_disconnect,
 )
-from omni_server.api.task_run import TaskRun
 from omni_server.api.validation import read_json, unsupported_choice, validate
 from omni_server.api.voices import resolve_voice
 from omni_server.audio.base64_stream import Base64Stream
@@ -41,13 +42,33 @@ from omni_server.audio.encode import StreamEncoder
 from omni_server.audio.filters import TempoFilter
 from omni_server.audio.formats import MEDIA_TYPES, AudioFormat, parse_format
 from omni_server.errors import InvalidRequestError
-from omni_server.generation import Generator
 from omni_server.types import SAMPLE_RATE_HZ, AudioDelta, ModelInfo, OmniRequest, ReadAloud, SpeechOutput
 
 logger = logging.getLogger(__name__)
 
 _HEADERS = {"x-audio-sample-rate": str(SAMPLE_RATE_HZ), "x-audio-channels": "1"}
 _DELTAS = FrameTemplate(lambda data: SpeechAudioDelta(type="speech.audio.delta", audio=data))
+
+_MAX_COST = 600
+"""About 40 s of speech."""
+_COST_PER_SECOND = 15
+"""Latin letters that take a second to speak."""
+_SHARE_OF_LIMIT = 0.5
+"""Of the model's limit that a passage may be expected to take: some voices are slower, some words are
+spelled."""
+_WIDE_COST = 3
+"""Chinese, Japanese and Korean characters are syllables."""
+_DIGIT_COST = 5
+"""Each is a word."""
+
+# From the best place to cut at to the worst; the cut comes behind the match.
+_CUTS = (
+    re.compile(r"\n\s*\n"),
+    re.compile(r"[.!?…][\"'”’»)\]]*\s+|[。！？][」』”’）]*"),
+    re.compile(r"[,;:–—]\s+|[，；：、]|\n"),
+    re.compile(r"\s+"),
+)
+_ZERO_WIDTH_JOINER = "\u200d"
 
 
 @dataclass(frozen=True)
@@ -144,7 +165,7 @@ async def _events(run: TaskRun, job: SpeechJob, keep_alive_s: float) -> AsyncGen
     yield frame(SpeechAudioDone(type="speech.audio.done", usage=usage))
 
 
-def _parse(body: SpeechRequest, name: str, generator: Generator) -> SpeechJob:
+def _parse(body: SpeechRequest, name: str, generator: ObservedGenerator) -> SpeechJob:
     """The rules between fields, and those of the model. `name` becomes part of the requests' ids.
 
     Raises `InvalidRequestError` or `ModelNotFoundError`.
@@ -209,6 +230,58 @@ def _check_length(text: str, param: str) -> None:
             param=param,
             code="string_above_max_length",
         )
+
+
+def passages(text: str, longest_speech_s: float, longest_passage: int | None = None) -> list[str]:
+    """`text` cut where speech pauses, if it can be, and always where it gets too long; no passage is blank.
+
+    The model ends an utterance at its limit of codec tokens, and was trained on replies of at most a minute
+    or two.
+
+    Nothing but white space at the cuts and at both ends is lost. `longest_speech_s`: what the model speaks in
+    one utterance at most. `longest_passage`: the same as the checkpoint states it, in Latin letters.
+    """
+    found: list[str] = []
+    rest = text.strip()
+    max_cost = min(
+        longest_passage or _MAX_COST, _MAX_COST, _SHARE_OF_LIMIT * longest_speech_s * _COST_PER_SECOND
+    )
+    while (limit := _fitting(rest, max_cost)) < len(rest):
+        cut = _cut(rest, limit)
+        found.append(rest[:cut].strip())
+        rest = rest[cut:].strip()
+    return [*found, rest] if rest else found
+
+
+def _fitting(text: str, max_cost: float) -> int:
+    """How many leading characters fit into a passage."""
+    cost = 0
+    for index, character in enumerate(text):
+        if character.isdigit():
+            cost += _DIGIT_COST
+        else:
+            cost += _WIDE_COST if unicodedata.east_asian_width(character) in "WF" else 1
+        if cost > max_cost:
+            return max(1, index)
+    return len(text)
+
+
+def _cut(text: str, limit: int) -> int:
+    """Where to end the passage: in the second half of what fits, so that passages do not become
+    many and short."""
+    for pattern in _CUTS:
+        ends = [match.end() for match in pattern.finditer(text, 0, limit) if match.end() > limit // 2]
+        if ends:
+            return ends[-1]
+    for cut in range(limit, limit // 2, -1):
+        if not _belong_together(text[cut - 1], text[cut]):
+            return cut
+    return limit
+
+
+def _belong_together(before: str, after: str) -> bool:
+    """Whether both are part of one character as it is seen."""
+    return _ZERO_WIDTH_JOINER in (before, after) or unicodedata.category(after) in ("Mn", "Mc", "Me", "Sk")
 
 
 def speech_router(state: ServerState, config: ApiConfig) -> APIRouter:

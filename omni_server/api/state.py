@@ -8,10 +8,10 @@ from omni_server import __version__
 from omni_server.api.access_log import log_session_answer
 from omni_server.api.config import ApiConfig
 from omni_server.api.request_record import AnswerRecord, RequestRecord, RequestTracer, current_request
+from omni_server.api.server_metrics import ServerMetrics
 from omni_server.api.unsent import UnsentBudget
-from omni_server.errors import InvalidRequestError, OmniError, OverloadedError, StageDownError
+from omni_server.errors import InvalidRequestError, OmniError, OverloadedError
 from omni_server.generation import Generation, Generator
-from omni_server.metrics.server_metrics import ServerMetrics
 from omni_server.types import ChatMessage, ModelInfo, OmniEvent, OmniRequest, Task
 
 AbortError = Callable[[], OmniError | None]
@@ -31,9 +31,10 @@ class ServerState:
         """Of the answers that are being sent."""
         self.draining_begun = asyncio.Event()
         """Set from the moment that the server was asked to stop."""
-        self.aborted = asyncio.Event()
-        """Set by `abort`."""
         self.abort_error: OmniError | None = None
+        """Set by `abort`."""
+        self.on_abort: set[Callable[[], object]] = set()
+        """Called by `abort`."""
         self._num_in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -75,7 +76,9 @@ class ServerState:
     def require_all_stages(self) -> None:
         """Raises `OverloadedError` as `require_generator` does, and `StageDownError` while a stage is down:
         requests that do not need it are still served."""
-        down = self.require_generator().stage_down()
+        self.require_generator()
+        assert self.generator is not None
+        down = self.generator.stage_down()
         if down is not None:
             raise down
 
@@ -98,11 +101,12 @@ class ServerState:
     def abort(self, error: OmniError) -> None:
         """Ends every running generation; its client sees `error`."""
         self.abort_error = error
-        self.aborted.set()
+        for call in tuple(self.on_abort):
+            call()
 
 
 class ObservedGenerator:
-    """Implements `Generator` by `generator`; counts, logs and traces each answer when it ends."""
+    """Generates with `generator`; counts, logs and traces each answer when it ends."""
 
     def __init__(self, generator: Generator, metrics: ServerMetrics, abort_error: AbortError) -> None:
         """`abort_error` says why the server ends generations by itself, None while it does not."""
@@ -138,20 +142,8 @@ class ObservedGenerator:
         answer.admitted(generation.prompt)
         return _ObservedGeneration(generation, answer, self._abort_error)
 
-    def is_ready(self) -> bool:
-        return self._generator.is_ready()
-
-    def is_alive(self) -> bool:
-        return self._generator.is_alive()
-
-    def stage_down(self) -> StageDownError | None:
-        return self._generator.stage_down()
-
     def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
         return self._generator.task_messages(task)
-
-    def metrics_text(self) -> bytes:
-        return self._generator.metrics_text()
 
     def _begin(self, request: OmniRequest) -> AnswerRecord:
         record = current_request()
@@ -181,34 +173,17 @@ class _ObservedGeneration:
         self._answer = answer
         self._abort_error = abort_error
 
-    def __aiter__(self) -> AsyncIterator[OmniEvent]:
-        return _ObservedEvents(aiter(self._generation), self._answer)
+    async def __aiter__(self) -> AsyncIterator[OmniEvent]:
+        try:
+            async for event in self._generation:
+                self._answer.take(event)
+                yield event
+        except Exception as error:
+            self._answer.failed(error)
+            raise
 
     async def aclose(self) -> None:
         try:
             await self._generation.aclose()
         finally:
             self._answer.closed(self._abort_error())
-
-
-class _ObservedEvents:
-    """An iterator rather than a generator: it adds one call to each event, and the inner one is still the
-    only thing that holds the request."""
-
-    def __init__(self, events: AsyncIterator[OmniEvent], answer: AnswerRecord) -> None:
-        self._events = events
-        self._answer = answer
-
-    def __aiter__(self) -> "_ObservedEvents":
-        return self
-
-    async def __anext__(self) -> OmniEvent:
-        try:
-            event = await anext(self._events)
-        except StopAsyncIteration:
-            raise
-        except Exception as error:
-            self._answer.failed(error)
-            raise
-        self._answer.take(event)
-        return event

@@ -35,38 +35,24 @@ async def until_disconnect(work: Coroutine[Any, Any, Result], receive: Receive) 
     something that its receiver has to release. The calling task does the work itself: in a task of its own,
     every request of a burst would wait for one more turn of the event loop.
     """
-    worker = asyncio.current_task()
-    assert worker is not None
-    num_cancels = worker.cancelling()
-    has_left = is_over = False
+    left = asyncio.timeout(None)  # as a scope that the other task can cancel
 
-    def left(watching: asyncio.Task[None]) -> None:
-        nonlocal has_left
-        if watching.cancelled():
-            return
-        watching.exception()  # nobody handles it, but it must have been retrieved
-        if not is_over:  # a callback that has been scheduled comes even if it has been removed meanwhile
-            has_left = True
-            worker.cancel()
+    async def watch() -> None:
+        with suppress(Exception):  # the connection is of no use then, either
+            while (await receive())["type"] != "http.disconnect":
+                continue
+        left.reschedule(asyncio.get_running_loop().time())
 
-    watching = asyncio.create_task(_disconnected(receive))
-    watching.add_done_callback(left)
+    watching = asyncio.create_task(watch())
     try:
-        return await work
-    except asyncio.CancelledError:
-        if has_left and worker.cancelling() == num_cancels + 1:  # nobody else wants it to end
+        async with left:
+            return await work
+    except TimeoutError:
+        if left.expired():
             raise ClientDisconnect from None
         raise
     finally:
-        is_over = True
         watching.cancel()
-        if has_left:
-            worker.uncancel()
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        continue
 
 
 def frame(data: BaseModel) -> bytes:

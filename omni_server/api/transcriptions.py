@@ -11,6 +11,7 @@ from dataclasses import replace
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
+from omni_server.api.answer_stream import TaskRun
 from omni_server.api.audio_schemas import (
     DurationUsage,
     InputTokenDetails,
@@ -25,13 +26,11 @@ from omni_server.api.config import ApiConfig
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.openapi import TRANSCRIPTION_RESPONSES, TRANSLATION_RESPONSES, form_body
 from omni_server.api.sampling import text_sampling
-from omni_server.api.state import ServerState
+from omni_server.api.state import ObservedGenerator, ServerState
 from omni_server.api.streaming import KEEP_ALIVE, EventStreamResponse, FrameTemplate, frame, until_disconnect
-from omni_server.api.task_run import TaskRun
 from omni_server.api.transcription_form import Form, TranscriptionJob, parse_transcription_form, read_form
 from omni_server.audio.cut import cut_at_pauses
 from omni_server.errors import InvalidRequestError, OverloadedError
-from omni_server.generation import Generator
 from omni_server.media.source import MediaSource
 from omni_server.types import AudioPart, Finished, OmniRequest, SamplingConfig, TextDelta, Transcribe, Usage
 
@@ -92,13 +91,7 @@ class TranscriptionService:
             max_audio_samples=max_samples,
         )
         self._room = RecordingRoom(_LONGEST_KEPT * max_samples, config.media_queue_timeout_s)
-        self._media = MediaLoader(
-            MediaSource((), limits),
-            limits,
-            num_threads=config.media_threads,
-            decode_timeout_s=config.media_decode_timeout_s,
-            queue_timeout_s=config.media_queue_timeout_s,
-        )
+        self._media = MediaLoader(MediaSource((), limits), limits, config)
 
     async def create(self, request: Request, *, to_english: bool) -> Response:
         """No status is sent before the first words are there. Raises `OmniError`."""
@@ -124,7 +117,7 @@ class TranscriptionService:
         """`held` gets what gives its room in memory back."""
         try:
             held.callback(await self._room.take(await self._media.count_samples(file)))
-            return await self._media.load_sound_file(file)
+            return await self._media.load_audio_file(file)
         except InvalidRequestError as error:
             raise InvalidRequestError(
                 f"Audio file might be corrupted or unsupported. {error.message}",
@@ -133,7 +126,9 @@ class TranscriptionService:
             ) from None
 
 
-def _requests(generator: Generator, job: TranscriptionJob, audio: AudioPart, name: str) -> list[OmniRequest]:
+def _requests(
+    generator: ObservedGenerator, job: TranscriptionJob, audio: AudioPart, name: str
+) -> list[OmniRequest]:
     sampling = text_sampling(SamplingConfig(temperature=job.temperature), generator.model_info)
     pieces = cut_at_pauses(audio.samples, audio.sample_rate_hz, _PIECE_SECONDS)
     tasks = [

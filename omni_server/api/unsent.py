@@ -6,8 +6,11 @@ what waits for one may be as much as a whole answer. A client that falls further
 nobody else notices.
 """
 
+import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 from omni_server.errors import InvalidRequestError
 from omni_server.types import AudioDelta, OmniEvent, TextDelta, ToolCallDelta
@@ -18,6 +21,9 @@ _EVENT_BYTES = 256
 """Of an event without its payload."""
 _LOGPROB_BYTES = 256
 """Of a token that was sampled, or that might have been, with its text."""
+
+ChoiceEvent = tuple[int, OmniEvent]
+"""Index of the choice, and what happened to it."""
 
 
 class UnsentBudget:
@@ -30,61 +36,72 @@ class UnsentBudget:
         dropped. `count_dropped` is called for each answer that is."""
         self.max_bytes = max_bytes
         self.count_dropped = count_dropped
+        self.queues: set[AnswerQueue] = set()
         self._max_total_bytes = max_total_bytes
         self._num_bytes = 0
-        self._backlogs: set[Backlog] = set()
 
     @property
     def num_bytes(self) -> int:
         return self._num_bytes
 
-    def open(self, answer_id: str, on_drop: Callable[[InvalidRequestError], None]) -> "Backlog":
-        """For one answer; its owner closes it. `on_drop` is called at most once, when the answer has to be
-        dropped, with the error for its client; all that waits must be released then."""
-        backlog = Backlog(self, answer_id, on_drop)
-        self._backlogs.add(backlog)
-        return backlog
-
-    def forget(self, backlog: "Backlog") -> None:
-        self._backlogs.discard(backlog)
-
     def add(self, num_bytes: int) -> None:
         self._num_bytes += num_bytes
         if num_bytes > 0 and self._num_bytes > self._max_total_bytes:
-            max(self._backlogs, key=lambda backlog: backlog.num_bytes).drop()
+            max(self.queues, key=lambda queue: queue.num_bytes).drop()
 
 
-class Backlog:
-    """Events of one answer between the stages and its client."""
+class AnswerQueue:
+    """Events of one answer between the stages and its client; `close` must follow."""
 
-    def __init__(
-        self, budget: UnsentBudget, answer_id: str, on_drop: Callable[[InvalidRequestError], None]
-    ) -> None:
+    def __init__(self, budget: UnsentBudget, answer_id: str) -> None:
         self._budget = budget
         self._answer_id = answer_id
-        self._on_drop = on_drop
+        self._items: deque[ChoiceEvent | BaseException] = deque()
+        self._is_woken = asyncio.Event()
         self.num_bytes = 0
-        self.error: InvalidRequestError | None = None
-        """Why nothing more is taken; None while it is."""
+        self.is_dropped = False
+        """Nothing more is taken."""
+        budget.queues.add(self)
 
-    def put(self, event: OmniEvent) -> None:
-        """`event` waits from now on, unless the answer is dropped, perhaps because of it: then
-        `error` is set."""
-        if self.error is not None:
+    def put(self, index: int, event: OmniEvent) -> None:
+        """The answer may be dropped because of it."""
+        if self.is_dropped:
             return
+        self._items.append((index, event))
         self._change(size_of(event))
         if self.num_bytes > self._budget.max_bytes:
             self.drop()
+        self.wake()
 
-    def taken(self, event: OmniEvent) -> None:
-        """`event`, which was put before, no longer waits."""
-        if self.error is None:
-            self._change(-size_of(event))
+    def put_error(self, error: BaseException) -> None:
+        """Why no more events follow."""
+        if not self.is_dropped:
+            self._items.append(error)
+            self.wake()
+
+    async def get(self, timeout_s: float | None) -> ChoiceEvent | BaseException | None:
+        """The next item; None after `timeout_s` without one, and after `wake`."""
+        if not self._items:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._is_woken.wait()
+        self._is_woken.clear()
+        if not self._items:
+            return None
+        item = self._items.popleft()
+        if isinstance(item, tuple) and not self.is_dropped:
+            self._change(-size_of(item[1]))
+        return item
+
+    def wake(self) -> None:
+        """Ends the wait for the next item."""
+        self._is_woken.set()
 
     def drop(self) -> None:
-        if self.error is not None:
+        """What waits is released, and its reader gets an error."""
+        if self.is_dropped:
             return
-        self.error = InvalidRequestError(
+        error = InvalidRequestError(
             f"The client reads too slowly: {self.num_bytes} bytes of its answer wait to be sent, "
             "and the server does not keep them any longer.",
             code="client_too_slow",
@@ -93,12 +110,15 @@ class Backlog:
             "%s is dropped: its client has left %d bytes of it untaken", self._answer_id, self.num_bytes
         )
         self._budget.count_dropped()
+        self.is_dropped = True
         self.close()
-        self._on_drop(self.error)
+        self._items.append(error)
+        self.wake()
 
     def close(self) -> None:
         """Nothing waits any more; may be called again."""
-        self._budget.forget(self)
+        self._budget.queues.discard(self)
+        self._items.clear()
         self._change(-self.num_bytes)
 
     def _change(self, num_bytes: int) -> None:

@@ -205,8 +205,8 @@ def _invalid_request(error: ErrorDetails, body: object) -> InvalidRequestError:
         message = (
             f"Invalid value: {_shown(context['tag'])}. Supported values are: {context['expected_tags']}."
         )
-        discriminator = context["discriminator"].strip("'")
-        param = f"{param}.{discriminator}"
+        discriminator = context["discriminator"]  # a field in quotes, or a function
+        param += "." + (discriminator.strip("'") if "'" in discriminator else "type")
     elif kind == "literal_error":
         message = f"Invalid value: {_shown(given)}. Supported values are: {context['expected']}."
     elif kind in _EXPECTED_TYPES:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from omni_server.protocol.corruption import Corruption
 
 MAX_SHARE_AT_FULL_SCALE = 0.5
-"""Speech that is too loud reaches full scale at its peaks only. The vocoder clips: of output that is not audio,
+"""Speech that is too loud reaches full scale at its peaks only. The decoder clips: of output that is not audio,
 it clips nearly all samples."""
 
 
@@ -19,12 +19,14 @@ def waveform_fault(
     """What is wrong with `samples` `[num_samples]`; None if nothing is.
 
     `is_varied`: the codec tokens that they were made of are not all the same. Then not all samples can be,
-    however silent they are: the vocoder's input starts from noise, and even without it each sample of a frame
+    however silent they are: a vocoder's input starts from noise, and even without it each sample of a frame
     has weights of its own. So samples that are all equal, zero or not, are what a broken vocoder makes and
     never silence.
     """
     if samples.shape != (num_samples,):
         return Corruption("shape", f"{_shape(samples)} samples where {num_samples} were asked for")
+    if num_samples == 0:
+        return None
     lowest, highest = float(samples.min()), float(samples.max())
     if not (lowest >= -1 and highest <= 1):  # so that NaN, which both reductions keep, is found as well
         return Corruption("samples", f"samples from {lowest:g} to {highest:g}; full scale is -1 to 1")

@@ -36,11 +36,10 @@ class Delta:
 
 @dataclass(frozen=True)
 class Question:
-    """Everything of a request that does not depend on the kind of server."""
+    """What all requests of a run ask for, whatever the kind of server; each has a `Turn` of its own."""
 
     model: str
     workload: Workload
-    turn: Turn
     temperature: float
     voice: str
     speech_stage: str
@@ -48,7 +47,7 @@ class Question:
 
 
 class Adapter(Protocol):
-    def body(self, question: Question) -> bytes:
+    def body(self, question: Question, turn: Turn) -> bytes:
         """The JSON to post to `/v1/chat/completions`."""
 
     def read(self, data: bytes) -> Delta:
@@ -58,8 +57,8 @@ class Adapter(Protocol):
 class OpenAIText:
     """Plain `vllm serve`: text only."""
 
-    def body(self, question: Question) -> bytes:
-        return json.dumps(_text_body(question)).encode()
+    def body(self, question: Question, turn: Turn) -> bytes:
+        return json.dumps(_text_body(question, turn)).encode()
 
     def read(self, data: bytes) -> Delta:
         chunk = Chunk.parse(data)
@@ -70,8 +69,8 @@ class OpenAIText:
 class OmniServer:
     """omni-server, and OpenAI's own shape: audio and its transcript are in `delta.audio`."""
 
-    def body(self, question: Question) -> bytes:
-        body = _text_body(question)
+    def body(self, question: Question, turn: Turn) -> bytes:
+        body = _text_body(question, turn)
         workload = question.workload
         body["modalities"] = list(workload.modalities.split(","))
         if workload.codec_tokens:
@@ -105,8 +104,8 @@ class VllmOmni:
     """Ids of the talker's vocabulary that are no codes. As stop ids they are barred until `min_tokens` are
     written."""
 
-    def body(self, question: Question) -> bytes:
-        body = _text_body(question)
+    def body(self, question: Question, turn: Turn) -> bytes:
+        body = _text_body(question, turn)
         workload = question.workload
         body["modalities"] = list(workload.modalities.split(","))
         thinker: dict[str, JsonValue] = {
@@ -149,8 +148,7 @@ ADAPTERS: dict[str, Adapter] = {
 }
 
 
-def _text_body(question: Question) -> dict[str, JsonValue]:
-    turn = question.turn
+def _text_body(question: Question, turn: Turn) -> dict[str, JsonValue]:
     content: JsonValue = turn.text
     if turn.wav is not None:
         data = base64.b64encode(turn.wav).decode("ascii")

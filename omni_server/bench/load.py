@@ -13,7 +13,7 @@ import numpy as np
 from omni_server.bench.adapters import Adapter, Question
 from omni_server.bench.exchange import PreparedRequest
 from omni_server.bench.results import Level, LoadKind, RequestRow, level_label
-from omni_server.bench.workload import Workload, make_turn
+from omni_server.bench.workload import make_turn
 
 Send = Callable[[PreparedRequest, float], Coroutine[None, None, RequestRow]]
 """Sends a request; the float is when the level began, on the clock of `time.perf_counter`."""
@@ -46,11 +46,7 @@ class RequestFactory:
     """Builds the requests of a run; the same seed gives the same requests."""
 
     adapter: Adapter
-    model: str
-    voice: str
-    speech_stage: str
-    workload: Workload
-    temperature: float
+    question: Question
     sample_tolerance: int
     seed: int
 
@@ -61,13 +57,13 @@ class RequestFactory:
         return built[: level.warmup], built[level.warmup :]
 
     def _request(self, level: int, index: int) -> PreparedRequest:
-        turn = make_turn(self.workload, np.random.default_rng([self.seed, level, index]))
-        question = Question(self.model, self.workload, turn, self.temperature, self.voice, self.speech_stage)
+        workload = self.question.workload
+        turn = make_turn(workload, np.random.default_rng([self.seed, level, index]))
         return PreparedRequest(
             index=index,
-            body=self.adapter.body(question),
-            text_tokens=self.workload.text_tokens,
-            samples=self.workload.expected_samples,
+            body=self.adapter.body(self.question, turn),
+            text_tokens=workload.text_tokens,
+            samples=workload.expected_samples,
             sample_tolerance=self.sample_tolerance,
         )
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import aiohttp
 
-from omni_server.bench.adapters import ADAPTERS
+from omni_server.bench.adapters import ADAPTERS, Question
 from omni_server.bench.exchange import Client
 from omni_server.bench.load import LevelPlan, Progress, RequestFactory, closed_loop, open_loop
 from omni_server.bench.plot import plot, require_matplotlib
@@ -87,16 +87,8 @@ async def _measure(args: argparse.Namespace, command: Sequence[str]) -> Run:
     ) as session:
         served = await discover(session, base_url, args.model, args.voice)
         adapter = ADAPTERS[args.server]
-        factory = RequestFactory(
-            adapter=adapter,
-            model=served.model,
-            voice=served.voice,
-            speech_stage=args.speech_stage,
-            workload=workload,
-            temperature=args.temperature,
-            sample_tolerance=args.sample_tolerance,
-            seed=seed,
-        )
+        question = Question(served.model, workload, args.temperature, served.voice, args.speech_stage)
+        factory = RequestFactory(adapter, question, args.sample_tolerance, seed)
         client = Client(session, f"{base_url}/v1/chat/completions", adapter, args.timeout)
         version = f"{args.server} {served.version or ''}".rstrip()
         _say(f"{workload.name} against {served.model} at {base_url} ({version}), seed {seed}")

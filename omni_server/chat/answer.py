@@ -29,8 +29,6 @@ class Received:
 
     text: str = ""
     audio: bytearray = field(default_factory=bytearray)
-    audio_id: str | None = None
-    expires_at: int = 0
     finish_reason: str | None = None
     first_text_s: float | None = None
     first_audio_s: float | None = None
@@ -47,12 +45,10 @@ class Received:
         for choice in chunk.choices:
             self.finish_reason = choice.finish_reason or self.finish_reason
             delta = choice.delta.audio
-            # A server may send spoken text as content, too, beside the transcript.
+            # A server may send the text of a spoken answer as content, too, in addition to the transcript.
             text += (delta.transcript if delta is not None else None) or choice.delta.content or ""
             if delta is not None:
                 audio += delta.samples()
-                self.audio_id = delta.id or self.audio_id
-                self.expires_at = delta.expires_at or self.expires_at
         if text and self.first_text_s is None:
             self.first_text_s = at_s
         if audio and self.first_audio_s is None:

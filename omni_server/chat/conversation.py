@@ -2,7 +2,6 @@
 
 import base64
 import mimetypes
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -46,48 +45,28 @@ class AnswerSettings:
     """Of the text."""
 
 
-@dataclass(frozen=True)
-class _Turn:
-    question: JsonValue
-    """Content of the user's message."""
-    text: str
-    audio_id: str | None
-    expires_at: int
-    """Unix time until which the server knows `audio_id`."""
-
-
 class Conversation:
     """A turn enters the history when it has been answered; one that failed leaves nothing."""
 
     def __init__(self, settings: AnswerSettings) -> None:
         self.settings = settings
-        self._turns: list[_Turn] = []
+        self._messages: list[JsonValue] = []
 
     def use_voice(self, name: str) -> None:
         """From the next answer on."""
         self.settings = replace(self.settings, voice=name)
 
     def forget(self) -> None:
-        """Start anew."""
-        self._turns.clear()
+        """Start a new conversation."""
+        self._messages.clear()
 
     def body(self, question: JsonValue) -> dict[str, JsonValue]:
-        """The streamed request that asks `question`, the content of a user's message.
-
-        Earlier answers are referred to by their audio's id while the server keeps it, else repeated as text.
-        """
+        """The streamed request that asks `question`, the content of a user's message."""
         settings = self.settings
         messages: list[JsonValue] = []
         if settings.system is not None:
             messages.append({"role": "system", "content": settings.system})
-        now = time.time()
-        for turn in self._turns:
-            messages.append({"role": "user", "content": turn.question})
-            if turn.audio_id is not None and turn.expires_at > now:
-                messages.append({"role": "assistant", "audio": {"id": turn.audio_id}})
-            else:
-                messages.append({"role": "assistant", "content": turn.text})
-        messages.append({"role": "user", "content": question})
+        messages += [*self._messages, {"role": "user", "content": question}]
         body: dict[str, JsonValue] = {"model": settings.model, "messages": messages, "stream": True}
         if settings.voice is not None:
             body["modalities"] = ["text", "audio"]
@@ -96,9 +75,6 @@ class Conversation:
             body["max_tokens"] = settings.max_tokens
         return body
 
-    def add(
-        self, question: JsonValue, text: str, *, audio_id: str | None = None, expires_at: int = 0
-    ) -> None:
-        """`question` has been answered. In part if there is no `audio_id`: the server does not keep its
-        audio."""
-        self._turns.append(_Turn(question, text, audio_id, expires_at))
+    def add(self, question: JsonValue, text: str) -> None:
+        """`question` has been answered with `text`."""
+        self._messages += [{"role": "user", "content": question}, {"role": "assistant", "content": text}]

@@ -122,10 +122,7 @@ class Chat:
 
     def _remember(self, question: JsonValue, received: Received) -> None:
         self.attached.clear()
-        if received.finish_reason is not None:
-            audio_id, expires_at = received.audio_id, received.expires_at
-            self.conversation.add(question, received.text, audio_id=audio_id, expires_at=expires_at)
-        elif received.text:
+        if received.text or received.finish_reason is not None:
             self.conversation.add(question, received.text)
 
     def _give_up_player(self, reason: str) -> None:

@@ -1,2 +1,2 @@
-"""`omni-server check`: whether a checkpoint, a stage config and a machine go together, without starting
+"""`omni-server check`: whether a checkpoint fits a machine with a stage config, found out without starting
 anything."""

@@ -1,4 +1,5 @@
-"""The stage config where none is named: planned for this machine's GPUs, or made for a CPU."""
+"""The stage config that a command runs: the one that is named, else one planned for this machine's GPUs, or
+made for a CPU."""
 
 import logging
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from omni_server.config.stage_config import StageConfig
 from omni_server.engine.environment import set_engine_environment
 from omni_server.errors import ConfigError
 from omni_server.family import load_family
-from omni_server.model_folder import CPU_CONFIG, DEMO_CONFIG, GPU_CONFIG, has_gpu
+from omni_server.model_folder import CPU_CONFIG, DEMO_CONFIG, GPU_CONFIG, architectures_of, has_gpu
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +27,19 @@ def base_config_name(*, on_gpu: bool) -> str:
     return GPU_CONFIG if on_gpu else CPU_CONFIG
 
 
+def named_stage_config(path: Path, *, use_cpu: bool) -> StageConfig:
+    """Raises `ConfigError` for a file that is not valid, or whose platform this machine does not have."""
+    config = load_stage_config(path)
+    if config.platform == "cuda" and use_cpu:
+        raise ConfigError(f"{path}: platform is cuda, which --cpu contradicts")
+    if config.platform == "cuda" and not has_gpu():
+        raise ConfigError(
+            f"{path}: platform is cuda, but torch finds no NVIDIA GPU here; choose a config with platform "
+            f"cpu, such as {DEMO_CONFIG}"
+        )
+    return config
+
+
 def default_stage_config(
     folder: Path, name: str, *, use_cpu: bool = False, quantization: Quantization | None = None
 ) -> StageConfig:
@@ -36,7 +50,13 @@ def default_stage_config(
     on_gpu = has_gpu() and not use_cpu
     base = load_stage_config(find_shipped_config(base_config_name(on_gpu=on_gpu)))
     set_engine_environment(base)  # before the family imports what reads it
-    footprints = load_family(base.model_family).footprints(folder, base)
+    family = load_family(base.model_family)
+    if not (found := architectures_of(folder)) & set(family.architectures):
+        raise ConfigError(
+            f"{name} ({', '.join(sorted(found))}) needs a stage config, and none is shipped for it: give one with "
+            "--stage-config"
+        )
+    footprints = family.footprints(folder, base)
     model = ModelSizes(name, footprints, read_weights(folder))
     if on_gpu:
         return chosen_config(gpus_of_this_machine(), base, model, quantization=quantization)
@@ -44,8 +64,8 @@ def default_stage_config(
     check_cpu_plan(memory_of_this_machine(), config, model)
     if config is base:
         logger.warning(
-            "%s runs on the processor, which is much slower than speech; OMP_NUM_THREADS says how many cores each "
-            "engine uses",
+            "%s runs on the processor, which is much slower than speech; OMP_NUM_THREADS says how many "
+            "cores each engine uses",
             name,
         )
     return config
@@ -69,8 +89,9 @@ def chosen_config(
         return load_stage_config(find_shipped_config(DEMO_CONFIG))
     if not use_cpu:
         raise ConfigError(
-            f"{model.name} ({model.num_parameters / 1e9:.1f} billion parameters) needs an NVIDIA GPU, and torch finds "
-            f"none here; with --cpu it runs on the processor (stage config {CPU_CONFIG}), much slower than speech"
+            f"{model.name} ({model.num_parameters / 1e9:.1f} billion parameters) needs an NVIDIA GPU, and "
+            f"torch finds none here; with --cpu it runs on the processor (stage config {CPU_CONFIG}), much "
+            "slower than speech"
         )
     return base
 

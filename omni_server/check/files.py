@@ -1,4 +1,9 @@
-"""The checkpoint's folder: is everything there, whole, and of the model that its config.json describes?"""
+"""The checkpoint's folder: is everything there, whole, and of the model that its config.json describes?
+
+`serve` asks whether anything is damaged, and, if an engine did not start, whether that is the files' fault:
+vLLM's own messages for damaged files are hundreds of lines, the last of which names neither the file nor the
+reason.
+"""
 
 import json
 import shutil
@@ -7,14 +12,46 @@ from pathlib import Path
 from omni_server.check.report import Report
 from omni_server.check.safetensors_headers import WHOLE_NUMBERS, StoredWeights, read_weights
 from omni_server.config.stage_config import StageConfig
+from omni_server.engine.environment import set_engine_environment
 from omni_server.errors import ConfigError
-from omni_server.family import FamilyModel, ModelFamily, StageFootprint
+from omni_server.family import FamilyModel, ModelFamily, StageFootprint, load_family
 from omni_server.family import open_model as family_model
 
 
+def refuse_damaged_files(folder: Path, config: StageConfig, *, load_format: str) -> None:
+    """Checks the small files and the headers of the weights, within milliseconds. Raises `ConfigError`."""
+    found = _damage(folder, config, {}, load_format=load_format)
+    if found is not None:
+        raise ConfigError(found)
+
+
+def explained(error: ConfigError, folder: Path, config: StageConfig, *, load_format: str) -> ConfigError:
+    """The `error` of a failed start, preceded by what is wrong with the checkpoint's files, if anything.
+
+    Compares every weight with what config.json describes, which takes seconds.
+    """
+    try:
+        footprints = load_family(config.model_family).footprints(folder, config)
+        found = _damage(folder, config, footprints, load_format=load_format)
+    except ConfigError as reason:
+        found = str(reason)
+    return error if found is None else ConfigError(f"{found} ({error})")
+
+
+def _damage(
+    folder: Path, config: StageConfig, footprints: dict[str, StageFootprint], *, load_format: str
+) -> str | None:
+    set_engine_environment(config)  # before the family imports what reads it
+    family = load_family(config.model_family)
+    report = Report(str(folder))
+    check_small_files(folder, family, report)
+    if check_architecture(folder, config, family, report) and load_format != "dummy":
+        check_weights(folder, str(folder), footprints, is_hub_id=False, report=report)
+    return "; ".join(finding.message for finding in report.findings if finding.severity == "error") or None
+
+
 def check_architecture(folder: Path, config: StageConfig, family: ModelFamily, report: Report) -> bool:
-    """Whether config.json is of the stage config's model family. Tells what it finds, and notes it in
-    `report`."""
+    """Whether config.json is of the stage config's model family. Notes in `report` what it finds."""
     path = folder / "config.json"
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -48,7 +85,7 @@ def check_small_files(folder: Path, family: ModelFamily, report: Report) -> None
 
 
 def open_model(folder: Path, family: ModelFamily, report: Report) -> FamilyModel | None:
-    """The model as the server opens it, tokenizer and voices included; what goes wrong then is told."""
+    """The model as the server opens it, tokenizer and voices included; an error is noted in `report`."""
     try:
         model = family_model(family, folder)
     except ConfigError as error:
@@ -70,8 +107,8 @@ def check_weights(
     if not (stored.num_files or stored.missing_files or stored.problems):
         report.error(
             "files",
-            f"{folder} has no weights (*.safetensors): download them, or serve random ones with --load-format dummy, "
-            "which this command takes too",
+            f"{folder} has no weights (*.safetensors): download them, or serve random ones with "
+            "--load-format dummy, which this command takes too",
         )
         return stored
     for problem in stored.problems:
@@ -84,13 +121,13 @@ def check_weights(
 
 
 def _check_types(folder: Path, stored: StoredWeights, report: Report) -> None:
-    """Whole numbers would be taken for the weights themselves, and give noise."""
+    """Integers would be used as the weights themselves, and produce noise."""
     for name, tensor in stored.tensors.items():
         if name.endswith((".weight", ".bias")) and tensor.dtype in WHOLE_NUMBERS:
             report.error(
                 "files",
-                f"{folder / tensor.file}: the weight {name} is of type {tensor.dtype}, but config.json names no "
-                "quantization: the file is damaged, or of another model",
+                f"{folder / tensor.file}: the weight {name} is of type {tensor.dtype}, but config.json "
+                "names no quantization: the file is damaged, or of another model",
             )
             return
 
@@ -100,16 +137,16 @@ def _compare(stage: str, footprint: StageFootprint, stored: StoredWeights, repor
     if missing:
         report.error(
             "files",
-            f"stage '{stage}': {len(missing)} of its {len(footprint.tensors)} weights are in no file, the first is "
-            f"{missing[0]}: the checkpoint is incomplete, or config.json is of another one",
+            f"stage '{stage}': {len(missing)} of its {len(footprint.tensors)} weights are in no file, the "
+            f"first is {missing[0]}: the checkpoint is incomplete, or config.json is of another one",
         )
     for name, shape in footprint.tensors.items():
         found = stored.tensors.get(name)
         if found is not None and found.shape != shape:
             report.error(
                 "files",
-                f"stage '{stage}': the weight {name} is {list(found.shape)} in {found.file}, by config.json it is "
-                f"{list(shape)}: they are of different models",
+                f"stage '{stage}': the weight {name} is {list(found.shape)} in {found.file}, by config.json "
+                f"it is {list(shape)}: they are of different models",
             )
             return
 

@@ -40,8 +40,8 @@ _LIST_TIMEOUT_S = 120
 
 
 def gpus_of_this_machine() -> list[Gpu]:
-    """As torch sees them, in a process of its own: whoever asks keeps a CUDA context on every GPU, some 0.5
-    GB. Raises `ConfigError` where the driver does not answer."""
+    """As torch sees them. Asked in a process of its own, because the process that asks keeps a CUDA context
+    on every GPU, about 0.5 GB. Raises `ConfigError` if the driver does not answer."""
     command = [sys.executable, "-c", _LIST_GPUS]
     try:
         answer = subprocess.run(
@@ -61,12 +61,12 @@ def gpus_of_this_machine() -> list[Gpu]:
 
 
 def memory_of_this_machine() -> DeviceMemory:
-    """What programs could still take, and all there is; of the container, where it has a limit of its own."""
+    """Available and total memory; of the container, if it has a limit of its own."""
     info = dict(re.findall(r"^(\w+):\s+(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE))
     total, free = 1024 * int(info["MemTotal"]), 1024 * int(info["MemAvailable"])
     limit, used = (_number_in(Path("/sys/fs/cgroup") / name) for name in ("memory.max", "memory.current"))
     if limit is not None and limit < total:
-        # Files that the kernel keeps in the container's memory give way.
+        # The kernel frees its cache of files if programs need the memory.
         cached = _inactive_file_bytes()
         total, free = limit, min(free, limit - (used or 0) + cached)
     return DeviceMemory(None, "memory", total, free)
@@ -121,9 +121,9 @@ def refuse_cuda_build_without_gpu() -> None:
         and not has_gpu()
     ):
         raise ConfigError(
-            f"no NVIDIA GPU is visible here, and vllm {version} is installed, which is the build for CUDA: give the "
-            "container its GPUs (docker run --gpus all), or install the build for CPUs (in a checkout, run "
-            "scripts/setup-env --cpu)"
+            f"no NVIDIA GPU is visible here, and vllm {version} is installed, which is the build for CUDA: "
+            "give the container its GPUs (docker run --gpus all), or install the build for CPUs (in a "
+            "checkout, run scripts/setup-env --cpu)"
         )
 
 
@@ -139,7 +139,7 @@ def _version(distribution: str) -> str | None:
 
 
 def _number_in(path: Path) -> int | None:
-    """None where there is no such file, or no limit (`max`)."""
+    """None if there is no such file, or no limit (`max`)."""
     if not path.is_file():
         return None
     text = path.read_text().strip()

@@ -1,15 +1,196 @@
-"""Does every stage fit into its share of its GPU, or all of them into the memory of a machine without one?"""
+"""Does every stage fit into its share of its GPU, or all of them into the memory of a machine without one?
+
+What a stage takes is computed from its config and its checkpoint's sizes. Exact are the weights, the state of
+streams, the size of the KV cache for a token, and what the server sets aside; the rest are estimates,
+calibrated on one H200 with the 7B's sizes (steps of 8192 tokens, 64 requests).
+"""
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from omni_server.check.machine import BFLOAT16_CAPABILITY, Gpu
-from omni_server.check.report import DeviceMemory, Report
+from omni_server.check.report import DeviceMemory, Report, StageMemory, gb
 from omni_server.check.safetensors_headers import StoredWeights
-from omni_server.check.stage_memory import PROCESS_BYTES, StageNeeds, needs_on_cpu, needs_on_gpu
 from omni_server.config.stage_config import MAX_MEMORY_FRACTION, StageConfig
-from omni_server.config.stages import ArStage, Stage
+from omni_server.config.stages import ArStage, DiffusionStage, Stage
 from omni_server.family import StageFootprint
+from omni_server.protocol.device_memory import OUTSIDE_TORCH_BYTES, slack_bytes
+
+BUFFER_BYTES = 500_000_000
+"""Estimate of a language model's buffers in addition to its weights: 0.3 and 0.5 GB were measured."""
+GRAPH_BYTES = 100_000_000
+GRAPH_WIDTHS = 17
+"""Estimate of a language model's CUDA graphs: `GRAPH_BYTES`, and for each token of the largest graph
+`GRAPH_WIDTHS` times what a token takes at the widest place of a step. For graphs of up to 512 tokens that
+makes 1.3 and 0.8 GB for the thinkers of 7B and 3B and 1.2 GB for the talker of the 7B; 1.3, 0.6 and 0.6 GB
+were measured."""
+CAPTURE_SIZE = "max_cudagraph_capture_size"
+"""vLLM's engine argument: the number of tokens of the largest graph."""
+PROCESS_BYTES = 600_000_000
+"""Estimate of a process on a CPU without weights and KV cache: the demo's server and its three engines took
+2.4 GB."""
+
+_NUM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_DEFAULT_BLOCK_SIZE = {"cuda": 16, "cpu": 128}
+"""vLLM's, in tokens."""
+_FP8_METHODS = ("online", "fp8_per_tensor", "fp8_per_channel", "fp8_per_block")
+"""vLLM's names of quantization to FP8 while weights are loaded."""
+
+
+@dataclass(frozen=True)
+class StageNeeds:
+    """A stage's part of one device."""
+
+    memory: StageMemory
+    kv_token_bytes: float
+    block_size: int
+    given_kv_bytes: int | None = None
+    """`kv_cache_memory_bytes`, where it is set."""
+
+    def kv_bytes(self, num_tokens: int) -> int:
+        """Of a KV cache for `num_tokens`."""
+        return math.ceil(self.kv_token_bytes * (num_tokens + self.block_size))
+
+    @property
+    def sequence_bytes(self) -> int:
+        """KV cache of one sequence of `max_model_len`."""
+        return self.kv_bytes(self.memory.max_model_len)
+
+    @property
+    def least(self) -> int:
+        """The smallest share with which the stage starts: with the KV cache that is asked for, or with room
+        for one sequence."""
+        return self.memory.taken + (
+            self.sequence_bytes if self.given_kv_bytes is None else self.given_kv_bytes
+        )
+
+
+def needs_on_gpu(
+    name: str, config: StageConfig, footprint: StageFootprint, stored: StoredWeights, total: int
+) -> StageNeeds:
+    """Of a stage on a GPU with `total` bytes."""
+    stage = config.stages[name]
+    share = int(total * stage.gpu_memory_utilization)
+    is_ar = isinstance(stage, ArStage)
+    ranks = stage.tensor_parallel_size * stage.pipeline_parallel_size if isinstance(stage, ArStage) else 1
+    # Only where something is sized by what is left does the server set memory aside for what comes later.
+    slack = slack_bytes(stage.max_num_batched_tokens, encodes_media=footprint.encodes_media)
+    reserve = OUTSIDE_TORCH_BYTES + (slack + BUFFER_BYTES if is_ar else 0)
+    if is_ar and not stage.engine_args.get("enforce_eager"):
+        values = largest_graph(stage) * footprint.values_per_token
+        reserve += GRAPH_BYTES + GRAPH_WIDTHS * values * _NUM_BYTES[_dtype(stage, footprint)] // ranks
+    memory = replace(
+        _without_kv_cache(name, config, footprint, stored, ranks),
+        devices=tuple(stage.devices),
+        share=share,
+        reserve=reserve,
+    )
+    if footprint.kv is None:
+        return StageNeeds(memory, 0, 0)
+    given = stage.engine_args.get("kv_cache_memory_bytes")
+    left = int(given) if given is not None else share - memory.taken
+    needs = _with_kv_cache(memory, stage, footprint, left, "cuda")
+    return needs if given is None else replace(needs, given_kv_bytes=int(given))
+
+
+def largest_graph(stage: Stage) -> int:
+    """Tokens of the largest step with a CUDA graph; vLLM's own choice is twice the number of requests, at
+    most 512."""
+    given = stage.engine_args.get(CAPTURE_SIZE)
+    return min(2 * stage.max_num_seqs, 512) if given is None else int(given)
+
+
+def needs_on_cpu(
+    name: str, config: StageConfig, footprint: StageFootprint, stored: StoredWeights
+) -> StageNeeds:
+    """Of a stage in the memory of a machine."""
+    stage = config.stages[name]
+    memory = replace(_without_kv_cache(name, config, footprint, stored, 1), reserve=PROCESS_BYTES)
+    given = stage.engine_args.get("kv_cache_memory_bytes")
+    if footprint.kv is None or given is None:
+        return StageNeeds(memory, 0, 0)
+    return _with_kv_cache(memory, stage, footprint, int(given), "cpu")
+
+
+def _without_kv_cache(
+    name: str, config: StageConfig, footprint: StageFootprint, stored: StoredWeights, ranks: int
+) -> StageMemory:
+    stage = config.stages[name]
+    num_streams = stage.num_stream_slots if isinstance(stage, DiffusionStage) and config.carries_state else 0
+    values = stage.max_num_batched_tokens * footprint.values_per_token
+    return StageMemory(
+        name=name,
+        devices=(),
+        share=None,
+        weights=_weight_bytes(stage, footprint, stored) // ranks,
+        state=num_streams * footprint.stream_state_bytes,
+        activations=max(values * _NUM_BYTES[_dtype(stage, footprint)], footprint.preparation_bytes) // ranks,
+        reserve=0,
+        kv_cache=None,
+        kv_tokens=None,
+        max_model_len=stage.max_model_len,
+        max_num_seqs=stage.max_num_seqs,
+        precision=_precision(stage, footprint),
+    )
+
+
+def _with_kv_cache(
+    memory: StageMemory,
+    stage: Stage,
+    footprint: StageFootprint,
+    kv_bytes: int,
+    platform: Literal["cuda", "cpu"],
+) -> StageNeeds:
+    assert footprint.kv is not None
+    kv = footprint.kv
+    ranks = stage.tensor_parallel_size if isinstance(stage, ArStage) else 1
+    cache_dtype = str(stage.engine_args.get("kv_cache_dtype", "auto"))
+    value_bytes = 1 if cache_dtype.startswith("fp8") else _NUM_BYTES[_dtype(stage, footprint)]
+    # Keys and values. A head is on one rank, and on each of them where there are more ranks than heads.
+    token_bytes = 2 * kv.num_layers * max(1, kv.num_kv_heads // ranks) * kv.head_dim * value_bytes
+    block_size = int(stage.engine_args.get("block_size", _DEFAULT_BLOCK_SIZE[platform]))
+    tokens = max(0, kv_bytes) // (token_bytes * block_size) * block_size
+    return StageNeeds(replace(memory, kv_cache=kv_bytes, kv_tokens=tokens), token_bytes, block_size)
+
+
+def _dtype(stage: Stage, footprint: StageFootprint) -> str:
+    """What the stage computes with, and its KV cache is of."""
+    return footprint.dtype if stage.dtype == "auto" else stage.dtype
+
+
+def _is_fp8(stage: Stage) -> bool:
+    return stage.engine_args.get("quantization") in _FP8_METHODS
+
+
+def _precision(stage: Stage, footprint: StageFootprint) -> str:
+    """Of the weights that quantization concerns, else of all."""
+    if footprint.quantizable is not None:
+        if footprint.quantizable.method is not None:
+            return footprint.quantizable.method
+        if _is_fp8(stage):
+            return "fp8"
+    return _dtype(stage, footprint)
+
+
+def _weight_bytes(stage: Stage, footprint: StageFootprint, stored: StoredWeights) -> int:
+    """In memory. Weights that are stored smaller than config.json says stay as they are stored."""
+    num_bytes = 4 if footprint.loads_float32 else _NUM_BYTES[_dtype(stage, footprint)]
+    quantizable = footprint.quantizable
+    total = 0.0
+    for name, shape in footprint.tensors.items():
+        found = stored.tensors.get(name)
+        size: float = math.prod(shape) * num_bytes
+        if found is not None and found.num_bytes < math.prod(shape):
+            size = found.num_bytes
+        elif quantizable is not None and name in quantizable.weights:
+            if quantizable.method is not None:
+                size = math.prod(shape) * min(quantizable.bits / 8, num_bytes)
+            elif _is_fp8(stage):
+                size = math.prod(shape)
+        total += size
+    return math.ceil(total)
 
 
 def check_gpu_memory(
@@ -83,9 +264,9 @@ def check_cpu_memory(
     if machine.free is not None and total > machine.free:
         report.error(
             "memory",
-            f"all stages, the server and its queues take about {_gb(total)}, and of {_gb(machine.total)} memory "
-            f"{_gb(machine.free)} are free: end other programs, lower kv_cache_memory_bytes in the stages' "
-            "engine_args, or choose a smaller model",
+            f"all stages, the server and its queues take about {gb(total)}, and of {gb(machine.total)} "
+            f"memory {gb(machine.free)} are free: end other programs, lower kv_cache_memory_bytes in the "
+            "stages' engine_args, or choose a smaller model",
         )
 
 
@@ -101,14 +282,15 @@ def _check_device(
     limit = int(MAX_MEMORY_FRACTION * device.total)
     together = sum(need.least for need in needs.values())
     if small and together > limit:
-        parts = " + ".join(f"{name} {_gb(need.least)}" for name, need in needs.items())
+        parts = " + ".join(f"{name} {gb(need.least)}" for name, need in needs.items())
         given = [name for name, need in needs.items() if need.given_kv_bytes is not None]
         lower = f"lower kv_cache_memory_bytes of {_and(given)}, " if given else ""
         report.error(
             "memory",
-            f"device {device.index} has {_gb(device.total)}, of which stages may take {_gb(limit)}; they need at least "
-            f"{_gb(together)} ({parts}): {lower}put stages on other GPUs with 'devices', spread one over several with "
-            "'tensor_parallel_size', lower max_model_len and max_num_batched_tokens, or choose a smaller model",
+            f"device {device.index} has {gb(device.total)}, of which stages may take {gb(limit)}; they need "
+            f"at least {gb(together)} ({parts}): {lower}put stages on other GPUs with 'devices', spread one "
+            "over several with 'tensor_parallel_size', lower max_model_len and max_num_batched_tokens, or "
+            "choose a smaller model",
         )
     elif small:
         spare = (limit - together) / together
@@ -119,16 +301,16 @@ def _check_device(
             report.error(
                 "memory",
                 f"stages.{name}.gpu_memory_utilization {config.stages[name].gpu_memory_utilization:g} is "
-                f"{_gb(need.memory.share)} of device {device.index}; the stage needs {_gb(need.least)} at least "
-                f"({_gb(need.memory.taken)} and {_least_kv_cache(need)}). "
-                f"Shares that fit: {', '.join(f'{n} {share:g}' for n, share in shares.items())}",
+                f"{gb(need.memory.share)} of device {device.index}; the stage needs {gb(need.least)} at "
+                f"least ({gb(need.memory.taken)} and {_least_kv_cache(need)}). Shares that fit: "
+                f"{', '.join(f'{n} {share:g}' for n, share in shares.items())}",
             )
     asked = sum(need.memory.share or 0 for need in needs.values())
     if device.free is not None and asked > device.free:
         report.error(
             "memory",
-            f"the stages ask for {_gb(asked)} of device {device.index}, which has {_gb(device.free)} of "
-            f"{_gb(device.total)} free: end the programs that use it, or lower gpu_memory_utilization of "
+            f"the stages ask for {gb(asked)} of device {device.index}, which has {gb(device.free)} of "
+            f"{gb(device.total)} free: end the programs that use it, or lower gpu_memory_utilization of "
             f"{_and(list(needs))}",
         )
 
@@ -137,7 +319,7 @@ def _least_kv_cache(need: StageNeeds) -> str:
     """What of `need.least` is KV cache, in words."""
     if need.given_kv_bytes is None:
         return f"the KV cache of one sequence of {need.memory.max_model_len} tokens"
-    return f"the {_gb(need.given_kv_bytes)} of engine_args.kv_cache_memory_bytes"
+    return f"the {gb(need.given_kv_bytes)} of engine_args.kv_cache_memory_bytes"
 
 
 def _check_kv_tokens(name: str, needs: StageNeeds, report: Report) -> None:
@@ -146,9 +328,9 @@ def _check_kv_tokens(name: str, needs: StageNeeds, report: Report) -> None:
     if memory.kv_tokens is not None and memory.kv_tokens < memory.max_model_len:
         report.error(
             "memory",
-            f"stages.{name}.engine_args.kv_cache_memory_bytes has room for {memory.kv_tokens} tokens, fewer than the "
-            f"stage's max_model_len ({memory.max_model_len}): raise it to at least {needs.sequence_bytes}, or "
-            "lower max_model_len",
+            f"stages.{name}.engine_args.kv_cache_memory_bytes has room for {memory.kv_tokens} tokens, fewer "
+            f"than the stage's max_model_len ({memory.max_model_len}): raise it to at least "
+            f"{needs.sequence_bytes}, or lower max_model_len",
         )
 
 
@@ -169,10 +351,6 @@ def _devices(config: StageConfig, name: str) -> tuple[int, ...]:
 def _share(value: float) -> float:
     """Rounded down, so that the sum stays within the limit."""
     return math.floor(1000 * value) / 1000
-
-
-def _gb(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.1f} GB"
 
 
 def _and(names: list[str]) -> str:

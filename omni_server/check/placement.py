@@ -10,9 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from omni_server.check.machine import BFLOAT16_CAPABILITY, Gpu
-from omni_server.check.report import DeviceMemory
-from omni_server.check.safetensors_headers import StoredWeights
-from omni_server.check.stage_memory import (
+from omni_server.check.memory import (
     CAPTURE_SIZE,
     PROCESS_BYTES,
     StageNeeds,
@@ -20,6 +18,8 @@ from omni_server.check.stage_memory import (
     needs_on_cpu,
     needs_on_gpu,
 )
+from omni_server.check.report import DeviceMemory, gb
+from omni_server.check.safetensors_headers import StoredWeights
 from omni_server.config.stage_config import MAX_MEMORY_FRACTION, StageConfig
 from omni_server.config.stages import DiffusionStage, Stage
 from omni_server.errors import ConfigError
@@ -28,7 +28,7 @@ from omni_server.family import StageFootprint
 Quantization = Literal["fp8", "awq", "gptq"]
 
 TOKENS_PER_REQUEST = 1024
-"""KV cache that each of `max_num_seqs` requests is given room for: about 20 s of speech in the talker, where
+"""KV cache that each of `max_num_seqs` requests is given room for: about 20 s of speech of Qwen2.5-Omni, where
 the prompt and 50 codec tokens per second stand. Requests that grow beyond what there is are preempted."""
 
 _SHARE_STEPS = 10_000
@@ -77,6 +77,8 @@ _SIZES = (
 
 _Devices = dict[str, Gpu]
 """By stage."""
+_Fields = dict[str, object]
+"""Of one stage: new values by name."""
 
 
 def plan(
@@ -105,8 +107,8 @@ def check_cpu_plan(machine: DeviceMemory, config: StageConfig, model: ModelSizes
     total = sum(need.memory.taken + (need.memory.kv_cache or 0) for need in needs) + PROCESS_BYTES
     if machine.free is not None and total > machine.free:
         raise ConfigError(
-            f"{model.name} takes about {_gb(total)} of memory on a CPU, and of {_gb(machine.total)} "
-            f"{_gb(machine.free)} are free: end other programs, or choose a smaller model"
+            f"{model.name} takes about {gb(total)} of memory on a CPU, and of {gb(machine.total)} "
+            f"{gb(machine.free)} are free: end other programs, or choose a smaller model"
         )
 
 
@@ -124,15 +126,14 @@ def _quantized(base: StageConfig, model: ModelSizes, quantization: Quantization 
         )
     if quantization != "fp8":
         raise ConfigError(
-            f"--quantization {quantization}: {model.name} names no quantization_config in its config.json: give a "
-            f"checkpoint that was quantized with {quantization}, or --quantization fp8, which needs none"
+            f"--quantization {quantization}: {model.name} names no quantization_config in its config.json: "
+            f"give a checkpoint that was quantized with {quantization}, or --quantization fp8, which needs "
+            "none"
         )
-    return _with_stages(
+    return _with_fields(
         base,
         {
-            name: base.stages[name].model_copy(
-                update={"engine_args": {**base.stages[name].engine_args, **quantizable.fp8_engine_args}}
-            )
+            name: {"engine_args": {**base.stages[name].engine_args, **quantizable.fp8_engine_args}}
             for name, quantizable in found.items()
         },
     )
@@ -170,13 +171,7 @@ def _budget(gpu: Gpu) -> int:
 
 
 def _placed(base: StageConfig, devices: _Devices) -> StageConfig:
-    return _with_stages(
-        base,
-        {
-            name: base.stages[name].model_copy(update={"devices": (_index(gpu),)})
-            for name, gpu in devices.items()
-        },
-    )
+    return _with_fields(base, {name: {"devices": (_index(gpu),)} for name, gpu in devices.items()})
 
 
 def _index(gpu: Gpu) -> int:
@@ -185,33 +180,26 @@ def _index(gpu: Gpu) -> int:
 
 
 def _sized(config: StageConfig, size: _Size) -> StageConfig:
-    return _with_stages(config, {name: _sized_stage(stage, size) for name, stage in config.stages.items()})
+    return _with_fields(config, {name: _sized_fields(stage, size) for name, stage in config.stages.items()})
 
 
-def _sized_stage(stage: Stage, size: _Size) -> Stage:
+def _sized_fields(stage: Stage, size: _Size) -> _Fields:
     num_seqs = min(stage.max_num_seqs, size.max_num_seqs)
-    if not isinstance(stage, DiffusionStage):
-        return stage.model_copy(
-            update={
-                "max_model_len": min(stage.max_model_len, size.max_model_len),
-                "max_num_seqs": num_seqs,
-                "max_num_batched_tokens": min(stage.max_num_batched_tokens, size.max_num_batched_tokens),
-                "engine_args": {
-                    **stage.engine_args,
-                    CAPTURE_SIZE: min(largest_graph(stage), size.max_cudagraph_capture_size),
-                },
-            }
-        )
-    return stage.model_copy(
-        update={
+    if isinstance(stage, DiffusionStage):
+        # Half of the windows as long as can be.
+        longest_step = stage.max_model_len * max(1, num_seqs // 2)
+        return {
             "max_num_seqs": num_seqs,
             "max_streams": min(stage.num_stream_slots, 2 * num_seqs),
-            # Half of the windows as long as can be.
-            "max_num_batched_tokens": min(
-                stage.max_num_batched_tokens, stage.max_model_len * max(1, num_seqs // 2)
-            ),
+            "max_num_batched_tokens": min(stage.max_num_batched_tokens, longest_step),
         }
-    )
+    largest = min(largest_graph(stage), size.max_cudagraph_capture_size)
+    return {
+        "max_model_len": min(stage.max_model_len, size.max_model_len),
+        "max_num_seqs": num_seqs,
+        "max_num_batched_tokens": min(stage.max_num_batched_tokens, size.max_num_batched_tokens),
+        "engine_args": {**stage.engine_args, CAPTURE_SIZE: largest},
+    }
 
 
 def _fits_as_it_is(config: StageConfig, devices: _Devices, model: ModelSizes) -> bool:
@@ -227,15 +215,15 @@ def _with_shares(config: StageConfig, devices: _Devices, model: ModelSizes) -> S
     more."""
     needs = _needs(config, devices, model)
     least = {name: _least(config.stages[name], need) for name, need in needs.items()}
-    stages: dict[str, Stage] = {}
+    shares: dict[str, _Fields] = {}
     for name, gpu in devices.items():
         together = sum(least[other] for other in devices if devices[other] is gpu)
         largest = least[name] * _budget(gpu) / together / gpu.memory.total
         share = math.floor(_SHARE_STEPS * largest) / _SHARE_STEPS
         if share * gpu.memory.total < least[name]:
             return None
-        stages[name] = config.stages[name].model_copy(update={"gpu_memory_utilization": share})
-    return StageConfig.model_validate(_with_stages(config, stages).model_dump(by_alias=True))
+        shares[name] = {"gpu_memory_utilization": share}
+    return StageConfig.model_validate(_with_fields(config, shares).model_dump(by_alias=True))
 
 
 def _least(stage: Stage, need: StageNeeds) -> int:
@@ -258,8 +246,9 @@ def _check_bfloat16(gpus: Sequence[Gpu], config: StageConfig) -> None:
         if stages and not _has_bfloat16(gpu):
             assert gpu.capability is not None
             raise ConfigError(
-                f"device {_index(gpu)} ({gpu.memory.name}, compute capability {'.'.join(map(str, gpu.capability))}) "
-                f"has no bfloat16, in which {' and '.join(stages)} would run: write a stage config with dtype float16"
+                f"device {_index(gpu)} ({gpu.memory.name}, compute capability "
+                f"{'.'.join(map(str, gpu.capability))}) has no bfloat16, in which {' and '.join(stages)} "
+                "would run: write a stage config with dtype float16"
             )
 
 
@@ -270,7 +259,7 @@ def _has_bfloat16(gpu: Gpu) -> bool:
 def _refusal(gpus: Sequence[Gpu], base: StageConfig, model: ModelSizes, *, can_be_quantized: bool) -> str:
     """One line: what there is, and what would fit."""
     there = ", ".join(
-        f"device {_index(gpu)} has {_gb(gpu.memory.total)}, {_gb(_budget(gpu))} of them for stages"
+        f"device {_index(gpu)} has {gb(gpu.memory.total)}, {gb(_budget(gpu))} of them for stages"
         for gpu in gpus
     )
     would_fit = []
@@ -308,9 +297,7 @@ def _smallest_gpus(base: StageConfig, model: ModelSizes, number: int) -> int:
     return math.ceil(fullest / MAX_MEMORY_FRACTION / 1e9)
 
 
-def _with_stages(config: StageConfig, stages: Mapping[str, Stage]) -> StageConfig:
-    return config.model_copy(update={"stages": {**config.stages, **stages}})
-
-
-def _gb(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.1f} GB"
+def _with_fields(config: StageConfig, fields: Mapping[str, _Fields]) -> StageConfig:
+    """`config` with other values for `fields` of some stages."""
+    changed = {name: config.stages[name].model_copy(update=values) for name, values in fields.items()}
+    return config.model_copy(update={"stages": {**config.stages, **changed}})

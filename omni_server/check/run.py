@@ -47,8 +47,8 @@ class CheckOptions:
 
 
 def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
-    """Everything that can be told without starting an engine. Raises `ConfigError` for a stage config that is
-    not valid by itself."""
+    """Checks everything that can be checked without starting an engine. Raises `ConfigError` for a stage
+    config that is not valid by itself."""
     os.environ.setdefault(
         "TRANSFORMERS_VERBOSITY", "error"
     )  # read at its import; warns of ids that are right here
@@ -138,9 +138,9 @@ def _check_shared_memory(config: StageConfig, model: FamilyModel, report: Report
     if needed > free:
         report.error(
             "shared memory",
-            f"the queues need {needed / 2**20:.0f} MiB in /dev/shm, which has {free / 2**20:.0f} MiB free: enlarge it "
-            "(docker run --shm-size or --ipc=host), or lower queue.capacity of the edge or max_num_batched_tokens of "
-            "the stage that sends",
+            f"the queues need {needed / 2**20:.0f} MiB in /dev/shm, which has {free / 2**20:.0f} MiB free: "
+            "enlarge it (docker run --shm-size or --ipc=host), or lower queue.capacity of the edge or "
+            "max_num_batched_tokens of the stage that sends",
         )
 
 

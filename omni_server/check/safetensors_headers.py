@@ -47,21 +47,20 @@ class _DamagedError(Exception):
 
 
 def read_weights(folder: Path) -> StoredWeights:
-    """What model.safetensors.index.json names, else every *.safetensors. Damage is told, not raised."""
+    """What model.safetensors.index.json names, else every *.safetensors.
+    Damage is listed in `problems`."""
     found = StoredWeights()
     index = _read_index(folder, found)
-    names = (
-        sorted(set(index.values()))
-        if index is not None
-        else sorted(p.name for p in folder.glob("*.safetensors"))
-    )
+    files = (path.name for path in folder.glob("*.safetensors"))
+    names = sorted(files if index is None else set(index.values()))
     outside = [name for name in names if Path(name).name != name]
     if outside:
         found.problems.append(
-            f"{folder / 'model.safetensors.index.json'} names files outside of its folder ({_some(outside)}), which "
-            "are not read: download the model again"
+            f"{folder / 'model.safetensors.index.json'} names files outside of its folder "
+            f"({_some(outside)}), which are not read: download the model again"
         )
         return found
+    read: set[str] = set()
     for name in names:
         path = folder / name
         if not path.is_file():
@@ -71,29 +70,23 @@ def read_weights(folder: Path) -> StoredWeights:
         found.num_bytes += path.stat().st_size
         try:
             found.tensors |= _read_header(path)
+            read.add(name)
         except _DamagedError as error:
             found.problems.append(f"{path}: {error}")
     if found.missing_files:
         found.problems.append(
-            f"{folder}: {len(found.missing_files)} of the {len(names)} weight files that model.safetensors.index.json "
-            f"names are missing ({_some(found.missing_files)}): download the model again"
+            f"{folder}: {len(found.missing_files)} of the {len(names)} weight files that "
+            f"model.safetensors.index.json names are missing ({_some(found.missing_files)}): download the "
+            "model again"
         )
     for tensor, name in (index or {}).items():
-        if (
-            name not in found.missing_files
-            and tensor not in found.tensors
-            and not _is_damaged(folder / name, found)
-        ):
+        if name in read and tensor not in found.tensors:
             found.problems.append(
-                f"{folder / name} lacks the weight {tensor}, which model.safetensors.index.json says it has: download "
-                "both again"
+                f"{folder / name} lacks the weight {tensor}, which model.safetensors.index.json says it "
+                "has: download both again"
             )
             break
     return found
-
-
-def _is_damaged(path: Path, found: StoredWeights) -> bool:
-    return any(problem.startswith(f"{path}: ") for problem in found.problems)
 
 
 def _read_index(folder: Path, found: StoredWeights) -> dict[str, str] | None:
@@ -128,15 +121,10 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
             )
         header = file.read(length)
     try:
-        tensors = {
-            name: _tensor(path.name, entry)
-            for name, entry in json.loads(header).items()
-            if name != "__metadata__"
-        }
-        end = max(
-            (entry["data_offsets"][1] for name, entry in json.loads(header).items() if name in tensors),
-            default=0,
-        )
+        entries = json.loads(header)
+        entries.pop("__metadata__", None)
+        tensors = {name: _tensor(path.name, entry) for name, entry in entries.items()}
+        end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise _DamagedError(f"has a header that cannot be read ({error}): download it again") from error
     expected = _LENGTH_BYTES + length + end

@@ -30,9 +30,6 @@ def fill(parser: argparse.ArgumentParser) -> None:
     add_placement_flags(parser)
     add_quantization_flag(parser)
     parser.add_argument(
-        "--revision", help="branch, tag or commit of the hub repository (default: its main branch)"
-    )
-    parser.add_argument(
         "--load-format",
         choices=("auto", "safetensors", "dummy"),
         default="auto",
@@ -54,7 +51,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from omni_server.check.render import as_json, as_text
+    from omni_server.check.report import as_json, as_text
     from omni_server.check.run import CheckOptions, check
 
     refuse_contradictions(options.stage_config, options.quantization)

@@ -1,4 +1,4 @@
-"""The flags that say where and how a model runs, which several commands have."""
+"""The flags that say which checkpoint runs, where and how; several commands have them."""
 
 import argparse
 from typing import get_args
@@ -8,7 +8,10 @@ from omni_server.errors import ConfigError
 
 
 def add_placement_flags(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:
-    """Add --stage-config and --cpu."""
+    """Add --revision, --stage-config and --cpu."""
+    parser.add_argument(
+        "--revision", help="branch, tag or commit of the hub repository (default: its main branch)"
+    )
     parser.add_argument(
         "--stage-config",
         metavar="FILE",
@@ -24,8 +27,8 @@ def add_quantization_flag(parser: "argparse.ArgumentParser | argparse._ArgumentG
     parser.add_argument(
         "--quantization",
         choices=get_args(Quantization),
-        help="weight precision of the thinker's language model; fp8: quantized while the weights load; awq, "
-        "gptq: as in the checkpoint (default: the checkpoint's own)",
+        help="weight precision of the language model that reads the prompt; fp8: quantized while the weights "
+        "load; awq, gptq: as in the checkpoint (default: the checkpoint's own)",
     )
 
 
@@ -34,5 +37,5 @@ def refuse_contradictions(stage_config: str | None, quantization: str | None) ->
     if stage_config is not None and quantization is not None:
         raise ConfigError(
             "--quantization decides how a stage config is made, and --stage-config names one: set "
-            "engine_args.quantization of its thinker instead"
+            "engine_args.quantization of the stage in it instead"
         )

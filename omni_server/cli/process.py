@@ -84,7 +84,7 @@ class Printer:
         if isinstance(sys.stdout, LossyStream) and sys.stdout.error is not None and not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "standard output cannot be written (%s): the server goes on without what it prints there",
+                "standard output cannot be written (%s): the server continues without what it prints there",
                 sys.stdout.error.strerror,
             )
 

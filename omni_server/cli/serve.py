@@ -14,7 +14,7 @@ from pathlib import Path
 from omni_server.api.access import is_loopback
 from omni_server.api.listener import check_address
 from omni_server.audio.formats import AUDIO_FORMATS
-from omni_server.check.default_config import default_stage_config, describe
+from omni_server.check.default_config import default_stage_config, describe, named_stage_config
 from omni_server.check.machine import refuse_cuda_build_without_gpu
 from omni_server.cli.placement_flags import refuse_contradictions
 from omni_server.cli.process import (
@@ -25,7 +25,7 @@ from omni_server.cli.process import (
 )
 from omni_server.cli.serve_flags import ServeOptions, add_serve_flags, serve_options
 from omni_server.command_line import program
-from omni_server.config.load import find_stage_config, load_stage_config
+from omni_server.config.load import find_stage_config
 from omni_server.config.stage_config import StageConfig
 from omni_server.engine import fork_server
 from omni_server.engine.environment import set_engine_environment
@@ -34,7 +34,7 @@ from omni_server.errors import ConfigError
 from omni_server.family import load_family, servable_architectures
 from omni_server.generation import Generator
 from omni_server.log_format import set_up_logging
-from omni_server.model_folder import DEMO_CONFIG, has_gpu, resolve_model_folder
+from omni_server.model_folder import resolve_model_folder
 from omni_server.native_stderr import redirect_native_stderr
 from omni_server.types import ModelInfo
 
@@ -92,7 +92,7 @@ def _run(
     redirect_native_stderr()
     return_freed_memory()
     from omni_server.api.server import run_server
-    from omni_server.check.damage import explained, refuse_damaged_files
+    from omni_server.check.files import explained, refuse_damaged_files
     from omni_server.omni import AsyncOmni
 
     started: list[AsyncOmni] = []
@@ -188,15 +188,7 @@ def _named_config(options: ServeOptions, on_progress: Callable[[str], None]) -> 
     refuse_contradictions(options.stage_config, options.quantization)
     path = find_stage_config(options.stage_config)
     on_progress(f"stage config {path}")
-    config = load_stage_config(path)
-    if config.platform == "cuda" and options.use_cpu:
-        raise ConfigError(f"{path}: platform is cuda, which --cpu contradicts")
-    if config.platform == "cuda" and not has_gpu():
-        raise ConfigError(
-            f"{path}: platform is cuda, but torch finds no NVIDIA GPU here; choose a config with platform "
-            f"cpu, such as {DEMO_CONFIG}"
-        )
-    return config
+    return named_stage_config(path, use_cpu=options.use_cpu)
 
 
 def ready_message(address: str, model: ModelInfo) -> str:

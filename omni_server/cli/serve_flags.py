@@ -190,9 +190,6 @@ def _add_model_flags(group: "argparse._ArgumentGroup") -> None:
         "speaking-demo for the demo model)",
     )
     group.add_argument(
-        "--revision", help="branch, tag or commit of the hub repository (default: its main branch)"
-    )
-    group.add_argument(
         "--load-format",
         choices=LOAD_FORMATS,
         default="auto",

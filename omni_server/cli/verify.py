@@ -28,13 +28,10 @@ def fill(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = (
         "Exit code: 0 if all agree, 1 if something differs or could not be compared, 2 for wrong usage or a "
-        "model that does not start, 130 after Ctrl-C. docs/verify.md says how it compares."
+        "model that does not start or has no reference, 130 after Ctrl-C. docs/verify.md says how it compares."
     )
     parser.add_argument("model", metavar="MODEL", help=f"local folder or hub id, such as {EXAMPLE_MODEL}")
     add_placement_flags(parser)
-    parser.add_argument(
-        "--revision", help="branch, tag or commit of the hub repository (default: its main branch)"
-    )
     parser.add_argument(
         "--report",
         metavar="FILE",
@@ -58,8 +55,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from omni_server.verify.render import as_markdown, as_table  # numpy and torch: not for --help
-    from omni_server.verify.report_file import ReportFile
+    from omni_server.verify.report import ReportFile, as_markdown, as_table  # numpy and torch: not for --help
     from omni_server.verify.run import VerifyOptions, verify
 
     file = ReportFile(options.report, options.model)

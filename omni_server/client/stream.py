@@ -13,7 +13,7 @@ _DONE = b"[DONE]"
 
 
 class StreamError(Exception):
-    """There is no answer, or not a whole one. The message is the reason, the same for all that fail alike."""
+    """There is no answer, or it is incomplete. The message is the reason, the same for equal failures."""
 
 
 class ErrorObject(BaseModel):
@@ -23,10 +23,6 @@ class ErrorObject(BaseModel):
 class ChunkAudio(BaseModel):
     """`delta.audio`."""
 
-    id: str | None = None
-    """By which later requests may refer to this answer; sent once."""
-    expires_at: int | None = None
-    """Unix time until which they may; sent once."""
     transcript: str | None = None
     data: str | None = None
     """Base64."""

@@ -1,4 +1,4 @@
-"""How codec tokens are cut into windows, and when windows and sound are sent."""
+"""How codec tokens are cut into windows, and when windows and audio are sent."""
 
 import itertools
 from typing import Annotated, Literal
@@ -9,12 +9,13 @@ from omni_server.config.frozen_model import FrozenModel
 
 
 class PacingConfig(FrozenModel):
-    """When windows are sent to code2wav and when the sound leaves. Seconds are seconds of audio."""
+    """When windows are sent to the decoder and when audio is sent to the client. Seconds are seconds of
+    audio."""
 
     max_work_ahead_s: Annotated[float, Field(ge=0)] | None = 4.0
     """A stream that has sent more seconds of audio than this ahead of its listener waits; `null`: never."""
     max_outstanding_windows: Annotated[int, Field(ge=1, le=64)] | None = None
-    """Windows of one stream that may be in code2wav at once; `null`: 1 with `carry`, which allows no more,
+    """Windows of one stream that may be in the decoder at once; `null`: 1 with `carry`, which allows no more,
     else 2."""
     max_start_delay_s: Annotated[float, Field(ge=0, le=10)] = 10.0
     """Longest time for which a stream's playback waits for the buffer to cover the expected turnaround and,
@@ -57,16 +58,20 @@ def _as_list(value: object) -> object:
 
 
 class ChunkPlan(FrozenModel):
-    """How codec tokens are cut into windows for code2wav; a block is the DiT's attention block (12 codes)."""
+    """How frames of codec tokens are cut into windows for the decoder.
+
+    Windows are counted in blocks of `CodecLayout.frames_per_block` frames. A family whose decoder needs more
+    to be said extends this class and gives an instance to `EdgeSpec.chunks`.
+    """
 
     mode: Literal["windows", "whole"] = "windows"
-    """`windows`: as soon as there is enough for one. `whole`: one pass when the talker has finished, which is
-    the reference's result, without streaming."""
+    """`windows`: each is sent as soon as its frames are there. `whole`: one pass when the last frame is there,
+    without streaming."""
     carry: bool = True
-    """A window begins where the one before it ended, with what that one kept; otherwise, and where nothing
-    was kept, it computes `past_blocks` again. Without effect in mode `whole`."""
+    """A window begins where the one before it ended, with the state that the decoder kept; otherwise, and
+    where no state was kept, it computes `past_blocks` again. Without effect in mode `whole`."""
     past_blocks: Annotated[int, Field(ge=0)] = 2
-    """Blocks before the new ones that a window computes again where nothing is kept."""
+    """Blocks before the new ones that a window computes again where no state is kept."""
     new_blocks: Ramp = (1, 1, 2, 4, 8)
     """New blocks of the first window, of the second and so on; the last number holds for all that follow. A
     single number is a ramp of one."""
@@ -75,10 +80,8 @@ class ChunkPlan(FrozenModel):
     counts. One needs no list. Without effect in mode `whole`."""
     future_blocks: Annotated[int, Field(ge=0)] = 1
     """Blocks after the new ones that a window waits for."""
-    vocoder_margin_frames: Annotated[int, Field(ge=0)] = 20
-    """Mel frames of context that the vocoder gets on each side of what is emitted; 28 is its full field."""
     pacing: PacingConfig = PacingConfig()
-    """When windows are sent and when the sound leaves."""
+    """When windows are sent and when audio is sent."""
 
     @model_validator(mode="before")
     @classmethod

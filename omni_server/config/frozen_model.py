@@ -1,9 +1,60 @@
 """What all parts of a stage config have in common."""
 
-from pydantic import BaseModel, ConfigDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, ValidationError, model_validator
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
+
+UNKNOWN_KEY = "unknown_key"
+"""Type of the error for a key that its mapping does not have; the message says which one may be meant."""
 
 
 class FrozenModel(BaseModel):
     """A mapping of the file. Unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _explain_unknown_keys(cls, value: object, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            return handler(value)
+        except ValidationError as error:
+            known = [field.alias or name for name, field in cls.model_fields.items()]
+            lines = [_explained(problem, known) for problem in error.errors(include_url=False)]
+            raise ValidationError.from_exception_data(cls.__name__, lines) from None
+
+
+def _explained(problem: ErrorDetails, known: Sequence[str]) -> InitErrorDetails:
+    kind: str | PydanticCustomError = problem["type"]
+    context = problem.get("ctx", {})
+    if kind == "extra_forbidden" and len(problem["loc"]) == 1:
+        kind = _unknown_key({"hint": _hint(str(problem["loc"][0]), known)})
+    elif kind == UNKNOWN_KEY:  # of a mapping inside
+        kind = _unknown_key(context)
+    return InitErrorDetails(type=kind, loc=problem["loc"], input=problem["input"], ctx=context)
+
+
+def _unknown_key(context: dict[str, object]) -> PydanticCustomError:
+    return PydanticCustomError(UNKNOWN_KEY, "unknown key; {hint}", context)
+
+
+def _hint(key: str, known: Sequence[str]) -> str:
+    close = get_close_matches(key, known, n=1)
+    return f"did you mean '{close[0]}'?" if close else f"known are {', '.join(known)}"
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A mapping of the file, and the model that the family declares for it."""
+
+    model: type[BaseModel]
+    mapping: dict[str, object]
+
+
+def as_declared(value: object) -> object:
+    """Before validation of a field that takes any subclass of its type."""
+    return value.model.model_validate(value.mapping) if isinstance(value, Declared) else value

@@ -7,7 +7,6 @@ stage ends in.
 
 import functools
 import importlib
-import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
@@ -15,6 +14,7 @@ from importlib.metadata import entry_points
 from typing import Literal, Protocol, runtime_checkable
 
 from omni_server.config.chunk_plan import ChunkPlan
+from omni_server.config.stages import DiffusionStage
 from omni_server.types import Output
 
 EngineKind = Literal["ar", "diffusion"]
@@ -56,6 +56,10 @@ class StageSpec:
     engine: EngineKind
     output: Output | None = None
     """What the API sends of this stage; None if another stage consumes all of it."""
+    config: type[DiffusionStage] = DiffusionStage
+    """`diffusion` only: what a stage config may say of this stage. A family extends `DiffusionStage` by the
+    options of its model, and its model finds them in `DiffusionRuntimeConfig.stage`. Their defaults are those
+    of the family's reference implementation, if it has one."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,8 @@ class EdgeSpec:
     `stages.runtime.row_producer.RowProducer`. `TokenFrames`: an `omni_server.edge.CodecEdgeFactory`.
     `Tensor`: none."""
     chunks: ChunkPlan | None = None
-    """`TokenFrames` only: how they are cut into windows where the stage config does not say."""
+    """`TokenFrames` only: how they are cut into windows where the stage config does not say. If it is an
+    instance of a subclass, the stage config may set the fields of that class."""
 
 
 _ENDS: dict[type[Payload], tuple[EngineKind, EngineKind]] = {
@@ -201,26 +206,9 @@ class DeclaresPipeline(Protocol):
     pipeline: Pipeline
 
 
-def installed_families() -> dict[str, str]:
-    """`package.module:object` of each family that an installed package declares, by name.
-
-    Raises `ValueError` if two packages declare different families under one name.
-    """
-    families: dict[str, str] = {}
-    for point in entry_points(group=ENTRY_POINT_GROUP):
-        other = families.setdefault(point.name, point.value)
-        if other != point.value:
-            raise ValueError(
-                f"two model families '{point.name}' are installed, {other} and {point.value}: uninstall the "
-                "package of one of them"
-            )
-    return families
-
-
-def families_of_this_process() -> tuple[str, ...]:
-    """The family that the server names to its engines' processes; all installed ones in any other process."""
-    served = os.environ.get(MODEL_FAMILY_VARIABLE)
-    return (served,) if served else tuple(installed_families())
+def installed_families() -> tuple[str, ...]:
+    """Names of the families that installed packages declare."""
+    return tuple(sorted({point.name for point in entry_points(group=ENTRY_POINT_GROUP)}))
 
 
 @functools.cache
@@ -232,11 +220,15 @@ def find_family(name: str) -> DeclaresPipeline:
     """
     module_name, _, attribute = name.partition(":")
     if not attribute:
-        families = installed_families()
-        if name not in families:
-            known = ", ".join(sorted(families)) or "none"
+        places = sorted({point.value for point in entry_points(group=ENTRY_POINT_GROUP, name=name)})
+        if not places:
+            known = ", ".join(installed_families()) or "none"
             raise ValueError(f"no model family '{name}' is installed; installed are {known}")
-        module_name, _, attribute = families[name].partition(":")
+        if len(places) > 1:
+            raise ValueError(
+                f"two packages declare a model family '{name}', {' and '.join(places)}: uninstall one of them"
+            )
+        module_name, _, attribute = places[0].partition(":")
     try:
         module = importlib.import_module(module_name)
     except ImportError as exc:

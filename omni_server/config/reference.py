@@ -15,32 +15,50 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from omni_server.config.chunk_plan import BusyChunks, ChunkPlan, PacingConfig
+from omni_server.config.frozen_model import FrozenModel
+from omni_server.config.pipeline import Pipeline
 from omni_server.config.stage_config import Edge, QueueConfig, StageConfig, SupervisionConfig
-from omni_server.config.stages import ArStage, CommonStage, DiffusionStage, SamplingDefaults, SolverConfig
+from omni_server.config.stages import ArStage, CommonStage, DiffusionStage, SamplingDefaults
 from omni_server.errors import ConfigError
 
 MODELS: dict[str, type[BaseModel]] = {
     model.__name__: model
     for model in (
-        StageConfig, CommonStage, ArStage, SamplingDefaults, DiffusionStage, SolverConfig, Edge, QueueConfig, ChunkPlan,
-        BusyChunks, PacingConfig, SupervisionConfig,
+        StageConfig, CommonStage, ArStage, SamplingDefaults, DiffusionStage, Edge, QueueConfig, ChunkPlan, BusyChunks,
+        PacingConfig, SupervisionConfig,
     )
 }  # fmt: skip
-"""Every kind of mapping in a stage config, by name."""
+"""Every kind of mapping in the stage config of any family, by name."""
 
 _TABLE = re.compile(r"(<!-- fields of (\w+) -->\n).*?(<!-- end of fields -->)", re.DOTALL)
 _PLAIN = {int: "integer", float: "number", str: "string", bool: "`true` or `false`"}
 
 
-def filled_in(page: str) -> str:
-    """`page` with every table as it should be. Raises `ConfigError` if a table is missing or of an unknown
-    model."""
+def family_models(pipeline: Pipeline) -> dict[str, type[BaseModel]]:
+    """The kinds of mappings that a family adds, by name: the classes that its stages and edges declare, and
+    those of their fields."""
+    declared: list[type[BaseModel]] = [stage.config for stage in pipeline.stages.values()]
+    declared += [type(edge.chunks) for edge in pipeline.edges if edge.chunks is not None]
+    models: dict[str, type[BaseModel]] = {}
+    while declared:
+        model = declared.pop(0)
+        if model.__name__ not in MODELS | models:
+            models[model.__name__] = model
+            fields = [field.annotation for field in model.model_fields.values()]
+            declared += [kind for kind in fields if isinstance(kind, type) and issubclass(kind, FrozenModel)]
+    return models
+
+
+def filled_in(page: str, *pipelines: Pipeline) -> str:
+    """`page` with every table as it should be, those of the families with `pipelines` included. Raises
+    `ConfigError` if a table is missing or of an unknown model."""
+    models = MODELS | {name: model for line in pipelines for name, model in family_models(line).items()}
     found = [match[2] for match in _TABLE.finditer(page)]
-    if sorted(found) != sorted(MODELS):
+    if sorted(found) != sorted(models):
         raise ConfigError(
-            f"the page has the tables {', '.join(found)}; it should have {', '.join(MODELS)}, each once"
+            f"the page has the tables {', '.join(found)}; it should have {', '.join(models)}, each once"
         )
-    return _TABLE.sub(lambda match: f"{match[1]}\n{field_table(MODELS[match[2]])}\n\n{match[3]}", page)
+    return _TABLE.sub(lambda match: f"{match[1]}\n{field_table(models[match[2]])}\n\n{match[3]}", page)
 
 
 def field_table(model: type[BaseModel]) -> str:

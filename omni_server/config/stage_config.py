@@ -9,10 +9,10 @@ from collections import defaultdict
 from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, SerializeAsAny, model_validator
 
 from omni_server.config.chunk_plan import ChunkPlan
-from omni_server.config.frozen_model import FrozenModel
+from omni_server.config.frozen_model import Declared, FrozenModel, as_declared
 from omni_server.config.pipeline import (
     EdgeSpec,
     Embeddings,
@@ -27,6 +27,11 @@ from omni_server.types import Output
 
 ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 """`package.module:name`"""
+
+StageName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+
+AnyStage = Annotated[SerializeAsAny[Stage], Field(discriminator="engine")]
+"""With the family's own fields, where it declares a class for the stage."""
 
 FAMILY_PATTERN = r"[A-Za-z_][\w.]*(:[A-Za-z_]\w*)?"
 
@@ -56,7 +61,7 @@ class Edge(FrozenModel):
     """Code that replaces the family's own for this edge. `null`: as the family says."""
     queue: QueueConfig = QueueConfig()
     """How payloads travel."""
-    chunks: ChunkPlan | None = None
+    chunks: Annotated[SerializeAsAny[ChunkPlan] | None, BeforeValidator(as_declared)] = None
     """How codec tokens are cut into windows; only on an edge that carries codec tokens. `null`: as the family
     says."""
 
@@ -89,7 +94,7 @@ class StageConfig(FrozenModel):
     mps: Literal["auto", "on", "off"] = "auto"
     """NVIDIA's Multi-Process Service, which lets stages on one GPU run side by side instead of in turns.
     `auto`: where stages share a device and the driver brings the service. Ignored on CPU."""
-    stages: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")], Stage]
+    stages: dict[StageName, Annotated[AnyStage, BeforeValidator(as_declared)]]
     """The stages by name."""
     edges: tuple[Edge, ...] = ()
     """What flows between them. Left out: the family's edges between these stages."""
@@ -104,10 +109,12 @@ class StageConfig(FrozenModel):
     @classmethod
     def _complete(cls, value: object) -> object:
         """What the file leaves out and the family knows."""
-        if not isinstance(value, dict) or not isinstance(family := value.get("model_family"), str):
+        if not isinstance(value, dict):
             return value
-        if not re.fullmatch(FAMILY_PATTERN, family):
-            return value  # its field says what is wrong
+        family = value.get("model_family")
+        if not isinstance(family, str) or not re.fullmatch(FAMILY_PATTERN, family):
+            # Its field says what is wrong. What stages and edges may hold is not known.
+            return value | {"stages": {}, "edges": ()}
         try:
             pipeline = find_family(family).pipeline
         except ValueError as error:
@@ -288,6 +295,8 @@ def _completed(document: dict[str, Any], family: str, pipeline: Pipeline) -> dic
             stage = {"model_stage": role} | ({} if spec is None else {"engine": spec.engine}) | stage
             if spec is not None:
                 names[role] = name
+                if spec.engine == stage["engine"] == "diffusion":
+                    stage = Declared(spec.config, stage)
         completed[name] = stage
     edges = document.get("edges")
     if edges is None:
@@ -311,7 +320,11 @@ def _completed_edge(edge: dict[str, Any], roles: dict[Any, str], pipeline: Pipel
     if not isinstance(spec.payload, Embeddings):
         defaults["queue"] = {"transport": "inline"}
     if isinstance(spec.payload, TokenFrames):
-        defaults["chunks"] = spec.chunks or ChunkPlan()
+        plan, chunks = spec.chunks or ChunkPlan(), edge.get("chunks")
+        defaults["chunks"] = plan
+        if isinstance(chunks, dict):
+            of_family = {name: getattr(plan, name) for name in plan.model_fields_set}
+            edge = edge | {"chunks": Declared(type(plan), of_family | chunks)}
     given = {
         key: value for key, value in edge.items() if value is not None or key not in ("function", "chunks")
     }

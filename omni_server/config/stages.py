@@ -40,8 +40,8 @@ class SamplingDefaults(FrozenModel):
     seed: int | None = None
     """Makes what is drawn repeatable."""
     max_tokens: Annotated[int, Field(ge=1)] | None = None
-    """Longest answer, where the prompt leaves so much room. On the talker it bounds the speech: 50 codec
-    tokens are one second."""
+    """Longest answer, where the prompt leaves so much room. On the stage that samples codec tokens it bounds
+    the speech."""
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     """Shortest answer: tokens that end it are barred before."""
     ignore_eos: bool | None = None
@@ -58,16 +58,16 @@ class CommonStage(FrozenModel):
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.3
     """Share of each device's total memory that the stage takes. Ignored on CPU."""
     gpu_priority: Literal["normal", "low"] = "normal"
-    """A `low` stage lets others on its GPU go first: under `mps` its kernels wait for theirs, and an
-    autoregressive one pauses while code2wav computes the first window of an utterance. Ignored on CPU."""
+    """A `low` stage lets others on its GPU go first: under `mps` its kernels wait for theirs, and an `ar` stage
+    pauses while a `diffusion` stage computes the first window of an utterance. Ignored on CPU."""
     max_num_seqs: Annotated[int, Field(ge=1)] = 16
     """Requests that run in one step."""
     max_num_batched_tokens: Annotated[int, Field(ge=1)] = 2048
-    """Tokens that run in one step; longer prompts are prefilled in chunks. For code2wav codec tokens."""
+    """Tokens that run in one step; longer prompts are prefilled in chunks. A decoder counts codec tokens."""
     max_model_len: Annotated[int, Field(ge=1)]
-    """Longest sequence in tokens, prompt and answer; for code2wav the longest window, in codec tokens."""
+    """Longest sequence in tokens, prompt and answer; for a decoder the longest window, in codec tokens."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """`auto` is the checkpoint's own; for code2wav float16 on cuda and float32 on cpu."""
+    """`auto` is the checkpoint's own; for a `diffusion` stage float16 on cuda and float32 on cpu."""
     engine_args: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of vLLM's `AsyncEngineArgs`, handed on as they are."""
 
@@ -96,8 +96,8 @@ class ArStage(CommonStage):
     default_sampling: SamplingDefaults = SamplingDefaults()
     """Sampling where a request says nothing."""
     step_interval_per_stream_ms: Annotated[float, Field(ge=0, le=2)] = 0
-    """Shortest time from step to step for each utterance that is under way (`max_num_seqs` at most), while a
-    code2wav on the same GPU is at work; 18 ms in all at most. Ignored on CPU."""
+    """Shortest time from step to step per active stream (`max_num_seqs` at most), while a `diffusion` stage on
+    the same GPU is busy; 18 ms in all at most. Ignored on CPU."""
 
     @model_validator(mode="before")
     @classmethod
@@ -117,25 +117,14 @@ class ArStage(CommonStage):
         return self
 
 
-class SolverConfig(FrozenModel):
-    """Flow-matching solver of the DiT (`Qwen2_5OmniToken2WavDiTModel.sample`); the defaults are the
-    reference's."""
-
-    num_steps: Annotated[int, Field(ge=2, le=100)] = 10
-    """Points of the time grid, one Runge-Kutta step fewer; more is slower and more exact."""
-    guidance_scale: Annotated[float, Field(ge=0)] = 0.5
-    """Strength of classifier-free guidance."""
-    sway_coefficient: float = -1.0
-    """Where the grid is denser; negative is at the beginning."""
-
-
 class DiffusionStage(CommonStage):
-    """A stage that computes a request, or one window of it, in one step."""
+    """A stage that computes a request, or one window of it, in one step.
+
+    A family whose model has options extends this class (`StageSpec.config`).
+    """
 
     engine: Literal["diffusion"]
     """Not autoregressive. Left out: what the family says of `model_stage`."""
-    solver: SolverConfig = SolverConfig()
-    """How code2wav's flow-matching equation is solved."""
     max_streams: Annotated[int, Field(ge=1)] | None = None
     """Utterances whose state is kept between their windows, where `chunks.carry` is set; `null`: twice
     `max_num_seqs`."""
@@ -144,6 +133,15 @@ class DiffusionStage(CommonStage):
     def num_stream_slots(self) -> int:
         """`max_streams`, or what stands for it."""
         return 2 * self.max_num_seqs if self.max_streams is None else self.max_streams
+
+    @property
+    def has_default_options(self) -> bool:
+        """All fields that the family adds have their defaults."""
+        return all(
+            getattr(self, name) == field.get_default(call_default_factory=True)
+            for name, field in type(self).model_fields.items()
+            if name not in DiffusionStage.model_fields
+        )
 
     @model_validator(mode="after")
     def _check_window(self) -> "DiffusionStage":
@@ -160,4 +158,4 @@ class DiffusionStage(CommonStage):
         return self
 
 
-Stage = Annotated[ArStage | DiffusionStage, Field(discriminator="engine")]
+Stage = ArStage | DiffusionStage

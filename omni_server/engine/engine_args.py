@@ -10,19 +10,20 @@ from vllm.platforms import current_platform
 from omni_server.config.stages import ArStage, DiffusionStage
 from omni_server.errors import ConfigError
 from omni_server.family import HfOverrides
-from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig, FlowSolver
+from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
 from omni_server.protocol.give_way import GiveWaySpec
 from omni_server.protocol.runtime_config import StageRuntimeConfig
 
-AR_WORKER = "stages.runtime.ar_worker.ARWorker"
+AR_WORKER = "stages.runtime.stage_worker.ARWorker"
 SCHEDULER = "stages.runtime.stage_scheduler.StageScheduler"
 ASYNC_SCHEDULER = "stages.runtime.stage_scheduler.AsyncStageScheduler"
 
 EMPTY_GENERATION_CONFIG = Path(__file__).parent / "empty_generation_config"
 """The checkpoint's generation_config.json is written for one of its parts, but vLLM applies its end tokens to
-every engine on the folder: text ids among the talker's stop ids fail as soon as min_tokens is used."""
+every engine on the folder: text ids among the stop ids of a stage with another vocabulary fail as soon as
+min_tokens is used."""
 
-DIFFUSION_WORKER = "stages.runtime.diffusion_worker.DiffusionWorker"
+DIFFUSION_WORKER = "stages.runtime.stage_worker.DiffusionWorker"
 
 DIFFUSION_SCHEDULER = "stages.runtime.batching_delay.BatchingScheduler"
 
@@ -148,12 +149,9 @@ def _runtime_config(
     if dtype == "auto":
         dtype = "float16" if on_gpu else "float32"
     return DiffusionRuntimeConfig(
-        solver=FlowSolver(**stage.solver.model_dump()),
+        stage=stage,
         compute_dtype=dtype,
         is_fast=on_gpu and not stage.engine_args.get("enforce_eager", False),
-        max_num_windows=stage.max_num_seqs,
-        max_num_codes=stage.max_num_batched_tokens,
-        longest_window=stage.max_model_len,
         num_streams=stage.num_stream_slots if carries_state else 0,
         announces_to=announces_to,
     )

@@ -32,7 +32,7 @@ def set_engine_environment(config: StageConfig) -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")
-    # V2 on a GPU, where one kernel samples the talker's tokens. On a CPU V2 needs a Triton that compiles for
+    # V2 on a GPU, where one kernel samples codec tokens. On a CPU V2 needs a Triton that compiles for
     # CPUs, which the one on PyPI does not.
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "1" if config.platform == "cuda" else "0")
     # NaN among a request's logits fails the request (`stages.runtime.stage_outputs`) instead of becoming a
@@ -57,7 +57,7 @@ def set_engine_environment(config: StageConfig) -> None:
 
 
 def compiles(config: StageConfig) -> bool:
-    """Whether vLLM compiles a model. It leaves code2wav as it is (`diffusion_engine_args`)."""
+    """Whether vLLM compiles a model. It leaves diffusion stages as they are (`diffusion_engine_args`)."""
     stages = config.stages.values()
     return any(stage.engine == "ar" and not stage.engine_args.get("enforce_eager", False) for stage in stages)
 

@@ -51,8 +51,7 @@ _MODULES = (
     "vllm.v1.engine.core",
     "vllm.v1.executor.uniproc_executor",
     "omni_server.engine.engine_main",
-    "stages.runtime.ar_worker",
-    "stages.runtime.diffusion_worker",
+    "stages.runtime.stage_worker",
     "stages.runtime.stage_scheduler",
     "stages.runtime.batching_delay",
 )

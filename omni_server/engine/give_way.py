@@ -1,4 +1,4 @@
-"""Which stages of a deployment leave room for code2wav, and how."""
+"""Which stages of a deployment leave room for the diffusion stages on their GPU, and how."""
 
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import ArStage, DiffusionStage
@@ -7,10 +7,10 @@ from omni_server.protocol.local_socket import new_socket_name
 
 
 def give_way_specs(config: StageConfig) -> dict[str, GiveWaySpec]:
-    """By name the autoregressive stages that share a GPU with code2wav and give way to it.
+    """By name the autoregressive stages that share a GPU with a diffusion stage and give way to it.
 
-    A stage of low priority pauses for urgent batches, if code2wav is not of low priority itself. Each has a
-    socket of its own, a new one at each call. Empty on CPU.
+    A stage of low priority pauses for urgent batches of a diffusion stage that is not of low priority itself.
+    Each has a socket of its own, a new one at each call. Empty on CPU.
     """
     if config.platform != "cuda":
         return {}

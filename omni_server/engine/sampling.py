@@ -1,10 +1,9 @@
-"""Our sampling settings -> vLLM's `SamplingParams`, for any autoregressive stage."""
+"""Our sampling settings -> vLLM's `SamplingParams`, for autoregressive stages."""
 
 import json
 from dataclasses import fields
 from typing import Any
 
-import msgspec
 from vllm import SamplingParams
 from vllm.exceptions import VLLMClientError
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
@@ -88,9 +87,6 @@ def sampling_params(
         )
     except (VLLMClientError, ValueError) as exc:
         raise InvalidRequestError(f"{stage}: {exc}") from exc
-    if isinstance(rows, RowsInput):
-        rows = msgspec.structs.replace(rows, repetition_penalty=params.repetition_penalty)
-        params.repetition_penalty = 1.0
     if rows is not None:
         add_rows(params, rows)
     return params

@@ -1,14 +1,17 @@
-"""Metrics of one autoregressive stage, counted as vLLM counts them.
+"""Metrics of the stages and the queues between them, in Prometheus' text format.
 
-Kept as plain numbers, which cost next to nothing per token; `omni_server.metrics.pipeline` names them.
+Those of autoregressive stages are counted as vLLM counts them, and have vLLM's names and labels, plus the
+label `stage`. They are kept as plain numbers, which cost next to nothing per token.
 """
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from prometheus_client import Histogram
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from omni_server.metrics.buckets import FIRST_OUTPUT_S, PER_TOKEN_S, REQUEST_S
 
@@ -16,7 +19,7 @@ Clock = Callable[[], float]
 
 
 def _histogram(buckets: tuple[float, ...]) -> Histogram:
-    """Without a registry: it is read by `omni_server.metrics.pipeline`, which gives it its name."""
+    """Without a registry: `pipeline_text` gives it its name."""
     return Histogram("seconds", "Seconds.", buckets=buckets, registry=None)
 
 
@@ -106,3 +109,183 @@ class RequestMeter:
         num_later = self._num_tokens - self._num_first_tokens
         if self._has_each_token and self._first is not None and num_later > 0:
             metrics.per_token_s.observe((self._last - self._first) / num_later)
+
+
+_LABELS = ("model_name", "engine", "stage")
+_ENGINE = "0"
+"""vLLM's number of a data-parallel rank; a stage has one."""
+
+_GAUGES: tuple[tuple[str, str, Callable[[ArStageMetrics], float]], ...] = (
+    (
+        "vllm:num_requests_running",
+        "Requests in the stage's batch; reported at most every 0.25 s, and when the stage falls idle.",
+        lambda stage: stage.num_running,
+    ),
+    (
+        "vllm:num_requests_waiting",
+        "Requests waiting for a slot in the stage's batch; reported like vllm:num_requests_running.",
+        lambda stage: stage.num_waiting,
+    ),
+    (
+        "vllm:kv_cache_usage_perc",
+        "Used fraction of the stage's KV cache, 0 to 1; reported like vllm:num_requests_running.",
+        lambda stage: stage.kv_cache_usage,
+    ),
+)
+_COUNTERS: tuple[tuple[str, str, Callable[[ArStageMetrics], float]], ...] = (
+    ("vllm:prompt_tokens", "Prompt tokens that the stage has processed.", lambda stage: stage.prompt_tokens),
+    (
+        "vllm:prompt_tokens_cached",
+        "Of vllm:prompt_tokens, those that hit the prefix cache.",
+        lambda stage: stage.cached_prompt_tokens,
+    ),
+    (
+        "vllm:generation_tokens",
+        "Tokens that the stage has sampled, end tokens included.",
+        lambda stage: stage.generation_tokens,
+    ),
+)
+_HISTOGRAMS: tuple[tuple[str, str, Callable[[ArStageMetrics], Histogram]], ...] = (
+    (
+        "vllm:time_to_first_token_seconds",
+        "From submission to the stage to the first token; empty for a stage that sends tokens in blocks.",
+        lambda stage: stage.first_token_s,
+    ),
+    (
+        "vllm:request_time_per_output_token_seconds",
+        "Mean time between the tokens of a request; empty for a stage that sends tokens in blocks.",
+        lambda stage: stage.per_token_s,
+    ),
+    (
+        "vllm:e2e_request_latency_seconds",
+        "From submission to the stage to the end, of successful requests.",
+        lambda stage: stage.request_s,
+    ),
+)
+_FINISH_REASONS = ("stop", "length", "abort", "error")
+
+
+@dataclass(frozen=True)
+class QueueLevel:
+    """State of a shared-memory queue."""
+
+    capacity: int
+    in_use: int
+    published: int
+    """Slots written since the start, one per step of the producer."""
+
+
+@dataclass(frozen=True)
+class StageLevel:
+    """State of a stage."""
+
+    is_up: bool
+    num_restarts: int
+    """Since the server's start."""
+    num_corrupt: Mapping[str, int] = field(default_factory=dict)
+    """Requests that failed because of corrupt data, by kind."""
+
+
+def pipeline_text(
+    model_name: str,
+    ar_stages: Mapping[str, ArStageMetrics],
+    active: Mapping[str, int],
+    queues: Mapping[tuple[str, str], QueueLevel],
+    stages: Mapping[str, StageLevel],
+) -> bytes:
+    """`active` holds the number of unfinished requests per stage; `queues` is keyed by source and target
+    stage."""
+    registry = CollectorRegistry()
+    registry.register(_Pipeline(model_name, ar_stages, active, queues, stages))
+    return generate_latest(registry)
+
+
+@dataclass(frozen=True, eq=False)  # a key of the registry's
+class _Pipeline(Collector):
+    model_name: str
+    ar_stages: Mapping[str, ArStageMetrics]
+    active: Mapping[str, int]
+    queues: Mapping[tuple[str, str], QueueLevel]
+    stages: Mapping[str, StageLevel]
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._stage_families()
+        active = GaugeMetricFamily("omni_active_requests", "Unfinished requests per stage.", labels=["stage"])
+        for name, count in self.active.items():
+            active.add_metric([name], count)
+        yield active
+        is_up = GaugeMetricFamily(
+            "omni_stage_up", "1 while the stage's engine runs, else 0.", labels=["stage"]
+        )
+        restarts = CounterMetricFamily(
+            "omni_stage_restarts", "Restarts of a stage, successful or not.", labels=["stage"]
+        )
+        corrupt = CounterMetricFamily(
+            "omni_corrupt_data",
+            "Requests that failed because a stage's data was corrupt, by kind of corruption.",
+            labels=["stage", "kind"],
+        )
+        for name, level in self.stages.items():
+            is_up.add_metric([name], float(level.is_up))
+            restarts.add_metric([name], level.num_restarts)
+            for kind, count in level.num_corrupt.items():
+                corrupt.add_metric([name, kind], count)
+        yield from (is_up, restarts, corrupt)
+        yield from self._queue_families()
+
+    def _stage_families(self) -> Iterator[Metric]:
+        stages = [((self.model_name, _ENGINE, name), stage) for name, stage in self.ar_stages.items()]
+        for name, text, value in _GAUGES:
+            gauge = GaugeMetricFamily(name, text, labels=_LABELS)
+            for labels, stage in stages:
+                gauge.add_metric(labels, value(stage))
+            yield gauge
+        for name, text, value in _COUNTERS:
+            counter = CounterMetricFamily(name, text, labels=_LABELS)
+            for labels, stage in stages:
+                counter.add_metric(labels, value(stage))
+            yield counter
+        ended = CounterMetricFamily(
+            "vllm:request_success",
+            "Finished requests, by finish reason.",
+            labels=(*_LABELS, "finished_reason"),
+        )
+        for labels, stage in stages:
+            for reason in dict.fromkeys((*_FINISH_REASONS, *stage.ended)):
+                ended.add_metric((*labels, reason), stage.ended[reason])
+        yield ended
+        for name, text, read in _HISTOGRAMS:
+            histogram = HistogramMetricFamily(name, text, labels=_LABELS)
+            for labels, stage in stages:
+                _add_samples(histogram, labels, read(stage))
+            yield histogram
+
+    def _queue_families(self) -> Iterator[Metric]:
+        labels = ["from_stage", "to_stage"]
+        slots = GaugeMetricFamily(
+            "omni_shared_memory_slots", "Slots of the queue between two stages.", labels=labels
+        )
+        in_use = GaugeMetricFamily(
+            "omni_shared_memory_slots_in_use",
+            "Slots whose rows have not been read yet.",
+            labels=labels,
+        )
+        published = CounterMetricFamily(
+            "omni_shared_memory_steps",
+            "Steps of the producer whose rows went through the queue.",
+            labels=labels,
+        )
+        for edge, level in self.queues.items():
+            slots.add_metric(edge, level.capacity)
+            in_use.add_metric(edge, level.in_use)
+            published.add_metric(edge, level.published)
+        yield from (slots, in_use, published)
+
+
+def _add_samples(family: HistogramMetricFamily, labels: tuple[str, ...], histogram: Histogram) -> None:
+    names = dict(zip(_LABELS, labels, strict=True))
+    (metric,) = histogram.collect()
+    for sample in metric.samples:
+        if not sample.name.endswith("_created"):
+            suffix = sample.name.removeprefix(metric.name)
+            family.add_sample(family.name + suffix, names | sample.labels, sample.value)

@@ -1,7 +1,7 @@
 """Feeds of all requests on their way to one stage: what comes in one turn of the event loop leaves as one
 message.
 
-The rows of one step of the thinker arrive together, so that the talker gets one message per step and not one
+The rows of one step of the source arrive together, so that the target gets one message per step and not one
 per request. Sending belongs to no request: the end of a request cannot interrupt it, and a feed is either
 with the stage, which drops it if its request has ended, or dropped here.
 """

@@ -19,6 +19,7 @@ from omni_server.engine.engine_handle import Stage
 from omni_server.engine.prompt_rendering import RenderedPrompt, context_length_exceeded
 from omni_server.engine.sampling import StageSampling, add_rows, merged, sampling_params
 from omni_server.errors import (
+    ConfigError,
     CorruptDataError,
     DeadlineExceededError,
     InvalidRequestError,
@@ -79,7 +80,8 @@ class Orchestrator:
     """Implements the generating half of `omni_server.generation.Generator`."""
 
     def __init__(self, family: FamilyModel, deployment: Deployment, *, request_timeout_s: float) -> None:
-        """Raises `ConfigError` for windows that do not fit the model."""
+        """Raises `ConfigError` for windows that do not fit the model, and for a model without voices or codec
+        that is to speak."""
         self._family = family
         self._deployment = deployment
         self._config = deployment.config
@@ -101,7 +103,11 @@ class Orchestrator:
 
     def _decoder(self, edge: Edge, payload: TokenFrames) -> _Decoder:
         layout = self._family.codec
-        assert layout is not None
+        if layout is None or not self._family.voices:
+            missing = "describes no codec" if layout is None else "has no voices"
+            raise ConfigError(
+                f"{self._config.model_family} {missing}; the edge {edge.source} -> {edge.target} needs it"
+            )
         assert edge.chunks is not None
         assert edge.function is not None
         decoder = _Decoder(
@@ -187,6 +193,12 @@ class Orchestrator:
         if not wanted <= available:
             (missing,) = wanted - available
             raise InvalidRequestError(f"this model does not answer with {missing}", param="modalities")
+        if "text" not in wanted and request.tools is not None:
+            raise InvalidRequestError("this model writes no text, and calls no tools", param="tools")
+        if "text" not in wanted and request.structured_output is not None:
+            raise InvalidRequestError(
+                "this model writes no text that could have a format", param=request.structured_output.param
+            )
         return frozenset(wanted)
 
     def _diffusion_entry(
@@ -313,7 +325,7 @@ class Orchestrator:
             stop_ids=self._family.stop_ids[self._config.stages[name].model_stage],
         )
         # Windows end where a block does.
-        per_output = decoder.layout.codes_per_block * decoder.num_codebooks
+        per_output = decoder.layout.frames_per_block * decoder.num_codebooks
         return ArPlan(handle, prompt, params, decoder=plan, tokens_per_output=per_output)
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The thinker's rows of one request on their way to the talker.
+"""The rows of one request on their way from one autoregressive stage to the next.
 
 Everything here is synchronous: rows are called in as they arrive and are handed on, kept or dropped before
 the call returns, so that no reference to shared memory can be lost when a task is cancelled.
@@ -41,21 +41,21 @@ class RowFeeder:
         """New rows."""
         self.num_generated_rows = max(self.num_generated_rows, payload.num_generated_rows)
         self.has_rows.set()
-        self._feed(RowsFeed(payload, num_speakable=self._limit))
+        self._feed(RowsFeed(payload, num_released=self._limit))
 
     def allow(self, num_tokens: int) -> None:
         """So many generated tokens may be spoken."""
         limit = self._num_first_rows + num_tokens
         if limit != self._limit:
             self._limit = limit
-            self._feed(RowsFeed(num_speakable=limit))
+            self._feed(RowsFeed(num_released=limit))
 
     def finish(self, num_tokens: int) -> None:
         """So many generated tokens are to be spoken in all; their rows have come."""
-        self._feed(RowsFeed(num_speakable=None, final_length=self._num_first_rows + num_tokens))
+        self._feed(RowsFeed(num_released=None, final_length=self._num_first_rows + num_tokens))
 
     def connect(self, engine_id: str) -> None:
-        """The talker knows the request, by this id."""
+        """The target stage knows the request, by this id."""
         self._engine_id = engine_id
         kept, self._kept = self._kept, []
         for feed in kept:

@@ -70,8 +70,8 @@ class WindowRamp:
         self.new_blocks = new_blocks
         self._past_blocks = 0 if plan.carries_state else plan.past_blocks
         self._future_blocks = plan.future_blocks
-        self._frames_per_block = layout.codes_per_block
-        self._frame_s = layout.samples_per_code / layout.sample_rate_hz
+        self._frames_per_block = layout.frames_per_block
+        self._frame_s = layout.samples_per_frame / layout.sample_rate_hz
 
     def first_frame(self, number: int) -> int:
         """The frame with which the window's audio begins."""
@@ -372,7 +372,7 @@ class SpeechScheduler:
         self.max_outstanding_windows = plan.max_outstanding_windows
         """Of one stream, in the decoder at once."""
         self.max_start_delay_s = plan.pacing.max_start_delay_s
-        self.frames_per_block = layout.codes_per_block
+        self.frames_per_block = layout.frames_per_block
         self.limiter = LeadLimiter(plan.pacing.max_work_ahead_s, clock)
         self.turnaround = TurnaroundEstimator()
         self.rates = CodecRateEstimator()

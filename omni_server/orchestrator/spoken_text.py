@@ -1,4 +1,4 @@
-"""Which of the thinker's tokens may be spoken when stop strings can still cut the text."""
+"""Which text tokens may be spoken when stop strings can still cut the text."""
 
 from collections.abc import Callable, Sequence
 

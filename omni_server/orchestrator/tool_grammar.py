@@ -1,4 +1,4 @@
-"""What the thinker may write in a turn with tools, as xgrammar's structural tags."""
+"""What the model may write in a turn with tools, as xgrammar's structural tags."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Tool calls in the thinker's text, found while it is written."""
+"""Tool calls in the model's text, found while it is written."""
 
 import json
 import re

@@ -11,7 +11,7 @@ CorruptionKind = Literal[
     "logits",  # NaN, or infinitely large, among a language model's scores
     "rows",  # NaN or infinite, in the rows that one stage sends to another
     "row_sequence",  # rows missing, twice, out of order, of another shape, or no longer where they were
-    "codes",  # codec tokens that code2wav has no embedding for
+    "codes",  # codec tokens that the decoder has no embedding for
     "window_sequence",  # windows of codec tokens missing, come twice or out of order
     "shape",  # a result that is no waveform, or has another number of samples than were asked for
     "samples",  # NaN, infinite, or beyond full scale

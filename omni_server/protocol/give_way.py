@@ -1,4 +1,5 @@
-"""How code2wav tells the language models on its GPU what it computes, so that they leave it room."""
+"""How a diffusion stage tells the autoregressive stages on its GPU what it computes, so that they leave it
+room."""
 
 import msgspec
 
@@ -24,7 +25,7 @@ class BatchNotice(msgspec.Struct, frozen=True, kw_only=True):
     is_urgent: bool
     """Somebody waits for it."""
     num_streams: int
-    """Utterances that need code2wav."""
+    """Utterances that need the announcing stage."""
     sent_at: float
     """`time.monotonic()`, which is one clock for all processes of a machine."""
 

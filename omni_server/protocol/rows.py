@@ -1,5 +1,4 @@
-"""What crosses the thinker -> talker edge: rows of hidden states by absolute position, and what goes with
-them.
+"""What crosses an edge with embeddings: rows of hidden states by absolute position, and what goes with them.
 
 A *row* is one input vector of the consuming stage, `[width]`. The producer's worker writes the rows of one
 step into one slab; per request a `RowsPayload` says where they lie. The orchestrator passes the encoded
@@ -29,9 +28,6 @@ class RowsInput(msgspec.Struct, frozen=True, tag="input", forbid_unknown_fields=
 
     num_replaced: int
     """Rows below this position replace the token embedding; from there on they are added to it."""
-    repetition_penalty: float = 1.0
-    """Applied on the device by the stage's worker, with vLLM's arithmetic; the engine knows of none. 1: no
-    penalty."""
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):
@@ -89,7 +85,7 @@ class RowsFeed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Orchestrator -> consumer, for a request announced with `RowsInput`."""
 
     payload: RowsPayload | None = None
-    num_speakable: int | None = None
+    num_released: int | None = None
     """Rows that may be consumed so far; None: all that have come."""
     final_length: int | None = None
     """Set once by the last feed: the sequence has this many rows, behind them the tail begins."""

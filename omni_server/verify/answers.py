@@ -11,8 +11,9 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from omni_server.config.chunk_plan import ChunkPlan
+from omni_server.config.pipeline import TokenFrames
 from omni_server.config.stage_config import StageConfig
+from omni_server.config.stages import ArStage
 from omni_server.edge import CodecEdgeFactory, DecoderWindow, load_edge_function
 from omni_server.engine import fork_server
 from omni_server.errors import OmniError
@@ -32,8 +33,6 @@ from omni_server.verify.cases import Case
 
 NOISE_SEED = 7
 """Of every waveform, here and in the reference."""
-TALKER_PENALTY = 1.05
-"""Default of `talker_repetition_penalty` in transformers' `generate`."""
 STOP_TIMEOUT_S = 120.0
 
 Samples = npt.NDArray[np.float32]
@@ -42,17 +41,18 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Answer:
-    """What one request brought. T: codec tokens; 480 samples each."""
+    """What one request brought. T: codec tokens."""
 
     prompt_tokens: int
     text_ids: tuple[int, ...]
-    """The end token included, if the thinker came to it."""
+    """The end token included, if the model came to it."""
     codes: tuple[int, ...]  # T, the stop code excluded
-    streamed: Samples  # [480 T], 24 kHz
+    streamed: Samples  # [num_samples], 24 kHz
     whole: Samples | None
-    """[480 T], the same codes decoded in one window; None if there are none, or more than a window holds."""
+    """[num_samples], the same codes decoded in one window; None if there are none, or more than a window
+    holds."""
     first_audio_s: float | None
-    """Seconds from the request to the first sound."""
+    """Seconds from the request to the first audio."""
     total_s: float
     """Seconds from the request to the end of the answer."""
 
@@ -72,7 +72,7 @@ def answer_all(
     folder: Path,
     config: StageConfig,
     family: ModelFamily,
-    codec: CodecLayout,
+    codec: CodecLayout | None,
     *,
     timeout_s: float,
     on_progress: Progress,
@@ -92,7 +92,7 @@ async def _answer_all(
     cases: Sequence[Case],
     folder: Path,
     config: StageConfig,
-    codec: CodecLayout,
+    codec: CodecLayout | None,
     timeout_s: float,
     on_progress: Progress,
 ) -> list[Answer | NoAnswer]:
@@ -115,11 +115,11 @@ async def _answer_all(
 
 
 class _WholeDecoder(AsyncOmni):
-    """Sends code2wav what no request does: all codes of an utterance at once, whatever its windows are."""
+    """Sends the decoder what no request does: all codes of an utterance at once, whatever its windows are."""
 
     async def decode(self, stage: str, window: DecoderWindow) -> Samples:
-        code2wav = self._engines.diffusion[stage].choose()
-        return await code2wav.run(f"verify-{uuid.uuid4().hex}", window.token_ids, window.payload)
+        decoder = self._engines.diffusion[stage].choose()
+        return await decoder.run(f"verify-{uuid.uuid4().hex}", window.token_ids, window.payload)
 
 
 async def _stop(omni: AsyncOmni) -> None:
@@ -131,7 +131,7 @@ async def _stop(omni: AsyncOmni) -> None:
 
 
 async def _answer(
-    omni: _WholeDecoder, case: Case, config: StageConfig, codec: CodecLayout, timeout_s: float
+    omni: _WholeDecoder, case: Case, config: StageConfig, codec: CodecLayout | None, timeout_s: float
 ) -> Answer:
     text_ids: list[int] = []
     codes: list[int] = []
@@ -164,17 +164,32 @@ async def _answer(
 
 
 def _request(case: Case, config: StageConfig, timeout_s: float) -> OmniRequest:
-    """Greedy in both stages, whatever the stage config's defaults."""
-    prompt = case.prompt
-    sampling: dict[str, SamplingConfig] = {}
-    if (thinker := config.stage_named("thinker")) is not None:
-        sampling[thinker] = _greedy(prompt.max_text_tokens, 1.0)
-    if (talker := config.stage_named("talker")) is not None:
-        sampling[talker] = _greedy(prompt.max_codes, TALKER_PENALTY)
+    """Greedy in all stages, but with the repetition penalties of the stage config."""
+    prompt, speech_stage = case.prompt, speech_stage_of(config)
+    sampling = {
+        name: _greedy(prompt.max_codes if name == speech_stage else prompt.max_text_tokens, _penalty(stage))
+        for name, stage in config.stages.items()
+        if isinstance(stage, ArStage)
+    }
     speech = None if case.voice is None else SpeechOutput(case.voice, NOISE_SEED, prompt.text)
     return OmniRequest(
         f"verify-{uuid.uuid4().hex}", prompt.messages, speech, sampling, deadline_s=timeout_s, is_logged=False
     )
+
+
+def repetition_penalties(config: StageConfig) -> dict[str, float]:
+    """Of each autoregressive stage, under the family's name for it."""
+    stages = config.stages.values()
+    return {stage.model_stage: _penalty(stage) for stage in stages if isinstance(stage, ArStage)}
+
+
+def speech_stage_of(config: StageConfig) -> str | None:
+    """Name of the stage that samples codec tokens."""
+    return next((name for name in config.stages if config.edge_from(name, TokenFrames) is not None), None)
+
+
+def _penalty(stage: ArStage) -> float:
+    return stage.default_sampling.repetition_penalty or 1.0
 
 
 def _greedy(max_tokens: int, penalty: float) -> SamplingConfig:
@@ -193,14 +208,21 @@ def _greedy(max_tokens: int, penalty: float) -> SamplingConfig:
 
 
 async def _decoded_whole(
-    omni: _WholeDecoder, case: Case, codes: tuple[int, ...], config: StageConfig, codec: CodecLayout
+    omni: _WholeDecoder, case: Case, codes: tuple[int, ...], config: StageConfig, codec: CodecLayout | None
 ) -> Samples | None:
-    stage = config.stage_named("code2wav")
-    if stage is None or case.voice is None or not 0 < len(codes) <= config.stages[stage].max_model_len:
+    speech_stage = speech_stage_of(config)
+    edge = None if speech_stage is None else config.edge_from(speech_stage, TokenFrames)
+    if codec is None or edge is None or edge.function is None or edge.chunks is None or case.voice is None:
         return None
-    function = next(edge.function for edge in config.edges if edge.target == stage)
-    assert function is not None
-    factory = cast(CodecEdgeFactory, load_edge_function(function))
-    edge = factory(ChunkPlan(mode="whole"), codec, voice=case.voice, noise_seed=NOISE_SEED)
-    (window,) = [*edge.push([(code,) for code in codes]), *edge.finish()]
-    return await omni.decode(stage, window)
+    is_audio = config.stage_spec(edge.target).output == "audio"
+    if not is_audio or not 0 < len(codes) <= config.stages[edge.target].max_model_len:
+        return None
+    payload = config.spec_of(edge).payload
+    assert isinstance(payload, TokenFrames)
+    width = payload.num_codebooks
+    factory = cast(CodecEdgeFactory, load_edge_function(edge.function))
+    plan = edge.chunks.model_copy(update={"mode": "whole"})
+    cutting = factory(plan, codec, voice=case.voice, noise_seed=NOISE_SEED)
+    frames = [codes[start : start + width] for start in range(0, len(codes), width)]
+    (window,) = [*cutting.push(frames), *cutting.finish()]
+    return await omni.decode(edge.target, window)

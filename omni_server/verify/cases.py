@@ -3,15 +3,29 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from omni_server.errors import ConfigError
-from omni_server.types import ChatMessage, ContentPart, ReadAloud, Role, Task, TextPart
-from omni_server.verify.media import disc_on_tiles, moving_disc, rising_tone
+from omni_server.types import (
+    AudioPart,
+    ChatMessage,
+    ContentPart,
+    ImagePart,
+    ReadAloud,
+    Role,
+    Task,
+    TextPart,
+    VideoPart,
+)
 
 MAX_TEXT_TOKENS = 48
 MAX_CODES = 144
-"""2.9 s of speech: 12 blocks of code2wav, which the shipped stage configs can compute in one window, too."""
+"""Few enough for the shipped stage configs to compute all of them in one window, too; 2.9 s of speech of
+Qwen2.5-Omni."""
 MAX_CODES_LONG = 480
 """Enough for the longest of their windows."""
+AUDIO_RATE_HZ = 16_000
+"""What the model's processor takes, so that nothing is resampled on either side."""
 
 _PARAGRAPH = (
     "The river rises in the hills, runs past the mill and under the old bridge, and reaches the sea in the "
@@ -31,6 +45,10 @@ class Prompt:
     max_text_tokens: int = MAX_TEXT_TOKENS
     max_codes: int = MAX_CODES
 
+    @property
+    def has_media(self) -> bool:
+        return any(not isinstance(part, TextPart) for message in self.messages for part in message.content)
+
 
 @dataclass(frozen=True)
 class Case:
@@ -44,12 +62,15 @@ class Case:
         return f"{self.prompt.name}, {self.voice or 'text only'}"
 
 
-def all_prompts(task_messages: Callable[[Task], tuple[ChatMessage, ...]]) -> tuple[Prompt, ...]:
-    """One of each kind. `task_messages` is the model family's."""
+def all_prompts(
+    task_messages: Callable[[Task], tuple[ChatMessage, ...]], *, with_media: bool = True
+) -> tuple[Prompt, ...]:
+    """One of each kind; those with audio, images and video only `with_media`. `task_messages` is the model
+    family's."""
     sound, picture = rising_tone(1.5, 500), disc_on_tiles(168, 224)
     video = moving_disc(8, 112, 168, fps=2.0)
     aloud = ReadAloud("Good morning. The train to the coast leaves at a quarter past nine, on platform four.")
-    return (
+    prompts = (
         Prompt("text", _ask("Hello, how are you today?")),
         Prompt(
             "system prompt", (_say("system", "You answer in short sentences."), *_ask("What is a horse?"))
@@ -74,6 +95,7 @@ def all_prompts(task_messages: Callable[[Task], tuple[ChatMessage, ...]]) -> tup
         ),
         Prompt("read aloud", task_messages(aloud), text=aloud.text),
     )
+    return tuple(prompt for prompt in prompts if with_media or not prompt.has_media)
 
 
 def chosen(prompts: Sequence[Prompt], wanted: str | None) -> tuple[Prompt, ...]:
@@ -92,12 +114,12 @@ def chosen(prompts: Sequence[Prompt], wanted: str | None) -> tuple[Prompt, ...]:
     return tuple(known[name] for name in dict.fromkeys(names))
 
 
-def cases_of(prompts: Sequence[Prompt], voices: Sequence[str]) -> tuple[Case, ...]:
-    """Each prompt in text, unless it is a text to be read aloud, and in each voice. Raises `ConfigError`
-    where nothing is left to ask."""
+def cases_of(prompts: Sequence[Prompt], voices: Sequence[str], *, in_text: bool = True) -> tuple[Case, ...]:
+    """Each prompt in text, if the deployment writes and the prompt is no text to be read aloud, and in each
+    voice. Raises `ConfigError` where nothing is left to ask."""
     cases = []
     for prompt in prompts:
-        if prompt.text is None:
+        if in_text and prompt.text is None:
             cases.append(Case(prompt, None))
         cases += [Case(prompt, voice) for voice in voices]
     if not cases:
@@ -111,3 +133,29 @@ def _say(role: Role, *parts: ContentPart | str) -> ChatMessage:
 
 def _ask(*parts: ContentPart | str) -> tuple[ChatMessage, ...]:
     return (_say("user", *parts),)
+
+
+# Sounds, pictures and videos computed from a formula: the same on every machine, and nobody's own.
+
+
+def rising_tone(seconds: float, start_hz: float) -> AudioPart:
+    """Rises by 400 Hz each second, with a tremolo; float32 [16000 * seconds]."""
+    t = np.arange(int(AUDIO_RATE_HZ * seconds)) / AUDIO_RATE_HZ
+    tone = np.sin(2 * np.pi * (start_hz * t + 200 * t * t))
+    return AudioPart((0.5 * tone * (0.6 + 0.4 * np.sin(6 * np.pi * t))).astype(np.float32), AUDIO_RATE_HZ)
+
+
+def disc_on_tiles(height: int, width: int, *, offset: int = 0) -> ImagePart:
+    """A red disc on a checkerboard, `offset` pixels right of its place; uint8 [height, width, 3]."""
+    y, x = np.mgrid[0:height, 0:width]
+    tile = ((x // 28 + y // 28) % 2).astype(bool)
+    pixels = np.where(tile[..., None], (60, 90, 200), (180, 180, 180))
+    disc = (y - height // 2) ** 2 + (x - width // 4 - offset) ** 2 < (height // 4) ** 2
+    return ImagePart(np.where(disc[..., None], (220, 30, 30), pixels).astype(np.uint8))
+
+
+def moving_disc(num_frames: int, height: int, width: int, fps: float) -> VideoPart:
+    """The disc on its way to the right; uint8 [num_frames, height, width, 3]."""
+    step = width // (2 * num_frames)
+    frames = [disc_on_tiles(height, width, offset=step * i).pixels for i in range(num_frames)]
+    return VideoPart(np.stack(frames), fps)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from omni_server.reference import Difference, ReferenceAnswer
 from omni_server.verify.answers import Answer, NoAnswer, Samples
 from omni_server.verify.cases import Case
-from omni_server.verify.reference_job import Difference, ReferenceAnswer
 
 NEAR_TIE = {"float32": 2**-16, "bfloat16": 2**-5, "float16": 2**-8}
 """Of two tokens whose logits are closer than this part of the step's largest logit, rounding decides. That is
@@ -16,7 +16,8 @@ four units in the last place of the 16-bit types, in which both sides keep what 
 float32, where sums are rounded in the type itself, in an order that is each side's own, it is 128."""
 
 MIN_SNR_DB = {"float32": 60.0, "float16": 40.0, "bfloat16": 25.0}
-"""By the type in which code2wav computes; the reference is float32. Its 36 evaluations amplify rounding."""
+"""By the type in which the decoder computes; the reference is float32. The steps of a solver amplify
+rounding."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,8 @@ class Precision:
     """Types in which this server computes: float32, bfloat16 or float16."""
 
     language_models: str
-    code2wav: str | None
-    """None: there is none, or the reference does not solve its equation the same way."""
+    decoder: str | None
+    """None: there is none, or its options are not those with which the reference computes."""
 
 
 def compare(
@@ -95,8 +96,8 @@ def compare(
     snr_db, streamed_snr_db = None, None
     if not answer.codes:
         left_out.append("waveform: there are no codes")
-    elif precision.code2wav is None:
-        left_out.append("waveform: the solver of the stage config is not the reference's")
+    elif precision.decoder is None:
+        left_out.append("waveform: the decoder's options in the stage config are not the reference's")
     else:
         streamed_snr_db = signal_to_noise_db(reference.waveform, answer.streamed)
         if math.isnan(streamed_snr_db):
@@ -107,8 +108,8 @@ def compare(
             snr_db = signal_to_noise_db(reference.waveform, answer.whole)
             if math.isnan(snr_db):
                 problems.append(_lengths("waveform", answer.whole, reference.waveform))
-            elif snr_db < MIN_SNR_DB[precision.code2wav]:
-                least = MIN_SNR_DB[precision.code2wav]
+            elif snr_db < MIN_SNR_DB[precision.decoder]:
+                least = MIN_SNR_DB[precision.decoder]
                 problems.append(f"waveform: {snr_db:.1f} dB, where at least {least:g} are expected")
     return CaseResult(case, answer, text, codes, snr_db, streamed_snr_db, tuple(problems), tuple(left_out))
 

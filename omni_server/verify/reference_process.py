@@ -2,16 +2,16 @@
 
 import multiprocessing
 import os
+import pkgutil
 import signal
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
+from typing import cast
 
 from omni_server.protocol.parent_watch import watch_parent
-from omni_server.verify.noise import family_noise
-from omni_server.verify.reference_job import ReferenceAnswer, ReferenceJob
+from omni_server.reference import ReferenceAnswer, ReferenceFactory, ReferenceJob
 
 END_TIMEOUT_S = 10.0
 """For the process to disappear after SIGKILL."""
@@ -23,9 +23,9 @@ class ReferenceSettings:
     device: str
     """As torch calls it: cpu, cuda:0."""
     dtype: str
-    """Of thinker and talker."""
-    model_family: str
-    noise_seed: int
+    """Of the autoregressive stages."""
+    reference: str
+    """`package.module:name` of the family's `ReferenceFactory`."""
 
 
 class ReferenceFailedError(Exception):
@@ -104,10 +104,8 @@ def _serve(connection: Connection, settings: ReferenceSettings) -> None:
     watch_parent()
     os.environ["HF_HUB_OFFLINE"] = "1"  # everything is in the folder
     try:
-        from omni_server.verify.reference import Reference  # imports transformers
-
-        noise = partial(family_noise(settings.model_family), settings.noise_seed, 0)
-        reference = Reference(settings.folder, device=settings.device, dtype=settings.dtype, noise=noise)
+        factory = cast(ReferenceFactory, pkgutil.resolve_name(settings.reference))  # imports transformers
+        reference = factory(settings.folder, device=settings.device, dtype=settings.dtype)
     except Exception as error:  # noqa: BLE001 - transformers and torch raise all kinds of them
         connection.send(_Failed(f"transformers cannot load the checkpoint: {_in_one_line(error)}"))
         return

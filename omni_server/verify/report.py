@@ -1,11 +1,46 @@
-"""What a comparison found."""
+"""What a comparison found: the report, as a table for the terminal and as a Markdown file."""
 
+import math
+import re
+import socket
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 from omni_server.config.stage_config import StageConfig
-from omni_server.verify.compare import CaseResult, Precision
+from omni_server.errors import ConfigError
+from omni_server.verify.compare import MIN_SNR_DB, NEAR_TIE, CaseResult, Precision, TokenMatch
 from omni_server.verify.machine import Checkpoint
+
+_HEADER = (
+    "prompt",
+    "voice",
+    "verdict",
+    "text",
+    "codes",
+    "SNR dB",
+    "streamed dB",
+    "first audio s",
+    "real-time factor",
+)
+
+_LEGEND = """\
+- **text**, **codes**: how many of this server's tokens are those of transformers. Both are greedy.
+  transformers is led along this server's answer and says at each step which token it prefers: without a
+  difference its own answer is the same, and behind one the comparison goes on. So codes are those of one text.
+- **near**: transformers prefers another token, but the logits of the two are closer than {near:.2g} of the
+  step's largest logit, which rounding in {dtype} explains. Near ties do not fail a case.
+- **SNR**: the same codes, decoded from the same noise in one window, against transformers' waveform.{least}
+- **streamed**: what a caller hears, against transformers' waveform. Windows see less of what surrounds them;
+  this is for information and fails nothing.
+- **first audio**: from the request to the first audio, of a single caller. **real-time factor**: seconds
+  until the answer was complete, for each second of its speech.
+- A dash stands for what does not exist or was not compared."""
+
+_FOLDERS = re.compile(r"(?<![\w./~])(?:~\w*)?/(?!/)(?:[^\s/\"'`|,;:]+/)*(?=[^\s/])")
+"""What stands before the last part of an absolute path."""
 
 
 @dataclass(frozen=True)
@@ -29,3 +64,202 @@ class Report:
     @property
     def agrees(self) -> bool:
         return all(result.agrees for result in self.results)
+
+
+class ReportFile:
+    """Where a report goes: nothing that is there is overwritten. Chosen before the work, which takes minutes,
+    and written after it."""
+
+    def __init__(self, wanted: Path | None, model: str) -> None:
+        """`wanted` must not exist yet. Without it, the file is omni-server-verify-MODEL.md in the working
+        directory, or where that exists the first free one of -2, -3 and so on. Raises `ConfigError` if it
+        cannot be written."""
+        self._wanted = wanted
+        name = re.sub(r"[^\w.-]+", "-", Path(model).expanduser().resolve().name) or "model"
+        self._stem = f"omni-server-verify-{name}"
+        if wanted is not None and wanted.exists():
+            raise ConfigError(f"--report {wanted} exists; give another name, or remove it")
+        try:
+            probe = self._create()
+        except OSError as error:
+            raise ConfigError(f"--report: {error.filename} cannot be written: {error.strerror}") from error
+        probe.unlink()
+
+    def write(self, text: str) -> Path:
+        """The file that it has become. Raises `OSError`."""
+        path = self._create()
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    def _create(self) -> Path:
+        """An empty file that has not been there before."""
+        if self._wanted is not None:
+            self._wanted.touch(exist_ok=False)
+            return self._wanted
+        number = 1
+        while True:
+            path = Path(f"{self._stem}.md" if number == 1 else f"{self._stem}-{number}.md")
+            try:
+                path.touch(exist_ok=False)
+            except FileExistsError:
+                number += 1
+            else:
+                return path
+
+
+def as_table(report: Report) -> str:
+    """For a terminal: one line for each case, what is wrong with them, and the verdict."""
+    rows = [_HEADER, *(_row(result) for result in report.results)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
+    padded = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows]
+    lines = ["  ".join(row).rstrip() for row in padded]
+    wrong = _problems(report) + _failures(report)
+    return "\n".join([*lines, "", *wrong, *([""] if wrong else []), verdict(report)])
+
+
+def verdict(report: Report) -> str:
+    """One line."""
+    num_cases = len(report.results)
+    tokens = sum(result.num_tokens for result in report.results)
+    near_ties = [tie for result in report.results for tie in result.near_ties]
+    beside = f"{tokens} tokens, no near ties"
+    if near_ties:
+        widest = max(tie.margin / tie.largest if tie.largest else 0.0 for tie in near_ties)
+        beside = f"{tokens} tokens, {len(near_ties)} near ties of at most {widest:.2g} of the largest logit"
+    if report.agrees:
+        return f"This server and transformers agree in all {num_cases} cases ({beside})."
+    different = [result.case.name for result in report.results if result.problems]
+    failed = [result.case.name for result in report.results if result.failure is not None]
+    sentences = []
+    if different:
+        names = "; ".join(different)
+        sentences.append(
+            f"This server and transformers DIFFER in {len(different)} of {num_cases} cases: {names}."
+        )
+    if failed:
+        sentences.append(f"NOT COMPARED are {len(failed)} of {num_cases} cases: {'; '.join(failed)}.")
+    return " ".join(sentences)
+
+
+def as_markdown(report: Report) -> str:
+    """Self-contained, and without paths, host name and environment."""
+    checkpoint = report.checkpoint
+    commit = f", commit {checkpoint.commit}" if checkpoint.commit is not None else ""
+    config = report.stage_config.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    precision = report.precision
+    least = ""
+    if precision.decoder is not None:
+        least = f" With {precision.decoder}, at least {MIN_SNR_DB[precision.decoder]:g} dB are expected."
+    near = NEAR_TIE[precision.language_models]
+    legend = _LEGEND.format(near=near, dtype=precision.language_models, least=least)
+    lines = [
+        f"# omni-server verify: {report.model}",
+        "",
+        f"**{verdict(report)}**",
+        "",
+        "| | |",
+        "|---|---|",
+        *(f"| {name} | {version} |" for name, version in report.versions),
+        *(f"| machine | {line} |" for line in report.hardware),
+        f"| model | {report.model}{commit} |",
+        f"| sha256 of config.json | `{checkpoint.config_sha256}` |",
+        f"| weights | {checkpoint.weight_bytes:,} bytes, files: {checkpoint.num_weight_files} |",
+        f"| stage config | {report.stage_config_name or 'made for this model and machine'}, below |",
+        f"| precision here | {precision.language_models}, decoder {precision.decoder or 'not compared'} |",
+        f"| transformers | {precision.language_models}, decoder float32, on {report.reference_device} |",
+        "",
+        "## Cases",
+        "",
+        _markdown_row(_HEADER),
+        "|" + "---|" * len(_HEADER),
+        *(_markdown_row(_row(result)) for result in report.results),
+        "",
+        legend,
+        "",
+    ]
+    if problems := _problems(report):
+        lines += ["## What differs", "", *(f"- {problem}" for problem in problems), ""]
+    lines += ["## What was not compared", ""]
+    not_compared = (*_failures(report), *_left_out_of_cases(report), *report.left_out)
+    lines += [f"- {reason}" for reason in not_compared]
+    dumped = without_personal_data(yaml.safe_dump(config, sort_keys=False), report.folders)
+    lines += ["", "## Stage config", "", "```yaml", dumped.rstrip(), "```"]
+    return "\n".join(lines) + "\n"
+
+
+def _row(result: CaseResult) -> tuple[str, ...]:
+    case, answer = result.case, result.answer
+    first_audio = None if answer is None else answer.first_audio_s
+    factor = None if answer is None else answer.real_time_factor
+    return (
+        case.prompt.name,
+        case.voice or "-",
+        _verdict(result),
+        "given" if case.prompt.text is not None else _matched(result.text),
+        _matched(result.codes),
+        _decibels(result.snr_db),
+        _decibels(result.streamed_snr_db),
+        "-" if first_audio is None else f"{first_audio:.3f}",
+        "-" if factor is None else f"{factor:.2f}",
+    )
+
+
+def _verdict(result: CaseResult) -> str:
+    if result.failure is not None:
+        return "NOT COMPARED"
+    if result.problems:
+        return "DIFFERS"
+    return "near ties" if result.near_ties else "equal"
+
+
+def _matched(match: TokenMatch | None) -> str:
+    if match is None:
+        return "-"
+    num_equal = max(0, match.num_tokens - len(match.differences) - len(match.near_ties))
+    near = f", {len(match.near_ties)} near" if match.near_ties else ""
+    return f"{num_equal} of {match.num_tokens}{near}"
+
+
+def _decibels(value: float | None) -> str:
+    if value is None or math.isnan(value):
+        return "-"
+    return "equal" if value == math.inf else f"{value:.1f}"
+
+
+def _problems(report: Report) -> list[str]:
+    return [
+        without_personal_data(f"{result.case.name}: {problem}", report.folders)
+        for result in report.results
+        for problem in result.problems
+    ]
+
+
+def _failures(report: Report) -> list[str]:
+    return [
+        without_personal_data(f"{result.case.name}: {result.failure}", report.folders)
+        for result in report.results
+        if result.failure is not None
+    ]
+
+
+def _left_out_of_cases(report: Report) -> list[str]:
+    """Each reason once, with the cases that it holds for."""
+    reasons = dict.fromkeys(reason for result in report.results for reason in result.left_out)
+    return [
+        f"{reason} ({'; '.join(result.case.name for result in report.results if reason in result.left_out)})"
+        for reason in reasons
+    ]
+
+
+def _markdown_row(cells: tuple[str, ...]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def without_personal_data(text: str, folders: Iterable[Path]) -> str:
+    """`text` without what says whose machine it was made on: with only the last parts of absolute paths, and
+    without the machine's name. `folders` may occur in it, whatever signs are in their names."""
+    for folder in sorted({*folders, Path.home(), Path.cwd()}, key=lambda path: -len(str(path))):
+        if len(folder.parts) > 1:
+            text = text.replace(f"{folder}/", "").replace(str(folder), folder.name)
+    text = _FOLDERS.sub("", text.replace("file://", ""))
+    return re.sub(rf"\b{re.escape(socket.gethostname())}\b", "HOST", text)

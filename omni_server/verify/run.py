@@ -1,23 +1,31 @@
 """The whole comparison, from MODEL and a stage config to a report."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from omni_server.check.damage import refuse_damaged_files
-from omni_server.check.default_config import default_stage_config, describe
-from omni_server.config.load import find_stage_config, load_stage_config
+from omni_server.check.default_config import default_stage_config, describe, named_stage_config
+from omni_server.check.files import refuse_damaged_files
+from omni_server.config.load import find_stage_config
 from omni_server.config.stage_config import StageConfig
-from omni_server.config.stages import ArStage, DiffusionStage, SolverConfig
+from omni_server.config.stages import ArStage, DiffusionStage
 from omni_server.engine.environment import set_engine_environment
 from omni_server.errors import ConfigError
-from omni_server.family import FamilyModel, load_family, open_model, servable_architectures
-from omni_server.model_folder import has_gpu, resolve_model_folder
-from omni_server.verify.answers import NOISE_SEED, TALKER_PENALTY, Answer, NoAnswer, answer_all
-from omni_server.verify.cases import Case, all_prompts, cases_of, chosen
+from omni_server.family import FamilyModel, ModelFamily, load_family, open_model, servable_architectures
+from omni_server.model_folder import resolve_model_folder
+from omni_server.reference import ReferenceAnswer, ReferenceJob
+from omni_server.types import SAMPLE_RATE_HZ
+from omni_server.verify.answers import (
+    NOISE_SEED,
+    Answer,
+    NoAnswer,
+    answer_all,
+    repetition_penalties,
+    speech_stage_of,
+)
+from omni_server.verify.cases import Case, Prompt, all_prompts, cases_of, chosen
 from omni_server.verify.compare import CaseResult, Precision, compare
 from omni_server.verify.machine import checkpoint, hardware, versions
-from omni_server.verify.reference_job import ReferenceAnswer, ReferenceJob
 from omni_server.verify.reference_process import ReferenceFailedError, ReferenceProcess, ReferenceSettings
 from omni_server.verify.report import Report
 
@@ -44,32 +52,46 @@ def verify(options: VerifyOptions, on_progress: Progress) -> Report:
 
     Raises `ConfigError` where the engines cannot start or there is nothing to ask.
     """
+    named = (
+        None
+        if options.stage_config is None
+        else named_stage_config(find_stage_config(options.stage_config), use_cpu=options.use_cpu)
+    )
     folder = resolve_model_folder(
         options.model,
-        architectures=servable_architectures(),
+        architectures=servable_architectures()
+        if named is None
+        else load_family(named.model_family).architectures,
         revision=options.revision,
         on_progress=on_progress,
     )
-    config = _stage_config(options, folder)
+    config = named or default_stage_config(folder, options.model, use_cpu=options.use_cpu)
     on_progress(f"stage config: {describe(config)}")
+    family = load_family(config.model_family)
+    reference = _reference_of(family, config)
     set_engine_environment(config)  # before the family imports what reads it
     refuse_damaged_files(folder, config, load_format="auto")
-    family = load_family(config.model_family)
     model = open_model(family, folder)
-    speaks = config.stage_named("talker") is not None
-    cases = cases_of(chosen(all_prompts(model.task_messages), options.cases), model.voices if speaks else ())
+    if model.codec is not None and model.codec.sample_rate_hz != SAMPLE_RATE_HZ:
+        raise ConfigError(
+            f"the model cannot be verified: its audio has {model.codec.sample_rate_hz} Hz, and only audio of "
+            f"{SAMPLE_RATE_HZ} Hz is compared"
+        )
+    cases = cases_of(
+        chosen(_prompts(model), options.cases),
+        model.voices if "audio" in config.outputs else (),
+        in_text="text" in config.outputs,
+    )
     precision = _precision(config, model)
-    assert model.codec is not None
     answers = answer_all(
         cases, folder, config, family, model.codec, timeout_s=options.timeout_s, on_progress=on_progress
     )
-    settings = ReferenceSettings(
-        folder, _reference_device(config), precision.language_models, config.model_family, NOISE_SEED
-    )
+    settings = ReferenceSettings(folder, _reference_device(config), precision.language_models, reference)
     references = _references(
         cases,
         answers,
         settings,
+        repetition_penalties(config),
         load_timeout_s=config.start_timeout_s,
         timeout_s=options.timeout_s,
         on_progress=on_progress,
@@ -97,6 +119,7 @@ def _references(
     cases: Sequence[Case],
     answers: Sequence[Answer | NoAnswer],
     settings: ReferenceSettings,
+    penalties: Mapping[str, float],
     *,
     load_timeout_s: float,
     timeout_s: float,
@@ -108,26 +131,31 @@ def _references(
         with ReferenceProcess(settings, timeout_s=load_timeout_s) as process:
             for number, (case, answer) in enumerate(zip(cases, answers, strict=True), 1):
                 on_progress(f"transformers, {number} of {len(cases)}: {case.name}")
-                references.append(_reference(process, case, answer, timeout_s))
+                references.append(_reference(process, case, answer, penalties, timeout_s))
     except ReferenceFailedError as error:  # it could not be loaded
         references += [NoAnswer(str(error))] * (len(cases) - len(references))
     return references
 
 
 def _reference(
-    process: ReferenceProcess, case: Case, answer: Answer | NoAnswer, timeout_s: float
+    process: ReferenceProcess,
+    case: Case,
+    answer: Answer | NoAnswer,
+    penalties: Mapping[str, float],
+    timeout_s: float,
 ) -> ReferenceAnswer | NoAnswer:
     if isinstance(answer, NoAnswer):
         return NoAnswer("there is nothing to compare with")
     job = ReferenceJob(
         messages=case.prompt.messages,
         voice=case.voice,
+        noise_seed=NOISE_SEED,
         given_text=case.prompt.text,
         text_ids=answer.text_ids,
         codes=answer.codes,
         max_text_tokens=case.prompt.max_text_tokens,
         max_codes=case.prompt.max_codes,
-        talker_penalty=TALKER_PENALTY,
+        repetition_penalties=penalties,
     )
     try:
         return process.answer(job, timeout_s=timeout_s)
@@ -135,42 +163,45 @@ def _reference(
         return NoAnswer(str(error))
 
 
-def _stage_config(options: VerifyOptions, folder: Path) -> StageConfig:
-    if options.stage_config is None:
-        return default_stage_config(folder, options.model, use_cpu=options.use_cpu)
-    path = find_stage_config(options.stage_config)
-    config = load_stage_config(path)
-    if config.platform == "cuda" and options.use_cpu:
-        raise ConfigError(f"{path}: platform is cuda, which --cpu contradicts")
-    if config.platform == "cuda" and not has_gpu():
-        raise ConfigError(f"{path}: platform is cuda, but torch finds no NVIDIA GPU here")
-    return config
+def _reference_of(family: ModelFamily, config: StageConfig) -> str:
+    """Raises `ConfigError` for a family without one, and for answers that are neither text nor audio."""
+    if family.reference is None:
+        raise ConfigError(
+            f"model_family '{config.model_family}' cannot be verified: it has no reference implementation"
+        )
+    if not config.outputs & {"text", "audio"}:
+        raise ConfigError("the deployment cannot be verified: it answers neither with text nor with audio")
+    return family.reference
 
 
 def _precision(config: StageConfig, model: FamilyModel) -> Precision:
-    """Raises `ConfigError` where thinker and talker compute in different types, which transformers cannot."""
+    """Raises `ConfigError` where autoregressive stages compute in different types, which transformers
+    cannot."""
     auto = model.dtype_name()
-    stages = [stage for stage in config.stages.values() if isinstance(stage, ArStage)]
-    types = {auto if stage.dtype == "auto" else stage.dtype for stage in stages}
+    stages = {name: stage for name, stage in config.stages.items() if isinstance(stage, ArStage)}
+    types = {auto if stage.dtype == "auto" else stage.dtype for stage in stages.values()}
     if len(types) > 1:
         raise ConfigError(
-            f"thinker and talker compute in {' and '.join(sorted(types))}; transformers has one for both: "
+            f"{' and '.join(stages)} compute in {' and '.join(sorted(types))}; transformers has one for all: "
             "set one dtype in the stage config"
         )
     (language_models,) = types
-    code2wav = None
+    decoder = None
     for stage in config.stages.values():
-        if isinstance(stage, DiffusionStage) and stage.solver == SolverConfig():
+        if isinstance(stage, DiffusionStage) and stage.has_default_options:
             default = "float16" if config.platform == "cuda" else "float32"
-            code2wav = default if stage.dtype == "auto" else stage.dtype
-    return Precision(language_models, code2wav)
+            decoder = default if stage.dtype == "auto" else stage.dtype
+    return Precision(language_models, decoder)
 
 
 def _reference_device(config: StageConfig) -> str:
-    """The thinker's, whose weights are the most."""
-    thinker = config.stage_named("thinker")
-    assert thinker is not None
-    return "cpu" if config.platform == "cpu" else f"cuda:{config.stages[thinker].devices[0]}"
+    """That of the stage which is given the prompt."""
+    entry = next(name for name in config.stages if config.edge_into(name) is None)
+    return "cpu" if config.platform == "cpu" else f"cuda:{config.stages[entry].devices[0]}"
+
+
+def _prompts(model: FamilyModel) -> tuple[Prompt, ...]:
+    return all_prompts(model.task_messages, with_media=model.placeholder_ids is not None)
 
 
 def _left_out(config: StageConfig, model: FamilyModel, results: Sequence[CaseResult]) -> tuple[str, ...]:
@@ -179,21 +210,20 @@ def _left_out(config: StageConfig, model: FamilyModel, results: Sequence[CaseRes
         "sampling: all answers are greedy; transformers draws other random numbers",
         "several requests at once: each was alone, so that times are those of a single caller",
     ]
-    if config.stage_named("talker") is None:
-        lines.append("speech: the stage config has no talker")
+    if speech_stage_of(config) is None:
+        lines.append("speech: no stage of the stage config speaks")
     elif len(model.voices) == 1:
         lines.append("other voices: the checkpoint has one")
     asked = {result.case.prompt.name for result in results}
-    unasked = [prompt.name for prompt in all_prompts(model.task_messages) if prompt.name not in asked]
+    unasked = [prompt.name for prompt in _prompts(model) if prompt.name not in asked]
     if unasked:
         lines.append(f"prompts that --cases left out or that need speech: {', '.join(unasked)}")
     if any(result.case.prompt.text is not None for result in results):
         lines.append("text of 'read aloud': it is given, so only its tokens are compared, not logits")
-    thinker = config.stage_named("thinker")
-    quantization = None if thinker is None else config.stages[thinker].engine_args.get("quantization")
-    if quantization is not None:
-        lines.append(
-            f"the thinker's precision: here its weights are quantized ({quantization}), in the reference "
-            "they are as in the checkpoint, so differences are to be expected"
-        )
+    lines += [
+        f"the precision of {name}: here its weights are quantized ({quantization}), in the reference they are "
+        "as in the checkpoint, so differences are to be expected"
+        for name, stage in config.stages.items()
+        if (quantization := stage.engine_args.get("quantization")) is not None
+    ]
     return tuple(lines)

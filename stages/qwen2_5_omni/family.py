@@ -1,6 +1,7 @@
 """Qwen2.5-Omni as the server process sees it: prompts, voices, ids; no weights, no engine."""
 
 import json
+import math
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -18,7 +19,9 @@ from omni_server.family import (
 )
 from omni_server.types import ChatMessage, FunctionTool, Output, Task
 from stages.qwen2_5_omni.ids import read_special_ids
+from stages.qwen2_5_omni.options import Code2WavChunks, Code2WavStage
 from stages.qwen2_5_omni.prompt import PromptRenderer
+from stages.qwen2_5_omni.talker_to_code2wav import Code2WavLayout
 from stages.qwen2_5_omni.tasks import task_messages
 
 DEFAULT_VOICE = "Chelsie"
@@ -29,12 +32,16 @@ PIPELINE = Pipeline(
     stages={
         "thinker": StageSpec("ar", output="text"),
         "talker": StageSpec("ar"),
-        "code2wav": StageSpec("diffusion", output="audio"),
+        "code2wav": StageSpec("diffusion", output="audio", config=Code2WavStage),
     },
     edges=(
         EdgeSpec("thinker", "talker", Embeddings(), "stages.qwen2_5_omni.thinker_to_talker:ThinkerToTalker"),
         EdgeSpec(
-            "talker", "code2wav", TokenFrames(), "stages.qwen2_5_omni.talker_to_code2wav:TalkerToCode2Wav"
+            "talker",
+            "code2wav",
+            TokenFrames(),
+            "stages.qwen2_5_omni.talker_to_code2wav:TalkerToCode2Wav",
+            Code2WavChunks(),
         ),
     ),
 )
@@ -46,6 +53,7 @@ class Qwen25OmniFamily:
     pipeline = PIPELINE
 
     architectures = ("Qwen2_5OmniModel", "Qwen2_5OmniForConditionalGeneration")
+    reference: str | None = "stages.qwen2_5_omni.reference:Qwen25OmniReference"
     engine_modules: tuple[str, ...] = (
         "stages.qwen2_5_omni.thinker",
         "stages.qwen2_5_omni.talker",
@@ -67,9 +75,7 @@ class Qwen25OmniFamily:
 
     def hf_overrides(self, model_stage: str) -> HfOverrides | None:
         # Imported here: the server's own process needs neither before it starts the engines.
-        from stages.qwen2_5_omni.code2wav.config import code2wav_config
-        from stages.qwen2_5_omni.talker_config import talker_config
-        from stages.qwen2_5_omni.thinker_config import thinker_config
+        from stages.qwen2_5_omni.hf_overrides import code2wav_config, talker_config, thinker_config
 
         overrides: dict[str, HfOverrides] = {
             "thinker": thinker_config,
@@ -81,17 +87,15 @@ class Qwen25OmniFamily:
     def register(self) -> None:
         from vllm import ModelRegistry
 
-        from stages.qwen2_5_omni.code2wav.config import ARCHITECTURE as CODE2WAV_ARCHITECTURE
         from stages.qwen2_5_omni.code2wav.model import Qwen2_5OmniCode2Wav
+        from stages.qwen2_5_omni.hf_overrides import CODE2WAV, TALKER, THINKER
         from stages.qwen2_5_omni.talker import Qwen2_5OmniTalker
-        from stages.qwen2_5_omni.talker_config import ARCHITECTURE as TALKER_ARCHITECTURE
         from stages.qwen2_5_omni.thinker import Qwen2_5OmniThinker
-        from stages.qwen2_5_omni.thinker_config import ARCHITECTURE as THINKER_ARCHITECTURE
 
         # Classes and not names: vLLM would import a name in a process of its own, to look at the class.
-        ModelRegistry.register_model(THINKER_ARCHITECTURE, Qwen2_5OmniThinker)
-        ModelRegistry.register_model(TALKER_ARCHITECTURE, Qwen2_5OmniTalker)
-        ModelRegistry.register_model(CODE2WAV_ARCHITECTURE, Qwen2_5OmniCode2Wav)
+        ModelRegistry.register_model(THINKER, Qwen2_5OmniThinker)
+        ModelRegistry.register_model(TALKER, Qwen2_5OmniTalker)
+        ModelRegistry.register_model(CODE2WAV, Qwen2_5OmniCode2Wav)
 
 
 class Qwen25OmniModel:
@@ -145,12 +149,13 @@ class Qwen25OmniModel:
         return self._dtype
 
 
-def _codec_layout(block_size: int, repeats: int, upsample_rates: list[int]) -> CodecLayout:
+def _codec_layout(block_size: int, repeats: int, upsample_rates: list[int]) -> Code2WavLayout:
     """`block_size` in mel frames and `repeats` in mel frames per code are the DiT's, the rates the
     vocoder's."""
-    samples_per_frame = 1
-    for rate in upsample_rates:
-        samples_per_frame *= rate
     if block_size % repeats:
         raise ConfigError(f"block_size {block_size} is no multiple of repeats {repeats}")
-    return CodecLayout(block_size // repeats, repeats, repeats * samples_per_frame)
+    return Code2WavLayout(
+        frames_per_block=block_size // repeats,
+        samples_per_frame=repeats * math.prod(upsample_rates),
+        mel_frames_per_code=repeats,
+    )

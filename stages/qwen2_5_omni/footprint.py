@@ -8,12 +8,13 @@ import torch
 from transformers import AutoConfig, Qwen2_5OmniConfig, Qwen2_5OmniForConditionalGeneration
 
 from omni_server.config.stage_config import StageConfig
-from omni_server.config.stages import DiffusionStage, Stage
+from omni_server.config.stages import Stage
 from omni_server.errors import ConfigError
 from omni_server.family import KvLayout, NeededFile, Quantizable, StageFootprint
 from stages.qwen2_5_omni.code2wav.dit import EVALUATIONS, GUIDANCE_OFF_BELOW
 from stages.qwen2_5_omni.code2wav.stream_kv import slot_shape
 from stages.qwen2_5_omni.code2wav.voices import VOICES_FILE
+from stages.qwen2_5_omni.options import Code2WavStage
 
 NEEDED_FILES = (
     NeededFile(("tokenizer.json", "vocab.json"), "the tokenizer"),
@@ -70,7 +71,7 @@ def _footprint(
             f"the checkpoint has no {stage.model_stage} (enable_audio_output in config.json): use a stage config with "
             "the thinker alone"
         )
-    if isinstance(stage, DiffusionStage):
+    if isinstance(stage, Code2WavStage):
         return _code2wav(whole, config, stage, shapes)
     is_thinker = stage.model_stage == "thinker"
     decoder = whole.thinker_config.text_config if is_thinker else whole.talker_config
@@ -109,7 +110,7 @@ def _quantizable(whole: Qwen2_5OmniConfig, shapes: dict[str, tuple[int, ...]]) -
 
 
 def _code2wav(
-    whole: Qwen2_5OmniConfig, config: StageConfig, stage: DiffusionStage, shapes: dict[str, tuple[int, ...]]
+    whole: Qwen2_5OmniConfig, config: StageConfig, stage: Code2WavStage, shapes: dict[str, tuple[int, ...]]
 ) -> StageFootprint:
     dit, vocoder = whole.token2wav_config.dit_config, whole.token2wav_config.bigvgan_config
     branches = 2 if stage.solver.guidance_scale >= GUIDANCE_OFF_BELOW else 1

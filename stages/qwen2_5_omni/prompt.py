@@ -1,6 +1,7 @@
 """Renders a chat with the checkpoint's own template, as the reference's processor does."""
 
-from collections.abc import Sequence
+import secrets
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -17,7 +18,6 @@ from omni_server.types import (
     TextPart,
     VideoPart,
 )
-from stages.qwen2_5_omni.plain_text import PlainText
 from stages.qwen2_5_omni.tool_prompt import with_tools
 
 SPEECH_SYSTEM_PROMPT = (
@@ -25,6 +25,32 @@ SPEECH_SYSTEM_PROMPT = (
     "visual inputs, as well as generating text and speech."
 )
 """The model card asks for exactly this text when speech is wanted."""
+
+
+class PlainText:
+    """Callers' text among what the chat template writes: it may spell special tokens, and must not become
+    them.
+
+    For one prompt. What is marked before it is rendered can be cut afterwards, so that the tokenizer never
+    sees all of a token that a caller has spelled.
+    """
+
+    def __init__(self, tokens: Iterable[str]) -> None:
+        """`tokens`: those that the tokenizer finds in text before anything else."""
+        self._tokens = [token for token in tokens if len(token) > 1]
+        # Nobody can have sent it. Letters and digits only: JSON leaves it as it is.
+        self._mark = secrets.token_hex(16)
+
+    def marked(self, text: str) -> str:
+        """With a mark behind the first character of every token in it."""
+        for token in self._tokens:
+            while token in text:  # again only for one that overlaps itself
+                text = text.replace(token, token[0] + self._mark + token[1:])
+        return text
+
+    def pieces(self, rendered: str) -> tuple[str, ...]:
+        """`rendered`, without the marks, cut at them."""
+        return tuple(rendered.split(self._mark))
 
 
 class PromptRenderer:

@@ -2,23 +2,35 @@
 
 import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.edge import DecoderWindow, Frame
+from omni_server.errors import ConfigError
 from omni_server.family import CodecLayout
-from omni_server.protocol.codec_window import encode_codec_window
-from stages.codec_chunking import CodecChunker, Window, check_chunk_plan
+from stages.codec_chunking import CodecChunker, Window
+from stages.qwen2_5_omni.codec_window import CodecWindow, encode_codec_window
+from stages.qwen2_5_omni.options import Code2WavChunks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Code2WavLayout(CodecLayout):
+    mel_frames_per_code: int
+    """`repeats` of the DiT's config: mel frames per codec token."""
 
 
 class TalkerToCode2Wav:
-    """Implements `omni_server.edge.CodecEdge` for one utterance."""
+    """Implements `omni_server.edge.CodecEdge` for one utterance. A frame is one codec token."""
 
     def __init__(self, plan: ChunkPlan, layout: CodecLayout, *, voice: str, noise_seed: int) -> None:
-        check_chunk_plan(plan, codes_per_block=layout.codes_per_block, frames_per_code=layout.frames_per_code)
+        assert isinstance(plan, Code2WavChunks)
+        assert isinstance(layout, Code2WavLayout)
+        check_margin(plan, layout)
+        self._plan = plan
         self._layout = layout
         self._voice = voice
         self._noise_seed = noise_seed
-        self._chunker = CodecChunker(plan, layout.codes_per_block)
+        self._chunker = CodecChunker[int](plan, layout.frames_per_block)
         # Not the request's id, which a client may use again while code2wav still has a window of the first
         # use.
         self._stream = uuid.uuid4().hex if plan.carries_state else None
@@ -27,27 +39,54 @@ class TalkerToCode2Wav:
         self._chunker.use_ramp(new_blocks)
 
     def push(self, frames: Sequence[Frame]) -> list[DecoderWindow]:
-        self._chunker.push(code for (code,) in frames)
-        return self._ready()
+        return self._requests(self._chunker.push(code for (code,) in frames))
 
     def finish(self) -> list[DecoderWindow]:
-        self._chunker.finish()
-        return self._ready()
+        return self._requests(self._chunker.finish())
 
-    def _ready(self) -> list[DecoderWindow]:
-        return [self._request(window) for window in self._chunker.ready()]
+    def _requests(self, windows: Sequence[Window[int]]) -> list[DecoderWindow]:
+        return [self._request(window) for window in windows]
 
-    def _request(self, window: Window) -> DecoderWindow:
-        per_code = self._layout.samples_per_code
-        emitted = window.codes[window.emit_start - window.first_code : window.emit_end - window.first_code]
-        return DecoderWindow(
-            token_ids=window.codes,
-            payload=encode_codec_window(
-                window.span(voice=self._voice, noise_seed=self._noise_seed, stream=self._stream)
-            ),
-            first_sample=window.emit_start * per_code,
-            num_samples=(window.emit_end - window.emit_start) * per_code,
-            num_computed=len(window.codes)
-            - (0 if self._stream is None else window.emit_start - window.first_code),
-            is_varied=len(set(emitted)) > 1,
+    def _request(self, window: Window[int]) -> DecoderWindow:
+        num_samples = self._layout.samples_per_frame
+        told = codec_window(
+            window, self._plan, voice=self._voice, noise_seed=self._noise_seed, stream=self._stream
         )
+        return DecoderWindow(
+            token_ids=window.frames,
+            payload=encode_codec_window(told),
+            first_sample=window.emit_start * num_samples,
+            num_samples=len(window.emitted) * num_samples,
+            num_computed=len(window.frames)
+            - (0 if self._stream is None else window.emit_start - window.first_frame),
+            is_varied=len(set(window.emitted)) > 1,
+        )
+
+
+def codec_window(
+    window: Window[int], plan: Code2WavChunks, *, voice: str, noise_seed: int, stream: str | None = None
+) -> CodecWindow:
+    """What code2wav is told about `window`."""
+    return CodecWindow(
+        voice=voice,
+        noise_seed=noise_seed,
+        first_code=window.first_frame,
+        emit_start=window.emit_start,
+        emit_end=window.emit_end,
+        vocoder_margin_frames=plan.vocoder_margin_frames,
+        is_last=window.is_last,
+        stream=stream,
+    )
+
+
+def check_margin(plan: Code2WavChunks, layout: Code2WavLayout) -> None:
+    """Raises `ConfigError` if the plan's windows cannot give the vocoder its margin."""
+    if plan.mode == "whole":
+        return
+    for name, blocks in (("past_blocks", plan.past_blocks), ("future_blocks", plan.future_blocks)):
+        frames = blocks * layout.frames_per_block * layout.mel_frames_per_code
+        if frames < plan.vocoder_margin_frames:
+            raise ConfigError(
+                f"chunks.{name} = {blocks} gives the vocoder {frames} mel frames of context, "
+                f"vocoder_margin_frames asks for {plan.vocoder_margin_frames}: raise {name} or lower the margin"
+            )

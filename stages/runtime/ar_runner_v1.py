@@ -1,7 +1,7 @@
 """The autoregressive runner on vLLM's V1 model runner, the default on CPUs.
 
-Everything that vLLM does stays: each override calls `super()`. What only this generation needs is here: a
-repetition penalty on the device, and generators on a CPU that need not be rewound.
+Everything that vLLM does stays: each override calls `super()`. What only this generation needs is here:
+generators on a CPU that need not be rewound.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,21 +9,16 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from vllm._custom_ops import apply_repetition_penalties
 from vllm.config import VllmConfig
 from vllm.sequence import IntermediateTensors
-from vllm.utils.torch_utils import async_tensor_h2d
-from vllm.v1.core.sched.output import GrammarOutput, NewRequestData, SchedulerOutput
+from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.outputs import SamplerOutput
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
-from omni_server.protocol.rows import RowsInput
-from stages.runtime.ar_runner_base import RowRunnerMixin, StepOutput, rows_request
+from stages.runtime.ar_runner_base import RowRunnerMixin, StepOutput
 from stages.runtime.embeddings_out import PendingRows
-from stages.runtime.request_slots import RequestSlots
 from stages.runtime.stage_step import StepBatch
 
 
@@ -32,22 +27,9 @@ class ARModelRunnerV1Mixin(RowRunnerMixin):
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         super().__init__(vllm_config, device)
-        self.repetition_penalty = RepetitionPenalty(vllm_config.model_config.get_vocab_size(), device)
         self._num_bad_logits: dict[str, int] | None = None
         self._batch: StepBatch | None = None
         self._input_rows: torch.Tensor | None = None
-
-    # -- requests come and go
-
-    def _announce(self, request: NewRequestData) -> None:
-        super()._announce(request)
-        match rows_request(request):
-            case RowsInput(repetition_penalty=penalty):
-                self.repetition_penalty.add(request.req_id, penalty)
-
-    def _forget(self, request_id: str) -> None:
-        super()._forget(request_id)
-        self.repetition_penalty.remove(request_id)
 
     def _init_mrope_positions(self, req_state: CachedRequestState) -> None:
         """Positions of a fed request come from the stage that knows the image and audio grids."""
@@ -77,9 +59,6 @@ class ARModelRunnerV1Mixin(RowRunnerMixin):
         inputs_embeds: torch.Tensor | None = inputs[1]
         if inputs_embeds is not None and len(self.row_overlay):
             self.row_overlay.apply(inputs_embeds, self._step_batch())
-        if len(self.repetition_penalty):
-            # With async scheduling only the device knows yet what was sampled last.
-            self.repetition_penalty.see(self._input_ids(), self._step_batch())
         if self._senders:
             self._input_rows = self._take_input(inputs_embeds)
         return inputs
@@ -93,12 +72,8 @@ class ARModelRunnerV1Mixin(RowRunnerMixin):
         if (
             inputs_embeds is None
         ):  # the model looks the ids up itself; a collective operation, so on every rank
-            return self.get_model().embed_input_ids(self._input_ids())
+            return self.get_model().embed_input_ids(self.input_ids.gpu[: self._step_batch().total_tokens])
         return None if self.row_emitter is None else inputs_embeds[: self._step_batch().total_tokens].clone()
-
-    def _input_ids(self) -> torch.Tensor:
-        """Token ids that this step computes on, `[num_tokens]`, on the device."""
-        return self.input_ids.gpu[: self._step_batch().total_tokens]
 
     def _get_nans_in_logits(self, logits: torch.Tensor | None) -> dict[str, int]:
         """vLLM's count of NaN, with positive infinity counted as well; negative infinity bars a token."""
@@ -114,8 +89,6 @@ class ARModelRunnerV1Mixin(RowRunnerMixin):
             # infinite.
             self._num_bad_logits = None
             self._num_bad_logits = self._get_nans_in_logits(logits)
-        if logits is not None and len(self.repetition_penalty):
-            logits = self.repetition_penalty.apply(logits, self._step_batch())
         return super()._sample(logits, spec_decode_metadata)
 
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> StepOutput:
@@ -177,79 +150,3 @@ def generators_set_aside(generators: dict[int, torch.Generator], rows: Sequence[
         yield
     finally:
         generators.update(aside)
-
-
-class RepetitionPenalty:
-    """The repetition penalty of fed stages, kept on the device, as vLLM's V2 runner does by itself.
-
-    V1's own penalties turn the ids of every request's whole output into a tensor at each step, and with async
-    scheduling the host has to wait for the step before: its ids are on the device only
-    (`InputBatch.update_async_output_token_ids`). Here a table on the device says which ids a request has
-    seen. It is updated with the ids that a step computes on, and these are what was sampled last.
-
-    Requests are known by id, wherever vLLM puts them in its batch. Prompt and output count, as in the
-    reference. A request keeps its row while it is preempted or held back: computing its tokens again marks
-    the same ids.
-    """
-
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
-        self._vocab_size = vocab_size
-        self._device = device
-        self._slots = RequestSlots()
-        # Row 0 stands for all requests without a penalty; the row of slot i is i + 1.
-        self._penalties = np.ones(1, np.float32)  # [num_rows]
-        self._seen = torch.zeros(1, vocab_size, dtype=torch.bool, device=device)  # [num_rows, vocab_size]
-        self._true = torch.ones((), dtype=torch.bool, device=device)
-        # What `_rows` last worked out.
-        self._batch_slots: npt.NDArray[np.int64] | None = None
-        self._batch_rows = torch.empty(0, dtype=torch.int64, device=device)
-        self._batch_penalties = torch.empty(0, device=device)
-
-    def __len__(self) -> int:
-        return len(self._slots)
-
-    def add(self, request_id: str, penalty: float) -> None:
-        """`penalty` > 0; with 1 nothing has to be remembered."""
-        if penalty == 1:
-            return
-        row = self._slots.add(request_id) + 1
-        if row >= len(self._penalties):
-            more = max(8, len(self._penalties))
-            self._penalties = np.concatenate([self._penalties, np.ones(more, np.float32)])
-            self._seen = torch.cat([self._seen, self._seen.new_zeros(more, self._vocab_size)])
-        self._penalties[row] = penalty
-        self._seen[row] = False
-
-    def remove(self, request_id: str) -> None:
-        self._slots.remove(request_id)
-
-    def see(self, token_ids: torch.Tensor, batch: StepBatch) -> None:
-        """`token_ids` `[num_tokens]`, on the device: what this step computes on."""
-        if not self._slots:
-            return
-        if batch.is_decode:
-            rows = self._rows(batch)
-        else:
-            slots = np.repeat(self._slots.of_batch(batch.request_ids), batch.num_tokens)
-            rows = async_tensor_h2d(slots + 1, self._device)
-        self._seen.index_put_((rows, token_ids.long()), self._true)
-
-    def apply(self, logits: torch.Tensor, batch: StepBatch) -> torch.Tensor:
-        """Penalised logits `[num_requests, vocab_size]`, float32: the type in which vLLM's sampler
-        penalises."""
-        if not self._slots:
-            return logits
-        rows = self._rows(batch)
-        logits = logits.float()
-        seen = self._seen[rows]
-        apply_repetition_penalties(logits, seen, seen, self._batch_penalties)
-        return logits
-
-    def _rows(self, batch: StepBatch) -> torch.Tensor:
-        """Row of each request, `[num_requests]`, on the device."""
-        slots = self._slots.of_batch(batch.request_ids)
-        if slots is not self._batch_slots:
-            self._batch_slots = slots
-            self._batch_rows = async_tensor_h2d(slots + 1, self._device)
-            self._batch_penalties = async_tensor_h2d(self._penalties[slots + 1], self._device)
-        return self._batch_rows

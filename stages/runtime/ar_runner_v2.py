@@ -7,7 +7,6 @@ state*; in `RowModelStateMixin` a request's rows take part in it. Imported only 
 loads vLLM's V2 runner, whose kernels are Triton's.
 """
 
-import copy
 from collections.abc import Set
 from typing import Any
 
@@ -28,8 +27,7 @@ from vllm.v1.worker.gpu.model_states.interface import ModelState
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.states import RequestState
 
-from omni_server.protocol.rows import RowsInput
-from stages.runtime.ar_runner_base import RowRunnerMixin, StepOutput, rows_request
+from stages.runtime.ar_runner_base import RowRunnerMixin, StepOutput
 from stages.runtime.decode_fast_path import BlocksAndSlots, DecodeFastPath
 from stages.runtime.embeddings_in import RowOverlay
 from stages.runtime.embeddings_out import PendingRows
@@ -243,18 +241,6 @@ class ARModelRunnerV2Mixin(RowRunnerMixin):
     def _forget(self, request_id: str) -> None:
         super()._forget(request_id)
         self.model_state.forget(request_id)
-
-    def add_requests(self, scheduler_output: SchedulerOutput) -> None:
-        """V2 counts penalties on the device, prompt and output, as the reference does. So here vLLM is told
-        of the penalty that V1 must not be told of. A resumed request comes with its own parameters again."""
-        for request in scheduler_output.scheduled_new_reqs:
-            match rows_request(request):
-                case RowsInput(repetition_penalty=penalty) if penalty != 1:
-                    # A copy: where worker and scheduler share a process they share the parameters.
-                    request.sampling_params = copy.copy(request.sampling_params)
-                    assert request.sampling_params is not None
-                    request.sampling_params.repetition_penalty = penalty
-        super().add_requests(scheduler_output)
 
     @property
     def num_fast_steps(self) -> int:

@@ -1,15 +1,12 @@
-"""What a diffusion model is to its runner: a batch in, one tensor per request out. Independent of vLLM."""
+"""The base class of the models that run on diffusion stages: a batch in, one tensor per request out."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Literal
 
 import torch
 
 from omni_server.protocol.corruption import Corruption
-
-DiffusionOutput = torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
-"""[num_requests, ...], or one tensor per request in their order, or one per request id."""
 
 
 @dataclass(frozen=True)
@@ -31,34 +28,49 @@ class DiffusionBatch:
         )
 
 
-@runtime_checkable
-class SupportsSample(Protocol):
-    """A model that runs a whole batch through its solver."""
+class DiffusionModel(torch.nn.Module):
+    """A model of a diffusion stage. A subclass implements `sample`, and what else it needs.
 
-    def sample(self, batch: DiffusionBatch) -> DiffusionOutput: ...
+    vLLM constructs it as `Model(vllm_config=..., prefix=...)`; its config is `vllm_config.model_config`, with
+    what the family's `hf_overrides` made of `config.json` in `hf_config` and the checkpoint's folder in
+    `model`.
+    """
 
+    # By these, and by the signatures of `embed_input_ids` and `forward`, vLLM's registry recognizes a model
+    # that samples no tokens and has no attention of vLLM's.
+    is_pooling_model: ClassVar[Literal[True]] = True
+    is_attention_free: ClassVar[Literal[True]] = True
+    attn_type: ClassVar[str] = "attention_free"
 
-@runtime_checkable
-class SupportsDiffuse(Protocol):
-    """The same under its older name."""
+    def __init__(self, *, vllm_config: object, prefix: str = "") -> None:
+        super().__init__()
 
-    def diffuse(self, batch: DiffusionBatch) -> DiffusionOutput: ...
+    def sample(self, batch: DiffusionBatch) -> torch.Tensor | Sequence[torch.Tensor]:
+        """Results of the whole batch, `[num_requests, ...]` or one tensor per request, in order.
 
+        A result is a floating tensor with at least one value, all of them finite. Raises
+        `RejectedRequestsError` for requests that are invalid.
+        """
+        raise NotImplementedError
 
-@runtime_checkable
-class SupportsPrepare(Protocol):
-    """A model with work to do between loading and the first request, such as compiling kernels."""
-
-    def prepare(self) -> None: ...
-
-
-@runtime_checkable
-class SupportsUrgency(Protocol):
-    """A model some of whose batches are so urgent that other stages on its device should pause for them."""
+    def prepare(self) -> None:
+        """Called once, between loading and the first request: for example, to compile kernels."""
 
     def is_urgent(self, batch: DiffusionBatch) -> bool:
-        """Asked before the batch is run, so `batch` may hold invalid requests; raises nothing for them."""
-        ...
+        """Whether other stages on the same device should pause for this batch. Called before `sample`, so the
+        batch may hold invalid requests; raises nothing for them."""
+        return False
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """Names of the parameters that were loaded. A model with weights overrides it: vLLM refuses to start
+        if a parameter is missing."""
+        return set()
+
+    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError(f"{type(self).__name__} runs through sample(batch)")
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError(f"{type(self).__name__} runs through sample(batch)")
 
 
 Failure = str | Corruption
@@ -77,60 +89,27 @@ class RejectedRequestsError(Exception):
         self.reasons = dict(reasons)
 
 
-def resolve_generate(model: torch.nn.Module) -> Callable[[DiffusionBatch], DiffusionOutput]:
-    """The method that runs a batch: `sample`, else `forward`, else `diffuse`.
-
-    `forward` counts only if a class of the model overrides that of `torch.nn.Module`, which every module has.
-    Raises `TypeError` if the model has none of the three.
-    """
-    if isinstance(model, SupportsSample):
-        return model.sample
-    if type(model).forward is not torch.nn.Module.forward:
-        return model
-    if isinstance(model, SupportsDiffuse):
-        return model.diffuse
-    raise TypeError(
-        f"{type(model).__name__} cannot run on the diffusion runner: it has none of sample(batch), forward(batch) "
-        "and diffuse(batch)"
-    )
-
-
 def split_output(output: object, batch: DiffusionBatch) -> list[torch.Tensor | Failure]:
     """One entry per request of `batch`, in order: its tensor on the CPU, or why it has no valid one.
 
-    A result must be a floating tensor with at least one dimension, not empty and finite. If the output cannot
-    be matched with the requests, none of it is trusted.
+    If the output cannot be matched with the requests, none of it is trusted.
     """
     num_requests = len(batch.request_ids)
-
-    def no_match(message: str) -> list[torch.Tensor | Failure]:
-        return [Corruption("shape", message)] * num_requests
-
-    entries: list[object]
-    match output:
-        case torch.Tensor():
-            if output.ndim == 0 or len(output) != num_requests:
-                return no_match(
-                    f"the model answered {num_requests} requests with a tensor {list(output.shape)}"
-                )
-            entries = list(output)
-        case list() | tuple():
-            if len(output) != num_requests:
-                return no_match(f"the model answered {num_requests} requests with {len(output)} tensors")
-            entries = list(output)
-        case Mapping():
-            unknown = sorted(str(key) for key in output.keys() - set(batch.request_ids))
-            if unknown:
-                return no_match(f"the model answered unknown requests: {', '.join(unknown)}")
-            entries = [output.get(request_id) for request_id in batch.request_ids]
-        case _:
-            return no_match(f"the model answered with {type(output).__name__}, not with tensors")
-    return [_checked(entry) for entry in entries]
+    results: list[object] = []
+    if isinstance(output, torch.Tensor):
+        made = f"a tensor {list(output.shape)}"
+        results += output if output.ndim > 0 else ()
+    elif isinstance(output, list | tuple):
+        made = f"{len(output)} tensors"
+        results += output
+    else:
+        made = type(output).__name__
+    if len(results) != num_requests:
+        return [Corruption("shape", f"the model answered {num_requests} requests with {made}")] * num_requests
+    return [_checked(result) for result in results]
 
 
 def _checked(entry: object) -> torch.Tensor | Failure:
-    if entry is None:
-        return Corruption("shape", "the model gave no result for this request")
     if not isinstance(entry, torch.Tensor):
         return Corruption("shape", f"the model gave {type(entry).__name__} instead of a tensor")
     if entry.ndim == 0 or entry.numel() == 0:

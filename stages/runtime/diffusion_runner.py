@@ -5,7 +5,6 @@ Only the step itself replaces vLLM's; input batches, attention metadata and CUDA
 unused.
 """
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -22,12 +21,9 @@ from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
 from omni_server.transport.result import encode_failure
 from stages.runtime.diffusion_model import (
     DiffusionBatch,
-    DiffusionOutput,
+    DiffusionModel,
     Failure,
     RejectedRequestsError,
-    SupportsPrepare,
-    SupportsUrgency,
-    resolve_generate,
     split_output,
 )
 from stages.runtime.step_throttle import BatchAnnouncer
@@ -45,26 +41,26 @@ class DiffusionModelRunnerMixin:
             raise ValueError("a diffusion stage takes a request whole: set enable_chunked_prefill to False")
         super().__init__(vllm_config, device)  # type: ignore[call-arg]
         self._requests: dict[str, NewRequestData] = {}
-        self._generate: Callable[[DiffusionBatch], DiffusionOutput]
-        self._is_urgent: Callable[[DiffusionBatch], bool] | None = None  # None: nobody would give way
+        self._model: DiffusionModel
         config = vllm_config.additional_config
         self._announcer = BatchAnnouncer(())
         if isinstance(config, DiffusionRuntimeConfig):
             self._announcer = BatchAnnouncer(config.announces_to)
 
     def load_model(self, load_dummy_weights: bool = False) -> None:
-        """Load, and find out once how the model is run. Raises `TypeError` if it cannot run here."""
+        """Raises `TypeError` for a model that is not a `DiffusionModel`."""
         super().load_model(load_dummy_weights)  # type: ignore[misc]
         model = self.get_model()  # type: ignore[attr-defined]
-        self._generate = resolve_generate(model)
-        if self._announcer.has_listeners and isinstance(model, SupportsUrgency):
-            self._is_urgent = model.is_urgent
+        if not isinstance(model, DiffusionModel):
+            raise TypeError(
+                f"{type(model).__name__} cannot run on a diffusion stage: it has to be a subclass of "
+                "stages.runtime.diffusion_model.DiffusionModel"
+            )
+        self._model = model
 
     def prepare_model(self) -> None:
-        """Let a model that can do so get ready for its first request."""
-        model = self.get_model()  # type: ignore[attr-defined]
-        if isinstance(model, SupportsPrepare):
-            model.prepare()
+        """Let the model get ready for its first request."""
+        self._model.prepare()
 
     @torch.inference_mode()
     def execute_model(
@@ -115,7 +111,7 @@ class DiffusionModelRunnerMixin:
         """Results are on the CPU when a batch has been run, so that the device is free of it then."""
         if not self._announcer.has_listeners:
             return nullcontext()
-        is_urgent = self._is_urgent is not None and self._is_urgent(batch)
+        is_urgent = self._model.is_urgent(batch)
         num_streams = max(map(self._num_streams, batch.request_ids), default=1)
         if not is_urgent and num_streams == 1:  # nobody is in anybody's way
             return nullcontext()
@@ -133,7 +129,7 @@ class DiffusionModelRunnerMixin:
         if not batch.request_ids:
             return []
         try:
-            return split_output(self._generate(batch), batch)
+            return split_output(self._model.sample(batch), batch)
         except RejectedRequestsError as error:
             return self._run_without(batch, error.reasons)
         except torch.AcceleratorError:

@@ -79,17 +79,10 @@ class _Request:
     num_rows: int = 0
     final_length: int | None = None
     pages: list[int] = field(default_factory=list)
-    tail: bytes | None = None
+    tail_page: int | None = None
+    tail_length: int = 0
     positions: list[torch.Tensor] = field(default_factory=list)  # each [3, n]
     position_delta: int = 0
-
-
-@dataclass
-class _Tail:
-    """Tail rows in the pool. They are mostly the same for all requests, which then share them."""
-
-    page: int
-    num_users: int = 0
 
 
 class RowStore:
@@ -107,7 +100,6 @@ class RowStore:
         self._slot_views: dict[int, npt.NDArray[np.uint8]] = {}
         self._requests: dict[str, _Request] = {}
         self._refused: set[str] = set()
-        self._tails: dict[bytes, _Tail] = {}
         self._pool: RowPool | None = None
         self._format: tuple[int, RowDtype] | None = None
         self.slots = RequestSlots()
@@ -171,13 +163,8 @@ class RowStore:
         self.slots.remove(request_id)
         if self._pool is not None:
             self._pool.give_back(request.pages)
-        if request.tail is not None:
-            assert self._pool is not None
-            tail = self._tails[request.tail]
-            tail.num_users -= 1
-            if not tail.num_users:
-                self._pool.give_back([tail.page])
-                del self._tails[request.tail]
+            if request.tail_page is not None:
+                self._pool.give_back([request.tail_page])
 
     def _request(self, request_id: str) -> _Request:
         request = self._requests.get(request_id)
@@ -203,9 +190,9 @@ class RowStore:
         slot, length = request.slot, request.num_rows
         if request.final_length is not None:
             length = min(length, request.final_length)
-            if request.tail is not None:
-                self._tail_row[slot] = self._tails[request.tail].page * PAGE_ROWS
-                self._tail_length[slot] = len(request.tail) // self._rows_pool.row_bytes
+            if request.tail_page is not None:
+                self._tail_row[slot] = request.tail_page * PAGE_ROWS
+                self._tail_length[slot] = request.tail_length
         self._length[slot] = length
 
     def _copy(self, request_id: str, payload: RowsPayload, block: npt.NDArray[np.uint8]) -> None:
@@ -235,7 +222,7 @@ class RowStore:
             else:
                 pool.rows[self._located(request.slot, np.arange(first, end))] = view(segment)
             request.num_rows = end
-        if payload.tail is not None and request.tail is None:
+        if payload.tail is not None and request.tail_page is None:
             self._add_tail(request, view(payload.tail))
         if payload.positions_offset is not None and payload.num_positions:
             flat = np.frombuffer(block, np.int32, 3 * payload.num_positions, payload.positions_offset)
@@ -265,13 +252,9 @@ class RowStore:
     def _add_tail(self, request: _Request, rows: npt.NDArray[np.uint8]) -> None:
         if len(rows) > PAGE_ROWS:
             raise ValueError(f"a tail of {len(rows)} rows; at most {PAGE_ROWS} are supported")
-        request.tail = rows.tobytes()
-        tail = self._tails.get(request.tail)
-        if tail is None:
-            tail = self._tails[request.tail] = _Tail(self._rows_pool.take())
-            first = tail.page * PAGE_ROWS
-            self._rows_pool.rows[first : first + len(rows)] = rows
-        tail.num_users += 1
+        request.tail_page, request.tail_length = self._rows_pool.take(), len(rows)
+        first = request.tail_page * PAGE_ROWS
+        self._rows_pool.rows[first : first + len(rows)] = rows
 
     # -- steps
 

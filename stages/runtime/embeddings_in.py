@@ -28,7 +28,7 @@ class _Fed:
     """How many rows of one request have come."""
 
     num_rows: int = 0
-    num_speakable: int | None = None
+    num_released: int | None = None
     is_final: bool = False
 
     is_broken: bool = False
@@ -48,14 +48,14 @@ class _Fed:
         if feed.final_length is not None and feed.final_length > end:
             return f"{end} rows have come of {feed.final_length}"
         self.num_rows = end
-        self.num_speakable = feed.num_speakable
+        self.num_released = feed.num_released
         self.is_final |= feed.final_length is not None
         return None
 
     def has_row(self, position: int) -> bool:
         if self.is_final:
             return True
-        limit = self.num_rows if self.num_speakable is None else min(self.num_rows, self.num_speakable)
+        limit = self.num_rows if self.num_released is None else min(self.num_rows, self.num_released)
         return position < limit
 
 

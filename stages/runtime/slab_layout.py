@@ -1,7 +1,5 @@
 """What lies where in the slab of one step, and how the inline transport cuts it up again."""
 
-from dataclasses import dataclass
-
 import msgspec
 import torch
 
@@ -20,20 +18,6 @@ IN_SLAB = InlineBlock(b"")
 """Block of a payload whose rows are still in the slab, to be copied out by `with_own_bytes`."""
 
 
-@dataclass(frozen=True)
-class SlabPart:
-    """What one request has in the slab if it begins in its prompt: the computed rows of positions `first` ..
-    `first + count - 1` of the producer's sequence, and what goes with them."""
-
-    prompt_length: int
-    first: int
-    count: int
-    boundary: torch.Tensor  # [k, width], rows between the prompt's last and the first generated one
-    tail: torch.Tensor | None  # [t, width], with a request's first part
-    positions: tuple[torch.Tensor, int] | None
-    """M-RoPE positions of the whole prompt `[3, prompt_length]` and their delta."""
-
-
 class SlabLayout:
     """First all computed rows, part after part in the order in which they are added; then what is constant or
     small. One payload per part."""
@@ -49,57 +33,49 @@ class SlabLayout:
         self.num_bytes = num_rows * self._row_bytes
         self.payloads: list[RowsPayload] = []
 
-    def add_generated(
+    def add(
         self,
         block: SharedBlock | InlineBlock,
         *,
         prompt_length: int,
-        num_boundary: int,
         first: int,
         count: int,
+        boundary: torch.Tensor,
+        tail: torch.Tensor | None = None,
+        positions: tuple[torch.Tensor, int] | None = None,
     ) -> None:
-        """Rows of generated positions only, as while decoding. Once per request and step: kept short."""
-        offset = self._next_row
-        self._next_row = offset + count * self._row_bytes
-        self.payloads.append(
-            RowsPayload(
-                prompt_length,
-                first + count - prompt_length,
-                self._width,
-                self._dtype_name,
-                block,
-                (Segment(first + num_boundary, count, offset),),
-            )
-        )
+        """What one request has in the slab: the computed rows of positions `first` to `first + count - 1` of
+        the producer's sequence, and what goes with them.
 
-    def add(self, block: SharedBlock | InlineBlock, part: SlabPart) -> None:
-        last = part.first + part.count
-        in_prompt = min(last, part.prompt_length) - part.first
-        segments = [Segment(part.first, in_prompt, self._next_row)]
-        if last >= part.prompt_length:
-            boundary = Segment(
-                part.prompt_length, len(part.boundary), self._put(part.boundary.to(self._dtype))
-            )
-            segments.append(boundary)
-        if part.count > in_prompt:
+        `boundary` `[k, width]`: rows between the prompt's last and the first generated one. `tail`
+        `[t, width]`: with a request's first part. `positions`: M-RoPE positions of the whole prompt
+        `[3, prompt_length]` and their delta, while the part begins in the prompt.
+        """
+        last = first + count
+        in_prompt = max(0, min(last, prompt_length) - first)
+        segments = []
+        if in_prompt:
+            segments.append(Segment(first, in_prompt, self._next_row))
+            if last >= prompt_length:
+                offset = self._put(boundary.to(self._dtype))
+                segments.append(Segment(prompt_length, len(boundary), offset))
+        if count > in_prompt:
             offset = self._next_row + in_prompt * self._row_bytes
-            first_generated = part.prompt_length + len(part.boundary)
-            segments.append(Segment(first_generated, part.count - in_prompt, offset))
-        tail = None if part.tail is None else Segment(0, len(part.tail), self._put(part.tail.to(self._dtype)))
+            segments.append(Segment(first + in_prompt + len(boundary), count - in_prompt, offset))
         positions_offset, delta = None, 0
-        if part.positions is not None:
-            positions, delta = part.positions
-            positions_offset = self._put(positions[:, part.first : part.first + in_prompt].to(torch.int32))
-        self._next_row += part.count * self._row_bytes
+        if positions is not None:
+            of_prompt, delta = positions
+            positions_offset = self._put(of_prompt[:, first : first + in_prompt].to(torch.int32))
+        self._next_row += count * self._row_bytes
         self.payloads.append(
             RowsPayload(
-                prompt_length=part.prompt_length,
-                num_generated_rows=max(0, last - part.prompt_length),
+                prompt_length=prompt_length,
+                num_generated_rows=max(0, last - prompt_length),
                 width=self._width,
                 dtype=self._dtype_name,
                 block=block,
                 segments=tuple(segments),
-                tail=tail,
+                tail=None if tail is None else Segment(0, len(tail), self._put(tail.to(self._dtype))),
                 positions_offset=positions_offset,
                 num_positions=in_prompt if positions_offset is not None else 0,
                 position_delta=delta,

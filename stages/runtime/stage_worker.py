@@ -1,5 +1,7 @@
-"""A stage's worker over vLLM's worker for this platform, with our model runner over the runner that vLLM has
-for it."""
+"""The workers of stages, over vLLM's worker for the platform, with our model runners in them.
+
+An engine finds them by name (`worker_cls` of its arguments).
+"""
 
 import contextlib
 import os
@@ -22,6 +24,7 @@ from omni_server.protocol.local_socket import socket_address
 from omni_server.protocol.parent_watch import end_with_parent
 from omni_server.protocol.runtime_config import StageRuntimeConfig
 from omni_server.protocol.start_report import Phase, PhaseReport, ProgressSpec, encode_report
+from stages.runtime.diffusion_runner import DiffusionModelRunnerMixin
 from stages.runtime.memory import (
     GRAPH_BYTES,
     MemoryBudget,
@@ -232,3 +235,63 @@ class ThrottledWorkerMixin(VllmWorker):
     def pauses(self) -> tuple[int, float]:
         """For `collective_rpc`: how often this worker has paused, and for how many seconds in all."""
         return (0, 0.0) if self._throttle is None else (self._throttle.num_pauses, self._throttle.paused_s)
+
+
+# On a CPU, the import of this class replaces parts of torch.cuda that the modules of vLLM's V2 runner import by
+# name: it has to come before them.
+_Base: type = platform_worker_class()
+
+
+class ARWorker(ThrottledWorkerMixin, StageWorkerMixin, _Base):
+    """The worker of autoregressive stages. `VLLM_USE_V2_MODEL_RUNNER` selects the generation of model runner;
+    where no operator has set it, the server does: V2 on GPUs, V1 on CPUs."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Each module loads one generation of vLLM's runner; the other is not needed.
+        if self.use_v2_model_runner:
+            from stages.runtime.ar_runner_v2 import ARModelRunnerV2Mixin
+
+            self.runner_mixin = ARModelRunnerV2Mixin
+        else:
+            from stages.runtime.ar_runner_v1 import ARModelRunnerV1Mixin
+
+            self.runner_mixin = ARModelRunnerV1Mixin
+
+    def num_row_requests(self) -> int:
+        """For `collective_rpc`: requests that this worker still holds rows for."""
+        return self.model_runner.num_row_requests()
+
+    def num_resumed(self) -> int:
+        """For `collective_rpc`: how often a request was resumed after a preemption."""
+        return self.model_runner.num_resumed
+
+    def num_steady_steps(self) -> int:
+        """For `collective_rpc`: decoding steps that took the fast path
+        (`stages.runtime.decode_fast_path`)."""
+        return self.model_runner.num_fast_steps
+
+    def runner_generation(self) -> int:
+        """For `collective_rpc`: 1 or 2, the generation of vLLM's model runner that this stage runs on."""
+        return 2 if self.use_v2_model_runner else 1
+
+
+class DiffusionWorker(StageWorkerMixin, _Base):
+    """The worker of diffusion stages."""
+
+    runner_mixin = DiffusionModelRunnerMixin
+    model_runner: DiffusionModelRunnerMixin
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Whatever vLLM chooses for the other stages: nothing of the runner's own step is used here, and V2
+        # refuses pooling models that are not for embedding or classification.
+        self.use_v2_model_runner = False
+
+    def compile_or_warm_up_model(self) -> CompilationTimes:
+        """The model prepares itself; vLLM compiles and captures nothing: zero seconds each."""
+        config = self.vllm_config.additional_config
+        if isinstance(config, DiffusionRuntimeConfig) and config.is_fast:
+            self.progress.report(Phase.CAPTURING)
+        self.model_runner.prepare_model()
+        return CompilationTimes(language_model=0.0, encoder=0.0)

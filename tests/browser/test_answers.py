@@ -26,7 +26,7 @@ from tests.unit.api.fake_generator import (
 SECOND = np.sin(np.arange(24_000, dtype=np.float32) / 20) * np.float32(0.5)
 
 
-def test_text_and_sound_are_there_before_the_answer_is_complete(
+def test_text_and_audio_are_there_before_the_answer_is_complete(
     page: WebPage, server: ScriptedServer
 ) -> None:
     sound, rest = asyncio.Event(), asyncio.Event()
@@ -42,11 +42,11 @@ def test_text_and_sound_are_there_before_the_answer_is_complete(
     page.wait("document.querySelector('.answer > .text').textContent === 'First words'")
     assert page.sounds() == []
     page.wait("/^First text [0-9.]+ s$/.test(document.querySelector('.first-text').textContent)")
-    assert page.texts(".first-sound") == []
+    assert page.texts(".first-audio") == []
 
     server.set(sound)
     page.wait("window.scheduledSounds.length > 0")
-    page.wait("/^First audio [0-9.]+ s$/.test(document.querySelector('.first-sound').textContent)")
+    page.wait("/^First audio [0-9.]+ s$/.test(document.querySelector('.first-audio').textContent)")
     assert page.texts(".total") == []
 
     server.set(rest)
@@ -55,7 +55,7 @@ def test_text_and_sound_are_there_before_the_answer_is_complete(
     assert re.fullmatch(r"Done \d+\.\d\d s", " ".join(page.texts(".total")))
 
 
-def test_sound_is_played_whole_and_without_a_gap(page: WebPage, server: ScriptedServer) -> None:
+def test_audio_is_played_whole_and_without_a_gap(page: WebPage, server: ScriptedServer) -> None:
     page.ask("Hello")
     page.wait_answered()
     sounds = page.sounds()
@@ -87,12 +87,12 @@ def test_answer_can_be_heard_again(page: WebPage) -> None:
     page.ask("Hello")
     page.wait_answered()
     assert page.num_samples() == len(SAMPLES)
-    page.click(".sound .play")
+    page.click(".audio .play")
     page.wait("!document.querySelector('.playing')")
     assert page.num_samples() == 2 * len(SAMPLES)
 
 
-def test_stop_ends_the_answer_on_the_server_and_its_sound(page: WebPage, server: ScriptedServer) -> None:
+def test_stop_ends_the_answer_on_the_server_and_its_audio(page: WebPage, server: ScriptedServer) -> None:
     server.generator.script = [TextDelta("I could go on", (0,)), AudioDelta(0, np.tile(SECOND, 20)), Hang()]
     page.ask("Hello")
     page.wait("document.querySelector('.playing')")

@@ -34,7 +34,7 @@ window.fetch = (url, options) => {
   return fetchUnbounded(url, { ...options, body: JSON.stringify({ ...JSON.parse(options.body), ...bounds }) });
 };
 """
-"""The demo model ends its answers by chance: between no sound at all and half a minute. Here it is 2 to 4
+"""The demo model ends its answers by chance: between no audio at all and half a minute. Here it is 2 to 4
 s."""
 
 
@@ -54,14 +54,14 @@ def check_spoken_answer(page: WebPage, number: int = 1) -> None:
     last = f".turn:nth-child({number})"
     assert len(page.text(f"{last} .answer > .text").split()) > 1
     assert len(page.texts(f"{last} .answer .clip")) == 1
-    for name, label in (("first-text", "First text"), ("first-sound", "First audio"), ("total", "Done")):
+    for name, label in (("first-text", "First text"), ("first-audio", "First audio"), ("total", "Done")):
         (shown,) = page.texts(f"{last} .{name}")
         assert shown.startswith(f"{label} ")
         assert shown.endswith(" s")
     assert page.num_samples() >= 100 * SAMPLES_PER_CODE
 
 
-def test_typed_conversation_streams_text_and_sound_and_asks_no_other_host(
+def test_typed_conversation_streams_text_and_audio_and_asks_no_other_host(
     page: WebPage, demo: ServerProcess
 ) -> None:
     page.ask("Hello, who are you?")
@@ -90,7 +90,7 @@ def test_spoken_question_is_answered(page: WebPage) -> None:
     assert part["type"] == "input_audio"
 
 
-def test_dropped_picture_and_sound_are_answered(page: WebPage) -> None:
+def test_dropped_image_and_audio_are_answered(page: WebPage) -> None:
     page.drop((MEDIA / "shapes.png", "image/png"), (MEDIA / "speech_weather.wav", "audio/wav"))
     page.ask("What do you see and hear?")
     check_spoken_answer(page)

@@ -17,7 +17,7 @@ def asked(server: ScriptedServer) -> tuple[ContentPart, ...]:
     return server.generator.last_request.messages[-1].content
 
 
-def test_spoken_question_arrives_as_sound(page: WebPage, server: ScriptedServer) -> None:
+def test_spoken_question_arrives_as_audio(page: WebPage, server: ScriptedServer) -> None:
     page.click("#big-mic")
     page.wait("/0:0[1-9]/.test(document.querySelector('#record-time').textContent)")
     levels = page.js(
@@ -76,7 +76,7 @@ def test_chosen_mp3_and_video_are_sent(page: WebPage, server: ScriptedServer) ->
     assert isinstance(video, VideoPart)
 
 
-def test_picture_and_video_that_the_browser_cannot_show_are_named(page: WebPage, tmp_path: Path) -> None:
+def test_image_and_video_that_the_browser_cannot_show_are_named(page: WebPage, tmp_path: Path) -> None:
     kinds = {"clip.mov": "video/quicktime", "photo.heic": "image/heic"}
     for name in kinds:
         (tmp_path / name).write_bytes(bytes(999))
@@ -97,7 +97,7 @@ def test_attachment_can_be_taken_back(page: WebPage, server: ScriptedServer) -> 
     assert [type(part) for part in asked(server)] == [ImagePart]
 
 
-def test_large_picture_is_scaled_down_before_it_is_sent(page: WebPage, server: ScriptedServer) -> None:
+def test_large_image_is_scaled_down_before_it_is_sent(page: WebPage, server: ScriptedServer) -> None:
     page.browser.driver.execute_async_script(
         """
         const done = arguments[0];

@@ -108,7 +108,7 @@ def test_every_format_is_played(page: WebPage) -> None:
         assert len(SAMPLES) <= page.num_samples() - before < len(SAMPLES) + 6000, name
 
 
-def test_sound_is_heard_before_it_is_complete_and_can_be_stopped(
+def test_audio_is_played_before_it_is_complete_and_can_be_stopped(
     page: WebPage, server: ScriptedServer
 ) -> None:
     server.generator.script = [AudioDelta(0, np.tile(SAMPLES, 20)), Hang()]

@@ -122,4 +122,4 @@ def test_refused_microphone_is_explained(browser: Browser, server: ScriptedServe
 def test_file_of_another_kind_is_refused(page: WebPage) -> None:
     page.find("#files").send_keys(__file__)
     page.wait("!document.querySelector('#notice').hidden")
-    assert page.text("#notice") == "“test_refusals.py” is neither sound nor a picture nor a video."
+    assert page.text("#notice") == "“test_refusals.py” is not an audio, image or video file."

@@ -1,4 +1,4 @@
-"""Sound files, and the microphone, written down."""
+"""Audio files and the microphone, transcribed."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def wait_written(page: WebPage) -> None:
     page.wait("document.querySelector('#transcript-box').getAttribute('aria-busy') === 'false'")
 
 
-def test_dropped_file_is_written_down(page: WebPage, server: ScriptedServer) -> None:
+def test_dropped_file_is_transcribed(page: WebPage, server: ScriptedServer) -> None:
     page.drop_here(WAV)
     wait_written(page)
     assert page.texts("#transcript") == [TEXT]
@@ -33,12 +33,12 @@ def test_dropped_file_is_written_down(page: WebPage, server: ScriptedServer) -> 
     assert len(task.audio.samples) > 2 * 16_000
     assert page.text("#announcer") == TEXT
     assert page.copied("#transcript-copy") == TEXT
-    # The sound that was written down can be heard.
-    page.click("#transcript-sound .play")
+    # The audio that was transcribed can be heard.
+    page.click("#transcript-audio .play")
     page.wait("window.scheduledSounds.length > 0")
 
 
-def test_recording_is_written_down(page: WebPage) -> None:
+def test_recording_is_transcribed(page: WebPage) -> None:
     page.click("#transcribe-record")
     page.wait("document.querySelector('#transcribe-record').textContent === 'Stop recording, 0:01'")
     page.click("#transcribe-record")
@@ -57,7 +57,7 @@ def test_text_is_seen_while_it_is_made_and_can_be_stopped(page: WebPage, server:
     assert page.texts("#transcript") == ["So far"]
 
 
-def test_file_that_is_no_sound_is_refused_in_words(page: WebPage, tmp_path: Path) -> None:
+def test_file_of_another_kind_is_refused_in_words(page: WebPage, tmp_path: Path) -> None:
     (tmp_path / "letter.wav").write_text("Dear reader, " * 99)
     page.drop_here((tmp_path / "letter.wav", "audio/wav"))
     wait_written(page)

@@ -6,6 +6,7 @@ server's own process is here, the models that do it in the engines are in `corru
 """
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,9 @@ from omni_server.edge import DecoderWindow
 from omni_server.family import CodecLayout, HfOverrides
 from omni_server.orchestrator.row_feeder import RowFeeder
 from omni_server.protocol.rows import RowsPayload, SharedBlock
-from stages.qwen2_5_omni.code2wav.config import code2wav_config
+from stages.codec_chunking import Window
 from stages.qwen2_5_omni.family import Qwen25OmniFamily, Qwen25OmniModel
-from stages.qwen2_5_omni.talker_config import talker_config
+from stages.qwen2_5_omni.hf_overrides import code2wav_config, talker_config
 from stages.qwen2_5_omni.talker_to_code2wav import TalkerToCode2Wav
 from tests.faults.orders import FOLDER_VARIABLE
 
@@ -118,9 +119,9 @@ class CorruptingCodecEdge(TalkerToCode2Wav):
         self._is_victim = voice == VICTIM_VOICE
         self._sent: list[DecoderWindow] = []
 
-    def _ready(self) -> list[DecoderWindow]:
+    def _requests(self, windows: Sequence[Window[int]]) -> list[DecoderWindow]:
         what = ordered("windows") if self._is_victim else None
-        return [out for window in super()._ready() for out in self._spoiled(window, what)]
+        return [out for window in super()._requests(windows) for out in self._spoiled(window, what)]
 
     def _spoiled(self, window: DecoderWindow, what: str | None) -> list[DecoderWindow]:
         self._sent.append(window)

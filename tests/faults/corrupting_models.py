@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from vllm.forward_context import get_forward_context
 
-from omni_server.protocol.codec_window import decode_codec_window
 from stages.qwen2_5_omni.code2wav.model import Qwen2_5OmniCode2Wav
+from stages.qwen2_5_omni.codec_window import decode_codec_window
 from stages.qwen2_5_omni.talker import Qwen2_5OmniTalker
 from stages.qwen2_5_omni.thinker import Qwen2_5OmniThinker
 from stages.runtime.diffusion_model import DiffusionBatch

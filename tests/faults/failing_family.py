@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from omni_server.family import HfOverrides
-from stages.qwen2_5_omni.code2wav.config import code2wav_config
 from stages.qwen2_5_omni.family import Qwen25OmniFamily, Qwen25OmniModel
-from stages.qwen2_5_omni.talker_config import talker_config
+from stages.qwen2_5_omni.hf_overrides import code2wav_config, talker_config
 from tests.faults.task_count import answer_signals
 
 CLASSES = {"thinker": "FailingThinker", "talker": "FailingTalker", "code2wav": "FailingCode2Wav"}

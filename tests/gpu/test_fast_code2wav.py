@@ -16,16 +16,17 @@ from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5O
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
 
 import scripts.demo_checkpoint
-from omni_server.config.chunk_plan import ChunkPlan
-from omni_server.protocol.diffusion_config import ComputeDtype, DiffusionRuntimeConfig, FlowSolver
+from omni_server.protocol.diffusion_config import ComputeDtype, DiffusionRuntimeConfig
 from stages.codec_chunking import CodecChunker
 from stages.qwen2_5_omni.code2wav.dit_ops import TorchDiTOps
 from stages.qwen2_5_omni.code2wav.noise import noise_frames
 from stages.qwen2_5_omni.code2wav.packing import BlockLayout, Carry, pack_windows
 from stages.qwen2_5_omni.code2wav.pipeline import TORCH_DTYPES, Code2WavPipeline, WindowJob
-from stages.qwen2_5_omni.code2wav.stream_kv import LayerKV, StreamKV
+from stages.qwen2_5_omni.code2wav.stream_kv import LayerKV, StreamKV, slot_shape
 from stages.qwen2_5_omni.code2wav.voices import Voice
-from tests.reference.token2wav import MEL_LEVEL, random_token2wav
+from stages.qwen2_5_omni.options import Code2WavChunks
+from stages.qwen2_5_omni.talker_to_code2wav import codec_window
+from tests.reference.token2wav import MEL_LEVEL, code2wav_stage, random_token2wav
 
 pytestmark = pytest.mark.gpu
 
@@ -35,12 +36,9 @@ FAST_BOUND_DB: dict[ComputeDtype, float] = {"float32": 90.0, "float16": 40.0, "b
 31."""
 
 RUNTIME = DiffusionRuntimeConfig(
-    solver=FlowSolver(num_steps=10, guidance_scale=0.5, sway_coefficient=-1.0),
+    stage=code2wav_stage(max_num_seqs=8, max_num_batched_tokens=1056, max_model_len=400),
     compute_dtype="float32",
     is_fast=False,
-    max_num_windows=8,
-    max_num_codes=1056,
-    longest_window=400,
 )
 
 
@@ -72,16 +70,17 @@ def voices() -> list[Voice]:
     ]
 
 
-def windows(num_codes: int, plan: ChunkPlan, voice: int, stream: str | None = None) -> list[WindowJob]:
+def windows(num_codes: int, plan: Code2WavChunks, voice: int, stream: str | None = None) -> list[WindowJob]:
     draw = torch.Generator().manual_seed(num_codes)
-    chunker = CodecChunker(plan, codes_per_block=12)
-    chunker.push(torch.randint(0, 8193, (num_codes,), generator=draw).tolist())
-    chunker.finish()
+    chunker = CodecChunker(plan, 12)
     jobs = []
-    for piece in chunker.ready():
-        noise = torch.from_numpy(noise_frames(SEED, 2 * piece.first_code, 2 * len(piece.codes), 80))
-        span = piece.span(voice=("Ethan", "Chelsie")[voice], noise_seed=SEED, stream=stream)
-        jobs.append(WindowJob(span, torch.tensor(piece.codes), noise, voice))
+    for piece in [
+        *chunker.push(torch.randint(0, 8193, (num_codes,), generator=draw).tolist()),
+        *chunker.finish(),
+    ]:
+        noise = torch.from_numpy(noise_frames(SEED, 2 * piece.first_frame, 2 * len(piece.frames), 80))
+        span = codec_window(piece, plan, voice=("Ethan", "Chelsie")[voice], noise_seed=SEED, stream=stream)
+        jobs.append(WindowJob(span, torch.tensor(piece.frames), noise, voice))
     return jobs
 
 
@@ -99,7 +98,7 @@ def test_the_fast_path_is_within_its_bound_of_plain_float32(
         *models, voices, msgspec.structs.replace(RUNTIME, compute_dtype=dtype, is_fast=True)
     )
     fast.warm_up()
-    plan = ChunkPlan()
+    plan = Code2WavChunks()
     lengths = (1, 11, 24, 37, 250)
     jobs = [window for index, length in enumerate(lengths) for window in windows(length, plan, index % 2)]
     references = plain.run(jobs)
@@ -119,9 +118,9 @@ def test_chunks_of_the_fast_path_against_the_whole_utterance_in_plain_float32(
     fast = Code2WavPipeline(
         *models, voices, msgspec.structs.replace(RUNTIME, compute_dtype="float16", is_fast=True)
     )
-    whole = joined(plain.run(windows(250, ChunkPlan(mode="whole"), 0)))
-    chunked_plain = joined(plain.run(windows(250, ChunkPlan(), 0)))
-    chunked_fast = joined(fast.run(windows(250, ChunkPlan(), 0)))
+    whole = joined(plain.run(windows(250, Code2WavChunks(mode="whole"), 0)))
+    chunked_plain = joined(plain.run(windows(250, Code2WavChunks(), 0)))
+    chunked_fast = joined(fast.run(windows(250, Code2WavChunks(), 0)))
     print(  # noqa: T201
         f"\nagainst one plain pass over 250 codes: plain windows {snr_db(chunked_plain, whole):.1f} dB, "
         f"fast windows {snr_db(chunked_fast, whole):.1f} dB; fast against plain windows "
@@ -152,17 +151,15 @@ def mixed_layout() -> BlockLayout:
 
 
 def random_state(dtype: torch.dtype) -> StreamKV:
-    state = StreamKV(
-        num_slots=5,
+    per_slot = slot_shape(
         num_intervals=3,
         num_evaluations=4,
         num_layers=2,
         num_branches=2,
         block_size=BLOCK_SIZE,
         inner=HEADS * HEAD_DIM,
-        dtype=dtype,
-        device=torch.device("cuda"),
     )
+    state = StreamKV(5, per_slot, dtype, torch.device("cuda"))
     torch.manual_seed(5)
     for evaluation in range(4):
         for layer in range(2):
@@ -249,7 +246,7 @@ def test_streams_on_the_fast_path_are_within_its_bound_of_plain_float32(
     fast.warm_up()
     lengths = (250, 37, 130, 24, 11, 96, 250, 73, 60, 131)
     streams = [
-        windows(length, ChunkPlan(new_blocks=(1, 2, 6)), n % 2, None if n == 5 else f"s{n}")
+        windows(length, Code2WavChunks(new_blocks=(1, 2, 6)), n % 2, None if n == 5 else f"s{n}")
         for n, length in enumerate(lengths)
     ]
     alone = [[plain.run([job])[0] for job in jobs] for jobs in streams]
@@ -274,8 +271,8 @@ def test_a_graph_recorded_between_two_windows_of_a_stream_leaves_its_state_alone
     runtime = msgspec.structs.replace(RUNTIME, num_streams=2, is_fast=True)
     ready, fresh = (Code2WavPipeline(*models, voices, runtime) for _ in range(2))
     ready.warm_up()
-    own = windows(250, ChunkPlan(new_blocks=(1, 3, 6)), 0, "a")
-    other = windows(250, ChunkPlan(new_blocks=(4,)), 1)
+    own = windows(250, Code2WavChunks(new_blocks=(1, 3, 6)), 0, "a")
+    other = windows(250, Code2WavChunks(new_blocks=(4,)), 1)
     for job in own:
         [expected], [result] = ready.run([job]), fresh.run([job])
         assert snr_db(result, expected) > 120
@@ -292,9 +289,9 @@ def test_streams_of_the_fast_path_against_the_whole_utterance_in_plain_float32(
     fast = Code2WavPipeline(
         *models, voices, msgspec.structs.replace(runtime, compute_dtype="float16", is_fast=True)
     )
-    whole = joined(plain.run(windows(250, ChunkPlan(mode="whole"), 0)))
+    whole = joined(plain.run(windows(250, Code2WavChunks(mode="whole"), 0)))
     for future_blocks in (1, 2):
-        plan = ChunkPlan(future_blocks=future_blocks)
+        plan = Code2WavChunks(future_blocks=future_blocks)
         by_themselves = joined(plain.run(windows(250, plan, 0)))
         plain_stream = joined([plain.run([job])[0] for job in windows(250, plan, 0, "a")])
         fast_stream = joined([fast.run([job])[0] for job in windows(250, plan, 0, "a")])

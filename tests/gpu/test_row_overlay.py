@@ -1,30 +1,22 @@
-"""What only a GPU shows about rows in and the repetition penalty: copies that run beside the host, and ids
-that are on the device only. `pytest -m gpu tests/gpu/test_row_overlay.py`"""
+"""What only a GPU shows about rows in: copies that run beside the host.
 
-from collections.abc import Iterator
-from pathlib import Path
+`pytest -m gpu tests/gpu/test_row_overlay.py`
+"""
 
 import numpy as np
 import pytest
 import torch
-from vllm.v1.sample.ops.penalties import apply_all_penalties
 
-from omni_server.orchestrator import orchestrator
 from omni_server.protocol.rows import RowsFeed, RowsInput, RowsOutput, decode_payload
-from scripts.demo_checkpoint import make_demo_checkpoint
-from stages.runtime.ar_runner_v1 import RepetitionPenalty
 from stages.runtime.embeddings_in import RowOverlay, RowUpload
 from stages.runtime.embeddings_out import RowEmitter
 from stages.runtime.stage_step import StepBatch, TakenSlot
-from tests.integration.live import LiveOmni, demo_config
-from tests.integration.test_repetition_penalty import codes, requests, vllms_own
 from tests.unit.stages.row_stream import WIDTH, FakeProducer, shared_queue
 from tests.unit.stages.test_embedding_store import TAIL, numbered, payload
 
 pytestmark = pytest.mark.gpu
 
 CUDA = torch.device("cuda")
-ON_GPU = {"enforce_eager": False, "attention_backend": "TRITON_ATTN"}
 
 
 def batch(*parts: tuple[str, int, int]) -> StepBatch:
@@ -130,53 +122,3 @@ def test_rows_leave_as_they_were_when_the_step_was_computed() -> None:
         assert queue.num_in_use() == 0
     finally:
         queue.close()
-
-
-def test_the_penalty_equals_vllms_on_the_device() -> None:
-    vocab, penalties = 8448, {"a": 1.05, "b": 1.0, "c": 1.3}
-    penalty = RepetitionPenalty(vocab, CUDA)
-    for name, value in penalties.items():
-        penalty.add(name, value)
-    ids = {name: torch.randint(0, vocab, (50,), device=CUDA, dtype=torch.int32) for name in penalties}
-    for dtype in (torch.float32, torch.bfloat16):
-        step = batch(*((name, 0, 50) for name in ids))
-        penalty.see(torch.cat(list(ids.values())), step)
-        given = torch.randn(3, vocab, device=CUDA).to(dtype)
-        nothing = torch.zeros(3, device=CUDA)
-        want = apply_all_penalties(
-            given.float().clone(),
-            torch.stack(list(ids.values())).long()[:, :20],
-            nothing,
-            nothing,
-            torch.tensor(list(penalties.values()), device=CUDA),
-            [value[20:].tolist() for value in ids.values()],
-        )
-        assert torch.equal(penalty.apply(given.clone(), step), want)
-
-
-@pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveOmni]:
-    checkpoint: Path = make_demo_checkpoint(tmp_path_factory.mktemp("demo") / "checkpoint")
-    config = demo_config(
-        platform="cuda",
-        chunks={"mode": "whole"},
-        stages={
-            "thinker": {"gpu_memory_utilization": 0.2, "engine_args": dict(ON_GPU)},
-            "talker": {"gpu_memory_utilization": 0.2, "engine_args": dict(ON_GPU)},
-            "code2wav": {"gpu_memory_utilization": 0.2},
-        },
-    )
-    running = LiveOmni(checkpoint, config)
-    yield running
-    running.close()
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.9], ids=["greedy", "sampled"])
-def test_codes_under_async_scheduling_are_those_of_vllms_own_penalty(
-    live: LiveOmni, monkeypatch: pytest.MonkeyPatch, temperature: float
-) -> None:
-    ours = codes(live, requests(temperature, 1.3))
-    without = codes(live, requests(temperature, 1.0))
-    monkeypatch.setattr(orchestrator, "sampling_params", vllms_own)
-    assert ours == codes(live, requests(temperature, 1.3))
-    assert ours != without

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from omni_server.config.load import load_stage_config
 from omni_server.config.stage_config import StageConfig
-from omni_server.metrics.pipeline import QueueLevel
+from omni_server.metrics.stage_metrics import QueueLevel
 from omni_server.offline import OmniOutput, collect
 from omni_server.omni import AsyncOmni
 from omni_server.types import ChatMessage, OmniEvent, OmniRequest, SamplingConfig, SpeechOutput

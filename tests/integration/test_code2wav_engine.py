@@ -15,15 +15,15 @@ from safetensors.torch import load_file
 from transformers import AutoConfig
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
 
-from omni_server.config.chunk_plan import ChunkPlan
-from omni_server.config.stages import DiffusionStage, SolverConfig
 from omni_server.engine.diffusion_handle import DiffusionHandle
 from omni_server.engine.engine_args import diffusion_engine_args
 from omni_server.errors import StageError
-from omni_server.protocol.codec_window import CodecWindow, encode_codec_window
 from stages.codec_chunking import CodecChunker
-from stages.qwen2_5_omni.code2wav.config import code2wav_config
 from stages.qwen2_5_omni.code2wav.noise import noise_frames
+from stages.qwen2_5_omni.codec_window import CodecWindow, encode_codec_window
+from stages.qwen2_5_omni.hf_overrides import code2wav_config
+from stages.qwen2_5_omni.options import Code2WavChunks, Code2WavStage, SolverConfig
+from stages.qwen2_5_omni.talker_to_code2wav import codec_window
 from tests.integration.engines import CPU_ENVIRONMENT, diffusion_engine
 
 SOLVER = SolverConfig(num_steps=6)
@@ -38,7 +38,7 @@ async def code2wav(other_sizes: Path) -> AsyncIterator[DiffusionHandle]:
     with pytest.MonkeyPatch.context() as environment, tempfile.TemporaryDirectory(prefix="t-") as folder:
         for name, value in CPU_ENVIRONMENT.items():
             environment.setenv(name, value)
-        stage = DiffusionStage(
+        stage = Code2WavStage(
             engine="diffusion",
             model_stage="code2wav",
             max_model_len=256,
@@ -142,15 +142,14 @@ async def test_a_streamed_utterance_equals_the_same_windows_of_the_bare_model(
     code2wav: DiffusionHandle, bare_model: BareModel
 ) -> None:
     codes = random_codes(131, 77)
-    chunker = CodecChunker(ChunkPlan(), codes_per_block=12)
-    chunker.push(codes)
-    chunker.finish()
-    windows = chunker.ready()
-    spans = [window.span(voice="Ethan", noise_seed=2**64 - 1) for window in windows]
-    results = await asyncio.gather(*[run(code2wav, w.codes, s) for w, s in zip(windows, spans, strict=True)])
+    plan = Code2WavChunks()
+    chunker = CodecChunker(plan, 12)
+    windows = [*chunker.push(codes), *chunker.finish()]
+    spans = [codec_window(window, plan, voice="Ethan", noise_seed=2**64 - 1) for window in windows]
+    results = await asyncio.gather(*[run(code2wav, w.frames, s) for w, s in zip(windows, spans, strict=True)])
     assert sum(map(len, results)) == 480 * 131
     for window, span, result in zip(windows, spans, results, strict=True):
-        assert_close(result, bare_model.waveform(window.codes, span))
+        assert_close(result, bare_model.waveform(window.frames, span))
     in_one = await run(code2wav, codes, whole(131, voice="Ethan", seed=2**64 - 1))
     assert deviation(np.concatenate(results), in_one) < 1e-3
 
@@ -159,10 +158,10 @@ Spans = list[tuple[tuple[int, ...], CodecWindow]]
 
 
 def spans_of(codes: tuple[int, ...], *, stream: str | None, seed: int = 0) -> Spans:
-    chunker = CodecChunker(ChunkPlan(new_blocks=(1, 2)), codes_per_block=12)
-    chunker.push(codes)
-    chunker.finish()
-    return [(w.codes, w.span(voice="Ethan", noise_seed=seed, stream=stream)) for w in chunker.ready()]
+    plan = Code2WavChunks(new_blocks=(1, 2))
+    chunker = CodecChunker(plan, 12)
+    windows = [*chunker.push(codes), *chunker.finish()]
+    return [(w.frames, codec_window(w, plan, voice="Ethan", noise_seed=seed, stream=stream)) for w in windows]
 
 
 async def one_by_one(client: DiffusionHandle, spans: Spans) -> list[Waveform]:

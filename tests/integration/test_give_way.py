@@ -24,10 +24,10 @@ from omni_server.engine.async_engine import StageAsyncLLM
 from omni_server.engine.diffusion_handle import DiffusionHandle
 from omni_server.engine.engine_args import ar_engine_args, diffusion_engine_args
 from omni_server.family import load_family
-from omni_server.protocol.codec_window import CodecWindow, encode_codec_window
 from omni_server.protocol.give_way import BatchNotice, GiveWaySpec, encode_notice
 from omni_server.protocol.local_socket import new_socket_name, socket_address
 from omni_server.protocol.runtime_config import StageRuntimeConfig
+from stages.qwen2_5_omni.codec_window import CodecWindow, encode_codec_window
 from tests.integration.engines import CPU_ENVIRONMENT, ar_engine, diffusion_engine
 from tests.integration.live import demo_config
 

@@ -26,7 +26,7 @@ then."""
 
 
 def check_ended_at_once(response: Event) -> None:
-    """A response without sound is one of these."""
+    """A response without audio is one of these."""
     assert response["usage"]["output_token_details"]["text_tokens"] <= 1, response
 
 
@@ -51,14 +51,14 @@ class Talk:
         """The end of the response that runs, if it is heard; of the next one otherwise."""
         for _ in range(ATTEMPTS):
             done: Event = self.until("response.done")["response"]
-            if self.sound(done["id"]):
+            if self.audio(done["id"]):
                 return done
             check_ended_at_once(done)
             self.connection.response.create()
-        raise AssertionError(f"{ATTEMPTS} responses have no sound")
+        raise AssertionError(f"{ATTEMPTS} responses have no audio")
 
     def begin(self) -> str:
-        """The id of a response of which the first sound has come."""
+        """The id of a response of which the first audio has arrived."""
         for _ in range(ATTEMPTS):
             self.connection.response.create()
             event = self.until("response.output_audio.delta", "response.done")
@@ -66,7 +66,7 @@ class Talk:
                 response_id: str = event["response_id"]
                 return response_id
             check_ended_at_once(event["response"])
-        raise AssertionError(f"{ATTEMPTS} responses have no sound")
+        raise AssertionError(f"{ATTEMPTS} responses have no audio")
 
     def configure(self, **session: Any) -> None:
         self.connection.session.update(session={"type": "realtime", **session})  # type: ignore[arg-type]
@@ -85,7 +85,7 @@ class Talk:
                 audio=base64_of(samples[begin : begin + 2400].tobytes())
             )
 
-    def sound(self, response_id: str) -> bytes:
+    def audio(self, response_id: str) -> bytes:
         return b"".join(
             base64.b64decode(event["delta"], validate=True)
             for event in self.events
@@ -123,10 +123,10 @@ def test_a_written_question_is_answered_by_voice_and_remembered(server: ServerPr
         usage = first["usage"]
         transcript = first["output"][0]["content"][0]["transcript"]
         assert transcript
-        sound = talk.sound(first["id"])
+        heard = talk.audio(first["id"])
         # 20 ms for each codec token.
-        assert len(sound) == 2 * 480 * usage["output_token_details"]["audio_tokens"] > 0
-        assert np.abs(np.frombuffer(sound, dtype="<i2")).max() > 0
+        assert len(heard) == 2 * 480 * usage["output_token_details"]["audio_tokens"] > 0
+        assert np.abs(np.frombuffer(heard, dtype="<i2")).max() > 0
         talk.say("And what can you do?")
         talk.connection.response.create(response={"output_modalities": ["text"]})
         second = talk.until("response.done")["response"]
@@ -147,8 +147,8 @@ def test_speech_is_found_heard_and_answered(server: ServerProcess) -> None:
         assert kinds.index("input_audio_buffer.speech_started") < kinds.index(
             "input_audio_buffer.speech_stopped"
         )
-        assert done["usage"]["input_token_details"]["audio_tokens"] > 25  # 25 in a second of sound
-        assert talk.sound(done["id"])
+        assert done["usage"]["input_token_details"]["audio_tokens"] > 25  # 25 in a second of audio
+        assert talk.audio(done["id"])
 
 
 @pytest.mark.parametrize("kind", ["audio/pcmu", "audio/pcma"])
@@ -164,7 +164,7 @@ def test_a_telephone_call_is_answered_in_its_own_format(server: ServerProcess, k
         talk.connection.response.create()
         done = talk.heard()
         codes = done["usage"]["output_token_details"]["audio_tokens"]
-        assert len(talk.sound(done["id"])) == 160 * codes > 0
+        assert len(talk.audio(done["id"])) == 160 * codes > 0
 
 
 def is_interrupted(talk: Talk) -> bool:
@@ -225,7 +225,7 @@ def test_a_dropped_connection_frees_all_stages(server: ServerProcess) -> None:
     server.wait_until_idle()
 
 
-def test_what_the_user_said_is_written_down(server: ServerProcess) -> None:
+def test_what_the_user_said_is_transcribed(server: ServerProcess) -> None:
     with talking(server) as talk:
         talk.configure(audio={"input": {"turn_detection": None, "transcription": {"model": MODEL}}})
         talk.play(speech("speech_hello.wav"))

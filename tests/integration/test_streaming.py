@@ -12,17 +12,19 @@ from safetensors.torch import load_file
 from transformers import AutoConfig
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
 
-from omni_server.config.chunk_plan import ChunkPlan
-from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig, FlowSolver
+from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
 from omni_server.types import AudioDelta, CodecDelta, Finished, OmniEvent, SamplingConfig, TextDelta, TextDone
 from stages.codec_chunking import CodecChunker
 from stages.qwen2_5_omni.code2wav.noise import noise_frames
 from stages.qwen2_5_omni.code2wav.pipeline import Code2WavPipeline, WindowJob
 from stages.qwen2_5_omni.code2wav.voices import load_voices
+from stages.qwen2_5_omni.options import Code2WavChunks
+from stages.qwen2_5_omni.talker_to_code2wav import codec_window
 from tests.integration.live import LiveOmni, demo_config, spoken
 from tests.integration.parity import expected, same_tokens, signal_to_noise_db
 from tests.reference.cases import CASES
 from tests.reference.reference import Reference
+from tests.reference.token2wav import code2wav_stage
 
 CHUNKED_SNR_DB = 50.0
 """Of streamed sound against one pass with the same noise, on the demo checkpoint's random weights; measured:
@@ -139,7 +141,7 @@ def test_the_server_carries_state_from_window_to_window(
 
 
 def stream_sound(
-    checkpoint: Path, codes: list[int], chunks: ChunkPlan, *, stream: str | None
+    checkpoint: Path, codes: list[int], chunks: Code2WavChunks, *, stream: str | None
 ) -> npt.NDArray[np.float32]:
     """`codes` in windows through a pipeline of its own, with the voice and the noise of `spoken`."""
     torch.set_num_threads(1)
@@ -149,26 +151,21 @@ def stream_sound(
     token2wav.load_state_dict(own)
     voices = load_voices(checkpoint)
     runtime = DiffusionRuntimeConfig(
-        solver=FlowSolver(num_steps=10, guidance_scale=0.5, sway_coefficient=-1.0),
+        stage=code2wav_stage(max_num_seqs=1, max_num_batched_tokens=2048, max_model_len=2048),
         compute_dtype="float32",
         is_fast=False,
-        max_num_windows=1,
-        max_num_codes=2048,
-        longest_window=2048,
         num_streams=1,
     )
     with torch.inference_mode():
         pipeline = Code2WavPipeline(
             token2wav.code2wav_dit_model, token2wav.code2wav_bigvgan_model, tuple(voices.values()), runtime
         )
-    chunker = CodecChunker(chunks, codes_per_block=12)
-    chunker.push(codes)
-    chunker.finish()
+    chunker = CodecChunker(chunks, 12)
     pieces = []
-    for window in chunker.ready():
-        span = window.span(voice=VOICE, noise_seed=NOISE_SEED, stream=stream)
-        noise = torch.from_numpy(noise_frames(NOISE_SEED, 2 * window.first_code, 2 * len(window.codes), 80))
-        job = WindowJob(span, torch.tensor(window.codes), noise, list(voices).index(VOICE))
+    for window in [*chunker.push(codes), *chunker.finish()]:
+        span = codec_window(window, chunks, voice=VOICE, noise_seed=NOISE_SEED, stream=stream)
+        noise = torch.from_numpy(noise_frames(NOISE_SEED, 2 * window.first_frame, 2 * len(window.frames), 80))
+        job = WindowJob(span, torch.tensor(window.frames), noise, list(voices).index(VOICE))
         pieces += pipeline.run([job])
     return torch.cat(pieces).numpy()
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from stages.runtime.ar_runner_v2 import ARModelRunnerV2Mixin, RowModelStateMixin, step_batch
-from stages.runtime.ar_worker import ARWorker
+from stages.runtime.stage_worker import ARWorker
 
 
 class ComparingRunnerMixin(ARModelRunnerV2Mixin):

@@ -253,7 +253,7 @@ class Code2Wav(SimulatedCode2Wav):
         self.ended.clear()
         began = clock()
         await asyncio.sleep(device.code2wav_host_s / 2)
-        seconds = device.code2wav_s(sum(window.num_computed for window in batch) / LAYOUT.codes_per_block)
+        seconds = device.code2wav_s(sum(window.num_computed for window in batch) / LAYOUT.frames_per_block)
         seconds *= 1 + device.noise * rng.uniform(-1, 1)
         seconds += device.hiccup[1] * (rng.random() < device.hiccup[0])
         await self._gpu.compute("code2wav", seconds)
@@ -445,8 +445,8 @@ class Server:
                 request.is_prefilled = True
                 request.num_made += 1
                 is_last = request.num_made == request.num_codes
-                num_new = (request.num_made - 1) % LAYOUT.codes_per_block + 1
-                if is_last or num_new == LAYOUT.codes_per_block:
+                num_new = (request.num_made - 1) % LAYOUT.frames_per_block + 1
+                if is_last or num_new == LAYOUT.frames_per_block:
                     request.take_codes(num_new)
                 if is_last:
                     requests.remove(request)

@@ -7,6 +7,8 @@ from torch import nn
 from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniToken2WavConfig
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
 
+from stages.qwen2_5_omni.options import Code2WavStage
+
 MEL_LEVEL = -4.5
 """Middle of the range that the vocoder does not clip (-10.9 to 2.3)."""
 
@@ -45,3 +47,10 @@ def _calibrate_level(model: Qwen2_5OmniToken2WavModel) -> None:
     model.code2wav_bigvgan_model(MEL_LEVEL + torch.randn(1, 80, 100, device=last.weight.device))
     hook.remove()
     last.weight *= 0.1 / levels[0]
+
+
+def code2wav_stage(**fields: object) -> Code2WavStage:
+    """The decoder in a stage config, with windows of at most 2048 codec tokens."""
+    return Code2WavStage.model_validate(
+        {"engine": "diffusion", "model_stage": "code2wav", "max_model_len": 2048, **fields}
+    )

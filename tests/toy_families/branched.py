@@ -1,14 +1,9 @@
 """Four stages with a branch: text, and speech by a speaker, a diffusion stage that makes tones, and one that mixes
 them."""
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
-import torch
-from torch import nn
 
 from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.config.pipeline import EdgeSpec, Embeddings, Pipeline, StageSpec, Tensor, TokenFrames
@@ -19,31 +14,6 @@ from tests.toy_families.toy import END, FIRST_CODE, HIDDEN_SIZE, ToyFamily, with
 WRITER, TONES, MIXER = "ToyWriter", "ToyTones", "ToyMixer"
 PAD, BEGIN = FIRST_CODE, (FIRST_CODE + 1, FIRST_CODE + 2)
 """Token ids of the speaker's prompt: one per position of the writer's, and two behind it."""
-
-
-class WriterRows:
-    """Implements `stages.runtime.row_producer.RowProducer`: a row is the last hidden state."""
-
-    def __init__(self, model: nn.Module, model_dir: Path) -> None:
-        device = next(model.parameters()).device
-        wanted = torch.tensor([END, *(ord(voice[0]) for voice in SpeechModel.voices)], device=device)
-        embeds = model.embed_input_ids(wanted).cpu()  # type: ignore[operator]
-        self._tail = embeds[:1]
-        self._boundary = {name: embeds[1 + i : 2 + i] for i, name in enumerate(SpeechModel.voices)}
-
-    def rows(
-        self, hidden: torch.Tensor, embeds: torch.Tensor, without_embedding: torch.Tensor | None
-    ) -> torch.Tensor:
-        return hidden.clone()
-
-    def prompt_mask(self, prompt_token_ids: list[int], modalities: Set[str]) -> npt.NDArray[np.bool_] | None:
-        return None
-
-    def boundary_rows(self, voice: str) -> torch.Tensor:
-        return self._boundary[voice]
-
-    def tail_rows(self) -> torch.Tensor:
-        return self._tail
 
 
 class BranchedModel(SpeechModel):
@@ -64,15 +34,13 @@ class BranchedFamily(ToyFamily):
             "mixer": StageSpec("diffusion", output="audio"),
         },
         (
-            EdgeSpec("writer", "speaker", Embeddings(), "tests.toy_families.branched:WriterRows"),
+            EdgeSpec("writer", "speaker", Embeddings(), "tests.toy_families.models:WriterRows"),
             EdgeSpec(
                 "speaker",
                 "tones",
                 TokenFrames(NUM_CODEBOOKS),
                 "tests.toy_families.speech_only:Windows",
-                ChunkPlan(
-                    carry=False, past_blocks=0, new_blocks=(1, 2), future_blocks=0, vocoder_margin_frames=0
-                ),
+                ChunkPlan(carry=False, past_blocks=0, new_blocks=(1, 2), future_blocks=0),
             ),
             EdgeSpec("tones", "mixer", Tensor()),
         ),

@@ -1,17 +1,19 @@
 """The models of the toy families, as they run in the engines."""
 
-from collections.abc import Iterable
-from typing import ClassVar, Literal
+from collections.abc import Set
+from pathlib import Path
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import torch
-from vllm.config import VllmConfig
+from torch import nn
 from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 
 from omni_server.protocol.diffusion import decode_stage_result
-from stages.runtime.diffusion_model import DiffusionBatch
+from stages.runtime.diffusion_model import DiffusionBatch, DiffusionModel
 from tests.toy_families.decoding import mixed, render, tones, waveform
-from tests.toy_families.speech_only import NUM_CODEBOOKS, WindowInput
+from tests.toy_families.speech_only import NUM_CODEBOOKS, SpeechModel, WindowInput
 from tests.toy_families.toy import END, FIRST_CODE
 
 
@@ -25,27 +27,32 @@ class ToySpeaker(Qwen2ForCausalLM):
         return logits
 
 
-class _Decoder(torch.nn.Module):
-    """Without weights."""
+class WriterRows:
+    """Implements `stages.runtime.row_producer.RowProducer`: a row is the last hidden state."""
 
-    is_pooling_model: ClassVar[Literal[True]] = True
-    is_attention_free: ClassVar[Literal[True]] = True
-    attn_type: ClassVar[str] = "attention_free"
+    def __init__(self, model: nn.Module, model_dir: Path) -> None:
+        device = next(model.parameters()).device
+        wanted = torch.tensor([END, *(ord(voice[0]) for voice in SpeechModel.voices)], device=device)
+        embeds = model.embed_input_ids(wanted).cpu()  # type: ignore[operator]
+        self._tail = embeds[:1]
+        self._boundary = {name: embeds[1 + i : 2 + i] for i, name in enumerate(SpeechModel.voices)}
 
-    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
-        super().__init__()
+    def rows(
+        self, hidden: torch.Tensor, embeds: torch.Tensor, without_embedding: torch.Tensor | None
+    ) -> torch.Tensor:
+        return hidden.clone()
 
-    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        raise RuntimeError("not how this model is run")
+    def prompt_mask(self, prompt_token_ids: list[int], modalities: Set[str]) -> npt.NDArray[np.bool_] | None:
+        return None
 
-    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        raise RuntimeError("not how this model is run")
+    def boundary_rows(self, voice: str) -> torch.Tensor:
+        return self._boundary[voice]
 
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        return set()
+    def tail_rows(self) -> torch.Tensor:
+        return self._tail
 
 
-class ToyVocoder(_Decoder):
+class ToyVocoder(DiffusionModel):
     def sample(self, batch: DiffusionBatch) -> list[torch.Tensor]:
         """Waveforms, float32 `[num_frames * 1280]`."""
         results = []
@@ -56,7 +63,7 @@ class ToyVocoder(_Decoder):
         return results
 
 
-class ToyTones(_Decoder):
+class ToyTones(DiffusionModel):
     def sample(self, batch: DiffusionBatch) -> list[torch.Tensor]:
         """Tones, float32 `[num_frames * 1280, 4]`."""
         results = []
@@ -67,13 +74,13 @@ class ToyTones(_Decoder):
         return results
 
 
-class ToyMixer(_Decoder):
+class ToyMixer(DiffusionModel):
     def sample(self, batch: DiffusionBatch) -> list[torch.Tensor]:
         """Waveforms, float32 `[num_samples]`, of the tones that the stage before has made."""
         return [torch.from_numpy(mixed(decode_stage_result(data)[1])) for data in batch.inputs]
 
 
-class ToyPainter(_Decoder):
+class ToyPainter(DiffusionModel):
     def sample(self, batch: DiffusionBatch) -> list[torch.Tensor]:
         """Images, float32 `[height, width, 3]` in [0, 1]."""
         return [torch.from_numpy(render(payload)) for payload in batch.inputs]

@@ -10,7 +10,9 @@ import msgspec
 from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.config.pipeline import EdgeSpec, Pipeline, StageSpec, TokenFrames
 from omni_server.edge import DecoderWindow, Frame
+from omni_server.errors import ConfigError
 from omni_server.family import CodecLayout, HfOverrides
+from stages.codec_chunking import CodecChunker, Window
 from tests.toy_families.toy import END, ToyFamily, ToyModel, with_architecture
 
 SPEAKER, VOCODER = "ToySpeaker", "ToyVocoder"
@@ -28,51 +30,41 @@ class WindowInput(msgspec.Struct, frozen=True):
 
 
 class Windows:
-    """Implements `omni_server.edge.CodecEdge`. The decoder needs no context: windows do not overlap."""
+    """Implements `omni_server.edge.CodecEdge`. The decoder keeps no state and ignores context."""
 
     def __init__(self, plan: ChunkPlan, layout: CodecLayout, *, voice: str, noise_seed: int) -> None:
-        self._ramp = tuple(plan.new_blocks)
+        if plan.carries_state:
+            raise ConfigError("this decoder keeps no state: set chunks.carry to false")
         self._voice = voice
-        self._frames: list[Frame] = []
-        self._first_frame = 0
-        self._num_windows = 0
+        self._layout = layout
+        self._chunker = CodecChunker[Frame](plan, layout.frames_per_block)
 
     def use_ramp(self, new_blocks: Sequence[int]) -> None:
-        self._ramp = tuple(new_blocks)
+        self._chunker.use_ramp(new_blocks)
 
     def push(self, frames: Sequence[Frame]) -> list[DecoderWindow]:
-        self._frames += frames
-        windows = []
-        while len(self._frames) >= (length := self._next_length()):
-            windows.append(self._cut(length))
-        return windows
+        return [self._request(window) for window in self._chunker.push(frames)]
 
     def finish(self) -> list[DecoderWindow]:
-        return [self._cut(len(self._frames))] if self._frames else []
+        return [self._request(window) for window in self._chunker.finish()]
 
-    def _next_length(self) -> int:
-        return FRAMES_PER_BLOCK * self._ramp[min(self._num_windows, len(self._ramp) - 1)]
-
-    def _cut(self, length: int) -> DecoderWindow:
-        frames, self._frames = self._frames[:length], self._frames[length:]
-        window = DecoderWindow(
+    def _request(self, window: Window[Frame]) -> DecoderWindow:
+        frames = window.emitted
+        return DecoderWindow(
             token_ids=tuple(token for frame in frames for token in frame),
-            payload=msgspec.msgpack.encode(WindowInput(self._voice, self._first_frame)),
-            first_sample=self._first_frame * SAMPLES_PER_FRAME,
-            num_samples=length * SAMPLES_PER_FRAME,
-            num_computed=length,
+            payload=msgspec.msgpack.encode(WindowInput(self._voice, window.emit_start)),
+            first_sample=window.emit_start * self._layout.samples_per_frame,
+            num_samples=len(frames) * self._layout.samples_per_frame,
+            num_computed=len(frames),
             is_varied=len(set(frames)) > 1,
         )
-        self._first_frame += length
-        self._num_windows += 1
-        return window
 
 
 class SpeechModel(ToyModel):
-    voices = ("Low", "High")
+    voices: tuple[str, ...] = ("Low", "High")
     default_voice = "Low"
     stop_ids: Mapping[str, tuple[int, ...]] = {"speaker": (END,)}
-    codec = CodecLayout(FRAMES_PER_BLOCK, 1, SAMPLES_PER_FRAME, SAMPLE_RATE_HZ)
+    codec: CodecLayout | None = CodecLayout(FRAMES_PER_BLOCK, SAMPLES_PER_FRAME, SAMPLE_RATE_HZ)
 
 
 class SpeechFamily(ToyFamily):
@@ -84,9 +76,7 @@ class SpeechFamily(ToyFamily):
                 "vocoder",
                 TokenFrames(NUM_CODEBOOKS),
                 "tests.toy_families.speech_only:Windows",
-                ChunkPlan(
-                    carry=False, past_blocks=0, new_blocks=(1, 2), future_blocks=0, vocoder_margin_frames=0
-                ),
+                ChunkPlan(carry=False, past_blocks=0, new_blocks=(1, 2), future_blocks=0),
             ),
         ),
     )

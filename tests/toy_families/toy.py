@@ -7,10 +7,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
-
 from omni_server.config.stage_config import StageConfig
 from omni_server.errors import InvalidRequestError
 from omni_server.family import (
@@ -32,6 +28,10 @@ HIDDEN_SIZE = 64
 
 def make_checkpoint(folder: Path, architecture: str, *, seed: int = 0) -> Path:
     """A Qwen2 with 2 layers, whose vocabulary is 256 bytes, an end token, and 64 codec tokens."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
     torch.manual_seed(seed)
     config = Qwen2Config(
         vocab_size=FIRST_CODE + NUM_CODES,
@@ -102,12 +102,16 @@ class ToyModel:
 class ToyFamily:
     """Implements the part of `omni_server.family.ModelFamily` that all toy families share."""
 
+    reference: str | None = None
     engine_modules: tuple[str, ...] = ()
 
     def needed_files(self) -> tuple[NeededFile, ...]:
         return (NeededFile(("tokenizer.json",), "the tokenizer"),)
 
     def footprints(self, model_dir: Path, config: StageConfig) -> dict[str, StageFootprint]:
+        import torch
+        from transformers import Qwen2Config, Qwen2ForCausalLM
+
         with torch.device("meta"):
             weights = Qwen2ForCausalLM(Qwen2Config.from_pretrained(model_dir)).state_dict()
         shapes: dict[str, tuple[int, ...]] = {name: tuple(tensor.shape) for name, tensor in weights.items()}

@@ -11,8 +11,7 @@ from omni_server.api.app import create_app
 from omni_server.api.config import ApiConfig
 from omni_server.api.state import ServerState
 from omni_server.cli.main import main
-from omni_server.metrics.pipeline import QueueLevel, StageLevel, pipeline_text
-from omni_server.metrics.stage_metrics import ArStageMetrics
+from omni_server.metrics.stage_metrics import ArStageMetrics, QueueLevel, StageLevel, pipeline_text
 from tests.unit.api.clients import http_client
 from tests.unit.api.fake_generator import FakeGenerator
 

@@ -50,7 +50,7 @@ def decode_audio(text: str, format: WireFormat, param: str) -> Samples:
         return decode_g711(data, _law(format))
     if len(data) % 2:
         raise InvalidRequestError(
-            f"Invalid '{param}': an odd number of bytes is no 16-bit audio.", param=param
+            f"Invalid '{param}': 16-bit audio has an even number of bytes.", param=param
         )
     return np.frombuffer(data, dtype="<i2").astype(np.int16)
 
@@ -73,7 +73,7 @@ class OutputEncoder:
         return encode_g711(to_int16(resampler.push(samples)), law)
 
     def close(self) -> bytes:
-        """What is left to send."""
+        """The rest of the encoded audio."""
         if self._g711 is None:
             return b""
         law, resampler = self._g711

@@ -1,6 +1,5 @@
-"""The audio that a client has sent and that is no item yet, and the turns that are found in it."""
+"""The audio that a client has sent and that has not become an item yet, and the turns found in it."""
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ from omni_server.errors import InvalidRequestError
 
 _MIN_COMMIT_MS = 100
 _QUIET_S = 30.0
-"""With turn detection, so much of what nobody spoke in is kept: for a client that commits by itself."""
+"""Seconds without speech that are kept with turn detection, for a client that commits by itself."""
 
 
 @dataclass(frozen=True)
@@ -30,45 +29,16 @@ class Stopped:
     """The turn [num_samples], from prefix padding to the end of the silence."""
 
 
-class SampleQueue:
-    """Keeps the pieces as they came: joining them at every piece would copy minutes of audio each time."""
-
-    def __init__(self) -> None:
-        self._pieces: deque[Samples] = deque()
-        self._num_samples = 0
-
-    def __len__(self) -> int:
-        return self._num_samples
-
-    def append(self, samples: Samples) -> None:
-        if len(samples):
-            self._pieces.append(samples)
-            self._num_samples += len(samples)
-
-    def take(self, num_samples: int) -> Samples:
-        """The oldest `num_samples`, or all if there are fewer; they are gone from the queue."""
-        wanted = min(num_samples, self._num_samples)
-        taken: list[Samples] = [np.zeros(0, dtype=np.int16)]
-        while wanted:
-            piece = self._pieces.popleft()
-            if len(piece) > wanted:
-                self._pieces.appendleft(piece[wanted:])
-                piece = piece[:wanted]
-            taken.append(piece)
-            wanted -= len(piece)
-            self._num_samples -= len(piece)
-        return np.concatenate(taken)
-
-
 class InputBuffer:
     """Times count all audio that was ever appended in this session, in ms."""
 
     def __init__(self, new_model: Callable[[], SpeechModel], max_s: float) -> None:
-        """A turn is ended after `max_s` seconds whether somebody still speaks or not."""
+        """A turn ends after `max_s` seconds, even if the user is still speaking."""
         self._new_model = new_model
         self._max_s = max_s
         self._rate = 0
-        self._samples = SampleQueue()
+        self._samples = bytearray()
+        """16-bit. A bytearray grows at its end and is cut at its beginning without a copy of all of it."""
         self._begin_ms = 0.0
         """Time of the first sample in the buffer."""
         self._detector: TurnDetector | None = None
@@ -78,11 +48,11 @@ class InputBuffer:
         self._configured: tuple[WireFormat, TurnDetection | None] | None = None
 
     def configure(self, format: WireFormat, turn_detection: TurnDetection | None) -> None:
-        """Another format empties the buffer; other turn detection starts listening anew."""
+        """Another format empties the buffer; other turn detection starts a new detector."""
         if self._configured == (format, turn_detection):
             return
         if self._configured is None or self._configured[0] != format:
-            self._take(len(self._samples))
+            self._take(self._num_samples)
             self._rate = rate_of(format)
         self._configured = (format, turn_detection)
         self._detector = None
@@ -96,7 +66,11 @@ class InputBuffer:
 
     @property
     def seconds(self) -> float:
-        return len(self._samples) / self._rate
+        return self._num_samples / self._rate
+
+    @property
+    def _num_samples(self) -> int:
+        return len(self._samples) // 2
 
     def append(self, samples: Samples) -> Iterator[Started | Stopped]:
         """Take `samples` [num_samples] and yield the turns as they are found; iterate to the end.
@@ -110,7 +84,7 @@ class InputBuffer:
                 param="audio",
                 code="input_audio_buffer_full",
             )
-        # A second each, so that turns are cut where they end.
+        # One second at a time, so that turns are cut where they end.
         for begin in range(0, len(samples), self._rate):
             yield from self._append_second(samples[begin : begin + self._rate])
 
@@ -124,19 +98,19 @@ class InputBuffer:
             )
         if self._detector is not None:
             self._detector.end_turn()
-        return self._take(len(self._samples))
+        return self._take(self._num_samples)
 
     def clear(self) -> None:
         if self._detector is not None:
             self._detector.end_turn()
-        self._take(len(self._samples))
+        self._take(self._num_samples)
 
     @property
     def _end_ms(self) -> float:
         return self._begin_ms + (1000 * self.seconds if self._rate else 0.0)
 
     def _append_second(self, samples: Samples) -> Iterator[Started | Stopped]:
-        self._samples.append(samples)
+        self._samples += samples.tobytes()
         if self._detector is None or self._resampler is None:
             return
         heard = self._resampler.push(samples.astype(np.float32) / np.float32(32768.0))
@@ -149,13 +123,15 @@ class InputBuffer:
                 yield Stopped(round(ms), self._take(self._index(ms)))
         if self._detector.is_speaking and self.seconds >= self._max_s - 1:
             self._detector.end_turn()
-            yield Stopped(round(self._end_ms), self._take(len(self._samples)))
+            yield Stopped(round(self._end_ms), self._take(self._num_samples))
         elif not self._detector.is_speaking and self.seconds > _QUIET_S:
-            self._take(len(self._samples) - int(_QUIET_S * self._rate))
+            self._take(self._num_samples - int(_QUIET_S * self._rate))
 
     def _index(self, ms: float) -> int:
-        return min(max(round((ms - self._begin_ms) * self._rate / 1000), 0), len(self._samples))
+        return min(max(round((ms - self._begin_ms) * self._rate / 1000), 0), self._num_samples)
 
     def _take(self, num_samples: int) -> Samples:
         self._begin_ms += 1000 * num_samples / self._rate if num_samples else 0.0
-        return self._samples.take(num_samples)
+        taken = np.frombuffer(self._samples[: 2 * num_samples], dtype=np.int16)
+        del self._samples[: 2 * num_samples]
+        return taken

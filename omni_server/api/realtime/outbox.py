@@ -1,4 +1,4 @@
-"""Events on their way to the client: in order, bounded, and their writers never wait."""
+"""Events that wait to be sent to the client: in order and bounded; writers never wait."""
 
 import asyncio
 from collections import deque
@@ -9,7 +9,7 @@ from typing import NoReturn
 from omni_server.api.realtime.server_events import OutputAudioDelta, ServerEvent
 
 _MAX_CHARS = 16 * 1024 * 1024
-"""Of unsent events: four minutes of audio. Answers are made faster than heard, and clients buffer them."""
+"""Of unsent events: four minutes of audio. Answers are generated faster than played; clients buffer them."""
 
 
 class SlowClientError(Exception):
@@ -46,7 +46,7 @@ class Outbox:
         self._empty.clear()
 
     def drop_audio(self, response_id: str) -> None:
-        """Forgets the unsent audio of a response that nobody wants to hear any more."""
+        """Discards the unsent audio of a cancelled response."""
         self._frames = deque(frame for frame in self._frames if frame.response_id != response_id)
         self._num_chars = sum(len(frame.text) for frame in self._frames)
 
@@ -56,7 +56,7 @@ class Outbox:
         self._is_overflowing = False
 
     async def run(self) -> NoReturn:
-        """Sends for ever. Raises `SlowClientError`, and what `send` raises."""
+        """Sends until it is cancelled. Raises `SlowClientError`, and what `send` raises."""
         while True:
             while self._frames:
                 if self._is_overflowing:

@@ -1,4 +1,4 @@
-"""One response: what it is to be, its life from submission to its only end, and its events."""
+"""One response: its settings, its task from submission to release, and its events."""
 
 import asyncio
 import base64
@@ -134,7 +134,7 @@ class ResponseRun:
         return self._task
 
     def cancel(self, reason: events.CancelReason) -> None:
-        """Writes the last events at once; the stages are told at the same time and need not have answered."""
+        """Writes the last events at once, without waiting until the stages have released the request."""
         details = events.StatusDetails(type="cancelled", reason=reason)
         self._writer.close("cancelled", details, events.NO_USAGE)
         self.release()

@@ -1,4 +1,4 @@
-"""`/v1/realtime`: who is let in, and one WebSocket from its acceptance to its end."""
+"""`/v1/realtime`: which connections are accepted, and one WebSocket from its acceptance to its end."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ from omni_server.types import ModelInfo
 logger = logging.getLogger(__name__)
 
 _SUBPROTOCOL = "realtime"
-"""Browsers offer it beside `openai-insecure-api-key.<key>`, as they cannot set headers."""
+"""Browsers offer it with `openai-insecure-api-key.<key>`, because they cannot set headers."""
 _CLOSE_TIMEOUT_S = 5.0
 
 _NORMAL, _GOING_AWAY, _POLICY, _INTERNAL = 1000, 1001, 1008, 1011
@@ -37,7 +37,7 @@ class _End:
 
     reason: str
     code: int | None
-    """Of the closing frame; None if the client has left, so that there is nobody to send one to."""
+    """Of the closing frame; None if the client has disconnected."""
     error: OmniError | None = None
     """Sent before it closes."""
 

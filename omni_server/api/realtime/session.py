@@ -1,4 +1,4 @@
-"""One session at work: what each of the client's events and each turn of the user leads to."""
+"""One session: how it reacts to each event of the client and to each turn of the user."""
 
 import asyncio
 import logging
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 _MAX_OUT_OF_BAND = 4
 """Responses outside of the conversation and transcriptions that may run at the same time, together."""
 _MAX_IN_CONVERSATION = 3
-"""Responses of the conversation: one, and cancelled ones that the stages have not let go of yet."""
+"""Responses of the conversation: one, and cancelled ones that the stages have not released yet."""
 _INLINE_S = 0.5
 """Audio up to this length is searched for speech in 3 ms; a longer piece goes to a thread."""
 _RELEASE_TIMEOUT_S = 10.0
@@ -87,7 +87,7 @@ class Session:
                 logger.error("session %s: %d requests were not released in time", self.id, len(late))
 
     async def handle(self, text: str) -> None:
-        """One text frame. The client is sent an error for what is wrong with it; the session goes on."""
+        """One text frame. An invalid one is answered with an error event; the session continues."""
         event_id: JsonValue = None
         try:
             frame = await client.read_frame(text)

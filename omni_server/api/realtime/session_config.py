@@ -1,12 +1,11 @@
 """The session object: what a client may set, and how an update changes it."""
 
-import json
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, JsonValue, Tag
 
-from omni_server.api.constraints import check_grammar_size, schema_of_object
+from omni_server.api.constraints import check_grammar_size, function_tool
 from omni_server.api.validation import ExactModel, validate
 from omni_server.api.voices import resolve_voice
 from omni_server.errors import InvalidRequestError
@@ -220,12 +219,8 @@ def updated(
         raise InvalidRequestError("The model of a session cannot be changed.", param=f"{param}.model")
     _check_supported(new, model, param)
     if new.audio.output.voice is not None and model.voices:
-        voice_param = f"{param}.audio.output.voice"
-        try:
-            new.audio.output.voice = resolve_voice(new.audio.output.voice, model)
-        except InvalidRequestError as error:
-            error.param = voice_param
-            raise
+        voice = resolve_voice(new.audio.output.voice, model, f"{param}.audio.output.voice")
+        new.audio.output.voice = voice
     return new
 
 
@@ -244,12 +239,8 @@ def _check_supported(config: SessionConfig, model: ModelInfo, param: str) -> Non
     names = [tool.name for tool in config.tools]
     if len(names) > len(set(names)):
         raise InvalidRequestError(f"Invalid '{param}.tools': a name is there twice.", param=f"{param}.tools")
-    shown = {"name", "description", "parameters"}
-    check_grammar_size(
-        *(tool.model_dump_json(include=shown) for tool in config.tools), param=f"{param}.tools"
-    )
-    for index, tool in enumerate(config.tools):
-        schema_of_object(tool.name, tool.parameters, f"{param}.tools[{index}].parameters")
+    tools = _function_tools(config, param)
+    check_grammar_size(*(tool.definition for tool in tools), param=f"{param}.tools")
     if config.tool_choice in ("auto", "none"):
         return
     if not names:
@@ -268,7 +259,7 @@ def tool_use(config: SessionConfig) -> ToolUse | None:
     choice = config.tool_choice
     if not config.tools or choice == "none":
         return None
-    tools = tuple(_function_tool(tool) for tool in config.tools)
+    tools = _function_tools(config)
     if isinstance(choice, NamedFunction):
         return ToolUse(tools, frozenset({choice.name}), is_required=True, is_parallel=False)
     return ToolUse(
@@ -279,11 +270,8 @@ def tool_use(config: SessionConfig) -> ToolUse | None:
     )
 
 
-def _function_tool(tool: FunctionDefinition) -> FunctionTool:
-    shown = tool.model_dump(include={"name", "description", "parameters"}, exclude_none=True)
-    return FunctionTool(
-        name=tool.name,
-        # Nested, as chat templates know it.
-        definition=json.dumps({"type": "function", "function": shown}, ensure_ascii=False),
-        parameters=json.dumps(schema_of_object(tool.name, tool.parameters, "tools")),
+def _function_tools(config: SessionConfig, param: str = "session") -> tuple[FunctionTool, ...]:
+    return tuple(
+        function_tool(tool.name, tool.description, tool.parameters, f"{param}.tools[{index}]")
+        for index, tool in enumerate(config.tools)
     )

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from contextlib import aclosing
 
+from omni_server.api.answer_stream import TaskRun
 from omni_server.api.errors import unexpected_error
 from omni_server.api.realtime import server_events as events
 from omni_server.api.realtime.conversation import audio_part
@@ -12,7 +13,6 @@ from omni_server.api.realtime.outbox import Outbox
 from omni_server.api.realtime.session_config import Transcription
 from omni_server.api.sampling import text_sampling
 from omni_server.api.state import ServerState
-from omni_server.api.task_run import TaskRun
 from omni_server.errors import OmniError, OverloadedError
 from omni_server.types import Finished, OmniRequest, SamplingConfig, TextDelta, Transcribe
 
@@ -30,13 +30,13 @@ class Transcriber:
         return len(self._tasks)
 
     def refuse(self, item: UserItem) -> None:
-        """Where too many run already: they fail rather than pile up."""
+        """If too many are running: the transcription fails instead of waiting."""
         self._fail(
             item, OverloadedError("Too many transcriptions and responses are running in this session.")
         )
 
     def start(self, item: UserItem, audio: HeardAudio, config: Transcription) -> None:
-        """The events come while other things go on; `audio.transcript` is set at the end."""
+        """Runs in the background; sets `audio.transcript` at the end."""
         task = asyncio.create_task(
             self._run(item, audio, config), name=f"realtime transcription of {item.id}"
         )

@@ -34,7 +34,7 @@ _FRAME_MS = 1000 * FRAME_SAMPLES / VAD_RATE_HZ
 _HYSTERESIS = 0.15
 """Silero's: speech ends below the threshold less this, so that it does not flicker."""
 _FRAMES_TO_START = 2
-"""One frame alone is a click; nobody should be interrupted by one."""
+"""One frame alone is a click, which must not interrupt an answer."""
 _MIN_SILENCE_FRAMES = 2
 """Makes every turn longer than the 100 ms that models need."""
 

@@ -18,11 +18,11 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
     Qwen2_5OmniToken2WavDiTModel,
 )
 
-from omni_server.protocol.diffusion_config import FlowSolver
 from stages.qwen2_5_omni.code2wav.dit_ops import DiTOps
 from stages.qwen2_5_omni.code2wav.packing import BlockLayout
-from stages.qwen2_5_omni.code2wav.stream_kv import StreamKV
+from stages.qwen2_5_omni.code2wav.stream_kv import StreamKV, slot_shape
 from stages.qwen2_5_omni.code2wav.voices import Voice
+from stages.qwen2_5_omni.options import SolverConfig
 
 GUIDANCE_OFF_BELOW = 1e-5
 """The reference evaluates no unconditional branch below this guidance scale."""
@@ -31,7 +31,7 @@ EVALUATIONS = 4
 """Of the DiT in one interval of the solver: the stages of a Runge-Kutta method of order 4."""
 
 
-def time_grid(solver: FlowSolver) -> torch.Tensor:
+def time_grid(solver: SolverConfig) -> torch.Tensor:
     """The solver's time points from 0 to 1, float32 [num_steps] on the CPU, denser near 0 for negative
     sway."""
     grid = torch.linspace(0, 1, solver.num_steps)
@@ -73,7 +73,7 @@ class PackedDiT:
     def __init__(
         self,
         dit: Qwen2_5OmniToken2WavDiTModel,
-        solver: FlowSolver,
+        solver: SolverConfig,
         voices: Sequence[Voice],
         ops: DiTOps,
         *,
@@ -119,17 +119,15 @@ class PackedDiT:
         self.intervals = _intervals(dit, solver)
         self.streams: StreamKV | None = None
         if num_streams and any(looks_back):
-            self.streams = StreamKV(
-                num_slots=num_streams,
+            per_slot = slot_shape(
                 num_intervals=len(self.intervals),
                 num_evaluations=EVALUATIONS,
                 num_layers=sum(looks_back),
                 num_branches=2 if self.is_guided else 1,
                 block_size=config.block_size,
                 inner=config.num_attention_heads * config.head_dim,
-                dtype=dtype,
-                device=dit.proj_out.weight.device,
             )
+            self.streams = StreamKV(num_streams, per_slot, dtype, dit.proj_out.weight.device)
 
     def input_bias(self, layout: BlockLayout, codes: torch.Tensor) -> torch.Tensor:
         """The input projection without its share of the state, float32 [branches, blocks, frames, hidden].
@@ -274,7 +272,7 @@ def _rotary(dit: Qwen2_5OmniToken2WavDiTModel, num_frames: int) -> torch.Tensor:
     return torch.stack([cos[0], sin[0]])[..., : cos.shape[-1] // 2].contiguous()
 
 
-def _intervals(dit: Qwen2_5OmniToken2WavDiTModel, solver: FlowSolver) -> list[Interval]:
+def _intervals(dit: Qwen2_5OmniToken2WavDiTModel, solver: SolverConfig) -> list[Interval]:
     grid = time_grid(solver)
     start, step = grid[:-1], grid[1:] - grid[:-1]
     # Float32 as in the reference: the embedding's sinusoids magnify a rounding of the time a thousandfold.

@@ -173,7 +173,7 @@ def _load_turned(
 @triton.jit
 def _attend(
     key_ptr, inner, row_stride, num_keys, angles_ptr, rotary_stride, is_turned,
-    query, highest, total, attended, scale,
+    query, m_i, l_i, acc, scale,
     TILE: tl.constexpr, HALF_DIM: tl.constexpr, IS_FIRST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Takes `num_keys` keys from `key_ptr` on, and their values, `inner` columns further, into a running
@@ -185,20 +185,18 @@ def _attend(
     values = tl.load(key_ptr + value_offsets, mask=is_key[:, None], other=0.0)
     scores = tl.dot(query, tl.trans(key), input_precision=PRECISION) * scale
     scores = tl.where(is_key[None, :], scores, float("-inf"))
-    new_highest = tl.max(scores, 1)
+    m_new = tl.max(scores, 1)
     if not IS_FIRST:
-        new_highest = tl.maximum(highest, new_highest)
-    weights = tl.exp2(scores - new_highest[:, None])
-    new_total = tl.sum(weights, 1)
+        m_new = tl.maximum(m_i, m_new)
+    p = tl.exp2(scores - m_new[:, None])
+    l_new = tl.sum(p, 1)
     if IS_FIRST:
-        new_attended = tl.dot(weights.to(values.dtype), values, input_precision=PRECISION)
+        acc_new = tl.dot(p.to(values.dtype), values, input_precision=PRECISION)
     else:
-        kept = tl.exp2(highest - new_highest)
-        new_total += total * kept
-        new_attended = tl.dot(
-            weights.to(values.dtype), values, attended * kept[:, None], input_precision=PRECISION
-        )
-    return new_highest, new_total, new_attended
+        alpha = tl.exp2(m_i - m_new)
+        l_new += l_i * alpha
+        acc_new = tl.dot(p.to(values.dtype), values, acc * alpha[:, None], input_precision=PRECISION)
+    return m_new, l_new, acc_new
 
 
 @triton.jit
@@ -220,7 +218,7 @@ def _block_attention(
     key_ptr = query_ptr + inner
     query = _load_turned(query_ptr, row_stride, BLOCK_SIZE, angles, rotary_stride, is_turned, TILE, HALF_DIM)
     num_keys = tl.load(num_frames_ptr + entry)
-    highest, total, attended = _attend(
+    m_i, l_i, acc = _attend(
         key_ptr, inner, row_stride, num_keys, angles, rotary_stride, is_turned,
         query, 0.0, 0.0, 0.0, scale, TILE, HALF_DIM, True, PRECISION,
     )  # fmt: skip
@@ -228,31 +226,31 @@ def _block_attention(
         has_previous = tl.load(has_previous_ptr + entry)
         if has_previous != 0:
             num_keys = tl.load(num_frames_ptr + entry - 1)
-            highest, total, attended = _attend(
+            m_i, l_i, acc = _attend(
                 key_ptr - block_stride, inner, row_stride, num_keys, angles - angles_step, rotary_stride, is_turned,
-                query, highest, total, attended, scale, TILE, HALF_DIM, False, PRECISION,
+                query, m_i, l_i, acc, scale, TILE, HALF_DIM, False, PRECISION,
             )  # fmt: skip
     if READS_SLOTS:
         slot = tl.load(read_slot_ptr + entry)
         if slot >= 0:  # then the neighbour before is of another window
             kept_block = kept_ptr + slot.to(tl.int64) * slot_stride + tl.load(interval_ptr) * interval_stride
             kept_key = kept_block + block // num_blocks * BLOCK_SIZE * 2 * inner + head * 2 * HALF_DIM
-            highest, total, attended = _attend(
+            m_i, l_i, acc = _attend(
                 kept_key, inner, 2 * inner, BLOCK_SIZE, angles - angles_step, rotary_stride, is_turned,
-                query, highest, total, attended, scale, TILE, HALF_DIM, False, PRECISION,
+                query, m_i, l_i, acc, scale, TILE, HALF_DIM, False, PRECISION,
             )  # fmt: skip
     if AHEAD:
         has_next = tl.load(has_next_ptr + entry)
         if has_next != 0:
             num_keys = tl.load(num_frames_ptr + entry + 1)
-            highest, total, attended = _attend(
+            m_i, l_i, acc = _attend(
                 key_ptr + block_stride, inner, row_stride, num_keys, angles + angles_step, rotary_stride, is_turned,
-                query, highest, total, attended, scale, TILE, HALF_DIM, False, PRECISION,
+                query, m_i, l_i, acc, scale, TILE, HALF_DIM, False, PRECISION,
             )  # fmt: skip
-    attended *= (1.0 / total)[:, None]
+    acc *= (1.0 / l_i)[:, None]
     rows, columns = tl.arange(0, TILE)[:, None], tl.arange(0, 2 * HALF_DIM)[None, :]
     block_out = out_ptr + block.to(tl.int64) * BLOCK_SIZE * inner + head * 2 * HALF_DIM
-    outputs = attended.to(out_ptr.dtype.element_ty)
+    outputs = acc.to(out_ptr.dtype.element_ty)
     tl.store(block_out + rows * inner + columns, outputs, mask=rows < BLOCK_SIZE)
 
 

@@ -2,9 +2,7 @@
 
 from collections.abc import Iterable, Set
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
 
 import torch
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
@@ -14,34 +12,23 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
 from vllm.config import VllmConfig
 
 from omni_server.errors import ConfigError
-from omni_server.protocol.codec_window import CodecWindow, decode_codec_window
 from omni_server.protocol.corruption import Corruption
 from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
 from stages.qwen2_5_omni.code2wav.noise import noise_frames
 from stages.qwen2_5_omni.code2wav.pipeline import Code2WavPipeline, WindowJob
 from stages.qwen2_5_omni.code2wav.voices import VOICES_FILE, load_voices
-from stages.runtime.diffusion_model import DiffusionBatch, Failure, RejectedRequestsError
+from stages.qwen2_5_omni.codec_window import CodecWindow, decode_codec_window
+from stages.qwen2_5_omni.options import Code2WavStage
+from stages.runtime.diffusion_model import DiffusionBatch, DiffusionModel, Failure, RejectedRequestsError
 
 WEIGHT_PREFIX = "token2wav."
-
 
 NOISE_THREADS = 8
 """NumPy draws random numbers without holding the interpreter: a batch's noise is drawn side by side."""
 
-
 URGENT_CODES = 24
-"""Windows whose sound begins before this code are urgent, 0.48 s: the first one of an utterance, and the
+"""Windows whose audio begins before this code are urgent, 0.48 s: the first one of an utterance, and the
 second if the first is short, because it has to be there when the first has been played."""
-
-
-@dataclass(frozen=True)
-class _Request:
-    """A valid request of a batch, at `index` of it."""
-
-    index: int
-    window: CodecWindow
-    codes: torch.Tensor
-    voice: int
 
 
 def _is_urgent(payload: bytes) -> bool:
@@ -51,24 +38,22 @@ def _is_urgent(payload: bytes) -> bool:
         return False  # `sample` will say what is wrong with it
 
 
-class Qwen2_5OmniCode2Wav(torch.nn.Module):
+class Qwen2_5OmniCode2Wav(DiffusionModel):
     """Weights are loaded in float32 whatever the checkpoint's type. The first call of `prepare` or `sample`
     turns them into a `Code2WavPipeline` and lets go of the modules.
 
-    `vllm_config.additional_config` is a `DiffusionRuntimeConfig`. Raises `TypeError` if it is not.
+    `vllm_config.additional_config` is a `DiffusionRuntimeConfig` with a `Code2WavStage`. Raises `TypeError` if
+    it is not.
     """
 
-    # What vLLM's registry asks of a model of the pooling runner that has no attention of vLLM's.
-    is_pooling_model: ClassVar[Literal[True]] = True
-    is_attention_free: ClassVar[Literal[True]] = True
-    attn_type: ClassVar[str] = "attention_free"
-
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
-        super().__init__()
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
         config = vllm_config.model_config.hf_config
         runtime = vllm_config.additional_config
-        if not isinstance(runtime, DiffusionRuntimeConfig):
-            raise TypeError("code2wav needs additional_config=DiffusionRuntimeConfig(...)")
+        if not isinstance(runtime, DiffusionRuntimeConfig) or not isinstance(runtime.stage, Code2WavStage):
+            raise TypeError(
+                "code2wav needs additional_config=DiffusionRuntimeConfig(Code2WavStage(...), ...)"
+            )
         self._runtime = runtime
         # The attribute names are those of the checkpoint. SDPA is the reference's choice too.
         self.code2wav_dit_model: Qwen2_5OmniToken2WavDiTModel | None = (
@@ -98,14 +83,6 @@ class Qwen2_5OmniCode2Wav(torch.nn.Module):
         self._pipeline: Code2WavPipeline | None = None
         self._noise_threads = ThreadPoolExecutor(NOISE_THREADS, "noise")
 
-    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Asked for by vLLM's registry, as `forward`; this stage has no embedding that vLLM could use."""
-        raise RuntimeError("code2wav runs through sample(batch) on the diffusion model runner")
-
-    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Not how this model is run. vLLM's registry recognises a model by these two parameters."""
-        raise RuntimeError("code2wav runs through sample(batch) on the diffusion model runner")
-
     def prepare(self) -> None:
         """Fold and cast the weights, compile kernels and record CUDA graphs, as far as the config asks for
         it."""
@@ -134,27 +111,25 @@ class Qwen2_5OmniCode2Wav(torch.nn.Module):
         `RejectedRequestsError` for invalid requests; of several windows of one stream only the first is
         valid.
         """
-        requests = self._validated(batch)
-        waveforms = self._ready().run(list(self._noise_threads.map(self._job, requests)))
-        results = {request.index: waveform for request, waveform in zip(requests, waveforms, strict=True)}
-        return [results[index] for index in range(len(batch.request_ids))]
+        windows = self._windows(batch)
+        return self._ready().run(list(self._noise_threads.map(self._job, windows, batch.token_ids)))
 
     def is_urgent(self, batch: DiffusionBatch) -> bool:
         """Whether an utterance begins in this batch: whoever waits for it hears nothing yet, or will not for
         long."""
         return any(_is_urgent(payload) for payload in batch.inputs)
 
-    def _validated(self, batch: DiffusionBatch) -> list[_Request]:
-        requests: list[_Request] = []
+    def _windows(self, batch: DiffusionBatch) -> list[CodecWindow]:
+        windows: list[CodecWindow] = []
         reasons: dict[str, Failure] = {}
         streams: set[str] = set()
-        for index, (request_id, codes) in enumerate(zip(batch.request_ids, batch.token_ids, strict=True)):
+        for request_id, codes, data in zip(batch.request_ids, batch.token_ids, batch.inputs, strict=True):
             try:
-                window = decode_codec_window(batch.inputs[index])
+                window = decode_codec_window(data)
                 window.validate(
                     len(codes), codes_per_block=self._codes_per_block, frames_per_code=self._frames_per_code
                 )
-                voice = self._voice_row(window.voice)
+                self._check_voice(window.voice)
             except ValueError as error:
                 reasons[request_id] = str(error)
                 continue
@@ -164,15 +139,14 @@ class Qwen2_5OmniCode2Wav(torch.nn.Module):
                 continue
             if window.stream is not None:
                 streams.add(window.stream)
-            requests.append(_Request(index, window, codes, voice))
+            windows.append(window)
         if reasons:
             raise RejectedRequestsError(reasons)
-        return requests
+        return windows
 
-    def _voice_row(self, name: str) -> int:
-        if name not in self._voice_rows:
+    def _check_voice(self, name: str) -> None:
+        if name not in self._voices:
             raise ValueError(f"there is no voice '{name}'; voices are {', '.join(self._voices)}")
-        return self._voice_rows[name]
 
     def _outside_table(self, codes: torch.Tensor) -> Corruption | None:
         lowest, highest = int(codes.min()), int(codes.max())
@@ -195,12 +169,12 @@ class Qwen2_5OmniCode2Wav(torch.nn.Module):
             "window_sequence", f"a window from code {window.emit_start} on, where {expected} is the next one"
         )
 
-    def _job(self, request: _Request) -> WindowJob:
-        window, frames = request.window, self._frames_per_code
+    def _job(self, window: CodecWindow, codes: torch.Tensor) -> WindowJob:
+        frames = self._frames_per_code
         noise = noise_frames(
-            window.noise_seed, window.first_code * frames, len(request.codes) * frames, self._mel_dim
+            window.noise_seed, window.first_code * frames, len(codes) * frames, self._mel_dim
         )
-        return WindowJob(window, request.codes, torch.from_numpy(noise), request.voice)
+        return WindowJob(window, codes, torch.from_numpy(noise), self._voice_rows[window.voice])
 
     @staticmethod
     def is_unused_checkpoint_weight(name: str) -> bool:

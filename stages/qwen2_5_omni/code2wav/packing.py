@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
+from omni_server.config.stages import DiffusionStage
+
 
 @dataclass(frozen=True)
 class Carry:
@@ -104,6 +106,15 @@ class PackedWindows:
 def num_blocks_of(num_codes: int, codes_per_block: int) -> int:
     """Blocks that a window of `num_codes` codec tokens takes."""
     return -(-num_codes // codes_per_block)
+
+
+def max_num_blocks(stage: DiffusionStage, codes_per_block: int) -> int:
+    """The most blocks that one step can hold, where the last block of each window may be a part of one."""
+    partial = stage.max_num_seqs * (codes_per_block - 1)
+    blocks_of_one = num_blocks_of(stage.max_model_len, codes_per_block)
+    return min(
+        (stage.max_num_batched_tokens + partial) // codes_per_block, stage.max_num_seqs * blocks_of_one
+    )
 
 
 def empty_layout(num_blocks: int, block_size: int, device: torch.device) -> BlockLayout:

@@ -10,14 +10,16 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
     Qwen2_5OmniToken2WavDiTModel,
 )
 
-from omni_server.protocol.codec_window import CodecWindow
 from omni_server.protocol.diffusion_config import ComputeDtype, DiffusionRuntimeConfig
 from stages.qwen2_5_omni.code2wav.dit import PackedDiT
 from stages.qwen2_5_omni.code2wav.dit_ops import DiTOps, TorchDiTOps
+from stages.qwen2_5_omni.code2wav.packing import max_num_blocks, num_blocks_of
 from stages.qwen2_5_omni.code2wav.sampler import MelJob, MelSampler
 from stages.qwen2_5_omni.code2wav.streams import StreamTable, Visit
 from stages.qwen2_5_omni.code2wav.vocoder import PlainVocoder, Vocoder, mel_crop
 from stages.qwen2_5_omni.code2wav.voices import Voice
+from stages.qwen2_5_omni.codec_window import CodecWindow
+from stages.qwen2_5_omni.options import Code2WavStage
 
 TORCH_DTYPES: dict[ComputeDtype, torch.dtype] = {
     "float32": torch.float32,
@@ -58,7 +60,9 @@ class Code2WavPipeline:
         codes_per_block = dit.config.block_size // dit.config.repeats
         device = dit.proj_out.weight.device
         dtype = TORCH_DTYPES[runtime.compute_dtype]
-        longest_window_frames = -(-runtime.longest_window // codes_per_block) * dit.config.block_size
+        stage = runtime.stage
+        assert isinstance(stage, Code2WavStage)
+        longest_window_frames = num_blocks_of(stage.max_model_len, codes_per_block) * dit.config.block_size
         ops: DiTOps
         self._vocoder: Vocoder
         if runtime.is_fast:
@@ -71,7 +75,7 @@ class Code2WavPipeline:
                 bigvgan,
                 dtype,
                 longest_crop=longest_window_frames,
-                max_num_crops=runtime.max_num_windows,
+                max_num_crops=stage.max_num_seqs,
                 device=device,
             )
             if frees_modules:
@@ -85,7 +89,7 @@ class Code2WavPipeline:
         self._sampler = MelSampler(
             PackedDiT(
                 dit,
-                runtime.solver,
+                stage.solver,
                 voices,
                 ops,
                 dtype=dtype,
@@ -94,7 +98,7 @@ class Code2WavPipeline:
                 frees_modules=frees_modules,
             ),
             codes_per_block=codes_per_block,
-            max_num_blocks=runtime.max_num_blocks(codes_per_block),
+            max_num_blocks=max_num_blocks(stage, codes_per_block),
             device=device,
             use_graphs=runtime.is_fast,
         )

@@ -42,7 +42,8 @@ def slot_shape(
     block_size: int,
     inner: int,
 ) -> tuple[int, ...]:
-    """What is kept for one stream. The arguments are those of `StreamKV`."""
+    """What is kept for one stream. num_evaluations: per interval; num_layers: those that look back; inner:
+    num_heads * head_dim."""
     return (num_intervals, num_evaluations, num_layers, num_branches, block_size, 2 * inner)
 
 
@@ -50,28 +51,9 @@ class StreamKV:
     """The memory of all slots."""
 
     def __init__(
-        self,
-        *,
-        num_slots: int,
-        num_intervals: int,
-        num_evaluations: int,
-        num_layers: int,
-        num_branches: int,
-        block_size: int,
-        inner: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        self, num_slots: int, per_slot: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> None:
-        """num_evaluations: per interval; num_layers: those that look back; inner: num_heads * head_dim.
-        Raises `ConfigError` if the device has no room."""
-        per_slot = slot_shape(
-            num_intervals=num_intervals,
-            num_evaluations=num_evaluations,
-            num_layers=num_layers,
-            num_branches=num_branches,
-            block_size=block_size,
-            inner=inner,
-        )
+        """per_slot: `slot_shape`. Raises `ConfigError` if the device has no room."""
         try:
             self._values = torch.zeros(num_slots, *per_slot, dtype=dtype, device=device)
         except torch.OutOfMemoryError:

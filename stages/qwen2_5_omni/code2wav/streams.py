@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import torch
 
-from omni_server.protocol.codec_window import CodecWindow
 from stages.qwen2_5_omni.code2wav.packing import Carry
+from stages.qwen2_5_omni.codec_window import CodecWindow
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavBigVGANModel
 
-from omni_server.protocol.codec_window import CodecWindow
+from stages.qwen2_5_omni.codec_window import CodecWindow
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from omni_server.api.messages import AudioHistory
 
 
 def test_the_oldest_answer_is_forgotten_when_there_are_too_many() -> None:
-    caller = AudioHistory(60, 2).of("key-1")
+    history = AudioHistory(60, 2)
     for name in ("first", "second", "third"):
-        caller.add(name, f"said {name}")
-    assert [caller.transcript(name) for name in ("first", "second", "third")] == [
+        history.add("key-1", name, f"said {name}")
+    assert [history.transcript("key-1", name) for name in ("first", "second", "third")] == [
         None,
         "said second",
         "said third",
@@ -16,5 +16,5 @@ def test_the_oldest_answer_is_forgotten_when_there_are_too_many() -> None:
 
 def test_another_caller_cannot_refer_to_an_answer() -> None:
     history = AudioHistory(60, 2)
-    history.of("key-1").add("answer", "a secret")
-    assert history.of("key-2").transcript("answer") is None
+    history.add("key-1", "answer", "a secret")
+    assert history.transcript("key-2", "answer") is None

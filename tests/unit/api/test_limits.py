@@ -11,9 +11,9 @@ from fastapi import Request
 from omni_server.api.app import create_app
 from omni_server.api.config import ApiConfig
 from omni_server.api.limits import MAX_RETRY_AFTER_S, Admission
+from omni_server.api.server_metrics import ServerMetrics
 from omni_server.api.state import ServerState
 from omni_server.errors import OverloadedError, RateLimitError
-from omni_server.metrics.server_metrics import ServerMetrics
 from tests.unit.api.asgi_call import AsgiCall
 from tests.unit.api.clients import URL, app_of, chat, error_of, http_client, post
 from tests.unit.api.fake_generator import FakeGenerator, Wait, text_script

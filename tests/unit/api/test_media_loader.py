@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from omni_server.api.config import ApiConfig
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.schemas import ImageUrlContent, InputAudio, InputAudioContent, MediaUrl, VideoUrlContent
 from omni_server.errors import InvalidRequestError, OverloadedError
@@ -40,9 +41,7 @@ class GatedSource(MediaSource):
 
 
 def loader_of(source: MediaSource, *, queue_timeout_s: float = 30.0) -> MediaLoader:
-    return MediaLoader(
-        source, MediaLimits(), num_threads=2, decode_timeout_s=60.0, queue_timeout_s=queue_timeout_s
-    )
+    return MediaLoader(source, MediaLimits(), ApiConfig(media_queue_timeout_s=queue_timeout_s))
 
 
 def image(url: str) -> ImageUrlContent:
@@ -140,13 +139,7 @@ def process_of(folder: Path) -> Path:
 async def test_who_leaves_while_a_process_decodes_leaves_neither_it_nor_a_busy_thread(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
 ) -> None:
-    loader = MediaLoader(
-        MediaSource((), MediaLimits()),
-        MediaLimits(),
-        num_threads=1,
-        decode_timeout_s=60.0,
-        queue_timeout_s=30.0,
-    )
+    loader = MediaLoader(MediaSource((), MediaLimits()), MediaLimits(), ApiConfig(media_threads=1))
     video = VideoUrlContent(type="video_url", video_url=MediaUrl(url=data_url(MP4)))
     sound = InputAudioContent(type="input_audio", input_audio=InputAudio(data=base64_of(MP4), format="wav"))
     with monkeypatch.context() as patch:
@@ -163,13 +156,8 @@ async def test_who_leaves_while_a_process_decodes_leaves_neither_it_nor_a_busy_t
 async def test_a_process_that_decodes_for_too_long_is_ended_and_its_thread_free(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    loader = MediaLoader(
-        MediaSource((), MediaLimits()),
-        MediaLimits(),
-        num_threads=1,
-        decode_timeout_s=5.0,
-        queue_timeout_s=30.0,
-    )
+    config = ApiConfig(media_threads=1, media_decode_timeout_s=5.0)
+    loader = MediaLoader(MediaSource((), MediaLimits()), MediaLimits(), config)
     video = VideoUrlContent(type="video_url", video_url=MediaUrl(url=data_url(MP4)))
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", str(hanging_program(tmp_path)))

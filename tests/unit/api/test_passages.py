@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from omni_server.api import passages as module
+from omni_server.api import speech as module
 
 
 def passages(text: str, longest_speech_s: float = math.inf) -> list[str]:

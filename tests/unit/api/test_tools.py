@@ -8,7 +8,7 @@ import pytest
 
 from omni_server.api.config import ApiConfig
 from omni_server.api.media_loader import MediaLoader
-from omni_server.api.messages import AudioHistory, load_messages
+from omni_server.api.messages import load_messages
 from omni_server.api.schemas import CalledFunction, Message, PastToolCall
 from omni_server.types import (
     AudioDelta,
@@ -245,9 +245,7 @@ async def test_work_on_results_grows_no_faster_than_their_number() -> None:
     messages += [
         Message.model_construct(role="tool", tool_call_id=CountedId(i), content="x") for i in reversed(ids)
     ]
-    config = ApiConfig()
-    history = AudioHistory(config.audio_history_ttl_s, config.audio_history_entries).of("anonymous")
-    loaded = await load_messages(messages, MODEL, MediaLoader.from_config(config), history)
+    loaded = await load_messages(messages, MODEL, MediaLoader.from_config(ApiConfig()), lambda _: None)
     assert len(loaded) == number + 1
     assert CountedId.num_compared <= 4 * number
 

@@ -343,7 +343,7 @@ async def test_spans_beyond_the_queue_are_dropped(
 )
 async def test_endpoint_that_is_no_url_ends_the_start(url: str) -> None:
     life = Life()
-    with pytest.raises(ConfigError, match="is no http"):
+    with pytest.raises(ConfigError, match="is not an http"):
         await run_server(life.start, life.stop, replace(QUIET, otlp_traces_endpoint=url), life.on_ready)
     assert life.num_starts == 0
 

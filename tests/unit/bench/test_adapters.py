@@ -26,7 +26,7 @@ TURN = Turn(system="Speak.", text="word word", wav=None)
 
 def body(adapter: Adapter, workload: Workload = W1, turn: Turn = TURN) -> dict[str, JsonValue]:
     parsed: dict[str, JsonValue] = json.loads(
-        adapter.body(Question("m", workload, turn, 0.0, "Chelsie", "speaker"))
+        adapter.body(Question("m", workload, 0.0, "Chelsie", "speaker"), turn)
     )
     return parsed
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from omni_server.check.damage import explained, refuse_damaged_files
+from omni_server.check.files import explained, refuse_damaged_files
 from omni_server.cli.main import main
 from omni_server.config.load import find_shipped_config, load_stage_config
 from omni_server.config.stage_config import StageConfig

@@ -3,15 +3,16 @@
 import json
 from collections import defaultdict
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
+from omni_server.check.default_config import default_stage_config
 from omni_server.check.machine import Gpu
-from omni_server.check.memory import check_gpu_memory
+from omni_server.check.memory import CAPTURE_SIZE, check_gpu_memory
 from omni_server.check.placement import TOKENS_PER_REQUEST, ModelSizes, Quantization, plan
 from omni_server.check.report import DeviceMemory, Report
 from omni_server.check.safetensors_headers import StoredWeights
-from omni_server.check.stage_memory import CAPTURE_SIZE
 from omni_server.config.load import find_shipped_config, load_stage_config
 from omni_server.config.stage_config import MAX_MEMORY_FRACTION, StageConfig
 from omni_server.config.stages import ArStage, DiffusionStage
@@ -279,3 +280,12 @@ def test_a_gpu_without_bfloat16_is_refused(models: Mapping[str, ModelSizes]) -> 
         ConfigError, match=r"compute capability 7\.5\) has no bfloat16, in which thinker and talker"
     ):
         plan([Gpu(DeviceMemory(0, "A GPU", 80 * GIB, None), (7, 5))], BASE, models["7b"], None)
+
+
+def test_a_model_of_a_family_without_a_shipped_config_needs_one_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["ToySpeaker"]}')
+    with pytest.raises(ConfigError) as caught:
+        default_stage_config(tmp_path, "my/toy", use_cpu=True)
+    assert str(caught.value) == (
+        "my/toy (ToySpeaker) needs a stage config, and none is shipped for it: give one with --stage-config"
+    )

@@ -389,7 +389,7 @@ def test_on_a_gpu_the_config_is_planned_for_it(
     [
         (
             "--stage-config qwen2_5_omni --quantization fp8",
-            "set engine_args.quantization of its thinker instead",
+            "set engine_args.quantization of the stage in it instead",
         ),
         ("--stage-config qwen2_5_omni --cpu", "platform is cuda, which --cpu contradicts"),
         ("--cpu --quantization fp8", "--quantization fp8 needs an NVIDIA GPU"),

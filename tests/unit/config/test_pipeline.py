@@ -3,7 +3,6 @@
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,6 +16,8 @@ from omni_server.config.pipeline import (
     TokenFrames,
     find_family,
 )
+from omni_server.errors import ConfigError
+from omni_server.family import families_of_this_process, load_family, servable_architectures
 
 TEXT, AR = StageSpec("ar", output="text"), StageSpec("ar")
 INNER, AUDIO = StageSpec("diffusion"), StageSpec("diffusion", output="audio")
@@ -161,19 +162,27 @@ def test_a_family_that_cannot_be_used_is_refused_in_one_sentence(
 
 
 def declare(monkeypatch: pytest.MonkeyPatch, *points: tuple[str, str]) -> None:
+    """Installed packages declare these families, by name and place, and no others."""
     declared = [EntryPoint(name, value, pipeline.ENTRY_POINT_GROUP) for name, value in points]
 
-    def entry_points(**_: Any) -> list[EntryPoint]:
-        return declared
+    def entry_points(*, group: str, name: str | None = None) -> list[EntryPoint]:
+        assert group == pipeline.ENTRY_POINT_GROUP
+        return [point for point in declared if name in (None, point.name)]
 
     monkeypatch.setattr(pipeline, "entry_points", entry_points)
     find_family.cache_clear()
 
 
-def test_two_families_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    declare(monkeypatch, ("one", "a:FAMILY"), ("one", "b:FAMILY"))
-    with pytest.raises(ValueError, match=r"two model families 'one' are installed, a:FAMILY and b:FAMILY"):
+def test_two_families_of_one_name_are_refused_where_they_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    qwen = ("qwen2_5_omni", "stages.qwen2_5_omni:FAMILY")
+    declare(monkeypatch, ("one", "a:FAMILY"), qwen, ("one", "b:FAMILY"))
+    with pytest.raises(
+        ValueError, match="two packages declare a model family 'one', a:FAMILY and b:FAMILY: "
+    ):
         find_family("one")
+    assert find_family("qwen2_5_omni").pipeline.entry == "thinker"
 
 
 def test_one_family_may_be_declared_twice_as_in_a_checkout_that_is_installed(
@@ -181,3 +190,21 @@ def test_one_family_may_be_declared_twice_as_in_a_checkout_that_is_installed(
 ) -> None:
     declare(monkeypatch, ("one", "stages.qwen2_5_omni:FAMILY"), ("one", "stages.qwen2_5_omni:FAMILY"))
     assert find_family("one") is find_family("stages.qwen2_5_omni:FAMILY")
+
+
+def test_a_family_that_cannot_be_loaded_is_in_nobodys_way_who_does_not_ask_for_it(
+    plugins: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (plugins / "broken_plugin.py").write_text("raise RuntimeError('no license')")
+    declare(monkeypatch, ("broken", "broken_plugin:FAMILY"), ("good", "stages.qwen2_5_omni:FAMILY"))
+    good = load_family("good")
+
+    assert servable_architectures() == good.architectures
+    assert families_of_this_process() == [good]
+    assert [record.getMessage() for record in caplog.records] == [
+        "model_family 'broken': cannot import broken_plugin (RuntimeError: no license)"
+    ] * 2
+
+    monkeypatch.setenv(pipeline.MODEL_FAMILY_VARIABLE, "broken")
+    with pytest.raises(ConfigError, match="no license"):
+        families_of_this_process()

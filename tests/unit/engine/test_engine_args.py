@@ -1,23 +1,24 @@
 """Engine arguments of the code2wav stage."""
 
+import pickle
 from pathlib import Path
 from typing import Literal
 
 import pytest
 from transformers import PreTrainedConfig
 
-from omni_server.config.stages import DiffusionStage
 from omni_server.engine.engine_args import diffusion_engine_args
 from omni_server.errors import ConfigError
-from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig, FlowSolver
+from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
+from stages.qwen2_5_omni.options import Code2WavStage, SolverConfig
 
 
 def overrides(config: PreTrainedConfig) -> PreTrainedConfig:
     return config
 
 
-def stage(**fields: object) -> DiffusionStage:
-    return DiffusionStage.model_validate(
+def stage(**fields: object) -> Code2WavStage:
+    return Code2WavStage.model_validate(
         {"engine": "diffusion", "model_stage": "code2wav", "max_model_len": 132, **fields}
     )
 
@@ -44,8 +45,10 @@ def test_the_stage_config_arrives(tmp_path: Path) -> None:
     assert (arguments.max_num_seqs, arguments.max_model_len, arguments.seed) == (3, 132, 17)
     runtime = arguments.additional_config
     assert isinstance(runtime, DiffusionRuntimeConfig)
-    assert runtime.solver == FlowSolver(num_steps=5, guidance_scale=1.5, sway_coefficient=-1.0)
-    assert (runtime.max_num_windows, runtime.max_num_codes, runtime.longest_window) == (3, 500, 132)
+    assert isinstance(runtime.stage, Code2WavStage)
+    assert runtime.stage.solver == SolverConfig(num_steps=5, guidance_scale=1.5)
+    assert (runtime.stage.max_num_seqs, runtime.stage.max_num_batched_tokens) == (3, 500)
+    assert pickle.loads(pickle.dumps(runtime)) == runtime, "it travels to the engine's process"  # noqa: S301
     assert runtime.num_streams == 6
 
 

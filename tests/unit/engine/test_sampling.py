@@ -127,16 +127,10 @@ def test_the_announcement_of_rows_travels_with_the_request(rows: RowsOutput | Ro
     assert decode_request(got.extra_args[REQUEST_KEY]) == rows
 
 
-def test_the_repetition_penalty_of_a_fed_stage_is_left_to_our_runner() -> None:
-    got = codes(SamplingConfig(repetition_penalty=1.05, presence_penalty=0.5), RowsInput(num_replaced=12))
-    assert got.repetition_penalty == 1.0
-    assert got.presence_penalty == 0.5
-    assert got.extra_args is not None
-    assert decode_request(got.extra_args[REQUEST_KEY]) == RowsInput(num_replaced=12, repetition_penalty=1.05)
-    assert text(SamplingConfig(repetition_penalty=1.05), RowsOutput(voice="Ada")).repetition_penalty == 1.05
-
-
-def test_a_repetition_penalty_that_vllm_refuses_is_refused_for_a_fed_stage_too() -> None:
+def test_a_fed_stage_has_its_repetition_penalty() -> None:
+    assert (
+        codes(SamplingConfig(repetition_penalty=1.05), RowsInput(num_replaced=12)).repetition_penalty == 1.05
+    )
     with pytest.raises(InvalidRequestError, match="repetition_penalty"):
         codes(SamplingConfig(repetition_penalty=-1.0), RowsInput(num_replaced=12))
 

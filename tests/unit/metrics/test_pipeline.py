@@ -2,8 +2,7 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from omni_server.metrics.pipeline import QueueLevel, StageLevel, pipeline_text
-from omni_server.metrics.stage_metrics import ArStageMetrics
+from omni_server.metrics.stage_metrics import ArStageMetrics, QueueLevel, StageLevel, pipeline_text
 
 
 class Clock:

@@ -187,6 +187,8 @@ class FakeCodecEdge:
         self._emitted = 0
         self.misplaced_by = 0
         """Samples by which every window that is cut from now on begins too late."""
+        self.num_samples: int | None = None
+        """Of every window, whatever its codes."""
 
     def use_ramp(self, new_blocks: Sequence[int]) -> None:
         assert not self._emitted
@@ -207,9 +209,8 @@ class FakeCodecEdge:
             first = self._emitted * SAMPLES_PER_CODE
             first += self.misplaced_by
             is_varied = len(set(codes)) > 1
-            windows.append(
-                DecoderWindow(codes, b"", first, len(codes) * SAMPLES_PER_CODE, len(codes), is_varied)
-            )
+            num_samples = len(codes) * SAMPLES_PER_CODE if self.num_samples is None else self.num_samples
+            windows.append(DecoderWindow(codes, b"", first, num_samples, len(codes), is_varied))
             self._emitted += len(codes)
         return windows
 
@@ -247,7 +248,7 @@ class Stages:
         decoder = DecoderPlan(
             decoder=Decoder((cast(DiffusionHandle, self.code2wav),)),
             edge=self.edge,
-            scheduler=SpeechScheduler(ChunkPlan(), CodecLayout(CODES_PER_WINDOW, 2, SAMPLES_PER_CODE)),
+            scheduler=SpeechScheduler(ChunkPlan(), CodecLayout(CODES_PER_WINDOW, SAMPLES_PER_CODE)),
             num_codebooks=1,
             sample_rate_hz=SAMPLE_RATE_HZ,
             stop_ids=(STOP_CODE,),

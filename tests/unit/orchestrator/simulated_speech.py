@@ -13,19 +13,19 @@ import numpy.typing as npt
 from omni_server.config.chunk_plan import ChunkPlan, PacingConfig
 from omni_server.engine.diffusion_handle import DiffusionHandle
 from omni_server.engine.engine_handle import EngineLife
-from omni_server.family import CodecLayout
 from omni_server.orchestrator.decoder import Decoder
 from omni_server.orchestrator.request_timeline import RequestTimeline
 from omni_server.orchestrator.speech_scheduler import SpeechScheduler
 from omni_server.orchestrator.speech_stream import SpeechStream
-from omni_server.protocol.codec_window import decode_codec_window
 from omni_server.types import SAMPLE_RATE_HZ, AudioDelta
-from stages.qwen2_5_omni.talker_to_code2wav import TalkerToCode2Wav
+from stages.qwen2_5_omni.codec_window import decode_codec_window
+from stages.qwen2_5_omni.options import Code2WavChunks
+from stages.qwen2_5_omni.talker_to_code2wav import Code2WavLayout, TalkerToCode2Wav
 from tests.unit.orchestrator.virtual_time import clock
 
 FULL_SCALE = 2**24
 """A float32 counts so far."""
-LAYOUT = CodecLayout(codes_per_block=12, frames_per_code=2, samples_per_code=480)
+LAYOUT = Code2WavLayout(frames_per_block=12, samples_per_frame=480, mel_frames_per_code=2)
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class SimulatedCode2Wav:
             self._running[stream] -= 1
         if request_id in self.errors:
             raise self.errors[request_id]
-        per_code = LAYOUT.samples_per_code
+        per_code = LAYOUT.samples_per_frame
         samples = np.arange(window.emit_start * per_code, window.emit_end * per_code, dtype=np.float32)
         return samples[self.num_missing :] / FULL_SCALE
 
@@ -174,9 +174,8 @@ class Simulation:
         """Where `pacing` allows more than one window of a stream at once, no state is carried."""
         pacing = PacingConfig() if pacing is None else pacing
         carry = pacing.max_outstanding_windows in (None, 1)
-        self._plan = (ChunkPlan() if plan is None else plan).model_copy(
-            update={"pacing": pacing, "carry": carry}
-        )
+        given = {} if plan is None else plan.model_dump()
+        self._plan = Code2WavChunks.model_validate(given | {"pacing": pacing, "carry": carry})
         self.scheduler = SpeechScheduler(self._plan, LAYOUT, clock=clock)
 
     def utterance(self, name: str) -> Utterance:
@@ -214,4 +213,4 @@ def is_whole(utterance: Utterance, num_codes: int) -> bool:
         if delta.first_sample != position:
             return False
         position += len(delta.samples)
-    return bool(np.array_equal(sound * FULL_SCALE, np.arange(num_codes * LAYOUT.samples_per_code)))
+    return bool(np.array_equal(sound * FULL_SCALE, np.arange(num_codes * LAYOUT.samples_per_frame)))

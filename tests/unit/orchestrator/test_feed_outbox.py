@@ -89,7 +89,7 @@ async def test_what_nobody_took_is_dropped_and_later_feeds_are_tried_again(error
     dropped: list[SharedBlock] = []
     outbox = FeedOutbox(talker.send, dropped.append)
     inline = RowsFeed(RowsPayload(3, 0, 4, "float32", InlineBlock(b"rows"), (Segment(0, 1, 0),)))
-    for feed in (rows(0), RowsFeed(num_speakable=4), inline, rows(1)):
+    for feed in (rows(0), RowsFeed(num_released=4), inline, rows(1)):
         outbox.put(("a", feed))
     await settle()
     assert dropped == [SharedBlock(0, 1, 0), SharedBlock(1, 1, 0)]

@@ -144,6 +144,28 @@ async def test_sound_that_cannot_be_right_is_an_error_and_counted(
     ]
 
 
+@pytest.mark.parametrize("num_samples", [0, -1])
+async def test_audio_that_does_not_fit_a_window_without_samples_is_an_error(num_samples: int) -> None:
+    stages = Stages()
+    stages.edge.num_samples = num_samples
+    events = asyncio.create_task(collected(stages.run()))
+    await write(stages, 3)
+    stages.talker.stream.send(1, 2)
+    await fails_with(events, CorruptDataError, rf"20 samples where {num_samples} were asked for")
+    assert stages.is_released()
+
+
+async def test_a_window_without_samples_adds_nothing_to_the_audio() -> None:
+    stages = Stages()
+    stages.edge.num_samples = 0
+    stages.code2wav.sound = np.zeros(0, np.float32)
+    events = asyncio.create_task(collected(stages.run()))
+    await write(stages, 3)
+    stages.talker.stream.send(1, 2, STOP_CODE, finish="stop")
+    assert "AudioDelta" not in kinds(await events)
+    assert stages.is_released()
+
+
 async def test_silence_of_one_code_and_sound_that_peaks_at_full_scale_are_sound() -> None:
     for codes, sound in (((7, 7), np.zeros(20)), ((7, 8), np.r_[np.ones(10), np.linspace(0, 0.9, 10)])):
         stages = Stages()

@@ -152,7 +152,7 @@ async def test_the_talker_is_fed_rows_in_order_and_then_the_end() -> None:
     await write(stages, 4)
     feeds = stages.talker.stream.feeds
     assert [feed.payload.segments[0].first_position for feed in feeds[:-1] if feed.payload] == [0, 4, 5, 6]
-    assert [feed.num_speakable for feed in feeds] == [None] * 5
+    assert [feed.num_released for feed in feeds] == [None] * 5
     # The end token was never computed: text end stands at its place.
     assert feeds[-1].payload is None
     assert [feed.final_length for feed in feeds] == [None] * 4 + [FIRST_GENERATED + 3]
@@ -239,11 +239,11 @@ async def test_with_stop_strings_only_released_text_may_be_spoken() -> None:
     stages.thinker.stream.send(102, text="h", finish="stop")  # "ere" was one
     await settle()
     feeds = stages.talker.stream.feeds
-    assert [feed.num_speakable for feed in feeds[:-1] if feed.payload is None] == [
+    assert [feed.num_released for feed in feeds[:-1] if feed.payload is None] == [
         FIRST_GENERATED + 1,
         FIRST_GENERATED + 2,
     ]
-    assert [feed.num_speakable for feed in feeds if feed.payload is not None] == [
+    assert [feed.num_released for feed in feeds if feed.payload is not None] == [
         FIRST_GENERATED,
         FIRST_GENERATED,
         FIRST_GENERATED + 1,
@@ -405,7 +405,7 @@ async def test_an_answer_that_is_a_call_is_not_spoken() -> None:
         stages.token(number, text=words[100 + number], finish="stop" if number == 3 else None)
         await settle()
     got = await asyncio.wait_for(events, 5)
-    assert [feed.num_speakable for stream in stages.talker.streams for feed in stream.feeds] == [
+    assert [feed.num_released for stream in stages.talker.streams for feed in stream.feeds] == [
         FIRST_GENERATED
     ] * 4
     assert not {"CodecDelta", "AudioDelta"} & set(kinds(got))

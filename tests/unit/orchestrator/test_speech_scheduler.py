@@ -19,11 +19,12 @@ from omni_server.orchestrator.speech_scheduler import (
     WindowRamp,
 )
 from omni_server.types import SAMPLE_RATE_HZ
+from stages.qwen2_5_omni.options import Code2WavChunks
 from stages.qwen2_5_omni.talker_to_code2wav import TalkerToCode2Wav
 from tests.unit.orchestrator.simulated_speech import LAYOUT, SimulatedCode2Wav, Simulation, is_whole
 from tests.unit.orchestrator.virtual_time import clock, run
 
-BLOCK = LAYOUT.codes_per_block
+BLOCK = LAYOUT.frames_per_block
 
 # -- the windows of a stream
 
@@ -35,7 +36,7 @@ BLOCK = LAYOUT.codes_per_block
 def test_a_ramp_says_what_the_edge_does(
     ramp: tuple[int, ...], other: tuple[int, ...] | None, past_blocks: int, *, carry: bool
 ) -> None:
-    plan = ChunkPlan(new_blocks=ramp, past_blocks=past_blocks, future_blocks=2, carry=carry)
+    plan = Code2WavChunks(new_blocks=ramp, past_blocks=past_blocks, future_blocks=2, carry=carry)
     windows = WindowRamp(plan, LAYOUT, used := ramp if other is None else other)
     edge = TalkerToCode2Wav(plan, LAYOUT, voice="Ethan", noise_seed=0)
     edge.use_ramp(used)
@@ -44,7 +45,7 @@ def test_a_ramp_says_what_the_edge_does(
         for window in edge.push([(0,)]):
             assert made == windows.needed_frames(number)
             assert window.first_sample == round(windows.start_s(number) * SAMPLE_RATE_HZ)
-            assert window.first_sample == windows.first_frame(number) * LAYOUT.samples_per_code
+            assert window.first_sample == windows.first_frame(number) * LAYOUT.samples_per_frame
             assert window.num_computed == windows.computed_frames(number)
             number += 1
     assert number > 5
@@ -54,7 +55,7 @@ def test_a_ramp_says_what_the_edge_does(
 
 def test_rate_and_blocks_of_a_stream_are_the_familys() -> None:
     """Frames of 80 ms in blocks of three, at 16 kHz."""
-    layout = CodecLayout(3, 1, 1280, 16_000)
+    layout = CodecLayout(3, 1280, 16_000)
     windows = WindowRamp(ChunkPlan(future_blocks=0), layout, (1, 2))
     assert [windows.start_s(number) for number in range(4)] == pytest.approx([0, 0.24, 0.72, 1.2])
     assert [windows.needed_frames(number) for number in range(3)] == [3, 9, 15]
@@ -79,9 +80,9 @@ async def cut_among(num_streams: int, plan: ChunkPlan = PLAN) -> list[int]:
         utterance = await simulation.speak("own", NUM_CODES, code_s=0.001)
         assert is_whole(utterance, NUM_CODES)
     starts = [delta.first_sample for _, delta in utterance.pieces]
-    ends = [*starts[1:], NUM_CODES * LAYOUT.samples_per_code]
+    ends = [*starts[1:], NUM_CODES * LAYOUT.samples_per_frame]
     return [
-        (end - start) // (LAYOUT.samples_per_code * BLOCK) for start, end in zip(starts, ends, strict=True)
+        (end - start) // (LAYOUT.samples_per_frame * BLOCK) for start, end in zip(starts, ends, strict=True)
     ]
 
 

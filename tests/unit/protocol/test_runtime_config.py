@@ -3,10 +3,12 @@
 import msgspec
 import pytest
 
-from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig, FlowSolver
+from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
 from omni_server.protocol.give_way import GiveWaySpec
 from omni_server.protocol.runtime_config import QueueSpec, StageRuntimeConfig
 from omni_server.protocol.start_report import ProgressSpec
+from stages.qwen2_5_omni.options import SolverConfig
+from tests.reference.token2wav import code2wav_stage
 
 QUEUE = QueueSpec(capacity=16, path="/dev/shm/queue-1", slot_bytes=4096, max_portions=8, num_consumers=1)
 AR = StageRuntimeConfig(
@@ -18,12 +20,9 @@ AR = StageRuntimeConfig(
     gives_way=GiveWaySpec("socket-1"),
 )
 DIFFUSION = DiffusionRuntimeConfig(
-    solver=FlowSolver(num_steps=10, guidance_scale=0.5, sway_coefficient=-1.0),
+    stage=code2wav_stage(max_num_seqs=16, max_num_batched_tokens=8192, max_model_len=4096),
     compute_dtype="float16",
     is_fast=True,
-    max_num_windows=16,
-    max_num_codes=8192,
-    longest_window=4096,
     progress=ProgressSpec("code2wav", "socket-1"),
     announces_to=(GiveWaySpec("socket-1"),),
 )
@@ -63,4 +62,10 @@ def test_what_differs_from_start_to_start_keeps_the_hash_of_a_diffusion_stage(
 
 
 def test_what_a_diffusion_stage_computes_with_changes_its_hash() -> None:
-    assert msgspec.structs.replace(DIFFUSION, is_fast=False).compute_hash() != DIFFUSION.compute_hash()
+    solver = SolverConfig(num_steps=4)
+    for change in (
+        {"is_fast": False},
+        {"compute_dtype": "float32"},
+        {"stage": code2wav_stage(solver=solver)},
+    ):
+        assert msgspec.structs.replace(DIFFUSION, **change).compute_hash() != DIFFUSION.compute_hash()

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from vllm import PoolingParams
@@ -12,7 +13,7 @@ from omni_server.errors import StageError
 from omni_server.protocol.diffusion import INPUT_KEY, STREAMS_KEY
 from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
 from omni_server.transport.result import decode_result
-from stages.runtime.diffusion_model import DiffusionBatch
+from stages.runtime.diffusion_model import DiffusionBatch, DiffusionModel
 from stages.runtime.diffusion_runner import DiffusionModelRunnerMixin
 
 
@@ -51,15 +52,15 @@ def runner_for(model: torch.nn.Module) -> Runner:
     return runner
 
 
-class Sampler(torch.nn.Module):
+class Sampler(DiffusionModel):
     """Answers by `answer`, and remembers the batches it was given."""
 
     def __init__(self, answer: Callable[[DiffusionBatch], object]) -> None:
-        super().__init__()
+        super().__init__(vllm_config=None)
         self.answer = answer
         self.batches: list[DiffusionBatch] = []
 
-    def sample(self, batch: DiffusionBatch) -> object:
+    def sample(self, batch: DiffusionBatch) -> Any:
         self.batches.append(batch)
         return self.answer(batch)
 

@@ -242,12 +242,12 @@ class Worker:
         return dict(output.num_scheduled_tokens)
 
 
-def rows(queue: SlabQueue, first: int, count: int, num_speakable: int | None = None) -> RowsFeed:
+def rows(queue: SlabQueue, first: int, count: int, num_released: int | None = None) -> RowsFeed:
     """As the thinker's worker and the orchestrator make it."""
     taken = queue.take()
     assert taken is not None
     queue.publish(*taken, 1)
-    return RowsFeed(rows_payload(SharedBlock(*taken, 0), first, count), num_speakable=num_speakable)
+    return RowsFeed(rows_payload(SharedBlock(*taken, 0), first, count), num_released=num_released)
 
 
 def consume(worker: Worker, queue: SlabQueue) -> None:

@@ -312,19 +312,6 @@ def test_positions_that_came_with_rows_take_the_place_of_vllms(monkeypatch: pyte
     assert rope.prefill_delta.written[:2].tolist() == [6, 1000]
 
 
-def test_the_repetition_penalty_reaches_vllm_whenever_the_request_is_added(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    made = runner(FED, monkeypatch)
-    for _ in range(2):  # the second time it is resumed
-        new = request("fed", [1, 2, 3], RowsInput(num_replaced=2, repetition_penalty=1.05))
-        asked = new.sampling_params
-        made.execute_model(fed_step("fed", new) if not made.num_row_requests() else step((new,)))
-        assert made.params["fed"].repetition_penalty == 1.05
-        assert asked.repetition_penalty == 1.0
-        assert made.params["fed"].extra_args == asked.extra_args
-
-
 def test_context_parallel_prefill_is_refused() -> None:
     with pytest.raises(ValueError, match="set prefill_context_parallel_size to 1"):
         type("Runner", (ARModelRunnerV2Mixin, BaseRunner), {})(vllm_config(SENDING, 2), torch.device("cpu"))

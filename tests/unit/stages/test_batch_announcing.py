@@ -7,10 +7,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig, FlowSolver
+from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
 from omni_server.protocol.give_way import BatchNotice, GiveWaySpec, decode_notice
 from omni_server.protocol.local_socket import new_socket_name, socket_address
+from stages.qwen2_5_omni.options import SolverConfig
 from stages.runtime.diffusion_model import DiffusionBatch
+from tests.reference.token2wav import code2wav_stage
 from tests.unit.stages.diffusion import (
     RIGHT,
     THREE,
@@ -66,12 +68,11 @@ class HurriedSampler(Sampler):
 
 def announcing_runner(model: torch.nn.Module, *listeners: Listener) -> Runner:
     config = DiffusionRuntimeConfig(
-        solver=FlowSolver(num_steps=2, guidance_scale=0.5, sway_coefficient=-1.0),
+        stage=code2wav_stage(
+            solver=SolverConfig(num_steps=2), max_num_seqs=4, max_num_batched_tokens=16, max_model_len=8
+        ),
         compute_dtype="float32",
         is_fast=False,
-        max_num_windows=4,
-        max_num_codes=16,
-        longest_window=8,
         announces_to=tuple(listener.spec for listener in listeners),
     )
     runner = Runner(EngineConfig(model, additional_config=config), torch.device("cpu"))

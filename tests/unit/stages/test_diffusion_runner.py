@@ -9,7 +9,7 @@ import torch
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 
 from omni_server.protocol.corruption import Corruption
-from stages.runtime.diffusion_model import DiffusionBatch, RejectedRequestsError
+from stages.runtime.diffusion_model import DiffusionBatch, DiffusionModel, RejectedRequestsError
 from tests.unit.stages.diffusion import (
     RIGHT,
     THREE,
@@ -31,9 +31,8 @@ from tests.unit.stages.diffusion import (
         lambda batch: torch.stack(sums(batch)),
         sums,
         lambda batch: tuple(sums(batch)),
-        lambda batch: dict(reversed(list(zip(batch.request_ids, sums(batch), strict=True)))),
     ],
-    ids=["tensor", "list", "tuple", "dict in another order"],
+    ids=["tensor", "list", "tuple"],
 )
 def test_outputs_reach_their_requests_in_order(shape_output: Callable[[DiffusionBatch], object]) -> None:
     found = outcomes(runner_for(Sampler(shape_output)).execute_model(step(*THREE)))
@@ -76,43 +75,22 @@ def test_the_model_gets_ids_tokens_and_inputs() -> None:
     assert batch.inputs == (b"first", b"second")
 
 
-class Forwarder(torch.nn.Module):
-    def forward(self, batch: DiffusionBatch) -> list[torch.Tensor]:
+def test_a_model_of_another_kind_is_refused_when_it_is_loaded() -> None:
+    with pytest.raises(TypeError, match=r"Linear cannot run on a diffusion stage: .*DiffusionModel"):
+        runner_for(torch.nn.Linear(2, 2))
+
+
+class OnlySamples(DiffusionModel):
+    def sample(self, batch: DiffusionBatch) -> list[torch.Tensor]:
         return sums(batch)
 
 
-class Diffuser(torch.nn.Module):
-    def diffuse(self, batch: DiffusionBatch) -> list[torch.Tensor]:
-        return sums(batch)
-
-
-class DiffuserThatForwards(Forwarder):
-    def diffuse(self, batch: DiffusionBatch) -> list[torch.Tensor]:
-        raise AssertionError("forward comes first")
-
-
-class SamplerThatForwards(Sampler):
-    def forward(self, batch: DiffusionBatch) -> list[torch.Tensor]:
-        raise AssertionError("sample comes first")
-
-
-@pytest.mark.parametrize(
-    "model",
-    [Forwarder(), Diffuser(), DiffuserThatForwards(), SamplerThatForwards(sums)],
-    ids=lambda m: type(m).__name__,
-)
-def test_sample_comes_before_forward_before_diffuse(model: torch.nn.Module) -> None:
-    assert outcomes(runner_for(model).execute_model(step(*THREE))) == RIGHT
-
-
-def test_a_model_without_any_of_them_is_refused_when_it_is_loaded() -> None:
-    class Neither(torch.nn.Module):
-        pass
-
-    with pytest.raises(
-        TypeError, match=r"Neither .* none of sample\(batch\), forward\(batch\) and diffuse\(batch\)"
-    ):
-        runner_for(Neither())
+def test_a_model_need_only_implement_sample() -> None:
+    model = OnlySamples(vllm_config=None)
+    assert model.load_weights([("of.another.stage", torch.ones(1))]) == set()
+    runner = runner_for(model)
+    runner.prepare_model()
+    assert outcomes(runner.execute_model(step(*THREE))) == RIGHT
 
 
 def test_chunked_prefill_is_refused_at_start() -> None:
@@ -127,13 +105,11 @@ def test_chunked_prefill_is_refused_at_start() -> None:
         (lambda batch: [*sums(batch), torch.ones(3)], "3 requests with 4 tensors"),
         (lambda batch: torch.ones(2, 5), r"3 requests with a tensor \[2, 5\]"),
         (lambda batch: torch.tensor(1.0), r"3 requests with a tensor \[\]"),
-        (lambda batch: None, "answered with NoneType"),
-        (lambda batch: "abc", "answered with str"),
-        (lambda batch: np.ones((3, 4)), "answered with ndarray"),
-        (
-            lambda batch: {**dict.fromkeys(batch.request_ids, torch.ones(2)), "x": torch.ones(2)},
-            "unknown requests: x",
-        ),
+        (lambda batch: None, "3 requests with NoneType"),
+        (lambda batch: "abc", "3 requests with str"),
+        (lambda batch: np.ones((3, 4)), "3 requests with ndarray"),
+        (lambda batch: dict(zip(batch.request_ids, sums(batch), strict=True)), "3 requests with dict"),
+        (lambda batch: [None] * 3, "gave NoneType instead of a tensor"),
         (lambda batch: [np.ones(3)] * 3, "gave ndarray instead of a tensor"),
         (lambda batch: torch.ones(3), r"a tensor of shape \[\], which holds no samples"),
         (lambda batch: [torch.empty(0)] * 3, r"a tensor of shape \[0\], which holds no samples"),
@@ -157,13 +133,13 @@ def test_an_output_that_cannot_be_right_fails_its_requests(
 
 
 def test_one_bad_result_leaves_the_others() -> None:
-    def one_missing(batch: DiffusionBatch) -> dict[str, torch.Tensor]:
-        return {i: r for i, r in zip(batch.request_ids, sums(batch), strict=True) if i != "b"}
+    def one_missing(batch: DiffusionBatch) -> list[torch.Tensor | None]:
+        return [None if i == "b" else r for i, r in zip(batch.request_ids, sums(batch), strict=True)]
 
     def one_not_finite(batch: DiffusionBatch) -> list[torch.Tensor]:
         return [r / 0 if i == "b" else r for i, r in zip(batch.request_ids, sums(batch), strict=True)]
 
-    for answer, message in ((one_missing, "no result"), (one_not_finite, "not finite")):
+    for answer, message in ((one_missing, "gave NoneType"), (one_not_finite, "not finite")):
         found = outcomes(runner_for(Sampler(answer)).execute_model(step(*THREE)))
         assert message in found.pop("b")
         assert found == {"a": RIGHT["a"], "c": RIGHT["c"]}

@@ -77,9 +77,9 @@ def test_rows_that_may_not_be_spoken_yet_hold_the_request_back(
 ) -> None:
     worker, queue = Worker(talker), shared[1]
     talker.add_request(fed("a", PROMPT))
-    talker.add_request(feed("a", rows(queue, 0, PROMPT + 3, num_speakable=PROMPT - 1)))
+    talker.add_request(feed("a", rows(queue, 0, PROMPT + 3, num_released=PROMPT - 1)))
     assert worker.step() == {}
-    talker.add_request(feed("a", RowsFeed(num_speakable=PROMPT + 1)))
+    talker.add_request(feed("a", RowsFeed(num_released=PROMPT + 1)))
     assert worker.step() == {"a": PROMPT}
     assert worker.step() == {"a": 1}
     assert worker.step() == {}
@@ -139,7 +139,7 @@ def test_one_message_feeds_several_requests_in_order_and_drops_what_is_late(
     talker.add_request(fed("a", PROMPT))
     talker.add_request(fed("b", PROMPT))
     first, late = rows(queue, 0, PROMPT), rows(queue, 0, 3)
-    end, limit = RowsFeed(final_length=PROMPT), RowsFeed(num_speakable=1)
+    end, limit = RowsFeed(final_length=PROMPT), RowsFeed(num_released=1)
     talker.add_request(feeds(("a", first), ("has ended", late), ("b", limit), ("a", end)))
     assert set(talker.requests) == {"a", "b"}, "the message is no request"
     assert queue.num_in_use() == 1

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from omni_server.reference import ReferenceAnswer
 from omni_server.types import ChatMessage, TextPart
 from omni_server.verify.answers import Answer
 from omni_server.verify.cases import Case, Prompt
 from omni_server.verify.compare import Precision
-from omni_server.verify.reference_job import ReferenceAnswer
 
 FLOAT32 = Precision("float32", "float32")
 WAVEFORM = np.sin(np.arange(960, dtype=np.float32) / 10)

@@ -92,3 +92,16 @@ def test_a_wrong_choice_is_refused_with_what_there_is(
 ) -> None:
     with pytest.raises(ConfigError, match=reason):
         chosen(prompts, wanted)
+
+
+def test_a_model_that_takes_text_only_is_asked_in_text_only() -> None:
+    prompts = all_prompts(task_messages, with_media=False)
+    parts = [part for prompt in prompts for message in prompt.messages for part in message.content]
+    assert {type(part) for part in parts} == {TextPart}
+    assert len(prompts) == 5
+
+
+def test_a_model_that_writes_no_text_is_asked_in_every_voice(prompts: tuple[Prompt, ...]) -> None:
+    cases = cases_of(prompts, ("Low", "High"), in_text=False)
+    assert {case.voice for case in cases} == {"Low", "High"}
+    assert len(cases) == 2 * len(prompts)

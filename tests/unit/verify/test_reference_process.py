@@ -5,13 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from omni_server.errors import ConfigError
-from omni_server.verify.noise import family_noise
 from omni_server.verify.reference_process import ReferenceFailedError, ReferenceProcess, ReferenceSettings
 
 
 def settings(folder: Path) -> ReferenceSettings:
-    return ReferenceSettings(folder, "cpu", "float32", "stages.qwen2_5_omni:FAMILY", noise_seed=7)
+    return ReferenceSettings(folder, "cpu", "float32", "stages.qwen2_5_omni.reference:Qwen25OmniReference")
 
 
 def test_a_checkpoint_that_cannot_be_loaded_is_told_in_one_line(tmp_path: Path) -> None:
@@ -27,12 +25,3 @@ def test_a_wait_ends_and_so_does_the_process(tmp_path: Path) -> None:
     with pytest.raises(ReferenceFailedError, match=r"^transformers took more than 0\.05 s$"):
         ReferenceProcess(settings(tmp_path), timeout_s=0.05)
     assert time.monotonic() - began < 10
-
-
-def test_the_noise_is_that_of_the_family() -> None:
-    assert family_noise("stages.qwen2_5_omni:FAMILY")(7, 0, 5, 80).shape == (5, 80)
-
-
-def test_a_family_without_noise_cannot_be_verified() -> None:
-    with pytest.raises(ConfigError, match=r"there is no stages\.runtime\.code2wav\.noise"):
-        family_noise("stages.runtime:FAMILY")

@@ -8,14 +8,18 @@ import pytest
 
 from omni_server.config.load import find_shipped_config, load_stage_config
 from omni_server.errors import ConfigError
-from omni_server.verify.anonymous import without_personal_data
+from omni_server.reference import Difference
 from omni_server.verify.answers import NoAnswer
 from omni_server.verify.compare import CaseResult, compare
 from omni_server.verify.machine import Checkpoint, checkpoint, hardware, versions
-from omni_server.verify.reference_job import Difference
-from omni_server.verify.render import as_markdown, as_table, verdict
-from omni_server.verify.report import Report
-from omni_server.verify.report_file import ReportFile
+from omni_server.verify.report import (
+    Report,
+    ReportFile,
+    as_markdown,
+    as_table,
+    verdict,
+    without_personal_data,
+)
 from tests.unit.verify.results import ANSWER, FLOAT32, REFERENCE, SPOKEN, WRITTEN
 
 FOLDER = Path("/home/Jane Doe/models/mine")

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from omni_server.cli.main import main
+from tests.toy_families import text_only
+from tests.toy_families.toy import make_checkpoint
 
 NO_MODEL = "no/such/model"
 
@@ -30,6 +32,20 @@ def test_an_unknown_model_exits_with_2_and_leaves_no_report(
     assert main(["verify", NO_MODEL]) == 2
     assert NO_MODEL in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_family_without_a_reference_implementation_exits_with_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = tmp_path / "stages.yaml"
+    config.write_text(
+        "model_family: tests.toy_families.text_only:FAMILY\nplatform: cpu\nstages: {writer: {max_model_len: 64}}\n"
+    )
+    model = make_checkpoint(tmp_path / "toy", text_only.ARCHITECTURE)
+    assert main(["verify", str(model), "--stage-config", str(config)]) == 2
+    assert "cannot be verified: it has no reference implementation" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*.md"))
 
 
 def test_a_report_that_exists_is_refused_before_the_model_is_looked_for(

@@ -37,7 +37,7 @@ export async function attachmentOf(file) {
       };
     }
   }
-  throw new Error(`“${file.name}” is neither sound nor a picture nor a video.`);
+  throw new Error(`“${file.name}” is not an audio, image or video file.`);
 }
 
 /** `samples` are a Float32Array, mono, at `SPEECH_RATE_HZ`. */

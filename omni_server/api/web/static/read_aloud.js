@@ -39,7 +39,7 @@ class Reading {
     this.#file = new AudioFile(body.response_format);
     const shown = copyOf("clip");
     shown.querySelector(".save").remove(); // the file is offered in the format that was asked for
-    element("read-sound").replaceChildren(shown);
+    element("read-audio").replaceChildren(shown);
     this.#clip = new Clip(shown, ANSWER_RATE_HZ, "the text");
   }
 

@@ -74,7 +74,7 @@ function lanesOf(timings, now) {
     const played = timings.played.map(([from, to]) => [seconds(from), seconds(to)]);
     lanes.push({
       name: "Speech",
-      className: "sound",
+      className: "audio",
       bars: arrivals(timings.audio),
       ticks: timings.audio.map(seconds),
     });

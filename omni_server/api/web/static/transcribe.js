@@ -65,7 +65,7 @@ function settle() {
 async function showClip(file) {
   const shown = copyOf("clip");
   shown.querySelector(".save").remove();
-  element("transcript-sound").replaceChildren(shown);
+  element("transcript-audio").replaceChildren(shown);
   const samples = await decodeAudioFile(file).catch(() => null);
   if (samples === null) return;
   const clip = new Clip(shown, SPEECH_RATE_HZ, file.name);

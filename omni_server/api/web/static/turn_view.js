@@ -68,7 +68,7 @@ export class TurnView {
   /** `playback` plays what `audio` will get. */
   playing(playback) {
     const element = copyOf("clip");
-    this.#part(".sound").append(element);
+    this.#part(".audio").append(element);
     this.#clip = new Clip(element, ANSWER_RATE_HZ, "the answer");
     this.#clip.follow(playback);
   }
@@ -119,7 +119,7 @@ export class TurnView {
     this.#answer.updatePlayed();
     const { timings } = this.#answer;
     this.#time(".first-text", timings.text[0] ?? null);
-    this.#time(".first-sound", timings.audio[0] ?? null);
+    this.#time(".first-audio", timings.audio[0] ?? null);
     this.#time(".total", timings.ended);
     drawTimeline(this.#part(".timeline"), timings);
     this.#scroll();

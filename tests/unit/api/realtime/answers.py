@@ -19,5 +19,5 @@ CLOSING = [
 ]
 SPOKEN_CLOSING = ["response.output_audio.done", "response.output_audio_transcript.done", *CLOSING]
 MANUAL: dict[str, Any] = {"input": {"turn_detection": None}}
-# One delta of sound, and no more.
+# One delta of audio, and no more.
 ENDLESS: list[ScriptEntry] = [TextDelta("Once upon a time", (1,)), AudioDelta(0, SAMPLES[:4000]), Hang()]

@@ -241,8 +241,8 @@ def base64_of(data: bytes) -> str:
     return base64.b64encode(data).decode("ascii")
 
 
-def sound_of(events: list[Event]) -> bytes:
-    """The sound of all audio deltas."""
+def audio_of(events: list[Event]) -> bytes:
+    """The audio of all deltas."""
     deltas = [
         base64.b64decode(e["delta"], validate=True)
         for e in events

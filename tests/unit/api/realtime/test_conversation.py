@@ -29,7 +29,7 @@ def spoken(transcript: str, seconds: float = 10.0) -> SpokenAudio:
         ("", 5_000, ""),
     ],
 )
-def test_text_is_cut_at_the_share_of_the_sound_heard_after_a_whole_word(
+def test_text_is_cut_at_the_share_of_the_audio_heard_after_a_whole_word(
     transcript: str, heard_ms: int, kept: str
 ) -> None:
     part = spoken(transcript)
@@ -38,7 +38,7 @@ def test_text_is_cut_at_the_share_of_the_sound_heard_after_a_whole_word(
     assert part.is_truncated
 
 
-def test_text_without_any_sound_is_left_alone_and_marked() -> None:
+def test_text_without_any_audio_is_left_alone_and_marked() -> None:
     part = SpokenAudio("written only", 0)
     part.truncate(0)
     assert (part.transcript, part.is_truncated) == ("written only", True)
@@ -62,7 +62,7 @@ def test_ids_that_clients_choose_write_no_lines_into_the_log(caplog: pytest.LogC
     assert len(line.splitlines()) == 1
 
 
-def test_the_oldest_sound_is_forgotten_when_it_is_too_much() -> None:
+def test_the_oldest_audio_is_forgotten_when_it_is_too_much() -> None:
     conversation = Conversation()
     five_minutes = np.zeros(300 * 24_000, dtype=np.int16)
     for number in range(6):

@@ -163,7 +163,7 @@ async def test_a_client_that_does_not_read_is_cut_off_and_nobody_else_waits() ->
         await other.say("still here")
 
 
-async def test_only_the_latest_sounds_fit_into_a_prompt() -> None:
+async def test_only_the_latest_recordings_fit_into_a_prompt() -> None:
     model = replace(MODEL, max_media_per_prompt={"audio": 2, "image": 1, "video": 0})
     async with RealtimeClient(FakeGenerator(model)) as client:
         await client.opened(audio=MANUAL)

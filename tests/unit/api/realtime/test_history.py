@@ -218,7 +218,7 @@ async def test_turns_are_lost_for_the_room_that_an_answer_may_need_while_there_a
 async def test_an_answer_to_a_conversation_that_is_too_long_is_counted_once(
     truncation: str, outcome: str, reason: str, heard_s: float
 ) -> None:
-    """With the sound of the last prompt that was tried."""
+    """With the audio of the last prompt that was tried."""
     async with RealtimeClient(Small()) as client:
         await client.opened(audio=MANUAL, truncation=truncation)
         for number in range(8):

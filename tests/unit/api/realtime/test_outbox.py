@@ -38,7 +38,7 @@ async def test_events_are_sent_in_order() -> None:
     running.cancel()
 
 
-async def test_only_the_sound_of_that_response_is_dropped() -> None:
+async def test_only_the_audio_of_that_response_is_dropped() -> None:
     pipe = Pipe()
     outbox = Outbox(pipe.send, 5)
     kept = [delta("a"), BufferCleared(), delta("a")]

@@ -33,7 +33,7 @@ def test_samples_become_floats_at_their_own_rate() -> None:
     assert part.sample_rate_hz == 8_000
 
 
-def test_of_sounds_that_do_not_fit_the_transcript_stays_or_nothing() -> None:
+def test_of_recordings_that_do_not_fit_the_transcript_stays_or_nothing() -> None:
     items: list[Item] = [
         UserItem("a", [heard()]),
         AssistantItem("b", [SpokenAudio("Hello.")]),
@@ -41,7 +41,7 @@ def test_of_sounds_that_do_not_fit_the_transcript_stays_or_nothing() -> None:
         UserItem("d", [WrittenText("Well?"), heard()]),
         UserItem("e", [heard()]),
     ]
-    messages = messages_of(items, "", MODEL)  # two sounds fit
+    messages = messages_of(items, "", MODEL)  # two recordings fit
     assert [[type(part) for part in message.content] for message in messages] == [
         [TextPart],
         [TextPart],

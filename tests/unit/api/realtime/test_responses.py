@@ -19,7 +19,7 @@ from tests.unit.api.fake_generator import (
 from tests.unit.api.realtime.answers import CLOSING, ENDLESS, OPENING, SPOKEN_CLOSING
 from tests.unit.api.realtime.realtime_client import (
     RealtimeClient,
-    sound_of,
+    audio_of,
     voice,
 )
 
@@ -83,7 +83,7 @@ async def test_a_spoken_response_comes_in_order() -> None:
         assert (part["type"], part["transcript"]) == ("audio", TEXT)
         content = done["response"]["output"][0]["content"]
         assert content == [{"type": "output_audio", "text": None, "transcript": TEXT}]
-        heard = np.frombuffer(sound_of(client.events), dtype="<i2")
+        heard = np.frombuffer(audio_of(client.events), dtype="<i2")
         assert np.abs(heard / 32768 - SAMPLES).max() < 1 / 32768
         assert done["response"]["usage"]["output_token_details"]["audio_tokens"] > 0
         request = client.generator.last_request
@@ -101,13 +101,13 @@ async def test_telephone_formats_go_out_at_their_rate() -> None:
         assert len(b"".join(deltas)) == -(-len(SAMPLES) // 3)
 
 
-async def test_long_sound_leaves_in_deltas_of_a_fifth_of_a_second() -> None:
+async def test_long_audio_is_sent_in_deltas_of_a_fifth_of_a_second() -> None:
     script: list[ScriptEntry] = [AudioDelta(0, voice(1.1)), TextDone("stop"), finished(codec_tokens=1)]
     async with RealtimeClient(FakeGenerator(script=script)) as client:
         await client.opened()
         await client.send("response.create")
         await client.until("response.done")
-        sizes = [len(sound_of([event])) for event in client.of_type("response.output_audio.delta")]
+        sizes = [len(audio_of([event])) for event in client.of_type("response.output_audio.delta")]
         assert sizes == [9600] * 5 + [4800]
 
 
@@ -175,7 +175,7 @@ async def test_a_response_that_fails_says_so_and_the_session_goes_on(error: Exce
 
 
 @pytest.mark.parametrize("kind", ["audio/pcm", "audio/pcmu"])
-async def test_sound_that_is_none_fails_the_response(kind: str) -> None:
+async def test_invalid_audio_fails_the_response(kind: str) -> None:
     broken = np.array([np.nan], dtype=np.float32)
     script: list[ScriptEntry] = [
         AudioDelta(0, SAMPLES[:3000]),

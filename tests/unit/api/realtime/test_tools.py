@@ -70,7 +70,7 @@ async def test_a_call_is_made_answered_and_spoken_about() -> None:
         assert json.loads(request.tools.tools[0].definition) == {"type": "function", "function": shown}
 
 
-async def test_calls_come_behind_the_sound_of_what_is_said_before_them() -> None:
+async def test_calls_follow_the_audio_of_what_is_said_before_them() -> None:
     script: list[ScriptEntry] = [
         TextDelta("Let me see.", (1,)),
         *CALL,
@@ -85,8 +85,8 @@ async def test_calls_come_behind_the_sound_of_what_is_said_before_them() -> None
         await client.send("response.create")
         done = (await client.until("response.done"))["response"]
         types = client.types()
-        last_sound = len(types) - 1 - types[::-1].index("response.output_audio.delta")
-        assert last_sound < types.index("response.function_call_arguments.delta")
+        last_audio = len(types) - 1 - types[::-1].index("response.output_audio.delta")
+        assert last_audio < types.index("response.function_call_arguments.delta")
         assert types.index("response.output_audio.done") < types.index(
             "response.function_call_arguments.delta"
         )

@@ -1,4 +1,4 @@
-"""The detector of speech, with the real network and real sound."""
+"""The detector of speech, with the real network and real audio."""
 
 import io
 import os

@@ -23,10 +23,10 @@ from tests.unit.api.realtime.answers import ENDLESS, MANUAL
 from tests.unit.api.realtime.realtime_client import (
     RealtimeClient,
     ScriptedModel,
+    audio_of,
     base64_of,
     realtime_app,
     silence,
-    sound_of,
     voice,
 )
 
@@ -155,7 +155,7 @@ async def test_speech_interrupts_the_response() -> None:
         assert generator.last_request.messages[1].content == (TextPart("Once upon a"),)
 
 
-async def test_sound_that_was_not_sent_yet_is_dropped_by_an_interruption() -> None:
+async def test_unsent_audio_is_dropped_by_an_interruption() -> None:
     generator = FakeGenerator(script=[TextDelta("a", (1,)), AudioDelta(0, voice(10)), Hang()])
     async with RealtimeClient(generator) as client:
         await client.opened()
@@ -168,7 +168,7 @@ async def test_sound_that_was_not_sent_yet_is_dropped_by_an_interruption() -> No
         client.reading.set()
         await client.until("response.done")
     assert client.of_type("response.output_audio_transcript.delta")
-    assert sound_of(client.events) == b""
+    assert audio_of(client.events) == b""
 
 
 async def test_a_turn_beside_an_uninterruptible_response_is_answered_after_it() -> None:
@@ -188,7 +188,7 @@ async def test_a_turn_beside_an_uninterruptible_response_is_answered_after_it() 
         assert len(generator.requests) == 2
 
 
-async def test_what_the_user_says_is_written_down_if_asked() -> None:
+async def test_what_the_user_says_is_transcribed_if_asked() -> None:
     async with RealtimeClient() as client:
         await client.opened(
             audio={
@@ -214,7 +214,7 @@ async def test_what_the_user_says_is_written_down_if_asked() -> None:
 
 
 @pytest.mark.parametrize(("kind", "bytes_per_s"), [("audio/pcm", 48_000), ("audio/pcmu", 8_000)])
-async def test_long_pieces_of_sound_do_not_keep_other_requests_waiting(kind: str, bytes_per_s: int) -> None:
+async def test_long_pieces_of_audio_do_not_keep_other_requests_waiting(kind: str, bytes_per_s: int) -> None:
     """Half a second is searched at once, in any format; more in a thread. All ones are silence in both
     formats."""
     threads: list[int] = []

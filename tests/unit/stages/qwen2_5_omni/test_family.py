@@ -27,6 +27,7 @@ from stages.qwen2_5_omni import FAMILY
 from stages.qwen2_5_omni.family import Qwen25OmniModel
 from stages.qwen2_5_omni.ids import SpecialIds, read_special_ids
 from stages.qwen2_5_omni.prompt import SPEECH_SYSTEM_PROMPT
+from stages.qwen2_5_omni.talker_to_code2wav import Code2WavLayout
 from tests.reference.cases import CASES
 from tests.reference.reference import Reference
 
@@ -302,9 +303,10 @@ def test_voices_and_sizes_come_from_the_checkpoint(model: Qwen25OmniModel, check
     assert model.voices == ("Ethan", "Chelsie") or model.voices == ("Chelsie", "Ethan")
     assert model.default_voice == "Chelsie"
     assert model.row_width == config["talker_config"]["embedding_size"]
-    assert model.codec.samples_per_code == 480  # 24 kHz at 50 codes a second
+    assert isinstance(model.codec, Code2WavLayout)
+    assert model.codec.samples_per_frame == 480  # 24 kHz at 50 codes a second
     assert (
-        model.codec.codes_per_block * model.codec.frames_per_code
+        model.codec.frames_per_block * model.codec.mel_frames_per_code
         == (config["token2wav_config"]["dit_config"]["block_size"])
     )
     assert model.dtype_name() == "float32"

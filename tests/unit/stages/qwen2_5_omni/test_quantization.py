@@ -27,8 +27,8 @@ from vllm.model_executor.layers.quantization.online.fp8 import Fp8PerTensorOnlin
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.model_loader.utils import configure_quant_config, initialize_model
 
+from omni_server.check.memory import needs_on_gpu
 from omni_server.check.safetensors_headers import StoredWeights, read_weights
-from omni_server.check.stage_memory import needs_on_gpu
 from omni_server.config.load import find_shipped_config, load_stage_config
 from omni_server.config.stages import DiffusionStage
 from omni_server.engine.engine_args import diffusion_engine_args

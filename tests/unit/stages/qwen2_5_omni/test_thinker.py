@@ -18,7 +18,7 @@ from vllm.multimodal.processing import BaseMultiModalProcessor
 
 from scripts.demo_checkpoint import make_demo_checkpoint
 from stages.qwen2_5_omni import FAMILY
-from stages.qwen2_5_omni.thinker_config import thinker_config
+from stages.qwen2_5_omni.hf_overrides import thinker_config
 
 RATE_HZ = 16_000
 MAX_AUDIO_S = 40

@@ -12,11 +12,11 @@ from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import (
 )
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
 
-from omni_server.protocol.diffusion_config import FlowSolver
 from stages.qwen2_5_omni.code2wav.dit import PackedDiT
 from stages.qwen2_5_omni.code2wav.dit_ops import TorchDiTOps
 from stages.qwen2_5_omni.code2wav.sampler import MelSampler
 from stages.qwen2_5_omni.code2wav.voices import Voice
+from stages.qwen2_5_omni.options import SolverConfig
 from tests.reference.token2wav import MEL_LEVEL, random_token2wav
 
 torch.set_num_threads(1)
@@ -63,7 +63,7 @@ def voices() -> tuple[Voice, Voice]:
     return voice("Ethan"), voice("Chelsie")
 
 
-REFERENCE_SOLVER = FlowSolver(num_steps=10, guidance_scale=0.5, sway_coefficient=-1.0)
+REFERENCE_SOLVER = SolverConfig(num_steps=10)
 
 MakeSampler = Callable[..., MelSampler]
 
@@ -73,7 +73,7 @@ def make_sampler(token2wav: Qwen2_5OmniToken2WavModel, voices: tuple[Voice, Voic
     """(solver, max_num_blocks, voices, dtype, num_streams) to a sampler on the CPU; all have defaults."""
 
     def make(
-        solver: FlowSolver = REFERENCE_SOLVER,
+        solver: SolverConfig = REFERENCE_SOLVER,
         max_num_blocks: int = 64,
         own_voices: tuple[Voice, ...] = voices,
         dtype: torch.dtype = torch.float32,

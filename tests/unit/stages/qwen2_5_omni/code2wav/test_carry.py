@@ -9,24 +9,24 @@ import pytest
 import torch
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
 
-from omni_server.config.chunk_plan import ChunkPlan
-from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig, FlowSolver
+from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
 from stages.codec_chunking import CodecChunker
 from stages.qwen2_5_omni.code2wav.noise import noise_frames
 from stages.qwen2_5_omni.code2wav.pipeline import Code2WavPipeline, WindowJob
-from stages.qwen2_5_omni.code2wav.stream_kv import StreamKV
+from stages.qwen2_5_omni.code2wav.stream_kv import StreamKV, slot_shape
 from stages.qwen2_5_omni.code2wav.voices import Voice
+from stages.qwen2_5_omni.options import Code2WavChunks, SolverConfig
+from stages.qwen2_5_omni.talker_to_code2wav import codec_window
+from tests.reference.token2wav import code2wav_stage
 
 Codes = Callable[[int, int], torch.Tensor]
+LIMITS: dict[str, object] = {"max_num_seqs": 16, "max_num_batched_tokens": 4096}
 RUNTIME = DiffusionRuntimeConfig(
-    solver=FlowSolver(num_steps=10, guidance_scale=0.5, sway_coefficient=-1.0),
+    stage=code2wav_stage(**LIMITS),
     compute_dtype="float32",
     is_fast=False,
-    max_num_windows=16,
-    max_num_codes=4096,
-    longest_window=2048,
 )
-QUICK = FlowSolver(num_steps=4, guidance_scale=0.5, sway_coefficient=-1.0)
+QUICK = SolverConfig(num_steps=4)
 
 
 def snr_db(result: torch.Tensor, reference: torch.Tensor) -> float:
@@ -41,8 +41,10 @@ MakePipeline = Callable[..., Code2WavPipeline]
 def make_pipeline(token2wav: Qwen2_5OmniToken2WavModel, voices: tuple[Voice, Voice]) -> MakePipeline:
     """(num_streams, solver, further fields of the runtime config)"""
 
-    def make(num_streams: int, solver: FlowSolver = QUICK, **fields: object) -> Code2WavPipeline:
-        runtime = msgspec.structs.replace(RUNTIME, num_streams=num_streams, solver=solver, **fields)
+    def make(num_streams: int, solver: SolverConfig = QUICK, **fields: object) -> Code2WavPipeline:
+        runtime = msgspec.structs.replace(
+            RUNTIME, num_streams=num_streams, stage=code2wav_stage(**{"solver": solver} | LIMITS | fields)
+        )
         return Code2WavPipeline(
             token2wav.code2wav_dit_model, token2wav.code2wav_bigvgan_model, voices, runtime
         )
@@ -54,11 +56,13 @@ def test_modules_that_are_freed_while_they_are_copied_make_no_difference(
     token2wav: Qwen2_5OmniToken2WavModel, voices: tuple[Voice, Voice], make_pipeline: MakePipeline
 ) -> None:
     codes = torch.randint(0, 200, (60,), generator=torch.Generator().manual_seed(4))
-    jobs = windows(codes, ChunkPlan(mode="whole"), None)
+    jobs = windows(codes, Code2WavChunks(mode="whole"), None)
     with torch.inference_mode():
         expected = make_pipeline(0).run(jobs)
         dit = deepcopy(token2wav.code2wav_dit_model)
-        runtime = msgspec.structs.replace(RUNTIME, num_streams=0, solver=QUICK)
+        runtime = msgspec.structs.replace(
+            RUNTIME, num_streams=0, stage=code2wav_stage(solver=QUICK, **LIMITS)
+        )
         freed = Code2WavPipeline(dit, token2wav.code2wav_bigvgan_model, voices, runtime, frees_modules=True)
         layers = dit.transformer_blocks
         assert {weight.device.type for layer in layers for weight in layer.ff.parameters()} == {"meta"}
@@ -66,17 +70,15 @@ def test_modules_that_are_freed_while_they_are_copied_make_no_difference(
 
 
 def windows(
-    codes: torch.Tensor, plan: ChunkPlan, stream: str | None, *, voice: int = 0, seed: int = 9
+    codes: torch.Tensor, plan: Code2WavChunks, stream: str | None, *, voice: int = 0, seed: int = 9
 ) -> list[WindowJob]:
-    chunker = CodecChunker(plan, codes_per_block=12)
-    chunker.push(codes.tolist())
-    chunker.finish()
+    chunker = CodecChunker(plan, 12)
     jobs = []
-    for piece in chunker.ready():
-        span = piece.span(voice=("Ethan", "Chelsie")[voice], noise_seed=seed, stream=stream)
-        span.validate(len(piece.codes), codes_per_block=12, frames_per_code=2)
-        noise = torch.from_numpy(noise_frames(seed, 2 * piece.first_code, 2 * len(piece.codes), 80))
-        jobs.append(WindowJob(span, torch.tensor(piece.codes), noise, voice))
+    for piece in [*chunker.push(codes.tolist()), *chunker.finish()]:
+        span = codec_window(piece, plan, voice=("Ethan", "Chelsie")[voice], noise_seed=seed, stream=stream)
+        span.validate(len(piece.frames), codes_per_block=12, frames_per_code=2)
+        noise = torch.from_numpy(noise_frames(seed, 2 * piece.first_frame, 2 * len(piece.frames), 80))
+        jobs.append(WindowJob(span, torch.tensor(piece.frames), noise, voice))
     return jobs
 
 
@@ -87,17 +89,21 @@ def one_by_one(pipeline: Code2WavPipeline, jobs: Sequence[WindowJob]) -> list[to
 @pytest.mark.parametrize(
     ("plan", "carried_db", "stateless_db"),
     [
-        (ChunkPlan(), 49.0, 50.0),
-        (ChunkPlan(new_blocks=(1, 2, 6, 12)), 49.0, 50.0),
-        (ChunkPlan(past_blocks=1), 49.0, 46.5),
-        (ChunkPlan(future_blocks=2), 90.0, 77.0),
-        (ChunkPlan(future_blocks=3), 105.0, 77.0),
-        (ChunkPlan(future_blocks=2, vocoder_margin_frames=28), 90.0, 77.0),
+        (Code2WavChunks(), 49.0, 50.0),
+        (Code2WavChunks(new_blocks=(1, 2, 6, 12)), 49.0, 50.0),
+        (Code2WavChunks(past_blocks=1), 49.0, 46.5),
+        (Code2WavChunks(future_blocks=2), 90.0, 77.0),
+        (Code2WavChunks(future_blocks=3), 105.0, 77.0),
+        (Code2WavChunks(future_blocks=2, vocoder_margin_frames=28), 90.0, 77.0),
     ],
     ids=["default", "steep", "one past block", "two future blocks", "three future blocks", "full margin"],
 )
 def test_a_stream_is_at_least_as_close_to_one_pass_as_two_past_blocks_bring_it(
-    make_pipeline: MakePipeline, random_codes: Codes, plan: ChunkPlan, carried_db: float, stateless_db: float
+    make_pipeline: MakePipeline,
+    random_codes: Codes,
+    plan: Code2WavChunks,
+    carried_db: float,
+    stateless_db: float,
 ) -> None:
     """Signal-to-noise ratio of the waveform against one pass over all 203 codes, on these random weights, 10
     steps:
@@ -110,8 +116,8 @@ def test_a_stream_is_at_least_as_close_to_one_pass_as_two_past_blocks_bring_it(
     is lost at 76 dB; carried, nothing is lost of it.
     """
     codes = random_codes(203, 0)
-    [whole] = make_pipeline(0, RUNTIME.solver).run(windows(codes, ChunkPlan(mode="whole"), None))
-    pipeline = make_pipeline(1, RUNTIME.solver)
+    [whole] = make_pipeline(0, SolverConfig()).run(windows(codes, Code2WavChunks(mode="whole"), None))
+    pipeline = make_pipeline(1, SolverConfig())
     carried = torch.cat(one_by_one(pipeline, windows(codes, plan, "a")))
     assert pipeline.streams.num_streams == 0
     by_themselves = torch.cat(one_by_one(pipeline, windows(codes, plan, None)))
@@ -124,26 +130,26 @@ def test_with_all_of_the_future_a_stream_is_one_pass(
 ) -> None:
     """Every window sees twelve blocks behind it, so only the past could be missing."""
     codes = random_codes(24 * 12, 4)
-    pipeline = make_pipeline(1, RUNTIME.solver)
-    [whole] = make_pipeline(0, RUNTIME.solver).run(windows(codes, ChunkPlan(mode="whole"), None))
-    jobs = windows(codes, ChunkPlan(new_blocks=(1,), future_blocks=12), "a")
+    pipeline = make_pipeline(1, SolverConfig())
+    [whole] = make_pipeline(0, SolverConfig()).run(windows(codes, Code2WavChunks(mode="whole"), None))
+    jobs = windows(codes, Code2WavChunks(new_blocks=(1,), future_blocks=12), "a")
     assert len(jobs) == 13
     assert snr_db(torch.cat(one_by_one(pipeline, jobs)), whole) > 90
 
 
 def test_without_guidance_a_stream_is_carried_too(make_pipeline: MakePipeline, random_codes: Codes) -> None:
-    codes, solver = random_codes(120, 5), msgspec.structs.replace(QUICK, guidance_scale=0.0)
-    [whole] = make_pipeline(0, solver).run(windows(codes, ChunkPlan(mode="whole"), None))
-    plan = ChunkPlan(new_blocks=(1,), future_blocks=3)
+    codes, solver = random_codes(120, 5), QUICK.model_copy(update={"guidance_scale": 0.0})
+    [whole] = make_pipeline(0, solver).run(windows(codes, Code2WavChunks(mode="whole"), None))
+    plan = Code2WavChunks(new_blocks=(1,), future_blocks=3)
     assert snr_db(torch.cat(one_by_one(make_pipeline(1, solver), windows(codes, plan, "a"))), whole) > 90
 
 
 def test_a_window_that_continues_its_stream_is_computed_without_its_past_codes(
     make_pipeline: MakePipeline, random_codes: Codes
 ) -> None:
-    pipeline, jobs = make_pipeline(2), windows(random_codes(60, 1), ChunkPlan(new_blocks=(2,)), "a")
+    pipeline, jobs = make_pipeline(2), windows(random_codes(60, 1), Code2WavChunks(new_blocks=(2,)), "a")
     one_by_one(pipeline, jobs[:1])
-    others = windows(random_codes(60, 1), ChunkPlan(new_blocks=(2,)), "b")
+    others = windows(random_codes(60, 1), Code2WavChunks(new_blocks=(2,)), "b")
     one_by_one(pipeline, others[:1])
     past = others[1].window.emit_start - others[1].window.first_code
     assert past == 24
@@ -159,8 +165,8 @@ def test_streams_together_equal_each_alone(
 ) -> None:
     """Also where a step has more blocks than go through the DiT at once. Between them are windows by
     themselves."""
-    pipeline = make_pipeline(8, max_num_windows=step[0], max_num_codes=step[1], longest_window=60)
-    plan = ChunkPlan(new_blocks=(1, 2))
+    pipeline = make_pipeline(8, max_num_seqs=step[0], max_num_batched_tokens=step[1], max_model_len=60)
+    plan = Code2WavChunks(new_blocks=(1, 2))
     lengths = [131, 12, 60, 97, 24, 131, 1]
     streams = [
         windows(random_codes(length, n), plan, f"s{n}" if n != 3 else None, voice=n % 2, seed=n)
@@ -184,7 +190,7 @@ def test_a_stream_that_lost_its_state_is_computed_by_itself_and_carries_on(
 ) -> None:
     """The window behind the loss is exactly that of the same utterance without a stream; those after it carry
     on."""
-    plan = ChunkPlan(new_blocks=(1,))
+    plan = Code2WavChunks(new_blocks=(1,))
     jobs = windows(random_codes(84, 2), plan, "a")
     by_themselves = one_by_one(make_pipeline(0), windows(random_codes(84, 2), plan, None))
     carried = one_by_one(make_pipeline(1), jobs)
@@ -204,8 +210,10 @@ def test_without_slots_a_stream_is_windows_by_themselves(
     make_pipeline: MakePipeline, random_codes: Codes
 ) -> None:
     codes, pipeline = random_codes(84, 2), make_pipeline(0)
-    named = one_by_one(pipeline, windows(codes, ChunkPlan(), "a"))
-    for result, reference in zip(named, one_by_one(pipeline, windows(codes, ChunkPlan(), None)), strict=True):
+    named = one_by_one(pipeline, windows(codes, Code2WavChunks(), "a"))
+    for result, reference in zip(
+        named, one_by_one(pipeline, windows(codes, Code2WavChunks(), None)), strict=True
+    ):
         assert torch.equal(result, reference)
 
 
@@ -213,7 +221,7 @@ def test_a_slot_that_is_used_again_brings_nothing_of_its_last_stream(
     make_pipeline: MakePipeline, random_codes: Codes
 ) -> None:
     """After an end, and after a stream that was aborted and never came back."""
-    plan = ChunkPlan(new_blocks=(1,))
+    plan = Code2WavChunks(new_blocks=(1,))
     jobs = windows(random_codes(60, 6), plan, "new", voice=1)
     expected = one_by_one(make_pipeline(1), jobs)
     for number_of_windows in (2, 5):
@@ -227,7 +235,7 @@ def test_a_slot_that_is_used_again_brings_nothing_of_its_last_stream(
 
 
 def test_windows_that_failed_forget_their_streams(make_pipeline: MakePipeline, random_codes: Codes) -> None:
-    plan = ChunkPlan(new_blocks=(1,))
+    plan = Code2WavChunks(new_blocks=(1,))
     pipeline, jobs = make_pipeline(2), windows(random_codes(60, 8), plan, "a")
     one_by_one(pipeline, jobs[:1])
     with pytest.raises(IndexError):  # in the middle of the step: a code that the model's table does not have
@@ -238,8 +246,8 @@ def test_windows_that_failed_forget_their_streams(make_pipeline: MakePipeline, r
 
 
 def test_the_7b_keeps_14_megabytes_for_a_stream() -> None:
-    kept = StreamKV(
-        num_slots=1, num_intervals=9, num_evaluations=4, num_layers=2, num_branches=2, block_size=24, inner=1024,
-        dtype=torch.float16, device=torch.device("cpu"),
-    )  # fmt: skip
+    per_slot = slot_shape(
+        num_intervals=9, num_evaluations=4, num_layers=2, num_branches=2, block_size=24, inner=1024
+    )
+    kept = StreamKV(1, per_slot, torch.float16, torch.device("cpu"))
     assert kept.num_bytes == 14_155_776

@@ -2,21 +2,20 @@
 
 from collections.abc import Callable
 
-import msgspec
 import pytest
 import torch
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
 
-from omni_server.protocol.diffusion_config import FlowSolver
 from stages.qwen2_5_omni.code2wav.noise import noise_frames
 from stages.qwen2_5_omni.code2wav.sampler import MelJob, MelSampler, bucket_sizes
 from stages.qwen2_5_omni.code2wav.voices import Voice
+from stages.qwen2_5_omni.options import SolverConfig
 
 Codes = Callable[[int, int], torch.Tensor]
 Inject = Callable[[torch.Tensor], None]
 MakeSampler = Callable[..., MelSampler]
 
-SOLVER = FlowSolver(num_steps=10, guidance_scale=0.5, sway_coefficient=-1.0)
+SOLVER = SolverConfig(num_steps=10)
 
 
 def noise_of(seed: int, num_codes: int) -> torch.Tensor:
@@ -52,10 +51,10 @@ def test_equals_the_reference(
 @pytest.mark.parametrize(
     "solver",
     [
-        msgspec.structs.replace(SOLVER, num_steps=2),
-        msgspec.structs.replace(SOLVER, num_steps=5, guidance_scale=2.0),
-        msgspec.structs.replace(SOLVER, guidance_scale=0.0),
-        msgspec.structs.replace(SOLVER, num_steps=4, sway_coefficient=0.3),
+        SolverConfig(num_steps=2),
+        SolverConfig(num_steps=5, guidance_scale=2.0),
+        SolverConfig(guidance_scale=0.0),
+        SolverConfig(num_steps=4, sway_coefficient=0.3),
     ],
     ids=str,
 )
@@ -65,13 +64,13 @@ def test_solver_settings_mean_what_they_mean_in_the_reference(
     random_codes: Codes,
     inject_noise: Inject,
     make_sampler: MakeSampler,
-    solver: FlowSolver,
+    solver: SolverConfig,
 ) -> None:
     dit, voice = token2wav.code2wav_dit_model, voices[1]
     codes, noise = random_codes(30, 4), noise_of(6, 30)
     (mel,) = make_sampler(solver).sample([MelJob(codes, noise, 1)])
     inject_noise(noise[None])
-    settings = msgspec.structs.asdict(solver)
+    settings = solver.model_dump()
     reference = dit.sample(voice.conditioning, voice.reference_mel, codes[None], **settings)[0].T
     assert relative_error(mel, reference) < 1e-4
     default = dit.sample(voice.conditioning, voice.reference_mel, codes[None])[0].T

@@ -12,23 +12,24 @@ from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5O
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
 
 from omni_server.errors import ConfigError
-from omni_server.protocol.codec_window import CodecWindow, encode_codec_window
 from omni_server.protocol.corruption import Corruption
-from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig, FlowSolver
-from stages.qwen2_5_omni.code2wav.config import code2wav_config
+from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
 from stages.qwen2_5_omni.code2wav.model import Qwen2_5OmniCode2Wav
 from stages.qwen2_5_omni.code2wav.voices import Voice
+from stages.qwen2_5_omni.codec_window import CodecWindow, encode_codec_window
+from stages.qwen2_5_omni.hf_overrides import code2wav_config
+from stages.qwen2_5_omni.options import SolverConfig
 from stages.runtime.diffusion_model import DiffusionBatch, RejectedRequestsError
+from tests.reference.token2wav import code2wav_stage
 
 Weights = dict[str, torch.Tensor]
 
 RUNTIME_CONFIG = DiffusionRuntimeConfig(
-    solver=FlowSolver(num_steps=3, guidance_scale=0.5, sway_coefficient=-1.0),
+    stage=code2wav_stage(
+        solver=SolverConfig(num_steps=3), max_num_seqs=16, max_num_batched_tokens=2048, max_model_len=2048
+    ),
     compute_dtype="float32",
     is_fast=False,
-    max_num_windows=16,
-    max_num_codes=2048,
-    longest_window=2048,
     num_streams=4,
 )
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from omni_server.protocol.codec_window import CodecWindow
 from stages.qwen2_5_omni.code2wav.packing import Carry
 from stages.qwen2_5_omni.code2wav.streams import StreamTable, Visit
+from stages.qwen2_5_omni.codec_window import CodecWindow
 
 BLOCK = 12
 

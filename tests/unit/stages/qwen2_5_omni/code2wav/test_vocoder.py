@@ -7,13 +7,14 @@ import pytest
 import torch
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
 
-from omni_server.config.chunk_plan import ChunkPlan
-from omni_server.protocol.codec_window import CodecWindow
 from stages.codec_chunking import CodecChunker
 from stages.qwen2_5_omni.code2wav.noise import noise_frames
 from stages.qwen2_5_omni.code2wav.sampler import MelJob, MelSampler
 from stages.qwen2_5_omni.code2wav.vocoder import MelCrop, PlainVocoder, mel_crop
 from stages.qwen2_5_omni.code2wav.voices import Voice
+from stages.qwen2_5_omni.codec_window import CodecWindow
+from stages.qwen2_5_omni.options import Code2WavChunks
+from stages.qwen2_5_omni.talker_to_code2wav import codec_window
 
 Codes = Callable[[int, int], torch.Tensor]
 Inject = Callable[[torch.Tensor], None]
@@ -98,20 +99,18 @@ def test_crops_of_mixed_lengths_together_equal_each_alone(
 
 @torch.no_grad()
 def stream(
-    token2wav: Qwen2_5OmniToken2WavModel, sampler: MelSampler, codes: torch.Tensor, plan: ChunkPlan
+    token2wav: Qwen2_5OmniToken2WavModel, sampler: MelSampler, codes: torch.Tensor, plan: Code2WavChunks
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Waveform and mel spectrogram of `codes` as cut by `plan`."""
     vocoder = PlainVocoder(token2wav.code2wav_bigvgan_model)
-    chunker = CodecChunker(plan, codes_per_block=12)
-    chunker.push(codes.tolist())
-    chunker.finish()
+    chunker = CodecChunker(plan, 12)
     waveforms, mels = [], []
-    for piece in chunker.ready():
-        span = piece.span(voice="Ethan", noise_seed=SEED)
-        span.validate(len(piece.codes), codes_per_block=12, frames_per_code=2)
-        noise = torch.from_numpy(noise_frames(SEED, 2 * piece.first_code, 2 * len(piece.codes), 80))
-        (mel,) = sampler.sample([MelJob(torch.tensor(piece.codes), noise, 0)])
-        crop = mel_crop(span, len(piece.codes), 2)
+    for piece in [*chunker.push(codes.tolist()), *chunker.finish()]:
+        span = codec_window(piece, plan, voice="Ethan", noise_seed=SEED)
+        span.validate(len(piece.frames), codes_per_block=12, frames_per_code=2)
+        noise = torch.from_numpy(noise_frames(SEED, 2 * piece.first_frame, 2 * len(piece.frames), 80))
+        (mel,) = sampler.sample([MelJob(torch.tensor(piece.frames), noise, 0)])
+        crop = mel_crop(span, len(piece.frames), 2)
         waveforms += vocoder.synthesize([mel], [crop])
         mels.append(mel[crop.start + crop.skip :][: crop.keep])
     return torch.cat(waveforms), torch.cat(mels)
@@ -129,19 +128,19 @@ def test_streamed_windows_are_close_to_the_whole_utterance(
     With trained weights the deviation has not been measured.
     """
     codes, sampler = random_codes(203, 0), make_sampler()
-    whole, whole_mel = stream(token2wav, sampler, codes, ChunkPlan(mode="whole"))
+    whole, whole_mel = stream(token2wav, sampler, codes, Code2WavChunks(mode="whole"))
 
-    def deviation(plan: ChunkPlan) -> tuple[float, float]:
+    def deviation(plan: Code2WavChunks) -> tuple[float, float]:
         waveform, mel = stream(token2wav, sampler, codes, plan)
         log_amplitude_to_db = 20 / torch.log(torch.tensor(10.0))
         return snr_db(waveform, whole), float((mel - whole_mel).square().mean().sqrt() * log_amplitude_to_db)
 
-    snr, mel_db = deviation(ChunkPlan())
+    snr, mel_db = deviation(Code2WavChunks())
     assert snr > 40
     assert mel_db < 0.002
-    snr, mel_db = deviation(ChunkPlan(past_blocks=4, future_blocks=2))
+    snr, mel_db = deviation(Code2WavChunks(past_blocks=4, future_blocks=2))
     assert snr > 80
     assert mel_db < 2e-5
-    snr, mel_db = deviation(ChunkPlan(future_blocks=0, vocoder_margin_frames=0))
+    snr, mel_db = deviation(Code2WavChunks(future_blocks=0, vocoder_margin_frames=0))
     assert snr < 20
     assert mel_db > 0.01

@@ -1,5 +1,9 @@
 """The reference: transformers' Qwen2.5-Omni, greedy, led along an answer of this server.
 
+It is led token by token, and notes where it would have gone another way. As long as it would have given the
+answer itself, it does what it would do anyway; so no difference means equal answers. Behind a first
+difference, where two free generations would have nothing in common any more, the comparison goes on.
+
 Repairs of transformers 5.19, without which it does not do what its authors' model does:
 - `generate()` drops an attention mask of ones, and without one the talker neither adds the codec pad and
   start embeddings to the end of its prompt nor computes M-RoPE positions. A padded batch does both; so does
@@ -19,20 +23,24 @@ import torch
 import transformers
 from PIL import Image
 from torch.overrides import TorchFunctionMode
-from transformers import AutoProcessor, BatchFeature, LogitsProcessorList, Qwen2_5OmniForConditionalGeneration
+from transformers import (
+    AutoProcessor,
+    BatchFeature,
+    LogitsProcessor,
+    LogitsProcessorList,
+    Qwen2_5OmniForConditionalGeneration,
+)
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
     Qwen2_5OmniTalkerForConditionalGeneration,
     Qwen2_5OmniToken2WavDiTModel,
 )
 
+from omni_server.reference import Difference, ReferenceAnswer, ReferenceJob
 from omni_server.types import AudioPart, ChatMessage, ContentPart, ImagePart, TextPart, VideoPart
-from omni_server.verify.forced_choice import ForcedChoice
-from omni_server.verify.reference_job import ReferenceAnswer, ReferenceJob
+from stages.qwen2_5_omni.code2wav.noise import noise_frames
 
-Noise = Callable[[int, int], npt.NDArray[np.float32]]
-"""Number of mel frames, and of mel bands -> the flow's initial noise, float32 [frames, bands]."""
-
-# As the model card has it. On purpose not the server's constant: that it inserts this text is compared, too.
+# As the model card has it. On purpose not the constant of `prompt.py`: that the server inserts this text is
+# compared, too.
 _SPEECH_SYSTEM_PROMPT = ChatMessage(
     "system",
     (
@@ -44,6 +52,33 @@ _SPEECH_SYSTEM_PROMPT = ChatMessage(
 )
 
 
+class ForcedChoice(LogitsProcessor):
+    """`steps` holds the tokens that are allowed at each step: one, or any of those that end the answer."""
+
+    def __init__(self, steps: Sequence[tuple[int, ...]]) -> None:
+        self._steps = steps
+        self._num_done = 0
+        self.differences: list[Difference] = []
+
+    @property
+    def num_steps(self) -> int:
+        return len(self._steps)
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.Tensor:
+        """`scores` float32 [1, vocabulary]; leaves the best of the allowed tokens."""
+        allowed = self._steps[self._num_done]
+        row = scores[0]
+        ours = max(allowed, key=lambda token: float(row[token]))
+        best = int(row.argmax())
+        if best not in allowed:
+            margin, largest = float(row[best] - row[ours]), float(row[row.isfinite()].abs().max())
+            self.differences.append(Difference(self._num_done, ours, best, margin, largest))
+        self._num_done += 1
+        forced = torch.full_like(scores, -torch.inf)
+        forced[0, ours] = 0.0
+        return forced
+
+
 class _NothingToSpeakError(Exception):
     """Leaves `generate` where transformers would fail on an empty tensor."""
 
@@ -51,9 +86,9 @@ class _NothingToSpeakError(Exception):
 class _GivenNoise(TorchFunctionMode):
     """Answers `torch.randn` of [1, frames, bands], within a `with` statement and this thread only."""
 
-    def __init__(self, noise: Noise) -> None:
+    def __init__(self, seed: int) -> None:
         super().__init__()
-        self._noise = noise
+        self._seed = seed
 
     def __torch_function__(
         self,
@@ -66,25 +101,25 @@ class _GivenNoise(TorchFunctionMode):
         if func is not torch.randn:
             return func(*args, **kwargs)
         _, frames, bands = args[0]
-        noise = torch.from_numpy(self._noise(frames, bands))[None]
+        noise = torch.from_numpy(noise_frames(self._seed, 0, frames, bands))[None]
         return noise.to(device=kwargs.get("device"), dtype=kwargs.get("dtype"))
 
 
-class Reference:
-    """One loaded checkpoint."""
+class Qwen25OmniReference:
+    """Implements `omni_server.reference.Reference`."""
 
-    def __init__(self, folder: Path, *, device: str, dtype: str, noise: Noise) -> None:
-        """`device` as in cuda:0; `dtype` is that of thinker and talker, code2wav's is float32."""
+    def __init__(self, folder: Path, *, device: str, dtype: str) -> None:
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
         self._processor = AutoProcessor.from_pretrained(folder)
         model = Qwen2_5OmniForConditionalGeneration.from_pretrained(folder, dtype=_torch_dtype(dtype))
         self._model = model = model.eval().to(device)
+        self._noise_seed = 0
         ends = model.thinker.generation_config.eos_token_id
         self._text_ends = _ids(self._processor.tokenizer.eos_token_id if ends is None else ends)
         if model.has_talker:
             self._repair(model.talker)
-            self._give_noise(model.token2wav.code2wav_dit_model, noise)
+            self._give_noise(model.token2wav.code2wav_dit_model)
 
     def _repair(self, talker: Qwen2_5OmniTalkerForConditionalGeneration) -> None:
         generate = talker.generate
@@ -115,11 +150,11 @@ class Reference:
         talker.register_forward_pre_hook(with_mask, with_kwargs=True)
         talker.generate = without_pictures
 
-    def _give_noise(self, dit: Qwen2_5OmniToken2WavDiTModel, noise: Noise) -> None:
+    def _give_noise(self, dit: Qwen2_5OmniToken2WavDiTModel) -> None:
         sample = dit.sample
 
         def with_noise(*args: object, **kwargs: object) -> object:
-            with _GivenNoise(noise):
+            with _GivenNoise(self._noise_seed):
                 return sample(*args, **kwargs)
 
         dit.sample = with_noise
@@ -127,6 +162,7 @@ class Reference:
     @torch.inference_mode()
     def answer(self, job: ReferenceJob) -> ReferenceAnswer:
         """Raises whatever transformers raises."""
+        self._noise_seed = job.noise_seed
         inputs = self._inputs(job)
         given_ids = None
         if job.given_text is not None:
@@ -138,7 +174,8 @@ class Reference:
             text = ForcedChoice(_steps(job.text_ids, self._text_ends, job.max_text_tokens))
         codes, waveform = ForcedChoice([]), np.zeros(0, np.float32)
         if job.voice is None or text.num_steps == 1:  # the last token is not spoken
-            self._model.thinker.generate(**inputs, **_along(text), use_audio_in_video=False)
+            thinker = _along(text, job.repetition_penalties["thinker"])
+            self._model.thinker.generate(**inputs, **thinker, use_audio_in_video=False)
         else:
             codes, waveform = self._speak(inputs, job, text)
         return ReferenceAnswer(
@@ -159,10 +196,9 @@ class Reference:
             _, waveform = self._model.generate(
                 **inputs,
                 speaker=job.voice,
-                **_prefixed("thinker", _along(text)),
-                **_prefixed("talker", _along(codes)),
+                **_prefixed("thinker", _along(text, job.repetition_penalties["thinker"])),
+                **_prefixed("talker", _along(codes, job.repetition_penalties["talker"])),
                 talker_eos_token_id=list(stops),
-                talker_repetition_penalty=job.talker_penalty,
             )
         except _NothingToSpeakError:
             return codes, np.zeros(0, np.float32)
@@ -203,9 +239,10 @@ def _each(ids: Sequence[int]) -> list[tuple[int, ...]]:
     return [(token,) for token in ids]
 
 
-def _along(choice: ForcedChoice) -> dict[str, object]:
+def _along(choice: ForcedChoice, repetition_penalty: float) -> dict[str, object]:
     """Arguments of `generate`."""
     return {
+        "repetition_penalty": repetition_penalty,
         "do_sample": False,
         "max_new_tokens": choice.num_steps,
         "logits_processor": LogitsProcessorList([choice]),

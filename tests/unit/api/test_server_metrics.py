@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from omni_server.metrics.server_metrics import ServerMetrics
+from omni_server.api.server_metrics import ServerMetrics
 
 
 @pytest.mark.parametrize(

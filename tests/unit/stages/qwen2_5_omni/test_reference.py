@@ -2,8 +2,8 @@
 
 import torch
 
-from omni_server.verify.forced_choice import ForcedChoice
-from omni_server.verify.reference_job import Difference
+from omni_server.reference import Difference
+from stages.qwen2_5_omni.reference import ForcedChoice
 
 SCORES = torch.tensor([[0.5, 3.0, -torch.inf, 1.0]])
 NO_IDS = torch.zeros(1, 0, dtype=torch.long)

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from omni_server.protocol.codec_window import CodecWindow, decode_codec_window, encode_codec_window
+from stages.qwen2_5_omni.codec_window import CodecWindow, decode_codec_window, encode_codec_window
 
 VALID = CodecWindow(
     voice="Chelsie",

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Literal, Protocol
+from typing import Literal
 
 from prometheus_client import (
     CollectorRegistry,
@@ -17,36 +17,11 @@ from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from omni_server.api.request_record import AnswerRecord
 from omni_server.metrics.buckets import FIRST_OUTPUT_S, HTTP_S, REAL_TIME_FACTOR, REQUEST_S, UNDERRUN_S
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """Of Prometheus' text format."""
-
-
-class EndedAnswer(Protocol):
-    """One generation that is over; implemented by `omni_server.api.request_record.AnswerRecord`. Times in
-    seconds."""
-
-    @property
-    def outcome(self) -> str: ...
-    @property
-    def reason(self) -> str: ...
-    @property
-    def is_spoken(self) -> bool: ...
-    @property
-    def duration_s(self) -> float: ...
-    @property
-    def first_text_s(self) -> float | None: ...
-    @property
-    def first_audio_s(self) -> float | None: ...
-    @property
-    def last_audio_s(self) -> float | None: ...
-    @property
-    def underrun_s(self) -> float: ...
-    @property
-    def audio_s(self) -> float: ...
-    @property
-    def audio_input_s(self) -> float: ...
 
 
 class _OldNames(Collector):
@@ -183,7 +158,7 @@ class ServerMetrics:
     def answer_began(self) -> None:
         self._running.inc()
 
-    def answer_ended(self, answer: EndedAnswer) -> None:
+    def answer_ended(self, answer: AnswerRecord) -> None:
         """`answer_began` was called for it before."""
         self._running.dec()
         self._answers.labels(answer.outcome, answer.reason).inc()

@@ -1,0 +1,50 @@
+"""How vLLM sees a Qwen2.5-Omni config in each of the stages' engines (`hf_overrides`).
+
+vLLM also calls these functions with a stand-in of another class; that one is returned unchanged.
+"""
+
+from copy import deepcopy
+
+from transformers import PreTrainedConfig, Qwen2_5OmniConfig
+
+THINKER, TALKER, CODE2WAV = "Qwen2_5OmniThinkerStage", "Qwen2_5OmniTalkerStage", "Qwen2_5OmniCode2WavStage"
+"""Names under which the model classes are registered with vLLM."""
+
+
+def thinker_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The whole config, of which vLLM's thinker reads its part."""
+    if isinstance(config, Qwen2_5OmniConfig):
+        config.architectures = [THINKER]
+    return config
+
+
+def talker_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The talker's part."""
+    if not isinstance(config, Qwen2_5OmniConfig):
+        return config
+    talker: PreTrainedConfig = config.talker_config
+    talker.architectures = [TALKER]
+    # `ModelConfig.get_inputs_embeds_size` reads this: the talker's inputs are as wide as the thinker's
+    # states.
+    talker.projection_size = talker.embedding_size
+    # Ids from here on have no row in the DiT's table (Qwen2_5OmniToken2WavDiTModel.text_embed).
+    talker.codec_table_size = config.token2wav_config.dit_config.num_embeds + 1
+    return talker
+
+
+def code2wav_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The token2wav part, with the fields that vLLM asks of any model. Lengths are in codec tokens, because
+    those are the stage's prompt."""
+    if not isinstance(config, Qwen2_5OmniConfig):
+        return config
+    stage = deepcopy(config.token2wav_config)
+    dit = stage.dit_config
+    stage.architectures = [CODE2WAV]
+    stage.vocab_size = dit.num_embeds + 1
+    stage.hidden_size = dit.hidden_size
+    stage.num_hidden_layers = dit.num_hidden_layers
+    stage.num_attention_heads = dit.num_attention_heads
+    stage.num_key_value_heads = dit.num_attention_heads
+    stage.head_dim = dit.head_dim
+    stage.max_position_embeddings = dit.max_position_embeddings // dit.repeats
+    return stage
