@@ -195,6 +195,7 @@ class AsyncOmni:
             raise ConfigError(f"the first request through all stages failed: {first}") from first
         for handle in self._engines.ar_handles():
             handle.metrics.clear()
+        self._orchestrator.forget_timings()
         self._is_warm = True
         requests = (
             "a request"

@@ -14,8 +14,7 @@ from omni_server.check.safetensors_headers import WHOLE_NUMBERS, StoredWeights, 
 from omni_server.config.stage_config import StageConfig
 from omni_server.engine.environment import set_engine_environment
 from omni_server.errors import ConfigError
-from omni_server.family import FamilyModel, ModelFamily, StageFootprint, load_family
-from omni_server.family import open_model as family_model
+from omni_server.family import ModelFamily, StageFootprint, load_family
 
 
 def refuse_damaged_files(folder: Path, config: StageConfig, *, load_format: str) -> None:
@@ -82,17 +81,6 @@ def check_small_files(folder: Path, family: ModelFamily, report: Report) -> None
             json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             report.error("files", f"{path}: cannot be read as JSON ({error}): download it again")
-
-
-def open_model(folder: Path, family: ModelFamily, report: Report) -> FamilyModel | None:
-    """The model as the server opens it, tokenizer and voices included; an error is noted in `report`."""
-    try:
-        model = family_model(family, folder)
-    except ConfigError as error:
-        report.error("files", str(error))
-        return None
-    report.dtype = model.dtype_name()
-    return model
 
 
 def check_weights(

@@ -2,8 +2,12 @@
 
 import dataclasses
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
+
+from omni_server.errors import ConfigError
 
 Severity = Literal["error", "warning", "unknown"]
 Area = Literal["files", "stage config", "memory", "shared memory", "installation", "network"]
@@ -11,12 +15,13 @@ Area = Literal["files", "stage config", "memory", "shared memory", "installation
 _COLUMNS = "requests: max_num_seqs. context: max_model_len. tokens: that the KV cache has room for."
 _ESTIMATED = (
     "~ estimated, from runs on an H200: activations, and the part of the reserve that is not the server's "
-    "own. All\n  else is computed from the checkpoint's config and headers; the KV cache is what is left of "
-    "the share."
+    "own. All\n"
+    "  else is computed from the checkpoint's config and headers; the KV cache is what is left of the share."
 )
 _ESTIMATED_CPU = (
     "~ estimated: activations, and 0.6 GB for each process. All else is computed from the checkpoint's "
-    "config and\n  headers."
+    "config and\n"
+    "  headers."
 )
 
 
@@ -102,6 +107,14 @@ class Report:
 
     def leave_open(self, area: Area, message: str) -> None:
         self.findings.append(Finding("unknown", area, message))
+
+    @contextmanager
+    def noting(self, area: Area, prefix: str = "") -> Iterator[None]:
+        """A `ConfigError` ends the block and becomes an error of this report."""
+        try:
+            yield
+        except ConfigError as error:
+            self.error(area, f"{prefix}{error}")
 
     @property
     def fits(self) -> bool | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from omni_server.check.default_config import base_config_name, chosen_config
-from omni_server.check.files import check_architecture, check_small_files, check_weights, open_model
+from omni_server.check.files import check_architecture, check_small_files, check_weights
 from omni_server.check.machine import (
     Gpu,
     check_address,
@@ -24,7 +24,7 @@ from omni_server.config.stage_config import StageConfig
 from omni_server.edge import check_longest_window
 from omni_server.engine.queue_layout import queue_layout, queue_size
 from omni_server.errors import ConfigError
-from omni_server.family import FamilyModel, ModelFamily, StageFootprint, load_family
+from omni_server.family import FamilyModel, StageFootprint, load_family, open_model
 from omni_server.model_folder import HubUnreachableError, has_gpu, resolve_model_folder
 from omni_server.transport.slab_queue import refuse_unordered_machine
 
@@ -79,8 +79,14 @@ def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
     check_small_files(folder, family, report)
     if not check_architecture(folder, config, family, report):
         return report
-    model = open_model(folder, family, report) if report.fits else None
-    footprints = _footprints(folder, config, family, report)
+    model: FamilyModel | None = None
+    if report.fits:
+        with report.noting("files"):
+            model = open_model(family, folder)  # as the server does, tokenizer and voices included
+            report.dtype = model.dtype_name()
+    footprints: dict[str, StageFootprint] = {}
+    with report.noting("files"):
+        footprints = family.footprints(folder, config)
     stored = StoredWeights()
     if options.load_format != "dummy":
         is_hub_id = not Path(options.model).expanduser().is_dir()
@@ -99,27 +105,11 @@ def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
             return report
         report.stage_config = f"chosen for this model and these devices, from {path}"
     if model is not None:
-        _check_windows(config, model, report)
+        with report.noting("stage config", f"{report.stage_config}: "):
+            check_longest_window(config, model)
         _check_shared_memory(config, model, report, is_here=is_here)
         _check_memory(config, footprints, stored, options, gpus, report)
     return report
-
-
-def _footprints(
-    folder: Path, config: StageConfig, family: ModelFamily, report: Report
-) -> dict[str, StageFootprint]:
-    try:
-        return family.footprints(folder, config)
-    except ConfigError as error:
-        report.error("files", str(error))
-        return {}
-
-
-def _check_windows(config: StageConfig, model: FamilyModel, report: Report) -> None:
-    try:
-        check_longest_window(config, model)
-    except ConfigError as error:
-        report.error("stage config", f"{report.stage_config}: {error}")
 
 
 def _check_shared_memory(config: StageConfig, model: FamilyModel, report: Report, *, is_here: bool) -> None:
@@ -130,10 +120,8 @@ def _check_shared_memory(config: StageConfig, model: FamilyModel, report: Report
     if not is_here:
         return
     if edges:
-        try:
+        with report.noting("shared memory"):
             refuse_unordered_machine()
-        except ConfigError as error:
-            report.error("shared memory", str(error))
     report.shared_memory_free = free = shared_memory_free()
     if needed > free:
         report.error(

@@ -58,8 +58,7 @@ class CommonStage(FrozenModel):
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.3
     """Share of each device's total memory that the stage takes. Ignored on CPU."""
     gpu_priority: Literal["normal", "low"] = "normal"
-    """A `low` stage lets others on its GPU go first: under `mps` its kernels wait for theirs, and an `ar` stage
-    pauses while a `diffusion` stage computes the first window of an utterance. Ignored on CPU."""
+    """Under `mps`, the kernels of a `low` stage wait for those of other stages on its GPU. Ignored on CPU."""
     max_num_seqs: Annotated[int, Field(ge=1)] = 16
     """Requests that run in one step."""
     max_num_batched_tokens: Annotated[int, Field(ge=1)] = 2048

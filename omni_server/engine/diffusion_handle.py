@@ -31,7 +31,7 @@ class DiffusionHandle(EngineHandle[AsyncLLM]):
         Of the waiting requests, those with the lowest `priority` are computed first, and of equal ones the
         earliest. The engine compares priorities with each other and never with a clock of its own.
         `num_streams` is the number of active streams, this one included, if it is known: a single stream does
-        not wait for others, and many are throttled (`GiveWaySpec`).
+        not wait for others, and with many the steps of other stages are throttled (`StepThrottleSpec`).
 
         Cancelling the call aborts the request. Raises `StageError` (`CorruptDataError` if it is about the
         data) or `StageDeadError`.

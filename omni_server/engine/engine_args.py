@@ -11,7 +11,6 @@ from omni_server.config.stages import ArStage, DiffusionStage
 from omni_server.errors import ConfigError
 from omni_server.family import HfOverrides
 from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
-from omni_server.protocol.give_way import GiveWaySpec
 from omni_server.protocol.runtime_config import StageRuntimeConfig
 
 AR_WORKER = "stages.runtime.stage_worker.ARWorker"
@@ -88,7 +87,7 @@ def diffusion_engine_args(
     load_format: str,
     hf_overrides: HfOverrides,
     carries_state: bool,
-    announces_to: tuple[GiveWaySpec, ...] = (),
+    announces_to: tuple[str, ...] = (),
 ) -> AsyncEngineArgs:
     """Arguments of the stage's `AsyncLLM`; its requests are `PoolingParams(task="plugin", ...)`.
 
@@ -142,7 +141,7 @@ def _runtime_config(
     platform: Literal["cpu", "cuda"],
     *,
     carries_state: bool,
-    announces_to: tuple[GiveWaySpec, ...],
+    announces_to: tuple[str, ...],
 ) -> DiffusionRuntimeConfig:
     on_gpu = platform == "cuda"
     dtype = stage.dtype

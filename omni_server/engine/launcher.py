@@ -26,14 +26,14 @@ from omni_server.engine.diffusion_handle import DiffusionHandle
 from omni_server.engine.engine_args import ar_engine_args, diffusion_engine_args
 from omni_server.engine.engine_handle import EngineT, Stage
 from omni_server.engine.environment import compiles
-from omni_server.engine.give_way import give_way_specs
 from omni_server.engine.mps import MpsDaemon, start_mps
 from omni_server.engine.process_files import TempFolder, check_cache_folder, sweep_dead_folders
 from omni_server.engine.queue_layout import queue_layout
 from omni_server.engine.start_progress import StartProgress
 from omni_server.family import FamilyModel, ModelFamily
+from omni_server.protocol.local_socket import new_socket_name
 from omni_server.protocol.rows import SharedBlock
-from omni_server.protocol.runtime_config import QueueSpec, StageRuntimeConfig
+from omni_server.protocol.runtime_config import QueueSpec, StageRuntimeConfig, StepThrottleSpec
 from omni_server.transport.block_ledger import BlockLedger
 from omni_server.transport.slab_queue import SlabQueue, new_queue_path, sweep_dead_queues
 
@@ -182,6 +182,22 @@ def _make_queues(
     return specs
 
 
+def step_throttles(config: StageConfig) -> dict[str, StepThrottleSpec]:
+    """By name the autoregressive stages with a step interval that share a GPU with a decoder. Each has a
+    socket of its own, a new one at each call. Empty on CPU."""
+    if config.platform != "cuda":
+        return {}
+    diffusion = [stage for stage in config.stages.values() if isinstance(stage, DiffusionStage)]
+    return {
+        name: StepThrottleSpec(
+            new_socket_name(), stage.step_interval_per_stream_ms / 1000, stage.max_num_seqs
+        )
+        for name, stage in config.stages.items()
+        if isinstance(stage, ArStage) and stage.step_interval_per_stream_ms
+        if any(not set(stage.devices).isdisjoint(other.devices) for other in diffusion)
+    }
+
+
 class EngineBuilder:
     """Builds engines, at the start and again where one has died. The queues are the same for as long as the
     server lives."""
@@ -204,7 +220,7 @@ class EngineBuilder:
         self._temp = temp
         self._mps = mps
         self._load_format = load_format
-        self._ways = give_way_specs(config)
+        self._throttles = step_throttles(config)
         # On CPUs vLLM sets variables in this process whenever it makes an engine's config. All engines get
         # the same environment, those of a restart too.
         self._variables = dict(os.environ)
@@ -236,7 +252,7 @@ class EngineBuilder:
             load_format=self._load_format,
             hf_overrides=overrides,
             carries_state=self._config.carries_state,
-            announces_to=tuple(self._ways.values()),
+            announces_to=tuple(throttle.socket for throttle in self._throttles.values()),
         )
         return await self._build(name, AsyncLLM, arguments, progress)
 
@@ -288,5 +304,5 @@ class EngineBuilder:
             input_queue=None if incoming is None else self._queues[incoming.source, incoming.target],
             # An operator who wants sums that do not depend on the batch has them from vLLM's kernels.
             decoding_kernels=not vllm_envs.VLLM_BATCH_INVARIANT,
-            gives_way=self._ways.get(name),
+            step_throttle=self._throttles.get(name),
         )

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from omni_server.engine.diffusion_handle import DiffusionHandle
+from omni_server.errors import CorruptDataError
 from omni_server.orchestrator.request_timeline import RequestTimeline
 from omni_server.protocol.diffusion import encode_stage_result
 
@@ -54,6 +55,10 @@ class Decoder:
         )
         for before, handle in pairwise(self._handles):
             timeline.mark_output(before.name)
+            if not np.isfinite(result).all():  # the next one would answer for it
+                raise CorruptDataError(
+                    before.name, "samples", "NaN or infinity in the result for the next stage"
+                )
             timeline.mark_submitted(handle.name)
             result = await handle.run(
                 window_id,

@@ -133,6 +133,11 @@ class Orchestrator:
     def num_running(self) -> int:
         return len(self._running)
 
+    def forget_timings(self) -> None:
+        """Forgets how long windows and frames took so far: they are those of a warm-up."""
+        for decoder in self._decoders.values():
+            decoder.scheduler.forget()
+
     def _count_corrupt(self, error: CorruptDataError) -> None:
         self.num_corrupt[error.stage, error.kind] += 1
 

@@ -33,15 +33,17 @@ MIN_OUTSTANDING_WINDOWS = 2
 count."""
 
 AVERAGE_WEIGHT = 0.05
-"""Share of the newest value in each moving average of turnarounds: 20 windows, about a second under load."""
+"""Share of the newest value in each moving average of turnarounds: 20 windows, about a second under load. Of
+fewer windows it is their mean, so that one that took long, as the first after a restart does, is soon
+outweighed."""
 
 FORGET_S = 5.0
 """Turnarounds of before are forgotten where nothing has come back for so long: that load is over."""
 
-NUM_DEVIATIONS = 1.5
-"""The buffer covers the expected turnaround and so many mean deviations of it. Among 64 callers with answers
-of one length 1 to 3 made no difference in stalls, and 2 made first audio 0.1 s later
-(benchmarks/scheduler.md)."""
+NUM_DEVIATIONS = 2.0
+"""The buffer covers the expected turnaround and so many mean deviations of it. With 1.5, on an H200, 64
+callers with answers of 2 to 9 s had stalls of 0.15 s (p99), and first audio 0.1 s before what it was with
+seven tuned rules (benchmarks/scheduler.md)."""
 
 RATE_WEIGHT = 0.2
 """Share of the newest stream in the moving averages of the source's rate: five streams."""
@@ -53,9 +55,9 @@ that was restarted kept one stream waiting, and will not keep the next one."""
 NUM_RECENT_STREAMS = 16
 """As long as the longest of so many is a stream taken to be while nobody knows its length."""
 
-MIN_WINDOWS_AHEAD = 4
-"""Windows of a stream that must be expected in time before its playback begins: those in which it grows from
-the shortest window to the longest."""
+MIN_EXPECTED_S = 5.0
+"""Seconds of audio that a stream is taken to have at least, while its source goes on: a usual answer's. The
+first streams after a start have no others to go by."""
 
 MIN_RECHECK_S = 0.02
 """Seconds between two looks at a stream whose playback has not begun: it begins half of that late on average,
@@ -105,28 +107,29 @@ class TurnaroundEstimator:
 
     def __init__(self) -> None:
         self._mean_frames = self._mean_s = self._frames_variance = self._covariance = self._miss_s = 0.0
-        self._learned_at: float | None = None
+        self._num_learned = 0
+        self._learned_at = 0.0
 
     def learn(self, num_frames: int, seconds: float, now: float) -> None:
         """Of a window that has come back at `now`."""
-        if self._learned_at is None or now - self._learned_at > FORGET_S:
-            self._mean_frames, self._mean_s, self._miss_s = num_frames, seconds, 0.0
+        if now - self._learned_at > FORGET_S:
+            self._num_learned = 0
         self._learned_at = now
+        self._num_learned += 1
+        weight = max(AVERAGE_WEIGHT, 1 / self._num_learned)
         frames, late_s = num_frames - self._mean_frames, seconds - self._mean_s
-        self._mean_frames += AVERAGE_WEIGHT * frames
-        self._mean_s += AVERAGE_WEIGHT * late_s
-        self._frames_variance = (1 - AVERAGE_WEIGHT) * (
-            self._frames_variance + AVERAGE_WEIGHT * frames * frames
-        )
-        self._covariance = (1 - AVERAGE_WEIGHT) * (self._covariance + AVERAGE_WEIGHT * frames * late_s)
-        self._miss_s += AVERAGE_WEIGHT * (abs(seconds - self._line(num_frames)) - self._miss_s)
+        self._mean_frames += weight * frames
+        self._mean_s += weight * late_s
+        self._frames_variance = (1 - weight) * (self._frames_variance + weight * frames * frames)
+        self._covariance = (1 - weight) * (self._covariance + weight * frames * late_s)
+        self._miss_s += weight * (abs(seconds - self._line(num_frames)) - self._miss_s)
 
     def expected_s(self, num_frames: int) -> float:
         """0 while nothing is known."""
         return self._line(num_frames) + NUM_DEVIATIONS * self._miss_s
 
     def _line(self, num_frames: int) -> float:
-        if self._learned_at is None:
+        if not self._num_learned:
             return 0.0
         slope = max(0.0, self._covariance / self._frames_variance) if self._frames_variance else 0.0
         slope = min(slope, self._mean_s / self._mean_frames)
@@ -337,12 +340,13 @@ class PlayoutBuffer:
         raise AssertionError("a stream has an end")
 
     def _is_expected(self, number: int) -> bool:
-        """There will be this window, as far as one can tell: while the source goes on, the next
-        `MIN_WINDOWS_AHEAD`, and as many as the longest of the last streams had."""
-        if self._is_complete or self.ramp is None or number < self._num_back + MIN_WINDOWS_AHEAD:
+        """There will be this window, as far as one can tell: while the source goes on, those that the longest
+        of the last streams had, or those of `MIN_EXPECTED_S`."""
+        if self._is_complete or self.ramp is None:
             return self.has_window(number)
         longest = max(self._scheduler.recent_frames, default=0)
-        return self.ramp.first_frame(number) < max(longest, self._num_frames)
+        is_usual = self.ramp.start_s(number) < MIN_EXPECTED_S
+        return is_usual or self.ramp.first_frame(number) < max(longest, self._num_frames)
 
     def has_window(self, number: int) -> bool:
         """Whether there will be this window; as long as the source goes on, yes. The last one ends with the
@@ -384,6 +388,13 @@ class SpeechScheduler:
             ramps = [(0, plan.new_blocks), *((busy.min_streams, busy.new_blocks) for busy in plan.busy)]
             self._ramps = [(least, WindowRamp(plan, layout, ramp)) for least, ramp in ramps]
         self._origin = clock()
+
+    def forget(self) -> None:
+        """What was learned so far does not hold for what is to come: of a warm-up, whose windows wait for kernels
+        that are compiled."""
+        self.turnaround = TurnaroundEstimator()
+        self.rates = CodecRateEstimator()
+        self.recent_frames.clear()
 
     @contextmanager
     def stream(self, buffer: PlayoutBuffer) -> Iterator[None]:

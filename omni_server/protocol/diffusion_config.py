@@ -6,7 +6,6 @@ from typing import Literal
 import msgspec
 from pydantic import BaseModel
 
-from omni_server.protocol.give_way import GiveWaySpec
 from omni_server.protocol.start_report import ProgressSpec
 
 ComputeDtype = Literal["float32", "bfloat16", "float16"]
@@ -29,8 +28,8 @@ class DiffusionRuntimeConfig(msgspec.Struct, frozen=True):
     """Where the worker reports while it starts; another socket each time."""
     has_low_gpu_priority: bool = False
     """Under NVIDIA's Multi-Process Service: kernels of other stages go first."""
-    announces_to: tuple[GiveWaySpec, ...] = ()
-    """Stages that give way to the batches of this one; other sockets each time."""
+    announces_to: tuple[str, ...] = ()
+    """`StepThrottleSpec.socket` of each stage that hears of this one's batches; other sockets each time."""
 
     def compute_hash(self) -> str:
         """Called by `vllm.config.VllmConfig.compute_hash`."""

@@ -4,7 +4,6 @@ import hashlib
 
 import msgspec
 
-from omni_server.protocol.give_way import GiveWaySpec
 from omni_server.protocol.start_report import ProgressSpec
 
 _COMPILED = (
@@ -26,6 +25,17 @@ class QueueSpec(msgspec.Struct, frozen=True):
     """Tensor-parallel ranks of the consuming stage; each copies the rows for itself."""
 
 
+class StepThrottleSpec(msgspec.Struct, frozen=True):
+    """How far apart a stage's steps begin while a decoder on the same GPU is busy."""
+
+    socket: str
+    """Where the stage hears of the decoder's batches; see `omni_server.protocol.local_socket`."""
+    interval_per_stream_s: float
+    """Seconds between the beginnings of two steps, per active stream."""
+    max_streams: int
+    """More streams than that make the interval no longer."""
+
+
 class StageRuntimeConfig(msgspec.Struct, frozen=True):
     """Satisfies vLLM's `SupportsHash`: the hash covers the stage's role, and leaves out the queues'
     paths and the sockets, which are others at each start and must not invalidate the compile cache."""
@@ -41,8 +51,8 @@ class StageRuntimeConfig(msgspec.Struct, frozen=True):
     """Under NVIDIA's Multi-Process Service: kernels of other stages go first."""
     decoding_kernels: bool = True
     """On a GPU, a decoding step's linear layers and attention run our kernels, not vLLM's."""
-    gives_way: GiveWaySpec | None = None
-    """Where the stage hears of urgent batches on its GPU, for which it pauses; None if it pauses for none."""
+    step_throttle: StepThrottleSpec | None = None
+    """None: the stage steps as fast as it can."""
 
     def compute_hash(self) -> str:
         """Called by `vllm.config.VllmConfig.compute_hash`."""

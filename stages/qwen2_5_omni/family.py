@@ -20,9 +20,8 @@ from omni_server.family import (
 from omni_server.types import ChatMessage, FunctionTool, Output, Task
 from stages.qwen2_5_omni.ids import read_special_ids
 from stages.qwen2_5_omni.options import Code2WavChunks, Code2WavStage
-from stages.qwen2_5_omni.prompt import PromptRenderer
+from stages.qwen2_5_omni.prompt import PromptRenderer, task_messages
 from stages.qwen2_5_omni.talker_to_code2wav import Code2WavLayout
-from stages.qwen2_5_omni.tasks import task_messages
 
 DEFAULT_VOICE = "Chelsie"
 """Default of `speaker` in the reference's `generate`."""

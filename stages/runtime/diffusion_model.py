@@ -56,11 +56,6 @@ class DiffusionModel(torch.nn.Module):
     def prepare(self) -> None:
         """Called once, between loading and the first request: for example, to compile kernels."""
 
-    def is_urgent(self, batch: DiffusionBatch) -> bool:
-        """Whether other stages on the same device should pause for this batch. Called before `sample`, so the
-        batch may hold invalid requests; raises nothing for them."""
-        return False
-
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Names of the parameters that were loaded. A model with weights overrides it: vLLM refuses to start
         if a parameter is missing."""

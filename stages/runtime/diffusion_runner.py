@@ -111,16 +111,15 @@ class DiffusionModelRunnerMixin:
         """Results are on the CPU when a batch has been run, so that the device is free of it then."""
         if not self._announcer.has_listeners:
             return nullcontext()
-        is_urgent = self._model.is_urgent(batch)
         num_streams = max(map(self._num_streams, batch.request_ids), default=1)
-        if not is_urgent and num_streams == 1:  # nobody is in anybody's way
+        if num_streams == 1:  # its codec tokens wait behind nobody's
             return nullcontext()
-        return self._announcer.announced(is_urgent=is_urgent, num_streams=num_streams)
+        return self._announcer.announced(num_streams)
 
     def _num_streams(self, request_id: str) -> int:
         params = self._requests[request_id].pooling_params
         value = None if params is None else (params.extra_kwargs or {}).get(STREAMS_KEY)
-        return value if isinstance(value, int) else 1  # nobody is paced for what nobody knows
+        return value if isinstance(value, int) else 1  # nobody is throttled for what nobody knows
 
     def _token_ids(self, request_id: str) -> torch.Tensor:
         return torch.tensor(self._requests[request_id].prompt_token_ids or [], dtype=torch.int64)

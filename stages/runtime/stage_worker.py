@@ -19,10 +19,9 @@ from vllm.v1.worker.worker_base import CompilationTimes
 from omni_server.native_stderr import redirect_native_stderr
 from omni_server.protocol.device_memory import slack_bytes
 from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
-from omni_server.protocol.give_way import GiveWaySpec
 from omni_server.protocol.local_socket import socket_address
 from omni_server.protocol.parent_watch import end_with_parent
-from omni_server.protocol.runtime_config import StageRuntimeConfig
+from omni_server.protocol.runtime_config import StageRuntimeConfig, StepThrottleSpec
 from omni_server.protocol.start_report import Phase, PhaseReport, ProgressSpec, encode_report
 from stages.runtime.diffusion_runner import DiffusionModelRunnerMixin
 from stages.runtime.memory import (
@@ -204,7 +203,7 @@ class StageWorkerMixin(VllmWorker):
 
 
 class ThrottledWorkerMixin(VllmWorker):
-    """Over vLLM's worker of the platform: delays its steps as `StageRuntimeConfig.gives_way` asks for it.
+    """Over vLLM's worker of the platform: delays its steps as `StageRuntimeConfig.step_throttle` says.
 
     Of several ranks the first one waits. The others get as far as the first collective operation of their
     step.
@@ -217,7 +216,7 @@ class ThrottledWorkerMixin(VllmWorker):
     def init_device(self) -> None:
         super().init_device()
         match self.vllm_config.additional_config:
-            case StageRuntimeConfig(gives_way=GiveWaySpec() as spec) if self.rank == 0:
+            case StageRuntimeConfig(step_throttle=StepThrottleSpec() as spec) if self.rank == 0:
                 self._throttle = StepThrottle(spec)
 
     def execute_model(
@@ -231,10 +230,6 @@ class ThrottledWorkerMixin(VllmWorker):
         if self._throttle is not None:
             self._throttle.close()
         super().shutdown()
-
-    def pauses(self) -> tuple[int, float]:
-        """For `collective_rpc`: how often this worker has paused, and for how many seconds in all."""
-        return (0, 0.0) if self._throttle is None else (self._throttle.num_pauses, self._throttle.paused_s)
 
 
 # On a CPU, the import of this class replaces parts of torch.cuda that the modules of vLLM's V2 runner import by

@@ -3,8 +3,8 @@
 The orchestrator's part is the real one: windows, their order, when playback begins. Of the engines only the
 steps are there: what each takes of a GPU that it has for itself, and how steps that run side by side slow
 each other down. Batches form as in the engines: a language model's step takes every request that has its
-input, a step of code2wav the windows that are due first. Giving way is modelled too: pauses, step distances,
-and the waits that let requests batch.
+input, a step of code2wav the windows that are due first. What stages do for each other is modelled too: step
+intervals and the waits that let requests batch, and the pauses of older commits.
 
 `benchmarks/scheduler.md` compares the results with what was measured on an H200.
 """
@@ -32,7 +32,7 @@ CODES_PER_TEXT_TOKEN = 250 / 64
 """Of workload W1, and of its answers of other lengths."""
 W1_CODES = 250
 URGENT_CODES = 24
-"""Windows that begin before this code are given way to (`stages.qwen2_5_omni.code2wav.model`)."""
+"""Language models paused for windows that begin before this code, where they paused."""
 
 START_DISTANCE_S = 0.00015
 """Between the first requests of callers that begin together, as measured."""
@@ -133,19 +133,20 @@ def interpolated(points: tuple[tuple[float, float], ...], at: float) -> float:
 
 
 @dataclass(frozen=True)
-class Yielding:
-    """What language models do for code2wav and for each other's batches (`stages.runtime.step_throttle`,
+class SharingRules:
+    """What stages do for each other on a GPU that they share (`stages.runtime.step_throttle`,
     `batching_delay`)."""
 
-    max_pause_s: float = 0.015
-    """Longest pause for a step of code2wav with a first window; 0: none."""
+    max_pause_s: float = 0.0
+    """Longest pause of a language model for a step of code2wav with a first window. No server has these any
+    more; they are needed for measurements of commits that did."""
     pause_savings_s: float = 0.06
     pause_per_second: float = 0.5
     distance_per_stream_s: float = 0.00021
     """Between the beginnings of two steps while code2wav is at work (`step_interval_per_stream_ms`)."""
     max_distance_s: float = 0.018
     wide_distance_s: float = 0.005
-    """From this distance on there are no pauses."""
+    """From this distance on there were no pauses."""
     gap_s: float = 0.05
     """A step of code2wav that ended less than this ago counts as one that runs."""
     waits_for_windows: bool = True
@@ -224,10 +225,10 @@ class Code2Wav(SimulatedCode2Wav):
     """On a GPU that language models use, too."""
 
     def __init__(
-        self, gpu: SharedGpu, device: Device, yielding: Yielding, max_codes: int, rng: random.Random
+        self, gpu: SharedGpu, device: Device, sharing: SharingRules, max_codes: int, rng: random.Random
     ) -> None:
         super().__init__(max_codes=max_codes)
-        self._gpu, self._device, self._yielding, self._rng = gpu, device, yielding, rng
+        self._gpu, self._device, self._sharing, self._rng = gpu, device, sharing, rng
         self.notice: Notice | None = None
         self.ended: asyncio.Event = asyncio.Event()
         self.ended_at = float("-inf")
@@ -235,7 +236,7 @@ class Code2Wav(SimulatedCode2Wav):
 
     async def _gather(self) -> None:
         await asyncio.sleep(0)
-        if not self._yielding.waits_for_windows or self.calls[-1].num_streams == 1:
+        if not self._sharing.waits_for_windows or self.calls[-1].num_streams == 1:
             return
         if clock() < self.ended_at + 0.0005:  # who comes so soon after a step has waited for it to end
             return
@@ -291,13 +292,13 @@ class Request:
 class LanguageModel:
     """Steps of all requests that have their input, one after the other."""
 
-    def __init__(self, name: str, gpu: SharedGpu, code2wav: Code2Wav, yielding: Yielding) -> None:
-        self._name, self._gpu, self._code2wav, self._yielding = name, gpu, code2wav, yielding
+    def __init__(self, name: str, gpu: SharedGpu, code2wav: Code2Wav, sharing: SharingRules) -> None:
+        self._name, self._gpu, self._code2wav, self._sharing = name, gpu, code2wav, sharing
         self.requests: list[Request] = []
         self._woken = asyncio.Event()
         self._seen: Notice | None = None
         self._began_at = float("-inf")
-        self._saved_s, self._saved_at = yielding.pause_savings_s, 0.0
+        self._saved_s, self._saved_at = sharing.pause_savings_s, 0.0
         self.paused_s = 0.0
 
     def wake(self) -> None:
@@ -308,9 +309,9 @@ class LanguageModel:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._woken.wait(), timeout_s)
 
-    async def give_way(self) -> None:
+    async def throttle(self) -> None:
         """To be called before a step."""
-        rules, notice, now = self._yielding, self._code2wav.notice, clock()
+        rules, notice, now = self._sharing, self._code2wav.notice, clock()
         is_new, self._seen = notice is not self._seen, notice
         is_running = not self._code2wav.ended.is_set()
         distance_s = 0.0
@@ -339,14 +340,14 @@ class Server:
     """The three engines and the orchestrator's speech."""
 
     def __init__(
-        self, plan: ChunkPlan, device: Device, yielding: Yielding, *, max_codes: int, rng: random.Random
+        self, plan: ChunkPlan, device: Device, sharing: SharingRules, *, max_codes: int, rng: random.Random
     ) -> None:
         gpu = SharedGpu(device)
-        self._device, self._yielding, self._rng = device, yielding, rng
-        self.code2wav = Code2Wav(gpu, device, yielding, max_codes, rng)
+        self._device, self._sharing, self._rng = device, sharing, rng
+        self.code2wav = Code2Wav(gpu, device, sharing, max_codes, rng)
         self.simulation = Simulation(self.code2wav, plan.pacing, plan)
-        self.thinker = LanguageModel("thinker", gpu, self.code2wav, yielding)
-        self.talker = LanguageModel("talker", gpu, self.code2wav, yielding)
+        self.thinker = LanguageModel("thinker", gpu, self.code2wav, sharing)
+        self.talker = LanguageModel("talker", gpu, self.code2wav, sharing)
         self._prompts: list[Request] = []
         self._prompt_at = float("-inf")
         self._unprepared = 0
@@ -365,7 +366,7 @@ class Server:
         speaking = asyncio.create_task(utterance.output.run())
 
         def has_credit(num_made: int) -> bool:
-            credit_s = self._yielding.credit_s
+            credit_s = self._sharing.credit_s
             if credit_s is None:
                 return True
             played_s = clock() - utterance.pieces[0][0] if utterance.pieces else 0.0
@@ -382,7 +383,7 @@ class Server:
             await asyncio.sleep(self._device.accept_s * self._rng.uniform(0.9, 1.2))
         self._unprepared -= 1
         self._prepared.append(request)
-        if not self._unprepared or not self._yielding.catches_up:
+        if not self._unprepared or not self._sharing.catches_up:
             self._prompts += self._prepared
             self._prepared.clear()
             self._prompt_at = clock()
@@ -398,12 +399,12 @@ class Server:
             if not requests and not self._prompts:
                 await self.thinker.until_woken()
                 latest = clock() + 0.008
-                while self._yielding.waits_for_prompts:
+                while self._sharing.waits_for_prompts:
                     left_s = min(self._prompt_at + 0.002, latest) - clock()
                     if left_s <= 0:
                         break
                     await asyncio.sleep(left_s)
-            await self.thinker.give_way()
+            await self.thinker.throttle()
             prompts, self._prompts = self._prompts, []
             step_s, row_s = device.thinker_s
             host_s = device.thinker_host_s[0] + device.thinker_host_s[1] * len(requests)
@@ -431,10 +432,10 @@ class Server:
             batch = [request for request in requests if request.may_talk]
             if not batch:
                 await self.talker.until_woken(
-                    0.01 if requests and self._yielding.credit_s is not None else None
+                    0.01 if requests and self._sharing.credit_s is not None else None
                 )
                 continue
-            await self.talker.give_way()
+            await self.talker.throttle()
             batch = [request for request in requests if request.may_talk]
             num_prompts = sum(not request.is_prefilled for request in batch)
             seconds = (
@@ -472,7 +473,7 @@ class Outcome:
 def call(
     num_callers: int,
     plan: ChunkPlan,
-    yielding: Yielding | None = None,
+    sharing: SharingRules | None = None,
     *,
     max_codes: int,
     answers: int = 4,
@@ -485,11 +486,11 @@ def call(
     code2wav. `is_warm`: as many answers of W1 come first and do not count, as a server's own warm-up."""
     rng = random.Random(seed)
     device = Device() if device is None else device
-    yielding = Yielding() if yielding is None else yielding
+    sharing = SharingRules() if sharing is None else sharing
     outcome = Outcome()
 
     async def work() -> Outcome:
-        server = Server(plan, device, yielding, max_codes=max_codes, rng=rng)
+        server = Server(plan, device, sharing, max_codes=max_codes, rng=rng)
 
         async def answer() -> None:
             num_codes = W1_CODES if workload == "w1" else rng.randrange(2 * CODES_PER_S, 9 * CODES_PER_S + 1)

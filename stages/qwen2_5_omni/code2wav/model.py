@@ -26,17 +26,6 @@ WEIGHT_PREFIX = "token2wav."
 NOISE_THREADS = 8
 """NumPy draws random numbers without holding the interpreter: a batch's noise is drawn side by side."""
 
-URGENT_CODES = 24
-"""Windows whose audio begins before this code are urgent, 0.48 s: the first one of an utterance, and the
-second if the first is short, because it has to be there when the first has been played."""
-
-
-def _is_urgent(payload: bytes) -> bool:
-    try:
-        return decode_codec_window(payload).emit_start < URGENT_CODES
-    except ValueError:
-        return False  # `sample` will say what is wrong with it
-
 
 class Qwen2_5OmniCode2Wav(DiffusionModel):
     """Weights are loaded in float32 whatever the checkpoint's type. The first call of `prepare` or `sample`
@@ -113,11 +102,6 @@ class Qwen2_5OmniCode2Wav(DiffusionModel):
         """
         windows = self._windows(batch)
         return self._ready().run(list(self._noise_threads.map(self._job, windows, batch.token_ids)))
-
-    def is_urgent(self, batch: DiffusionBatch) -> bool:
-        """Whether an utterance begins in this batch: whoever waits for it hears nothing yet, or will not for
-        long."""
-        return any(_is_urgent(payload) for payload in batch.inputs)
 
     def _windows(self, batch: DiffusionBatch) -> list[CodecWindow]:
         windows: list[CodecWindow] = []

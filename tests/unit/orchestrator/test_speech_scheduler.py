@@ -3,6 +3,7 @@ test_speech_stream.py."""
 
 import asyncio
 from contextlib import ExitStack
+from itertools import count
 
 import pytest
 
@@ -21,7 +22,13 @@ from omni_server.orchestrator.speech_scheduler import (
 from omni_server.types import SAMPLE_RATE_HZ
 from stages.qwen2_5_omni.options import Code2WavChunks
 from stages.qwen2_5_omni.talker_to_code2wav import TalkerToCode2Wav
-from tests.unit.orchestrator.simulated_speech import LAYOUT, SimulatedCode2Wav, Simulation, is_whole
+from tests.unit.orchestrator.simulated_speech import (
+    LAYOUT,
+    SimulatedCode2Wav,
+    Simulation,
+    Utterance,
+    is_whole,
+)
 from tests.unit.orchestrator.virtual_time import clock, run
 
 BLOCK = LAYOUT.frames_per_block
@@ -173,6 +180,15 @@ def test_turnarounds_that_vary_are_expected_to_be_longer_than_on_average() -> No
     assert 0.18 < turnaround.expected_s(24) < 0.25
 
 
+def test_a_first_window_that_took_long_is_soon_outweighed() -> None:
+    """As the first one does after a restart."""
+    estimator = TurnaroundEstimator()
+    estimator.learn(24, 2.0, 10.0)
+    for number in range(19):
+        estimator.learn(24, 0.05, 12.0 + number / 10)
+    assert estimator.expected_s(24) < 0.7
+
+
 def test_blocks_are_expected_to_take_what_they_took_at_their_place() -> None:
     rates = CodecRateEstimator()
     assert rates.expected_s(1, 5) == 0
@@ -236,6 +252,26 @@ def test_a_stream_is_heard_at_once_where_all_is_fast() -> None:
             stream.window()
             await asyncio.sleep(0.001)
             assert stream.heard_at == [0.2]
+
+    run(work)
+
+
+def test_what_a_warm_up_took_holds_no_stream() -> None:
+    async def work() -> None:
+        with ExitStack() as stack:
+            scheduler = new_scheduler()
+            first, stream = Listener(scheduler, stack), Listener(scheduler, stack)
+            await first.talk(3.0, 3.0)
+            first.buffer.window_sent()
+            await asyncio.sleep(0.9)
+            first.buffer.window_back(24)
+            first.buffer.finish()
+            scheduler.forget()
+            await stream.talk(0.1, 0.1)
+            came_back_at = clock()
+            stream.window()
+            await asyncio.sleep(0.001)
+            assert stream.heard_at == [came_back_at]
 
     run(work)
 
@@ -418,6 +454,56 @@ def test_where_speech_is_made_more_slowly_than_it_is_played_it_waits_for_as_much
             assert utterance.stall_s <= 1e-6
             # The last window waits for the codes of nine blocks.
             assert utterance.first_audio_s <= 500 * (code_s - 0.020) + 9 * BLOCK * code_s + 0.5
+
+    run(work)
+
+
+REAL_TIME_FACTOR = 0.7
+"""Seconds of speech that a second of production yields."""
+
+
+async def speak_beside_full_load(simulation: Simulation, *num_codes: int) -> list[Utterance]:
+    """Streams one after the other, at 0.7 of real time, beside three that speak all the time."""
+
+    async def others(number: int) -> None:
+        for answer in count():
+            await simulation.speak(f"other{number}-{answer}", 250, code_s=0.020 / REAL_TIME_FACTOR)
+
+    load = [asyncio.create_task(others(number)) for number in range(3)]
+    utterances = [
+        await simulation.speak(f"stream{number}", codes, code_s=0.020 / REAL_TIME_FACTOR)
+        for number, codes in enumerate(num_codes)
+    ]
+    for task in load:
+        task.cancel()
+    return utterances
+
+
+@pytest.mark.parametrize("has_history", [False, True])
+def test_beside_full_load_a_stream_slower_than_real_time_waits_for_what_is_missing_and_has_no_gap(
+    *, has_history: bool
+) -> None:
+    async def work() -> None:
+        simulation = Simulation(SimulatedCode2Wav(step_s=0.05, code_s=0.001))
+        *_, utterance = await speak_beside_full_load(simulation, *[250] * (5 if has_history else 1))
+        assert utterance.stall_s <= 1e-6
+        missing_s = 5.0 / REAL_TIME_FACTOR - 5.0
+        # The last window waits for the codes of nine blocks.
+        last_window_s = 9 * BLOCK * 0.020 / REAL_TIME_FACTOR
+        assert missing_s < utterance.first_audio_s <= missing_s + last_window_s + 0.5
+
+    run(work)
+
+
+def test_a_stream_slower_than_real_time_waits_for_ten_seconds_at_most() -> None:
+    """Streams of 40 s would lack 17 s."""
+
+    async def work() -> None:
+        simulation = Simulation(SimulatedCode2Wav(step_s=0.05, code_s=0.001))
+        *_, utterance = await speak_beside_full_load(simulation, 2000, 2000)
+        first_window_s = 2 * BLOCK * 0.020 / REAL_TIME_FACTOR
+        assert 10.0 < utterance.first_audio_s < 10.0 + first_window_s + 0.5
+        assert utterance.stall_s > 0
 
     run(work)
 

@@ -1,20 +1,18 @@
 """Which steps of an autoregressive stage are put off, over a worker that only counts them."""
 
-import threading
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
 from vllm.v1.core.sched.output import SchedulerOutput
 
-from omni_server.protocol.give_way import GiveWaySpec
 from omni_server.protocol.local_socket import new_socket_name
-from omni_server.protocol.runtime_config import StageRuntimeConfig
-from stages.runtime import step_throttle
+from omni_server.protocol.runtime_config import StageRuntimeConfig, StepThrottleSpec
 from stages.runtime.stage_worker import ThrottledWorkerMixin
 from stages.runtime.step_throttle import BatchAnnouncer
 
-DEADLINE_S = 10.0
+INTERVAL_S = 0.008
 
 
 class CountingWorker:
@@ -40,61 +38,53 @@ class Worker(ThrottledWorkerMixin, CountingWorker):
 
 
 @pytest.fixture
-def spec() -> GiveWaySpec:
-    return GiveWaySpec(new_socket_name())
+def spec() -> StepThrottleSpec:
+    return StepThrottleSpec(new_socket_name(), INTERVAL_S, max_streams=16)
 
 
 @pytest.fixture
-def worker(spec: GiveWaySpec, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
-    """Waits for the end of a batch, however long it takes."""
-    monkeypatch.setattr(step_throttle, "MAX_PAUSE_S", 10 * DEADLINE_S)
-    monkeypatch.setattr(step_throttle, "PAUSE_SAVINGS_S", 10 * DEADLINE_S)
-    worker = Worker(StageRuntimeConfig("model", gives_way=spec))
+def worker(spec: StepThrottleSpec) -> Iterator[Worker]:
+    worker = Worker(StageRuntimeConfig("model", step_throttle=spec))
     worker.init_device()
     yield worker
     worker.shutdown()
 
 
-def step(num_tokens: int) -> SchedulerOutput:
+def steps_s(worker: Worker, num_tokens: int) -> float:
+    """How long 20 steps of so many tokens take."""
     output = SchedulerOutput.make_empty()
     output.total_num_scheduled_tokens = num_tokens
-    return output
+    before, began = worker.num_steps, time.monotonic()
+    for _ in range(20):
+        worker.execute_model(output)
+    assert worker.num_steps == before + 20
+    return time.monotonic() - began
 
 
-def test_a_step_is_made_when_the_urgent_batch_has_ended(worker: Worker, spec: GiveWaySpec) -> None:
-    with BatchAnnouncer((spec,)).announced(is_urgent=True, num_streams=1):
-        stepping = threading.Thread(target=worker.execute_model, args=(step(1),), daemon=True)
-        stepping.start()
-        stepping.join(0.05)
-        assert worker.num_steps == 0
-    stepping.join(DEADLINE_S)
-    assert worker.num_steps == 1
-    assert worker.pauses()[0] == 1
+def test_steps_keep_their_interval_while_batches_are_computed(worker: Worker, spec: StepThrottleSpec) -> None:
+    with BatchAnnouncer((spec.socket,)).announced(2):
+        assert steps_s(worker, 1) >= 19 * 2 * INTERVAL_S
 
 
-def test_a_step_without_tokens_is_not_put_off(worker: Worker, spec: GiveWaySpec) -> None:
-    with BatchAnnouncer((spec,)).announced(is_urgent=True, num_streams=1):
-        worker.execute_model(step(0))
-        assert worker.num_steps == 1
+def test_a_step_without_tokens_is_not_put_off(worker: Worker, spec: StepThrottleSpec) -> None:
+    with BatchAnnouncer((spec.socket,)).announced(2):
+        assert steps_s(worker, 0) < 19 * INTERVAL_S
 
 
 def test_no_step_is_put_off_without_speech(worker: Worker) -> None:
-    for _ in range(100):
-        worker.execute_model(step(1))
-    assert worker.num_steps == 100
-    assert worker.pauses() == (0, 0.0)
+    assert steps_s(worker, 1) < 19 * INTERVAL_S
 
 
-def test_ranks_other_than_the_first_and_other_stages_do_not_listen(worker: Worker, spec: GiveWaySpec) -> None:
+def test_ranks_other_than_the_first_and_other_stages_do_not_listen(
+    worker: Worker, spec: StepThrottleSpec
+) -> None:
     bystanders = [
-        Worker(StageRuntimeConfig("model", gives_way=spec), rank=1),
+        Worker(StageRuntimeConfig("model", step_throttle=spec), rank=1),
         Worker(StageRuntimeConfig("model")),
+        Worker(None),
     ]
-    bystanders.append(Worker(None))
-    with BatchAnnouncer((spec,)).announced(is_urgent=True, num_streams=1):
+    with BatchAnnouncer((spec.socket,)).announced(2):
         for bystander in bystanders:
             bystander.init_device()
-            bystander.execute_model(step(1))
-            assert bystander.num_steps == 1
-            assert bystander.pauses() == (0, 0.0)
+            assert steps_s(bystander, 1) < 19 * INTERVAL_S
             bystander.shutdown()

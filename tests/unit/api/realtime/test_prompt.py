@@ -51,6 +51,16 @@ def test_of_recordings_that_do_not_fit_the_transcript_stays_or_nothing() -> None
     assert messages[1].content == (TextPart("How are you?"),)
 
 
+def test_a_recording_that_is_named_three_times_counts_three_times() -> None:
+    item = UserItem("a", [heard("Hello.")])
+    messages = messages_of([item, item, item], "", MODEL)  # two recordings fit
+    assert [type(part) for message in messages for part in message.content] == [
+        TextPart,
+        AudioPart,
+        AudioPart,
+    ]
+
+
 def test_answers_that_were_cut_to_nothing_are_left_out() -> None:
     items: list[Item] = [UserItem("a", [WrittenText("hi")]), AssistantItem("b", [SpokenAudio("")])]
     assert [message.role for message in messages_of(items, "", MODEL)] == ["user"]

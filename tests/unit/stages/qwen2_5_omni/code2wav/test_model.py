@@ -135,22 +135,6 @@ def test_waveforms_have_the_length_of_what_is_emitted(model: Qwen2_5OmniCode2Wav
     assert {waveform.dtype for waveform in waveforms} == {torch.float32}
 
 
-def test_a_batch_is_urgent_if_it_has_the_first_or_second_window_of_an_utterance(
-    model: Qwen2_5OmniCode2Wav,
-) -> None:
-    codes = list(range(60))
-    first = (codes[:24], encode_codec_window(msgspec.structs.replace(WINDOW, emit_end=12, is_last=False)))
-    second = (codes[:36], encode_codec_window(CodecWindow("Ethan", 1, 0, 12, 24, 20, False)))
-    later = (codes, encode_codec_window(CodecWindow("Ethan", 1, 24, 48, 72, 20, False)))
-    junk = (codes, b"junk")
-    assert model.is_urgent(batch(first))
-    assert model.is_urgent(batch(later, second))
-    assert not model.is_urgent(batch(later, later))
-    assert not model.is_urgent(batch())
-    assert not model.is_urgent(batch(junk))
-    assert model.is_urgent(batch(junk, first))
-
-
 def test_every_invalid_request_is_named_before_anything_runs(model: Qwen2_5OmniCode2Wav) -> None:
     codes, good = list(range(24)), encode_codec_window(WINDOW)
     with pytest.raises(RejectedRequestsError) as caught:
