@@ -18,7 +18,7 @@ import numpy.typing as npt
 from omni_server.config.pipeline import MODEL_FAMILY_VARIABLE, Pipeline, find_family, installed_families
 from omni_server.config.stage_config import StageConfig
 from omni_server.errors import ConfigError
-from omni_server.types import SAMPLE_RATE_HZ, ChatMessage, FunctionTool, Output, Task
+from omni_server.types import SAMPLE_RATE_HZ, ChatMessage, FunctionTool, ImageSize, Output, Task
 
 logger = logging.getLogger(__name__)
 
@@ -154,6 +154,8 @@ class FamilyModel(Protocol):
     """Width of what an edge with embeddings carries; 0 without one."""
     extra_rows_per_request: int
     """Rows that a request's first payload may carry beside those of its tokens."""
+    image_sizes: tuple[ImageSize, ...]
+    """Of the images that the model makes, the default first; empty: it makes none."""
 
     def prompt(
         self,
@@ -161,10 +163,10 @@ class FamilyModel(Protocol):
         *,
         outputs: Collection[Output],
         tools: Sequence[FunctionTool] = (),
-    ) -> Prompt | DiffusionPrompt:
-        """Render a chat for the entry; with "audio" among `outputs`, the system prompt that speech needs is
-        inserted where none is given. Calls are rendered, and asked for, as `omni_server.protocol.tool_calls`
-        says.
+    ) -> Prompt:
+        """Render a chat for an autoregressive entry; with "audio" among `outputs`, the system prompt that speech
+        needs is inserted where none is given. Calls are rendered, and asked for, as
+        `omni_server.protocol.tool_calls` says.
 
         Raises `InvalidRequestError` if the chat cannot be rendered.
         """
@@ -180,6 +182,14 @@ class FamilyModel(Protocol):
 
     def embeddings_prompt(self, stage: str, source_ids: Sequence[int]) -> EmbeddingsPrompt:
         """For a stage that embeddings flow to, where the prompt of their source is `source_ids`."""
+        ...
+
+    def image_prompt(self, messages: Sequence[ChatMessage], *, size: ImageSize, seed: int) -> DiffusionPrompt:
+        """For a diffusion entry. `size` is one of `image_sizes`; `seed`, 0 to 2**63 - 1, decides the noise.
+
+        The last stage must return the pixels, RGB `[height, width, 3]` in [0, 1]. Raises
+        `InvalidRequestError` if the messages cannot be rendered.
+        """
         ...
 
     def dtype_name(self) -> str:

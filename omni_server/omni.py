@@ -319,6 +319,7 @@ def _model_info(
         fingerprint=fingerprint_of(model_dir, config),
         about=about,
         longest_speech_s=_longest_speech_s(config, model, speech_stage),
+        image_sizes=model.image_sizes if "image" in config.outputs else (),
     )
 
 

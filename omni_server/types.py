@@ -147,11 +147,25 @@ class SpeechOutput:
 
 
 @dataclass(frozen=True)
+class ImageSize:
+    """In pixels."""
+
+    width: int
+    height: int
+
+    def __str__(self) -> str:
+        """As OpenAI writes it, `1024x1536`."""
+        return f"{self.width}x{self.height}"
+
+
+@dataclass(frozen=True)
 class ImageOutput:
     """Present in a request that wants to be answered with an image."""
 
+    size: ImageSize | None = None
+    """One of `ModelInfo.image_sizes`; None is the first of them."""
     seed: int | None = None
-    """Seed of the noise; None draws one."""
+    """Seed of the noise, 0 to 2**63 - 1; None draws one."""
 
 
 @dataclass(frozen=True)
@@ -282,7 +296,7 @@ class AudioDelta:
 class ImageDone:
     """The image."""
 
-    pixels: npt.NDArray[np.float32]  # [height, width, 3], RGB in [0, 1]
+    pixels: npt.NDArray[np.uint8]  # [height, width, 3], RGB
 
 
 @dataclass(frozen=True)
@@ -374,3 +388,5 @@ class ModelInfo:
     """None where the checkpoint says nothing."""
     longest_speech_s: float = math.inf
     """What the model says in one request at most, where a request sets no limit."""
+    image_sizes: tuple[ImageSize, ...] = ()
+    """Of the images that it makes, the default first; empty where it makes none."""

@@ -109,9 +109,9 @@ def _answer_fields(answers: Sequence[AnswerRecord]) -> dict[str, Field]:
     if prompts:
         fields |= _prompt_fields(prompts[0])
     usages = [answer.finished.usage for answer in answers if answer.finished is not None]
-    if usages:
+    if usages and first.kind != "image":
         fields["text_tokens"] = sum(usage.text_tokens for usage in usages)
-    if any(answer.is_spoken for answer in answers):
+    if first.kind == "speech":
         if usages:
             fields["codec_tokens"] = sum(usage.codec_tokens for usage in usages)
         fields["audio_s"] = sum(answer.audio_s for answer in answers)

@@ -14,6 +14,23 @@ from omni_server.generation import Generation
 from omni_server.types import Finished, OmniEvent, OmniRequest, Usage
 
 
+async def submit_all(generator: ObservedGenerator, requests: Sequence[OmniRequest]) -> list[Generation]:
+    """Submits all choices, or none."""
+    generations: list[Generation] = []
+    try:
+        for request in requests:
+            generations.append(await generator.submit(request))
+    except BaseException:
+        await close_all(generations)
+        raise
+    return generations
+
+
+async def close_all(generations: Sequence[Generation]) -> None:
+    for generation in generations:
+        await generation.aclose()
+
+
 async def follow(
     generation: Generation, state: ServerState, heartbeat_s: float | None = None
 ) -> AsyncGenerator[OmniEvent | None, None]:
@@ -33,13 +50,13 @@ async def follow_choices(
     `InvalidRequestError` when more events wait than `ServerState.unsent` allows: the generations are closed
     then, even if the reader does not ask for another event. Otherwise whoever submitted them closes them.
     """
-    queue = AnswerQueue(state.unsent, generations[0].request_id)
+    queue = AnswerQueue(state.unsent, generations[0].request_id, heartbeat_s)
     state.on_abort.add(queue.wake)
     pumps = [asyncio.create_task(_pump(*choice, queue)) for choice in enumerate(generations)]
     try:
         num_running = len(generations)
         while num_running:
-            item = await queue.get(heartbeat_s)
+            item = await queue.get() if state.abort_error is None else None
             if state.abort_error is not None:  # checked first, or a generation that never pauses would go on
                 raise state.abort_error
             if isinstance(item, BaseException):

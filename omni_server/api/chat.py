@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from fastapi import APIRouter, Request, Response
 
-from omni_server.api.answer_stream import follow_choices
+from omni_server.api.answer_stream import close_all, follow_choices, submit_all
 from omni_server.api.config import ApiConfig
 from omni_server.api.limits import take_places_of_choices
 from omni_server.api.media_loader import MediaLoader
@@ -30,7 +30,7 @@ from omni_server.api.render import (
 )
 from omni_server.api.request_record import ANONYMOUS, current_request
 from omni_server.api.schemas import ChatCompletionRequest
-from omni_server.api.state import ObservedGenerator, ServerState
+from omni_server.api.state import ServerState
 from omni_server.api.streaming import KEEP_ALIVE, EventStreamResponse, until_disconnect
 from omni_server.api.validation import read_json, validate
 from omni_server.audio.encode import StreamEncoder, encode
@@ -74,14 +74,14 @@ class ChatService:
             text_in_content=self._text_in_content,
         )
         take_places_of_choices(len(turn.requests))
-        generations = await _submit_all(generator, turn)
+        generations = await submit_all(generator, turn.requests)
         if turn.stream:
             frames = self._frames(generations, turn, answer)
-            return EventStreamResponse(request_id, frames, release=lambda: _close_all(generations))
+            return EventStreamResponse(request_id, frames, release=lambda: close_all(generations))
         try:
             return await self._complete(generations, turn, answer)
         finally:
-            await _close_all(generations)
+            await close_all(generations)
 
     async def _complete(self, generations: Sequence[Generation], turn: ChatTurn, answer: Answer) -> Response:
         collected = [
@@ -151,23 +151,6 @@ def _caller() -> str:
     """Whose request the running task serves."""
     record = current_request()
     return ANONYMOUS if record is None else record.caller
-
-
-async def _submit_all(generator: ObservedGenerator, turn: ChatTurn) -> list[Generation]:
-    """Submits all choices, or none."""
-    generations: list[Generation] = []
-    try:
-        for request in turn.requests:
-            generations.append(await generator.submit(request))
-    except BaseException:
-        await _close_all(generations)
-        raise
-    return generations
-
-
-async def _close_all(generations: Sequence[Generation]) -> None:
-    for generation in generations:
-        await generation.aclose()
 
 
 async def _rendered_audio(

@@ -16,6 +16,7 @@ from omni_server.api.audio_schemas import (
     Transcription,
     VerboseTranscription,
 )
+from omni_server.api.image_schemas import ImageRequest, ImagesResponse
 from omni_server.api.responses import ChatCompletion, ChatCompletionChunk, ErrorEnvelope
 from omni_server.api.schemas import ChatCompletionRequest
 from omni_server.audio.formats import MEDIA_TYPES
@@ -31,6 +32,7 @@ _BODIES: tuple[type[BaseModel], ...] = (
     VerboseTranscription,
     TranscriptDelta,
     TranscriptDone,
+    ImageRequest,
     ErrorEnvelope,
 )
 
@@ -138,6 +140,11 @@ SPEECH_RESPONSES: OpenApi = {
     **error_responses(*_OF_GENERATION),
 }
 
+IMAGE_RESPONSES: OpenApi = {
+    200: {"model": ImagesResponse, "description": "The images."},
+    **error_responses(*_OF_GENERATION),
+}
+
 _TRANSCRIPTION_BODIES: dict[str, dict[str, Any]] = {
     "application/json": {"schema": _any_of(Transcription, VerboseTranscription)},
     "text/plain": {"schema": {"type": "string"}},
@@ -207,6 +214,9 @@ _SPEECH: dict[str, dict[str, object]] = {
 }
 
 
+_IMAGE: dict[str, dict[str, object]] = {"image": {"prompt": "A lighthouse at dusk", "seed": 1}}
+
+
 def _examples(values: dict[str, dict[str, object]]) -> dict[str, Any]:
     return {name: {"value": value} for name, value in values.items()}
 
@@ -214,6 +224,7 @@ def _examples(values: dict[str, dict[str, object]]) -> dict[str, Any]:
 _EXAMPLES: dict[type[BaseModel], dict[str, Any]] = {
     ChatCompletionRequest: _examples(_CHAT),
     SpeechRequest: _examples(_SPEECH),
+    ImageRequest: _examples(_IMAGE),
 }
 """By the schema of the body."""
 

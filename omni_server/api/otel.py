@@ -163,7 +163,7 @@ class OtelSpan:
             "gen_ai.request.model": model.name,
             "gen_ai.response.model": model.name,
             "gen_ai.response.id": answer.answer_id,
-            "gen_ai.output.type": "speech" if answer.is_spoken else "text",
+            "gen_ai.output.type": answer.kind,
             "omni.outcome": answer.outcome,
         }
         if answer.finished is not None:

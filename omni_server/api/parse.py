@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from omni_server.api.constraints import is_named, structured_output, tool_use
@@ -52,7 +52,7 @@ async def parse_chat_request(
     """Raises `InvalidRequestError`, `ModelNotFoundError`, or `OverloadedError` from loading media. Checks go
     from cheap to expensive: media come last."""
     check_model(body.model, model)
-    _check_extra_fields(body)
+    check_extra_fields(body.model_extra, _HARMLESS_VALUES, _HINTS)
     stream = body.stream is True
     if body.stream_options is not None and not stream:
         raise InvalidRequestError(
@@ -173,14 +173,17 @@ def _speech_output(body: ChatCompletionRequest, model: ModelInfo) -> tuple[Speec
     return SpeechOutput(voice=resolve_voice(body.audio.voice, model), seed=seed), audio_format
 
 
-def _check_extra_fields(body: ChatCompletionRequest) -> None:
+def check_extra_fields(
+    fields: Mapping[str, object] | None,
+    harmless_values: Mapping[str, Sequence[object]],
+    hints: Mapping[str, str],
+) -> None:
     """Refuses fields that would change the answer and are not implemented; others are ignored."""
-    fields = body.model_extra if body.model_extra is not None else {}
-    for name, value in fields.items():
-        if name not in _HARMLESS_VALUES:
+    for name, value in (fields or {}).items():
+        if name not in harmless_values:
             logger.debug("ignoring the unknown field %.64r", name)
-        elif not any(value is harmless or value == harmless for harmless in _HARMLESS_VALUES[name]):
-            hint = _HINTS.get(name, f"'{name}' is not supported with this value by this server.")
+        elif not any(value is harmless or value == harmless for harmless in harmless_values[name]):
+            hint = hints.get(name, f"'{name}' is not supported with this value by this server.")
             raise InvalidRequestError(hint, param=name, code="unsupported_value")
 
 

@@ -27,6 +27,7 @@ ANONYMOUS = "anonymous"
 """Name of a caller without a key."""
 
 Outcome = Literal["running", "ok", "error", "aborted"]
+AnswerKind = Literal["text", "speech", "image"]
 
 
 class AnswerRecord:
@@ -46,7 +47,9 @@ class AnswerRecord:
         self.began = clock()
         """By the clock; all other times count from here."""
         self.answer_id = request.request_id
-        self.is_spoken = request.speech is not None
+        self.kind: AnswerKind = (
+            "image" if request.image is not None else "speech" if request.speech is not None else "text"
+        )
         self.audio_input_s = 0.0 if request.is_another_choice else _audio_s(request)
         self.is_another_choice = request.is_another_choice
         self.sampling = request.sampling

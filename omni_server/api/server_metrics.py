@@ -97,7 +97,7 @@ class ServerMetrics:
         )
         self._seconds = histogram(
             "omni_e2e_request_latency_seconds",
-            "From submission to the end of successful generations, by kind of answer (text, speech).",
+            "From submission to the end of successful generations, by kind of answer (text, speech, image).",
             ["kind"],
             buckets=REQUEST_S,
         )
@@ -170,7 +170,7 @@ class ServerMetrics:
             self._first_audio.observe(answer.first_audio_s)
         if answer.outcome != "ok":
             return  # what was cut short says nothing about speed
-        self._seconds.labels("speech" if answer.is_spoken else "text").observe(answer.duration_s)
+        self._seconds.labels(answer.kind).observe(answer.duration_s)
         if answer.last_audio_s is not None and answer.audio_s > 0:
             self._real_time_factor.observe(answer.last_audio_s / answer.audio_s)
             self._underrun.observe(answer.underrun_s)

@@ -200,8 +200,9 @@ def _parse(body: SpeechRequest, name: str, generator: ObservedGenerator) -> Spee
 
 def _voice(name: str | None, model: ModelInfo) -> str | None:
     if not model.voices:
+        others = "text" if "text" in model.outputs else "images"
         raise InvalidRequestError(
-            "This model answers with text only.", param="model", code="unsupported_value"
+            f"This model answers with {others} only.", param="model", code="unsupported_value"
         )
     return model.default_voice if name is None else resolve_voice(name, model, "voice")
 

@@ -10,10 +10,9 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 
 from omni_server.errors import InvalidRequestError
-from omni_server.types import AudioDelta, OmniEvent, TextDelta, ToolCallDelta
+from omni_server.types import AudioDelta, ImageDone, OmniEvent, TextDelta, ToolCallDelta
 
 logger = logging.getLogger(__name__)
 
@@ -53,11 +52,17 @@ class UnsentBudget:
 class AnswerQueue:
     """Events of one answer between the stages and its client; `close` must follow."""
 
-    def __init__(self, budget: UnsentBudget, answer_id: str) -> None:
+    def __init__(self, budget: UnsentBudget, answer_id: str, heartbeat_s: float | None) -> None:
+        """The reader is woken after every `heartbeat_s` seconds of silence."""
         self._budget = budget
         self._answer_id = answer_id
         self._items: deque[ChoiceEvent | BaseException] = deque()
-        self._is_woken = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._last = self._loop.time()
+        self._timer: asyncio.TimerHandle | None = None
+        if heartbeat_s is not None:
+            self._timer = self._loop.call_later(heartbeat_s, self._beat, heartbeat_s)
         self.num_bytes = 0
         self.is_dropped = False
         """Nothing more is taken."""
@@ -67,6 +72,7 @@ class AnswerQueue:
         """The answer may be dropped because of it."""
         if self.is_dropped:
             return
+        self._last = self._loop.time()
         self._items.append((index, event))
         self._change(size_of(event))
         if self.num_bytes > self._budget.max_bytes:
@@ -79,13 +85,11 @@ class AnswerQueue:
             self._items.append(error)
             self.wake()
 
-    async def get(self, timeout_s: float | None) -> ChoiceEvent | BaseException | None:
-        """The next item; None after `timeout_s` without one, and after `wake`."""
+    async def get(self) -> ChoiceEvent | BaseException | None:
+        """The next item; None where the wait for it was ended by `wake`."""
         if not self._items:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s):
-                    await self._is_woken.wait()
-        self._is_woken.clear()
+            self._waiter = self._loop.create_future()
+            await self._waiter
         if not self._items:
             return None
         item = self._items.popleft()
@@ -94,8 +98,9 @@ class AnswerQueue:
         return item
 
     def wake(self) -> None:
-        """Ends the wait for the next item."""
-        self._is_woken.set()
+        """Ends the wait for the next item, if its reader waits."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def drop(self) -> None:
         """What waits is released, and its reader gets an error."""
@@ -117,9 +122,18 @@ class AnswerQueue:
 
     def close(self) -> None:
         """Nothing waits any more; may be called again."""
+        if self._timer is not None:
+            self._timer.cancel()
         self._budget.queues.discard(self)
         self._items.clear()
         self._change(-self.num_bytes)
+
+    def _beat(self, heartbeat_s: float) -> None:
+        """One timer that is set anew when it fires: one per event would cost more than the event."""
+        if self._last + heartbeat_s <= self._loop.time():
+            self._last = self._loop.time()
+            self.wake()
+        self._timer = self._loop.call_at(self._last + heartbeat_s, self._beat, heartbeat_s)
 
     def _change(self, num_bytes: int) -> None:
         self.num_bytes += num_bytes
@@ -131,6 +145,8 @@ def size_of(event: OmniEvent) -> int:
     match event:
         case AudioDelta():
             return _EVENT_BYTES + event.samples.nbytes
+        case ImageDone():
+            return _EVENT_BYTES + event.pixels.nbytes
         case TextDelta():
             num_logprobs = sum(1 + len(token.top) for token in event.logprobs)
             return _EVENT_BYTES + len(event.text) + _LOGPROB_BYTES * num_logprobs

@@ -44,6 +44,10 @@ _SAVE_AUDIO = (
     "import base64, json, sys; a = json.load(sys.stdin)['choices'][0]['message']['audio']; "
     "open('answer.wav', 'wb').write(base64.b64decode(a['data'])); print('answer.wav:', a['transcript'])"
 )
+_SAVE_IMAGE = (
+    "import base64, json, sys; data = json.load(sys.stdin)['data'][0]['b64_json']; "
+    "open('image.png', 'wb').write(base64.b64decode(data)); print('image.png')"
+)
 _PRINT_TEXT = "import json, sys; print(json.load(sys.stdin)['choices'][0]['message']['content'])"
 
 
@@ -201,28 +205,35 @@ def ready_message(address: str, model: ModelInfo) -> str:
     ]
     if _socket_path(address) is None:
         lines.insert(3, f"  Page     {address}/")
-    if model.voices:
+    if model.image_sizes:
+        lines.append(f"  Sizes    {', '.join(map(str, model.image_sizes))}")
+    elif model.voices:
         lines.append(f"  Voices   {', '.join(_marked_default(model))}")
         lines.append(f"  Formats  {', '.join(AUDIO_FORMATS)}")
     else:
         lines.append("  Voices   none: this deployment answers in text only")
     lines += ["", "Try it:", "", curl_example(address, model), ""]
-    if _socket_path(address) is None:
+    if _socket_path(address) is None and not model.image_sizes:
         lines += [f"Or talk to it: {program()} chat --url {address}", ""]
     return "\n".join(lines)
 
 
 def curl_example(address: str, model: ModelInfo) -> str:
-    """A shell command that asks the server one question and, if it speaks, writes answer.wav."""
+    """A shell command that asks the server one question and, if it speaks, writes answer.wav; or that writes
+    image.png."""
     body: dict[str, object] = {"model": model.name}
     if model.voices:
         body |= {"modalities": ["text", "audio"], "audio": {"voice": model.default_voice, "format": "wav"}}
-    body["messages"] = [{"role": "user", "content": "Hello, who are you?"}]
+    if model.image_sizes:
+        endpoint, program = "images/generations", _SAVE_IMAGE
+        body["prompt"] = "A lighthouse at dusk"
+    else:
+        endpoint, program = "chat/completions", _SAVE_AUDIO if model.voices else _PRINT_TEXT
+        body["messages"] = [{"role": "user", "content": "Hello, who are you?"}]
     path = _socket_path(address)
     reach = f"--unix-socket {shlex.quote(path)} http://localhost" if path else address
-    program = _SAVE_AUDIO if model.voices else _PRINT_TEXT
     return (
-        f"curl -sS {reach}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
+        f"curl -sS {reach}/v1/{endpoint} -H 'Content-Type: application/json' \\\n"
         f"  -d {shlex.quote(json.dumps(body))} \\\n"
         f'  | python3 -c "{program}"'
     )

@@ -235,10 +235,6 @@ class StageConfig(FrozenModel):
                 )
         return self
 
-    def stage_named(self, model_stage: str) -> str | None:
-        """Name of the stage that runs the family's `model_stage`; None if the deployment has none."""
-        return next((name for name, stage in self.stages.items() if stage.model_stage == model_stage), None)
-
     def spec_of(self, edge: Edge) -> EdgeSpec:
         """What the family declares of an edge of this config."""
         ends = self.stages[edge.source].model_stage, self.stages[edge.target].model_stage

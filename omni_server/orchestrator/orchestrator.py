@@ -26,7 +26,7 @@ from omni_server.errors import (
     OverloadedError,
     StageDownError,
 )
-from omni_server.family import CodecLayout, DiffusionPrompt, FamilyModel, Prompt
+from omni_server.family import CodecLayout, FamilyModel
 from omni_server.orchestrator.decoder import Decoder
 from omni_server.orchestrator.feed_outbox import FeedOutbox
 from omni_server.orchestrator.request_graph import ArPlan, DecoderPlan, EmbeddingsPlan, ImagePlan, TextPlan
@@ -38,6 +38,7 @@ from omni_server.orchestrator.tool_parser import ToolParser
 from omni_server.protocol.rows import RowsInput, RowsOutput, SharedBlock
 from omni_server.types import (
     ChatMessage,
+    ImageOutput,
     OmniRequest,
     Output,
     PromptTokens,
@@ -111,7 +112,7 @@ class Orchestrator:
         assert edge.chunks is not None
         assert edge.function is not None
         decoder = _Decoder(
-            stages=self._decoder_stages(edge),
+            stages=self._diffusion_stages(edge.target),
             factory=cast(CodecEdgeFactory, load_edge_function(edge.function)),
             chunks=edge.chunks,
             layout=layout,
@@ -122,9 +123,9 @@ class Orchestrator:
         decoder.factory(edge.chunks, layout, voice=self._family.voices[0], noise_seed=0)
         return decoder
 
-    def _decoder_stages(self, edge: Edge) -> tuple[Stage[DiffusionHandle], ...]:
-        """The stage that `edge` leads to, and those that its results go on to."""
-        stages = [self._deployment.diffusion[edge.target]]
+    def _diffusion_stages(self, first: str) -> tuple[Stage[DiffusionHandle], ...]:
+        """The stage `first`, and those that its results go on to."""
+        stages = [self._deployment.diffusion[first]]
         while (onward := self._config.edge_from(stages[-1].name, Tensor)) is not None:
             stages.append(self._deployment.diffusion[onward.target])
         return tuple(stages)
@@ -167,8 +168,8 @@ class Orchestrator:
         began = time.monotonic() if request.began_at is None else request.began_at
         voice = None if request.speech is None else self._voice(request.speech)
         entry: ArPlan | ImagePlan
-        if self._entry in self._deployment.diffusion:
-            entry, tokens = self._diffusion_entry(request, outputs)
+        if request.image is not None:
+            entry, tokens = self._image_entry(request, request.image)
         else:
             entry, tokens = await self._ar_entry(request, outputs, voice, deadline_s, began)
         self._check_open(request, outputs)  # again: rendering takes time
@@ -206,15 +207,19 @@ class Orchestrator:
             )
         return frozenset(wanted)
 
-    def _diffusion_entry(
-        self, request: OmniRequest, outputs: frozenset[Output]
-    ) -> tuple[ImagePlan, PromptTokens]:
-        prompt = self._family.prompt(request.messages, outputs=outputs)
-        assert isinstance(prompt, DiffusionPrompt)
+    def _image_entry(self, request: OmniRequest, image: ImageOutput) -> tuple[ImagePlan, PromptTokens]:
+        sizes = self._family.image_sizes
+        size = sizes[0] if image.size is None else image.size
+        if size not in sizes:
+            known = ", ".join(map(str, sizes))
+            raise InvalidRequestError(f"size {size} is not offered; sizes are {known}", param="size")
+        seed = random.getrandbits(63) if image.seed is None else image.seed
+        prompt = self._family.image_prompt(request.messages, size=size, seed=seed)
         num_tokens, limit = len(prompt.token_ids), self._config.stages[self._entry].max_model_len
         if num_tokens > limit:
             raise context_length_exceeded(limit, num_tokens, "messages")
-        plan = ImagePlan(self._deployment.diffusion[self._entry].choose(), prompt)
+        decoder = Decoder([stage.choose() for stage in self._diffusion_stages(self._entry)])
+        plan = ImagePlan(decoder, prompt, size)
         return plan, PromptTokens(num_tokens, num_tokens, 0, 0, 0)
 
     async def _ar_entry(
@@ -238,7 +243,6 @@ class Orchestrator:
         # read.
         handle.check_text(sum(map(_num_chars, request.messages)))
         rendered = self._family.prompt(request.messages, outputs=outputs, tools=tools)
-        assert isinstance(rendered, Prompt)
         structured = request.structured_output
         if request.tools is not None:
             structured = turn_grammar(request.tools, structured)

@@ -71,7 +71,7 @@ class SpeechStream:
 
     def _take(self, windows: Sequence[DecoderWindow]) -> None:
         for window in windows:
-            self._timeline.mark_window_ready(self._decoder.window_stage)
+            self._timeline.mark_window_ready(self._decoder.first_stage)
             if window.first_sample != self._num_samples:
                 detail = f"a window from sample {window.first_sample} on, where {self._num_samples} is the next one"
                 raise CorruptDataError(self._decoder.name, "window_sequence", detail)
@@ -94,7 +94,7 @@ class SpeechStream:
             await self._scheduler.limiter.enter(self._buffer.next_due)
             result: asyncio.Future[Samples] = asyncio.get_running_loop().create_future()
             priority = self._scheduler.priority(self._buffer.window_sent())
-            self._timeline.mark_window_sent(self._decoder.window_stage)
+            self._timeline.mark_window_sent(self._decoder.first_stage)
             task = group.create_task(self._compute(f"{self._request_id}-{number}", window, priority, result))
             # Not in the task's own `finally`: a task that is cancelled before its first step never comes
             # there.
@@ -129,7 +129,7 @@ class SpeechStream:
             window, result = item
             samples = await result
             self._buffer.window_back(window.num_computed)
-            self._timeline.mark_window_computed(self._decoder.window_stage)
+            self._timeline.mark_window_computed(self._decoder.first_stage)
             delta = AudioDelta(window.first_sample, samples)
             if self._held is None:
                 self._emit(delta)

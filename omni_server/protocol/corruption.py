@@ -13,8 +13,8 @@ CorruptionKind = Literal[
     "row_sequence",  # rows missing, twice, out of order, of another shape, or no longer where they were
     "codes",  # codec tokens that the decoder has no embedding for
     "window_sequence",  # windows of codec tokens missing, come twice or out of order
-    "shape",  # a result that is no waveform, or has another number of samples than were asked for
-    "samples",  # NaN, infinite, or beyond full scale
+    "shape",  # a result that is no waveform or image, or has another size than was asked for
+    "samples",  # of audio or pixels: NaN, infinite, or beyond full scale
     "clipped",  # most samples at full scale
     "flat",  # all samples the same, where the codec tokens are not
 ]

@@ -32,14 +32,8 @@ class ReferenceFailedError(Exception):
     """No answer of the reference; the message says why, in one line."""
 
 
-@dataclass(frozen=True)
-class _Ready:
-    pass
-
-
-@dataclass(frozen=True)
-class _Failed:
-    reason: str
+_Message = ReferenceAnswer | str | None
+"""What the process sends: an answer, why there is none, or None when the checkpoint is loaded."""
 
 
 class ReferenceProcess:
@@ -81,20 +75,20 @@ class ReferenceProcess:
     ) -> None:
         self.close()
 
-    def _receive(self, timeout_s: float) -> ReferenceAnswer | _Ready:
+    def _receive(self, timeout_s: float) -> ReferenceAnswer | None:
         if not self._connection.poll(timeout_s):
             self.close()
             raise ReferenceFailedError(f"transformers took more than {timeout_s:g} s")
         try:
-            message: ReferenceAnswer | _Ready | _Failed = self._connection.recv()
+            message: _Message = self._connection.recv()
         except (EOFError, ConnectionResetError) as error:
             self._process.join(END_TIMEOUT_S)
             raise ReferenceFailedError(
                 f"transformers' process has died (exit code {self._process.exitcode}; -9 may mean that there "
                 "is not enough memory)"
             ) from error
-        if isinstance(message, _Failed):
-            raise ReferenceFailedError(message.reason)
+        if isinstance(message, str):
+            raise ReferenceFailedError(message)
         return message
 
 
@@ -107,9 +101,9 @@ def _serve(connection: Connection, settings: ReferenceSettings) -> None:
         factory = cast(ReferenceFactory, pkgutil.resolve_name(settings.reference))  # imports transformers
         reference = factory(settings.folder, device=settings.device, dtype=settings.dtype)
     except Exception as error:  # noqa: BLE001 - transformers and torch raise all kinds of them
-        connection.send(_Failed(f"transformers cannot load the checkpoint: {_in_one_line(error)}"))
+        connection.send(f"transformers cannot load the checkpoint: {_in_one_line(error)}")
         return
-    connection.send(_Ready())
+    connection.send(None)
     while True:
         try:
             job: ReferenceJob = connection.recv()
@@ -118,7 +112,7 @@ def _serve(connection: Connection, settings: ReferenceSettings) -> None:
         try:
             connection.send(reference.answer(job))
         except Exception as error:  # noqa: BLE001
-            connection.send(_Failed(f"transformers failed: {_in_one_line(error)}"))
+            connection.send(f"transformers failed: {_in_one_line(error)}")
 
 
 def _in_one_line(error: Exception) -> str:

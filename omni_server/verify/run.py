@@ -185,13 +185,12 @@ def _precision(config: StageConfig, model: FamilyModel) -> Precision:
             f"{' and '.join(stages)} compute in {' and '.join(sorted(types))}; transformers has one for all: "
             "set one dtype in the stage config"
         )
-    (language_models,) = types
+    decoders = [stage for stage in config.stages.values() if isinstance(stage, DiffusionStage)]
     decoder = None
-    for stage in config.stages.values():
-        if isinstance(stage, DiffusionStage) and stage.has_default_options:
-            default = "float16" if config.platform == "cuda" else "float32"
-            decoder = default if stage.dtype == "auto" else stage.dtype
-    return Precision(language_models, decoder)
+    if decoders and all(stage.has_default_options for stage in decoders):
+        default = "float16" if config.platform == "cuda" else "float32"
+        decoder = default if decoders[-1].dtype == "auto" else decoders[-1].dtype
+    return Precision(types.pop() if types else auto, decoder)
 
 
 def _reference_device(config: StageConfig) -> str:

@@ -10,6 +10,7 @@ from omni_server.config.stage_config import StageConfig
 from omni_server.errors import ConfigError
 from omni_server.family import (
     CodecLayout,
+    DiffusionPrompt,
     EmbeddingsPrompt,
     HfOverrides,
     NeededFile,
@@ -17,12 +18,11 @@ from omni_server.family import (
     Prompt,
     StageFootprint,
 )
-from omni_server.types import ChatMessage, FunctionTool, Output, Task
+from omni_server.types import ChatMessage, FunctionTool, ImageSize, Output, Task
 from stages.qwen2_5_omni.ids import read_special_ids
 from stages.qwen2_5_omni.options import Code2WavChunks, Code2WavStage
-from stages.qwen2_5_omni.prompt import PromptRenderer
+from stages.qwen2_5_omni.prompt import PromptRenderer, task_messages
 from stages.qwen2_5_omni.talker_to_code2wav import Code2WavLayout
-from stages.qwen2_5_omni.tasks import task_messages
 
 DEFAULT_VOICE = "Chelsie"
 """Default of `speaker` in the reference's `generate`."""
@@ -121,6 +121,7 @@ class Qwen25OmniModel:
             ids.audio_placeholder, ids.image_placeholder, ids.video_placeholder
         )
         self.extra_rows_per_request = 3  # the voice's begin token, text end, text pad
+        self.image_sizes: tuple[ImageSize, ...] = ()
         self._renderer = PromptRenderer(model_dir)
 
     def prompt(
@@ -144,6 +145,9 @@ class Qwen25OmniModel:
         """
         ids, length = self._ids, len(source_ids)
         return EmbeddingsPrompt((ids.codec_mask,) * length + (ids.codec_pad, ids.codec_start), length)
+
+    def image_prompt(self, messages: Sequence[ChatMessage], *, size: ImageSize, seed: int) -> DiffusionPrompt:
+        raise NotImplementedError("the model makes no images")
 
     def dtype_name(self) -> str:
         return self._dtype

@@ -1,7 +1,15 @@
-"""Renders a chat with the checkpoint's own template, as the reference's processor does."""
+"""What Qwen2.5-Omni is prompted with: chats, rendered with the checkpoint's own template as the reference's
+processor does, the tools in them, and the chats by which it is given the tasks of the API's audio routes.
 
+The template of Qwen2.5-Omni knows no tools; its thinker is a Qwen2.5, whose tokenizer has the tags of calls
+as tokens. So the tools become part of the system message, calls part of the assistant's and results part of
+the user's, as the chat template of Qwen2.5's text models writes them, and the checkpoint's own template does
+the rest. Source: `chat_template` in tokenizer_config.json of Qwen/Qwen2.5-7B-Instruct.
+"""
+
+import json
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -9,22 +17,50 @@ from typing import Any
 
 from omni_server.errors import ConfigError, InvalidRequestError
 from omni_server.family import Prompt
+from omni_server.protocol.tool_calls import CALL_BEGIN, CALL_END, CALL_TAIL, call_head
 from omni_server.types import (
     AudioPart,
     ChatMessage,
     ContentPart,
     FunctionTool,
     ImagePart,
+    ReadAloud,
+    Task,
     TextPart,
+    ToolCall,
+    Transcribe,
     VideoPart,
 )
-from stages.qwen2_5_omni.tool_prompt import with_tools
 
 SPEECH_SYSTEM_PROMPT = (
     "You are Qwen, a virtual human developed by the Qwen Team, Alibaba Group, capable of perceiving auditory and "
     "visual inputs, as well as generating text and speech."
 )
 """The model card asks for exactly this text when speech is wanted."""
+
+_DEFAULT_SYSTEM_PROMPT = "You are a helpful assistant."
+"""What the checkpoint's template inserts where there is no system message."""
+
+_TOOLS = """
+
+# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{definitions}
+</tools>
+
+For each function call, return a json object with function name and arguments within {begin}{end} XML tags:
+{begin}
+{{"name": <function-name>, "arguments": <args-json-object>}}
+{end}"""
+
+# The prompts of the model's authors for these tasks: "Universal Audio Understanding" among the cookbooks of
+# QwenLM/Qwen2.5-Omni. Theirs ask for text without punctuation marks, as their benchmarks have it.
+_RECOGNITION_SYSTEM_PROMPT = "You are a speech recognition model."
+_TRANSLATION_SYSTEM_PROMPT = "You are a speech translation model."
 
 
 class PlainText:
@@ -143,3 +179,100 @@ def _video_kwargs(videos: Sequence[VideoPart]) -> dict[str, object]:
             param="messages",
         )
     return {"fps": rates.pop(), "do_sample_frames": False} if rates else {}
+
+
+def with_tools(
+    messages: Sequence[ChatMessage], tools: Sequence[FunctionTool], marked: Callable[[str], str]
+) -> tuple[ChatMessage, ...]:
+    """The same chat without calls and without the role "tool"; with the tools in its first message, if there
+    are any.
+
+    The result has one message for all results that follow each other. `marked` is applied to what the caller
+    has written of calls and tools: the tags around them are tokens.
+    """
+    written: list[ChatMessage] = []
+    for is_result, group in groupby(messages, lambda message: message.role == "tool"):
+        if is_result:
+            written.append(ChatMessage("user", _tool_results(list(group))))
+        else:
+            written += [_without_calls(message, marked) for message in group]
+    return tuple(
+        _with_system_tools(written, [marked(tool.definition) for tool in tools]) if tools else written
+    )
+
+
+def _with_system_tools(messages: list[ChatMessage], tools: Sequence[str]) -> list[ChatMessage]:
+    definitions = "\n".join(tools)
+    text = TextPart(_TOOLS.format(definitions=definitions, begin=CALL_BEGIN, end=CALL_END))
+    if messages and messages[0].role == "system":
+        return [ChatMessage("system", (*messages[0].content, text)), *messages[1:]]
+    return [ChatMessage("system", (TextPart(_DEFAULT_SYSTEM_PROMPT), text)), *messages]
+
+
+def _without_calls(message: ChatMessage, marked: Callable[[str], str]) -> ChatMessage:
+    if not message.tool_calls:
+        return message
+    calls = "\n".join(_written_call(call, marked) for call in message.tool_calls)
+    has_text = any(not isinstance(part, TextPart) or part.text for part in message.content)
+    return ChatMessage(message.role, (*message.content, TextPart("\n" + calls if has_text else calls)))
+
+
+def _written_call(call: ToolCall, marked: Callable[[str], str]) -> str:
+    """Arguments in the layout that the model is trained on; as they are where they are no JSON, are nested
+    too deeply or have an escape that stands for no character."""
+    try:
+        arguments = json.dumps(json.loads(call.arguments or "{}"), ensure_ascii=False)
+        arguments.encode()
+    except (ValueError, RecursionError):
+        arguments = call.arguments
+    return call_head(marked(call.name)) + marked(arguments) + CALL_TAIL
+
+
+def _tool_results(messages: list[ChatMessage]) -> tuple[ContentPart, ...]:
+    parts: list[ContentPart] = []
+    for position, message in enumerate(messages):
+        parts.append(TextPart(("\n" if position else "") + "<tool_response>\n"))
+        parts += message.content
+        parts.append(TextPart("\n</tool_response>"))
+    return tuple(parts)
+
+
+def task_messages(task: Task) -> tuple[ChatMessage, ...]:
+    match task:
+        case ReadAloud():
+            return _read_aloud(task)
+        case Transcribe():
+            return _transcribe(task)
+
+
+def _read_aloud(task: ReadAloud) -> tuple[ChatMessage, ...]:
+    """Without a system message: the renderer puts the one that speech needs."""
+    manner = f"How to read it: {task.instructions}\n\n" if task.instructions is not None else ""
+    request = "Read the following text aloud, word for word, and say nothing else.\n\n"
+    return (ChatMessage("user", (TextPart(request + manner + task.text),)),)
+
+
+def _transcribe(task: Transcribe) -> tuple[ChatMessage, ...]:
+    language = _language_name(task.language) if task.language is not None else None
+    if task.to_english:
+        system = _TRANSLATION_SYSTEM_PROMPT
+        spoken = f"{language} speech" if language is not None else "speech"
+        wanted = f"Listen to the provided {spoken} and produce a translation in English text."
+    else:
+        system = _RECOGNITION_SYSTEM_PROMPT
+        spoken = f"{language} audio" if language is not None else "audio"
+        wanted = f"Transcribe the {spoken} into text, in the language that is spoken."
+    if task.hint is not None:
+        wanted += f"\nThese words may help to understand it; do not repeat them where they are not said:\n{task.hint}"
+    return (
+        ChatMessage("system", (TextPart(system),)),
+        ChatMessage("user", (task.audio, TextPart(wanted))),
+    )
+
+
+def _language_name(code: str) -> str:
+    """English name of an ISO 639-1 code; the code itself where transformers' list, Whisper's, lacks it."""
+    from transformers.models.whisper.tokenization_whisper import LANGUAGES
+
+    name: str | None = LANGUAGES.get(code.lower())
+    return code if name is None else name.title()

@@ -16,7 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from omni_server.api.openapi import EXAMPLE_MODEL
-from tests.unit.api.fake_generator import MODEL, FakeGenerator
+from tests.unit.api.fake_generator import VERSATILE_MODEL, FakeGenerator
 from tests.unit.api.test_server import QUIET, Life, client_of, served
 
 ROOT = Path(__file__).parents[2]
@@ -74,7 +74,7 @@ async def answered(url: str) -> dict[tuple[str, str], Counter[int]]:
 async def test_server_does_what_its_description_says(
     keys: tuple[str, ...], max_examples: int, tmp_path: Path
 ) -> None:
-    model = replace(MODEL, aliases=(*MODEL.aliases, EXAMPLE_MODEL))
+    model = replace(VERSATILE_MODEL, aliases=(*VERSATILE_MODEL.aliases, EXAMPLE_MODEL))
     life = Life(FakeGenerator(model))
     async with served(life, replace(QUIET, api_keys=keys, metrics_need_key=False, log_level="critical")):
         async with client_of(life.address) as client:
@@ -93,6 +93,6 @@ async def test_server_does_what_its_description_says(
     guarded = [
         target for target in operations if "security" in document["paths"][target[1]][target[0].lower()]
     ]
-    assert len(guarded) == (6 if keys else 0)
+    assert len(guarded) == (7 if keys else 0)
     # Without a key and with a wrong one.
     assert sum(found[401] for found in statuses.values()) >= 2 * len(guarded)

@@ -2,7 +2,7 @@
 tests/unit/media/test_fuzz.py."""
 
 from tests.fuzz.child_output import CHILD_OUTPUT
-from tests.fuzz.http_bodies import CHAT_BODIES, FORMS, SPEECH_BODIES
+from tests.fuzz.http_bodies import CHAT_BODIES, FORMS, IMAGE_BODIES, SPEECH_BODIES
 from tests.fuzz.raw_sockets import HTTP_BYTES, WEBSOCKET_BYTES
 from tests.fuzz.realtime_events import REALTIME_EVENTS
 from tests.fuzz.stage_configs import STAGE_CONFIGS
@@ -12,6 +12,7 @@ TARGETS = {
     for target in (
         CHAT_BODIES,
         SPEECH_BODIES,
+        IMAGE_BODIES,
         FORMS,
         HTTP_BYTES,
         WEBSOCKET_BYTES,

@@ -12,7 +12,7 @@ from tests.fuzz.mutate import WORDS, changed_bytes, changed_json, changed_text
 from tests.fuzz.oracle import check_log, check_refusal, watched_log
 from tests.fuzz.target import Run, Target
 from tests.unit.api.clients import SPEECH, URL, app_of, base64_of, chat, data_url, http_client, media, tone
-from tests.unit.api.fake_generator import FakeGenerator
+from tests.unit.api.fake_generator import VERSATILE_MODEL, FakeGenerator
 
 DEADLINE_S = 60.0
 _TOOL = {
@@ -110,6 +110,24 @@ SPEECHES: tuple[dict[str, Any], ...] = (
         "stage_sampling": {"talker": {}},
     },
 )
+IMAGES: tuple[dict[str, Any], ...] = (
+    {"prompt": "A lighthouse"},
+    {
+        "model": "omni",
+        "prompt": "A lighthouse at dusk",
+        "n": 2,
+        "size": "48x32",
+        "seed": -1,
+        "response_format": "b64_json",
+        "output_format": "webp",
+        "output_compression": 50,
+        "quality": "auto",
+        "background": "opaque",
+        "moderation": "low",
+        "user": "u",
+        "stream": False,
+    },
+)
 _TYPES = (
     "application/json", "application/json; charset=utf-16", "application/vnd.api+json", "text/json", "",
     "application/json\x0b", "multipart/form-data", "application/json;" * 200, "application/xml", "APPLICATION/JSON",
@@ -127,7 +145,7 @@ _HEADERS: tuple[Mapping[str, str], ...] = (
 @asynccontextmanager
 async def _posting() -> AsyncIterator[Any]:
     """Gives `post(path, body, headers) -> "200" or the code of the refusal`, with all that must hold."""
-    app = app_of(FakeGenerator())
+    app = app_of(FakeGenerator(VERSATILE_MODEL))
     num_sent = 0
     with watched_log() as log:
         async with http_client(app) as client:
@@ -262,6 +280,13 @@ SPEECH_BODIES = Target(
     "speech bodies",
     f"{len(SPEECHES)} speech requests with every field",
     partial(_opened, "/v1/audio/speech", SPEECHES),
+    frozenset({"200", "invalid_json", "invalid_type"}),
+    rounds=120,
+)
+IMAGE_BODIES = Target(
+    "image bodies",
+    f"{len(IMAGES)} image requests with every field",
+    partial(_opened, "/v1/images/generations", IMAGES),
     frozenset({"200", "invalid_json", "invalid_type"}),
     rounds=120,
 )

@@ -2,23 +2,29 @@
 
 import base64
 import io
+import os
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import numpy as np
+import numpy.typing as npt
+import openai
 import soundfile
 import torch
 import yaml
+from PIL import Image
 from transformers import Qwen2ForCausalLM
 
 from omni_server.audio.filters import Resampler
 from tests.integration.server_process import MODEL, ServerProcess, wait_until
-from tests.toy_families import branched, speech_only, text_only
-from tests.toy_families.decoding import SAMPLE_RATE_HZ, waveform
+from tests.toy_families import branched, image_only, speech_only, text_only
+from tests.toy_families.decoding import SAMPLE_RATE_HZ, render, waveform
+from tests.toy_families.image_only import SLOW_S
 from tests.toy_families.toy import END, FIRST_CODE, make_checkpoint
 
 CPU_ARGS: dict[str, Any] = {"enforce_eager": True, "block_size": 32, "kv_cache_memory_bytes": 1 << 24}
@@ -139,13 +145,84 @@ def test_speech_only_model_speaks_frames_of_four_codebooks_at_its_own_rate(tmp_p
     assert transcript.status_code == 400
 
 
-def busy(client: httpx2.Client) -> list[str]:
+def busy(client: httpx2.Client, num_gauges: int) -> list[str]:
     """The gauges of requests in a stage, and of slots of the queue, that are not 0."""
     names = ("omni_shared_memory_slots_in_use{", "omni_requests_in_flight ", "omni_active_requests{")
     lines = client.get("/metrics").text.splitlines()
     gauges = [line for line in lines if line.startswith(names)]
-    assert len(gauges) == 6  # four stages, a queue, all requests
+    assert len(gauges) == num_gauges
     return [line for line in gauges if not line.endswith(" 0.0")]
+
+
+def images_of(answer: httpx2.Response) -> list[bytes]:
+    assert answer.status_code == 200, answer.text
+    return [base64.b64decode(image["b64_json"]) for image in answer.json()["data"]]
+
+
+def test_one_diffusion_stage_answers_with_images(tmp_path: Path) -> None:
+    url = "/v1/images/generations"
+    body: dict[str, Any] = {"model": MODEL, "prompt": "A lighthouse", "size": "48x32", "seed": 7}
+    stages = {"artist": {"model_stage": "painter", "max_model_len": 64, "max_num_seqs": 4}}
+    with served(tmp_path, image_only.PAINTER, "image_only", stages) as (client, server):
+        official = openai.OpenAI(base_url=f"{server.url}/v1", api_key="EMPTY", max_retries=0)
+
+        def image(prompt: str, seed: int) -> bytes:
+            return images_of(client.post(url, json=body | {"prompt": prompt, "seed": seed}))[0]
+
+        card = client.get(f"/v1/models/{MODEL}").json()
+        listed = official.images.generate(prompt="A lighthouse", n=3, extra_body={"seed": 7})
+        together = images_of(client.post(url, json=body | {"n": 3}))
+        with ThreadPoolExecutor(8) as pool:
+            crowd = list(pool.map(image, ["A lighthouse", "A boat"] * 4, [7, 8, 9, 7] * 2))
+        alone = [image("A lighthouse", seed) for seed in (7, 8, 9)]
+        drawn = [images_of(client.post(url, json=body | {"seed": None}))[0] for _ in range(2)]
+        chat = client.post(
+            "/v1/chat/completions", json={"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
+        )
+        speech = client.post("/v1/audio/speech", json={"model": MODEL, "input": "Hello."})
+        broken = [client.post(url, json=body | {"prompt": name}) for name in ("NaN", "dazzling", "cropped")]
+
+        with suppress(httpx2.ReadTimeout):  # the client leaves
+            client.post(url, json=body | {"prompt": "slow", "n": 6}, timeout=SLOW_S / 3)
+        # The step that has begun runs to its end, and no other one begins.
+        wait_until(lambda: not busy(client, 2), 2 * SLOW_S, lambda: server.log)
+        after_abort = image("A lighthouse", 7)
+
+        (engine,) = server.engine_pids()
+        with ThreadPoolExecutor(1) as thread:
+            hit = thread.submit(client.post, url, json=body | {"prompt": "slow"})
+            wait_until(lambda: len(busy(client, 2)) == 2, 30.0, lambda: server.log)
+            os.kill(engine, signal.SIGKILL)
+        wait_until(lambda: client.get("/ready").status_code == 200, 120.0, lambda: server.log)
+        after_kill = image("A lighthouse", 7)
+        assert server.engine_pids() != [engine]
+
+    def reference(prompt: str, seed: int, width: int = 48) -> npt.NDArray[np.float32]:
+        return np.rint(255 * render(prompt, width, 32, seed))
+
+    def pixels(file: bytes) -> npt.NDArray[np.uint8]:
+        return np.asarray(Image.open(io.BytesIO(file)))
+
+    assert card["modalities"] == {"input": ["text"], "output": ["image"]}
+    for seed, file in zip((7, 8, 9), together, strict=True):
+        assert np.array_equal(pixels(file), reference("A lighthouse", seed))
+    assert listed.data is not None
+    for seed, item in zip((7, 8, 9), listed.data, strict=True):
+        assert item.b64_json is not None
+        assert np.array_equal(
+            pixels(base64.b64decode(item.b64_json)), reference("A lighthouse", seed, width=32)
+        )
+    assert alone == together
+    assert [crowd[0], crowd[2], crowd[4]] == [alone[0], alone[2], alone[0]]
+    assert np.array_equal(pixels(crowd[1]), reference("A boat", 8))
+    assert len({*drawn, *alone}) == 5
+    assert "does not answer chats" in chat.json()["error"]["message"]
+    assert "images only" in speech.json()["error"]["message"]
+    for answer in broken:
+        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "corrupt_data"), answer.text
+    assert after_abort == after_kill == alone[0]
+    assert hit.result().status_code == 503
+    assert hit.result().json()["error"]["code"] == "engine_dead"
 
 
 def branched_reference(
@@ -209,7 +286,8 @@ def test_four_stages_with_a_branch_answer_in_text_and_speech(tmp_path: Path) -> 
             },
         ) as stream:
             next(stream.iter_lines())  # and then the client is gone
-        wait_until(lambda: not busy(client), 60.0, lambda: server.log)
+        # Four stages, a queue, all requests.
+        wait_until(lambda: not busy(client, 6), 60.0, lambda: server.log)
         again = client.post("/v1/chat/completions", json=body)
     for stage in stages:
         assert f" {stage}_s=" in server.log

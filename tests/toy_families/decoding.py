@@ -7,7 +7,6 @@ import numpy.typing as npt
 
 SAMPLES_PER_FRAME = 1280
 SAMPLE_RATE_HZ = 16_000
-IMAGE_SIZE = 32
 
 
 def waveform(codes: npt.NDArray[np.int64], first_frame: int, voice: str) -> npt.NDArray[np.float32]:
@@ -33,7 +32,7 @@ def mixed(waves: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     return chord
 
 
-def render(prompt: bytes) -> npt.NDArray[np.float32]:
-    """An image of random pixels, `[32, 32, 3]` in [0, 1], that depends on `prompt` alone."""
-    seed = int.from_bytes(hashlib.sha256(prompt).digest()[:8], "big")
-    return np.random.default_rng(seed).random((IMAGE_SIZE, IMAGE_SIZE, 3), np.float32)
+def render(prompt: str, width: int, height: int, seed: int) -> npt.NDArray[np.float32]:
+    """An image of random pixels, `[height, width, 3]` in [0, 1]."""
+    digest = hashlib.sha256(f"{seed} {prompt}".encode()).digest()
+    return np.random.default_rng(list(digest)).random((height, width, 3), np.float32)

@@ -1,5 +1,6 @@
 """The models of the toy families, as they run in the engines."""
 
+import time
 from collections.abc import Set
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 from omni_server.protocol.diffusion import decode_stage_result
 from stages.runtime.diffusion_model import DiffusionBatch, DiffusionModel
 from tests.toy_families.decoding import mixed, render, tones, waveform
+from tests.toy_families.image_only import SLOW_S, ImageInput
 from tests.toy_families.speech_only import NUM_CODEBOOKS, SpeechModel, WindowInput
 from tests.toy_families.toy import END, FIRST_CODE
 
@@ -82,5 +84,23 @@ class ToyMixer(DiffusionModel):
 
 class ToyPainter(DiffusionModel):
     def sample(self, batch: DiffusionBatch) -> list[torch.Tensor]:
-        """Images, float32 `[height, width, 3]` in [0, 1]."""
-        return [torch.from_numpy(render(payload)) for payload in batch.inputs]
+        """Images, float32 `[height, width, 3]` in [0, 1].
+
+        Prompts may ask for what a broken model would give: NaN, pixels beyond white, another size; and for a
+        step that takes long.
+        """
+        asked = [msgspec.msgpack.decode(payload, type=ImageInput) for payload in batch.inputs]
+        if any(image.prompt == "slow" for image in asked):
+            time.sleep(SLOW_S)
+        return [self._paint(image) for image in asked]
+
+    def _paint(self, image: ImageInput) -> torch.Tensor:
+        pixels = torch.from_numpy(render(image.prompt, image.width, image.height, image.seed))
+        match image.prompt:
+            case "NaN":
+                pixels[3, 5, 1] = float("nan")
+            case "dazzling":
+                pixels[3, 5, 1] = 1.1
+            case "cropped":
+                pixels = pixels[1:]
+        return pixels

@@ -17,7 +17,7 @@ from omni_server.family import (
     Prompt,
     StageFootprint,
 )
-from omni_server.types import ChatMessage, FunctionTool, Output, ReadAloud, Task, TextPart
+from omni_server.types import ChatMessage, FunctionTool, ImageSize, Output, ReadAloud, Task, TextPart
 
 NUM_BYTES = 256
 END = NUM_BYTES
@@ -74,6 +74,7 @@ class ToyModel:
     codec: CodecLayout | None = None
     row_width = 0
     extra_rows_per_request = 0
+    image_sizes: tuple[ImageSize, ...] = ()
 
     def __init__(self, model_dir: Path) -> None:
         self.model_dir = model_dir
@@ -84,7 +85,7 @@ class ToyModel:
         *,
         outputs: Collection[Output],
         tools: Sequence[FunctionTool] = (),
-    ) -> Prompt | DiffusionPrompt:
+    ) -> Prompt:
         return Prompt(text_of(messages))
 
     def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
@@ -94,6 +95,9 @@ class ToyModel:
 
     def embeddings_prompt(self, stage: str, source_ids: Sequence[int]) -> EmbeddingsPrompt:
         raise NotImplementedError(stage)
+
+    def image_prompt(self, messages: Sequence[ChatMessage], *, size: ImageSize, seed: int) -> DiffusionPrompt:
+        raise NotImplementedError
 
     def dtype_name(self) -> str:
         return "float32"

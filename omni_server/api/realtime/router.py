@@ -68,6 +68,12 @@ class _Service:
         try:
             model = self._state.require_generator().model_info
             check_model(websocket.query_params.get("model", model.name), model)
+            if model.outputs == {"image"}:
+                raise InvalidRequestError(
+                    f"The model '{model.name}' generates images only.",
+                    param="model",
+                    code="unsupported_value",
+                )
             if self._num_sessions >= self._config.realtime_max_sessions:
                 raise OverloadedError("The server has as many realtime sessions as it serves.")
         except OmniError as error:

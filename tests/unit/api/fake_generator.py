@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from omni_server.errors import OmniError, StageDownError
 from omni_server.types import (
@@ -13,6 +14,9 @@ from omni_server.types import (
     CodecDelta,
     Finished,
     FinishReason,
+    ImageDone,
+    ImageOutput,
+    ImageSize,
     ModelInfo,
     OmniEvent,
     OmniRequest,
@@ -41,6 +45,18 @@ MODEL = ModelInfo(
 TEXT_ONLY_MODEL = replace(
     MODEL, voices=(), default_voice=None, outputs=frozenset({"text"}), speech_stage=None
 )
+
+IMAGE_MODEL = replace(
+    TEXT_ONLY_MODEL,
+    outputs=frozenset({"image"}),
+    text_stage=None,
+    input_modalities=(),
+    image_sizes=(ImageSize(32, 32), ImageSize(48, 32)),
+)
+VERSATILE_MODEL = replace(
+    MODEL, outputs=MODEL.outputs | IMAGE_MODEL.outputs, image_sizes=IMAGE_MODEL.image_sizes
+)
+"""No endpoint refuses it."""
 
 PROMPT = PromptTokens(total=20, text=12, audio=5, image=2, video=1, cached=3)
 # Bytes and line breaks that careless code cuts apart.
@@ -85,6 +101,13 @@ def speech_script() -> list[ScriptEntry]:
         if index < len(WORDS) - 2:
             script.append(TextDelta(WORDS[index + 2], (index + 2,)))
     return [*script, TextDone("stop"), finished(codec_tokens=len(PIECES))]
+
+
+def image_of(image: ImageOutput) -> npt.NDArray[np.uint8]:
+    """Pixels that depend on all that is asked for; no seed counts as 0."""
+    assert image.size is not None
+    shape = (image.size.height, image.size.width, 3)
+    return np.random.default_rng(image.seed or 0).integers(0, 256, shape, np.uint8)
 
 
 class FakeGeneration:
@@ -147,7 +170,9 @@ class FakeGenerator:
         if self.submit_error is not None:
             raise self.submit_error
         script = self.script
-        if script is None:
+        if script is None and request.image is not None:
+            script = [ImageDone(image_of(request.image)), finished()]
+        elif script is None:
             script = speech_script() if request.speech is not None else text_script()
         generation = FakeGeneration(request.request_id, script)
         self.generations.append(generation)

@@ -17,7 +17,7 @@ from omni_server.api.openapi import EXAMPLE_MODEL
 from omni_server.api.state import ServerState
 from omni_server.errors import StageDownError
 from tests.unit.api.clients import app_of, chat, error_of, http_client, openai_client, post
-from tests.unit.api.fake_generator import MODEL, TEXT_ONLY_MODEL, FakeGenerator
+from tests.unit.api.fake_generator import TEXT_ONLY_MODEL, VERSATILE_MODEL, FakeGenerator
 from tests.unit.api.schema import check_model
 
 
@@ -181,7 +181,7 @@ async def test_description_without_keys_has_no_security_but_tells_of_other_sites
 
 
 async def test_examples_of_the_description_are_answered() -> None:
-    app = app_of(FakeGenerator(replace(MODEL, name=EXAMPLE_MODEL)))
+    app = app_of(FakeGenerator(replace(VERSATILE_MODEL, name=EXAMPLE_MODEL)))
     num_examples = 0
     async with http_client(app) as client:
         for path, methods in app.openapi()["paths"].items():
@@ -191,7 +191,7 @@ async def test_examples_of_the_description_are_answered() -> None:
                     response = await client.request(method, path, json=example["value"])
                     assert response.status_code == 200, response.text
                     num_examples += 1
-    assert num_examples == 8
+    assert num_examples == 9
 
 
 @pytest.mark.parametrize(

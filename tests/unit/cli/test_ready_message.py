@@ -4,6 +4,7 @@ import base64
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socketserver import ThreadingUnixStreamServer
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from omni_server.cli.serve import curl_example, ready_message
-from omni_server.types import ModelInfo
+from omni_server.types import ImageSize, ModelInfo
 from tests.unit.bench.frames import spoken
 from tests.unit.bench.scripted_server import Reply, ScriptedServer
 
@@ -38,7 +39,7 @@ def model_info(*, name: str = "demo", voices: tuple[str, ...] = ("Chelsie", "Eth
 
 
 class Recorder(BaseHTTPRequestHandler):
-    """Answers a chat request as the server would, and keeps what was asked."""
+    """Answers requests for chats and images as the server would, and keeps what was asked."""
 
     requests: list[tuple[str, dict[str, Any]]]
 
@@ -53,7 +54,8 @@ class Recorder(BaseHTTPRequestHandler):
             }
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(json.dumps({"choices": [{"message": message}]}).encode())
+        images = [{"b64_json": base64.b64encode(b"PNG").decode()}]
+        self.wfile.write(json.dumps({"choices": [{"message": message}], "data": images}).encode())
 
     def log_message(self, format: str, *arguments: object) -> None:
         """Keeps the test's output clean."""
@@ -145,6 +147,32 @@ def test_the_example_asks_for_text_where_there_is_no_voice(tmp_path: Path, recor
 
     assert "modalities" not in recorder.requests[0][1]
     assert output == "Hi.\n"
+
+
+def test_the_example_of_a_model_that_generates_images_writes_one(
+    tmp_path: Path, recorder: type[Recorder]
+) -> None:
+    model = replace(
+        model_info(voices=()),
+        outputs=frozenset({"image"}),
+        text_stage=None,
+        image_sizes=(ImageSize(32, 32), ImageSize(48, 32)),
+    )
+    with ThreadingHTTPServer(("127.0.0.1", 0), recorder) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        output = run_in_shell(curl_example(url, model), tmp_path)
+        server.shutdown()
+
+    [(path, body)] = recorder.requests
+    assert path == "/v1/images/generations"
+    assert body == {"model": "demo", "prompt": "A lighthouse at dusk"}
+    assert (tmp_path / "image.png").read_bytes() == b"PNG"
+    assert output == "image.png\n"
+    text = ready_message(url, model)
+    assert "Sizes    32x32, 48x32\n" in text
+    assert "Voices" not in text
+    assert "omni-server chat" not in text
 
 
 def test_the_example_reaches_a_unix_socket(tmp_path: Path, recorder: type[Recorder]) -> None:

@@ -40,15 +40,15 @@ def test_a_thinker_alone_is_a_deployment() -> None:
 
     config = StageConfig.model_validate(document)
 
-    assert config.stage_named("thinker") == "thinker"
-    assert config.stage_named("talker") is None
+    assert config.stages_for({"text"}) == ("thinker",)
+    assert config.outputs == {"text"}
 
 
 def test_a_stage_is_found_by_its_role_whatever_its_name() -> None:
     document = deployment_with("edges.0.from", "brain")
     document["stages"]["brain"] = document["stages"].pop("thinker")
 
-    assert StageConfig.model_validate(document).stage_named("thinker") == "brain"
+    assert StageConfig.model_validate(document).stages_for({"text"}) == ("brain",)
 
 
 def test_a_config_cannot_be_changed_after_loading() -> None:

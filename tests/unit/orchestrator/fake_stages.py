@@ -141,8 +141,8 @@ class FakeCode2Wav:
 
     num_active = 0
 
-    def __init__(self) -> None:
-        self.name = "code2wav"
+    def __init__(self, name: str = "code2wav") -> None:
+        self.name = name
         self.life = EngineLife(self.name)
         self.request_ids: list[str] = []
         self.running = 0

@@ -42,8 +42,7 @@ class Vocoder(FakeCode2Wav):
     """A sine that goes on from window to window, at the decoder's rate."""
 
     def __init__(self, rate_hz: int) -> None:
-        super().__init__()
-        self.name = "vocoder"
+        super().__init__("vocoder")
         self._rate_hz = rate_hz
         self._position = 0
 

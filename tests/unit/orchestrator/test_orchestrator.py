@@ -24,7 +24,14 @@ from omni_server.errors import (
     StageDeadError,
     StageDownError,
 )
-from omni_server.family import CodecLayout, EmbeddingsPrompt, FamilyModel, PlaceholderIds, Prompt
+from omni_server.family import (
+    CodecLayout,
+    DiffusionPrompt,
+    EmbeddingsPrompt,
+    FamilyModel,
+    PlaceholderIds,
+    Prompt,
+)
 from omni_server.orchestrator.orchestrator import Deployment, Orchestrator
 from omni_server.protocol.rows import (
     REQUEST_KEY,
@@ -37,6 +44,7 @@ from omni_server.protocol.rows import (
 from omni_server.types import (
     ChatMessage,
     FunctionTool,
+    ImageSize,
     OmniRequest,
     Output,
     ReadAloud,
@@ -66,6 +74,7 @@ class FakeFamily:
     codec = CodecLayout(4, 480)
     row_width = 4
     extra_rows_per_request = 3
+    image_sizes: tuple[ImageSize, ...] = ()
 
     def prompt(
         self,
@@ -82,6 +91,9 @@ class FakeFamily:
 
     def embeddings_prompt(self, stage: str, source_ids: Sequence[int]) -> EmbeddingsPrompt:
         return EmbeddingsPrompt((8,) * len(source_ids) + (6, 7), len(source_ids))
+
+    def image_prompt(self, messages: Sequence[ChatMessage], *, size: ImageSize, seed: int) -> DiffusionPrompt:
+        raise NotImplementedError
 
     def dtype_name(self) -> str:
         return "float32"

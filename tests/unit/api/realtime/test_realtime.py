@@ -12,6 +12,7 @@ from omni_server.api.config import ApiConfig
 from omni_server.api.state import ServerState
 from omni_server.types import TextPart
 from tests.unit.api.fake_generator import (
+    IMAGE_MODEL,
     MODEL,
     TEXT_ONLY_MODEL,
     FakeGenerator,
@@ -94,6 +95,13 @@ async def test_an_unknown_model_is_refused_at_the_upgrade() -> None:
         await RealtimeClient(query="model=gpt-realtime").__aenter__()
     assert refused.value.status == 404
     assert refused.value.body["error"]["code"] == "model_not_found"
+
+
+async def test_a_model_that_generates_images_only_is_refused_at_the_upgrade() -> None:
+    with pytest.raises(Refused) as refused:
+        await RealtimeClient(state=ServerState(FakeGenerator(IMAGE_MODEL))).__aenter__()
+    assert refused.value.status == 400
+    assert refused.value.body["error"]["message"] == "The model 'org/omni-tiny' generates images only."
 
 
 async def test_a_server_that_is_not_ready_refuses_the_upgrade() -> None:

@@ -1,0 +1,160 @@
+"""`POST /v1/images/generations`: images of a prompt."""
+
+import asyncio
+import base64
+import io
+import time
+import uuid
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from fastapi import APIRouter, Request, Response
+from PIL import Image
+
+from omni_server.api.answer_stream import close_all, follow_choices, submit_all
+from omni_server.api.image_schemas import GeneratedImage, ImageFormat, ImageRequest, ImagesResponse
+from omni_server.api.limits import take_places_of_choices
+from omni_server.api.openapi import IMAGE_RESPONSES, request_body
+from omni_server.api.parse import check_extra_fields, check_model
+from omni_server.api.state import ServerState
+from omni_server.api.streaming import until_disconnect
+from omni_server.api.validation import read_json, unsupported_choice, validate
+from omni_server.errors import InvalidRequestError
+from omni_server.types import (
+    ChatMessage,
+    ImageDone,
+    ImageOutput,
+    ImageSize,
+    ModelInfo,
+    OmniRequest,
+    TextPart,
+)
+
+_HARMLESS_VALUES: dict[str, tuple[object, ...]] = {
+    "stream": (None, False),
+    "partial_images": (None, 0),
+    "image": (None,),
+    "mask": (None,),
+    "input_fidelity": (None,),
+    "negative_prompt": (None, ""),
+    "num_inference_steps": (None,),
+    "guidance_scale": (None,),
+    "true_cfg_scale": (None,),
+}
+"""Fields of OpenAI and of other servers that change the answer, with the values that ask for nothing."""
+_HINTS = {"stream": "Images are not streamed by this server: leave 'stream' out."}
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What to generate, and how to answer."""
+
+    requests: tuple[OmniRequest, ...]
+    """One for each image."""
+    size: ImageSize
+    file_format: ImageFormat
+    quality: int
+    """Of lossy formats, 0 to 100."""
+
+
+def images_router(state: ServerState) -> APIRouter:
+    router = APIRouter(tags=["images"])
+
+    @router.post(
+        "/v1/images/generations",
+        summary="Generate images from a prompt",
+        responses=IMAGE_RESPONSES,
+        openapi_extra=request_body(ImageRequest),
+    )
+    async def create_images(request: Request) -> Response:
+        state.require_generator()  # rather than after the body
+        body = await read_json(request)
+        return await until_disconnect(_answer(state, body), request.receive)
+
+    return router
+
+
+async def _answer(state: ServerState, body: object) -> Response:
+    """Raises `OmniError`. The images are generated at the same time; if one fails, there is no answer."""
+    generator = state.require_generator()
+    job = _parse(validate(ImageRequest, body), generator.model_info)
+    take_places_of_choices(len(job.requests))
+    try:
+        generations = await submit_all(generator, job.requests)
+    except InvalidRequestError as error:
+        if error.param == "messages":
+            error.param = "prompt"
+        raise
+    images: dict[int, npt.NDArray[np.uint8]] = {}
+    try:
+        async with aclosing(follow_choices(generations, state)) as events:
+            async for item in events:
+                if item is not None and isinstance(item[1], ImageDone):
+                    images[item[0]] = item[1].pixels
+    finally:
+        await close_all(generations)
+    in_order = [images[index] for index in range(len(job.requests))]
+    return Response(await asyncio.to_thread(_render, job, in_order), media_type="application/json")
+
+
+def _parse(body: ImageRequest, model: ModelInfo) -> _Job:
+    """The rules between fields, and those of the model.
+
+    Raises `InvalidRequestError` or `ModelNotFoundError`.
+    """
+    check_model(model.name if body.model is None else body.model, model)
+    check_extra_fields(body.model_extra, _HARMLESS_VALUES, _HINTS)
+    if not model.image_sizes:
+        raise InvalidRequestError(
+            f"The model '{model.name}' does not generate images.", param="model", code="unsupported_value"
+        )
+    if not body.prompt.strip():
+        raise InvalidRequestError(
+            "Invalid 'prompt': it says nothing about the image.", param="prompt", code="empty_string"
+        )
+    size = _size(body.size, model.image_sizes)
+    file_format = body.output_format or "png"
+    quality = 100 if body.output_compression is None else body.output_compression
+    if quality != 100 and file_format == "png":
+        raise InvalidRequestError(
+            "'output_compression' is allowed only where 'output_format' is 'jpeg' or 'webp'.",
+            param="output_compression",
+        )
+    name = f"img-{uuid.uuid4().hex}"
+    began_at = time.monotonic()
+    requests = tuple(
+        OmniRequest(
+            request_id=f"{name}-{index}",
+            messages=(ChatMessage("user", (TextPart(body.prompt),)),),
+            image=ImageOutput(size, None if body.seed is None else (body.seed + index) % 2**63),
+            began_at=began_at,
+            is_another_choice=index > 0,
+        )
+        for index in range(body.n or 1)
+    )
+    return _Job(requests, size, file_format, quality)
+
+
+def _size(name: str | None, offered: Sequence[ImageSize]) -> ImageSize:
+    if name is None or name == "auto":
+        return offered[0]
+    for size in offered:
+        if name == str(size):
+            return size
+    raise unsupported_choice("size", name, ("auto", *map(str, offered)))
+
+
+def _render(job: _Job, images: Sequence[npt.NDArray[np.uint8]]) -> bytes:
+    """The answer's body. Takes a fraction of a second for a large image."""
+    files = []
+    for pixels in images:
+        file = io.BytesIO()
+        Image.fromarray(pixels).save(file, job.file_format, quality=job.quality)
+        files.append(GeneratedImage(b64_json=base64.b64encode(file.getvalue()).decode()))
+    response = ImagesResponse(
+        created=int(time.time()), data=files, output_format=job.file_format, size=str(job.size)
+    )
+    return response.model_dump_json().encode()

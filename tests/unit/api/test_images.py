@@ -1,0 +1,294 @@
+"""`POST /v1/images/generations`."""
+
+import asyncio
+import base64
+import io
+from dataclasses import replace
+from typing import Any
+
+import httpx2
+import numpy as np
+import numpy.typing as npt
+import pytest
+from openai import BadRequestError
+from PIL import Image
+
+from omni_server.api.config import ApiConfig
+from omni_server.errors import (
+    CorruptDataError,
+    DeadlineExceededError,
+    InvalidRequestError,
+    OmniError,
+    OverloadedError,
+    StageDeadError,
+)
+from omni_server.types import ChatMessage, ImageOutput, ImageSize, TextPart
+from tests.unit.api.asgi_call import AsgiCall
+from tests.unit.api.clients import app_of, chat, error_of, http_client, openai_client, post
+from tests.unit.api.fake_generator import IMAGE_MODEL, FakeGenerator, Hang, image_of
+from tests.unit.api.test_metrics import scraped, value
+from tests.unit.api.test_request_log import only_line
+
+IMAGES_URL = "/v1/images/generations"
+PROMPT = "A lighthouse at dusk, 🌅"
+
+
+def painter() -> FakeGenerator:
+    return FakeGenerator(IMAGE_MODEL)
+
+
+async def ask(generator: FakeGenerator, config: ApiConfig | None = None, **fields: Any) -> httpx2.Response:
+    async with http_client(app_of(generator, config)) as client:
+        return await client.post(IMAGES_URL, json={"model": "omni", "prompt": PROMPT} | fields)
+
+
+async def painted(generator: FakeGenerator, **fields: Any) -> dict[str, Any]:
+    response = await ask(generator, **fields)
+    assert response.status_code == 200, response.text
+    body: dict[str, Any] = response.json()
+    assert body.keys() == {"created", "data", "background", "output_format", "size"}
+    return body
+
+
+def files_of(body: dict[str, Any]) -> list[bytes]:
+    return [base64.b64decode(image["b64_json"], validate=True) for image in body["data"]]
+
+
+def pixels_of(file: bytes) -> npt.NDArray[np.uint8]:
+    return np.asarray(Image.open(io.BytesIO(file)))
+
+
+# -- the images
+
+
+async def test_the_prompt_becomes_a_png() -> None:
+    generator = painter()
+    body = await painted(generator)
+    request = generator.last_request
+    assert request.messages == (ChatMessage("user", (TextPart(PROMPT),)),)
+    assert request.speech is None
+    (file,) = files_of(body)
+    assert request.image == ImageOutput(ImageSize(32, 32), None)
+    assert file.startswith(b"\x89PNG")
+    np.testing.assert_array_equal(pixels_of(file), image_of(request.image))
+    assert (body["output_format"], body["size"], body["background"]) == ("png", "32x32", "opaque")
+
+
+async def test_the_official_client_is_answered() -> None:
+    async with openai_client(app_of(painter())) as client:
+        answer = await client.images.generate(
+            prompt=PROMPT, size="auto", response_format="b64_json", extra_body={"seed": 7}
+        )
+    assert answer.data is not None
+    assert answer.data[0].b64_json is not None
+    wanted = image_of(ImageOutput(ImageSize(32, 32), 7))
+    np.testing.assert_array_equal(pixels_of(base64.b64decode(answer.data[0].b64_json)), wanted)
+
+
+@pytest.mark.parametrize("name", ["jpeg", "webp"])
+async def test_other_formats_are_files_of_that_kind_and_smaller_where_asked(name: str) -> None:
+    (best,) = files_of(await painted(painter(), seed=1, output_format=name))
+    (small,) = files_of(await painted(painter(), seed=1, output_format=name, output_compression=10))
+    assert [Image.open(io.BytesIO(file)).format for file in (best, small)] == [name.upper()] * 2
+    assert len(small) < len(best)
+    # Both formats halve the resolution of colours, of which noise has too many.
+    wanted = Image.fromarray(image_of(ImageOutput(ImageSize(32, 32), 1))).convert("L")
+    brightness = np.asarray(Image.open(io.BytesIO(best)).convert("L"), np.int64)
+    assert np.abs(brightness - np.asarray(wanted)).mean() < 10
+
+
+async def test_a_size_of_the_model_can_be_chosen() -> None:
+    body = await painted(painter(), size="48x32")
+    assert body["size"] == "48x32"
+    assert pixels_of(files_of(body)[0]).shape == (32, 48, 3)
+
+
+@pytest.mark.parametrize("seed", [0, 7, -1, 2**63 - 1, -(2**63)])
+async def test_several_images_are_those_of_consecutive_seeds(seed: int) -> None:
+    generator = painter()
+    together = files_of(await painted(generator, n=3, seed=seed))
+    assert len({request.request_id for request in generator.requests}) == 3
+    assert len({request.began_at for request in generator.requests}) == 1
+    seeds = [request.image.seed for request in generator.requests if request.image is not None]
+    assert seeds == [(seed + index) % 2**63 for index in range(3)]
+    alone = [files_of(await painted(painter(), seed=one))[0] for one in seeds]
+    assert together == alone
+    assert len(set(together)) == 3
+
+
+async def test_without_a_seed_each_image_has_one_of_its_own() -> None:
+    generator = painter()
+    await painted(generator, n=2)
+    assert [request.image for request in generator.requests] == [ImageOutput(ImageSize(32, 32), None)] * 2
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n": None, "size": None, "response_format": None, "output_format": None},
+        {"model": None},
+        {"quality": "auto", "style": "vivid", "background": "opaque", "moderation": "low"},
+        {"quality": "standard", "background": "auto", "output_compression": 100},
+        {"user": "u", "safety_identifier": "s", "stream": False, "partial_images": 0},
+        {"negative_prompt": "", "guidance_scale": None, "unheard_of": 1},
+    ],
+)
+async def test_values_that_change_nothing_are_accepted(fields: dict[str, Any]) -> None:
+    plain = files_of(await painted(painter(), seed=1))
+    assert files_of(await painted(painter(), **fields, seed=1)) == plain
+
+
+# -- what is refused
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"prompt": None}, "prompt", "invalid_type"),
+        ({"prompt": " \n"}, "prompt", "empty_string"),
+        ({"prompt": "x" * 32_001}, "prompt", "string_above_max_length"),
+        ({"n": 0}, "n", "integer_below_min_value"),
+        ({"n": 11}, "n", "integer_above_max_value"),
+        ({"size": "1024x1024"}, "size", "unsupported_value"),
+        ({"seed": 2**63}, "seed", "integer_above_max_value"),
+        ({"response_format": "url"}, "response_format", "invalid_value"),
+        ({"output_format": "gif"}, "output_format", "invalid_value"),
+        ({"output_compression": 101}, "output_compression", "integer_above_max_value"),
+        ({"output_compression": 50}, "output_compression", "invalid_value"),
+        ({"quality": "hd"}, "quality", "invalid_value"),
+        ({"style": "natural"}, "style", "invalid_value"),
+        ({"background": "transparent"}, "background", "invalid_value"),
+        ({"stream": True}, "stream", "unsupported_value"),
+        ({"partial_images": 2}, "partial_images", "unsupported_value"),
+        ({"image": "data:"}, "image", "unsupported_value"),
+        ({"negative_prompt": "rain"}, "negative_prompt", "unsupported_value"),
+        ({"num_inference_steps": 20}, "num_inference_steps", "unsupported_value"),
+        ({"user": 5}, "user", "invalid_type"),
+    ],
+)
+async def test_a_value_that_cannot_be_served_is_refused(
+    fields: dict[str, Any], param: str, code: str
+) -> None:
+    generator = painter()
+    error = error_of(await ask(generator, **fields))
+    assert (error["param"], error["code"]) == (param, code)
+    assert generator.requests == []
+
+
+async def test_a_refusal_names_the_values_that_are_served() -> None:
+    assert "'auto', '32x32', '48x32'" in error_of(await ask(painter(), size="16x16"))["message"]
+    message = error_of(await ask(painter(), response_format="url"))["message"]
+    assert message == "Invalid value: 'url'. Supported values are: 'b64_json'."
+
+
+async def test_another_model_is_not_found() -> None:
+    assert error_of(await ask(painter(), model="gpt-image-1"), 404)["code"] == "model_not_found"
+
+
+async def test_a_model_without_images_refuses_them() -> None:
+    error = error_of(await ask(FakeGenerator()))
+    assert (error["param"], error["code"]) == ("model", "unsupported_value")
+    assert error["message"] == "The model 'org/omni-tiny' does not generate images."
+
+
+async def test_a_model_that_only_generates_images_refuses_all_else() -> None:
+    generator = painter()
+    app = app_of(generator)
+    assert "does not answer chats" in error_of(await post(app, chat()))["message"]
+    async with http_client(app) as client:
+        speech = await client.post("/v1/audio/speech", json={"model": "omni", "input": "Hello."})
+        card = (await client.get("/v1/models/omni")).json()
+        assert (await client.get("/v1/audio/voices")).json() == {"voices": []}
+    assert error_of(speech)["message"] == "This model answers with images only."
+    assert card["modalities"] == {"input": ["text"], "output": ["image"]}
+    assert generator.requests == []
+
+
+async def test_a_prompt_that_the_model_refuses_is_called_prompt() -> None:
+    generator = painter()
+    generator.submit_error = InvalidRequestError("too long", param="messages", code="context_length_exceeded")
+    async with openai_client(app_of(generator)) as client:
+        with pytest.raises(BadRequestError) as refusal:
+            await client.images.generate(prompt=PROMPT)
+    assert (refusal.value.param, refusal.value.code) == ("prompt", "context_length_exceeded")
+
+
+# -- how it ends
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        CorruptDataError("painter", "samples", "pixels that are not in [0, 1]"),
+        StageDeadError("painter", "it was killed"),
+        DeadlineExceededError("the request's deadline has passed"),
+        OverloadedError("full"),
+    ],
+)
+async def test_if_an_image_fails_the_request_does(error: OmniError) -> None:
+    generator = painter()
+    generator.script = [error]
+    response = await ask(generator, n=3)
+    assert error_of(response, error.status)["code"] == error.code
+    assert [generation.num_closed for generation in generator.generations] == [1, 1, 1]
+
+
+async def test_if_a_submission_fails_those_before_it_are_closed() -> None:
+    class FullAfterTwo(FakeGenerator):
+        async def submit(self, request: Any) -> Any:
+            if len(self.requests) == 2:
+                raise OverloadedError("full")
+            return await super().submit(request)
+
+    generator = FullAfterTwo(IMAGE_MODEL)
+    assert error_of(await ask(generator, n=3), 503)["code"] == "server_overloaded"
+    assert [generation.num_closed for generation in generator.generations] == [1, 1]
+
+
+async def test_a_client_that_leaves_ends_all_its_images() -> None:
+    generator = painter()
+    generator.script = [Hang()]
+    body = {"prompt": PROMPT, "n": 2}
+    async with AsgiCall(app_of(generator), body, path=IMAGES_URL) as call:
+        while len(generator.generations) < 2:  # noqa: ASYNC110 - it tells of the first only
+            await asyncio.sleep(0)
+        call.leave()
+        for generation in generator.generations:
+            await asyncio.wait_for(generation.closed.wait(), 10)
+
+
+async def test_each_image_takes_a_place() -> None:
+    error = error_of(await ask(painter(), ApiConfig(max_queue=2), n=3))
+    assert (error["param"], error["code"]) == ("n", "integer_above_max_value")
+    assert (await ask(painter(), ApiConfig(max_queue=2), n=2)).status_code == 200
+
+
+async def test_a_key_is_required_and_a_body_bounded_as_everywhere() -> None:
+    assert error_of(await ask(painter(), ApiConfig(api_keys=("sk-secret",))), 401)
+    assert error_of(await ask(painter(), ApiConfig(max_body_bytes=50)), 413)
+
+
+async def test_a_server_that_is_not_ready_refuses() -> None:
+    generator = painter()
+    generator.ready = False
+    assert error_of(await ask(generator), 503)["code"] == "model_not_ready"
+
+
+async def test_images_are_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    app = app_of(painter())
+    async with http_client(app) as client:
+        await client.post(IMAGES_URL, json={"prompt": PROMPT, "n": 2})
+    summary, fields = only_line(caplog)
+    assert summary == f"POST {IMAGES_URL} 200"
+    assert (fields["answers"], fields["outcome"], fields["reason"]) == (2, "ok", "stop")
+    values = await scraped(app)
+    assert value(values, "omni_e2e_request_latency_seconds_count", kind="image") == 2
+    assert value(values, "omni_requests_total", outcome="ok", reason="stop") == 2
+    assert value(values, "http_requests_total", handler=IMAGES_URL, method="POST", status="200") == 1
+
+
+async def test_all_sizes_are_those_of_the_served_model() -> None:
+    generator = FakeGenerator(replace(IMAGE_MODEL, image_sizes=(ImageSize(16, 64),)))
+    assert (await painted(generator))["size"] == "16x64"
+    assert error_of(await ask(generator, size="32x32"))["param"] == "size"
