@@ -35,6 +35,7 @@ from omni_server.types import (
 from omni_server.version import VERSION
 
 if TYPE_CHECKING:  # importing them imports vLLM, whose environment `start` sets first
+    from omni_server.engine.ar_handle import WorkerCount
     from omni_server.engine.launcher import Engines
     from omni_server.engine.supervisor import Supervisor
     from omni_server.orchestrator.orchestrator import Orchestrator
@@ -131,27 +132,15 @@ class AsyncOmni:
         """Requests between submission and release."""
         return self._orchestrator.num_running
 
-    async def num_held_rows(self) -> int:
-        """Requests that any stage still holds rows for; 0 when everything has been released."""
-        return sum([await handle.num_row_requests() for handle in self._engines.ar_handles()])
-
-    async def num_resumed(self) -> dict[str, int]:
-        """Per autoregressive stage, how often a preempted request was taken up again."""
-        return {handle.name: await handle.num_resumed() for handle in self._engines.ar_handles()}
-
-    async def num_steady_steps(self) -> dict[str, int]:
-        """Per autoregressive stage, the decoding steps that one kernel prepared."""
-        return {handle.name: await handle.num_steady_steps() for handle in self._engines.ar_handles()}
-
-    async def runner_generations(self) -> dict[str, int]:
-        """Per autoregressive stage, the generation of vLLM's model runner, 1 or 2."""
-        return {handle.name: await handle.runner_generation() for handle in self._engines.ar_handles()}
+    async def worker_count(self, name: "WorkerCount") -> dict[str, int]:
+        """See `ArHandle.worker_count`; per autoregressive stage."""
+        return {handle.name: await handle.worker_count(name) for handle in self._engines.ar_handles()}
 
     def row_slots(self) -> dict[tuple[str, str], QueueLevel]:
         """Per edge with a shared-memory queue, how far it is used."""
         return {
-            edge: QueueLevel(queue.capacity, queue.num_in_use(), queue.num_published())
-            for edge, queue in self._engines.queues.items()
+            edge: QueueLevel(ledger.queue.capacity, ledger.queue.num_in_use(), ledger.queue.num_published())
+            for edge, ledger in self._engines.ledgers.items()
         }
 
     def metrics_text(self) -> bytes:
@@ -187,15 +176,15 @@ class AsyncOmni:
         await self._engines.stop()
 
     async def _warm_up(self, config: StageConfig, on_progress: Progress) -> None:
-        """Short requests through every stage, so many at once as `_crowds` says: what is slow the first time is
-        over, what is broken shows."""
-        began, crowds = time.monotonic(), _crowds(config)
+        """Send bursts of short requests (`_burst_sizes`) through every stage, so that everything slow happens
+        once, and failures show."""
+        began, burst_sizes = time.monotonic(), _burst_sizes(config)
         try:
-            for size in crowds:
-                async with asyncio.TaskGroup() as crowd:
+            for size in burst_sizes:
+                async with asyncio.TaskGroup() as burst:
                     for number in range(size):
                         request = warm_up_request(config, is_greedy=number % 2 == 1)
-                        crowd.create_task(self._answer(request))
+                        burst.create_task(self._answer(request))
         # Not `except*`: what is raised within it, early versions of Python 3.11 put into a group (CPython's
         # gh-103590).
         except ExceptionGroup as group:
@@ -209,7 +198,9 @@ class AsyncOmni:
         self._orchestrator.forget_timings()
         self._is_warm = True
         requests = (
-            "a request" if list(crowds) == [1] else f"{sum(crowds)} requests, up to {max(crowds)} at once,"
+            "a request"
+            if list(burst_sizes) == [1]
+            else f"{sum(burst_sizes)} requests, up to {max(burst_sizes)} at once,"
         )
         on_progress(f"{requests} went through all stages in {time.monotonic() - began:.1f} s")
 
@@ -259,7 +250,7 @@ async def _while_all_live(work: Coroutine[object, object, None], engines: "Engin
         await asyncio.wait((working, *deaths))
 
 
-def _crowds(config: StageConfig) -> list[int]:
+def _burst_sizes(config: StageConfig) -> list[int]:
     """Numbers of requests at once that the stages are warmed up with.
 
     On a GPU kernels are compiled for batch sizes up to the next power of two, at their first use: a second in

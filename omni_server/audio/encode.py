@@ -48,7 +48,7 @@ def to_int16(samples: npt.NDArray[np.float32]) -> npt.NDArray[np.int16]:
     """Samples [num_samples] in [-1, 1] as little-endian int16; what lies outside saturates.
 
     The inverse of the division by 32768 that readers of 16-bit audio do. Raises `OmniError` if a sample is
-    not finite: that is a fault of the model and must not reach a loudspeaker.
+    not finite: that is a fault of the model and must not be played.
     """
     scaled = np.rint(np.asarray(samples, dtype=np.float32) * np.float32(32768.0))
     if not np.isfinite(scaled).all():

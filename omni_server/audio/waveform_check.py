@@ -9,8 +9,8 @@ import numpy.typing as npt
 from omni_server.protocol.corruption import Corruption
 
 MAX_SHARE_AT_FULL_SCALE = 0.5
-"""Speech that is too loud reaches full scale at its peaks. The decoder cuts what is beyond: of output that is
-not audio any more, nearly all."""
+"""Speech that is too loud reaches full scale at its peaks only. The decoder clips: of output that is not audio,
+it clips nearly all samples."""
 
 
 def waveform_fault(

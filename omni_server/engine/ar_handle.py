@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Sequence
+from typing import Literal
 
 from vllm import SamplingParams
 from vllm.exceptions import VLLMClientError, VLLMValidationError
@@ -21,6 +22,10 @@ from omni_server.protocol.feeds import AddressedFeed
 from omni_server.protocol.rows import SharedBlock
 from omni_server.protocol.vllm_fields import TOKENS_PER_OUTPUT_KEY
 from omni_server.transport.block_ledger import BlockLedger
+
+WorkerCount = Literal["num_row_requests", "num_resumed", "num_steady_steps", "runner_generation"]
+"""Requests that it holds rows for; preempted requests that it has taken up again; decoding steps that one
+kernel has prepared (`stages.runtime.decode_fast_path`); the generation of vLLM's model runner, 1 or 2."""
 
 _MAX_CAUSE = 300
 _SOURCE_PLACE = re.compile(r"\[\d\d:\d\d:\d\d\] \S+: ")
@@ -156,7 +161,7 @@ class ArHandle(EngineHandle[StageAsyncLLM]):
         """Rows for running requests, by their `ArStream.engine_id`; for those that have ended they are
         dropped.
 
-        Raises `StageDeadError`; then nobody has taken them.
+        Raises `StageDeadError`; then none has been sent.
         """
         with stage_errors(self.name):
             engine = self.engine
@@ -166,21 +171,9 @@ class ArHandle(EngineHandle[StageAsyncLLM]):
                         self._input_ledger.sent(feed.payload.block)
             await engine.send_feeds(feeds)
 
-    async def num_row_requests(self) -> int:
-        """Requests the stage's workers still hold rows for, summed over ranks."""
-        return sum(await self.engine.collective_rpc("num_row_requests"))
-
-    async def num_resumed(self) -> int:
-        """How often the stage took a request up again after a preemption."""
-        return max(await self.engine.collective_rpc("num_resumed"))
-
-    async def num_steady_steps(self) -> int:
-        """Decoding steps that the stage prepared by one kernel (`stages.runtime.decode_fast_path`)."""
-        return max(await self.engine.collective_rpc("num_steady_steps"))
-
-    async def runner_generation(self) -> int:
-        """1 or 2: the generation of vLLM's model runner that the stage's workers run."""
-        return max(await self.engine.collective_rpc("runner_generation"))
+    async def worker_count(self, name: WorkerCount) -> int:
+        """What a worker of the engine counts, of several ranks the greatest."""
+        return max(await self.engine.collective_rpc(name))
 
 
 def _token_ids(prompt: RenderedPrompt | tuple[int, ...]) -> tuple[int, ...]:

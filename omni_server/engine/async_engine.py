@@ -22,7 +22,6 @@ from omni_server.metrics.stage_metrics import ArStageMetrics
 from omni_server.protocol.feeds import FEEDS_KEY, FEEDS_REQUEST_ID, AddressedFeed, encode_feeds
 from omni_server.protocol.rows import RowsPayload, SharedBlock, decode_payload
 from omni_server.transport.block_ledger import BlockLedger
-from omni_server.transport.slab_queue import SlabQueue
 
 RowSink = Callable[[RowsPayload], None]
 
@@ -47,15 +46,13 @@ class RowOutputProcessor(OutputProcessor):
         )
         self.row_sinks: dict[str, RowSink] = {}
         """By the id given to `add_request`."""
-        self.row_queue: SlabQueue | None = None
-        """That the stage writes its rows to; None if it has none."""
         self.row_ledger: BlockLedger | None = None
-        """Of `row_queue`."""
+        """Of the queue that the stage writes its rows to; None if it has none."""
         self.stage_metrics = ArStageMetrics()
         """Filled from what the engine reports."""
 
     def update_scheduler_stats(self, scheduler_stats: SchedulerStats | None) -> None:
-        """Takes note of what the stage's scheduler reports from time to time
+        """Keeps what the stage's scheduler reports from time to time
         (`stages.runtime.stage_outputs`)."""
         if scheduler_stats is not None:
             self.stage_metrics.reported(
@@ -92,8 +89,8 @@ class RowOutputProcessor(OutputProcessor):
         if sink is not None:
             sink(payload)
         elif isinstance(payload.block, SharedBlock):  # the request has ended meanwhile
-            assert self.row_queue is not None
-            self.row_queue.finish_all(payload.block)
+            assert self.row_ledger is not None
+            self.row_ledger.drop(payload.block)
 
 
 class StageAsyncLLM(AsyncLLM):
@@ -105,8 +102,8 @@ class StageAsyncLLM(AsyncLLM):
         """As `AsyncLLM`'s. Must not be called in a running event loop: vLLM would begin to read outputs
         then."""
         super().__init__(*args, **kwargs)
-        # AsyncLLM makes its output processor itself and lets nobody choose the class. What it has made has no
-        # request yet, and nobody but this object knows of it.
+        # AsyncLLM creates its output processor itself and has no parameter for the class. The one it has
+        # created has no request yet, and only this object refers to it.
         assert self.output_handler is None
         self.output_processor = RowOutputProcessor(self.output_processor)
 
@@ -192,8 +189,8 @@ async def wake(engine: AsyncLLM, timeout_s: float) -> None:
 async def close_frontend(engine: AsyncLLM) -> bool:
     """Let go of what vLLM holds in this process for an engine that is gone: tasks, threads, sockets.
 
-    False if that takes longer than `CLOSE_TIMEOUT_S`; it then goes on by itself. vLLM waits for the thread in
-    which it warms up its preprocessing of media.
+    False if that takes longer than `CLOSE_TIMEOUT_S`; the work then continues in the background. vLLM waits
+    for the thread in which it warms up its preprocessing of media.
     """
     closing = asyncio.create_task(_close_frontend(engine))
     await asyncio.wait([closing], timeout=CLOSE_TIMEOUT_S)

@@ -1,5 +1,5 @@
-"""What becomes of work when the task that waits for it is cancelled: it is done to its end, or left to
-itself."""
+"""What happens to work when the task that waits for it is cancelled: it is completed, or continues in the
+background."""
 
 import asyncio
 import threading

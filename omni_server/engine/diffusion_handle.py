@@ -28,11 +28,13 @@ class DiffusionHandle(EngineHandle[AsyncLLM]):
         """The stage's result for `token_ids` and its encoded input, float32, of whatever shape the model
         gives it.
 
-        Of the requests that wait, those with the lowest `priority` are computed first, and of equal ones the
-        earliest. `num_streams` are the utterances under way, this one's among them, where that is known: the
-        only one is not worth a wait for others, and for many other stages' steps are throttled
-        (`StepThrottleSpec`). Cancelling the call aborts the request. Raises `StageError` (`CorruptDataError`
-        if it is about the data) or `StageDeadError`.
+        Of the waiting requests, those with the lowest `priority` are computed first, and of equal ones the
+        earliest. The engine compares priorities with each other and never with a clock of its own.
+        `num_streams` is the number of active streams, this one included, if it is known: a single stream does
+        not wait for others, and with many the steps of other stages are throttled (`StepThrottleSpec`).
+
+        Cancelling the call aborts the request. Raises `StageError` (`CorruptDataError` if it is about the
+        data) or `StageDeadError`.
         """
         extra: dict[str, bytes | int] = {INPUT_KEY: payload}
         if num_streams is not None:

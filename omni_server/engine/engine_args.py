@@ -62,7 +62,7 @@ def ar_engine_args(
     if hf_overrides is not None:
         arguments["hf_overrides"] = hf_overrides
     if runtime.input_queue is not None:
-        # The stage's tokens are no text, and do not determine its inputs.
+        # The stage's tokens are not text, and do not determine its inputs.
         arguments |= {
             "skip_tokenizer_init": True,
             "enable_prompt_embeds": True,
@@ -95,7 +95,7 @@ def diffusion_engine_args(
     of a stream, whose state the model keeps for the next one. `announces_to`: stages that give way to its
     batches. Raises `ConfigError` if the stage asks for what such an engine cannot do.
     """
-    # A request is computed whole, in one step, and what it depends on besides is the model's own affair.
+    # A request is computed whole, in one step, and other dependencies between requests are up to the model.
     whole: dict[str, Any] = {"enable_chunked_prefill": False, "enable_prefix_caching": False}
     for name, value in whole.items():
         if stage.engine_args.get(name, value) != value:
@@ -123,7 +123,7 @@ def diffusion_engine_args(
         "max_model_len": stage.max_model_len,
         "max_num_seqs": stage.max_num_seqs,
         "max_num_batched_tokens": stage.max_num_batched_tokens,
-        "scheduling_policy": "priority",  # a request's priority is when its sound is due
+        "scheduling_policy": "priority",  # a request's priority is when its audio is due
         "disable_log_stats": True,
         "use_tqdm_on_load": False,  # the worker reports what it does
     }

@@ -143,7 +143,7 @@ class EngineHandle(Generic[EngineT]):
     async def check_health(self) -> None:
         """Returns when the engine's main loop, between two steps, and all of its workers have answered.
 
-        Raises `StageDeadError`, or whatever a worker finds wrong with itself. May wait for ever: a dead or
+        Raises `StageDeadError`, or whatever a worker finds wrong with itself. May wait forever: a dead or
         hanging engine does not answer.
         """
         with stage_errors(self.name):
@@ -210,7 +210,7 @@ class EngineLife:
         self._inside.discard(needed)
 
     def went_down(self, reason: str) -> None:
-        """Interrupts everybody who needs the engine."""
+        """Interrupts all requests that need the engine."""
         self._reason = reason
         inside, self._inside = self._inside, set()
         for needed in inside:

@@ -15,7 +15,7 @@ from omni_server.engine.process_files import remove_shared_files, shared_files_o
 logger = logging.getLogger(__name__)
 
 _RESOURCE_TRACKER = "multiprocessing.resource_tracker"
-"""Python's cleaner of semaphores and shared memory: it ends by itself, after its work."""
+"""Python's process that removes leaked semaphores and shared memory. It ends by itself, after its work."""
 
 _UNKNOWN_EXIT_CODE = 255
 """multiprocessing's exit code of a forked process when the fork server, which would know the real one, has
@@ -35,7 +35,8 @@ class EngineProcesses:
     """
 
     def __init__(self, core: BaseProcess) -> None:
-        """To be made while the engine runs or starts: the children of a dead process are nobody's."""
+        """To be made while the engine runs or starts: the children of a dead process
+        cannot be found."""
         self._core = core
         assert core.pid is not None
         self.core_pid = core.pid
@@ -50,7 +51,7 @@ class EngineProcesses:
         return not self._core.is_alive()
 
     def why_ended(self) -> str:
-        """In words, for a core that has ended."""
+        """The reason as text, for a core that has ended."""
         code = self._core.exitcode
         if code is None:
             return "its engine has failed"

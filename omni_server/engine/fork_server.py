@@ -102,7 +102,7 @@ def fork_from_here(family: ModelFamily) -> None:
 
 
 def start(family: ModelFamily) -> None:
-    """Have Python start the fork server, unless there is one; it imports while this process goes on."""
+    """Have Python start the fork server, unless there is one; it imports in parallel with this process."""
     if not _can_fork():
         return
     _preload(family)

@@ -15,7 +15,7 @@ from vllm.utils.torch_utils import OMP_NUM_THREADS_SET_BY_VLLM, startup_omp_num_
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from omni_server.config.pipeline import MODEL_FAMILY_VARIABLE, Embeddings
-from omni_server.config.stage_config import Edge, StageConfig
+from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import ArStage, DiffusionStage
 from omni_server.engine import fork_server
 from omni_server.engine.ar_handle import ArHandle
@@ -50,8 +50,8 @@ class Engines:
 
     ar: dict[str, Stage[ArHandle]] = field(default_factory=dict)
     diffusion: dict[str, Stage[DiffusionHandle]] = field(default_factory=dict)
-    queues: dict[tuple[str, str], SlabQueue] = field(default_factory=dict)
     ledgers: dict[tuple[str, str], BlockLedger] = field(default_factory=dict)
+    """Of the queues in shared memory, by source and target."""
     mps: MpsDaemon | None = None
     temp: TempFolder | None = None
 
@@ -65,11 +65,10 @@ class Engines:
             yield from stage.handles
 
     def drop_block(self, block: SharedBlock) -> None:
-        """End a reference that nobody will follow any more, unless it was ended in the place of an engine
+        """End a reference that will not be followed any more, unless it was ended in the place of an engine
         that died. There is one edge that carries rows."""
-        (queue,) = self.queues.values()
-        if queue.is_open(block):
-            queue.finish_all(block)
+        (ledger,) = self.ledgers.values()
+        ledger.drop(block)
 
     def num_active(self) -> dict[str, int]:
         """Requests that each engine has not finished."""
@@ -86,9 +85,8 @@ class Engines:
         try:
             await asyncio.gather(*(handle.shutdown() for handle in self.handles()))
         finally:
-            for queue in self.queues.values():
-                queue.close()
-            self.queues.clear()
+            for ledger in self.ledgers.values():
+                ledger.queue.close()
             self.ledgers.clear()
             if self.mps is not None:
                 await asyncio.to_thread(self.mps.stop)
@@ -116,10 +114,7 @@ async def start_engines(
     family.register()
     engines = Engines()
     try:
-        for edge in config.edges:
-            if edge.queue.transport == "shared_memory":
-                queue = engines.queues[edge.source, edge.target] = _make_queue(config, edge, model)
-                engines.ledgers[edge.source, edge.target] = BlockLedger(queue)
+        queues = _make_queues(engines, config, model)
         engines.temp = TempFolder()
         engines.mps = start_mps(config, engines.temp.path)
         fork_server.start(family)
@@ -127,7 +122,7 @@ async def start_engines(
             model_dir,
             config,
             family,
-            queues=engines.queues,
+            queues=queues,
             temp=engines.temp,
             mps=engines.mps,
             load_format=load_format,
@@ -163,16 +158,28 @@ def _add_stages(engines: Engines, config: StageConfig, builder: "EngineBuilder")
             engines.diffusion[name] = Stage(name, (diffusion,))
 
 
-def _make_queue(config: StageConfig, edge: Edge, model: FamilyModel) -> SlabQueue:
-    layout = queue_layout(config, edge, model)
-    return SlabQueue(
-        new_queue_path(f"{edge.source}-{edge.target}"),
-        capacity=layout.capacity,
-        slot_bytes=layout.slot_bytes,
-        max_portions=layout.max_portions,
-        num_consumers=layout.num_consumers,
-        create=True,
-    )
+def _make_queues(
+    engines: Engines, config: StageConfig, model: FamilyModel
+) -> dict[tuple[str, str], QueueSpec]:
+    """Of each edge with embeddings, as its two stages are told."""
+    specs = {}
+    for edge in config.edges:
+        if not isinstance(config.spec_of(edge).payload, Embeddings):
+            continue
+        key, spec = (edge.source, edge.target), queue_layout(config, edge, model)
+        if edge.queue.transport == "shared_memory":
+            queue = SlabQueue(
+                new_queue_path(f"{edge.source}-{edge.target}"),
+                capacity=spec.capacity,
+                slot_bytes=spec.slot_bytes,
+                max_portions=spec.max_portions,
+                num_consumers=spec.num_consumers,
+                create=True,
+            )
+            engines.ledgers[key] = BlockLedger(queue)
+            spec = msgspec.structs.replace(spec, path=str(queue.path))
+        specs[key] = spec
+    return specs
 
 
 def step_throttles(config: StageConfig) -> dict[str, StepThrottleSpec]:
@@ -201,7 +208,7 @@ class EngineBuilder:
         config: StageConfig,
         family: ModelFamily,
         *,
-        queues: Mapping[tuple[str, str], SlabQueue],
+        queues: Mapping[tuple[str, str], QueueSpec],
         temp: TempFolder,
         mps: MpsDaemon | None,
         load_format: str,
@@ -230,11 +237,7 @@ class EngineBuilder:
             load_format=self._load_format,
             hf_overrides=self._family.hf_overrides(stage.model_stage),
         )
-        built = await self._build(name, StageAsyncLLM, arguments, progress)
-        edge = self._config.edge_from(name, Embeddings)
-        if edge is not None:
-            built.client.output_processor.row_queue = self._queues.get((edge.source, edge.target))
-        return built
+        return await self._build(name, StageAsyncLLM, arguments, progress)
 
     async def build_diffusion(
         self, name: str, stage: DiffusionStage, progress: StartProgress
@@ -297,20 +300,9 @@ class EngineBuilder:
         return StageRuntimeConfig(
             model_dir=str(self._model_dir),
             row_producer=None if outgoing is None else outgoing.function,
-            output_queue=None if outgoing is None else self._queue_spec(outgoing),
-            input_queue=None if incoming is None else self._queue_spec(incoming),
+            output_queue=None if outgoing is None else self._queues[outgoing.source, outgoing.target],
+            input_queue=None if incoming is None else self._queues[incoming.source, incoming.target],
             # An operator who wants sums that do not depend on the batch has them from vLLM's kernels.
             decoding_kernels=not vllm_envs.VLLM_BATCH_INVARIANT,
             step_throttle=self._throttles.get(name),
-        )
-
-    def _queue_spec(self, edge: Edge) -> QueueSpec:
-        queue = self._queues.get((edge.source, edge.target))
-        producer, consumer = self._config.stages[edge.source], self._config.stages[edge.target]
-        return QueueSpec(
-            capacity=edge.queue.capacity,
-            path=None if queue is None else str(queue.path),
-            slot_bytes=0 if queue is None else queue.slot_bytes,
-            max_portions=producer.max_num_seqs,
-            num_consumers=consumer.tensor_parallel_size if isinstance(consumer, ArStage) else 1,
         )

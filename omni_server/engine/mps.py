@@ -56,7 +56,7 @@ class MpsDaemon:
 def start_mps(config: StageConfig, folder: Path) -> MpsDaemon | None:
     """The daemon if `config` wants one and it can run here. Its files are in `folder`, the server's own.
 
-    `mps: auto` wants it if stages share a device, and goes on without it if the driver does not bring it or
+    `mps: auto` wants it if stages share a device, and does without it if the driver does not include it or
     it does not start. A service that the operator runs (CUDA_MPS_PIPE_DIRECTORY is set) is used instead.
     Raises `ConfigError` if `mps: on` cannot be fulfilled. To be called from the main thread: the daemon ends
     with that thread.

@@ -4,7 +4,7 @@ vLLM makes its sockets in the folder for temporary files and never removes them:
 eight, each restart of a stage two or three, and a killed engine leaves its rendezvous file as well. Here they
 are all in one folder (`TempFolder`), which is removed when the server ends, or by the next start if the
 server was killed. No other user of the machine can enter it: in /tmp the umask decides who may connect, and
-whoever can connect speaks for an engine.
+any process that can connect can act as an engine.
 """
 
 import fcntl
@@ -221,7 +221,7 @@ def _remove_memory_of_ranks(prefix: str) -> None:
 #
 # A killed engine leaves Python's semaphores and shared blocks, and on a CPU the memory in which the ranks of
 # an engine exchange tensors. Python's resource tracker would remove the former only when the server ends,
-# because all processes of a server share one; nobody would remove the latter.
+# because all processes of a server share one; the latter would never be removed.
 
 
 def shared_files_of(pids: Iterable[int]) -> frozenset[str]:

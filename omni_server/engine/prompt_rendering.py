@@ -14,9 +14,9 @@ from omni_server.errors import InvalidRequestError
 from omni_server.family import Prompt
 
 _INLINE_CHARS, _INLINE_PIECES = 2000, 8
-"""Text up to this length is tokenised within a millisecond or two, mostly less than half of one. In a thread,
-beside an event loop that is busy with a crowd, it would wait for Python's lock instead, up to 5 ms each
-time."""
+"""Text up to this length is tokenised within a millisecond or two, mostly in less than half of one. In a
+thread, beside an event loop that is busy with a burst, it would wait for Python's lock instead, up to 5 ms
+each time."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class PromptRenderer:
                 raise _invalid_audio("has samples that are not finite numbers")
             media["audio"] = list(prompt.audios)
         if prompt.images:
-            media["image"] = [_picture(pixels) for pixels in prompt.images]
+            media["image"] = [_image(pixels) for pixels in prompt.images]
         if prompt.videos:
             media["video"] = list(prompt.videos)
         if len(prompt.pieces) > self._max_model_len:  # each is one token at least
@@ -139,7 +139,7 @@ class PromptRenderer:
         spelled = "|".join(re.escape(token) for token in tokenizer.get_added_vocab())
         ids: list[int] = []
         for piece in re.split(f"({spelled})", text) if spelled else [text]:
-            # Between its first two characters, a token that is only spelled is no longer seen as one.
+            # Between its first two characters, the text of a special token is not recognised as one.
             parts = (piece[:1], piece[1:]) if spelled and re.fullmatch(spelled, piece) else (piece,)
             for part in parts:
                 ids += tokenizer.encode(part, add_special_tokens=False)
@@ -155,7 +155,7 @@ def context_length_exceeded(limit: int, num_tokens: int, param: str) -> InvalidR
 
 
 def _prompt_too_long(limit: int) -> InvalidRequestError:
-    """Where nobody has counted its tokens."""
+    """For a prompt whose tokens have not been counted."""
     return InvalidRequestError(
         f"This model's maximum context length is {limit} tokens; the request is longer.",
         param="messages",
@@ -176,7 +176,7 @@ def _invalid_audio(what: str) -> InvalidRequestError:
     return InvalidRequestError(f"The audio {what}.", param="messages", code="invalid_audio")
 
 
-def _picture(pixels: Any) -> Any:
+def _image(pixels: Any) -> Any:
     from PIL import Image
 
     return Image.fromarray(pixels)

@@ -1,40 +1,30 @@
 """How large the queue of an edge is. Imports no vLLM: `omni-server check` asks without starting anything."""
 
-from dataclasses import dataclass
-
 from omni_server.config.stage_config import Edge, StageConfig
 from omni_server.config.stages import ArStage
 from omni_server.family import FamilyModel
+from omni_server.protocol.runtime_config import QueueSpec
 from omni_server.transport.slab_queue import queue_bytes
 
 POSITION_BYTES = 12
 """M-RoPE position of one prompt token: three int32."""
 
 
-@dataclass(frozen=True)
-class QueueLayout:
-    """What `SlabQueue` is made with."""
-
-    capacity: int
-    slot_bytes: int
-    max_portions: int
-    num_consumers: int
-
-    @property
-    def num_bytes(self) -> int:
-        """Of shared memory, all in all."""
-        return queue_bytes(self.capacity, self.slot_bytes, self.max_portions, self.num_consumers)
-
-
-def queue_layout(config: StageConfig, edge: Edge, model: FamilyModel) -> QueueLayout:
-    """A slot holds the rows of the largest step of the producer."""
+def queue_layout(config: StageConfig, edge: Edge, model: FamilyModel) -> QueueSpec:
+    """A slot holds the rows of the largest step of the producer. Without a path: there is no file yet."""
     producer, consumer = config.stages[edge.source], config.stages[edge.target]
     dtype = model.dtype_name() if producer.dtype == "auto" else producer.dtype
     row_bytes = model.row_width * (4 if dtype == "float32" else 2)
-    return QueueLayout(
+    return QueueSpec(
         capacity=edge.queue.capacity,
+        path=None,
         slot_bytes=producer.max_num_batched_tokens * (row_bytes + POSITION_BYTES)
         + producer.max_num_seqs * model.extra_rows_per_request * row_bytes,
         max_portions=producer.max_num_seqs,
         num_consumers=consumer.tensor_parallel_size if isinstance(consumer, ArStage) else 1,
     )
+
+
+def queue_size(spec: QueueSpec) -> int:
+    """Bytes of shared memory that the queue takes."""
+    return queue_bytes(spec.capacity, spec.slot_bytes, spec.max_portions, spec.num_consumers)

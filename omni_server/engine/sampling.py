@@ -14,7 +14,7 @@ from omni_server.protocol.rows import REQUEST_KEY, RowsInput, RowsOutput, encode
 from omni_server.types import SamplingConfig, StructuredOutput
 
 StageSampling = SamplingParams
-"""What a stage client takes; built here, opaque to the layers above."""
+"""What `ArHandle.open` takes; built here, opaque to the layers above."""
 
 _MINUS_ONE_SEED = 2**63 - 1
 """Stands for -1, which vLLM takes for no seed at all."""
@@ -47,7 +47,7 @@ def sampling_params(
     if not sampling.ignore_eos:
         stop_token_ids += end_ids
     elif not is_text:
-        # An end id among codec tokens has no sound: it is barred by keeping it below min_tokens for ever.
+        # An end id among codec tokens has no audio: with min_tokens, it is never sampled.
         stop_token_ids += end_ids
         if sampling.max_tokens is None:
             raise InvalidRequestError(
@@ -93,7 +93,7 @@ def sampling_params(
 
 
 def add_rows(params: SamplingParams, rows: RowsOutput | RowsInput) -> None:
-    """What the request sends or is fed."""
+    """The request sends rows, or is fed with rows."""
     params.extra_args = {REQUEST_KEY: encode(rows)}
 
 

@@ -98,7 +98,7 @@ class StartProgress:
             try:
                 self._show(decode_report(data))
             except ValueError:  # the socket takes what any process of this user sends
-                logger.warning("a datagram that is no progress report was dropped")
+                logger.warning("a datagram that is not a progress report was dropped")
 
     def _show(self, report: PhaseReport) -> None:
         if report.stage not in self._began:

@@ -1,4 +1,4 @@
-"""Keeps the engines up: when an engine dies or hangs, what it leaves is cleared away and another one is
+"""Keeps the engines up: when an engine dies or hangs, its leftovers are removed and another one is
 started."""
 
 import asyncio
@@ -135,7 +135,7 @@ async def until_down(
     hang_timeout_s: float | None,
     clock: Callable[[], float] = time.monotonic,
 ) -> str:
-    """Returns, in words, how the engine went down: it died, failed, or did not answer for `hang_timeout_s`.
+    """Returns, as text, how the engine went down: it died, failed, or did not answer for `hang_timeout_s`.
 
     Health checks are answered by the main loop of the engine core, between two steps, and by all of its
     workers. So a step that never ends is noticed as well as a process that is stopped.
@@ -168,4 +168,4 @@ async def until_down(
             health.cancel()
             await asyncio.wait([health])
             if not health.cancelled():
-                health.exception()  # asyncio would complain that nobody asked for it
+                health.exception()  # otherwise asyncio logs that it was never retrieved

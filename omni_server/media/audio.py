@@ -20,7 +20,8 @@ _MAX_RATE_HZ = 192_000
 _MAX_CHANNELS = 8
 _BLOCK_FRAMES = 1 << 16
 _UNKNOWN_FRAMES = (1 << 63) - 1
-"""libsndfile's `SF_COUNT_MAX`: what it says of a FLAC stream written to a pipe. It cannot read one either."""
+"""libsndfile's `SF_COUNT_MAX`: the length that it reports for a FLAC stream written to a pipe, which it cannot
+read either."""
 
 _MODULE = Path(__file__).with_name("read_audio_track.py")
 _HEADER_BYTES = 8
@@ -65,7 +66,7 @@ def count_samples(data: bytes, limits: MediaLimits, cancellation: Cancellation |
     """How many samples `decode_audio` gives of a file, without keeping them. By its header alone, where that
     tells: a damaged file may give fewer.
 
-    Raises `InvalidRequestError` as `decode_audio` does, for what it can tell.
+    Raises `InvalidRequestError` as `decode_audio` does, for what the header shows.
     """
     _check_bytes(data, limits)
     container = _container_of(data)
@@ -98,7 +99,7 @@ def _decode_pcm16(data: bytes) -> npt.NDArray[np.float32]:
 
 @contextmanager
 def _open_file(data: bytes, limits: MediaLimits) -> Iterator[soundfile.SoundFile]:
-    """Raises `InvalidRequestError` for what is no audio file within the limits, also out of the block."""
+    """Raises `InvalidRequestError` unless it is an audio file within the limits, also from inside the block."""
     if not _has_file_header(data) and not _has_mpeg_sync(data):
         raise _invalid(
             "is not in a known format "
@@ -157,8 +158,8 @@ def _read_track(
 
 
 def _count_track(data: bytes, container: str, limits: MediaLimits, cancellation: Cancellation) -> int:
-    """How many samples `_read_track` gives. They are decoded for that: what a recording of a browser says of
-    its length is 0 or nothing, and what a stranger says need not be true. Raises as that does."""
+    """How many samples `_read_track` gives. They are decoded for that: a browser's recording declares a
+    length of 0 or none, and a declared length is not trusted. Raises as `_read_track` does."""
     num_samples = 0
     with _open_track(data, container, limits, cancellation) as (rate, blocks):
         for block in blocks:

@@ -46,7 +46,7 @@ class HttpFetcher:
         self._allowed_addresses = frozenset(
             address for host, _ in self._allowed_places if (address := _parse_address(host)) is not None
         )
-        # A lookup that nobody answers holds its thread for long: none that anything else waits for.
+        # A lookup without an answer blocks its thread for long, so the threads are used for nothing else.
         self._lookup_threads = ThreadPoolExecutor(_LOOKUP_THREADS, "media-lookup")
 
     async def fetch(self, url: str) -> bytes:

@@ -26,16 +26,16 @@ logger = logging.getLogger(__name__)
 
 _PROGRAM = Path(__file__).with_name("limited_program.py")
 _ENVIRONMENT = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONHOME", "PYTHONPATH")
-"""What Python may need to find FFmpeg. This server's keys are in other variables."""
+"""What Python may need to find FFmpeg. The server's keys are in other variables and are not passed on."""
 _MAX_LOG_BYTES = 1 << 14
-"""Kept of what the process says on its standard error."""
+"""Kept of the process's standard error."""
 _READ_BYTES = 1 << 16
 """As much as a pipe holds."""
 
 
 @dataclass(frozen=True)
 class Reader:
-    """What `limited_program` is to load, its limits, and what its end means to the client."""
+    """The module that `limited_program` loads, its limits, and the error that each exit status means."""
 
     module: Path
     arguments: Sequence[str]
@@ -52,7 +52,7 @@ class Reader:
 
 
 class Cancellation:
-    """Ends the process that reads for a caller who has left. `cancel` is for any thread."""
+    """Ends the process that reads for a caller that has disconnected. `cancel` may be called in any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -64,7 +64,7 @@ class Cancellation:
         return self._is_cancelled
 
     def cancel(self) -> None:
-        """Of what is being read, and of what would be from now on."""
+        """Ends the current reading and refuses later ones."""
         with self._lock:
             self._is_cancelled = True
             if self._process is not None:
@@ -87,10 +87,10 @@ class Cancellation:
 
 @contextmanager
 def read_in_process(reader: Reader, data: bytes, cancellation: Cancellation) -> Iterator["Output"]:
-    """What the reader makes of `data`, its standard input; the process has ended behind the block.
+    """The reader's output for `data`, its standard input; the process has ended after the block.
 
     Raises, as the methods of `Output` do, one of the errors of `reader`, and `OmniError` where the program
-    itself failed (the log says how) or the caller cancelled, who hears of nothing any more.
+    itself failed (the log has the reason) or the caller cancelled.
     """
     deadline = time.monotonic() + reader.timeout_s
     if cancellation.is_cancelled:
@@ -168,13 +168,12 @@ class Output:
             raise self.damaged("it wrote more than it has to")
 
     def damaged(self, what: str) -> InvalidRequestError:
-        """For a process that does not keep to what was agreed; `what` is for the log."""
+        """For a process that violates the protocol; `what` is for the log."""
         logger.warning("The process that read %s went wrong: %s", self._reader.reads, what)
         return self._reader.refusals[DAMAGED]
 
     def _wait_for_bytes(self) -> None:
-        """Or for the end. What it says on standard error meanwhile is taken: it would wait for that
-        forever."""
+        """Or for the end. Its standard error is read meanwhile: the process would block on a full pipe."""
         while True:
             left_s = self._deadline - time.monotonic()
             ready = self._poll.poll(left_s * 1000) if left_s > 0 else []

@@ -52,9 +52,9 @@ def _load(path: Path) -> Read:
 
 def _limit(max_bytes: int, max_seconds: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
-    # Where both are the same, the system kills and does not say for what.
+    # If both were equal, the kernel would send SIGKILL and the reason would be unknown.
     resource.setrlimit(resource.RLIMIT_CPU, (max_seconds, max_seconds + 1))
-    # Standard input and output are open and stay it.
+    # Standard input and output are already open and stay open.
     for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_CORE):
         resource.setrlimit(kind, (0, 0))
 

@@ -99,8 +99,8 @@ def _frames(opened: InputContainer, stream: AudioStream) -> Iterator[tuple[Audio
 
 
 def _is_cut_short(file: BinaryIO, container: str) -> bool:
-    """Whether the file ends before it says: FFmpeg would give what is there. A live recording says
-    nothing."""
+    """Whether the file is shorter than it declares: FFmpeg would decode what is there. A live recording
+    declares nothing."""
     file_size = file.seek(0, io.SEEK_END)
     file.seek(0)
     end_of = _end_of_element if container == "matroska" else _end_of_box

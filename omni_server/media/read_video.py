@@ -87,7 +87,7 @@ def _open(file: BinaryIO) -> Iterator[cv2.VideoCapture]:
 
 
 def _read_timeline(file: BinaryIO, limits: _Limits) -> _Timeline:
-    """Length and rate as declared, or counted where the header does not say; refuses what is over the
+    """Length and rate as declared, or counted if the header does not declare them. Refuses what exceeds the
     limits."""
     with _open(file) as capture:
         width = capture.get(cv2.CAP_PROP_FRAME_WIDTH)

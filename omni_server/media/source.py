@@ -17,7 +17,7 @@ _ASCII_WHITESPACE = dict.fromkeys(map(ord, string.whitespace))
 
 
 class MediaSource:
-    """Reads the bytes that a request's URLs stand for.
+    """Reads the bytes that a request's URLs refer to.
 
     `allowed_domains` are host names or IP addresses, each with or without a port, as in `media.example:8080`.
     A URL's host must equal one of them (subdomains are not included). An entry without a port allows the
@@ -27,7 +27,7 @@ class MediaSource:
     to read `http://files.intranet/` from 10.0.0.5, allow `files.intranet` and `10.0.0.5`; for `localhost`,
     allow `127.0.0.1` as well. Raises `ConfigError` for an entry that is more than a host and a port.
 
-    `local_folder` allows `file:` URLs of what is below it; None allows none.
+    `local_folder` allows `file:` URLs of files below it; None allows none.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ def decode_base64(text: str) -> bytes:
     """The bytes of standard base64 (RFC 4648 section 4) with padding. ASCII whitespace is ignored, nothing
     else is.
 
-    Raises `InvalidRequestError` with code `invalid_base64`, also where there is no byte.
+    Raises `InvalidRequestError` with code `invalid_base64`, also for no bytes.
     """
     compact = text.translate(_ASCII_WHITESPACE)
     # Python's strict mode takes any amount of padding after a whole group.
@@ -107,7 +107,7 @@ def _invalid_base64() -> InvalidRequestError:
 
 class _LocalFiles:
     """Reads the files that `file:` URLs name, at or below `folder`, wherever symbolic links lead. Raises
-    `ConfigError` if it is no folder."""
+    `ConfigError` if it is not a folder."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         try:
@@ -115,7 +115,7 @@ class _LocalFiles:
         except OSError as error:
             raise ConfigError(f"the folder of local media {folder}: {error.strerror or error}") from None
         if not self._folder.is_dir():
-            raise ConfigError(f"the folder of local media {folder} is no folder")
+            raise ConfigError(f"the folder of local media {folder} is not a folder")
         self._max_bytes = max_bytes
 
     def read(self, url: str) -> bytes:

@@ -26,7 +26,7 @@ _ENVIRONMENT = {
 _BASE_MEMORY_BYTES = 512 * 1024 * 1024
 """Of the process's addresses. Python, numpy and OpenCV take 291 MiB of them, a small video decoded."""
 _MEMORY_BYTES_PER_PIXEL = 96
-"""Of `max_video_frame_pixels`: pictures that the decoder keeps to predict others. Measured at 4096 x 2304,
+"""Of `max_video_frame_pixels`: reference frames that the decoder keeps. Measured at 4096 x 2304,
 above what a small video takes: H.264 with 16 of them in 4:2:0, 51 bytes; HEVC of 10 bits 45; FFV1 37; VP8,
 VP9, MPEG-4 and MJPEG 14 to 22."""
 

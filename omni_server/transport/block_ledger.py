@@ -1,7 +1,7 @@
 """Who holds which block of a queue, for the case that its holder dies.
 
 A block (a portion of a slot) is ended exactly once, by whoever holds the message that refers to it. A process
-that is killed ends nothing, and its slots would stay in use for ever. All messages pass through the server,
+that is killed ends nothing, and its slots would stay in use forever. All messages pass through the server,
 so it knows whether a block is with the producer, the server or the consumer, and ends the blocks of a process
 that is gone.
 
@@ -23,7 +23,7 @@ class BlockLedger:
     """The ledger of one queue, in the server. It remembers one generation per place, so it does not grow."""
 
     def __init__(self, queue: SlabQueue) -> None:
-        self._queue = queue
+        self.queue = queue
         self._received: dict[_Place, int] = {}
         self._sent: dict[_Place, int] = {}
 
@@ -35,11 +35,17 @@ class BlockLedger:
         """The block is handed to the consumer."""
         self._sent[block.slot, block.portion] = block.generation
 
+    def drop(self, block: SharedBlock) -> None:
+        """End a block that will not be read any more, unless it was ended in the place of a process that
+        died."""
+        if self.queue.is_open(block):
+            self.queue.finish_all(block)
+
     def producer_died(self) -> int:
         """End what the producer had published and not handed over; returns the number of blocks."""
         return self._end(
             block
-            for block in self._queue.published_blocks()
+            for block in self.queue.published_blocks()
             if self._received.get((block.slot, block.portion)) != block.generation
         )
 
@@ -50,7 +56,7 @@ class BlockLedger:
         )
 
     def _end(self, blocks: Iterable[SharedBlock]) -> int:
-        still_open = [block for block in blocks if self._queue.is_open(block)]
+        still_open = [block for block in blocks if self.queue.is_open(block)]
         for block in still_open:
-            self._queue.finish_all(block)
+            self.queue.finish_all(block)
         return len(still_open)

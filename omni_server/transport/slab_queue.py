@@ -151,7 +151,7 @@ class SlabQueue:
         self._ended[block.slot, block.portion, consumer] = block.generation
 
     def finish_all(self, block: SharedBlock) -> None:
-        """Nobody will read the portion any more."""
+        """The portion will not be read any more."""
         self._ended[block.slot, block.portion, :] = block.generation
 
     # -- the heir of a process that died
@@ -171,10 +171,10 @@ class SlabQueue:
             return False
         return bool((self._ended[block.slot, block.portion] != block.generation).any())
 
-    # -- anybody
+    # -- any process
 
     def num_in_use(self) -> int:
-        """Published slots with a portion that nobody has ended yet."""
+        """Published slots with a portion that has not been ended yet."""
         return sum(
             bool((self._ended[slot, : int(self._num_portions[slot])] != self._published[slot]).any())
             for slot in range(self.capacity)

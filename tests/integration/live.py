@@ -79,18 +79,20 @@ class LiveOmni:
         """What is not released within `RELEASE_TIMEOUT_S`: a worker hears of a request's end with the step
         after it, and this question may be taken before that step."""
         deadline = time.monotonic() + RELEASE_TIMEOUT_S
-        while (held := self.run(self.omni.num_held_rows())) and time.monotonic() < deadline:
+        while (
+            held := sum(self.run(self.omni.worker_count("num_row_requests")).values())
+        ) and time.monotonic() < deadline:
             time.sleep(0.05)
         return held
 
     def num_resumed(self) -> dict[str, int]:
-        return self.run(self.omni.num_resumed())
+        return self.run(self.omni.worker_count("num_resumed"))
 
     def num_steady_steps(self) -> dict[str, int]:
-        return self.run(self.omni.num_steady_steps())
+        return self.run(self.omni.worker_count("num_steady_steps"))
 
     def runner_generations(self) -> dict[str, int]:
-        return self.run(self.omni.runner_generations())
+        return self.run(self.omni.worker_count("runner_generation"))
 
     def row_slots(self) -> QueueLevel:
         (slots,) = self.omni.row_slots().values()

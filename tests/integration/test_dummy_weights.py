@@ -39,6 +39,6 @@ async def test_a_folder_without_weights_starts_and_speaks_with_load_format_dummy
         assert len(answer.codes) == 30
         assert answer.audio.shape == (30 * SAMPLES_PER_CODE,)
         assert np.isfinite(answer.audio).all()
-        assert await omni.num_held_rows() == 0
+        assert not any((await omni.worker_count("num_row_requests")).values())
     finally:
         await omni.stop()

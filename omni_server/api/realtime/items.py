@@ -4,7 +4,7 @@ Events hold the items themselves. What is `Unsent` stays here; fields that are a
 clients.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, PlainValidator
@@ -92,59 +92,51 @@ OutputContent = AnswerText | SpokenAudio
 
 
 @dataclass
-class SystemItem:
+class _Item:
     id: str
+    status: ItemStatus = field(default="completed", kw_only=True)
+    object: Literal["realtime.item"] = field(default="realtime.item", kw_only=True)
+
+
+@dataclass
+class SystemItem(_Item):
     content: list[WrittenText]
-    status: ItemStatus = "completed"
     role: Literal["system"] = "system"
     type: Literal["message"] = "message"
-    object: Literal["realtime.item"] = "realtime.item"
 
 
 @dataclass
-class UserItem:
-    id: str
+class UserItem(_Item):
     content: list[InputContent]
-    status: ItemStatus = "completed"
     role: Literal["user"] = "user"
     type: Literal["message"] = "message"
-    object: Literal["realtime.item"] = "realtime.item"
 
 
 @dataclass
-class AssistantItem:
-    id: str
+class AssistantItem(_Item):
     content: list[OutputContent]
-    status: ItemStatus = "completed"
     role: Literal["assistant"] = "assistant"
     type: Literal["message"] = "message"
-    object: Literal["realtime.item"] = "realtime.item"
 
 
 @dataclass
-class CallItem:
+class CallItem(_Item):
     """A function that the assistant wants to be called."""
 
-    id: str
     call_id: str
     name: str
     arguments: str
     """JSON, as the model wrote it."""
-    status: ItemStatus = "completed"
     type: Literal["function_call"] = "function_call"
-    object: Literal["realtime.item"] = "realtime.item"
 
 
 @dataclass
-class CallOutputItem:
+class CallOutputItem(_Item):
     """What a function returned."""
 
-    id: str
     call_id: str
     output: str
-    status: ItemStatus = "completed"
     type: Literal["function_call_output"] = "function_call_output"
-    object: Literal["realtime.item"] = "realtime.item"
 
 
 Item = SystemItem | UserItem | AssistantItem | CallItem | CallOutputItem

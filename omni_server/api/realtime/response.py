@@ -220,7 +220,7 @@ class _Writer:
     def open_message(self) -> None:
         if self._output:
             return
-        self._message = item = AssistantItem(events.new_id("item"), [], "in_progress")
+        self._message = item = AssistantItem(events.new_id("item"), [], status="in_progress")
         self._begin(item)
         item.content.append(SpokenAudio("") if self._encoder is not None else AnswerText(""))
         self._outbox.put(events.PartAdded(response_id=self._plan.id, item_id=item.id, part=self._part("")))
@@ -293,7 +293,7 @@ class _Writer:
     def _write_call(self, delta: ToolCallDelta) -> None:
         if delta.call_id is not None and delta.name is not None:
             self._end_call("completed")
-            self._begin(CallItem(events.new_id("item"), delta.call_id, delta.name, "", "in_progress"))
+            self._begin(CallItem(events.new_id("item"), delta.call_id, delta.name, "", status="in_progress"))
         item, index = self._output[-1], len(self._output) - 1
         if isinstance(item, CallItem) and delta.arguments:
             item.arguments += delta.arguments

@@ -15,6 +15,7 @@ from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollec
 
 from omni_server.engine.async_engine import RowOutputProcessor, StageAsyncLLM
 from omni_server.protocol.rows import InlineBlock, RowsPayload, Segment, SharedBlock, encode
+from omni_server.transport.block_ledger import BlockLedger
 from omni_server.transport.slab_queue import SlabQueue, new_queue_path
 
 
@@ -109,7 +110,7 @@ def test_rows_of_a_request_that_has_ended_are_given_back_to_the_queue() -> None:
         new_queue_path("test"), capacity=1, slot_bytes=8, max_portions=1, num_consumers=1, create=True
     )
     try:
-        processor.row_queue = queue
+        processor.row_ledger = BlockLedger(queue)
         slot, generation = queue.take() or pytest.fail("the queue is empty")
         queue.publish(slot, generation, 1)
         processor.process_outputs([output("gone", SharedBlock(slot, generation, 0))])

@@ -19,6 +19,7 @@ from omni_server.engine.mps import MpsDaemon
 from omni_server.engine.process_files import TempFolder
 from omni_server.engine.start_progress import StartProgress
 from omni_server.family import ModelFamily
+from omni_server.protocol.runtime_config import QueueSpec
 
 CONFIG = load_stage_config(find_shipped_config("qwen2_5_omni.demo-cpu"))
 
@@ -47,7 +48,7 @@ def builder_in(folder: Path, mps: object = None) -> EngineBuilder:
         folder,
         CONFIG,
         cast(ModelFamily, family),
-        queues={},
+        queues={("thinker", "talker"): QueueSpec(4, None, 64, 8, 1)},
         temp=cast(TempFolder, temp),
         mps=cast(MpsDaemon, mps),
         load_format="dummy",

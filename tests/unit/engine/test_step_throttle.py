@@ -118,7 +118,9 @@ async def runtimes(
         folder,
         stages,
         cast(ModelFamily, family),
-        cast(FamilyModel, SimpleNamespace()),
+        cast(
+            FamilyModel, SimpleNamespace(row_width=8, extra_rows_per_request=0, dtype_name=lambda: "float32")
+        ),
         load_format="dummy",
         on_progress=lambda line: None,
     )

@@ -72,7 +72,7 @@ def test_the_oldest_audio_is_forgotten_when_it_is_too_much() -> None:
 
 def test_an_answer_in_progress_is_never_forgotten() -> None:
     conversation = Conversation()
-    conversation.add(AssistantItem("answer", [SpokenAudio("")], "in_progress"))
+    conversation.add(AssistantItem("answer", [SpokenAudio("")], status="in_progress"))
     for number in range(2005):
         conversation.add(UserItem(str(number), [WrittenText("a")]))
     assert conversation.items[0].id == "answer"
