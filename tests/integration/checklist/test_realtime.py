@@ -16,7 +16,7 @@ from tests.integration.checklist.realtime_session import MANUAL, Session, opened
 from tests.integration.server_process import MODEL, ServerProcess
 from tests.integration.test_realtime import ATTEMPTS, SILENCE, speech
 from tests.unit.api.realtime.answers import CLOSING, OPENING, SPOKEN_CLOSING
-from tests.unit.api.realtime.realtime_client import Event, base64_of, sound_of
+from tests.unit.api.realtime.realtime_client import Event, audio_of, base64_of
 
 PCM = {"type": "audio/pcm", "rate": 24000}
 BROWSER_KEY = f"openai-insecure-api-key.{KEY}"
@@ -140,7 +140,7 @@ def test_r08_spoken_response_comes_in_order(talk: Session) -> None:
     deltas = [event["delta"] for event in events if event["type"] == "response.output_audio_transcript.delta"]
     (done,) = (event for event in events if event["type"] == "response.output_audio_transcript.done")
     assert done["transcript"] == "".join(deltas) != ""
-    assert sound_of(events)  # every delta of whole samples
+    assert audio_of(events)  # every delta of whole samples
     assert check_done(events)["output"][0]["content"][0]["transcript"] == done["transcript"]
 
 
