@@ -44,7 +44,7 @@ def load_stage_config(path: Path) -> StageConfig:
 
 
 def find_stage_config(name_or_path: str) -> Path:
-    """The file for a value of `--stage-config`: a path, otherwise the name of a shipped config. Raises
+    """The file that `--stage-config` means: a path, else the name of a shipped config. Raises
     `ConfigError`."""
     path = Path(name_or_path)
     if path.exists() or len(path.parts) != 1:

@@ -216,7 +216,7 @@ def find_family(name: str) -> DeclaresPipeline:
     """The family that a stage config names: an entry point of the group `omni_server.families`, or
     `package.module:object`.
 
-    Raises `ValueError` if there is no such family.
+    Raises `ValueError` if there is no such thing.
     """
     module_name, _, attribute = name.partition(":")
     if not attribute:

@@ -22,7 +22,7 @@ def describe_problems(error: ValidationError) -> list[str]:
 
 
 def problem_locations(error: ValidationError) -> list[Location]:
-    """The location of each of these problems, in pydantic's notation."""
+    """Where each of these problems is, as pydantic says it."""
     return [details["loc"] for details in error.errors(include_url=False)]
 
 

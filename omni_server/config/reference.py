@@ -1,7 +1,7 @@
-"""The reference of all fields of a stage config, as Markdown tables generated from the pydantic models.
+"""The reference of a stage config's fields, as tables in Markdown, made from the pydantic models themselves.
 
 docs/configuration.md has a pair of comments for each table, `<!-- fields of Edge -->` and `<!-- end of fields
--->`; scripts/make_config_reference generates the text between them.
+-->`; what stands between them is generated (scripts/make_config_reference).
 """
 
 import json
@@ -28,15 +28,15 @@ MODELS: dict[str, type[BaseModel]] = {
         PacingConfig, SupervisionConfig,
     )
 }  # fmt: skip
-"""The models of a stage config that do not depend on the family, by name."""
+"""Every kind of mapping in the stage config of any family, by name."""
 
 _TABLE = re.compile(r"(<!-- fields of (\w+) -->\n).*?(<!-- end of fields -->)", re.DOTALL)
 _PLAIN = {int: "integer", float: "number", str: "string", bool: "`true` or `false`"}
 
 
 def family_models(pipeline: Pipeline) -> dict[str, type[BaseModel]]:
-    """The models that a family adds, by name: the classes that its stages and edges declare, and the
-    models of their fields."""
+    """The kinds of mappings that a family adds, by name: the classes that its stages and edges declare, and
+    those of their fields."""
     declared: list[type[BaseModel]] = [stage.config for stage in pipeline.stages.values()]
     declared += [type(edge.chunks) for edge in pipeline.edges if edge.chunks is not None]
     models: dict[str, type[BaseModel]] = {}
@@ -50,8 +50,8 @@ def family_models(pipeline: Pipeline) -> dict[str, type[BaseModel]]:
 
 
 def filled_in(page: str, *pipelines: Pipeline) -> str:
-    """`page` with all tables up to date, including those of the families with `pipelines`. Raises
-    `ConfigError` if a table is missing or names an unknown model."""
+    """`page` with every table as it should be, those of the families with `pipelines` included. Raises
+    `ConfigError` if a table is missing or of an unknown model."""
     models = MODELS | {name: model for line in pipelines for name, model in family_models(line).items()}
     found = [match[2] for match in _TABLE.finditer(page)]
     if sorted(found) != sorted(models):
@@ -84,7 +84,7 @@ def field_table(model: type[BaseModel]) -> str:
 
 
 def _type(annotation: object, metadata: Sequence[object]) -> str:
-    """The type in words, with the bounds from `metadata`."""
+    """In words, with the bounds that `metadata` sets."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         inner, *more = arguments
@@ -109,7 +109,7 @@ def _type(annotation: object, metadata: Sequence[object]) -> str:
 
 
 def _unpacked(metadata: Sequence[object]) -> list[object]:
-    """The metadata of `Annotated`, including the metadata inside a `Field(...)`."""
+    """What stands in `Annotated`, with what a `Field(...)` there holds."""
     return [part for item in metadata for part in (item.metadata if isinstance(item, FieldInfo) else [item])]
 
 
