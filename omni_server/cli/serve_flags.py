@@ -125,8 +125,8 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
         metavar="HOST[:PORT]",
         nargs="+",
         default=[],
-        help="hosts whose http(s) URLs requests may use for audio, images and videos; without a port, only the "
-        "scheme's default port (default: none, only data: URLs)",
+        help="hosts whose http(s) URLs requests may name for audio, images and videos; without a port, the "
+        "scheme's default port only (default: none, only data: URLs)",
     )
     media.add_argument(
         "--allowed-local-media-path",
@@ -199,22 +199,20 @@ def _add_model_flags(group: "argparse._ArgumentGroup") -> None:
 
 def _add_http_flags(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
-        "--host",
-        default=_DEFAULTS.host,
-        help="address to listen on; 0.0.0.0 means all addresses (default: %(default)s)",
+        "--host", default=_DEFAULTS.host, help="address to listen on; 0.0.0.0 is all (default: %(default)s)"
     )
     group.add_argument(
         "--port",
         type=port,
         default=_DEFAULTS.port,
-        help="port to listen on; 0 chooses a free port and prints it (default: %(default)s)",
+        help="port to listen on; 0 takes a free one and prints it (default: %(default)s)",
     )
     group.add_argument("--uds", metavar="PATH", help="Unix socket to listen on, instead of host and port")
     group.add_argument(
         "--root-path",
         metavar="PATH",
         default=_DEFAULTS.root_path,
-        help="prefix that a proxy in front of the server adds to all paths, such as /omni",
+        help="prefix that a proxy in front adds to all paths, as in /omni",
     )
     group.add_argument(
         "--request-timeout",
