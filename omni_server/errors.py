@@ -113,7 +113,8 @@ class StageError(OmniError):
 
 class CorruptDataError(StageError):
     """The input or output of a stage is corrupt, so the request fails instead of producing noise. Other
-    requests in the same batch are not affected. `kind` is an `omni_server.protocol.corruption.CorruptionKind`."""
+    requests in the same batch are not affected. `kind` is an
+    `omni_server.protocol.corruption.CorruptionKind`."""
 
     code = "corrupt_data"
 
@@ -131,8 +132,7 @@ class StageDeadError(StageError):
 
 
 class StageDownError(StageError):
-    """The request is rejected because a stage that it needs is being restarted. The code is the name of the
-    stage and `_down`."""
+    """A stage that the request needs is being restarted. The code is the name of the stage and `_down`."""
 
     status = 503
     type = "service_unavailable_error"

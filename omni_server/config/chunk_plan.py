@@ -16,12 +16,12 @@ class PacingConfig(FrozenModel):
     """Seconds of audio that a stream may be ahead of its playback. Beyond that, it waits while the decoder
     has other windows; `null`: no limit."""
     max_outstanding_windows: Annotated[int, Field(ge=1, le=64)] | None = None
-    """Windows of one stream that may be in the decoder at the same time; `null`: 1 with `carry`, which
-    allows only one, otherwise 2."""
+    """Windows of one stream that may be in the decoder at once; `null`: 1 with `carry`, the maximum there,
+    else 2."""
     max_start_delay_s: Annotated[float, Field(ge=0, le=10)] = 10.0
-    """Longest time that the first audio of a stream is held in the playout buffer until the buffer covers
-    the expected turnaround of the later windows, and what is missing if speech is generated more slowly
-    than it is played; 0: first audio is never held."""
+    """Longest time that the first audio of a stream is held in the playout buffer until the buffer covers the
+    expected turnaround of the later windows, and what is missing if speech is generated more slowly than it
+    is played; 0: first audio is never held."""
 
 
 def _as_ramp(value: object) -> object:
@@ -77,8 +77,8 @@ class ChunkPlan(FrozenModel):
     """Number of new blocks in the first window, in the second and so on; the last number applies to all
     further windows. A single number applies to all windows."""
     busy: Annotated[tuple[BusyChunks, ...], BeforeValidator(_as_list)] = ()
-    """Other values of `new_blocks` when several streams are active, in ascending order of `min_streams`;
-    the last entry that applies is used. A single entry needs no list. No effect in mode `whole`."""
+    """Other values of `new_blocks` when several streams are active, in ascending order of `min_streams`; the
+    last entry that applies is used. A single entry needs no list. No effect in mode `whole`."""
     future_blocks: Annotated[int, Field(ge=0)] = 1
     """Blocks after the new ones that a window waits for and uses as context."""
     pacing: PacingConfig = PacingConfig()

@@ -72,8 +72,8 @@ def shipped_configs() -> dict[str, Path]:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """SafeLoader that rejects duplicate keys, of which PyYAML itself silently keeps the last one, and
-    reports the position of every value that does not have its tag's type."""
+    """SafeLoader that rejects duplicate keys, of which PyYAML itself silently keeps the last one, and reports
+    the position of every value that does not have its tag's type."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
@@ -118,8 +118,8 @@ def _named_first(problem: str) -> Location:
 
 
 def _line_of(location: Location, root: yaml.Node | None) -> str:
-    """`line 12: ` for the position of pydantic's `location` in the YAML, or of the nearest enclosing one;
-    "" for the whole file. Items that pydantic inserts between keys are in no mapping and are skipped."""
+    """`line 12: ` for the position of pydantic's `location` in the YAML, or of the nearest enclosing one; ""
+    for the whole file. Items that pydantic inserts between keys are in no mapping and are skipped."""
     node = root
     line: int | None = None
     for item in location:

@@ -57,8 +57,8 @@ class StageSpec:
     output: Output | None = None
     """The output of this stage that the API sends; None if another stage consumes the result."""
     config: type[DiffusionStage] = DiffusionStage
-    """`diffusion` only: the fields of this stage in a stage config. A family subclasses `DiffusionStage`
-    to add options; its model finds them in `DiffusionRuntimeConfig.stage`. Their defaults are those of the
+    """`diffusion` only: the fields of this stage in a stage config. A family subclasses `DiffusionStage` to
+    add options; its model finds them in `DiffusionRuntimeConfig.stage`. Their defaults are those of the
     family's reference implementation, if it has one."""
 
 
@@ -74,8 +74,8 @@ class EdgeSpec:
     `stages.runtime.row_producer.RowProducer`. `TokenFrames`: an `omni_server.edge.CodecEdgeFactory`.
     `Tensor`: none."""
     chunks: ChunkPlan | None = None
-    """`TokenFrames` only: how they are cut into windows unless the stage config says otherwise. If it is
-    an instance of a subclass, the stage config may set the fields of that subclass."""
+    """`TokenFrames` only: how they are cut into windows unless the stage config says otherwise. If it is an
+    instance of a subclass, the stage config may set the fields of that subclass."""
 
 
 _ENDS: dict[type[Payload], tuple[EngineKind, EngineKind]] = {

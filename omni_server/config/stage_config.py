@@ -46,8 +46,7 @@ class QueueConfig(FrozenModel):
     """`shared_memory`: embeddings stay in /dev/shm, and messages refer to them. `inline`: the message
     contains the payload; codec tokens always travel like this."""
     capacity: Annotated[int, Field(ge=1, le=4096)] = 16
-    """Steps of the producer that may wait for the consumer; at the limit, the producer's scheduler holds
-    requests back."""
+    """Steps of the producer that may wait for the consumer. At the limit, backpressure stops the producer."""
 
 
 class Edge(FrozenModel):
@@ -62,8 +61,7 @@ class Edge(FrozenModel):
     queue: QueueConfig = QueueConfig()
     """How payloads travel."""
     chunks: Annotated[SerializeAsAny[ChunkPlan] | None, BeforeValidator(as_declared)] = None
-    """How codec tokens are cut into windows; only on an edge that carries codec tokens. `null`: the
-    family's plan."""
+    """How codec tokens are cut into windows; only on an edge with codec tokens. `null`: the family's plan."""
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -75,8 +73,8 @@ class SupervisionConfig(FrozenModel):
     """An engine that does not answer for this long is killed and restarted. An engine answers between two
     steps, so this must be longer than any step; `null`: no timeout."""
     max_restarts: Annotated[int, Field(ge=0)] = 5
-    """Restarts allowed per stage within `restart_window_s`. If the stage dies once more, the server ends
-    with exit code 1; 0: the server ends at the first death."""
+    """Restarts allowed per stage within `restart_window_s`. If the stage dies once more, the server ends with
+    exit code 1; 0: the server ends at the first death."""
     restart_window_s: Annotated[float, Field(gt=0)] = 600.0
     """Time after which a restart no longer counts towards `max_restarts`."""
     max_backoff_s: Annotated[float, Field(ge=0)] = 30.0
@@ -88,13 +86,12 @@ class StageConfig(FrozenModel):
     """A whole deployment: the file that `--stage-config` names."""
 
     model_family: Annotated[str, Field(pattern=f"^{FAMILY_PATTERN}$")]
-    """The code for the model: the name of an installed family, such as `qwen2_5_omni`, or
-    `package.module:object`."""
+    """The code of the model: an installed family, such as `qwen2_5_omni`, or `package.module:object`."""
     platform: Literal["cpu", "cuda"]
     """Must match the installed build of vLLM."""
     mps: Literal["auto", "on", "off"] = "auto"
-    """NVIDIA's Multi-Process Service, which lets the stages on one GPU run concurrently instead of in
-    turns. `auto`: on if stages share a device and the driver includes the service. Ignored on CPU."""
+    """NVIDIA's Multi-Process Service, which lets the stages on one GPU run concurrently instead of in turns.
+    `auto`: on if stages share a device and the driver includes the service. Ignored on CPU."""
     stages: dict[StageName, Annotated[AnyStage, BeforeValidator(as_declared)]]
     """The stages by name."""
     edges: tuple[Edge, ...] = ()

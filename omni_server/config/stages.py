@@ -20,8 +20,7 @@ RESERVED_ENGINE_ARGS = frozenset(
 
 
 class SamplingDefaults(FrozenModel):
-    """Default sampling parameters of an autoregressive stage, used unless the request sets them. Unset
-    fields keep vLLM's default."""
+    """Sampling parameters of requests that do not set them. Unset fields keep vLLM's default."""
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     """0 is greedy; higher values sample less likely tokens more often."""
@@ -60,15 +59,13 @@ class CommonStage(FrozenModel):
     gpu_priority: Literal["normal", "low"] = "normal"
     """Under `mps`, the kernels of a `low` stage wait for those of other stages on its GPU. Ignored on CPU."""
     max_num_seqs: Annotated[int, Field(ge=1)] = 16
-    """Largest number of requests in one step."""
+    """Most requests in one step."""
     max_num_batched_tokens: Annotated[int, Field(ge=1)] = 2048
-    """Largest number of tokens in one step; longer prompts are prefilled in chunks. For a decoder, codec
-    tokens."""
+    """Most tokens in one step; longer prompts are prefilled in chunks. For a decoder, codec tokens."""
     max_model_len: Annotated[int, Field(ge=1)]
     """Longest sequence in tokens, prompt and answer; for a decoder, the longest window in codec tokens."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """`auto` is the dtype of the checkpoint; for a `diffusion` stage, float16 on cuda and float32 on
-    cpu."""
+    """`auto` is the dtype of the checkpoint; for a `diffusion` stage, float16 on cuda and float32 on cpu."""
     engine_args: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of vLLM's `AsyncEngineArgs`, passed on unchanged."""
 
@@ -126,8 +123,8 @@ class DiffusionStage(CommonStage):
     engine: Literal["diffusion"]
     """Not autoregressive. If omitted, the engine that the family declares for `model_stage`."""
     max_streams: Annotated[int, Field(ge=1)] | None = None
-    """Number of utterances whose state is kept between their windows if `chunks.carry` is set; `null`:
-    twice `max_num_seqs`."""
+    """Number of utterances whose state is kept between their windows if `chunks.carry` is set; `null`: twice
+    `max_num_seqs`."""
 
     @property
     def num_stream_slots(self) -> int:

@@ -14,8 +14,7 @@ class SolverConfig(FrozenModel):
     reference's."""
 
     num_steps: Annotated[int, Field(ge=2, le=100)] = 10
-    """Points of the time grid; the solver makes one Runge-Kutta step less. More points are slower and more
-    exact."""
+    """Points of the time grid, one more than Runge-Kutta steps; more is slower and more exact."""
     guidance_scale: Annotated[float, Field(ge=0)] = 0.5
     """Strength of classifier-free guidance."""
     sway_coefficient: float = -1.0
@@ -31,5 +30,5 @@ class Code2WavChunks(ChunkPlan):
     """A block is the DiT's attention block, 12 codec tokens in the published checkpoints."""
 
     vocoder_margin_frames: Annotated[int, Field(ge=0)] = 20
-    """Mel frames of context that the vocoder gets on each side of the emitted frames; 28 is its full
-    receptive field."""
+    """Mel frames of context for the vocoder on each side of the emitted frames; 28 is its full receptive
+    field."""
