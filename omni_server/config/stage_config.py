@@ -46,7 +46,7 @@ class QueueConfig(FrozenModel):
     """`shared_memory`: embeddings stay in /dev/shm, and messages refer to them. `inline`: the message
     contains the payload; codec tokens always travel like this."""
     capacity: Annotated[int, Field(ge=1, le=4096)] = 16
-    """Steps of the producer that may wait for the consumer. At the limit, backpressure stops the producer."""
+    """Steps of the producer that may wait for the consumer; at the limit, backpressure applies."""
 
 
 class Edge(FrozenModel):

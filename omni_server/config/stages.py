@@ -59,9 +59,9 @@ class CommonStage(FrozenModel):
     gpu_priority: Literal["normal", "low"] = "normal"
     """Under `mps`, the kernels of a `low` stage wait for those of other stages on its GPU. Ignored on CPU."""
     max_num_seqs: Annotated[int, Field(ge=1)] = 16
-    """Most requests in one step."""
+    """Maximum number of requests in one step."""
     max_num_batched_tokens: Annotated[int, Field(ge=1)] = 2048
-    """Most tokens in one step; longer prompts are prefilled in chunks. For a decoder, codec tokens."""
+    """Maximum tokens in one step; longer prompts are prefilled in chunks. For a decoder, codec tokens."""
     max_model_len: Annotated[int, Field(ge=1)]
     """Longest sequence in tokens, prompt and answer; for a decoder, the longest window in codec tokens."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
