@@ -271,10 +271,15 @@ def _first_leaf(group: ExceptionGroup[OmniError]) -> OmniError:
 
 
 def _orchestrator(config: StageConfig, model: FamilyModel, engines: "Engines") -> "Orchestrator":
-    from omni_server.orchestrator.orchestrator import Deployment, Orchestrator
+    from omni_server.orchestrator.orchestrator import Orchestrator
 
-    deployment = Deployment(config, engines.ar, engines.diffusion, engines.drop_block)
-    return Orchestrator(model, deployment, request_timeout_s=config.request_timeout_s)
+    return Orchestrator(
+        model,
+        config,
+        ar=engines.ar,
+        diffusion=engines.diffusion,
+        request_timeout_s=config.request_timeout_s,
+    )
 
 
 def _model_info(

@@ -13,13 +13,13 @@ from omni_server.engine.ar_stream import ArStream
 from omni_server.engine.async_engine import RowSink, StageAsyncLLM, abort, stage_errors
 from omni_server.engine.construction import BuiltEngine
 from omni_server.engine.engine_handle import BuildEngine, EngineHandle
+from omni_server.engine.feed_outbox import FeedOutbox
 from omni_server.engine.prompt_rendering import PromptRenderer, RenderedPrompt
 from omni_server.engine.token_table import TokenTable
 from omni_server.errors import InvalidRequestError
 from omni_server.family import Prompt
 from omni_server.metrics.stage_metrics import ArStageMetrics
 from omni_server.protocol.feeds import AddressedFeed
-from omni_server.protocol.rows import SharedBlock
 from omni_server.protocol.vllm_fields import TOKENS_PER_OUTPUT_KEY
 from omni_server.transport.block_ledger import BlockLedger
 
@@ -51,6 +51,8 @@ class ArHandle(EngineHandle[StageAsyncLLM]):
         self._output_ledger = output_ledger
         self._input_ledger = input_ledger
         self._tokens: TokenTable | None = None
+        self.outbox = FeedOutbox(self.feed, None if input_ledger is None else input_ledger.drop)
+        """What feeds running requests."""
 
     def attach(self, built: BuiltEngine[StageAsyncLLM]) -> None:
         engine = built.client
@@ -158,8 +160,8 @@ class ArHandle(EngineHandle[StageAsyncLLM]):
         return self._tokens
 
     async def feed(self, feeds: Sequence[AddressedFeed]) -> None:
-        """Rows for running requests, by their `ArStream.engine_id`; for those that have ended they are
-        dropped.
+        """For `outbox`: rows for running requests, by their `ArStream.engine_id`; for those that have ended
+        they are dropped.
 
         Raises `StageDeadError`; then none has been sent.
         """
@@ -167,8 +169,8 @@ class ArHandle(EngineHandle[StageAsyncLLM]):
             engine = self.engine
             if self._input_ledger is not None:
                 for _, feed in feeds:
-                    if feed.payload is not None and isinstance(feed.payload.block, SharedBlock):
-                        self._input_ledger.sent(feed.payload.block)
+                    if (block := feed.shared_block) is not None:
+                        self._input_ledger.sent(block)
             await engine.send_feeds(feeds)
 
     async def worker_count(self, name: WorkerCount) -> int:

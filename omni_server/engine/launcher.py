@@ -32,7 +32,6 @@ from omni_server.engine.queue_layout import queue_layout
 from omni_server.engine.start_progress import StartProgress
 from omni_server.family import FamilyModel, ModelFamily
 from omni_server.protocol.local_socket import new_socket_name
-from omni_server.protocol.rows import SharedBlock
 from omni_server.protocol.runtime_config import QueueSpec, StageRuntimeConfig, StepThrottleSpec
 from omni_server.transport.block_ledger import BlockLedger
 from omni_server.transport.slab_queue import SlabQueue, new_queue_path, sweep_dead_queues
@@ -63,12 +62,6 @@ class Engines:
         yield from self.ar_handles()
         for stage in self.diffusion.values():
             yield from stage.handles
-
-    def drop_block(self, block: SharedBlock) -> None:
-        """End a reference that will not be followed any more, unless it was ended in the place of an engine
-        that died. There is one edge that carries rows."""
-        (ledger,) = self.ledgers.values()
-        ledger.drop(block)
 
     def num_active(self) -> dict[str, int]:
         """Requests that each engine has not finished."""

@@ -10,17 +10,10 @@ from collections.abc import AsyncIterator, Callable
 import msgspec
 
 from omni_server.errors import CorruptDataError, DeadlineExceededError, OmniError
-from omni_server.orchestrator.request_graph import ArPlan, ImagePlan, RequestGraph
-from omni_server.orchestrator.request_timeline import RequestTimeline
+from omni_server.orchestrator.request_graph import RequestGraph
 from omni_server.types import Finished, OmniEvent, PromptTokens
 
 logger = logging.getLogger(__name__)
-
-_CATCH_UP_TURNS = 4
-"""Turns of the event loop for which a spoken request lets others catch up that came at the same moment and
-are a turn or two behind. In each of these turns everybody's prompt may be read; behind them they reach the
-entry together, and their speech stays together (`stages.runtime.batching_delay`). Text alone gains nothing by
-it and goes on at once."""
 
 
 class RequestRun:
@@ -28,8 +21,7 @@ class RequestRun:
 
     def __init__(
         self,
-        request_id: str,
-        entry: ArPlan | ImagePlan,
+        graph: RequestGraph,
         *,
         prompt_tokens: PromptTokens,
         deadline_s: float,
@@ -37,18 +29,17 @@ class RequestRun:
         on_corrupt: Callable[[CorruptDataError], object],
         on_end: Callable[[str], object],
     ) -> None:
-        self.request_id = request_id
+        self.request_id = graph.request_id
         self.prompt = prompt_tokens
         self._deadline_s = deadline_s
         self._is_logged = is_logged
         self._on_corrupt = on_corrupt
         self._on_end = on_end
-        self._events: asyncio.Queue[OmniEvent | OmniError] = asyncio.Queue()
+        self._graph = graph
+        self._events = graph.events
         self._task: asyncio.Task[None] | None = None
         self._is_over = False  # for the consumer: the last event has been delivered
         self._is_released = False
-        self._timeline = RequestTimeline()
-        self._graph = RequestGraph(request_id, entry, timeline=self._timeline, emit=self._events.put_nowait)
 
     # -- the caller's side
 
@@ -80,7 +71,7 @@ class RequestRun:
     async def _run(self) -> None:
         try:
             async with asyncio.timeout(self._deadline_s):
-                await self._graph.run(_CATCH_UP_TURNS)
+                await self._graph.run()
         except* TimeoutError:
             self._events.put_nowait(DeadlineExceededError("the request's deadline has passed"))
         except* OmniError as group:
@@ -109,7 +100,7 @@ class RequestRun:
 
     def _finished(self) -> Finished:
         reason, usage = self._graph.result(self.prompt)
-        times = self._timeline.times()
+        times = self._graph.timeline.times()
         if self._is_logged and logger.isEnabledFor(logging.DEBUG):
             logger.debug("request %s: times %s", self.request_id, msgspec.json.encode(times).decode())
         return Finished(reason, usage, times)

@@ -90,6 +90,12 @@ class RowsFeed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     final_length: int | None = None
     """Set once by the last feed: the sequence has this many rows, behind them the tail begins."""
 
+    @property
+    def shared_block(self) -> SharedBlock | None:
+        """The reference to shared memory that travels with the feed."""
+        block = None if self.payload is None else self.payload.block
+        return block if isinstance(block, SharedBlock) else None
+
 
 RowsRequest = RowsOutput | RowsInput
 
