@@ -161,16 +161,8 @@ def _make_queues(
             continue
         key, spec = (edge.source, edge.target), queue_layout(config, edge, model)
         if edge.queue.transport == "shared_memory":
-            queue = SlabQueue(
-                new_queue_path(f"{edge.source}-{edge.target}"),
-                capacity=spec.capacity,
-                slot_bytes=spec.slot_bytes,
-                max_portions=spec.max_portions,
-                num_consumers=spec.num_consumers,
-                create=True,
-            )
-            engines.ledgers[key] = BlockLedger(queue)
-            spec = msgspec.structs.replace(spec, path=str(queue.path))
+            spec = msgspec.structs.replace(spec, path=str(new_queue_path(f"{edge.source}-{edge.target}")))
+            engines.ledgers[key] = BlockLedger(SlabQueue(spec, create=True))
         specs[key] = spec
     return specs
 
