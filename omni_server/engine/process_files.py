@@ -14,7 +14,7 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -127,16 +127,15 @@ class TempFolder:
                 "make room there, or set TMPDIR to a folder that can be written"
             ) from error
 
-    def variables(self) -> Mapping[str, str]:
+    def variables(self) -> dict[str, str]:
         """Environment of the engines. Sockets and temporary files go to this folder; code that torch has
         compiled does not, because the next start is to find it again. What the operator has set for those
         stays."""
         from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
         own = {_SOCKETS: str(self.path), _COMPILED: default_cache_dir()}
-        return {_TEMPORARY_FILES: str(self.path)} | {
-            n: value for n, value in own.items() if n not in os.environ
-        }
+        set_here = {name: value for name, value in own.items() if name not in os.environ}
+        return {_TEMPORARY_FILES: str(self.path)} | set_here
 
     def announce_end(self) -> None:
         """From now on the engines end on SIGTERM. Without this vLLM would wait, and kill them."""
