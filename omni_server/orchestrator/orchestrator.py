@@ -247,7 +247,6 @@ class Orchestrator:
             sampling,
             end_ids=self._family.stop_ids[config.model_stage],
             is_text=is_text,
-            rows=None,
             structured_output=structured,
         )
         try:
