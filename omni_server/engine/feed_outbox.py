@@ -11,8 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from omni_server.errors import OmniError
-from omni_server.protocol.feeds import AddressedFeed
-from omni_server.protocol.rows import RowsFeed, SharedBlock
+from omni_server.protocol.rows import AddressedFeed, RowsFeed, SharedBlock
 
 logger = logging.getLogger(__name__)
 

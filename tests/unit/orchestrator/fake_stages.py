@@ -27,8 +27,7 @@ from omni_server.orchestrator.row_feeder import RowFeeder
 from omni_server.orchestrator.speech_scheduler import SpeechScheduler
 from omni_server.orchestrator.spoken_text import SpokenText
 from omni_server.orchestrator.tool_parser import ToolParser
-from omni_server.protocol.feeds import AddressedFeed
-from omni_server.protocol.rows import RowsFeed, RowsPayload, Segment, SharedBlock
+from omni_server.protocol.rows import AddressedFeed, RowsFeed, RowsPayload, Segment, SharedBlock
 from omni_server.types import FinishReason, OmniEvent, PromptTokens, SampledToken
 
 PROMPT_IDS = (11, 12, 13)
