@@ -18,7 +18,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 
@@ -37,15 +36,8 @@ KILL_TIMEOUT_S = 5.0
 """For engines to disappear after SIGKILL when the program ends."""
 
 
-@dataclass(frozen=True)
-class _Forked:
-    """The fork server that is a copy of this process."""
-
-    pid: int
-    folder: TempFolder
-
-
-_forked: _Forked | None = None
+_forked: tuple[int, TempFolder] | None = None
+"""Process id and folder of the fork server that is a copy of this process."""
 
 _MODULES = (
     "vllm.v1.engine.core",
@@ -93,7 +85,7 @@ def fork_from_here(family: ModelFamily) -> None:
             _serve(listener, is_alive, folder)
     os.close(is_alive)
     global _forked
-    _forked = _Forked(pid, folder)
+    _forked = pid, folder
     _preload(family)  # for the one that Python starts should this one die
     # The standard library has no public way to take a process for the fork server that it did not start.
     vars(forkserver._forkserver).update(  # type: ignore[attr-defined]
@@ -146,8 +138,8 @@ def _kill_engines() -> None:
         if engine.is_alive():
             vars(multiprocessing.process)["_children"].discard(engine)
     running = vars(forkserver._forkserver)["_forkserver_pid"]  # type: ignore[attr-defined]
-    if _forked is not None and _forked.pid != running:  # it was killed, and another took its place
-        _forked.folder.remove()
+    if _forked is not None and _forked[0] != running:  # it was killed, and another took its place
+        _forked[1].remove()
 
 
 def _serve(listener: socket.socket, is_alive: int, folder: TempFolder) -> None:

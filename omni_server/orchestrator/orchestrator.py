@@ -171,7 +171,7 @@ class Orchestrator:
         self._check_open(request, outputs)  # again: rendering takes time
         run = RequestRun(
             graph,
-            prompt_tokens=tokens,
+            prompt=tokens,
             deadline_s=deadline_s - (time.monotonic() - began),
             is_logged=request.is_logged,
             on_corrupt=self._count_corrupt,

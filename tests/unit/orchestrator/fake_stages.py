@@ -278,7 +278,7 @@ class Stages:
         graph.add(ArTask(graph, thinker, prompt, SamplingParams(), graph.text, speaker=speaker))
         run = RequestRun(
             graph,
-            prompt_tokens=PromptTokens(NUM_PROMPT, NUM_PROMPT, 0, 0, 0),
+            prompt=PromptTokens(NUM_PROMPT, NUM_PROMPT, 0, 0, 0),
             deadline_s=deadline_s,
             is_logged=True,
             on_corrupt=self.corrupt.append,
