@@ -52,7 +52,6 @@ class ArHandle(EngineHandle[StageAsyncLLM]):
         self._input_ledger = input_ledger
         self._tokens: TokenTable | None = None
         self.outbox = FeedOutbox(self.feed, None if input_ledger is None else input_ledger.drop)
-        """What feeds running requests."""
 
     def attach(self, built: BuiltEngine[StageAsyncLLM]) -> None:
         engine = built.client
@@ -80,7 +79,6 @@ class ArHandle(EngineHandle[StageAsyncLLM]):
         return text
 
     def check_text(self, num_chars: int) -> None:
-        """See `PromptRenderer.check_text`."""
         PromptRenderer(self.name, self.engine).check_text(num_chars)
 
     async def render(self, prompt: Prompt, reply: str | None = None) -> RenderedPrompt:

@@ -33,7 +33,6 @@ from omni_server.transport.block_ledger import BlockLedger
 RowSink = Callable[[RowsPayload], None]
 
 CLOSE_TIMEOUT_S = 30.0
-"""For `close_frontend`."""
 
 
 class RowOutputProcessor(OutputProcessor):

@@ -10,7 +10,6 @@ from typing import TypeVar
 T = TypeVar("T")
 
 THREAD_NAME = "blocking call"
-"""Of the threads of `in_daemon_thread`."""
 
 
 async def uninterrupted(work: Coroutine[object, object, T]) -> T:

@@ -64,11 +64,9 @@ class Engines:
             yield from stage.handles
 
     def num_active(self) -> dict[str, int]:
-        """Requests that each engine has not finished."""
         return {handle.name: handle.num_active for handle in self.handles()}
 
     def pids(self) -> dict[str, int]:
-        """Process id of each engine that is up."""
         return {handle.name: pid for handle in self.handles() if (pid := handle.pid) is not None}
 
     async def stop(self) -> None:

@@ -92,16 +92,10 @@ def _is_no_cache_error(record: logging.LogRecord) -> bool:
 def _check_room(folder: Path) -> None:
     """Write a file of 64 KiB and remove it: an empty file can be made on a full disk, too. Raises
     `OSError`."""
-    file, path = tempfile.mkstemp(dir=folder)
-    try:
-        try:
-            data = bytes(_PROBE_BYTES)
-            while data:
-                data = data[os.write(file, data) :]
-        finally:
-            os.close(file)
-    finally:
-        Path(path).unlink()
+    with tempfile.NamedTemporaryFile(dir=folder) as file:
+        data = bytes(_PROBE_BYTES)
+        while data:
+            data = data[os.write(file.fileno(), data) :]
 
 
 # -- sockets and temporary files

@@ -150,11 +150,8 @@ class Orchestrator:
     def stage_down(self, outputs: frozenset[Output] | None = None) -> StageDownError | None:
         """Which stage is down, of all or of those that `outputs` need; None if they are up."""
         names = self._config.stages if outputs is None else self._config.stages_for(outputs)
-        return next((StageDownError(name) for name in names if self._stage(name).is_down), None)
-
-    def _stage(self, name: str) -> Stage[ArHandle] | Stage[DiffusionHandle]:
-        ar = self._ar.get(name)
-        return self._diffusion[name] if ar is None else ar
+        stages = {**self._ar, **self._diffusion}
+        return next((StageDownError(name) for name in names if stages[name].is_down), None)
 
     async def submit(self, request: OmniRequest) -> RequestRun:
         """Validate, tokenise, start. Raises as `Generator.submit` says."""
@@ -277,9 +274,7 @@ class Orchestrator:
                 self._entry,
                 prompt,
                 spoken_text=SpokenText(handle.detokenize) if speaker is not None and is_limited else None,
-                tool_parser=None
-                if request.tools is None
-                else ToolParser(is_parallel=request.tools.is_parallel),
+                tool_parser=ToolParser(is_parallel=request.tools.is_parallel) if request.tools else None,
                 speaker=speaker,
             )
         output = self._add_audio(graph, request, self._entry, voice) or graph.text

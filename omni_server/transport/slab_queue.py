@@ -116,7 +116,6 @@ class SlabQueue:
     # -- the producer's worker
 
     def slot_buffer(self, slot: int) -> memoryview:
-        """Writable bytes of the slot."""
         start = self._data_offset + slot * self.slot_bytes
         return memoryview(self._map)[start : start + self.slot_bytes]
 
