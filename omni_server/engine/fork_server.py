@@ -8,7 +8,6 @@ Python starts it as a new interpreter, which imports again (`start`).
 """
 
 import atexit
-import contextlib
 import gc
 import importlib
 import logging
@@ -17,7 +16,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 
@@ -52,9 +51,17 @@ _MODULES = (
 
 def import_engine_modules(family: ModelFamily) -> None:
     """What engines of `family` need; takes seconds. vLLM must find the environment that it is to see."""
-    with _no_garbage_collection():
+    # Imports make a million objects that stay; to look through them again and again takes two of eight
+    # seconds. Later collections leave these objects alone: their pages stay shared with the engines, and a
+    # full collection in a server that is ready takes 13 to 65 ms on busy cores, instead of about 400. What is
+    # made after the imports is not frozen, because the client of an engine that dies must be collected.
+    gc.disable()
+    try:
         for module in _modules(family):
             importlib.import_module(module)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def fork_from_here(family: ModelFamily) -> None:
@@ -150,20 +157,6 @@ def _serve(listener: socket.socket, is_alive: int, folder: TempFolder) -> None:
         # Only in the fork server itself: the standard library ends the children by `os._exit`, too.
         folder.remove()
         os._exit(0)
-
-
-@contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Imports make a million objects that stay; to look through them again and again takes two of eight
-    seconds. Later collections leave these objects alone: their pages stay shared with the engines, and a full
-    collection in a server that is ready takes 13 to 65 ms on busy cores, instead of about 400. What is made
-    after the imports is not frozen, because the client of an engine that dies must be collected."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def _preload(family: ModelFamily) -> None:

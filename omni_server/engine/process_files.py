@@ -196,18 +196,14 @@ def _remove_if_dead(path: Path) -> bool:
 
 
 def _remove(folder: Path) -> None:
+    """With the memory in which the ranks of its engines exchanged tensors."""
     with suppress(FileNotFoundError):
-        for file in folder.iterdir():
-            if _RENDEZVOUS.fullmatch(file.name):
-                _remove_memory_of_ranks(file.name)
+        names = [file.name for file in folder.iterdir() if _RENDEZVOUS.fullmatch(file.name)]
+        for path in (path for name in names for path in SHARED_MEMORY_DIR.glob(f"{name}-*")):
+            with suppress(OSError):
+                if stat.S_ISREG(path.lstat().st_mode):
+                    path.unlink()
     shutil.rmtree(folder, ignore_errors=True)  # an engine that is just ending may remove files, too
-
-
-def _remove_memory_of_ranks(prefix: str) -> None:
-    for path in SHARED_MEMORY_DIR.glob(f"{prefix}-*"):
-        with suppress(OSError):
-            if stat.S_ISREG(path.lstat().st_mode):
-                path.unlink()
 
 
 # -- shared memory beside our queues
