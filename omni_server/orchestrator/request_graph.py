@@ -87,6 +87,9 @@ class RequestGraph:
         for task in self._tasks:
             if isinstance(task, ArTask) and task.source is not None:
                 task.source.close()
+        # These refer to the graph: a prompt with its media is not to wait for the garbage collector.
+        self._tasks.clear()
+        self.text = self.audio = None
 
     def result(self, prompt: PromptTokens) -> tuple[FinishReason, Usage]:
         """Of a request that has ended well. Any stage running into its limit makes the answer incomplete."""
