@@ -144,3 +144,11 @@ class StageDownError(StageError):
 
 class ConfigError(Exception):
     """An error in a stage config, a model folder or a flag; the message says what to change."""
+
+
+def first_leaf(group: BaseExceptionGroup[OmniError]) -> OmniError:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, OmniError)
+    return error

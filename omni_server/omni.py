@@ -14,7 +14,7 @@ from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import ArStage
 from omni_server.edge import check_longest_window
 from omni_server.engine.environment import set_engine_environment
-from omni_server.errors import ConfigError, OmniError, StageDownError
+from omni_server.errors import ConfigError, OmniError, StageDownError, first_leaf
 from omni_server.family import FamilyModel, load_family, open_model
 from omni_server.generation import Generation
 from omni_server.metrics.stage_metrics import QueueLevel, StageLevel, pipeline_text
@@ -191,7 +191,7 @@ class AsyncOmni:
             failures = group.subgroup(OmniError)
             if failures is None:
                 raise
-            first = _first_leaf(failures)
+            first = first_leaf(failures)
             raise ConfigError(f"the first request through all stages failed: {first}") from first
         for handle in self._engines.ar_handles():
             handle.metrics.clear()
@@ -262,19 +262,16 @@ def _burst_sizes(config: StageConfig) -> list[int]:
     return [2**power for power in range(largest.bit_length())]
 
 
-def _first_leaf(group: ExceptionGroup[OmniError]) -> OmniError:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, OmniError)
-    return error
-
-
 def _orchestrator(config: StageConfig, model: FamilyModel, engines: "Engines") -> "Orchestrator":
-    from omni_server.orchestrator.orchestrator import Deployment, Orchestrator
+    from omni_server.orchestrator.orchestrator import Orchestrator
 
-    deployment = Deployment(config, engines.ar, engines.diffusion, engines.drop_block)
-    return Orchestrator(model, deployment, request_timeout_s=config.request_timeout_s)
+    return Orchestrator(
+        model,
+        config,
+        ar=engines.ar,
+        diffusion=engines.diffusion,
+        request_timeout_s=config.request_timeout_s,
+    )
 
 
 def _model_info(

@@ -22,11 +22,11 @@ from omni_server.check.safetensors_headers import StoredWeights
 from omni_server.config.load import find_shipped_config, load_stage_config
 from omni_server.config.stage_config import StageConfig
 from omni_server.edge import check_longest_window
-from omni_server.engine.queue_layout import queue_layout, queue_size
+from omni_server.engine.queue_layout import queue_layout
 from omni_server.errors import ConfigError
 from omni_server.family import FamilyModel, StageFootprint, load_family, open_model
 from omni_server.model_folder import HubUnreachableError, has_gpu, resolve_model_folder
-from omni_server.transport.slab_queue import refuse_unordered_machine
+from omni_server.transport.slab_queue import queue_bytes, refuse_unordered_machine
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
 def _check_shared_memory(config: StageConfig, model: FamilyModel, report: Report, *, is_here: bool) -> None:
     edges = [edge for edge in config.edges if edge.queue.transport == "shared_memory"]
     report.shared_memory_needed = needed = sum(
-        queue_size(queue_layout(config, edge, model)) for edge in edges
+        queue_bytes(queue_layout(config, edge, model)) for edge in edges
     )
     if not is_here:
         return

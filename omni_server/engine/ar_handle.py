@@ -13,13 +13,13 @@ from omni_server.engine.ar_stream import ArStream
 from omni_server.engine.async_engine import RowSink, StageAsyncLLM, abort, stage_errors
 from omni_server.engine.construction import BuiltEngine
 from omni_server.engine.engine_handle import BuildEngine, EngineHandle
+from omni_server.engine.feed_outbox import FeedOutbox
 from omni_server.engine.prompt_rendering import PromptRenderer, RenderedPrompt
 from omni_server.engine.token_table import TokenTable
 from omni_server.errors import InvalidRequestError
 from omni_server.family import Prompt
 from omni_server.metrics.stage_metrics import ArStageMetrics
-from omni_server.protocol.feeds import AddressedFeed
-from omni_server.protocol.rows import SharedBlock
+from omni_server.protocol.rows import AddressedFeed
 from omni_server.protocol.vllm_fields import TOKENS_PER_OUTPUT_KEY
 from omni_server.transport.block_ledger import BlockLedger
 
@@ -51,6 +51,7 @@ class ArHandle(EngineHandle[StageAsyncLLM]):
         self._output_ledger = output_ledger
         self._input_ledger = input_ledger
         self._tokens: TokenTable | None = None
+        self.outbox = FeedOutbox(self.feed, None if input_ledger is None else input_ledger.drop)
 
     def attach(self, built: BuiltEngine[StageAsyncLLM]) -> None:
         engine = built.client
@@ -78,7 +79,6 @@ class ArHandle(EngineHandle[StageAsyncLLM]):
         return text
 
     def check_text(self, num_chars: int) -> None:
-        """See `PromptRenderer.check_text`."""
         PromptRenderer(self.name, self.engine).check_text(num_chars)
 
     async def render(self, prompt: Prompt, reply: str | None = None) -> RenderedPrompt:
@@ -128,10 +128,11 @@ class ArHandle(EngineHandle[StageAsyncLLM]):
         and the rest at the end. Raises `InvalidRequestError`, `StageError` or `StageDeadError`.
         """
         engine = self.engine
-        meter = self.metrics.request(len(_token_ids(prompt)), has_each_token=tokens_per_output == 1)
-        engine_input = (
-            prompt.engine_input if isinstance(prompt, RenderedPrompt) else tokens_input(list(prompt))
-        )
+        if isinstance(prompt, RenderedPrompt):
+            token_ids, engine_input = prompt.token_ids, prompt.engine_input
+        else:
+            token_ids, engine_input = prompt, tokens_input(list(prompt))
+        meter = self.metrics.request(len(token_ids), has_each_token=tokens_per_output == 1)
         if tokens_per_output > 1:
             params.extra_args = (params.extra_args or {}) | {TOKENS_PER_OUTPUT_KEY: tokens_per_output}
         if row_sink is not None:
@@ -149,17 +150,14 @@ class ArHandle(EngineHandle[StageAsyncLLM]):
             if isinstance(exc, VLLMClientError | ValueError):
                 raise InvalidRequestError(str(exc)) from exc
             raise
-        tokens = None if params.logprobs is None else self._token_table()
+        if params.logprobs is not None and self._tokens is None:
+            self._tokens = TokenTable(engine.get_tokenizer())
+        tokens = None if params.logprobs is None else self._tokens
         return ArStream(self.name, engine, request_id, queue, meter, tokens, params)
 
-    def _token_table(self) -> TokenTable:
-        if self._tokens is None:
-            self._tokens = TokenTable(self.engine.get_tokenizer())
-        return self._tokens
-
     async def feed(self, feeds: Sequence[AddressedFeed]) -> None:
-        """Rows for running requests, by their `ArStream.engine_id`; for those that have ended they are
-        dropped.
+        """For `outbox`: rows for running requests, by their `ArStream.engine_id`; for those that have ended
+        they are dropped.
 
         Raises `StageDeadError`; then none has been sent.
         """
@@ -167,17 +165,13 @@ class ArHandle(EngineHandle[StageAsyncLLM]):
             engine = self.engine
             if self._input_ledger is not None:
                 for _, feed in feeds:
-                    if feed.payload is not None and isinstance(feed.payload.block, SharedBlock):
-                        self._input_ledger.sent(feed.payload.block)
+                    if (block := feed.shared_block) is not None:
+                        self._input_ledger.sent(block)
             await engine.send_feeds(feeds)
 
     async def worker_count(self, name: WorkerCount) -> int:
         """What a worker of the engine counts, of several ranks the greatest."""
         return max(await self.engine.collective_rpc(name))
-
-
-def _token_ids(prompt: RenderedPrompt | tuple[int, ...]) -> tuple[int, ...]:
-    return prompt.token_ids if isinstance(prompt, RenderedPrompt) else prompt
 
 
 def _refusal(exc: Exception) -> str:

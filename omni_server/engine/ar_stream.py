@@ -1,6 +1,7 @@
 """A request that runs in an autoregressive stage, seen from the server."""
 
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 
 import msgspec
 from vllm import SamplingParams
@@ -11,7 +12,7 @@ from omni_server.engine.async_engine import StageAsyncLLM, abort, stage_errors
 from omni_server.engine.token_table import TokenTable
 from omni_server.errors import CorruptDataError, InvalidRequestError, OverloadedError, StageError
 from omni_server.metrics.stage_metrics import RequestMeter
-from omni_server.protocol.corruption import Corruption, decode_corruption
+from omni_server.protocol.corruption import decode_corruption
 from omni_server.protocol.vllm_fields import GRAMMAR_ALLOWS_NOTHING, GRAMMAR_TOO_SLOW, GRAMMARS_BUSY
 from omni_server.types import FinishReason, SampledToken
 
@@ -42,27 +43,20 @@ class ArOutput(msgspec.Struct, frozen=True):
     """A stop string has ended the text; the last tokens are not part of it, or not as a whole."""
 
 
+@dataclass(eq=False)
 class ArStream:
     """One running request of the stage. `close` releases it, however it ended."""
 
-    def __init__(
-        self,
-        stage: str,
-        engine: StageAsyncLLM,
-        external_id: str,
-        queue: RequestOutputCollector,
-        meter: RequestMeter,
-        tokens: TokenTable | None,
-        params: SamplingParams,
-    ) -> None:
-        """`tokens` is given where log-probabilities were asked for."""
-        self._stage = stage
-        self._engine = engine
-        self._external_id = external_id
-        self._queue = queue
-        self._meter = meter
-        self._tokens = tokens
-        self._params = params
+    stage: str
+    engine: StageAsyncLLM
+    external_id: str
+    queue: RequestOutputCollector
+    meter: RequestMeter
+    tokens: TokenTable | None
+    """Given where log-probabilities were asked for."""
+    params: SamplingParams
+
+    def __post_init__(self) -> None:
         self._is_finished = False
         self._token_ids: list[int] = []  # where they are text
         self._num_chars = 0
@@ -70,22 +64,22 @@ class ArStream:
     @property
     def engine_id(self) -> str:
         """The engine's own id of the request, by which it is fed."""
-        return self._queue.request_id
+        return self.queue.request_id
 
     async def outputs(self) -> AsyncGenerator[ArOutput, None]:
         """Until the request has finished. Raises `StageError` (`CorruptDataError` if it is about the
         request's data) or `StageDeadError`; `InvalidRequestError` or `OverloadedError` where the stage has
         given up its grammar."""
-        with stage_errors(self._stage):
+        with stage_errors(self.stage):
             while not self._is_finished:
-                output = self._queue.get_nowait() or await self._queue.get()
+                output = self.queue.get_nowait() or await self.queue.get()
                 assert isinstance(output, RequestOutput)
                 completion = output.outputs[0]
                 self._is_finished = output.finished
                 num_cached = output.num_cached_tokens or 0
-                self._meter.tokens(len(completion.token_ids), num_cached=num_cached)
+                self.meter.tokens(len(completion.token_ids), num_cached=num_cached)
                 if completion.finish_reason is not None:
-                    self._meter.ended(completion.finish_reason)
+                    self.meter.ended(completion.finish_reason)
                 finish_reason = self._finish_reason(completion)
                 yield ArOutput(
                     token_ids=tuple(completion.token_ids),
@@ -99,13 +93,13 @@ class ArStream:
     def _text(self, completion: CompletionOutput) -> str:
         """With the end of a text that ends inside a character. vLLM keeps that back until the rest of the
         character comes, which it never does."""
-        if not self._params.detokenize:
+        if not self.params.detokenize:
             return ""
         self._token_ids += completion.token_ids
         self._num_chars += len(completion.text)
         if completion.finish_reason is None or isinstance(completion.stop_reason, str):
             return completion.text
-        if completion.finish_reason == "stop" and not self._params.include_stop_str_in_output:
+        if completion.finish_reason == "stop" and not self.params.include_stop_str_in_output:
             self._token_ids.pop()
         number = _NUM_LAST_TOKENS
         while not (end := self._decode(self._token_ids[-number:])) and number < len(self._token_ids):
@@ -115,34 +109,38 @@ class ArStream:
         return completion.text + self._decode(self._token_ids)[self._num_chars :]
 
     def _decode(self, token_ids: list[int]) -> str:
-        tokenizer = self._engine.get_tokenizer()
-        text: str = tokenizer.decode(token_ids, skip_special_tokens=self._params.skip_special_tokens)
+        tokenizer = self.engine.get_tokenizer()
+        text: str = tokenizer.decode(token_ids, skip_special_tokens=self.params.skip_special_tokens)
         return text
 
     def _logprobs(self, completion: CompletionOutput) -> tuple[SampledToken, ...]:
-        if self._tokens is None:
+        if self.tokens is None:
             return ()
         assert completion.logprobs is not None
         token_ids = list(completion.token_ids)
         is_end = completion.finish_reason == "stop" and not isinstance(completion.stop_reason, str)
-        if is_end and not self._is_shown(self._tokens, token_ids[-1]):
+        if is_end and not self._is_shown(self.tokens, token_ids[-1]):
             token_ids.pop()
         candidates = list(completion.logprobs)[: len(token_ids)]
-        return self._tokens.all_sampled(token_ids, candidates, self._params.logprobs or 0)
+        num_top = self.params.logprobs or 0
+        return tuple(
+            self.tokens.sampled(token_id, of_token, num_top)
+            for token_id, of_token in zip(token_ids, candidates, strict=True)
+        )
 
     def _is_shown(self, tokens: TokenTable, end_token: int) -> bool:
         """The text has the token that ended it."""
-        is_skipped = self._params.skip_special_tokens and tokens.is_special(end_token)
-        return self._params.include_stop_str_in_output and not is_skipped
+        is_skipped = self.params.skip_special_tokens and tokens.is_special(end_token)
+        return self.params.include_stop_str_in_output and not is_skipped
 
     def _finish_reason(self, completion: CompletionOutput) -> FinishReason | None:
         match reason := completion.finish_reason:
             case None | "stop" | "length":
                 return reason
-            case "error" if corruption := _corruption(completion):
-                raise CorruptDataError(self._stage, corruption.kind, corruption.detail)
+            case "error" if corruption := decode_corruption(str(completion.stop_reason)):
+                raise CorruptDataError(self.stage, corruption.kind, corruption.detail)
             case "abort":
-                raise StageError(self._stage, "the request was aborted inside the engine")
+                raise StageError(self.stage, "the request was aborted inside the engine")
             case "error" if completion.stop_reason == GRAMMAR_TOO_SLOW:
                 raise InvalidRequestError(_TOO_SLOW, code="unsupported_value")
             case "error" if completion.stop_reason == GRAMMAR_ALLOWS_NOTHING:
@@ -152,17 +150,12 @@ class ArStream:
                     "Structured outputs of other requests take all the time there is for them."
                 )
             case _:
-                raise StageError(self._stage, f"the engine ended the request: {reason}")
+                raise StageError(self.stage, f"the engine ended the request: {reason}")
 
     async def close(self) -> None:
         """Stop the request if it still runs and forget it; rows that still come are dropped."""
-        self._engine.row_sinks.pop(self._external_id, None)
+        self.engine.row_sinks.pop(self.external_id, None)
         if not self._is_finished:
             self._is_finished = True
-            self._meter.ended("abort")
-            await abort(self._engine, self._queue.request_id)
-
-
-def _corruption(completion: CompletionOutput) -> Corruption | None:
-    """What the stage found wrong with the request's data, if that was its end."""
-    return decode_corruption(completion.stop_reason) if isinstance(completion.stop_reason, str) else None
+            self.meter.ended("abort")
+            await abort(self.engine, self.queue.request_id)

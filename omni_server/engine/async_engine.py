@@ -19,14 +19,20 @@ from vllm.v1.metrics.stats import SchedulerStats
 
 from omni_server.errors import StageDeadError, StageError
 from omni_server.metrics.stage_metrics import ArStageMetrics
-from omni_server.protocol.feeds import FEEDS_KEY, FEEDS_REQUEST_ID, AddressedFeed, encode_feeds
-from omni_server.protocol.rows import RowsPayload, SharedBlock, decode_payload
+from omni_server.protocol.rows import (
+    FEEDS_KEY,
+    FEEDS_REQUEST_ID,
+    AddressedFeed,
+    RowsPayload,
+    SharedBlock,
+    decode_payload,
+    encode_feeds,
+)
 from omni_server.transport.block_ledger import BlockLedger
 
 RowSink = Callable[[RowsPayload], None]
 
 CLOSE_TIMEOUT_S = 30.0
-"""For `close_frontend`."""
 
 
 class RowOutputProcessor(OutputProcessor):

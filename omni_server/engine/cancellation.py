@@ -4,13 +4,12 @@ background."""
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from concurrent.futures import Future
 from typing import TypeVar
 
 T = TypeVar("T")
 
 THREAD_NAME = "blocking call"
-"""Of the threads of `in_daemon_thread`."""
 
 
 async def uninterrupted(work: Coroutine[object, object, T]) -> T:
@@ -33,25 +32,14 @@ async def in_daemon_thread(function: Callable[[], T]) -> T:
     """The result of the blocking `function()`, or what it raises. If the call is cancelled, the thread goes
     on by itself; unlike one of `asyncio.to_thread`, it keeps neither the event loop nor the interpreter from
     ending."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if future.done():  # cancelled
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]  # T may include None
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()  # from now on, it is not cancelled with the call
 
     def run() -> None:
-        result, error = None, None
         try:
-            result = function()
+            future.set_result(function())
         except BaseException as exc:  # noqa: BLE001 - it is raised where the result is awaited
-            error = exc
-        with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(settle, result, error)
+            future.set_exception(exc)
 
     threading.Thread(target=run, name=THREAD_NAME, daemon=True).start()
-    return await future
+    return await asyncio.wrap_future(future)

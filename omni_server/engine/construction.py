@@ -50,19 +50,6 @@ class BuiltEngine(Generic[EngineT_co]):
     processes: EngineProcesses
 
 
-@dataclass(frozen=True)
-class _Sockets:
-    """Addresses in the server's own folder, which no other user can enter."""
-
-    handshake: str
-    input: str
-    output: str
-
-    @classmethod
-    def in_folder(cls, folder: Path) -> "_Sockets":
-        return cls(*(f"ipc://{folder}/{uuid.uuid4()}" for _ in range(3)))
-
-
 async def build_engine(
     name: str,
     client_class: type[EngineT],
@@ -77,7 +64,7 @@ async def build_engine(
 
     Nothing of it is left after an error. Raises `ConfigError`.
     """
-    building = _Building(client_class, arguments, environment, _Sockets.in_folder(folder))
+    building = _Building(client_class, arguments, environment, folder)
     limit = asyncio.timeout(timeout_s)
     try:
         async with limit:
@@ -91,6 +78,7 @@ async def build_engine(
         ) from None
 
 
+@dataclass
 class _Building(Generic[EngineT]):
     """One engine being built.
 
@@ -98,17 +86,16 @@ class _Building(Generic[EngineT]):
     they make after that.
     """
 
-    def __init__(
-        self,
-        client_class: type[EngineT],
-        arguments: AsyncEngineArgs,
-        environment: Mapping[str, str],
-        sockets: _Sockets,
-    ) -> None:
-        self._client_class = client_class
-        self._arguments = arguments
-        self._environment = environment
-        self._sockets = sockets
+    client_class: type[EngineT]
+    arguments: AsyncEngineArgs
+    environment: Mapping[str, str]
+    folder: Path
+    """The server's own, which no other user can enter; takes the sockets."""
+
+    def __post_init__(self) -> None:
+        self._handshake_address, self._input_address, self._output_address = (
+            f"ipc://{self.folder}/{uuid.uuid4()}" for _ in range(3)
+        )
         self._is_given_up = threading.Event()
         self._process: BaseProcess | None = None
         self._processes: EngineProcesses | None = None
@@ -117,7 +104,7 @@ class _Building(Generic[EngineT]):
 
     async def run(self) -> BuiltEngine[EngineT]:
         try:
-            config = await in_daemon_thread(self._arguments.create_engine_config)
+            config = await in_daemon_thread(self.arguments.create_engine_config)
             processes = self._processes = EngineProcesses(
                 await in_daemon_thread(partial(self._start, config))
             )
@@ -137,11 +124,11 @@ class _Building(Generic[EngineT]):
         arguments = {
             "vllm_config": config,
             "local_client": True,
-            "handshake_address": self._sockets.handshake,
+            "handshake_address": self._handshake_address,
             "executor_class": Executor.get_class(config),
             "log_stats": False,
         }
-        self._process = start_process(run_engine, dict(self._environment), arguments)
+        self._process = start_process(run_engine, dict(self.environment), arguments)
         if self._is_given_up.is_set():
             self._process.kill()
         return self._process
@@ -150,15 +137,15 @@ class _Building(Generic[EngineT]):
         """The client's sockets, bound. vLLM would bind them later, when the engine may have been given up and
         the folder may be gone; it leaves a socket behind that it cannot bind, and with it a context that
         never ends."""
-        return make_zmq_listener(self._sockets.input, zmq.ROUTER), make_zmq_listener(
-            self._sockets.output, zmq.PULL
+        return make_zmq_listener(self._input_address, zmq.ROUTER), make_zmq_listener(
+            self._output_address, zmq.PULL
         )
 
     def _make_client(self, config: VllmConfig, listeners: tuple[ZmqListener, ZmqListener]) -> EngineT:
         """vLLM's client; its constructor returns when the engine has greeted it."""
         inputs, outputs = listeners
         try:
-            client = self._client_class(
+            client = self.client_class(
                 config,
                 Executor.get_class(config),
                 log_stats=False,
@@ -184,11 +171,11 @@ class _Building(Generic[EngineT]):
         Raises `RuntimeError` if its process ends before.
         """
         metadata = EngineHandshakeMetadata(
-            EngineZmqAddresses([self._sockets.input], [self._sockets.output]), {}
+            EngineZmqAddresses([self._input_address], [self._output_address]), {}
         )
         with zmq.asyncio.Context() as context, context.socket(zmq.ROUTER) as socket:
             socket.linger = 0
-            socket.bind(self._sockets.handshake)
+            socket.bind(self._handshake_address)
             await self._message(socket, processes, "HELLO")
             await socket.send_multipart([_IDENTITY, msgspec.msgpack.encode(metadata)])
             await self._message(socket, processes, "READY")
@@ -238,7 +225,7 @@ class _Building(Generic[EngineT]):
             socket.linger = 0
             socket.identity = _IDENTITY
             with socket.get_monitor_socket(zmq.EVENT_CONNECTED) as monitor:
-                socket.connect(self._sockets.input)
+                socket.connect(self._input_address)
                 monitor.poll(CONNECT_TIMEOUT_S * 1000)
                 socket.disable_monitor()
             connected()

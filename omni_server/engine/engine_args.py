@@ -41,26 +41,19 @@ def ar_engine_args(
 ) -> AsyncEngineArgs:
     """Arguments of the stage's `AsyncLLM`. `platform` is "cpu" or "cuda"."""
     ranks = stage.tensor_parallel_size * stage.pipeline_parallel_size
-    arguments: dict[str, Any] = {
-        "model": str(model_dir),
+    is_async = platform == "cuda" and not current_platform.is_cpu()
+    arguments = _common(model_dir, stage, platform, load_format, hf_overrides) | {
         "worker_cls": AR_WORKER,
+        "scheduler_cls": ASYNC_SCHEDULER if is_async else SCHEDULER,
         "additional_config": runtime,
         "generation_config": str(EMPTY_GENERATION_CONFIG),
         "tensor_parallel_size": stage.tensor_parallel_size,
         "pipeline_parallel_size": stage.pipeline_parallel_size,
         "distributed_executor_backend": "uni" if ranks == 1 else "mp",
         "dtype": stage.dtype,
-        "load_format": load_format,
-        "max_model_len": stage.max_model_len,
-        "max_num_seqs": stage.max_num_seqs,
-        "max_num_batched_tokens": stage.max_num_batched_tokens,
-        "disable_log_stats": True,
-        "use_tqdm_on_load": False,  # the worker reports what it does
         # By itself vLLM takes whichever backend the first structured request needs, and then keeps to it.
         "structured_outputs_config": StructuredOutputsConfig(backend="xgrammar"),
     }
-    if hf_overrides is not None:
-        arguments["hf_overrides"] = hf_overrides
     if runtime.input_queue is not None:
         # The stage's tokens are not text, and do not determine its inputs.
         arguments |= {
@@ -69,13 +62,7 @@ def ar_engine_args(
             "enable_prefix_caching": False,
         }
     if platform == "cuda":
-        arguments |= {
-            "device_ids": list(stage.devices),
-            "gpu_memory_utilization": stage.gpu_memory_utilization,
-            "async_scheduling": True,
-        }
-    is_async = platform == "cuda" and not current_platform.is_cpu()
-    arguments["scheduler_cls"] = ASYNC_SCHEDULER if is_async else SCHEDULER
+        arguments["async_scheduling"] = True
     return AsyncEngineArgs(**(arguments | stage.engine_args))
 
 
@@ -102,55 +89,56 @@ def diffusion_engine_args(
             raise ConfigError(
                 f"engine_args.{name} of {stage.model_stage} must be {value}: its requests are never cut"
             )
-    arguments: dict[str, Any] = whole | {
-        "model": str(model_dir),
-        "hf_overrides": hf_overrides,
-        "runner": "pooling",
-        "worker_cls": DIFFUSION_WORKER,
-        "scheduler_cls": DIFFUSION_SCHEDULER,
-        "additional_config": _runtime_config(
-            stage, platform, carries_state=carries_state, announces_to=announces_to
-        ),
-        "distributed_executor_backend": "uni",
-        "skip_tokenizer_init": True,
-        "generation_config": "vllm",
-        "dtype": "float32",  # of the weights as they are loaded; the model casts what it computes with
-        "load_format": load_format,
-        "enforce_eager": True,  # nothing for vLLM to capture: the model's graphs are its own
-        # A step ends with its results on the host: there is nothing to overlap the next one with.
-        "async_scheduling": False,
-        "kv_cache_memory_bytes": NO_KV_CACHE_BYTES,
-        "max_model_len": stage.max_model_len,
-        "max_num_seqs": stage.max_num_seqs,
-        "max_num_batched_tokens": stage.max_num_batched_tokens,
-        "scheduling_policy": "priority",  # a request's priority is when its audio is due
-        "disable_log_stats": True,
-        "use_tqdm_on_load": False,  # the worker reports what it does
-    }
-    if platform == "cuda":
-        arguments |= {
-            "device_ids": list(stage.devices),
-            "gpu_memory_utilization": stage.gpu_memory_utilization,
-        }
-    own = {name: value for name, value in stage.engine_args.items() if name != "enforce_eager"}
-    return AsyncEngineArgs(**(arguments | own))
-
-
-def _runtime_config(
-    stage: DiffusionStage,
-    platform: Literal["cpu", "cuda"],
-    *,
-    carries_state: bool,
-    announces_to: tuple[str, ...],
-) -> DiffusionRuntimeConfig:
     on_gpu = platform == "cuda"
     dtype = stage.dtype
     if dtype == "auto":
         dtype = "float16" if on_gpu else "float32"
-    return DiffusionRuntimeConfig(
+    runtime = DiffusionRuntimeConfig(
         stage=stage,
         compute_dtype=dtype,
         is_fast=on_gpu and not stage.engine_args.get("enforce_eager", False),
         num_streams=stage.num_stream_slots if carries_state else 0,
         announces_to=announces_to,
     )
+    arguments = _common(model_dir, stage, platform, load_format, hf_overrides) | {
+        "runner": "pooling",
+        "worker_cls": DIFFUSION_WORKER,
+        "scheduler_cls": DIFFUSION_SCHEDULER,
+        "additional_config": runtime,
+        "distributed_executor_backend": "uni",
+        "skip_tokenizer_init": True,
+        "generation_config": "vllm",
+        "dtype": "float32",  # of the weights as they are loaded; the model casts what it computes with
+        # A step ends with its results on the host: there is nothing to overlap the next one with.
+        "async_scheduling": False,
+        "kv_cache_memory_bytes": NO_KV_CACHE_BYTES,
+        "scheduling_policy": "priority",  # a request's priority is when its audio is due
+    }
+    # Nothing for vLLM to capture: the model's graphs are its own.
+    return AsyncEngineArgs(**(arguments | stage.engine_args | whole | {"enforce_eager": True}))
+
+
+def _common(
+    model_dir: Path,
+    stage: ArStage | DiffusionStage,
+    platform: str,
+    load_format: str,
+    hf_overrides: HfOverrides | None,
+) -> dict[str, Any]:
+    arguments: dict[str, Any] = {
+        "model": str(model_dir),
+        "load_format": load_format,
+        "max_model_len": stage.max_model_len,
+        "max_num_seqs": stage.max_num_seqs,
+        "max_num_batched_tokens": stage.max_num_batched_tokens,
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,  # the worker reports what it does
+    }
+    if hf_overrides is not None:
+        arguments["hf_overrides"] = hf_overrides
+    if platform == "cuda":
+        arguments |= {
+            "device_ids": list(stage.devices),
+            "gpu_memory_utilization": stage.gpu_memory_utilization,
+        }
+    return arguments

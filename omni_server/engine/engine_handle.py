@@ -6,8 +6,8 @@ what belongs to a request. Health, restarts and counters belong to a handle, too
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from types import TracebackType
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Generic, TypeVar
 
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -96,10 +96,11 @@ class EngineHandle(Generic[EngineT]):
     async def _end(self, built: BuiltEngine[EngineT]) -> None:
         processes = built.processes
         processes.kill()
-        if not await asyncio.to_thread(processes.wait, KILL_TIMEOUT_S):
-            raise RuntimeError(f"processes of stage '{self.name}' do not end after SIGKILL")
+        has_ended = await asyncio.to_thread(processes.wait, KILL_TIMEOUT_S)
         if not await close_frontend(built.client):
             logger.warning("stage '%s': threads of its dead engine still work in the server", self.name)
+        if not has_ended:
+            raise RuntimeError(f"processes of stage '{self.name}' do not end after SIGKILL")
         processes.remove_leftovers()
         logger.debug(
             "stage '%s': %d blocks of its queues were ended in its place", self.name, self.end_blocks()
@@ -155,23 +156,19 @@ class EngineHandle(Generic[EngineT]):
             return
         # The object goes too: its finaliser fails when it runs at interpreter exit.
         built, self._built = self._built, None
-        engine, processes = built.client, built.processes
-        if engine.output_handler is not None:
+        if built.client.output_handler is not None:
             # It would report the end of the process as a failure.
-            engine.output_handler.cancel()
-        processes.terminate()
-        ending = asyncio.create_task(asyncio.to_thread(processes.wait, SHUTDOWN_TIMEOUT_S))
+            built.client.output_handler.cancel()
+        built.processes.terminate()
+        ending = asyncio.create_task(asyncio.to_thread(built.processes.wait, SHUTDOWN_TIMEOUT_S))
         while not ending.done():
             await asyncio.wait([ending], timeout=WAKE_INTERVAL_S)
             if not ending.done():
-                await wake(engine, WAKE_INTERVAL_S)
-        if not await ending:
-            processes.kill()
-            if not await asyncio.to_thread(processes.wait, KILL_TIMEOUT_S):
-                logger.warning("processes of stage '%s' do not end after SIGKILL", self.name)
-        processes.remove_leftovers()
-        if not await close_frontend(engine):
-            logger.warning("stage '%s': vLLM's client of its engine does not close", self.name)
+                await wake(built.client, WAKE_INTERVAL_S)
+        try:
+            await self._end(built)
+        except RuntimeError as error:
+            logger.warning("%s", error)
 
 
 class EngineLife:
@@ -185,73 +182,39 @@ class EngineLife:
 
     def __init__(self, stage: str) -> None:
         self._stage = stage
-        self._reason: str | None = None
-        self._inside: set[_Needed] = set()
-
-    @property
-    def reason(self) -> str | None:
+        self.reason: str | None = None
         """Why the engine is down; None while it is up."""
-        return self._reason
+        self._last_reason = ""
+        self._inside: set[asyncio.Timeout] = set()
 
-    def needed(self) -> "_Needed":
-        """For `async with`: when the engine goes down, the block is interrupted and raises `StageDeadError`.
-        If the engine is down at its beginning, it raises at once."""
-        return _Needed(self)
+    @asynccontextmanager
+    async def needed(self) -> AsyncIterator[None]:
+        """When the engine goes down, the block is interrupted and raises `StageDeadError`. If the engine is
+        down at its beginning, it raises at once."""
+        self.check()
+        end = asyncio.timeout(None)  # its deadline is the end of the engine
+        try:
+            async with end:
+                self._inside.add(end)
+                yield
+        except TimeoutError:
+            if not end.expired():
+                raise
+            raise StageDeadError(self._stage, self._last_reason) from None
+        finally:
+            self._inside.discard(end)
 
     def check(self) -> None:
         """Raises `StageDeadError` while the engine is down, to each caller one of its own."""
-        if self._reason is not None:
-            raise StageDeadError(self._stage, self._reason)
-
-    def enter(self, needed: "_Needed") -> None:
-        self._inside.add(needed)
-
-    def leave(self, needed: "_Needed") -> None:
-        self._inside.discard(needed)
+        if self.reason is not None:
+            raise StageDeadError(self._stage, self.reason)
 
     def went_down(self, reason: str) -> None:
         """Interrupts all requests that need the engine."""
-        self._reason = reason
+        self.reason = self._last_reason = reason
         inside, self._inside = self._inside, set()
-        for needed in inside:
-            needed.interrupt(StageDeadError(self._stage, reason))
+        for end in inside:
+            end.reschedule(asyncio.get_running_loop().time())
 
     def came_up(self) -> None:
-        self._reason = None
-
-
-class _Needed:
-    """As `asyncio.timeout`, with the engine's end in place of a deadline."""
-
-    def __init__(self, life: EngineLife) -> None:
-        self._life = life
-        self._task: asyncio.Task[object] | None = None
-        self._num_cancels = 0
-        self._error: StageDeadError | None = None
-
-    async def __aenter__(self) -> None:
-        self._life.check()
-        self._task = asyncio.current_task()
-        assert self._task is not None
-        self._num_cancels = self._task.cancelling()
-        self._life.enter(self)
-
-    def interrupt(self, error: StageDeadError) -> None:
-        """The block ends with `error`."""
-        assert self._task is not None
-        self._error = error
-        self._task.cancel()
-
-    async def __aexit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._life.leave(self)
-        if self._error is None:
-            return
-        assert self._task is not None
-        # Somebody else may have cancelled the task as well: then it stays cancelled.
-        if self._task.uncancel() <= self._num_cancels and error_type is asyncio.CancelledError:
-            raise self._error from None
+        self.reason = None

@@ -70,7 +70,6 @@ class EngineProcesses:
         self._look_for_shared_files()
 
     async def until_ended(self) -> None:
-        """Returns when the engine core has ended."""
         while not self.has_ended:  # noqa: ASYNC110 - it is looked at elsewhere, too
             await asyncio.sleep(_POLL_S)
 
@@ -141,16 +140,11 @@ def _descendants(pid: int) -> list[int]:
     """Process ids, without `pid` itself."""
     found = [pid]
     for parent in found:
-        for task in _task_folders(parent):
-            with suppress(OSError):
-                found += map(int, (task / "children").read_text().split())
+        with suppress(OSError):
+            for task in Path(f"/proc/{parent}/task").iterdir():
+                with suppress(OSError):
+                    found += map(int, (task / "children").read_text().split())
     return found[1:]
-
-
-def _task_folders(pid: int) -> list[Path]:
-    with suppress(OSError):
-        return list(Path(f"/proc/{pid}/task").iterdir())
-    return []
 
 
 def _start_time(pid: int) -> str | None:

@@ -8,7 +8,6 @@ Python starts it as a new interpreter, which imports again (`start`).
 """
 
 import atexit
-import contextlib
 import gc
 import importlib
 import logging
@@ -17,8 +16,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 
@@ -37,15 +35,8 @@ KILL_TIMEOUT_S = 5.0
 """For engines to disappear after SIGKILL when the program ends."""
 
 
-@dataclass(frozen=True)
-class _Forked:
-    """The fork server that is a copy of this process."""
-
-    pid: int
-    folder: TempFolder
-
-
-_forked: _Forked | None = None
+_forked: tuple[int, TempFolder] | None = None
+"""Process id and folder of the fork server that is a copy of this process."""
 
 _MODULES = (
     "vllm.v1.engine.core",
@@ -60,9 +51,17 @@ _MODULES = (
 
 def import_engine_modules(family: ModelFamily) -> None:
     """What engines of `family` need; takes seconds. vLLM must find the environment that it is to see."""
-    with _no_garbage_collection():
+    # Imports make a million objects that stay; to look through them again and again takes two of eight
+    # seconds. Later collections leave these objects alone: their pages stay shared with the engines, and a
+    # full collection in a server that is ready takes 13 to 65 ms on busy cores, instead of about 400. What is
+    # made after the imports is not frozen, because the client of an engine that dies must be collected.
+    gc.disable()
+    try:
         for module in _modules(family):
             importlib.import_module(module)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def fork_from_here(family: ModelFamily) -> None:
@@ -93,7 +92,7 @@ def fork_from_here(family: ModelFamily) -> None:
             _serve(listener, is_alive, folder)
     os.close(is_alive)
     global _forked
-    _forked = _Forked(pid, folder)
+    _forked = pid, folder
     _preload(family)  # for the one that Python starts should this one die
     # The standard library has no public way to take a process for the fork server that it did not start.
     vars(forkserver._forkserver).update(  # type: ignore[attr-defined]
@@ -146,8 +145,8 @@ def _kill_engines() -> None:
         if engine.is_alive():
             vars(multiprocessing.process)["_children"].discard(engine)
     running = vars(forkserver._forkserver)["_forkserver_pid"]  # type: ignore[attr-defined]
-    if _forked is not None and _forked.pid != running:  # it was killed, and another took its place
-        _forked.folder.remove()
+    if _forked is not None and _forked[0] != running:  # it was killed, and another took its place
+        _forked[1].remove()
 
 
 def _serve(listener: socket.socket, is_alive: int, folder: TempFolder) -> None:
@@ -158,20 +157,6 @@ def _serve(listener: socket.socket, is_alive: int, folder: TempFolder) -> None:
         # Only in the fork server itself: the standard library ends the children by `os._exit`, too.
         folder.remove()
         os._exit(0)
-
-
-@contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Imports make a million objects that stay; to look through them again and again takes two of eight
-    seconds. Later collections leave these objects alone: their pages stay shared with the engines, and a full
-    collection in a server that is ready takes 13 to 65 ms on busy cores, instead of about 400. What is made
-    after the imports is not frozen, because the client of an engine that dies must be collected."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def _preload(family: ModelFamily) -> None:

@@ -32,7 +32,6 @@ from omni_server.engine.queue_layout import queue_layout
 from omni_server.engine.start_progress import StartProgress
 from omni_server.family import FamilyModel, ModelFamily
 from omni_server.protocol.local_socket import new_socket_name
-from omni_server.protocol.rows import SharedBlock
 from omni_server.protocol.runtime_config import QueueSpec, StageRuntimeConfig, StepThrottleSpec
 from omni_server.transport.block_ledger import BlockLedger
 from omni_server.transport.slab_queue import SlabQueue, new_queue_path, sweep_dead_queues
@@ -64,18 +63,10 @@ class Engines:
         for stage in self.diffusion.values():
             yield from stage.handles
 
-    def drop_block(self, block: SharedBlock) -> None:
-        """End a reference that will not be followed any more, unless it was ended in the place of an engine
-        that died. There is one edge that carries rows."""
-        (ledger,) = self.ledgers.values()
-        ledger.drop(block)
-
     def num_active(self) -> dict[str, int]:
-        """Requests that each engine has not finished."""
         return {handle.name: handle.num_active for handle in self.handles()}
 
     def pids(self) -> dict[str, int]:
-        """Process id of each engine that is up."""
         return {handle.name: pid for handle in self.handles() if (pid := handle.pid) is not None}
 
     async def stop(self) -> None:
@@ -118,15 +109,7 @@ async def start_engines(
         engines.temp = TempFolder()
         engines.mps = start_mps(config, engines.temp.path)
         fork_server.start(family)
-        builder = EngineBuilder(
-            model_dir,
-            config,
-            family,
-            queues=queues,
-            temp=engines.temp,
-            mps=engines.mps,
-            load_format=load_format,
-        )
+        builder = EngineBuilder(model_dir, config, family, queues, engines.temp, engines.mps, load_format)
         _add_stages(engines, config, builder)
         with StartProgress(on_progress) as progress:
             async with asyncio.TaskGroup() as group:
@@ -168,16 +151,8 @@ def _make_queues(
             continue
         key, spec = (edge.source, edge.target), queue_layout(config, edge, model)
         if edge.queue.transport == "shared_memory":
-            queue = SlabQueue(
-                new_queue_path(f"{edge.source}-{edge.target}"),
-                capacity=spec.capacity,
-                slot_bytes=spec.slot_bytes,
-                max_portions=spec.max_portions,
-                num_consumers=spec.num_consumers,
-                create=True,
-            )
-            engines.ledgers[key] = BlockLedger(queue)
-            spec = msgspec.structs.replace(spec, path=str(queue.path))
+            spec = msgspec.structs.replace(spec, path=str(new_queue_path(f"{edge.source}-{edge.target}")))
+            engines.ledgers[key] = BlockLedger(SlabQueue(spec, create=True))
         specs[key] = spec
     return specs
 
@@ -198,29 +173,21 @@ def step_throttles(config: StageConfig) -> dict[str, StepThrottleSpec]:
     }
 
 
+@dataclass
 class EngineBuilder:
     """Builds engines, at the start and again where one has died. The queues are the same for as long as the
     server lives."""
 
-    def __init__(
-        self,
-        model_dir: Path,
-        config: StageConfig,
-        family: ModelFamily,
-        *,
-        queues: Mapping[tuple[str, str], QueueSpec],
-        temp: TempFolder,
-        mps: MpsDaemon | None,
-        load_format: str,
-    ) -> None:
-        self._model_dir = model_dir
-        self._config = config
-        self._family = family
-        self._queues = queues
-        self._temp = temp
-        self._mps = mps
-        self._load_format = load_format
-        self._throttles = step_throttles(config)
+    model_dir: Path
+    config: StageConfig
+    family: ModelFamily
+    queues: Mapping[tuple[str, str], QueueSpec]
+    temp: TempFolder
+    mps: MpsDaemon | None
+    load_format: str
+
+    def __post_init__(self) -> None:
+        self._throttles = step_throttles(self.config)
         # On CPUs vLLM sets variables in this process whenever it makes an engine's config. All engines get
         # the same environment, those of a restart too.
         self._variables = dict(os.environ)
@@ -229,13 +196,24 @@ class EngineBuilder:
         self, name: str, stage: ArStage, progress: StartProgress
     ) -> BuiltEngine[StageAsyncLLM]:
         """An engine of the stage, ready. Raises `ConfigError`."""
+        outgoing = self.config.edge_from(name, Embeddings)
+        incoming = self.config.edge_into(name)
+        runtime = StageRuntimeConfig(
+            model_dir=str(self.model_dir),
+            row_producer=None if outgoing is None else outgoing.function,
+            output_queue=None if outgoing is None else self.queues[outgoing.source, outgoing.target],
+            input_queue=None if incoming is None else self.queues[incoming.source, incoming.target],
+            # An operator who wants sums that do not depend on the batch has them from vLLM's kernels.
+            decoding_kernels=not vllm_envs.VLLM_BATCH_INVARIANT,
+            step_throttle=self._throttles.get(name),
+        )
         arguments = ar_engine_args(
-            self._model_dir,
+            self.model_dir,
             stage,
-            self._runtime_config(name),
-            platform=self._config.platform,
-            load_format=self._load_format,
-            hf_overrides=self._family.hf_overrides(stage.model_stage),
+            runtime,
+            platform=self.config.platform,
+            load_format=self.load_format,
+            hf_overrides=self.family.hf_overrides(stage.model_stage),
         )
         return await self._build(name, StageAsyncLLM, arguments, progress)
 
@@ -243,15 +221,15 @@ class EngineBuilder:
         self, name: str, stage: DiffusionStage, progress: StartProgress
     ) -> BuiltEngine[AsyncLLM]:
         """An engine of the stage, ready. Raises `ConfigError`."""
-        overrides = self._family.hf_overrides(stage.model_stage)
+        overrides = self.family.hf_overrides(stage.model_stage)
         assert overrides is not None
         arguments = diffusion_engine_args(
-            self._model_dir,
+            self.model_dir,
             stage,
-            platform=self._config.platform,
-            load_format=self._load_format,
+            platform=self.config.platform,
+            load_format=self.load_format,
             hf_overrides=overrides,
-            carries_state=self._config.carries_state,
+            carries_state=self.config.carries_state,
             announces_to=tuple(throttle.socket for throttle in self._throttles.values()),
         )
         return await self._build(name, AsyncLLM, arguments, progress)
@@ -259,19 +237,19 @@ class EngineBuilder:
     async def _build(
         self, name: str, client_class: type[EngineT], arguments: AsyncEngineArgs, progress: StartProgress
     ) -> BuiltEngine[EngineT]:
-        self._temp.check_room()
+        self.temp.check_room()
         arguments.additional_config = msgspec.structs.replace(
             arguments.additional_config,
             progress=progress.began(name),
-            has_low_gpu_priority=self._config.stages[name].gpu_priority == "low",
+            has_low_gpu_priority=self.config.stages[name].gpu_priority == "low",
         )
         built = await build_engine(
             name,
             client_class,
             arguments,
             environment=self._environment(),
-            folder=self._temp.path,
-            timeout_s=self._config.start_timeout_s,
+            folder=self.temp.path,
+            timeout_s=self.config.start_timeout_s,
             progress=progress,
         )
         progress.is_ready(name)
@@ -280,29 +258,13 @@ class EngineBuilder:
     def _environment(self) -> dict[str, str]:
         """Of an engine's process: which part of the machine it may use, and where it puts its temporary
         files."""
-        variables = (
-            self._variables
-            | dict(self._temp.variables())
-            | {MODEL_FAMILY_VARIABLE: self._config.model_family}
-        )
-        if self._mps is not None:
-            variables |= self._mps.variables()
+        variables = self._variables | self.temp.variables()
+        variables[MODEL_FAMILY_VARIABLE] = self.config.model_family
+        if self.mps is not None:
+            variables |= self.mps.variables()
         if "OMP_NUM_THREADS" not in self._variables:
             # An engine loads weights on its part of the cores and serves on one thread. vLLM does the same
             # where it starts the process; it counts the engines of one model only.
-            variables["OMP_NUM_THREADS"] = str(startup_omp_num_threads(len(self._config.stages)))
+            variables["OMP_NUM_THREADS"] = str(startup_omp_num_threads(len(self.config.stages)))
             variables[OMP_NUM_THREADS_SET_BY_VLLM] = "1"
         return variables
-
-    def _runtime_config(self, name: str) -> StageRuntimeConfig:
-        outgoing = self._config.edge_from(name, Embeddings)
-        incoming = self._config.edge_into(name)
-        return StageRuntimeConfig(
-            model_dir=str(self._model_dir),
-            row_producer=None if outgoing is None else outgoing.function,
-            output_queue=None if outgoing is None else self._queues[outgoing.source, outgoing.target],
-            input_queue=None if incoming is None else self._queues[incoming.source, incoming.target],
-            # An operator who wants sums that do not depend on the batch has them from vLLM's kernels.
-            decoding_kernels=not vllm_envs.VLLM_BATCH_INVARIANT,
-            step_throttle=self._throttles.get(name),
-        )

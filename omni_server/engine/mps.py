@@ -14,6 +14,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from omni_server.config.stage_config import StageConfig
@@ -30,26 +31,26 @@ _PR_SET_PDEATHSIG = 1
 """prctl(2)"""
 
 
+@dataclass(frozen=True)
 class MpsDaemon:
     """A running control daemon."""
 
-    def __init__(self, process: subprocess.Popen[bytes], directory: Path) -> None:
-        self._process = process
-        self.directory = directory
+    process: subprocess.Popen[bytes]
+    directory: Path
 
     def variables(self) -> Mapping[str, str]:
         """Environment variables for its clients."""
-        return {PIPE_VARIABLE: str(self.directory), LOG_VARIABLE: str(self.directory)}
+        return _variables(self.directory)
 
     def stop(self) -> None:
         """End it and remove its files. Its clients should have ended. Harmless if it has ended by itself."""
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
             try:
-                self._process.wait(STOP_TIMEOUT_S)
+                self.process.wait(STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+                self.process.kill()
+                self.process.wait()
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
@@ -74,7 +75,7 @@ def start_mps(config: StageConfig, folder: Path) -> MpsDaemon | None:
     directory.mkdir()
     process = subprocess.Popen(
         [CONTROL, "-f"],
-        env=os.environ | {PIPE_VARIABLE: str(directory), LOG_VARIABLE: str(directory)},
+        env=os.environ | _variables(directory),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -83,10 +84,10 @@ def start_mps(config: StageConfig, folder: Path) -> MpsDaemon | None:
     )
     daemon = MpsDaemon(process, directory)
     deadline = time.monotonic() + START_TIMEOUT_S
-    while not (directory / "control").exists() and process.poll() is None and time.monotonic() < deadline:
+    while process.poll() is None and time.monotonic() < deadline:
+        if (directory / "control").exists():
+            return daemon
         time.sleep(0.02)
-    if (directory / "control").exists() and process.poll() is None:
-        return daemon
     daemon.stop()
     if config.mps == "on":
         raise ConfigError(
@@ -94,6 +95,10 @@ def start_mps(config: StageConfig, folder: Path) -> MpsDaemon | None:
         )
     logger.warning("%s did not start; the stages take turns on the GPU", CONTROL)
     return None
+
+
+def _variables(directory: Path) -> dict[str, str]:
+    return {PIPE_VARIABLE: str(directory), LOG_VARIABLE: str(directory)}
 
 
 def _end_with_parent() -> None:

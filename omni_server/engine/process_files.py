@@ -14,7 +14,7 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -92,16 +92,10 @@ def _is_no_cache_error(record: logging.LogRecord) -> bool:
 def _check_room(folder: Path) -> None:
     """Write a file of 64 KiB and remove it: an empty file can be made on a full disk, too. Raises
     `OSError`."""
-    file, path = tempfile.mkstemp(dir=folder)
-    try:
-        try:
-            data = bytes(_PROBE_BYTES)
-            while data:
-                data = data[os.write(file, data) :]
-        finally:
-            os.close(file)
-    finally:
-        Path(path).unlink()
+    with tempfile.NamedTemporaryFile(dir=folder) as file:
+        data = bytes(_PROBE_BYTES)
+        while data:
+            data = data[os.write(file.fileno(), data) :]
 
 
 # -- sockets and temporary files
@@ -127,16 +121,15 @@ class TempFolder:
                 "make room there, or set TMPDIR to a folder that can be written"
             ) from error
 
-    def variables(self) -> Mapping[str, str]:
+    def variables(self) -> dict[str, str]:
         """Environment of the engines. Sockets and temporary files go to this folder; code that torch has
         compiled does not, because the next start is to find it again. What the operator has set for those
         stays."""
         from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
         own = {_SOCKETS: str(self.path), _COMPILED: default_cache_dir()}
-        return {_TEMPORARY_FILES: str(self.path)} | {
-            n: value for n, value in own.items() if n not in os.environ
-        }
+        set_here = {name: value for name, value in own.items() if name not in os.environ}
+        return {_TEMPORARY_FILES: str(self.path)} | set_here
 
     def announce_end(self) -> None:
         """From now on the engines end on SIGTERM. Without this vLLM would wait, and kill them."""
@@ -203,18 +196,14 @@ def _remove_if_dead(path: Path) -> bool:
 
 
 def _remove(folder: Path) -> None:
+    """With the memory in which the ranks of its engines exchanged tensors."""
     with suppress(FileNotFoundError):
-        for file in folder.iterdir():
-            if _RENDEZVOUS.fullmatch(file.name):
-                _remove_memory_of_ranks(file.name)
+        names = [file.name for file in folder.iterdir() if _RENDEZVOUS.fullmatch(file.name)]
+        for path in (path for name in names for path in SHARED_MEMORY_DIR.glob(f"{name}-*")):
+            with suppress(OSError):
+                if stat.S_ISREG(path.lstat().st_mode):
+                    path.unlink()
     shutil.rmtree(folder, ignore_errors=True)  # an engine that is just ending may remove files, too
-
-
-def _remove_memory_of_ranks(prefix: str) -> None:
-    for path in SHARED_MEMORY_DIR.glob(f"{prefix}-*"):
-        with suppress(OSError):
-            if stat.S_ISREG(path.lstat().st_mode):
-                path.unlink()
 
 
 # -- shared memory beside our queues

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from PIL import Image
 from vllm.exceptions import VLLMClientError
 from vllm.inputs import TextPrompt, TokensPrompt
 
@@ -66,7 +67,7 @@ class PromptRenderer:
                 raise _invalid_audio("has samples that are not finite numbers")
             media["audio"] = list(prompt.audios)
         if prompt.images:
-            media["image"] = [_image(pixels) for pixels in prompt.images]
+            media["image"] = [Image.fromarray(pixels) for pixels in prompt.images]
         if prompt.videos:
             media["video"] = list(prompt.videos)
         if len(prompt.pieces) > self._max_model_len:  # each is one token at least
@@ -165,7 +166,7 @@ def _prompt_too_long(limit: int) -> InvalidRequestError:
 
 def _invalid_prompt(exc: Exception, limit: int) -> InvalidRequestError:
     text = str(exc)
-    if "maximum model length" in text or "maximum context length" in text or "context length" in text:
+    if "maximum model length" in text or "context length" in text:
         return _prompt_too_long(limit)
     if "too short to be represented" in text:  # and all its samples
         return _invalid_audio("is too short")
@@ -174,9 +175,3 @@ def _invalid_prompt(exc: Exception, limit: int) -> InvalidRequestError:
 
 def _invalid_audio(what: str) -> InvalidRequestError:
     return InvalidRequestError(f"The audio {what}.", param="messages", code="invalid_audio")
-
-
-def _image(pixels: Any) -> Any:
-    from PIL import Image
-
-    return Image.fromarray(pixels)

@@ -4,7 +4,6 @@ from omni_server.config.stage_config import Edge, StageConfig
 from omni_server.config.stages import ArStage
 from omni_server.family import FamilyModel
 from omni_server.protocol.runtime_config import QueueSpec
-from omni_server.transport.slab_queue import queue_bytes
 
 POSITION_BYTES = 12
 """M-RoPE position of one prompt token: three int32."""
@@ -23,8 +22,3 @@ def queue_layout(config: StageConfig, edge: Edge, model: FamilyModel) -> QueueSp
         max_portions=producer.max_num_seqs,
         num_consumers=consumer.tensor_parallel_size if isinstance(consumer, ArStage) else 1,
     )
-
-
-def queue_size(spec: QueueSpec) -> int:
-    """Bytes of shared memory that the queue takes."""
-    return queue_bytes(spec.capacity, spec.slot_bytes, spec.max_portions, spec.num_consumers)

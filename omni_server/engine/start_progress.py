@@ -29,7 +29,7 @@ class StartProgress:
         self._socket_name = new_socket_name()
         self._began: dict[str, float] = {}
         """Stages that are starting."""
-        self._phases: dict[str, Phase] = {}
+        self._phases: dict[str, str] = {}
         """The last one that each stage has reported."""
 
     def __enter__(self) -> "StartProgress":
@@ -65,8 +65,7 @@ class StartProgress:
     def last_phase(self, stage: str) -> str | None:
         """What the stage has reported last, or None if it has not reported yet."""
         self._read()
-        phase = self._phases.get(stage)
-        return None if phase is None else phase.value
+        return self._phases.get(stage)
 
     def _say(self, stage: str, what: str) -> None:
         self._on_line(f"{stage}: {what} after {time.monotonic() - self._began[stage]:.1f} s")
@@ -77,15 +76,10 @@ class StartProgress:
 
     def _break_silence(self) -> None:
         if self._began and time.monotonic() - self._last_line >= LONGEST_SILENCE_S:
-            self._on_line(
-                "waiting for " + ", ".join(f"{stage} ({self._phase(stage)})" for stage in self._began)
-            )
+            stages = (f"{stage} ({self._phases.get(stage, 'starting')})" for stage in self._began)
+            self._on_line(f"waiting for {', '.join(stages)}")
         wait_s = max(0.1, self._last_line + LONGEST_SILENCE_S - time.monotonic())
         self._next_look = self._loop.call_later(wait_s, self._break_silence)
-
-    def _phase(self, stage: str) -> str:
-        phase = self._phases.get(stage)
-        return "starting" if phase is None else phase.value
 
     def _read(self) -> None:
         while True:
@@ -103,11 +97,11 @@ class StartProgress:
     def _show(self, report: PhaseReport) -> None:
         if report.stage not in self._began:
             return
-        self._phases[report.stage] = report.phase
+        phase = self._phases[report.stage] = report.phase.value
         match report.phase:
             case Phase.LOADED:
-                self._say(report.stage, report.phase.value)
+                self._say(report.stage, phase)
             case Phase.BUDGETED:
                 self._on_line(f"{report.stage}: {report.detail}")
             case _:
-                self._on_line(f"{report.stage}: {report.phase.value}")
+                self._on_line(f"{report.stage}: {phase}")

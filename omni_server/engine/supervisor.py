@@ -8,6 +8,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from omni_server.config.stage_config import SupervisionConfig
@@ -100,33 +101,32 @@ class CrashLoopError(Exception):
     """A stage has died too often; the message says how often."""
 
 
+@dataclass
 class Restarts:
     """Counts the restarts of one stage, and says when the next one may begin."""
 
-    def __init__(
-        self, stage: str, policy: SupervisionConfig, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._stage = stage
-        self._policy = policy
-        self._clock = clock
-        self._recent: deque[float] = deque()
-        self.count = 0
-        """Restarts that were begun, successful or not."""
+    stage: str
+    policy: SupervisionConfig
+    clock: Callable[[], float] = time.monotonic
+    count: int = 0
+    """Restarts that were begun, successful or not."""
+    recent: deque[float] = field(default_factory=deque)
+    """When those within the policy's window were begun."""
 
     def next_delay_s(self) -> float:
         """Count a restart, and return the seconds to wait before it. Raises `CrashLoopError` if the policy
         allows no more."""
-        policy, now = self._policy, self._clock()
-        while self._recent and now - self._recent[0] > policy.restart_window_s:
-            self._recent.popleft()
-        if len(self._recent) >= policy.max_restarts:
+        policy, now = self.policy, self.clock()
+        while self.recent and now - self.recent[0] > policy.restart_window_s:
+            self.recent.popleft()
+        if len(self.recent) >= policy.max_restarts:
             raise CrashLoopError(
-                f"stage '{self._stage}' has died {len(self._recent) + 1} times "
+                f"stage '{self.stage}' has died {len(self.recent) + 1} times "
                 f"within {policy.restart_window_s:g} s, and supervision.max_restarts is {policy.max_restarts}"
             )
-        self._recent.append(now)
+        self.recent.append(now)
         self.count += 1
-        before = len(self._recent) - 1
+        before = len(self.recent) - 1
         return 0.0 if before == 0 else min(policy.max_backoff_s, FIRST_BACKOFF_S * 2 ** (before - 1))
 
 
@@ -141,31 +141,26 @@ async def until_down(
     workers. So a step that never ends is noticed as well as a process that is stopped.
     """
     health: asyncio.Task[None] | None = None
-    silent_s = 0.0
-    rested_s = 0.0
-    last = clock()
+    waited_s, last = 0.0, clock()  # for an answer, or since the last one
     try:
-        while True:
-            if handle.is_dead:
-                return handle.processes.why_ended()
+        while not handle.is_dead:
             now = clock()
-            tick_s, last = min(now - last, _LONGEST_TICK_S), now
-            if health is None:
-                rested_s += tick_s
-                if hang_timeout_s is not None and rested_s >= HEALTH_INTERVAL_S:
-                    health, silent_s = asyncio.create_task(handle.check_health()), 0.0
+            waited_s += min(now - last, _LONGEST_TICK_S)
+            last = now
+            if hang_timeout_s is None:
+                pass
+            elif health is None:
+                if waited_s >= HEALTH_INTERVAL_S:
+                    health, waited_s = asyncio.create_task(handle.check_health()), 0.0
             elif health.done():
-                if (error := health.exception()) is not None and not handle.is_dead:
+                if (error := health.exception()) is not None:
                     return f"its health check has failed: {error}"
-                health, rested_s = None, 0.0
-            else:
-                silent_s += tick_s
-                if hang_timeout_s is not None and silent_s >= hang_timeout_s:
-                    return f"its engine has not answered for {hang_timeout_s:g} s"
+                health, waited_s = None, 0.0
+            elif waited_s >= hang_timeout_s:
+                return f"its engine has not answered for {hang_timeout_s:g} s"
             await asyncio.sleep(POLL_S)
+        return handle.processes.why_ended()
     finally:
         if health is not None:
             health.cancel()
-            await asyncio.wait([health])
-            if not health.cancelled():
-                health.exception()  # otherwise asyncio logs that it was never retrieved
+            await asyncio.gather(health, return_exceptions=True)

@@ -1,6 +1,5 @@
 """vLLM's log-probabilities of sampled tokens as ours, each with its exact bytes."""
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -42,11 +41,6 @@ class TokenTable:
             self.logprob(token_id, candidates[token_id].logprob),
             tuple(self.logprob(other, candidates[other].logprob) for _, other in best),
         )
-
-    def all_sampled(
-        self, token_ids: Sequence[int], candidates: Sequence[dict[int, Logprob]], num_top: int
-    ) -> tuple[SampledToken, ...]:
-        return tuple(self.sampled(i, c, num_top) for i, c in zip(token_ids, candidates, strict=True))
 
     def _text(self, token_id: int) -> tuple[str, bytes]:
         """What the token reads as by itself, and its bytes; none for special ones."""

@@ -4,7 +4,7 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -28,14 +28,14 @@ from omni_server.errors import (
 )
 from omni_server.family import CodecLayout, FamilyModel
 from omni_server.orchestrator.decoder import Decoder
-from omni_server.orchestrator.feed_outbox import FeedOutbox
-from omni_server.orchestrator.request_graph import ArPlan, DecoderPlan, EmbeddingsPlan, ImagePlan, TextPlan
+from omni_server.orchestrator.request_graph import ArTask, AudioTask, ImageTask, RequestGraph, TextOutput
 from omni_server.orchestrator.request_run import RequestRun
+from omni_server.orchestrator.row_feeder import RowFeeder
 from omni_server.orchestrator.speech_scheduler import SpeechScheduler
 from omni_server.orchestrator.spoken_text import SpokenText
 from omni_server.orchestrator.tool_grammar import turn_grammar
 from omni_server.orchestrator.tool_parser import ToolParser
-from omni_server.protocol.rows import RowsInput, RowsOutput, SharedBlock
+from omni_server.protocol.rows import RowsInput, RowsOutput
 from omni_server.types import (
     ChatMessage,
     ImageOutput,
@@ -54,17 +54,6 @@ sees."""
 
 
 @dataclass(frozen=True)
-class Deployment:
-    """The stages that run, by name, and how they are connected."""
-
-    config: StageConfig
-    ar: Mapping[str, Stage[ArHandle]]
-    diffusion: Mapping[str, Stage[DiffusionHandle]]
-    drop_block: Callable[[SharedBlock], None]
-    """Ends a reference to shared memory that nobody will follow."""
-
-
-@dataclass(frozen=True)
 class _Decoder:
     """What makes audio of the frames of one stage, for all requests."""
 
@@ -80,22 +69,30 @@ class _Decoder:
 class Orchestrator:
     """Implements the generating half of `omni_server.generation.Generator`."""
 
-    def __init__(self, family: FamilyModel, deployment: Deployment, *, request_timeout_s: float) -> None:
-        """Raises `ConfigError` for windows that do not fit the model, and for a model without voices or codec
-        that is to speak."""
+    def __init__(
+        self,
+        family: FamilyModel,
+        config: StageConfig,
+        *,
+        ar: Mapping[str, Stage[ArHandle]],
+        diffusion: Mapping[str, Stage[DiffusionHandle]],
+        request_timeout_s: float,
+    ) -> None:
+        """`ar` and `diffusion` are the stages that run, by name.
+
+        Raises `ConfigError` for windows that do not fit the model, and for a model without voices or codec
+        that is to speak.
+        """
         self._family = family
-        self._deployment = deployment
-        self._config = deployment.config
+        self._config = config
+        self._ar = ar
+        self._diffusion = diffusion
         self._request_timeout_s = request_timeout_s
         (self._entry,) = (name for name in self._config.stages if self._config.edge_into(name) is None)
-        self._outboxes: dict[ArHandle, FeedOutbox] = {}  # by the engine that is fed
         self._decoders: dict[str, _Decoder] = {}  # by the stage whose frames are decoded
         for edge in self._config.edges:
             payload = self._config.spec_of(edge).payload
-            if isinstance(payload, Embeddings):
-                for handle in deployment.ar[edge.target].handles:
-                    self._outboxes[handle] = FeedOutbox(handle.feed, deployment.drop_block)
-            elif isinstance(payload, TokenFrames):
+            if isinstance(payload, TokenFrames):
                 self._decoders[edge.source] = self._decoder(edge, payload)
         self._running: dict[str, RequestRun] = {}
         self._is_closed = False
@@ -125,9 +122,9 @@ class Orchestrator:
 
     def _diffusion_stages(self, first: str) -> tuple[Stage[DiffusionHandle], ...]:
         """The stage `first`, and those that its results go on to."""
-        stages = [self._deployment.diffusion[first]]
+        stages = [self._diffusion[first]]
         while (onward := self._config.edge_from(stages[-1].name, Tensor)) is not None:
-            stages.append(self._deployment.diffusion[onward.target])
+            stages.append(self._diffusion[onward.target])
         return tuple(stages)
 
     @property
@@ -144,7 +141,7 @@ class Orchestrator:
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
         """Text of the text stage's `token_ids`, without special tokens."""
-        return self._deployment.ar[self._entry].choose().detokenize(token_ids)
+        return self._ar[self._entry].choose().detokenize(token_ids)
 
     def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
         """The family's chat for the task."""
@@ -153,11 +150,8 @@ class Orchestrator:
     def stage_down(self, outputs: frozenset[Output] | None = None) -> StageDownError | None:
         """Which stage is down, of all or of those that `outputs` need; None if they are up."""
         names = self._config.stages if outputs is None else self._config.stages_for(outputs)
-        return next((StageDownError(name) for name in names if self._stage(name).is_down), None)
-
-    def _stage(self, name: str) -> Stage[ArHandle] | Stage[DiffusionHandle]:
-        ar = self._deployment.ar.get(name)
-        return self._deployment.diffusion[name] if ar is None else ar
+        stages = {**self._ar, **self._diffusion}
+        return next((StageDownError(name) for name in names if stages[name].is_down), None)
 
     async def submit(self, request: OmniRequest) -> RequestRun:
         """Validate, tokenise, start. Raises as `Generator.submit` says."""
@@ -167,16 +161,14 @@ class Orchestrator:
         deadline_s = self._request_timeout_s if request.deadline_s is None else request.deadline_s
         began = time.monotonic() if request.began_at is None else request.began_at
         voice = None if request.speech is None else self._voice(request.speech)
-        entry: ArPlan | ImagePlan
         if request.image is not None:
-            entry, tokens = self._image_entry(request, request.image)
+            graph, tokens = self._image_graph(request, request.image)
         else:
-            entry, tokens = await self._ar_entry(request, outputs, voice, deadline_s, began)
+            graph, tokens = await self._ar_graph(request, outputs, voice, deadline_s, began)
         self._check_open(request, outputs)  # again: rendering takes time
         run = RequestRun(
-            request.request_id,
-            entry,
-            prompt_tokens=tokens,
+            graph,
+            prompt=tokens,
             deadline_s=deadline_s - (time.monotonic() - began),
             is_logged=request.is_logged,
             on_corrupt=self._count_corrupt,
@@ -207,7 +199,7 @@ class Orchestrator:
             )
         return frozenset(wanted)
 
-    def _image_entry(self, request: OmniRequest, image: ImageOutput) -> tuple[ImagePlan, PromptTokens]:
+    def _image_graph(self, request: OmniRequest, image: ImageOutput) -> tuple[RequestGraph, PromptTokens]:
         sizes = self._family.image_sizes
         size = sizes[0] if image.size is None else image.size
         if size not in sizes:
@@ -219,18 +211,19 @@ class Orchestrator:
         if num_tokens > limit:
             raise context_length_exceeded(limit, num_tokens, "messages")
         decoder = Decoder([stage.choose() for stage in self._diffusion_stages(self._entry)])
-        plan = ImagePlan(decoder, prompt, size)
-        return plan, PromptTokens(num_tokens, num_tokens, 0, 0, 0)
+        graph = RequestGraph(request.request_id)
+        graph.add(ImageTask(graph, decoder, prompt, size))
+        return graph, PromptTokens(num_tokens, num_tokens, 0, 0, 0)
 
-    async def _ar_entry(
+    async def _ar_graph(
         self,
         request: OmniRequest,
         outputs: frozenset[Output],
         voice: str | None,
         deadline_s: float,
         began: float,
-    ) -> tuple[ArPlan, PromptTokens]:
-        handle, config = self._deployment.ar[self._entry].choose(), self._config.stages[self._entry]
+    ) -> tuple[RequestGraph, PromptTokens]:
+        handle, config = self._ar[self._entry].choose(), self._config.stages[self._entry]
         assert isinstance(config, ArStage)
         is_text = "text" in outputs
         asked = request.sampling.get(self._entry)
@@ -251,7 +244,6 @@ class Orchestrator:
             sampling,
             end_ids=self._family.stop_ids[config.model_stage],
             is_text=is_text,
-            rows=None,
             structured_output=structured,
         )
         try:
@@ -262,80 +254,94 @@ class Orchestrator:
             raise DeadlineExceededError(f"reading the prompt took longer than {deadline_s:g} s") from None
         is_default_asked = reply is not None or request.can_be_shortened
         names = ("max_completion_tokens", "min_tokens") if is_text else self._param_names(self._entry)
-        limit = _token_limit(
-            handle, len(prompt.token_ids), sampling if is_default_asked else asked, sampling, params=names
+        _limit_tokens(
+            params,
+            handle,
+            len(prompt.token_ids),
+            asked=sampling if is_default_asked else asked,
+            fields=names,
         )
-        params.max_tokens, params.min_tokens = limit, min(params.min_tokens, limit)
-        embeddings, text = None, None
+        graph = RequestGraph(request.request_id)
+        speaker = None
         edge = self._config.edge_from(self._entry, Embeddings)
+        is_limited = bool(sampling.stop) or request.tools is not None
         if voice is not None and edge is not None:
             add_rows(params, RowsOutput(voice=voice, num_reply=prompt.num_reply))
-            embeddings = self._embeddings(request, edge, voice, prompt)
+            speaker = self._add_speaker(graph, request, edge.target, voice, prompt, is_limited=is_limited)
         if is_text:
-            is_limited = embeddings is not None and (sampling.stop or request.tools is not None)
-            text = TextPlan(
-                spoken_text=SpokenText(handle.detokenize) if is_limited else None,
-                tool_parser=None
-                if request.tools is None
-                else ToolParser(is_parallel=request.tools.is_parallel),
+            graph.text = TextOutput(
+                graph,
+                self._entry,
+                prompt,
+                spoken_text=SpokenText(handle.detokenize) if speaker is not None and is_limited else None,
+                tool_parser=ToolParser(is_parallel=request.tools.is_parallel) if request.tools else None,
+                speaker=speaker,
             )
-        plan = self._ar_plan(request, self._entry, handle, prompt, params, voice)
-        return replace(plan, text=text, embeddings=embeddings), self._count(prompt)
+        output = self._add_audio(graph, request, self._entry, voice) or graph.text
+        assert output is not None
+        graph.add(ArTask(graph, handle, prompt, params, output, speaker=speaker))
+        return graph, self._count(prompt)
 
-    def _embeddings(
-        self, request: OmniRequest, edge: Edge, voice: str, source: RenderedPrompt
-    ) -> EmbeddingsPlan:
-        """The stage that the entry's embeddings flow to."""
-        name = edge.target
-        handle, config = self._deployment.ar[name].choose(), self._config.stages[name]
+    def _add_speaker(
+        self,
+        graph: RequestGraph,
+        request: OmniRequest,
+        name: str,
+        voice: str,
+        source: RenderedPrompt,
+        *,
+        is_limited: bool,
+    ) -> ArTask:
+        """The stage that the entry's embeddings flow to. `is_limited`: see `RowFeeder`."""
+        handle, config = self._ar[name].choose(), self._config.stages[name]
         assert isinstance(config, ArStage)
-        stop_ids = self._family.stop_ids[config.model_stage]
         prompt = self._family.embeddings_prompt(config.model_stage, source.token_ids[: source.length])
         asked = request.sampling.get(name)
         sampling = merged(config.default_sampling, asked)
-        limit = _token_limit(handle, len(prompt.token_ids), asked, sampling, params=self._param_names(name))
         params = sampling_params(
             name,
-            replace(sampling, max_tokens=limit) if sampling.max_tokens is None else sampling,
-            end_ids=stop_ids,
+            sampling
+            if sampling.max_tokens is not None
+            else replace(sampling, max_tokens=handle.max_model_len),
+            end_ids=self._family.stop_ids[config.model_stage],
             is_text=False,
             rows=RowsInput(num_replaced=prompt.num_replaced),
         )
-        params.max_tokens, params.min_tokens = limit, min(params.min_tokens, limit)
-        return EmbeddingsPlan(
-            target=self._ar_plan(request, name, handle, prompt.token_ids, params, voice),
-            num_first_rows=len(prompt.token_ids)
-            - 1,  # the row behind them is that of the first generated token
-            outbox=self._outboxes[handle],
-            drop_block=self._deployment.drop_block,
+        _limit_tokens(
+            params,
+            handle,
+            len(prompt.token_ids),
+            asked=asked,
+            fields=self._param_names(name),
         )
+        feeder = RowFeeder(
+            handle.outbox,
+            num_first_rows=len(prompt.token_ids) - 1,  # behind them comes the first generated token's
+            is_limited=is_limited,
+        )
+        audio = self._add_audio(graph, request, name, voice)
+        assert audio is not None
+        return graph.add(ArTask(graph, handle, prompt.token_ids, params, audio, source=feeder))
 
-    def _ar_plan(
-        self,
-        request: OmniRequest,
-        name: str,
-        handle: ArHandle,
-        prompt: RenderedPrompt | tuple[int, ...],
-        params: StageSampling,
-        voice: str | None,
-    ) -> ArPlan:
-        """With its decoder, where it has one."""
-        decoder = self._decoders.get(name)
+    def _add_audio(
+        self, graph: RequestGraph, request: OmniRequest, stage: str, voice: str | None
+    ) -> AudioTask | None:
+        """What makes audio of the stage's tokens; None where they are not frames, or nothing is to be spoken."""
+        decoder = self._decoders.get(stage)
         if decoder is None or request.speech is None or voice is None:
-            return ArPlan(handle, prompt, params)
+            return None
         seed = random.getrandbits(63) if request.speech.seed is None else request.speech.seed
-        edge = decoder.factory(decoder.chunks, decoder.layout, voice=voice, noise_seed=seed % 2**64)
-        plan = DecoderPlan(
+        graph.audio = AudioTask(
+            graph,
+            stage,
             decoder=Decoder([stage.choose() for stage in decoder.stages]),
-            edge=edge,
+            edge=decoder.factory(decoder.chunks, decoder.layout, voice=voice, noise_seed=seed % 2**64),
             scheduler=decoder.scheduler,
+            layout=decoder.layout,
             num_codebooks=decoder.num_codebooks,
-            sample_rate_hz=decoder.layout.sample_rate_hz,
-            stop_ids=self._family.stop_ids[self._config.stages[name].model_stage],
+            stop_ids=self._family.stop_ids[self._config.stages[stage].model_stage],
         )
-        # Windows end where a block does.
-        per_output = decoder.layout.frames_per_block * decoder.num_codebooks
-        return ArPlan(handle, prompt, params, decoder=plan, tokens_per_output=per_output)
+        return graph.add(graph.audio)
 
     async def close(self) -> None:
         """Refuse new requests and release those that run."""
@@ -354,9 +360,9 @@ class Orchestrator:
 
     def _check_stages(self, sampling: Mapping[str, SamplingConfig]) -> None:
         for name in sampling:
-            if name not in self._deployment.ar:
+            if name not in self._ar:
                 raise InvalidRequestError(
-                    f"there is no stage '{name}' to sample in; stages are {', '.join(self._deployment.ar)}",
+                    f"there is no stage '{name}' to sample in; stages are {', '.join(self._ar)}",
                     param=f"stage_sampling.{name}",
                 )
 
@@ -388,25 +394,25 @@ def _num_chars(message: ChatMessage) -> int:
     return texts + sum(len(call.arguments) for call in message.tool_calls)
 
 
-def _token_limit(
+def _limit_tokens(
+    params: StageSampling,
     handle: ArHandle,
     prompt_length: int,
-    asked: SamplingConfig | None,
-    sampling: SamplingConfig,
     *,
-    params: tuple[str, str],
-) -> int:
-    """How many tokens the stage may sample behind a prompt of `prompt_length` tokens.
+    asked: SamplingConfig | None,
+    fields: tuple[str, str],
+) -> None:
+    """Lower `params` to what the stage may sample behind a prompt of `prompt_length` tokens.
 
     `asked` is what the request says of the stage: its `max_tokens` and `min_tokens` must fit the context.
-    `sampling` has the stage config's defaults as well: its `max_tokens` applies as far as the context goes.
-    `params` are the request's fields of those two names. Raises `InvalidRequestError`.
+    What the stage config says applies as far as the context goes.
+    `fields` are the request's fields of `max_tokens` and `min_tokens`. Raises `InvalidRequestError`.
     """
     max_tokens, min_tokens = (None, None) if asked is None else (asked.max_tokens, asked.min_tokens)
     needed = prompt_length + (max_tokens or min_tokens or 1)
     room = handle.max_model_len - prompt_length
     if needed > handle.max_model_len:
-        max_param, min_param = params
-        param = "messages" if room < 1 else max_param if max_tokens else min_param
+        param = "messages" if room < 1 else fields[0] if max_tokens else fields[1]
         raise context_length_exceeded(handle.max_model_len, needed, param)
-    return room if sampling.max_tokens is None else min(sampling.max_tokens, room)
+    params.max_tokens = min(room if params.max_tokens is None else params.max_tokens, room)
+    params.min_tokens = min(params.min_tokens, params.max_tokens)

@@ -5,9 +5,9 @@ of windows that becomes audio; what flows over an edge is handed on synchronousl
 """
 
 import asyncio
-from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,21 +16,18 @@ from omni_server.audio.filters import Resampler
 from omni_server.edge import CodecEdge
 from omni_server.engine.ar_handle import ArHandle
 from omni_server.engine.ar_stream import ArOutput
-from omni_server.engine.async_engine import RowSink
 from omni_server.engine.prompt_rendering import RenderedPrompt
 from omni_server.engine.sampling import StageSampling
-from omni_server.errors import CorruptDataError
-from omni_server.family import DiffusionPrompt
+from omni_server.errors import CorruptDataError, OmniError
+from omni_server.family import CodecLayout, DiffusionPrompt
 from omni_server.orchestrator.decoder import Decoder
-from omni_server.orchestrator.feed_outbox import FeedOutbox
 from omni_server.orchestrator.released_logprobs import ReleasedLogprobs
 from omni_server.orchestrator.request_timeline import RequestTimeline
 from omni_server.orchestrator.row_feeder import RowFeeder
 from omni_server.orchestrator.speech_scheduler import SpeechScheduler
 from omni_server.orchestrator.speech_stream import SpeechStream
 from omni_server.orchestrator.spoken_text import SpokenText
-from omni_server.orchestrator.tool_parser import ToolParser
-from omni_server.protocol.rows import SharedBlock
+from omni_server.orchestrator.tool_parser import Piece, ToolParser
 from omni_server.types import (
     SAMPLE_RATE_HZ,
     AudioDelta,
@@ -40,245 +37,148 @@ from omni_server.types import (
     ImageSize,
     OmniEvent,
     PromptTokens,
-    SampledToken,
     TextDelta,
     TextDone,
     ToolCallDelta,
     Usage,
 )
 
-Emit = Callable[[OmniEvent], None]
-
-
-@dataclass(frozen=True)
-class TextPlan:
-    """Of a stage whose tokens are text for the caller."""
-
-    spoken_text: SpokenText | None
-    """Given where stop strings may cut text that would otherwise be spoken, or where text may turn out to be
-    a tool call."""
-    tool_parser: ToolParser | None
-    """Given where the model may call tools."""
-
-
-@dataclass(frozen=True)
-class DecoderPlan:
-    """Of a stage whose tokens are codec frames: what makes audio of them."""
-
-    decoder: Decoder
-    edge: CodecEdge
-    scheduler: SpeechScheduler
-    num_codebooks: int
-    """Consecutive tokens that are one frame."""
-    sample_rate_hz: int
-    """Of the decoder's audio."""
-    stop_ids: tuple[int, ...]
-    """Tokens that end the sequence, and are no part of a frame."""
-
-
-@dataclass(frozen=True)
-class EmbeddingsPlan:
-    """Of a stage whose embeddings flow on to another one."""
-
-    target: "ArPlan"
-    num_first_rows: int
-    """Rows that the target gets before the row of the first generated token."""
-    outbox: FeedOutbox
-    """Takes feeds for the target."""
-    drop_block: Callable[[SharedBlock], None]
-    """Ends a reference to shared memory that will not be fed any more."""
-
-
-@dataclass(frozen=True)
-class ArPlan:
-    """What one request does in an autoregressive stage, and where its outputs go."""
-
-    handle: ArHandle
-    """The engine that has the request until it ends."""
-    prompt: RenderedPrompt | tuple[int, ...]
-    params: StageSampling
-    text: TextPlan | None = None
-    decoder: DecoderPlan | None = None
-    embeddings: EmbeddingsPlan | None = None
-    tokens_per_output: int = 1
-    """Tokens are wanted in blocks of this many."""
-
-
-@dataclass(frozen=True)
-class ImagePlan:
-    """What one request does where the stage that gets the prompt is a diffusion stage."""
-
-    decoder: Decoder
-    prompt: DiffusionPrompt
-    size: ImageSize
+_CATCH_UP_TURNS = 4
+"""Turns of the event loop for which a spoken request lets others catch up that came at the same moment and
+are a turn or two behind. In each of these turns everybody's prompt may be read; behind them they reach the
+entry together, and their speech stays together (`stages.runtime.batching_delay`). Text alone gains nothing by
+it and goes on at once."""
 
 
 class RequestGraph:
-    """`run` ends when all outputs are complete; `close` must follow, however it ended."""
+    """Filled by `add`; then `run` ends when all outputs are complete, and `close` must follow, however it
+    ended."""
 
-    def __init__(
-        self, request_id: str, entry: ArPlan | ImagePlan, *, timeline: RequestTimeline, emit: Emit
-    ) -> None:
-        """`emit` gets all events but the last."""
-        self._request_id = request_id
-        self._timeline = timeline
-        self._emit = emit
-        self._runs: list[_ArRun | _AudioOutput | _ImageRun] = []  # consumers before their sources
-        self._feeders: list[RowFeeder] = []
-        self._text: _TextOutput | None = None
-        self._frames: _FrameOutput | None = None
-        if isinstance(entry, ImagePlan):
-            self._runs.append(_ImageRun(request_id, entry, timeline, emit))
-        else:
-            self._add(entry, source=None)
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        self.events: asyncio.Queue[OmniEvent | OmniError] = asyncio.Queue()
+        self.timeline = RequestTimeline()
+        self.text: TextOutput | None = None
+        self.audio: AudioTask | None = None
+        self._tasks: list[AudioTask | ArTask | ImageTask] = []
 
-    def _add(self, plan: ArPlan, source: RowFeeder | None) -> "_ArRun":
-        feeder, target = None, None
-        if plan.embeddings is not None:
-            is_limited = plan.text is not None and plan.text.spoken_text is not None
-            feeder = RowFeeder(
-                plan.embeddings.outbox,
-                plan.embeddings.drop_block,
-                num_first_rows=plan.embeddings.num_first_rows,
-                is_limited=is_limited,
-            )
-            self._feeders.append(feeder)
-            target = self._add(plan.embeddings.target, feeder)
-        if plan.decoder is not None:
-            audio = _AudioOutput(self._request_id, plan.decoder, self._timeline, self._emit)
-            self._runs.append(audio)
-            self._frames = _FrameOutput(plan, plan.decoder, audio.speech, self._timeline, self._emit)
-            take = self._frames.take
-        else:
-            assert plan.text is not None
-            on_nothing = None if target is None else target.skip
-            self._text = _TextOutput(plan, plan.text, feeder, on_nothing, self._timeline, self._emit)
-            take = self._text.take
-        run = _ArRun(
-            self._request_id,
-            plan,
-            take=take,
-            source=source,
-            row_sink=None if feeder is None else feeder.take,
-            on_skip=None if plan.decoder is None else audio.speech.finish,
-            timeline=self._timeline,
-        )
-        self._runs.append(run)
-        return run
+    def add(self, task: "TaskT") -> "TaskT":
+        """Consumers come before their sources, the entry comes last."""
+        self._tasks.append(task)
+        return task
 
-    async def run(self, num_turns_before_entry: int) -> None:
-        """The entry begins after so many turns of the event loop. Raises a group of `OmniError`."""
+    def emit(self, event: OmniEvent) -> None:
+        self.events.put_nowait(event)
+
+    async def run(self) -> None:
+        """Raises a group of `OmniError`."""
+        *others, entry = self._tasks
         async with asyncio.TaskGroup() as group:
-            *others, entry = self._runs
-            for stage in others:
-                group.create_task(stage.run())
+            for task in others:
+                group.create_task(task.run())
             if others:
-                for _ in range(num_turns_before_entry):
+                for _ in range(_CATCH_UP_TURNS):
                     await asyncio.sleep(0)
             group.create_task(entry.run())
 
     def close(self) -> None:
         """Embeddings that have not been handed on, or come later, are dropped. Harmless when already
         closed."""
-        for feeder in self._feeders:
-            feeder.close()
+        for task in self._tasks:
+            if isinstance(task, ArTask) and task.source is not None:
+                task.source.close()
+        # These refer to the graph: a prompt with its media is not to wait for the garbage collector.
+        self._tasks.clear()
+        self.text = self.audio = None
 
     def result(self, prompt: PromptTokens) -> tuple[FinishReason, Usage]:
         """Of a request that has ended well. Any stage running into its limit makes the answer incomplete."""
         reason: FinishReason = "stop"
         num_text, num_cached, num_frames = 0, 0, 0
-        if self._text is not None:
-            reason, num_text, num_cached = (
-                self._text.finish_reason,
-                self._text.num_tokens,
-                self._text.num_cached,
-            )
-        if self._frames is not None:
-            num_frames = self._frames.num_frames
-            if self._frames.finish_reason == "length":
+        if self.text is not None:
+            reason, num_text, num_cached = self.text.finish_reason, self.text.num_tokens, self.text.num_cached
+        if self.audio is not None:
+            num_frames = self.audio.num_frames
+            if self.audio.finish_reason == "length":
                 reason = "length"
         return reason, Usage(replace(prompt, cached=num_cached), num_text, num_frames)
 
 
-class _ArRun:
-    """One stage: it is given the request, its outputs are handed on, and it is released."""
+@dataclass(eq=False)
+class ArTask:
+    """One autoregressive stage: it is given the request, its outputs are handed on, and it is released."""
 
-    def __init__(
-        self,
-        request_id: str,
-        plan: ArPlan,
-        *,
-        take: Callable[[ArOutput], None],
-        source: RowFeeder | None,
-        row_sink: RowSink | None,
-        on_skip: Callable[[], None] | None,
-        timeline: RequestTimeline,
-    ) -> None:
-        """`source` feeds the stage, `row_sink` takes its own embeddings. `on_skip`: see `skip`."""
-        self._request_id = request_id
-        self._plan = plan
-        self._take = take
-        self._source = source
-        self._row_sink = row_sink
-        self._on_skip = on_skip
-        self._timeline = timeline
+    graph: RequestGraph
+    handle: ArHandle
+    """The engine that has the request until it ends."""
+    prompt: RenderedPrompt | tuple[int, ...]
+    params: StageSampling
+    output: "TextOutput | AudioTask"
+    source: RowFeeder | None = None
+    """Feeds the stage; None for the entry."""
+    speaker: "ArTask | None" = None
+    """The stage that this one's embeddings flow to."""
+
+    def __post_init__(self) -> None:
         self._task: asyncio.Task[None] | None = None
-        if source is None:
-            timeline.mark_submitted(plan.handle.name)
+        if self.source is None:
+            self.graph.timeline.mark_submitted(self.handle.name)
 
     async def run(self) -> None:
         self._task = asyncio.current_task()
-        async with self._plan.handle.life.needed():
-            if self._source is not None:
-                await self._source.has_rows.wait()
+        async with self.handle.life.needed():
+            if self.source is not None:
+                await self.source.has_rows.wait()
             await self._generate()
 
     def skip(self) -> None:
         """There is nothing for the stage to do: no embeddings of a generated token will come."""
         assert self._task is not None
         self._task.cancel()
-        if self._on_skip is not None:
-            self._on_skip()
+        if isinstance(self.output, AudioTask):
+            self.output.finish()
 
     async def _generate(self) -> None:
-        plan = self._plan
-        stream = await plan.handle.open(
-            self._request_id,
-            plan.prompt,
-            plan.params,
-            self._row_sink,
-            tokens_per_output=plan.tokens_per_output,
+        fed = None if self.speaker is None else self.speaker.source
+        stream = await self.handle.open(
+            self.graph.request_id,
+            self.prompt,
+            self.params,
+            None if fed is None else fed.take,
+            tokens_per_output=self.output.tokens_per_output,
         )
         try:
-            if self._source is not None:
-                self._timeline.mark_submitted(plan.handle.name)
-                self._source.connect(stream.engine_id)
+            if self.source is not None:
+                self.graph.timeline.mark_submitted(self.handle.name)
+                self.source.connect(stream.engine_id)
             async with aclosing(stream.outputs()) as outputs:
                 async for output in outputs:
-                    self._take(output)
+                    self.output.take(output)
         finally:
-            if self._source is not None:
-                self._source.close()
+            if self.source is not None:
+                self.source.close()
             await stream.close()
 
 
-class _ImageRun:
+@dataclass(eq=False)
+class ImageTask:
     """A prompt becomes an image."""
 
-    def __init__(self, request_id: str, plan: ImagePlan, timeline: RequestTimeline, emit: Emit) -> None:
-        self._request_id = request_id
-        self._plan = plan
-        self._timeline = timeline
-        self._emit = emit
+    graph: RequestGraph
+    decoder: Decoder
+    prompt: DiffusionPrompt
+    size: ImageSize
 
     async def run(self) -> None:
-        decoder, prompt, timeline = self._plan.decoder, self._plan.prompt, self._timeline
-        timeline.mark_submitted(decoder.first_stage)
+        graph, decoder, prompt = self.graph, self.decoder, self.prompt
+        graph.timeline.mark_submitted(decoder.first_stage)
         async with decoder.needed():
-            result = await decoder.run(self._request_id, prompt.token_ids, prompt.payload, timeline=timeline)
-        timeline.mark_output(decoder.name)
+            result = await decoder.run(
+                graph.request_id, prompt.token_ids, prompt.payload, timeline=graph.timeline
+            )
+        graph.timeline.mark_output(decoder.name)
         # In a thread: an image of 2048x2048 takes 50 ms.
-        self._emit(ImageDone(await asyncio.to_thread(_pixels, decoder.name, result, self._plan.size)))
+        graph.emit(ImageDone(await asyncio.to_thread(_pixels, decoder.name, result, self.size)))
 
 
 def _pixels(stage: str, result: npt.NDArray[np.float32], size: ImageSize) -> npt.NDArray[np.uint8]:
@@ -290,102 +190,110 @@ def _pixels(stage: str, result: npt.NDArray[np.float32], size: ImageSize) -> npt
     return np.rint(255 * result).astype(np.uint8)
 
 
-class _AudioOutput:
-    """Windows become audio at the rate of the API."""
-
-    def __init__(self, request_id: str, plan: DecoderPlan, timeline: RequestTimeline, emit: Emit) -> None:
-        self.speech = SpeechStream(
-            request_id,
-            decoder=plan.decoder,
-            edge=plan.edge,
-            scheduler=plan.scheduler,
-            timeline=timeline,
-            emit=self._take,
-        )
-        self._timeline = timeline
-        self._emit = emit
-        self._stage = plan.decoder.name
-        self._resampler: Resampler | None = None
-        if plan.sample_rate_hz != SAMPLE_RATE_HZ:
-            self._resampler = Resampler(plan.sample_rate_hz, SAMPLE_RATE_HZ)
-        self._num_samples = 0
-
-    async def run(self) -> None:
-        await self.speech.run()
-        if self._resampler is not None:
-            self._send(self._resampler.flush())
-
-    def _take(self, delta: AudioDelta) -> None:
-        self._send(delta.samples if self._resampler is None else self._resampler.push(delta.samples))
-
-    def _send(self, samples: npt.NDArray[np.float32]) -> None:
-        if samples.size:
-            self._timeline.mark_output(self._stage)
-            self._emit(AudioDelta(self._num_samples, samples))
-            self._num_samples += samples.size
-
-
-class _FrameOutput:
-    """Tokens of a stage become frames, and these audio."""
+class AudioTask:
+    """Tokens of a stage become frames, these become windows, and these audio at the rate of the API."""
 
     def __init__(
         self,
-        stage: ArPlan,
-        plan: DecoderPlan,
-        speech: SpeechStream,
-        timeline: RequestTimeline,
-        emit: Emit,
+        graph: RequestGraph,
+        source: str,
+        *,
+        decoder: Decoder,
+        edge: CodecEdge,
+        scheduler: SpeechScheduler,
+        layout: CodecLayout,
+        num_codebooks: int,
+        stop_ids: tuple[int, ...],
     ) -> None:
-        self._stage = stage
-        self._plan = plan
-        self._speech = speech
-        self._timeline = timeline
-        self._emit = emit
+        """`source` samples the tokens, of which `num_codebooks` consecutive ones are a frame; `stop_ids` end
+        the sequence and are no part of a frame."""
+        self._graph = graph
+        self._source = source
+        self._decoder_name = decoder.name
+        self._num_codebooks = num_codebooks
+        self._stop_ids = stop_ids
+        self._speech = SpeechStream(
+            graph.request_id,
+            decoder=decoder,
+            edge=edge,
+            scheduler=scheduler,
+            timeline=graph.timeline,
+            emit=self._take_audio,
+        )
+        self._resampler: Resampler | None = None
+        if layout.sample_rate_hz != SAMPLE_RATE_HZ:
+            self._resampler = Resampler(layout.sample_rate_hz, SAMPLE_RATE_HZ)
+        self.tokens_per_output = layout.frames_per_block * num_codebooks  # windows end where a block does
         self._rest: tuple[int, ...] = ()
+        self._num_samples = 0
         self.num_frames = 0
         """Frames that became audio."""
         self.finish_reason: FinishReason | None = None
-        """Why the stage ended; None before that, and if there was nothing to speak."""
+        """Why the source ended; None before that, and if there was nothing to speak."""
+
+    async def run(self) -> None:
+        await self._speech.run()
+        if self._resampler is not None:
+            self._send(self._resampler.flush())
 
     def take(self, output: ArOutput) -> None:
+        """New tokens of the source."""
         tokens = output.token_ids
-        if output.finish_reason == "stop" and tokens and tokens[-1] in self._plan.stop_ids:
+        if output.finish_reason == "stop" and tokens and tokens[-1] in self._stop_ids:
             tokens = tokens[:-1]
-        width = self._plan.num_codebooks
+        width = self._num_codebooks
         tokens = self._rest + tokens
         end = len(tokens) - len(tokens) % width  # a frame that was cut is not spoken
         self._rest = tokens[end:]
         frames = [tokens[i : i + width] for i in range(0, end, width)]
         if frames:
-            self._timeline.mark_output(self._stage.handle.name)
+            self._graph.timeline.mark_output(self._source)
             self.num_frames += len(frames)
-            self._emit(CodecDelta(tokens[:end]))
+            self._graph.emit(CodecDelta(tokens[:end]))
             self._speech.push(frames)
         if output.finish_reason is not None:
             self.finish_reason = output.finish_reason
-            self._speech.finish()
+            self.finish()
+
+    def finish(self) -> None:
+        """No more tokens follow; there may have been none at all."""
+        self._speech.finish()
+
+    def _take_audio(self, delta: AudioDelta) -> None:
+        self._send(delta.samples if self._resampler is None else self._resampler.push(delta.samples))
+
+    def _send(self, samples: npt.NDArray[np.float32]) -> None:
+        if samples.size:
+            self._graph.timeline.mark_output(self._decoder_name)
+            self._graph.emit(AudioDelta(self._num_samples, samples))
+            self._num_samples += samples.size
 
 
-class _TextOutput:
+class TextOutput:
     """Tokens of a stage become text, and say how much of it is spoken."""
+
+    tokens_per_output = 1
 
     def __init__(
         self,
-        stage: ArPlan,
-        plan: TextPlan,
-        feeder: RowFeeder | None,
-        on_nothing_spoken: Callable[[], None] | None,
-        timeline: RequestTimeline,
-        emit: Emit,
+        graph: RequestGraph,
+        stage: str,
+        prompt: RenderedPrompt,
+        *,
+        spoken_text: SpokenText | None = None,
+        tool_parser: ToolParser | None = None,
+        speaker: ArTask | None = None,
     ) -> None:
-        """`feeder` and `on_nothing_spoken` are given where the text is spoken."""
+        """`speaker` is the stage that the embeddings of the text flow to. `spoken_text` is given where stop
+        strings may cut text that would otherwise be spoken, or where text may turn out to be a tool call;
+        `tool_parser`, where the model may call tools."""
+        self._graph = graph
         self._stage = stage
-        self._spoken_text = plan.spoken_text
-        self._tool_parser = plan.tool_parser
-        self._feeder = feeder
-        self._on_nothing_spoken = on_nothing_spoken
-        self._timeline = timeline
-        self._emit = emit
+        self._prompt = prompt
+        self._spoken_text = spoken_text
+        self._tool_parser = tool_parser
+        self._speaker = speaker
+        self._feeder = None if speaker is None else speaker.source
         self._logprobs = ReleasedLogprobs()
         self._num_spoken_chars = 0
         self.num_tokens = 0
@@ -394,50 +302,46 @@ class _TextOutput:
         self.finish_reason: FinishReason = "stop"
 
     def take(self, output: ArOutput) -> None:
-        prompt = self._stage.prompt
-        if isinstance(prompt, RenderedPrompt) and prompt.reply is not None:
+        if self._prompt.reply is not None:
             if output.finish_reason is not None:
-                self._take_reply(prompt.token_ids[prompt.length :], prompt.reply)
+                self._take_reply(self._prompt.token_ids[self._prompt.length :], self._prompt.reply)
             return
         self.num_tokens += len(output.token_ids)
         self.num_cached = output.num_cached_tokens
         if output.text or output.token_ids:
-            self._timeline.mark_output(self._stage.handle.name)
+            self._graph.timeline.mark_output(self._stage)
         logprobs = self._logprobs.push(output.logprobs, output.text)
         if output.finish_reason is not None and not output.is_cut:
             logprobs += self._logprobs.rest()
-        spoken = output.text
-        if self._tool_parser is None:
-            if output.text or output.token_ids:
-                self._emit(TextDelta(output.text, output.token_ids, logprobs))
-        else:
-            spoken = self._parse(self._tool_parser, output, logprobs)
+        pieces: list[Piece] = [output.text]
+        if self._tool_parser is not None:
+            pieces = self._tool_parser.push(output.text)
+            if output.finish_reason is not None:
+                pieces += self._tool_parser.finish()
+        text = "".join(piece for piece in pieces if isinstance(piece, str))
+        if text or output.token_ids:
+            self._graph.emit(TextDelta(text, output.token_ids, logprobs))
+        for piece in pieces:
+            if isinstance(piece, ToolCallDelta):
+                self._graph.emit(piece)
         if self._spoken_text is not None and self._feeder is not None:
-            self._spoken_text.push(output.token_ids, spoken)
+            self._spoken_text.push(output.token_ids, self._spoken(text))
             self._feeder.allow(self._spoken_text.num_released())
         if output.finish_reason is not None:
             self._done(output.finish_reason)
 
-    def _parse(self, parser: ToolParser, output: ArOutput, logprobs: tuple[SampledToken, ...]) -> str:
-        """Prose and calls as events, the first with tokens and log-probabilities; returns what may be spoken
-        of it."""
-        pieces = parser.push(output.text)
-        if output.finish_reason is not None:
-            pieces += parser.finish()
-        text = "".join(piece for piece in pieces if isinstance(piece, str))
-        if text or output.token_ids:
-            self._emit(TextDelta(text, output.token_ids, logprobs))
-        for piece in pieces:
-            if isinstance(piece, ToolCallDelta):
-                self._emit(piece)
-        before, self._num_spoken_chars = self._num_spoken_chars, parser.num_prose_chars
-        return text[: parser.num_prose_chars - before]
+    def _spoken(self, text: str) -> str:
+        """What may be spoken of the newest text: the prose before the first call."""
+        if self._tool_parser is None:
+            return text
+        before, self._num_spoken_chars = self._num_spoken_chars, self._tool_parser.num_prose_chars
+        return text[: self._num_spoken_chars - before]
 
     def _take_reply(self, token_ids: tuple[int, ...], text: str) -> None:
         """All rows of the given reply have come; the token that was sampled behind it is not part of it."""
         self.num_tokens = len(token_ids)
-        self._timeline.mark_output(self._stage.handle.name)
-        self._emit(TextDelta(text, token_ids))
+        self._graph.timeline.mark_output(self._stage)
+        self._graph.emit(TextDelta(text, token_ids))
         self._done("stop", num_without_row=0)
 
     def _done(self, reason: FinishReason, *, num_without_row: int = 1) -> None:
@@ -445,8 +349,8 @@ class _TextOutput:
         in its place."""
         has_calls = self._tool_parser is not None and self._tool_parser.num_calls > 0
         self.finish_reason = "tool_calls" if has_calls and reason == "stop" else reason
-        self._emit(TextDone(reason))
-        if self._feeder is None or self._on_nothing_spoken is None:
+        self._graph.emit(TextDone(reason))
+        if self._speaker is None or self._feeder is None:
             return
         num_spoken = self.num_tokens - num_without_row
         if self._spoken_text is not None:
@@ -455,9 +359,12 @@ class _TextOutput:
         if num_rows < num_spoken:
             # The next stage would wait for ever, or speak what this one did not say.
             detail = f"{num_rows} rows for {num_spoken} tokens"
-            raise CorruptDataError(self._stage.handle.name, "row_sequence", detail)
+            raise CorruptDataError(self._stage, "row_sequence", detail)
         if num_spoken >= 1:
             self._feeder.finish(num_spoken)
         else:
             # Without the row of a token the next stage has not begun to generate, and will not.
-            self._on_nothing_spoken()
+            self._speaker.skip()
+
+
+TaskT = TypeVar("TaskT", AudioTask, ArTask, ImageTask)

@@ -6,49 +6,33 @@ All of it lives in one task, whose end, however it comes, releases the request i
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 
 import msgspec
 
-from omni_server.errors import CorruptDataError, DeadlineExceededError, OmniError
-from omni_server.orchestrator.request_graph import ArPlan, ImagePlan, RequestGraph
-from omni_server.orchestrator.request_timeline import RequestTimeline
+from omni_server.errors import CorruptDataError, DeadlineExceededError, OmniError, first_leaf
+from omni_server.orchestrator.request_graph import RequestGraph
 from omni_server.types import Finished, OmniEvent, PromptTokens
 
 logger = logging.getLogger(__name__)
 
-_CATCH_UP_TURNS = 4
-"""Turns of the event loop for which a spoken request lets others catch up that came at the same moment and
-are a turn or two behind. In each of these turns everybody's prompt may be read; behind them they reach the
-entry together, and their speech stays together (`stages.runtime.batching_delay`). Text alone gains nothing by
-it and goes on at once."""
 
-
+@dataclass(eq=False)
 class RequestRun:
     """Implements `omni_server.generation.Generation`."""
 
-    def __init__(
-        self,
-        request_id: str,
-        entry: ArPlan | ImagePlan,
-        *,
-        prompt_tokens: PromptTokens,
-        deadline_s: float,
-        is_logged: bool,
-        on_corrupt: Callable[[CorruptDataError], object],
-        on_end: Callable[[str], object],
-    ) -> None:
-        self.request_id = request_id
-        self.prompt = prompt_tokens
-        self._deadline_s = deadline_s
-        self._is_logged = is_logged
-        self._on_corrupt = on_corrupt
-        self._on_end = on_end
-        self._events: asyncio.Queue[OmniEvent | OmniError] = asyncio.Queue()
+    graph: RequestGraph
+    prompt: PromptTokens
+    deadline_s: float
+    is_logged: bool
+    on_corrupt: Callable[[CorruptDataError], object]
+    on_end: Callable[[str], object]
+
+    def __post_init__(self) -> None:
+        self.request_id = self.graph.request_id
         self._task: asyncio.Task[None] | None = None
         self._is_over = False  # for the consumer: the last event has been delivered
         self._is_released = False
-        self._timeline = RequestTimeline()
-        self._graph = RequestGraph(request_id, entry, timeline=self._timeline, emit=self._events.put_nowait)
 
     # -- the caller's side
 
@@ -61,7 +45,7 @@ class RequestRun:
     async def __aiter__(self) -> AsyncIterator[OmniEvent]:
         try:
             while not self._is_over:
-                event = await self._events.get()
+                event = await self.graph.events.get()
                 self._is_over = isinstance(event, Finished | OmniError)
                 if isinstance(event, OmniError):
                     raise event
@@ -79,21 +63,21 @@ class RequestRun:
 
     async def _run(self) -> None:
         try:
-            async with asyncio.timeout(self._deadline_s):
-                await self._graph.run(_CATCH_UP_TURNS)
+            async with asyncio.timeout(self.deadline_s):
+                await self.graph.run()
         except* TimeoutError:
-            self._events.put_nowait(DeadlineExceededError("the request's deadline has passed"))
+            self.graph.events.put_nowait(DeadlineExceededError("the request's deadline has passed"))
         except* OmniError as group:
-            error = _first(group)
+            error = first_leaf(group)
             if isinstance(error, CorruptDataError):
                 logger.error("request %s: %s", self.request_id, error.message)
-                self._on_corrupt(error)
-            self._events.put_nowait(error)
+                self.on_corrupt(error)
+            self.graph.events.put_nowait(error)
         except* Exception as group:
             logger.exception("request %s failed", self.request_id, exc_info=group)
-            self._events.put_nowait(OmniError("internal error"))
+            self.graph.events.put_nowait(OmniError("internal error"))
         else:
-            self._events.put_nowait(self._finished())
+            self.graph.events.put_nowait(self._finished())
         finally:
             self._release()
 
@@ -102,22 +86,14 @@ class RequestRun:
         if self._is_released:
             return
         self._is_released = True
-        self._graph.close()
+        self.graph.close()
         # Behind another last event nobody reads it.
-        self._events.put_nowait(OmniError("the request was ended before it was finished"))
-        self._on_end(self.request_id)
+        self.graph.events.put_nowait(OmniError("the request was ended before it was finished"))
+        self.on_end(self.request_id)
 
     def _finished(self) -> Finished:
-        reason, usage = self._graph.result(self.prompt)
-        times = self._timeline.times()
-        if self._is_logged and logger.isEnabledFor(logging.DEBUG):
+        reason, usage = self.graph.result(self.prompt)
+        times = self.graph.timeline.times()
+        if self.is_logged and logger.isEnabledFor(logging.DEBUG):
             logger.debug("request %s: times %s", self.request_id, msgspec.json.encode(times).decode())
         return Finished(reason, usage, times)
-
-
-def _first(group: BaseExceptionGroup[OmniError]) -> OmniError:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, OmniError)
-    return error

@@ -5,28 +5,19 @@ the call returns, so that no reference to shared memory can be lost when a task 
 """
 
 import asyncio
-from collections.abc import Callable
 
-from omni_server.orchestrator.feed_outbox import FeedOutbox
-from omni_server.protocol.rows import RowsFeed, RowsPayload, SharedBlock
+from omni_server.engine.feed_outbox import FeedOutbox
+from omni_server.protocol.rows import RowsFeed, RowsPayload
 
 
 class RowFeeder:
     """From `take` to `finish`. Rows are kept until `connect` tells whom to feed, and dropped after
     `close`."""
 
-    def __init__(
-        self,
-        outbox: FeedOutbox,
-        drop_block: Callable[[SharedBlock], None],
-        *,
-        num_first_rows: int,
-        is_limited: bool,
-    ) -> None:
-        """`num_first_rows` come before the row of the first generated token. With `is_limited`, rows of
-        generated tokens may be spoken only as far as `allow` says."""
+    def __init__(self, outbox: FeedOutbox, *, num_first_rows: int, is_limited: bool) -> None:
+        """`outbox` is that of the target's engine. `num_first_rows` come before the row of the first generated
+        token. With `is_limited`, rows of generated tokens may be spoken only as far as `allow` says."""
         self._outbox = outbox
-        self._drop_block = drop_block
         self._num_first_rows = num_first_rows
         self._limit: int | None = num_first_rows if is_limited else None
         self._engine_id: str | None = None
@@ -57,21 +48,21 @@ class RowFeeder:
     def connect(self, engine_id: str) -> None:
         """The target stage knows the request, by this id."""
         self._engine_id = engine_id
-        kept, self._kept = self._kept, []
-        for feed in kept:
-            self._feed(feed)
+        self._flush()
 
     def close(self) -> None:
         """Nobody listens any more. Harmless when already closed."""
         self._is_closed = True
+        self._flush()
+
+    def _flush(self) -> None:
         kept, self._kept = self._kept, []
         for feed in kept:
             self._feed(feed)
 
     def _feed(self, feed: RowsFeed) -> None:
         if self._is_closed:
-            if feed.payload is not None and isinstance(feed.payload.block, SharedBlock):
-                self._drop_block(feed.payload.block)
+            self._outbox.drop(feed)
         elif self._engine_id is None:
             self._kept.append(feed)
         else:

@@ -11,6 +11,7 @@ one stream.
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -26,55 +27,48 @@ from omni_server.types import AudioDelta
 Samples = npt.NDArray[np.float32]
 
 
+@dataclass(eq=False)
 class SpeechStream:
     """`run` works until everything between the first `push` and `finish` has been emitted."""
 
-    def __init__(
-        self,
-        request_id: str,
-        *,
-        decoder: Decoder,
-        edge: CodecEdge,
-        scheduler: SpeechScheduler,
-        timeline: RequestTimeline,
-        emit: Callable[[AudioDelta], None],
-    ) -> None:
-        """`emit` is given the pieces of the waveform in order, without gaps."""
-        self._request_id = request_id
-        self._decoder = decoder
-        self._edge = edge
-        self._scheduler = scheduler
-        self._timeline = timeline
-        self._emit = emit
+    request_id: str
+    decoder: Decoder
+    edge: CodecEdge
+    scheduler: SpeechScheduler
+    timeline: RequestTimeline
+    emit: Callable[[AudioDelta], None]
+    """Is given the pieces of the waveform in order, without gaps."""
+
+    def __post_init__(self) -> None:
         self._unsent: asyncio.Queue[DecoderWindow | None] = asyncio.Queue()
-        self._sent: asyncio.Queue[tuple[DecoderWindow, asyncio.Future[Samples]] | None] = asyncio.Queue()
-        self._outstanding = asyncio.Semaphore(scheduler.max_outstanding_windows)
+        self._sent: asyncio.Queue[tuple[DecoderWindow, asyncio.Task[Samples]] | None] = asyncio.Queue()
+        self._outstanding = asyncio.Semaphore(self.scheduler.max_outstanding_windows)
         self._num_samples = 0  # of all windows up to now
         self._held: list[AudioDelta] | None = []  # until playback may begin; None after that
-        self._buffer = PlayoutBuffer(scheduler, self._release)
+        self._buffer = PlayoutBuffer(self.scheduler, self._release)
 
     def push(self, frames: Sequence[Frame]) -> None:
         """New frames of codec tokens. Raises `CorruptDataError` if the edge does not cut them into windows
         that follow each other; so does `finish`."""
         self._buffer.push(len(frames))
         if not self._num_samples:  # no window yet
-            self._buffer.ramp = ramp = self._scheduler.ramp()
+            self._buffer.ramp = ramp = self.scheduler.ramp()
             if ramp is not None:
-                self._edge.use_ramp(ramp.new_blocks)
-        self._take(self._edge.push(frames))
+                self.edge.use_ramp(ramp.new_blocks)
+        self._take(self.edge.push(frames))
 
     def finish(self) -> None:
         """No further codes follow; there may have been none at all."""
         self._buffer.finish()
-        self._take(self._edge.finish())
+        self._take(self.edge.finish())
         self._unsent.put_nowait(None)
 
     def _take(self, windows: Sequence[DecoderWindow]) -> None:
         for window in windows:
-            self._timeline.mark_window_ready(self._decoder.first_stage)
+            self.timeline.mark_window_ready(self.decoder.first_stage)
             if window.first_sample != self._num_samples:
                 detail = f"a window from sample {window.first_sample} on, where {self._num_samples} is the next one"
-                raise CorruptDataError(self._decoder.name, "window_sequence", detail)
+                raise CorruptDataError(self.decoder.name, "window_sequence", detail)
             self._num_samples += window.num_samples
             self._unsent.put_nowait(window)
 
@@ -82,8 +76,8 @@ class SpeechStream:
         """Raises a group of `StageError` (`CorruptDataError` for sound that cannot be right) or
         `StageDeadError` if the decoder fails. Cancelling it, or a failure, aborts the windows that are in
         the decoder."""
-        with self._scheduler.stream(self._buffer):
-            async with self._decoder.needed(), asyncio.TaskGroup() as group:
+        with self.scheduler.stream(self._buffer):
+            async with self.decoder.needed(), asyncio.TaskGroup() as group:
                 group.create_task(self._send(group))
                 group.create_task(self._collect())
 
@@ -91,48 +85,45 @@ class SpeechStream:
         number = 0
         while (window := await self._unsent.get()) is not None:
             await self._outstanding.acquire()
-            await self._scheduler.limiter.enter(self._buffer.next_due)
-            result: asyncio.Future[Samples] = asyncio.get_running_loop().create_future()
-            priority = self._scheduler.priority(self._buffer.window_sent())
-            self._timeline.mark_window_sent(self._decoder.first_stage)
-            task = group.create_task(self._compute(f"{self._request_id}-{number}", window, priority, result))
+            await self.scheduler.limiter.enter(self._buffer.next_due)
+            priority = self.scheduler.priority(self._buffer.window_sent())
+            self.timeline.mark_window_sent(self.decoder.first_stage)
+            task = group.create_task(self._compute(f"{self.request_id}-{number}", window, priority))
             # Not in the task's own `finally`: a task that is cancelled before its first step never comes
             # there.
-            task.add_done_callback(lambda _: self._has_left())
-            self._sent.put_nowait((window, result))
+            task.add_done_callback(self._has_left)
+            self._sent.put_nowait((window, task))
             number += 1
         self._sent.put_nowait(None)
 
-    def _has_left(self) -> None:
-        self._scheduler.limiter.leave()
+    def _has_left(self, _: asyncio.Task[Samples]) -> None:
+        self.scheduler.limiter.leave()
         self._outstanding.release()
 
-    async def _compute(
-        self, window_id: str, window: DecoderWindow, priority: int, result: asyncio.Future[Samples]
-    ) -> None:
-        samples = await self._decoder.run(
+    async def _compute(self, window_id: str, window: DecoderWindow, priority: int) -> Samples:
+        samples = await self.decoder.run(
             window_id,
             window.token_ids,
             window.payload,
             priority=priority,
-            num_streams=self._scheduler.num_streams,
-            timeline=self._timeline,
+            num_streams=self.scheduler.num_streams,
+            timeline=self.timeline,
         )
         fault = waveform_fault(samples, num_samples=window.num_samples, is_varied=window.is_varied)
         if fault is not None:
-            raise CorruptDataError(self._decoder.name, fault.kind, fault.detail)
-        result.set_result(samples)
+            raise CorruptDataError(self.decoder.name, fault.kind, fault.detail)
+        return samples
 
     async def _collect(self) -> None:
-        """Results in order. If a window fails, the group cancels this."""
+        """Results in order. If a window fails, the group cancels this before it learns of it."""
         while (item := await self._sent.get()) is not None:
-            window, result = item
-            samples = await result
+            window, task = item
+            samples = await task
             self._buffer.window_back(window.num_computed)
-            self._timeline.mark_window_computed(self._decoder.first_stage)
+            self.timeline.mark_window_computed(self.decoder.first_stage)
             delta = AudioDelta(window.first_sample, samples)
             if self._held is None:
-                self._emit(delta)
+                self.emit(delta)
             else:
                 self._held.append(delta)
         self._release()  # it is all there: no need to wait any longer
@@ -140,4 +131,4 @@ class SpeechStream:
     def _release(self) -> None:
         held, self._held = self._held, None
         for delta in held or ():
-            self._emit(delta)
+            self.emit(delta)

@@ -3,7 +3,6 @@
 import json
 import re
 import uuid
-from enum import Enum, auto
 
 from omni_server.protocol.tool_calls import CALL_BEGIN, CALL_END
 from omni_server.types import ToolCallDelta
@@ -11,13 +10,6 @@ from omni_server.types import ToolCallDelta
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)')
 
 Piece = str | ToolCallDelta
-
-
-class _State(Enum):
-    PROSE = auto()
-    HEAD = auto()  # behind the tag, before the arguments
-    ARGUMENTS = auto()
-    BETWEEN = auto()  # behind the arguments of a call; only another call is of interest
 
 
 class ToolParser:
@@ -31,7 +23,7 @@ class ToolParser:
     def __init__(self, *, is_parallel: bool = True) -> None:
         """Without `is_parallel`, all calls but the first are dropped."""
         self._is_parallel = is_parallel
-        self._state = _State.PROSE
+        self._step = self._in_prose  # reads on from there; False if more text is needed to go on
         self._buffer = ""  # what has not been decided on
         self._space = ""  # white space before the last tag
         self._arguments = _JsonObject()
@@ -51,24 +43,12 @@ class ToolParser:
     def finish(self) -> list[Piece]:
         """What was held back; no text follows."""
         pieces: list[Piece] = []
-        if self._state is _State.HEAD:
+        if self._step == self._in_head:
             self._take_irregular(self._buffer, CALL_BEGIN + self._buffer, pieces)
-        elif self._state is _State.PROSE:
+        elif self._step == self._in_prose:
             self._prose(self._buffer, pieces)
         self._buffer = ""
         return pieces
-
-    def _step(self, pieces: list[Piece]) -> bool:
-        """False if more text is needed to go on."""
-        match self._state:
-            case _State.PROSE:
-                return self._in_prose(pieces)
-            case _State.HEAD:
-                return self._in_head(pieces)
-            case _State.ARGUMENTS:
-                return self._in_arguments(pieces)
-            case _State.BETWEEN:
-                return self._between()
 
     def _in_prose(self, pieces: list[Piece]) -> bool:
         before, tag, after = self._buffer.partition(CALL_BEGIN)
@@ -77,7 +57,7 @@ class ToolParser:
             self._prose(prose, pieces)
             self._space = before[len(prose) :]
             self._has_tag = True
-            self._state, self._buffer = _State.HEAD, after
+            self._step, self._buffer = self._in_head, after
             return True
         held = len(self._buffer[: len(self._buffer) - _overlap(self._buffer)].rstrip())
         self._prose(self._buffer[:held], pieces)
@@ -85,12 +65,13 @@ class ToolParser:
         return False
 
     def _in_head(self, pieces: list[Piece]) -> bool:
+        """Behind the tag, before the arguments."""
         head = _HEAD.match(self._buffer)
         name = None if head is None else _parsed(head[1])
         if head is not None and isinstance(name, str):
             self._begin_call(name, pieces)
             self._arguments = _JsonObject()
-            self._state, self._buffer = _State.ARGUMENTS, self._buffer[head.end() :]
+            self._step, self._buffer = self._in_arguments, self._buffer[head.end() :]
             return True
         inside, tag, after = self._buffer.partition(CALL_END)
         if not tag:
@@ -106,15 +87,16 @@ class ToolParser:
             pieces.append(ToolCallDelta(self.num_calls - 1, None, None, arguments))
         if not self._arguments.is_over:
             return False
-        self._state = _State.BETWEEN
+        self._step = self._between
         return True
 
-    def _between(self) -> bool:
+    def _between(self, pieces: list[Piece]) -> bool:
+        """Behind the arguments of a call, only another call is of interest."""
         _, tag, after = self._buffer.partition(CALL_BEGIN)
         if not tag:
             self._buffer = self._buffer[len(self._buffer) - _overlap(self._buffer) :]
             return False
-        self._state, self._buffer = _State.HEAD, after
+        self._step, self._buffer = self._in_head, after
         return True
 
     def _take_irregular(self, inside: str, whole: str, pieces: list[Piece]) -> None:
@@ -129,11 +111,12 @@ class ToolParser:
             if self._is_wanted():
                 arguments = json.dumps(call["arguments"], ensure_ascii=False)
                 pieces.append(ToolCallDelta(self.num_calls - 1, None, None, arguments))
-            self._state = _State.BETWEEN
+            self._step = self._between
+        elif self.num_calls == 0:
+            self._step = self._in_prose
+            self._prose(self._space + whole, pieces)
         else:
-            self._state = _State.PROSE if self.num_calls == 0 else _State.BETWEEN
-            if self.num_calls == 0:
-                self._prose(self._space + whole, pieces)
+            self._step = self._between
 
     def _begin_call(self, name: str, pieces: list[Piece]) -> None:
         self.num_calls += 1

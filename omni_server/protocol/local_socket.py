@@ -21,7 +21,6 @@ def new_socket_name() -> str:
 
 
 def socket_address(name: str) -> str:
-    """What `bind` and `sendto` take."""
     return f"\0{name}"
 
 

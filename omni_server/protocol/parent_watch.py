@@ -52,21 +52,9 @@ def end_with_parent() -> None:
     """`watch_parent`, and ignore every SIGTERM but the server's. To be called in the main thread, after vLLM
     has set its own handler; harmless to call again."""
     watch_parent()
-    if _watches.is_set() and not _filters_sigterm.is_set():
-        _filters_sigterm.set()
-        _ignore_sigterm_of_others()
-
-
-def _watch(sentinel: int) -> None:
-    wait([sentinel])
-    _is_orphan.set()
-    if signal.getsignal(signal.SIGTERM) != signal.SIG_IGN:  # else the engine has only just been forked
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(GRACE_S)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _ignore_sigterm_of_others() -> None:
+    if not _watches.is_set() or _filters_sigterm.is_set():
+        return
+    _filters_sigterm.set()
     before = signal.getsignal(signal.SIGTERM)
     marker = ending_marker(Path(tempfile.gettempdir()))
 
@@ -80,3 +68,12 @@ def _ignore_sigterm_of_others() -> None:
             os.kill(os.getpid(), number)
 
     signal.signal(signal.SIGTERM, on_sigterm)
+
+
+def _watch(sentinel: int) -> None:
+    wait([sentinel])
+    _is_orphan.set()
+    if signal.getsignal(signal.SIGTERM) != signal.SIG_IGN:  # else the engine has only just been forked
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(GRACE_S)
+    os.kill(os.getpid(), signal.SIGKILL)

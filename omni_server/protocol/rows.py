@@ -5,6 +5,7 @@ step into one slab; per request a `RowsPayload` says where they lie. The orchest
 payload on without opening the slab, wrapped into a `RowsFeed`.
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -90,23 +91,49 @@ class RowsFeed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     final_length: int | None = None
     """Set once by the last feed: the sequence has this many rows, behind them the tail begins."""
 
+    @property
+    def shared_block(self) -> SharedBlock | None:
+        """The reference to shared memory that travels with the feed."""
+        block = None if self.payload is None else self.payload.block
+        return block if isinstance(block, SharedBlock) else None
+
+
+AddressedFeed = tuple[str, RowsFeed]
+"""A feed and the engine's own id of the request it is for. One message to a consuming stage has all feeds
+that one step of the producer means."""
+
+FEEDS_KEY = "omni_row_feeds"
+"""Key in `SamplingParams.extra_args` of the message that carries encoded feeds instead of a request."""
+
+FEEDS_REQUEST_ID = "omni-row-feeds"
+"""Id of that message. It is no request: the stage's scheduler takes it apart and forgets it."""
 
 RowsRequest = RowsOutput | RowsInput
 
 _encoder = msgspec.msgpack.Encoder()
 _request_decoder = msgspec.msgpack.Decoder(RowsRequest)
 _payload_decoder = msgspec.msgpack.Decoder(RowsPayload)
+_feeds_decoder = msgspec.msgpack.Decoder(tuple[AddressedFeed, ...])
+
+# The decoders raise `msgspec.ValidationError` naming the field that does not fit.
 
 
 def encode(message: RowsRequest | RowsPayload) -> bytes:
     return _encoder.encode(message)
 
 
+def encode_feeds(feeds: Sequence[AddressedFeed]) -> bytes:
+    return _encoder.encode(feeds)
+
+
 def decode_request(data: bytes) -> RowsRequest:
-    """Raises `msgspec.ValidationError` naming the field that does not fit."""
     return _request_decoder.decode(data)
 
 
 def decode_payload(data: bytes | memoryview) -> RowsPayload:
-    """Raises `msgspec.ValidationError` naming the field that does not fit."""
     return _payload_decoder.decode(data)
+
+
+def decode_feeds(data: bytes) -> tuple[AddressedFeed, ...]:
+    """In the order in which they were encoded."""
+    return _feeds_decoder.decode(data)

@@ -15,8 +15,7 @@ from collections.abc import Iterable
 from omni_server.protocol.rows import SharedBlock
 from omni_server.transport.slab_queue import SlabQueue
 
-_Place = tuple[int, int]
-"""Slot and portion."""
+_Place = tuple[int, int]  # slot and portion
 
 
 class BlockLedger:

@@ -28,7 +28,6 @@ import mmap
 import os
 import platform
 import secrets
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -37,6 +36,7 @@ import numpy.typing as npt
 
 from omni_server.errors import ConfigError
 from omni_server.protocol.rows import SharedBlock
+from omni_server.protocol.runtime_config import QueueSpec
 
 SHARED_MEMORY_DIR = Path("/dev/shm")
 NAME_PREFIX = "omni-server-"
@@ -57,34 +57,24 @@ def refuse_unordered_machine() -> None:
 class SlabQueue:
     """One mapping of the queue's file. All processes of an edge see the same slots."""
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        capacity: int,
-        slot_bytes: int,
-        max_portions: int,
-        num_consumers: int,
-        create: bool = False,
-    ) -> None:
-        """Map the file at `path`; with `create`, make it first and own it.
+    def __init__(self, spec: QueueSpec, *, create: bool = False) -> None:
+        """Map the file at `spec.path`; with `create`, make it first and own it.
 
         Raises `ConfigError` if there is not enough shared memory, and on machines other than x86-64.
         """
         if create:
             refuse_unordered_machine()
-        self.path = path
-        self.capacity = capacity
-        self.slot_bytes = _aligned(slot_bytes)
-        self.max_portions = max_portions
-        self.num_consumers = num_consumers
-        header_words = _header_words(capacity, max_portions, num_consumers)
+        assert spec.path is not None
+        self.path = Path(spec.path)
+        self.capacity = capacity = spec.capacity
+        self.slot_bytes = _aligned(spec.slot_bytes)
+        self.max_portions = spec.max_portions
+        header_words = _header_words(spec)
         self._data_offset = _aligned(header_words * 4)
-        size = queue_bytes(capacity, slot_bytes, max_portions, num_consumers)
-        self._owner_fd = _create(path, size) if create else None
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self._owner_fd = _create(self.path, queue_bytes(spec)) if create else None
+        fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            self._map = mmap.mmap(fd, size)
+            self._map = mmap.mmap(fd, queue_bytes(spec))
         finally:
             os.close(fd)
         words = np.frombuffer(self._map, np.uint32, header_words)
@@ -93,7 +83,7 @@ class SlabQueue:
         self._num_portions: npt.NDArray[np.uint32] = words[capacity : 2 * capacity]
         # Generation that a consumer's rank has ended, per portion.
         self._ended: npt.NDArray[np.uint32] = words[2 * capacity :].reshape(
-            capacity, max_portions, num_consumers
+            capacity, spec.max_portions, spec.num_consumers
         )
         # Generation that the scheduler has handed out; only its own process reads and writes it. One that
         # takes over from a scheduler that died goes on where that one ended: what was published may still be
@@ -126,7 +116,6 @@ class SlabQueue:
     # -- the producer's worker
 
     def slot_buffer(self, slot: int) -> memoryview:
-        """Writable bytes of the slot."""
         start = self._data_offset + slot * self.slot_bytes
         return memoryview(self._map)[start : start + self.slot_bytes]
 
@@ -197,14 +186,13 @@ class SlabQueue:
             self._owner_fd = None
 
 
-def queue_bytes(capacity: int, slot_bytes: int, max_portions: int, num_consumers: int) -> int:
+def queue_bytes(spec: QueueSpec) -> int:
     """Shared memory that a queue takes, from its creation on."""
-    header_words = _header_words(capacity, max_portions, num_consumers)
-    return _aligned(header_words * 4) + capacity * _aligned(slot_bytes)
+    return _aligned(_header_words(spec) * 4) + spec.capacity * _aligned(spec.slot_bytes)
 
 
-def _header_words(capacity: int, max_portions: int, num_consumers: int) -> int:
-    return capacity * (2 + max_portions * num_consumers)
+def _header_words(spec: QueueSpec) -> int:
+    return spec.capacity * (2 + spec.max_portions * spec.num_consumers)
 
 
 def new_queue_path(name: str) -> Path:
@@ -214,11 +202,7 @@ def new_queue_path(name: str) -> Path:
 
 def sweep_dead_queues() -> list[Path]:
     """Remove queue files whose owner is gone, after a kill -9 or a power cut. Returns what was removed."""
-    return [path for path in _queue_files() if _remove_if_dead(path)]
-
-
-def _queue_files() -> Iterator[Path]:
-    return SHARED_MEMORY_DIR.glob(f"{NAME_PREFIX}*")
+    return [path for path in SHARED_MEMORY_DIR.glob(f"{NAME_PREFIX}*") if _remove_if_dead(path)]
 
 
 def _remove_if_dead(path: Path) -> bool:

@@ -13,8 +13,7 @@ import torch
 from vllm.utils.torch_utils import async_tensor_h2d
 
 from omni_server.protocol.corruption import Corruption
-from omni_server.protocol.feeds import AddressedFeed
-from omni_server.protocol.rows import RowsFeed, RowsInput, SharedBlock
+from omni_server.protocol.rows import AddressedFeed, RowsFeed, RowsInput, SharedBlock
 from omni_server.protocol.runtime_config import QueueSpec
 from omni_server.transport.slab_queue import SlabQueue
 from stages.runtime.embedding_store import MissingRowError, RowStore

@@ -19,14 +19,15 @@ from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
 from omni_server.native_stderr import redirect_native_stderr
 from omni_server.protocol.corruption import Corruption
-from omni_server.protocol.feeds import FEEDS_KEY, decode_feeds
 from omni_server.protocol.parent_watch import end_with_parent
 from omni_server.protocol.rows import (
+    FEEDS_KEY,
     REQUEST_KEY,
     RowsFeed,
     RowsInput,
     RowsOutput,
     SharedBlock,
+    decode_feeds,
     decode_payload,
     decode_request,
 )

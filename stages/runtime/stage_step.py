@@ -3,7 +3,6 @@ step, whichever of vLLM's runners computes it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -96,12 +95,4 @@ def stage_config(vllm_config: VllmConfig) -> StageRuntimeConfig:
 def open_queue(spec: QueueSpec | None) -> SlabQueue | None:
     """This stage's end of an edge's queue, mapped; None where the edge has none or carries rows inside its
     messages."""
-    if spec is None or spec.path is None:
-        return None
-    return SlabQueue(
-        Path(spec.path),
-        capacity=spec.capacity,
-        slot_bytes=spec.slot_bytes,
-        max_portions=spec.max_portions,
-        num_consumers=spec.num_consumers,
-    )
+    return None if spec is None or spec.path is None else SlabQueue(spec)

@@ -15,7 +15,7 @@ from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.edge import DecoderWindow
 from omni_server.family import CodecLayout, HfOverrides
 from omni_server.orchestrator.row_feeder import RowFeeder
-from omni_server.protocol.rows import RowsPayload, SharedBlock
+from omni_server.protocol.rows import RowsFeed, RowsPayload
 from stages.codec_chunking import Window
 from stages.qwen2_5_omni.family import Qwen25OmniFamily, Qwen25OmniModel
 from stages.qwen2_5_omni.hf_overrides import code2wav_config, talker_config
@@ -102,8 +102,7 @@ def spoiled_take(feeder: RowFeeder, payload: RowsPayload) -> None:
     if what is None or payload.prompt_length < VICTIM_LENGTH or payload.num_generated_rows != 3:
         _take(feeder, payload)
     elif what == "lost":
-        assert isinstance(payload.block, SharedBlock)
-        feeder._drop_block(payload.block)
+        feeder._outbox.drop(RowsFeed(payload))
     elif what == "twice":
         _take(feeder, payload)
         _take(feeder, payload)

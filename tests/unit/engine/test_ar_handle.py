@@ -32,8 +32,7 @@ from omni_server.errors import (
 from omni_server.family import Prompt
 from omni_server.metrics.stage_metrics import ArStageMetrics
 from omni_server.protocol.corruption import Corruption, encode_corruption
-from omni_server.protocol.feeds import AddressedFeed
-from omni_server.protocol.rows import RowsFeed
+from omni_server.protocol.rows import AddressedFeed, RowsFeed
 from omni_server.protocol.vllm_fields import (
     GRAMMAR_ALLOWS_NOTHING,
     GRAMMAR_TOO_SLOW,

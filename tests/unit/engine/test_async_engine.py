@@ -15,6 +15,7 @@ from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollec
 
 from omni_server.engine.async_engine import RowOutputProcessor, StageAsyncLLM
 from omni_server.protocol.rows import InlineBlock, RowsPayload, Segment, SharedBlock, encode
+from omni_server.protocol.runtime_config import QueueSpec
 from omni_server.transport.block_ledger import BlockLedger
 from omni_server.transport.slab_queue import SlabQueue, new_queue_path
 
@@ -106,9 +107,7 @@ def test_rows_go_to_the_sink_of_their_request_and_tokens_on_to_vllm() -> None:
 
 def test_rows_of_a_request_that_has_ended_are_given_back_to_the_queue() -> None:
     processor, _ = processor_with("a")
-    queue = SlabQueue(
-        new_queue_path("test"), capacity=1, slot_bytes=8, max_portions=1, num_consumers=1, create=True
-    )
+    queue = SlabQueue(QueueSpec(1, str(new_queue_path("test")), 8, 1, 1), create=True)
     try:
         processor.row_ledger = BlockLedger(queue)
         slot, generation = queue.take() or pytest.fail("the queue is empty")

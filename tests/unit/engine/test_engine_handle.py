@@ -17,6 +17,7 @@ from omni_server.engine.engine_processes import EngineProcesses
 from omni_server.engine.start_progress import StartProgress
 from omni_server.errors import StageDeadError
 from omni_server.protocol.rows import SharedBlock
+from omni_server.protocol.runtime_config import QueueSpec
 from omni_server.transport.block_ledger import BlockLedger
 from omni_server.transport.slab_queue import SlabQueue
 
@@ -137,14 +138,7 @@ async def test_another_engine_takes_the_place_of_one_that_was_killed() -> None:
 async def test_blocks_that_an_engine_held_end_with_it(tmp_path: Path) -> None:
     """Those of its own queue; the other engine of the stage has another one."""
     queues = [
-        SlabQueue(
-            tmp_path / f"queue-{number}",
-            capacity=2,
-            slot_bytes=64,
-            max_portions=1,
-            num_consumers=1,
-            create=True,
-        )
+        SlabQueue(QueueSpec(2, str(tmp_path / f"queue-{number}"), 64, 1, 1), create=True)
         for number in range(2)
     ]
     ledgers = [BlockLedger(queue) for queue in queues]

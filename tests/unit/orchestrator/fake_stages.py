@@ -16,19 +16,19 @@ from omni_server.engine.ar_stream import ArOutput
 from omni_server.engine.async_engine import RowSink
 from omni_server.engine.diffusion_handle import DiffusionHandle
 from omni_server.engine.engine_handle import EngineLife
+from omni_server.engine.feed_outbox import FeedOutbox
 from omni_server.engine.prompt_rendering import RenderedPrompt
 from omni_server.errors import CorruptDataError
 from omni_server.family import CodecLayout
 from omni_server.orchestrator.decoder import Decoder
-from omni_server.orchestrator.feed_outbox import FeedOutbox
-from omni_server.orchestrator.request_graph import ArPlan, DecoderPlan, EmbeddingsPlan, TextPlan
+from omni_server.orchestrator.request_graph import ArTask, AudioTask, RequestGraph, TextOutput
 from omni_server.orchestrator.request_run import RequestRun
+from omni_server.orchestrator.row_feeder import RowFeeder
 from omni_server.orchestrator.speech_scheduler import SpeechScheduler
 from omni_server.orchestrator.spoken_text import SpokenText
 from omni_server.orchestrator.tool_parser import ToolParser
-from omni_server.protocol.feeds import AddressedFeed
-from omni_server.protocol.rows import RowsFeed, RowsPayload, Segment, SharedBlock
-from omni_server.types import SAMPLE_RATE_HZ, FinishReason, OmniEvent, PromptTokens, SampledToken
+from omni_server.protocol.rows import AddressedFeed, RowsFeed, RowsPayload, Segment, SharedBlock
+from omni_server.types import FinishReason, OmniEvent, PromptTokens, SampledToken
 
 PROMPT_IDS = (11, 12, 13)
 NUM_PROMPT = len(PROMPT_IDS)
@@ -95,6 +95,8 @@ class FakeArStage:
         self.prompts: list[RenderedPrompt | tuple[int, ...]] = []
         self.params: list[SamplingParams] = []
         self.life = EngineLife(name)
+        self.dropped: list[SharedBlock] = []
+        self.outbox = FeedOutbox(self.feed, self.dropped.append)
 
     @property
     def is_dead(self) -> bool:
@@ -223,14 +225,13 @@ class Stages:
     talker: FakeArStage = field(default_factory=lambda: FakeArStage("talker"))
     code2wav: FakeCode2Wav = field(default_factory=FakeCode2Wav)
     blocks: list[SharedBlock] = field(default_factory=list)
-    dropped: list[SharedBlock] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
     corrupt: list[CorruptDataError] = field(default_factory=list)
     edge: FakeCodecEdge = field(default_factory=FakeCodecEdge)
-    outbox: FeedOutbox = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.outbox = FeedOutbox(self.talker.feed, self.dropped.append)
+    @property
+    def dropped(self) -> list[SharedBlock]:
+        return self.talker.dropped
 
     def run(
         self,
@@ -245,34 +246,39 @@ class Stages:
         prompt = RenderedPrompt(PROMPT_IDS, None)
         if reply is not None:
             prompt = RenderedPrompt(PROMPT_IDS + reply, None, "given", len(reply))
-        decoder = DecoderPlan(
-            decoder=Decoder((cast(DiffusionHandle, self.code2wav),)),
-            edge=self.edge,
-            scheduler=SpeechScheduler(ChunkPlan(), CodecLayout(CODES_PER_WINDOW, SAMPLES_PER_CODE)),
-            num_codebooks=1,
-            sample_rate_hz=SAMPLE_RATE_HZ,
-            stop_ids=(STOP_CODE,),
-        )
-        talker_prompt = (8,) * NUM_PROMPT + (6, 7)
-        talker = ArPlan(
-            cast(ArHandle, self.talker),
-            talker_prompt,
-            SamplingParams(),
-            decoder=decoder,
-            tokens_per_output=CODES_PER_OUTPUT,
-        )
-        embeddings = EmbeddingsPlan(talker, FIRST_GENERATED, self.outbox, self.dropped.append)
-        thinker = ArPlan(
-            cast(ArHandle, self.thinker),
+        graph, speaker = RequestGraph("request"), None
+        if speech:
+            graph.audio = AudioTask(
+                graph,
+                "talker",
+                decoder=Decoder((cast(DiffusionHandle, self.code2wav),)),
+                edge=self.edge,
+                scheduler=SpeechScheduler(ChunkPlan(), CodecLayout(CODES_PER_WINDOW, SAMPLES_PER_CODE)),
+                layout=CodecLayout(CODES_PER_OUTPUT, SAMPLES_PER_CODE),
+                num_codebooks=1,
+                stop_ids=(STOP_CODE,),
+            )
+            feeder = RowFeeder(
+                self.talker.outbox, num_first_rows=FIRST_GENERATED, is_limited=detokenize is not None
+            )
+            talker, talker_prompt = cast(ArHandle, self.talker), (8,) * NUM_PROMPT + (6, 7)
+            graph.add(graph.audio)
+            speaker = graph.add(
+                ArTask(graph, talker, talker_prompt, SamplingParams(), graph.audio, source=feeder)
+            )
+        graph.text = TextOutput(
+            graph,
+            "thinker",
             prompt,
-            SamplingParams(),
-            text=TextPlan(None if detokenize is None else SpokenText(detokenize), tool_parser),
-            embeddings=embeddings if speech else None,
+            spoken_text=None if detokenize is None else SpokenText(detokenize),
+            tool_parser=tool_parser,
+            speaker=speaker,
         )
+        thinker = cast(ArHandle, self.thinker)
+        graph.add(ArTask(graph, thinker, prompt, SamplingParams(), graph.text, speaker=speaker))
         run = RequestRun(
-            "request",
-            thinker,
-            prompt_tokens=PromptTokens(NUM_PROMPT, NUM_PROMPT, 0, 0, 0),
+            graph,
+            prompt=PromptTokens(NUM_PROMPT, NUM_PROMPT, 0, 0, 0),
             deadline_s=deadline_s,
             is_logged=True,
             on_corrupt=self.corrupt.append,

@@ -16,7 +16,7 @@ from omni_server.engine.engine_handle import Stage
 from omni_server.errors import ConfigError, InvalidRequestError
 from omni_server.family import CodecLayout, FamilyModel
 from omni_server.omni import warm_up_request
-from omni_server.orchestrator.orchestrator import Deployment, Orchestrator
+from omni_server.orchestrator.orchestrator import Orchestrator
 from omni_server.types import (
     AudioDelta,
     ChatMessage,
@@ -75,15 +75,16 @@ class SpeechOnly:
                 "vocoder": {"max_model_len": 64},
             },
         }
-        self.deployment = Deployment(
-            StageConfig.model_validate(document),
-            ar={"speaker": Stage("speaker", (cast(ArHandle, self.speaker),))},
-            diffusion={"vocoder": Stage("vocoder", (cast(DiffusionHandle, self.vocoder),))},
-            drop_block=lambda block: None,
-        )
+        self.config = StageConfig.model_validate(document)
 
     def orchestrator(self) -> Orchestrator:
-        return Orchestrator(cast(FamilyModel, self.model), self.deployment, request_timeout_s=30.0)
+        return Orchestrator(
+            cast(FamilyModel, self.model),
+            self.config,
+            ar={"speaker": Stage("speaker", (cast(ArHandle, self.speaker),))},
+            diffusion={"vocoder": Stage("vocoder", (cast(DiffusionHandle, self.vocoder),))},
+            request_timeout_s=30.0,
+        )
 
 
 def request(**options: Any) -> OmniRequest:
@@ -124,7 +125,7 @@ async def test_audio_of_any_rate_is_as_long_as_its_frames_and_without_a_click(
 
 async def test_warm_up_reaches_the_decoder_however_many_codebooks_a_frame_has() -> None:
     server = SpeechOnly()
-    wanted = warm_up_request(server.deployment.config, is_greedy=True)
+    wanted = warm_up_request(server.config, is_greedy=True)
     events = asyncio.create_task(collected(await server.orchestrator().submit(wanted)))
     await settle()
     (params,) = server.speaker.params

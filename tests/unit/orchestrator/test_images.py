@@ -24,7 +24,7 @@ from omni_server.errors import (
     StageDownError,
 )
 from omni_server.family import FamilyModel
-from omni_server.orchestrator.orchestrator import Deployment, Orchestrator
+from omni_server.orchestrator.orchestrator import Orchestrator
 from omni_server.protocol.diffusion import decode_stage_result
 from omni_server.types import ChatMessage, Finished, ImageDone, ImageOutput, ImageSize, OmniRequest, TextPart
 from tests.toy_families import image_only
@@ -94,8 +94,8 @@ def orchestrator_of(stages: Mapping[str, FakePainter], family: str = ONE_STAGE) 
         }
     )
     diffusion = {name: Stage(name, (cast(DiffusionHandle, stage),)) for name, stage in stages.items()}
-    deployment = Deployment(config, {}, diffusion, lambda block: None)
-    return Orchestrator(cast(FamilyModel, ImageModel(Path())), deployment, request_timeout_s=30.0)
+    model = cast(FamilyModel, ImageModel(Path()))
+    return Orchestrator(model, config, ar={}, diffusion=diffusion, request_timeout_s=30.0)
 
 
 def request(size: ImageSize | None = None, seed: int | None = 5) -> OmniRequest:

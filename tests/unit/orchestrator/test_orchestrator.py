@@ -32,7 +32,7 @@ from omni_server.family import (
     PlaceholderIds,
     Prompt,
 )
-from omni_server.orchestrator.orchestrator import Deployment, Orchestrator
+from omni_server.orchestrator.orchestrator import Orchestrator
 from omni_server.protocol.rows import (
     REQUEST_KEY,
     RowsOutput,
@@ -153,15 +153,15 @@ class Pipeline:
                 {"from": "talker", "to": "code2wav", "function": function, "chunks": {"mode": "whole"}},
             ]
         ar = (self.thinker, self.talker) if speech else (self.thinker,)
-        deployment = Deployment(
+        self.orchestrator = Orchestrator(
+            cast(FamilyModel, FakeFamily()),
             StageConfig.model_validate(document),
             ar={fake.name: Stage(fake.name, (cast(ArHandle, fake),)) for fake in ar},
             diffusion={"code2wav": Stage("code2wav", (cast(DiffusionHandle, self.code2wav),))}
             if speech
             else {},
-            drop_block=lambda block: None,
+            request_timeout_s=30.0,
         )
-        self.orchestrator = Orchestrator(cast(FamilyModel, FakeFamily()), deployment, request_timeout_s=30.0)
 
 
 def fake_codec_edge(*_: object, **__: object) -> FakeCodecEdge:

@@ -172,13 +172,5 @@ def inline_spec() -> QueueSpec:
 def shared_queue(
     *, capacity: int = 2, slot_bytes: int = 16384, num_consumers: int = 1
 ) -> tuple[QueueSpec, SlabQueue]:
-    path = new_queue_path("test-rows")
-    queue = SlabQueue(
-        path,
-        capacity=capacity,
-        slot_bytes=slot_bytes,
-        max_portions=8,
-        num_consumers=num_consumers,
-        create=True,
-    )
-    return QueueSpec(capacity, str(path), queue.slot_bytes, 8, num_consumers), queue
+    spec = QueueSpec(capacity, str(new_queue_path("test-rows")), slot_bytes, 8, num_consumers)
+    return spec, SlabQueue(spec, create=True)

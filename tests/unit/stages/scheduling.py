@@ -17,9 +17,11 @@ from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 from omni_server.protocol.corruption import Corruption
-from omni_server.protocol.feeds import FEEDS_KEY, FEEDS_REQUEST_ID, AddressedFeed, encode_feeds
 from omni_server.protocol.rows import (
+    FEEDS_KEY,
+    FEEDS_REQUEST_ID,
     REQUEST_KEY,
+    AddressedFeed,
     RowsFeed,
     RowsInput,
     RowsOutput,
@@ -28,6 +30,7 @@ from omni_server.protocol.rows import (
     Segment,
     SharedBlock,
     encode,
+    encode_feeds,
 )
 from omni_server.protocol.runtime_config import QueueSpec, StageRuntimeConfig
 from omni_server.protocol.vllm_fields import TOKENS_PER_OUTPUT_KEY

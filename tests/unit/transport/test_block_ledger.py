@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from omni_server.protocol.rows import SharedBlock
+from omni_server.protocol.runtime_config import QueueSpec
 from omni_server.transport.block_ledger import BlockLedger
 from omni_server.transport.slab_queue import SlabQueue, new_queue_path
 
@@ -26,14 +27,7 @@ class Edge:
 
     @staticmethod
     def _map(path: Path, *, create: bool = False) -> SlabQueue:
-        return SlabQueue(
-            path,
-            capacity=CAPACITY,
-            slot_bytes=64,
-            max_portions=MAX_PORTIONS,
-            num_consumers=NUM_CONSUMERS,
-            create=create,
-        )
+        return SlabQueue(QueueSpec(CAPACITY, str(path), 64, MAX_PORTIONS, NUM_CONSUMERS), create=create)
 
     def restart_producer(self) -> None:
         self.producer.close()

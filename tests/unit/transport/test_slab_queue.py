@@ -14,6 +14,7 @@ import pytest
 
 from omni_server.errors import ConfigError
 from omni_server.protocol.rows import SharedBlock
+from omni_server.protocol.runtime_config import QueueSpec
 from omni_server.transport.slab_queue import SHARED_MEMORY_DIR, SlabQueue, new_queue_path, sweep_dead_queues
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -28,14 +29,9 @@ def make() -> Iterator[MakeQueue]:
     def make_queue(
         *, capacity: int = 2, slot_bytes: int = 100, max_portions: int = 3, num_consumers: int = 1
     ) -> SlabQueue:
-        queue = SlabQueue(
-            new_queue_path("test"),
-            capacity=capacity,
-            slot_bytes=slot_bytes,
-            max_portions=max_portions,
-            num_consumers=num_consumers,
-            create=True,
-        )
+        path = str(new_queue_path("test"))
+        spec = QueueSpec(capacity, path, slot_bytes, max_portions, num_consumers)
+        queue = SlabQueue(spec, create=True)
         made.append(queue)
         return queue
 
@@ -47,13 +43,7 @@ def make() -> Iterator[MakeQueue]:
 
 def other_end(queue: SlabQueue) -> SlabQueue:
     """A second mapping, as another process of the edge has it."""
-    return SlabQueue(
-        queue.path,
-        capacity=queue.capacity,
-        slot_bytes=queue.slot_bytes,
-        max_portions=queue.max_portions,
-        num_consumers=queue.num_consumers,
-    )
+    return SlabQueue(QueueSpec(queue.capacity, str(queue.path), queue.slot_bytes, queue.max_portions, 1))
 
 
 def filled(queue: SlabQueue, num_portions: int) -> list[SharedBlock]:
@@ -244,7 +234,7 @@ def test_another_process_reads_and_ends_portions(make: MakeQueue) -> None:
 
 
 def _consume(path: Path, block: SharedBlock, answer: Connection) -> None:
-    queue = SlabQueue(path, capacity=1, slot_bytes=4096, max_portions=3, num_consumers=2)
+    queue = SlabQueue(QueueSpec(1, str(path), 4096, 3, num_consumers=2))
     queue.check(block)
     answer.send(bytes(queue.slot_buffer(block.slot)[:3]))
     queue.finish(block, 0)
@@ -282,8 +272,8 @@ def test_a_sweep_removes_the_file_of_a_killed_owner() -> None:
     program = (
         "import sys, time\n"
         "from omni_server.transport.slab_queue import SlabQueue, new_queue_path\n"
-        "queue = SlabQueue(new_queue_path('orphan'), capacity=1, slot_bytes=10, max_portions=1,"
-        " num_consumers=1, create=True)\n"
+        "from omni_server.protocol.runtime_config import QueueSpec\n"
+        "queue = SlabQueue(QueueSpec(1, str(new_queue_path('orphan')), 10, 1, 1), create=True)\n"
         "print(queue.path, flush=True)\n"
         "time.sleep(600)\n"
     )
@@ -310,14 +300,7 @@ def test_more_than_there_is_shared_memory_is_refused_and_leaves_nothing() -> Non
     free = os.statvfs(SHARED_MEMORY_DIR)
     path = new_queue_path("too-large")
     with pytest.raises(ConfigError, match=r"--shm-size.*lower queue\.capacity"):
-        SlabQueue(
-            path,
-            capacity=1,
-            slot_bytes=2 * free.f_blocks * free.f_frsize,
-            max_portions=1,
-            num_consumers=1,
-            create=True,
-        )
+        SlabQueue(QueueSpec(1, str(path), 2 * free.f_blocks * free.f_frsize, 1, 1), create=True)
     assert not path.exists()
 
 

@@ -1,4 +1,4 @@
-"""Feeds of all requests on their way to one stage: what comes in one turn of the event loop leaves as one
+"""Feeds of all requests on their way to one engine: what comes in one turn of the event loop leaves as one
 message.
 
 The rows of one step of the source arrive together, so that the target gets one message per step and not one
@@ -11,21 +11,21 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from omni_server.errors import OmniError
-from omni_server.protocol.feeds import AddressedFeed
-from omni_server.protocol.rows import SharedBlock
+from omni_server.protocol.rows import AddressedFeed, RowsFeed, SharedBlock
 
 logger = logging.getLogger(__name__)
 
 
 class FeedOutbox:
-    """One for a stage. Not thread safe; lives in one event loop."""
+    """One for an engine. Not thread safe; lives in one event loop."""
 
     def __init__(
         self,
         send: Callable[[Sequence[AddressedFeed]], Awaitable[None]],
-        drop_block: Callable[[SharedBlock], None],
+        drop_block: Callable[[SharedBlock], None] | None,
     ) -> None:
-        """`send` either hands all feeds over or raises. `drop_block` ends a reference to shared memory."""
+        """`send` either hands all feeds over or raises. `drop_block` ends a reference to shared memory; None
+        where rows do not travel in it."""
         self._send = send
         self._drop_block = drop_block
         self._waiting: list[AddressedFeed] = []
@@ -36,6 +36,11 @@ class FeedOutbox:
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self._flush)
         self._waiting.append(feed)
+
+    def drop(self, feed: RowsFeed) -> None:
+        """End the reference of a feed that will not be sent."""
+        if (block := feed.shared_block) is not None and self._drop_block is not None:
+            self._drop_block(block)
 
     def _flush(self) -> None:
         feeds, self._waiting = self._waiting, []
@@ -49,13 +54,9 @@ class FeedOutbox:
         try:
             await self._send(feeds)
         except BaseException as exc:
-            self._drop(feeds)
+            for _, feed in feeds:
+                self.drop(feed)
             if not isinstance(exc, OmniError):
                 raise
             # Every request of that stage learns of its death from the stage itself.
             logger.debug("%d feeds could not be sent: %s", len(feeds), exc)
-
-    def _drop(self, feeds: Sequence[AddressedFeed]) -> None:
-        for _, feed in feeds:
-            if feed.payload is not None and isinstance(feed.payload.block, SharedBlock):
-                self._drop_block(feed.payload.block)

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from omni_server.engine.feed_outbox import FeedOutbox
 from omni_server.errors import StageDeadError
-from omni_server.orchestrator.feed_outbox import FeedOutbox
-from omni_server.protocol.feeds import AddressedFeed
-from omni_server.protocol.rows import InlineBlock, RowsFeed, RowsPayload, Segment, SharedBlock
+from omni_server.protocol.rows import AddressedFeed, InlineBlock, RowsFeed, RowsPayload, Segment, SharedBlock
 from tests.unit.orchestrator.fake_stages import settle
 
 
