@@ -1,7 +1,7 @@
 """What a stage's scheduler and its workers share: config and queue ends, and what they tell each other in a
 step, whichever of vLLM's runners computes it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,10 +33,15 @@ class StepBatch:
     def total_tokens(self) -> int:
         return int(self.offsets[-1] + self.num_tokens[-1]) if len(self.offsets) else 0
 
-    @property
-    def is_decode(self) -> bool:
-        """One token per request, as in most steps."""
-        return self.total_tokens == len(self.request_ids)
+    def parts(self) -> Iterator[tuple[str, int, int, int]]:
+        """Per request: its id, the position of its first token, its number of tokens, their offset."""
+        return zip(
+            self.request_ids,
+            self.first_positions.tolist(),
+            self.num_tokens.tolist(),
+            self.offsets.tolist(),
+            strict=True,
+        )
 
 
 @dataclass(frozen=True)
