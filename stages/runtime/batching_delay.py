@@ -67,26 +67,29 @@ def without_tokens(scheduler: Scheduler) -> Iterator[None]:
 
 
 class BatchingScheduler(Scheduler):
-    """vLLM's, with the delay, for stages whose requests are computed in one step each."""
+    """vLLM's, with the delay; as it is here, for stages whose requests are computed in one step each."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.batching_delay = BatchingDelay(WINDOW_DELAY_S, MAX_WINDOW_DELAY_S)
+        self.batching_delay: BatchingDelay | None = BatchingDelay(WINDOW_DELAY_S, MAX_WINDOW_DELAY_S)
 
     def add_request(self, request: Request) -> None:
-        extra = {} if request.pooling_params is None else request.pooling_params.extra_kwargs or {}
-        if extra.get(STREAMS_KEY) != 1:  # a single active stream has nobody to wait for
+        if self.batching_delay is not None and self._may_come_with_others(request):
             self.batching_delay.arrived(is_idle=not self.has_unfinished_requests())
         super().add_request(request)
 
+    def _may_come_with_others(self, request: Request) -> bool:
+        extra = {} if request.pooling_params is None else request.pooling_params.extra_kwargs or {}
+        return extra.get(STREAMS_KEY) != 1  # a single active stream has nobody to wait for
+
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        if self.batching_delay.is_waiting:
+        if self.batching_delay is not None and self.batching_delay.is_waiting:
             with without_tokens(self):
                 return super().schedule(*args, **kwargs)
         return super().schedule(*args, **kwargs)
 
     def update_from_output(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
         outputs = super().update_from_output(scheduler_output, *args, **kwargs)
-        if scheduler_output.total_num_scheduled_tokens:
+        if self.batching_delay is not None and scheduler_output.total_num_scheduled_tokens:
             self.batching_delay.step_ended()
         return outputs

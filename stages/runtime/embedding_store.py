@@ -30,6 +30,10 @@ class StoredRows:
     positions: list[torch.Tensor] = field(default_factory=list)  # each [3, n]
     position_delta: int = 0
 
+    def row(self, position: int) -> Row:
+        """`at` for one position."""
+        return self.rows[position] if position < len(self.rows) else self.at(position, 1)[0]
+
     def at(self, first: int, count: int) -> list[Row]:
         """Rows of `count` positions from `first` on; behind the last row, the tail.
 

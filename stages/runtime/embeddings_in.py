@@ -32,9 +32,6 @@ class _Fed:
     num_released: int | None = None
     is_final: bool = False
 
-    is_broken: bool = False
-    """Its rows cannot be right; it is to be ended."""
-
     def take(self, feed: RowsFeed) -> str | None:
         """Count the rows of a feed. If they are not the next ones, nothing is counted, and what is wrong is
         returned."""
@@ -85,16 +82,14 @@ class FeedTracker:
         """Returns what is wrong, if the request's rows cannot be right from now on. Feeds of requests that
         have ended, or whose rows were wrong before, are dropped."""
         fed = self._fed.get(request_id)
-        if fed is None or fed.is_broken:  # vLLM would start a new request from a late feed
+        # vLLM would start a new request from a late feed.
+        problem = None if fed is None else fed.take(feed)
+        if fed is None or problem is not None:
             self._drop(feed)
-            return None
-        problem = fed.take(feed)
-        if problem is not None:
-            fed.is_broken = True
-            self._drop(feed)
-            return problem
-        self._pending.append((request_id, feed))
-        return None
+            self.forget(request_id)
+        else:
+            self._pending.append((request_id, feed))
+        return problem
 
     def take_pending(self) -> tuple[AddressedFeed, ...]:
         """For the workers, with the next step."""
@@ -213,7 +208,7 @@ class RowOverlay:
             if request is None or position < request.num_replaced:
                 return None
             try:
-                rows += request.at(position, 1)
+                rows.append(request.row(position))
             except MissingRowError as error:
                 self._refuse(request_id, error)
                 return None

@@ -105,9 +105,7 @@ def test_rows_leave_as_they_were_when_the_step_was_computed() -> None:
             hidden.copy_(torch.arange(4.0, device=CUDA)[:, None] + 10 * step)
             taken = queue.take()
             assert taken is not None
-            pending.append(
-                (parts, emitter.emit(batch(*parts), hidden, embeds, TakenSlot(*taken)))
-            )
+            pending.append((parts, emitter.emit(batch(*parts), hidden, embeds, TakenSlot(*taken))))
             hidden.fill_(torch.nan)
         for parts, step_rows in pending:
             assert step_rows is not None
