@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from omni_server.protocol.rows import InlineBlock, RowDtype, RowsFeed, RowsPayload, Segment
+from omni_server.protocol.rows import InlineBlock, RowDtype, RowsFeed, RowsInput, RowsPayload, Segment
 from omni_server.transport.slab_queue import SlabQueue
 from stages.runtime.row_producer import ROW_DTYPES
 
@@ -86,9 +86,9 @@ class RowStore:
         assert self._format is not None
         return ROW_DTYPES[self._format[1]]
 
-    def announce(self, request_id: str, num_replaced: int) -> None:
+    def announce(self, request_id: str, rows_input: RowsInput) -> None:
         if request_id not in self._refused:
-            self._requests.setdefault(request_id, StoredRows()).num_replaced = num_replaced
+            self._requests.setdefault(request_id, StoredRows()).num_replaced = rows_input.num_replaced
 
     def add(self, request_id: str, feed: RowsFeed) -> None:
         """Copy what the feed refers to and end the reference.

@@ -15,7 +15,7 @@ from vllm.utils.torch_utils import async_tensor_h2d
 
 from omni_server.protocol.corruption import Corruption
 from omni_server.protocol.feeds import AddressedFeed
-from omni_server.protocol.rows import RowsFeed, RowsInput, SharedBlock
+from omni_server.protocol.rows import RowsFeed, SharedBlock
 from omni_server.protocol.runtime_config import QueueSpec
 from omni_server.transport.slab_queue import SlabQueue
 from stages.runtime.embedding_store import MissingRowError, Row, RowStore
@@ -120,7 +120,7 @@ class FeedTracker:
 # -- the worker's half
 
 
-class RowOverlay:
+class RowOverlay(RowStore):
     """Holds the rows of every request that is fed, from its first feed until it ends.
 
     One rule covers prefill in chunks, decoding and recomputation after a preemption: at position p the row
@@ -131,21 +131,18 @@ class RowOverlay:
     """
 
     def __init__(self, queue: QueueSpec | None, tensor_parallel_rank: int) -> None:
-        self._store = RowStore(open_queue(queue), tensor_parallel_rank)
+        super().__init__(open_queue(queue), tensor_parallel_rank)
         self._upload = RowUpload()
         self._findings: dict[str, Corruption] = {}
 
-    def __len__(self) -> int:
-        return len(self._store)
-
     def feed(self, request_id: str, feed: RowsFeed) -> None:
         try:
-            self._store.add(request_id, feed)
+            self.add(request_id, feed)
         except ValueError as error:
-            self._refuse(request_id, error)
+            self._report(request_id, error)
 
-    def _refuse(self, request_id: str, error: Exception) -> None:
-        self._store.refuse(request_id)
+    def _report(self, request_id: str, error: Exception) -> None:
+        self.refuse(request_id)
         self._findings[request_id] = Corruption("row_sequence", str(error))
 
     @property
@@ -157,16 +154,13 @@ class RowOverlay:
         findings, self._findings = self._findings, {}
         return findings
 
-    def announce(self, request_id: str, rows_input: RowsInput) -> None:
-        self._store.announce(request_id, rows_input.num_replaced)
-
     def remove(self, request_id: str) -> None:
-        self._store.remove(request_id)
+        super().remove(request_id)
         self._findings.pop(request_id, None)
 
     def prompt_positions(self, request_id: str, prompt_length: int) -> tuple[torch.Tensor, int] | None:
         """M-RoPE positions `[3, prompt_length]` and delta that came with the rows, or None."""
-        request = self._store.get(request_id)
+        request = self.get(request_id)
         return None if request is None else request.sequence_positions(prompt_length)
 
     def apply(self, embeds: torch.Tensor, batch: StepBatch) -> None:
@@ -175,13 +169,13 @@ class RowOverlay:
         tokens: list[int] = []  # index of each row in the flat batch
         is_added: list[bool] = []
         for request_id, first, count, offset in batch.parts():
-            request = self._store.get(request_id)
+            request = self.get(request_id)
             if request is None:
                 continue
             try:
                 rows += request.at(first, count)
             except MissingRowError as error:
-                self._refuse(request_id, error)
+                self._report(request_id, error)
                 continue
             tokens += range(offset, offset + count)
             is_added += [position >= request.num_replaced for position in range(first, first + count)]
@@ -204,19 +198,19 @@ class RowOverlay:
         has not come."""
         rows: list[Row] = []
         for request_id, position in zip(request_ids, positions.tolist(), strict=True):
-            request = self._store.get(request_id)
+            request = self.get(request_id)
             if request is None or position < request.num_replaced:
                 return None
             try:
                 rows.append(request.row(position))
             except MissingRowError as error:
-                self._refuse(request_id, error)
+                self._report(request_id, error)
                 return None
         return self._uploaded(rows, embeds)
 
     def _uploaded(self, rows: list[Row], embeds: torch.Tensor) -> torch.Tensor:
         """`[len(rows), width]`, of `embeds`' type and on its device."""
-        return self._upload.upload(rows, embeds.device).view(self._store.dtype).to(embeds.dtype)
+        return self._upload.upload(rows, embeds.device).view(self.dtype).to(embeds.dtype)
 
 
 def _lay_over(embeds: torch.Tensor, rows: torch.Tensor, is_added: list[bool]) -> None:

@@ -22,7 +22,6 @@ from omni_server.protocol.feeds import FEEDS_KEY, decode_feeds
 from omni_server.protocol.parent_watch import end_with_parent
 from omni_server.protocol.rows import (
     REQUEST_KEY,
-    RowsFeed,
     RowsInput,
     RowsOutput,
     SharedBlock,
@@ -76,7 +75,9 @@ class StageScheduler(BatchingScheduler):
         extra = {} if request.sampling_params is None else request.sampling_params.extra_args or {}
         if FEEDS_KEY in extra:
             for request_id, feed in decode_feeds(extra[FEEDS_KEY]):
-                self._take_feed(request_id, feed)
+                problem = self._feeds.take(request_id, feed)
+                if problem is not None:
+                    self._findings[request_id] = Corruption("row_sequence", problem)
             return
         if TOKENS_PER_OUTPUT_KEY in extra:
             self._token_blocks[request.request_id] = TokenBlock(extra[TOKENS_PER_OUTPUT_KEY])
@@ -91,11 +92,6 @@ class StageScheduler(BatchingScheduler):
 
     def _may_come_with_others(self, request: Request) -> bool:
         return request.request_id in self._senders  # an answer in text alone gains nothing by company
-
-    def _take_feed(self, request_id: str, feed: RowsFeed) -> None:
-        problem = self._feeds.take(request_id, feed)
-        if problem is not None:
-            self._findings[request_id] = Corruption("row_sequence", problem)
 
     def finish_requests(
         self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus

@@ -72,13 +72,6 @@ def platform_runner_class(*, use_v2: bool) -> type:
     return GPUModelRunner
 
 
-def build_runner(mixin: type, vllm_config: VllmConfig, device: torch.device, *, use_v2: bool) -> Any:
-    """An instance of `mixin` over the platform's runner; the mixin comes first in the method resolution
-    order."""
-    base = platform_runner_class(use_v2=use_v2)
-    return type(mixin.__name__.removesuffix("Mixin"), (mixin, base), {})(vllm_config, device)
-
-
 class ProgressReporter:
     """Tells the server what the worker does while it starts: one datagram per phase."""
 
@@ -115,35 +108,29 @@ class StageWorkerMixin(VllmWorker):
     progress: ProgressReporter
 
     def _make_model_runner(self) -> Any:
-        return build_runner(self.runner_mixin, self.vllm_config, self.device, use_v2=self.use_v2_model_runner)
+        mixin, base = self.runner_mixin, platform_runner_class(use_v2=self.use_v2_model_runner)
+        # The mixin comes first in the method resolution order.
+        runner_class = type(mixin.__name__.removesuffix("Mixin"), (mixin, base), {})
+        return runner_class(self.vllm_config, self.device)
 
     def init_device(self) -> None:
         end_with_parent()
         redirect_native_stderr()
-        self._set_gpu_priority()
-        self.progress = ProgressReporter(self._progress_spec())
+        config, spec = self.vllm_config.additional_config, None
+        if isinstance(config, StageRuntimeConfig | DiffusionRuntimeConfig):  # else an engine of its own
+            if config.has_low_gpu_priority:
+                # The Multi-Process Service reads it when the process makes its CUDA context, which has not
+                # happened yet.
+                os.environ[MPS_PRIORITY_VARIABLE] = MPS_BELOW_NORMAL
+            if self.rank == 0:  # what the others do, it reports
+                spec = config.progress
+        self.progress = ProgressReporter(spec)
         super().init_device()
         if not isinstance(self.model_runner, self.runner_mixin):
             self.model_runner = self._make_model_runner()
         if self.device.type == "cuda":
             # vLLM has just checked that the share is free. Nothing large has been allocated yet.
             enforce_share(self.requested_memory, self.device)
-
-    def _set_gpu_priority(self) -> None:
-        """The Multi-Process Service reads it when the process makes its CUDA context, which has not happened
-        yet."""
-        match self.vllm_config.additional_config:
-            case (
-                StageRuntimeConfig(has_low_gpu_priority=True)
-                | DiffusionRuntimeConfig(has_low_gpu_priority=True)
-            ):
-                os.environ[MPS_PRIORITY_VARIABLE] = MPS_BELOW_NORMAL
-
-    def _progress_spec(self) -> ProgressSpec | None:
-        match self.vllm_config.additional_config:
-            case StageRuntimeConfig(progress=spec) | DiffusionRuntimeConfig(progress=spec) if self.rank == 0:
-                return spec
-        return None  # an engine of its own, or a rank that does what rank 0 reports
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
         self.progress.report(Phase.LOADING)

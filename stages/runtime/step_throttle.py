@@ -55,10 +55,6 @@ class BatchAnnouncer:
         """`sockets`: `StepThrottleSpec.socket` of each stage that listens."""
         self._addresses = [socket_address(name) for name in sockets]
 
-    @property
-    def has_listeners(self) -> bool:
-        return bool(self._addresses)
-
     @contextlib.contextmanager
     def announced(self, num_streams: int) -> Iterator[None]:
         """Announces the beginning and the end of a batch that is computed inside, also of one that fails."""
@@ -70,6 +66,8 @@ class BatchAnnouncer:
 
     def _send(self, *, is_running: bool, num_streams: int) -> None:
         """Never blocks and never fails: a batch does not depend on its listeners."""
+        if not self._addresses:
+            return
         notice = BatchNotice(is_running=is_running, num_streams=num_streams, sent_at=time.monotonic())
         message = msgspec.json.encode(notice)
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:

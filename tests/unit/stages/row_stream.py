@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from omni_server.protocol.corruption import Corruption
-from omni_server.protocol.rows import RowsFeed, RowsOutput, RowsPayload, decode_payload
+from omni_server.protocol.rows import RowsFeed, RowsInput, RowsOutput, RowsPayload, decode_payload
 from omni_server.protocol.runtime_config import QueueSpec
 from omni_server.transport.slab_queue import SlabQueue, new_queue_path
 from stages.runtime.embedding_store import RowStore, StoredRows
@@ -147,7 +147,7 @@ class Received:
 
     def __init__(self, queue: SlabQueue | None = None, consumer: int = 0) -> None:
         self.store = RowStore(queue, consumer)
-        self.store.announce("r", 0)
+        self.store.announce("r", RowsInput(num_replaced=0))
 
     def add(self, feed: RowsFeed) -> None:
         self.store.add("r", feed)

@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from omni_server.protocol.rows import InlineBlock, RowDtype, RowsFeed, RowsPayload, Segment, SharedBlock
+from omni_server.protocol.rows import (
+    InlineBlock,
+    RowDtype,
+    RowsFeed,
+    RowsInput,
+    RowsPayload,
+    Segment,
+    SharedBlock,
+)
 from omni_server.transport.slab_queue import SlabQueue
 from stages.runtime.embedding_store import RowStore
 from tests.unit.stages.row_stream import Received, shared_queue, stored_rows
@@ -234,7 +242,7 @@ def test_requests_do_not_mix_and_leave_nothing_behind() -> None:
         if len(have) < 12 and random.random() < 0.3:
             name = f"r{next(names)}"
             have[name], offset[name] = 0, float(random.integers(0, 1000) * 1000)
-            store.announce(name, 0)
+            store.announce(name, RowsInput(num_replaced=0))
         if have and random.random() < 0.1:
             name = str(random.choice(list(have)))
             store.remove(name)
@@ -257,7 +265,7 @@ def test_a_request_that_takes_the_place_of_another_starts_empty() -> None:
     store = RowStore(None, 0)
     store.add("old", RowsFeed(payload(0, numbered(0, 5), tail=TAIL), final_length=5))
     store.remove("old")
-    store.announce("new", 0)
+    store.announce("new", RowsInput(num_replaced=0))
     with pytest.raises(IndexError, match="position 0 has not come"):
         stored_rows(store, "new", 0, 1)
     store.add("new", RowsFeed(payload(0, numbered(50, 2))))
