@@ -81,6 +81,10 @@ class RowModelStateMixin(DefaultModelState):
 
     # -- one step
 
+    @property
+    def _is_fast(self) -> bool:
+        return self.fast_path is not None and self.fast_path.is_fast
+
     def prepare_inputs_embeds(
         self,
         scheduled_encoder_inputs: dict[str, list[int]],
@@ -88,10 +92,8 @@ class RowModelStateMixin(DefaultModelState):
         req_states: RequestState,
     ) -> torch.Tensor:
         """A view of the buffer that CUDA graphs read; rows are laid over it in place."""
-        if self.fast_path is not None:
-            ready = self.fast_path.inputs_embeds(input_batch.num_tokens_after_padding)
-            if ready is not None:
-                return ready
+        if self._is_fast:
+            return self.inputs_embeds[: input_batch.num_tokens_after_padding]
         inputs_embeds: torch.Tensor = super().prepare_inputs_embeds(
             scheduled_encoder_inputs, input_batch, req_states
         )
@@ -101,10 +103,8 @@ class RowModelStateMixin(DefaultModelState):
     def prepare_inputs(
         self, input_batch: InputBatch, req_states: RequestState
     ) -> dict[str, torch.Tensor | None]:
-        if self.fast_path is not None:
-            positions = self.fast_path.rope_positions(input_batch.num_tokens_after_padding)
-            if positions is not None:
-                return {"positions": positions}
+        if self._is_fast and self.rope_state is not None:
+            return {"positions": self.rope_state.positions[:, : input_batch.num_tokens_after_padding]}
         return super().prepare_inputs(input_batch, req_states)
 
     def prepare_attn(

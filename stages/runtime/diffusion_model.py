@@ -20,7 +20,6 @@ class DiffusionBatch:
     """What else the request carries, as its edge encoded it."""
 
     def select(self, indices: Sequence[int]) -> "DiffusionBatch":
-        """The batch of the requests at `indices`."""
         return DiffusionBatch(
             tuple(self.request_ids[i] for i in indices),
             tuple(self.token_ids[i] for i in indices),

@@ -60,7 +60,6 @@ class DiffusionModelRunnerMixin:
         self._model = model
 
     def prepare_model(self) -> None:
-        """Let the model get ready for its first request."""
         self._model.prepare()
 
     @torch.inference_mode()

@@ -67,7 +67,6 @@ class FeedTracker:
         self._pending: list[AddressedFeed] = []
 
     def __len__(self) -> int:
-        """Requests that are fed."""
         return len(self._fed)
 
     @property
@@ -75,7 +74,6 @@ class FeedTracker:
         return bool(self._pending)
 
     def announce(self, request_id: str) -> None:
-        """The request is to be fed."""
         self._fed[request_id] = _Fed()
 
     def take(self, request_id: str, feed: RowsFeed) -> str | None:
@@ -102,7 +100,6 @@ class FeedTracker:
         return fed is None or fed.has_row(position)
 
     def forget(self, request_id: str) -> None:
-        """The request has ended."""
         if self._fed.pop(request_id, None) is None:
             return
         for owner, feed in self._pending:

@@ -27,7 +27,6 @@ from stages.runtime.diffusion_runner import DiffusionModelRunnerMixin
 from stages.runtime.memory import (
     GRAPH_BYTES,
     MemoryBudget,
-    MemoryUse,
     check_budget,
     enforce_share,
     measured_use,
@@ -45,7 +44,6 @@ MPS_BELOW_NORMAL = "1"
 
 
 def platform_worker_class() -> type[Worker]:
-    """vLLM's worker class for the current platform."""
     if current_platform.is_cpu():
         from vllm.v1.worker.cpu_worker import CPUWorker
 
@@ -54,7 +52,6 @@ def platform_worker_class() -> type[Worker]:
 
 
 def platform_runner_class(*, use_v2: bool) -> type:
-    """vLLM's model-runner class for the current platform."""
     if current_platform.is_cpu():
         if use_v2:
             from vllm.v1.worker.cpu.model_runner import CPUModelRunner as CPUModelRunnerV2
@@ -158,17 +155,17 @@ class StageWorkerMixin(VllmWorker):
                 frontend = limit - super().determine_available_memory()
         finally:
             cache.kv_cache_memory_bytes = None
-        use = measured_use(self.device)
+        resident, activations = measured_use(self.device)
         slack = slack_bytes(
             self.vllm_config.scheduler_config.max_num_batched_tokens,
             encodes_media=self.vllm_config.model_config.is_multimodal_model,
         )
-        budget = MemoryBudget(share - frontend, use, self._graph_bytes(use), slack)
+        budget = MemoryBudget(share - frontend, resident, activations, self._graph_bytes(resident), slack)
         check_budget(budget, self.device)
         self.progress.report(Phase.BUDGETED, budget.describe())
         return budget.kv_cache
 
-    def _graph_bytes(self, use: MemoryUse) -> int:
+    def _graph_bytes(self, resident: int) -> int:
         """Estimate of what CUDA graphs will take. vLLM captures the largest ones of each kind for a trial;
         its own estimate is a difference of the device's free memory, so this one is what torch's allocator
         reserved for them."""
@@ -179,8 +176,7 @@ class StageWorkerMixin(VllmWorker):
         self.model_runner.profile_cudagraph_memory()
         kinds = 2  # at most: of decoding alone, and of all other steps or their pieces
         return (
-            reserved_above(use.resident, self.device)
-            + kinds * len(config.cudagraph_capture_sizes) * GRAPH_BYTES
+            reserved_above(resident, self.device) + kinds * len(config.cudagraph_capture_sizes) * GRAPH_BYTES
         )
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
@@ -259,8 +255,6 @@ class ARWorker(ThrottledWorkerMixin, StageWorkerMixin, _Base):
 
 
 class DiffusionWorker(StageWorkerMixin, _Base):
-    """The worker of diffusion stages."""
-
     runner_mixin = DiffusionModelRunnerMixin
     model_runner: DiffusionModelRunnerMixin
 

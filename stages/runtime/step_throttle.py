@@ -116,5 +116,4 @@ class StepThrottle:
                     self._last = self._last if data is None else _decoder.decode(data)
 
     def close(self) -> None:
-        """Listen no more."""
         self._socket.close()
