@@ -3,9 +3,7 @@
 An engine finds them by name (`worker_cls` of its arguments).
 """
 
-import contextlib
 import os
-import socket
 from typing import Any
 
 import torch
@@ -19,7 +17,7 @@ from vllm.v1.worker.worker_base import CompilationTimes
 from omni_server.native_stderr import redirect_native_stderr
 from omni_server.protocol.device_memory import slack_bytes
 from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
-from omni_server.protocol.local_socket import socket_address
+from omni_server.protocol.local_socket import send_datagram
 from omni_server.protocol.parent_watch import end_with_parent
 from omni_server.protocol.runtime_config import StageRuntimeConfig, StepThrottleSpec
 from omni_server.protocol.start_report import Phase, PhaseReport, ProgressSpec, encode_report
@@ -77,16 +75,11 @@ class ProgressReporter:
         self._spec = spec
 
     def report(self, phase: Phase, detail: str = "") -> None:
-        """Never blocks and never fails: a start does not depend on its reports."""
-        if self._spec is None:
-            return
-        message = encode_report(PhaseReport(self._spec.stage, phase, detail))
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-            sender.setblocking(False)
-            # The server has stopped listening, or its socket is full: the next report says more than this
-            # one.
-            with contextlib.suppress(OSError):
-                sender.sendto(message, socket_address(self._spec.socket))
+        """Never blocks and never fails: a start does not depend on its reports, and the next one says more
+        than one that is lost."""
+        if self._spec is not None:
+            report = PhaseReport(self._spec.stage, phase, detail)
+            send_datagram(encode_report(report), [self._spec.socket])
 
 
 class StageWorkerMixin(VllmWorker):
