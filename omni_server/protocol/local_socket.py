@@ -9,6 +9,8 @@ import os
 import secrets
 import socket
 import struct
+from collections.abc import Iterable
+from contextlib import suppress
 
 _CREDENTIALS = struct.Struct("=iII")
 """`struct ucred`: pid, uid, gid; see unix(7)."""
@@ -34,6 +36,16 @@ def bound_socket(name: str) -> socket.socket:
         receiver.close()
         raise
     return receiver
+
+
+def send_datagram(message: bytes, names: Iterable[str]) -> None:
+    """To each socket of these names. Never blocks and never fails: the message is lost where nobody listens
+    any more, or so slowly that the socket is full."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.setblocking(False)
+        for name in names:
+            with suppress(OSError):
+                sender.sendto(message, socket_address(name))
 
 
 def receive_own(receiver: socket.socket, max_bytes: int) -> bytes | None:

@@ -12,14 +12,14 @@ from vllm.config import VllmConfig
 from vllm.distributed import get_tensor_model_parallel_rank
 from vllm.sequence import IntermediateTensors
 from vllm.utils.import_utils import resolve_obj_by_qualname
-from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
+from vllm.v1.core.sched.output import GrammarOutput, NewRequestData, SchedulerOutput
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, AsyncModelRunnerOutput, ModelRunnerOutput
 
 from omni_server.protocol.corruption import Corruption
 from omni_server.protocol.rows import REQUEST_KEY, RowsInput, RowsOutput, RowsRequest, decode_request
 from stages.runtime.embeddings_in import RowOverlay
 from stages.runtime.embeddings_out import PendingRows, RowEmitter
-from stages.runtime.stage_step import TakenSlot, attach_findings, attached_step, stage_config
+from stages.runtime.stage_step import StepBatch, TakenSlot, attach_findings, attached_step, stage_config
 
 VllmRunner: Any = object
 """For mypy: what the mixin is combined with at run time, one of vLLM's model runners."""
@@ -42,16 +42,15 @@ class RowRunnerMixin(VllmRunner):
         self._known: set[str] = set()
         self._senders: set[str] = set()  # on every rank; the emitter is on one
         self._slot: TakenSlot | None = None
+        self._input_rows: torch.Tensor | None = None
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
-        if (
-            self.stage_config.decoding_kernels and self.device.type == "cuda"
-        ):  # elsewhere there may be no Triton
+        config = self.stage_config
+        if config.decoding_kernels and self.device.type == "cuda":  # elsewhere there may be no Triton
             from stages.runtime.small_batch_gemm import use_small_batch_gemm
 
             use_small_batch_gemm(self.get_model())
-        config = self.stage_config
         if config.row_producer is not None:
             assert config.output_queue is not None
             producer_class = resolve_obj_by_qualname(config.row_producer.replace(":", "."))
@@ -60,6 +59,8 @@ class RowRunnerMixin(VllmRunner):
             if get_tensor_model_parallel_rank() == 0:
                 self.row_emitter = RowEmitter(producer, config.output_queue, self.device)
 
+    # -- requests come and go
+
     def _begin_step(self, scheduler_output: SchedulerOutput) -> None:
         """For every step that the scheduler makes, before vLLM looks at its requests."""
         for request_id in scheduler_output.finished_req_ids:
@@ -67,6 +68,7 @@ class RowRunnerMixin(VllmRunner):
         self.num_resumed += len(scheduler_output.scheduled_cached_reqs.resumed_req_ids)
         step = attached_step(scheduler_output)
         self._slot = step.slot
+        self._input_rows = None
         for request_id, feed in step.feeds:
             self.row_overlay.feed(request_id, feed)
         for request in scheduler_output.scheduled_new_reqs:
@@ -84,10 +86,13 @@ class RowRunnerMixin(VllmRunner):
                 self._senders.add(request.req_id)
                 if self.row_emitter is None:
                     return
+                token_ids = list(request.prompt_token_ids or ())
+                positions = None
+                if self.vllm_config.model_config.uses_mrope:
+                    # vLLM asks the model the same, but V2 keeps the answer on the device only.
+                    positions = self.get_model().get_mrope_input_positions(token_ids, request.mm_features)
                 modalities = {feature.modality for feature in request.mm_features}
-                self.row_emitter.add(
-                    request.req_id, rows_output, list(request.prompt_token_ids or ()), modalities
-                )
+                self.row_emitter.add(request.req_id, rows_output, token_ids, modalities, positions)
 
     def _forget(self, request_id: str) -> None:
         """The request has ended; one that was only preempted has not."""
@@ -96,6 +101,42 @@ class RowRunnerMixin(VllmRunner):
         self.row_overlay.remove(request_id)
         if self.row_emitter is not None:
             self.row_emitter.remove(request_id)
+
+    # -- one step
+
+    def _lay_rows_over(self, inputs_embeds: torch.Tensor, batch: StepBatch) -> None:
+        """Before the forward pass: rows that came in are laid over the model's input `[>= num_tokens, width]`,
+        and the input of those that go out is copied: run eagerly, vLLM's CUDA normalisation
+        (`fused_add_rms_norm`, in place) adds the first layer's output into this very buffer."""
+        if len(self.row_overlay):
+            self.row_overlay.apply(inputs_embeds, batch)
+        if not self._senders.isdisjoint(batch.request_ids):
+            self._input_rows = inputs_embeds[: batch.total_tokens].clone()
+
+    def _computed_step(self) -> tuple[StepBatch, torch.Tensor]:
+        """The batch whose forward pass has been made, and its token ids `[>= num_tokens]`."""
+        raise NotImplementedError
+
+    def _emit_rows(self) -> PendingRows | None:
+        state = self.execute_model_state
+        if state is None or not self._senders:
+            return None
+        batch, token_ids = self._computed_step()
+        if self._senders.isdisjoint(batch.request_ids):
+            return None
+        input_rows, self._input_rows = self._input_rows, None
+        if input_rows is None:
+            # The model looks the ids up itself; a collective operation, so on every rank.
+            input_rows = self.get_model().embed_input_ids(token_ids[: batch.total_tokens])
+        if self.row_emitter is None:
+            return None
+        return self.row_emitter.emit(batch, state.hidden_states, input_rows, self._slot)
+
+    def sample_tokens(self, grammar_output: GrammarOutput | None) -> StepOutput:
+        """Rows are taken before sampling, from the very step whose tokens `super()` returns."""
+        pending = self._emit_rows()
+        output = super().sample_tokens(grammar_output)
+        return self._with_rows(output, pending)
 
     def _with_rows(self, output: StepOutput, pending: PendingRows | None) -> StepOutput:
         """What `sample_tokens` returns: vLLM's `output` with the step's rows and with what was found corrupt

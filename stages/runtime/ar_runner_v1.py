@@ -5,20 +5,18 @@ generators on a CPU that need not be rewound.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from vllm.config import VllmConfig
-from vllm.sequence import IntermediateTensors
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.outputs import SamplerOutput
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
 from stages.runtime.ar_runner_base import RowRunnerMixin, StepOutput
-from stages.runtime.embeddings_out import PendingRows
 from stages.runtime.stage_step import StepBatch
 
 
@@ -28,8 +26,6 @@ class ARModelRunnerV1Mixin(RowRunnerMixin):
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         super().__init__(vllm_config, device)
         self._num_bad_logits: dict[str, int] | None = None
-        self._batch: StepBatch | None = None
-        self._input_rows: torch.Tensor | None = None
 
     def _init_mrope_positions(self, req_state: CachedRequestState) -> None:
         """Positions of a fed request come from the stage that knows the image and audio grids."""
@@ -44,36 +40,28 @@ class ARModelRunnerV1Mixin(RowRunnerMixin):
 
     @torch.inference_mode()
     def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
-        self._batch = None
-        self._input_rows = None
         self._begin_step(scheduler_output)
         return super().execute_model(scheduler_output, *args, **kwargs)
 
-    def _preprocess(
-        self,
-        scheduler_output: SchedulerOutput,
-        num_input_tokens: int,
-        intermediate_tensors: IntermediateTensors | None = None,
-    ) -> Any:
-        inputs = super()._preprocess(scheduler_output, num_input_tokens, intermediate_tensors)
+    def _preprocess(self, *args: Any, **kwargs: Any) -> Any:
+        inputs = super()._preprocess(*args, **kwargs)
         inputs_embeds: torch.Tensor | None = inputs[1]
-        if inputs_embeds is not None and len(self.row_overlay):
-            self.row_overlay.apply(inputs_embeds, self._step_batch())
-        if self._senders:
-            self._input_rows = self._take_input(inputs_embeds)
+        if inputs_embeds is not None:
+            self._lay_rows_over(inputs_embeds, self._step_batch())
         return inputs
 
-    def _take_input(self, inputs_embeds: torch.Tensor | None) -> torch.Tensor | None:
-        """The model's input `[num_tokens, width]`, for the rows of this step.
+    def _step_batch(self) -> StepBatch:
+        """Views of vLLM's own arrays, which stay as they are until the next step is prepared."""
+        batch, starts = self.input_batch, self.query_start_loc.np
+        return StepBatch(
+            request_ids=batch.req_ids,
+            first_positions=batch.num_computed_tokens_cpu[: batch.num_reqs],
+            num_tokens=np.diff(starts[: batch.num_reqs + 1]),
+            offsets=starts[: batch.num_reqs],
+        )
 
-        Taken before the forward pass: run eagerly, vLLM's CUDA normalisation (`fused_add_rms_norm`, in place)
-        adds the first layer's output into this very buffer.
-        """
-        if (
-            inputs_embeds is None
-        ):  # the model looks the ids up itself; a collective operation, so on every rank
-            return self.get_model().embed_input_ids(self.input_ids.gpu[: self._step_batch().total_tokens])
-        return None if self.row_emitter is None else inputs_embeds[: self._step_batch().total_tokens].clone()
+    def _computed_step(self) -> tuple[StepBatch, torch.Tensor]:
+        return self._step_batch(), self.input_ids.gpu
 
     def _get_nans_in_logits(self, logits: torch.Tensor | None) -> dict[str, int]:
         """vLLM's count of NaN, with positive infinity counted as well; negative infinity bars a token."""
@@ -92,47 +80,11 @@ class ARModelRunnerV1Mixin(RowRunnerMixin):
         return super()._sample(logits, spec_decode_metadata)
 
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> StepOutput:
-        """Rows are taken before sampling, from the very step whose tokens `super()` returns."""
-        pending = self._emit_rows()
-        with self._discarded_set_aside():
-            output = super().sample_tokens(grammar_output)
-        return self._with_rows(output, pending)
-
-    def _discarded_set_aside(self) -> AbstractContextManager[None]:
-        if self.device.type != "cpu":
-            return nullcontext()
-        batch = self.input_batch
-        discarded = np.flatnonzero(self.discard_request_mask.np[: batch.num_reqs])
-        return generators_set_aside(batch.generators, discarded.tolist())
-
-    def _emit_rows(self) -> PendingRows | None:
-        state = self.execute_model_state
-        if self.row_emitter is None or state is None or not len(self.row_emitter):
-            return None
-        assert self._input_rows is not None
-        return self.row_emitter.emit(
-            self._step_batch(), state.hidden_states, self._input_rows, self._prompt_positions, self._slot
-        )
-
-    def _prompt_positions(self, request_id: str) -> tuple[torch.Tensor, int] | None:
-        state: CachedRequestState = self.requests[request_id]
-        if state.mrope_positions is None or state.mrope_position_delta is None:
-            return None
-        return state.mrope_positions, state.mrope_position_delta
-
-    def _step_batch(self) -> StepBatch:
-        """Views of vLLM's own arrays, which stay as they are until the next step is prepared."""
-        if self._batch is None:
-            batch = self.input_batch
-            count = batch.num_reqs
-            starts = self.query_start_loc.np
-            self._batch = StepBatch(
-                request_ids=batch.req_ids,
-                first_positions=batch.num_computed_tokens_cpu[:count],
-                num_tokens=np.diff(starts[: count + 1]),
-                offsets=starts[:count],
-            )
-        return self._batch
+        discarded: list[int] = []
+        if self.device.type == "cpu":
+            discarded = np.flatnonzero(self.discard_request_mask.np[: self.input_batch.num_reqs]).tolist()
+        with generators_set_aside(self.input_batch.generators, discarded):
+            return super().sample_tokens(grammar_output)
 
 
 @contextmanager

@@ -7,7 +7,6 @@ state*; in `RowModelStateMixin` a request's rows take part in it. Imported only 
 loads vLLM's V2 runner, whose kernels are Triton's.
 """
 
-from collections.abc import Set
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from torch import nn
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
 from vllm.utils.torch_utils import async_tensor_h2d
-from vllm.v1.core.sched.output import GrammarOutput, NewRequestData, SchedulerOutput
+from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 from vllm.v1.worker.gpu.input_batch import InputBatch
@@ -27,25 +26,18 @@ from vllm.v1.worker.gpu.model_states.interface import ModelState
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.states import RequestState
 
-from stages.runtime.ar_runner_base import RowRunnerMixin, StepOutput
+from stages.runtime.ar_runner_base import RowRunnerMixin
 from stages.runtime.decode_fast_path import BlocksAndSlots, DecodeFastPath
-from stages.runtime.embeddings_in import RowOverlay
-from stages.runtime.embeddings_out import PendingRows
 from stages.runtime.fused_sampler import FusedSampler
 from stages.runtime.prompt_graphs import use_prompt_graphs
 from stages.runtime.stage_step import StepBatch
 
-Positions = tuple[torch.Tensor, int]
-"""M-RoPE positions of a prompt `[3, num_tokens]`, and what is added to an index behind it."""
-
 
 class RowModelStateMixin(DefaultModelState):
-    """A model state with rows: they are laid over the input embeddings, and bring M-RoPE positions or take
-    them along.
+    """A model state with rows: they are laid over the input embeddings, and bring M-RoPE positions.
 
     Combined with the class that vLLM chooses for the model, `DefaultModelState` or one derived from it."""
 
-    model: Any
     device: torch.device
     rope_state: RopeState | None
 
@@ -56,40 +48,25 @@ class RowModelStateMixin(DefaultModelState):
         encoder_cache: EncoderCache | None,
         device: torch.device,
         *,
-        overlay: RowOverlay,
-        senders: Set[str],
-        emits: bool,
+        runner: "ARModelRunnerV2Mixin",
     ) -> None:
-        """`senders`: ids of requests that send rows, kept up to date by its owner. `emits`: this rank sends
-        them."""
         super().__init__(vllm_config, model, encoder_cache, device)
-        self._overlay = overlay
-        self._senders = senders
-        self._emits = emits
-        self._input_rows: torch.Tensor | None = None
-        self._sent_positions: dict[str, Positions] = {}
+        self._runner = runner
         self.fast_path: DecodeFastPath | None = None
         """Decoding steps that the runner need not prepare; made with its caches."""
-        self._given_positions: list[tuple[int, Positions]] = []  # to be written with the other staged writes
+        # M-RoPE positions `[3, num_tokens]` and delta by request index, to be written with the other staged
+        # writes.
+        self._given_positions: list[tuple[int, tuple[torch.Tensor, int]]] = []
 
-    # -- requests come and go
+    # -- requests come
 
     def add_request(self, req_index: int, new_req_data: NewRequestData) -> None:
         super().add_request(req_index, new_req_data)
-        if self.rope_state is None:
-            return
-        request_id = new_req_data.req_id
-        if request_id in self._senders:
-            # vLLM has just asked the model the same, but keeps the answer on the device only. A resumed
-            # request has tokens behind its prompt, and a known answer.
-            if self._emits and request_id not in self._sent_positions:
-                self._sent_positions[request_id] = self.model.get_mrope_input_positions(
-                    new_req_data.prompt_token_ids, new_req_data.mm_features
-                )
-            return
         # Positions of a fed request come from the stage that knows the image and audio grids.
-        given = self._overlay.prompt_positions(request_id, len(new_req_data.prefill_token_ids or ()))
-        if given is not None:
+        given = self._runner.row_overlay.prompt_positions(
+            new_req_data.req_id, len(new_req_data.prefill_token_ids or ())
+        )
+        if self.rope_state is not None and given is not None:
             self._given_positions.append((req_index, given))
             self.rope_state.prefill_delta.np[req_index] = given[1]
 
@@ -102,15 +79,11 @@ class RowModelStateMixin(DefaultModelState):
             self.rope_state.update_prefill_positions(req_index, on_device, delta)
         self._given_positions.clear()
 
-    def prompt_positions(self, request_id: str) -> Positions | None:
-        """Of a request that sends rows; None without M-RoPE."""
-        return self._sent_positions.get(request_id)
-
-    def forget(self, request_id: str) -> None:
-        """The request has ended. vLLM's `remove_request` is also called when it is preempted."""
-        self._sent_positions.pop(request_id, None)
-
     # -- one step
+
+    @property
+    def _is_fast(self) -> bool:
+        return self.fast_path is not None and self.fast_path.is_fast
 
     def prepare_inputs_embeds(
         self,
@@ -119,28 +92,19 @@ class RowModelStateMixin(DefaultModelState):
         req_states: RequestState,
     ) -> torch.Tensor:
         """A view of the buffer that CUDA graphs read; rows are laid over it in place."""
-        if self.fast_path is not None:
-            ready = self.fast_path.inputs_embeds(input_batch.num_tokens_after_padding)
-            if ready is not None:
-                return ready
+        if self._is_fast:
+            return self.inputs_embeds[: input_batch.num_tokens_after_padding]
         inputs_embeds: torch.Tensor = super().prepare_inputs_embeds(
             scheduled_encoder_inputs, input_batch, req_states
         )
-        if len(self._overlay):
-            self._overlay.apply(inputs_embeds, step_batch(input_batch))
-        if self._emits and not self._senders.isdisjoint(input_batch.req_ids):
-            # Before the forward pass: run eagerly, vLLM's CUDA normalisation (`fused_add_rms_norm`, in place)
-            # adds the first layer's output into this very buffer.
-            self._input_rows = inputs_embeds[: input_batch.num_tokens].clone()
+        self._runner._lay_rows_over(inputs_embeds, step_batch(input_batch))
         return inputs_embeds
 
     def prepare_inputs(
         self, input_batch: InputBatch, req_states: RequestState
     ) -> dict[str, torch.Tensor | None]:
-        if self.fast_path is not None:
-            positions = self.fast_path.rope_positions(input_batch.num_tokens_after_padding)
-            if positions is not None:
-                return {"positions": positions}
+        if self._is_fast and self.rope_state is not None:
+            return {"positions": self.rope_state.positions[:, : input_batch.num_tokens_after_padding]}
         return super().prepare_inputs(input_batch, req_states)
 
     def prepare_attn(
@@ -153,11 +117,6 @@ class RowModelStateMixin(DefaultModelState):
         if fast_path is not None:
             fast_path.keep_metadata(made)
         return made
-
-    def take_input_rows(self) -> torch.Tensor | None:
-        """The model's input in this step, `[num_tokens, width]`, if the step has rows to send."""
-        rows, self._input_rows = self._input_rows, None
-        return rows
 
 
 def with_rows(base: type[ModelState]) -> type[RowModelStateMixin]:
@@ -208,9 +167,7 @@ class ARModelRunnerV2Mixin(RowRunnerMixin):
             self.get_model(),
             self.encoder_cache,
             self.device,
-            overlay=self.row_overlay,
-            senders=self._senders,
-            emits=self.row_emitter is not None,
+            runner=self,
         )
         # A fed stage has a small vocabulary and steps so short that the launches of sampling count. vLLM's
         # hook for another sampler, `custom_sampler` of the model state, was called on the state that has just
@@ -237,10 +194,6 @@ class ARModelRunnerV2Mixin(RowRunnerMixin):
         """The first thing that vLLM does in each step of the scheduler, also in one without tokens."""
         self._begin_step(scheduler_output)
         super().finish_requests(scheduler_output)
-
-    def _forget(self, request_id: str) -> None:
-        super()._forget(request_id)
-        self.model_state.forget(request_id)
 
     @property
     def num_fast_steps(self) -> int:
@@ -284,28 +237,6 @@ class ARModelRunnerV2Mixin(RowRunnerMixin):
             fast_path.keep_blocks_and_slots(made)
         return made
 
-    def sample_tokens(self, grammar_output: GrammarOutput | None) -> StepOutput:
-        """Rows are taken before sampling, from the very step whose tokens `super()` returns."""
-        pending = self._emit_rows()
-        output = super().sample_tokens(grammar_output)
-        return self._with_rows(output, pending)
-
-    def _emit_rows(self) -> PendingRows | None:
-        state = self.execute_model_state
-        if state is None or self._senders.isdisjoint(state.input_batch.req_ids):
-            return None
-        input_rows = self.model_state.take_input_rows()
-        if not self.uses_inputs_embeds:
-            # The model looks the ids up itself; a collective operation, so on every rank.
-            ids = state.input_batch.input_ids[: state.input_batch.num_tokens]
-            input_rows = self.get_model().embed_input_ids(ids)
-        if self.row_emitter is None:
-            return None
-        assert input_rows is not None
-        return self.row_emitter.emit(
-            step_batch(state.input_batch),
-            state.hidden_states,
-            input_rows,
-            self.model_state.prompt_positions,
-            self._slot,
-        )
+    def _computed_step(self) -> tuple[StepBatch, torch.Tensor]:
+        batch = self.execute_model_state.input_batch
+        return step_batch(batch), batch.input_ids

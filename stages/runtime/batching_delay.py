@@ -7,8 +7,7 @@ moments. Once torn apart they stay apart, and four callers wait a quarter longer
 """
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -27,7 +26,7 @@ WINDOW_DELAY_S, MAX_WINDOW_DELAY_S = 0.001, 0.006
 class BatchingDelay:
     """When the first step after an idle time may begin.
 
-    Until then a scheduler makes steps `without_tokens`: vLLM's engine then sleeps for a millisecond and looks
+    Until then a scheduler makes steps without tokens: vLLM's engine then sleeps for a millisecond and looks
     for what has arrived."""
 
     def __init__(
@@ -55,38 +54,37 @@ class BatchingDelay:
         return self._clock() < self._starts_at
 
 
-@contextmanager
-def without_tokens(scheduler: Scheduler) -> Iterator[None]:
-    """Steps that vLLM's `scheduler` makes inside have no tokens of any request, but everything else that
-    workers and connectors of the KV cache are told in each step."""
-    limit, scheduler.max_num_scheduled_tokens = scheduler.max_num_scheduled_tokens, 0
-    try:
-        yield
-    finally:
-        scheduler.max_num_scheduled_tokens = limit
-
-
 class BatchingScheduler(Scheduler):
-    """vLLM's, with the delay, for stages whose requests are computed in one step each."""
+    """vLLM's, with the delay; as it is here, for stages whose requests are computed in one step each."""
+
+    max_num_scheduled_tokens: int  # vLLM's
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.batching_delay = BatchingDelay(WINDOW_DELAY_S, MAX_WINDOW_DELAY_S)
+        self.batching_delay: BatchingDelay | None = BatchingDelay(WINDOW_DELAY_S, MAX_WINDOW_DELAY_S)
 
     def add_request(self, request: Request) -> None:
-        extra = {} if request.pooling_params is None else request.pooling_params.extra_kwargs or {}
-        if extra.get(STREAMS_KEY) != 1:  # a single active stream has nobody to wait for
+        if self.batching_delay is not None and self._may_come_with_others(request):
             self.batching_delay.arrived(is_idle=not self.has_unfinished_requests())
         super().add_request(request)
 
+    def _may_come_with_others(self, request: Request) -> bool:
+        extra = {} if request.pooling_params is None else request.pooling_params.extra_kwargs or {}
+        return extra.get(STREAMS_KEY) != 1  # a single active stream has nobody to wait for
+
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        if self.batching_delay.is_waiting:
-            with without_tokens(self):
-                return super().schedule(*args, **kwargs)
-        return super().schedule(*args, **kwargs)
+        limit = self.max_num_scheduled_tokens
+        if self.batching_delay is not None and self.batching_delay.is_waiting:
+            # No tokens of any request, but everything else that workers and connectors of the KV cache are
+            # told in each step.
+            self.max_num_scheduled_tokens = 0
+        try:
+            return super().schedule(*args, **kwargs)
+        finally:
+            self.max_num_scheduled_tokens = limit
 
     def update_from_output(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
         outputs = super().update_from_output(scheduler_output, *args, **kwargs)
-        if scheduler_output.total_num_scheduled_tokens:
+        if self.batching_delay is not None and scheduler_output.total_num_scheduled_tokens:
             self.batching_delay.step_ended()
         return outputs

@@ -68,7 +68,8 @@ class DecodeFastPath:
         self._tensors = tensors
         self._attends_by_kernel = attends_by_kernel
         self._last: _Last | None = None
-        self._is_fast = False
+        self.is_fast = False
+        """The step that is being made has its inputs from here."""
         self.num_steps = 0
         """Steps that took the fast path."""
 
@@ -119,7 +120,7 @@ class DecodeFastPath:
     def forget(self) -> None:
         """The runner's inputs are no longer those of the last step."""
         self._last = None
-        self._is_fast = False
+        self.is_fast = False
 
     # -- one step, in the runner's order
 
@@ -128,7 +129,7 @@ class DecodeFastPath:
     ) -> InputBatch | None:
         """The step's batch, with all inputs on their way to where the model reads them; None for a step that
         the runner has to prepare, and then to hand to `prepared`."""
-        last, self._is_fast = self._last, False
+        last, self.is_fast = self._last, False
         if (
             last is None
             or last.blocks_and_slots is None
@@ -154,7 +155,7 @@ class DecodeFastPath:
             seq_lens_cpu_upper_bound=torch.from_numpy(lengths),
             num_computed_prefill_tokens_np=requests.num_computed_prefill_tokens_np,
         )
-        self._is_fast = True
+        self.is_fast = True
         self.num_steps += 1
         return last.batch
 
@@ -166,7 +167,7 @@ class DecodeFastPath:
     def blocks_and_slots(self) -> BlocksAndSlots | None:
         """Of a fast step; for another one the runner makes them, and hands them to
         `keep_blocks_and_slots`."""
-        return self._last.blocks_and_slots if self._last is not None and self._is_fast else None
+        return self._last.blocks_and_slots if self._last is not None and self.is_fast else None
 
     def keep_blocks_and_slots(self, made: BlocksAndSlots) -> None:
         if self._last is not None:
@@ -174,7 +175,7 @@ class DecodeFastPath:
 
     def metadata(self) -> dict[str, Any] | None:
         """The last step's attention metadata, where a fast step's captured graph reads nothing of it."""
-        return self._last.metadata if self._last is not None and self._is_fast else None
+        return self._last.metadata if self._last is not None and self.is_fast else None
 
     def keep_metadata(self, made: dict[str, Any]) -> None:
         """Called for a step whose graph is captured. vLLM's own attention may put into it what depends on the
@@ -187,11 +188,3 @@ class DecodeFastPath:
             and self._attends_by_kernel(made)
         ):
             last.metadata = made
-
-    def inputs_embeds(self, num_tokens: int) -> torch.Tensor | None:
-        """Of a fast step, `[num_tokens, width]`."""
-        return self._tensors.embeds[:num_tokens] if self._is_fast else None
-
-    def rope_positions(self, num_tokens: int) -> torch.Tensor | None:
-        """Of a fast step, `[3, num_tokens]`."""
-        return self._tensors.rope_positions[:, :num_tokens] if self._is_fast else None

@@ -20,7 +20,6 @@ class DiffusionBatch:
     """Further input of each request, as encoded by its edge."""
 
     def select(self, indices: Sequence[int]) -> "DiffusionBatch":
-        """The batch reduced to the requests at `indices`."""
         return DiffusionBatch(
             tuple(self.request_ids[i] for i in indices),
             tuple(self.token_ids[i] for i in indices),

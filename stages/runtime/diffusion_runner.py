@@ -5,6 +5,7 @@ Only the step itself replaces vLLM's; input batches, attention metadata and CUDA
 unused.
 """
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -43,9 +44,9 @@ class DiffusionModelRunnerMixin:
         self._requests: dict[str, NewRequestData] = {}
         self._model: DiffusionModel
         config = vllm_config.additional_config
-        self._announcer = BatchAnnouncer(())
-        if isinstance(config, DiffusionRuntimeConfig):
-            self._announcer = BatchAnnouncer(config.announces_to)
+        self._announcer = BatchAnnouncer(
+            config.announces_to if isinstance(config, DiffusionRuntimeConfig) else ()
+        )
 
     def load_model(self, load_dummy_weights: bool = False) -> None:
         """Raises `TypeError` for a model that is not a `DiffusionModel`."""
@@ -59,7 +60,6 @@ class DiffusionModelRunnerMixin:
         self._model = model
 
     def prepare_model(self) -> None:
-        """Let the model get ready for its first request."""
         self._model.prepare()
 
     @torch.inference_mode()
@@ -89,73 +89,59 @@ class DiffusionModelRunnerMixin:
 
     def _run(self, request_ids: list[str]) -> list[torch.Tensor | Failure]:
         """Per request its tensor or why it failed, in the order of `request_ids`."""
-        results: dict[str, torch.Tensor | Failure] = {}
-        payloads: dict[str, bytes] = {}
-        for request_id in request_ids:
-            params = self._requests[request_id].pooling_params
-            payload = (params.extra_kwargs or {}).get(INPUT_KEY) if params is not None else None
-            if isinstance(payload, bytes):
-                payloads[request_id] = payload
-            else:
-                results[request_id] = f"the request has no '{INPUT_KEY}' of type bytes"
+        extras = {request_id: self._extra(request_id) for request_id in request_ids}
+        inputs = {
+            request_id: payload
+            for request_id, extra in extras.items()
+            if isinstance(payload := extra.get(INPUT_KEY), bytes)
+        }
+        token_ids = [self._requests[request_id].prompt_token_ids or [] for request_id in inputs]
         batch = DiffusionBatch(
-            tuple(payloads),
-            tuple(self._token_ids(request_id) for request_id in payloads),
-            tuple(payloads.values()),
+            tuple(inputs),
+            tuple(torch.tensor(ids, dtype=torch.int64) for ids in token_ids),
+            tuple(inputs.values()),
         )
-        with self._announced(batch):
-            results.update(zip(batch.request_ids, self._run_batch(batch), strict=True))
-        return [results[request_id] for request_id in request_ids]
+        streams = [extras[request_id].get(STREAMS_KEY) for request_id in inputs]
+        num_streams = max((value for value in streams if isinstance(value, int)), default=1)
+        # The codec tokens of a single stream wait behind nobody's. Results are on the CPU when a batch has
+        # been run, so that the device is free of it then.
+        with self._announcer.announced(num_streams) if num_streams > 1 else nullcontext():
+            results = self._run_batch(batch)
+        missing = f"the request has no '{INPUT_KEY}' of type bytes"
+        return [results.get(request_id, missing) for request_id in request_ids]
 
-    def _announced(self, batch: DiffusionBatch) -> AbstractContextManager[None]:
-        """Results are on the CPU when a batch has been run, so that the device is free of it then."""
-        if not self._announcer.has_listeners:
-            return nullcontext()
-        num_streams = max(map(self._num_streams, batch.request_ids), default=1)
-        if num_streams == 1:  # its codec tokens wait behind nobody's
-            return nullcontext()
-        return self._announcer.announced(num_streams)
-
-    def _num_streams(self, request_id: str) -> int:
+    def _extra(self, request_id: str) -> Mapping[str, object]:
         params = self._requests[request_id].pooling_params
-        value = None if params is None else (params.extra_kwargs or {}).get(STREAMS_KEY)
-        return value if isinstance(value, int) else 1  # without a number, no other stage is delayed
+        return {} if params is None else params.extra_kwargs or {}
 
-    def _token_ids(self, request_id: str) -> torch.Tensor:
-        return torch.tensor(self._requests[request_id].prompt_token_ids or [], dtype=torch.int64)
-
-    def _run_batch(self, batch: DiffusionBatch) -> list[torch.Tensor | Failure]:
+    def _run_batch(self, batch: DiffusionBatch) -> dict[str, torch.Tensor | Failure]:
         if not batch.request_ids:
-            return []
+            return {}
         try:
-            return split_output(self._model.sample(batch), batch)
+            return dict(zip(batch.request_ids, split_output(self._model.sample(batch), batch), strict=True))
         except RejectedRequestsError as error:
-            return self._run_without(batch, error.reasons)
+            accepted = [
+                i for i, request_id in enumerate(batch.request_ids) if request_id not in error.reasons
+            ]
+            if len(accepted) == len(batch.request_ids):
+                return dict.fromkeys(
+                    batch.request_ids, "the model rejected requests that were not in its batch"
+                )
+            return self._run_batch(batch.select(accepted)) | error.reasons
         except torch.AcceleratorError:
             # The device's context is lost and no later step could succeed: the engine has to end.
             raise
         except Exception as error:
             if len(batch.request_ids) == 1:
                 logger.exception("request %s failed", batch.request_ids[0])
-                return [f"{type(error).__name__}: {error}"]
+                return {batch.request_ids[0]: f"{type(error).__name__}: {error}"}
             logger.warning(
                 "a batch of %d requests failed (%s); running them singly", len(batch.request_ids), error
             )
-            return [self._run_batch(batch.select([i]))[0] for i in range(len(batch.request_ids))]
-
-    def _run_without(
-        self, batch: DiffusionBatch, reasons: dict[str, Failure]
-    ) -> list[torch.Tensor | Failure]:
-        accepted = [i for i, request_id in enumerate(batch.request_ids) if request_id not in reasons]
-        if len(accepted) == len(batch.request_ids):
-            return ["the model rejected requests that were not in its batch"] * len(accepted)
-        rest = self._run_batch(batch.select(accepted))
-        results: list[torch.Tensor | Failure] = [
-            reasons.get(request_id, "") for request_id in batch.request_ids
-        ]
-        for index, result in zip(accepted, rest, strict=True):
-            results[index] = result
-        return results
+            results: dict[str, torch.Tensor | Failure] = {}
+            for index in range(len(batch.request_ids)):
+                results |= self._run_batch(batch.select([index]))
+            return results
 
     @property
     def num_requests(self) -> int:

@@ -5,6 +5,7 @@ position.
 """
 
 from dataclasses import dataclass
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,10 @@ import torch
 from vllm.utils.torch_utils import async_tensor_h2d
 
 from omni_server.protocol.corruption import Corruption
-from omni_server.protocol.rows import AddressedFeed, RowsFeed, RowsInput, SharedBlock
+from omni_server.protocol.rows import AddressedFeed, RowsFeed, SharedBlock
 from omni_server.protocol.runtime_config import QueueSpec
 from omni_server.transport.slab_queue import SlabQueue
-from stages.runtime.embedding_store import MissingRowError, RowStore
+from stages.runtime.embedding_store import MissingRowError, Row, RowStore
 from stages.runtime.stage_step import StepBatch, open_queue
 
 # -- the scheduler's half
@@ -29,9 +30,6 @@ class _Fed:
     num_rows: int = 0
     num_released: int | None = None
     is_final: bool = False
-
-    is_broken: bool = False
-    """Its rows cannot be right; it is to be ended."""
 
     def take(self, feed: RowsFeed) -> str | None:
         """Count the rows of a feed. If they are not the next ones, nothing is counted, and what is wrong is
@@ -68,7 +66,6 @@ class FeedTracker:
         self._pending: list[AddressedFeed] = []
 
     def __len__(self) -> int:
-        """Requests that are fed."""
         return len(self._fed)
 
     @property
@@ -76,23 +73,20 @@ class FeedTracker:
         return bool(self._pending)
 
     def announce(self, request_id: str) -> None:
-        """The request is to be fed."""
         self._fed[request_id] = _Fed()
 
     def take(self, request_id: str, feed: RowsFeed) -> str | None:
         """Returns what is wrong, if the request's rows cannot be right from now on. Feeds of requests that
         have ended, or whose rows were wrong before, are dropped."""
         fed = self._fed.get(request_id)
-        if fed is None or fed.is_broken:  # vLLM would start a new request from a late feed
+        # vLLM would start a new request from a late feed.
+        problem = None if fed is None else fed.take(feed)
+        if fed is None or problem is not None:
             self._drop(feed)
-            return None
-        problem = fed.take(feed)
-        if problem is not None:
-            fed.is_broken = True
-            self._drop(feed)
-            return problem
-        self._pending.append((request_id, feed))
-        return None
+            self.forget(request_id)
+        else:
+            self._pending.append((request_id, feed))
+        return problem
 
     def take_pending(self) -> tuple[AddressedFeed, ...]:
         """For the workers, with the next step."""
@@ -105,7 +99,6 @@ class FeedTracker:
         return fed is None or fed.has_row(position)
 
     def forget(self, request_id: str) -> None:
-        """The request has ended."""
         if self._fed.pop(request_id, None) is None:
             return
         for owner, feed in self._pending:
@@ -123,7 +116,7 @@ class FeedTracker:
 # -- the worker's half
 
 
-class RowOverlay:
+class RowOverlay(RowStore):
     """Holds the rows of every request that is fed, from its first feed until it ends.
 
     One rule covers prefill in chunks, decoding and recomputation after a preemption: at position p the row
@@ -134,22 +127,18 @@ class RowOverlay:
     """
 
     def __init__(self, queue: QueueSpec | None, tensor_parallel_rank: int) -> None:
-        self._store = RowStore(open_queue(queue), tensor_parallel_rank)
+        super().__init__(open_queue(queue), tensor_parallel_rank)
         self._upload = RowUpload()
         self._findings: dict[str, Corruption] = {}
 
-    def __len__(self) -> int:
-        return len(self._store)
-
     def feed(self, request_id: str, feed: RowsFeed) -> None:
         try:
-            self._store.add(request_id, feed)
+            self.add(request_id, feed)
         except ValueError as error:
-            self._refuse(request_id, error)
+            self._report(request_id, error)
 
-    def _refuse(self, request_id: str, error: Exception) -> None:
-        self._store.refuse(request_id)
-        self._upload.rows_changed()
+    def _report(self, request_id: str, error: Exception) -> None:
+        self.refuse(request_id)
         self._findings[request_id] = Corruption("row_sequence", str(error))
 
     @property
@@ -161,46 +150,40 @@ class RowOverlay:
         findings, self._findings = self._findings, {}
         return findings
 
-    def announce(self, request_id: str, rows_input: RowsInput) -> None:
-        self._store.announce(request_id, rows_input.num_replaced)
-
     def remove(self, request_id: str) -> None:
-        self._store.remove(request_id)
+        super().remove(request_id)
         self._findings.pop(request_id, None)
-        self._upload.rows_changed()  # another request may get its places
 
     def prompt_positions(self, request_id: str, prompt_length: int) -> tuple[torch.Tensor, int] | None:
         """M-RoPE positions `[3, prompt_length]` and delta that came with the rows, or None."""
-        return self._store.sequence_positions(request_id, prompt_length)
+        request = self.get(request_id)
+        return None if request is None else request.sequence_positions(prompt_length)
 
     def apply(self, embeds: torch.Tensor, batch: StepBatch) -> None:
         """Overlay in place; `embeds` is `[>= num_tokens, width]`, the buffer that the model reads."""
-        of_requests = slots = self._store.slots.of_batch(batch.request_ids)
-        positions = batch.first_positions
-        if not batch.is_decode:
-            slots = np.repeat(slots, batch.num_tokens)
-            positions = np.repeat(positions - batch.offsets, batch.num_tokens) + np.arange(len(slots))
-        tokens = None
-        if slots.min(initial=0) < 0:  # requests of the step that are not fed
-            (tokens,) = np.nonzero(slots >= 0)
-            slots, positions = slots[tokens], positions[tokens]
-        if not len(slots):
+        rows: list[Row] = []
+        tokens: list[int] = []  # index of each row in the flat batch
+        is_added: list[bool] = []
+        for request_id, first, count, offset in batch.parts():
+            request = self.get(request_id)
+            if request is None:
+                continue
+            try:
+                rows += request.at(first, count)
+            except MissingRowError as error:
+                self._report(request_id, error)
+                continue
+            tokens += range(offset, offset + count)
+            is_added += [position >= request.num_replaced for position in range(first, first + count)]
+        if not rows:
             return
-        is_added = positions >= self._store.num_replaced[slots]
-        try:
-            index = self._store.locate(slots, positions)
-        except MissingRowError as error:
-            self._refuse(batch.request_ids[int((of_requests == error.slot).argmax())], error)
-            self.apply(embeds, batch)
-            return
-        rows = self._upload.upload(self._store.rows, index, embeds.device)
-        rows = rows.view(self._store.dtype).to(embeds.dtype)
-        if tokens is None:
-            _lay_over(embeds[: len(rows)], rows, is_added)
+        uploaded = self._uploaded(rows, embeds)
+        if len(rows) == batch.total_tokens:
+            _lay_over(embeds[: len(rows)], uploaded, is_added)
         else:
             where = async_tensor_h2d(tokens, embeds.device)
             picked = embeds[where]
-            _lay_over(picked, rows, is_added)
+            _lay_over(picked, uploaded, is_added)
             embeds[where] = picked
 
     def added_rows(
@@ -209,82 +192,50 @@ class RowOverlay:
         """Rows of these positions, one of each request, to be added by the caller: `[num_requests, width]`,
         of `embeds`' type and on its device. None if a request is not fed, or a row replaces the embedding or
         has not come."""
-        slots = self._store.slots.of_batch(request_ids)
-        if slots.min() < 0 or (positions < self._store.num_replaced[slots]).any():
-            return None
-        try:
-            index = self._store.locate(slots, positions.astype(np.int64))
-        except MissingRowError as error:
-            self._refuse(request_ids[int((slots == error.slot).argmax())], error)
-            return None
-        rows = self._upload.upload(self._store.rows, index, embeds.device)
-        return rows.view(self._store.dtype).to(embeds.dtype)
+        rows: list[Row] = []
+        for request_id, position in zip(request_ids, positions.tolist(), strict=True):
+            request = self.get(request_id)
+            if request is None or position < request.num_replaced:
+                return None
+            try:
+                rows.append(request.row(position))
+            except MissingRowError as error:
+                self._report(request_id, error)
+                return None
+        return self._uploaded(rows, embeds)
+
+    def _uploaded(self, rows: list[Row], embeds: torch.Tensor) -> torch.Tensor:
+        """`[len(rows), width]`, of `embeds`' type and on its device."""
+        return self._upload.upload(rows, embeds.device).view(self.dtype).to(embeds.dtype)
 
 
-def _lay_over(embeds: torch.Tensor, rows: torch.Tensor, is_added: npt.NDArray[np.bool_]) -> None:
+def _lay_over(embeds: torch.Tensor, rows: torch.Tensor, is_added: list[bool]) -> None:
     """In place, `[n, width]` each; `is_added` `[n]`: whether the row is added, or replaces the embedding."""
-    if is_added.all():
+    if all(is_added):
         embeds.add_(rows)
-    elif not is_added.any():
+    elif not any(is_added):
         embeds.copy_(rows)
     else:
         added = async_tensor_h2d(is_added, embeds.device)
         embeds.copy_(torch.where(added[:, None], embeds + rows, rows))
 
 
-@dataclass
-class _Buffer:
-    host: torch.Tensor  # [num_rows, row_bytes] uint8, page-locked
-    device: torch.Tensor  # the same on the device
-    copied: torch.cuda.Event
-
-
 class RowUpload:
-    """Two page-locked buffers in turn: the rows of a step are gathered into one while the copy of the step
-    before may still read the other. vLLM's async scheduling is at most that far ahead, so waiting is the
-    exception."""
+    """Copies the rows of a step to the device, and remembers the last ones."""
 
     def __init__(self) -> None:
-        self._buffers: list[_Buffer | None] = [None, None]
-        self._last: tuple[npt.NDArray[np.int64], torch.Tensor] | None = None
+        self._last: tuple[list[Row], torch.Tensor] | None = None
 
-    def rows_changed(self) -> None:
-        """Rows that were uploaded may have been replaced since."""
-        self._last = None
+    def upload(self, rows: list[Row], device: torch.device) -> torch.Tensor:
+        """`[len(rows), row_bytes]` uint8 on the device.
 
-    def upload(
-        self, rows: npt.NDArray[np.uint8], index: npt.NDArray[np.int64], device: torch.device
-    ) -> torch.Tensor:
-        """`rows[index]` on the device, `[len(index), row_bytes]` uint8.
-
-        On a GPU the current stream may read the result until the call after the next one. The same rows as
-        in the call before are not uploaded again: after the last row of a text, every step has the same.
+        The same rows as in the call before are not uploaded again: after the last row of a text, every step
+        has the same.
         """
-        if self._last is None or not np.array_equal(index, self._last[0]):
-            self._last = index, self._uploaded(rows, index, device)
-        return self._last[1]
-
-    def _uploaded(
-        self, rows: npt.NDArray[np.uint8], index: npt.NDArray[np.int64], device: torch.device
-    ) -> torch.Tensor:
-        if device.type != "cuda":
-            return torch.from_numpy(rows.take(index, 0)).to(device)
-        buffer = self._next_buffer(len(index), rows.shape[1], device)
-        buffer.copied.synchronize()
-        # mode="clip": numpy copies straight into `out`; the indices are known to be in range.
-        rows.take(index, 0, out=buffer.host.numpy()[: len(index)], mode="clip")
-        result = buffer.device[: len(index)]
-        result.copy_(buffer.host[: len(index)], non_blocking=True)
-        buffer.copied.record()
-        return result
-
-    def _next_buffer(self, num_rows: int, row_bytes: int, device: torch.device) -> _Buffer:
-        buffer = self._buffers.pop(0)
-        if buffer is None or len(buffer.host) < num_rows:
-            if buffer is not None:
-                buffer.copied.synchronize()
-            capacity = max(64, 1 << (num_rows - 1).bit_length())
-            host = torch.empty(capacity, row_bytes, dtype=torch.uint8, pin_memory=True)
-            buffer = _Buffer(host, torch.empty_like(host, device=device), torch.cuda.Event(blocking=True))
-        self._buffers.append(buffer)
-        return buffer
+        last = self._last
+        if last is None or len(last[0]) != len(rows) or not all(map(is_, last[0], rows)):
+            # torch uses page-locked memory again when the copy out of it has ended.
+            host = torch.empty(len(rows), len(rows[0]), dtype=torch.uint8, pin_memory=device.type == "cuda")
+            np.concatenate(rows, out=host.numpy().reshape(-1))
+            self._last = last = rows, host.to(device, non_blocking=True)
+        return last[1]

@@ -1,48 +1,131 @@
 """Embeddings out: rows of the requests that feed another stage leave with the step that has computed them."""
 
 import logging
-from collections.abc import Callable, Set
+from collections.abc import Set
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
 from vllm.utils.torch_utils import async_tensor_h2d
 
 from omni_server.protocol.corruption import Corruption
-from omni_server.protocol.rows import InlineBlock, RowsOutput, RowsPayload, SharedBlock, encode
+from omni_server.protocol.rows import InlineBlock, RowsOutput, RowsPayload, Segment, SharedBlock, encode
 from omni_server.protocol.runtime_config import QueueSpec
 from omni_server.transport.slab_queue import SlabQueue
-from stages.runtime.request_slots import RequestSlots, grown
-from stages.runtime.row_producer import RowProducer
-from stages.runtime.slab_layout import IN_SLAB, SlabLayout, with_own_bytes
+from stages.runtime.row_producer import ROW_DTYPES, RowProducer
 from stages.runtime.stage_step import StepBatch, TakenSlot, open_queue
 
 logger = logging.getLogger(__name__)
 
-_Ints = npt.NDArray[np.int64]
-
-PromptPositions = Callable[[str], tuple[torch.Tensor, int] | None]
-"""Request id -> M-RoPE positions `[3, prompt_length]` and delta of its prompt, or None without M-RoPE."""
+_DTYPE_NAMES = {dtype: name for name, dtype in ROW_DTYPES.items()}
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Source:
-    """A request whose rows are wanted; the rest is in the emitter's arrays."""
+    """A request whose rows are wanted."""
 
-    voice: str
+    prompt_length: int
     prompt_mask: npt.NDArray[np.bool_] | None
+    prompt_positions: tuple[torch.Tensor, int] | None
+    boundary: torch.Tensor
+    next_position: int = 0
+    """High-water mark: positions below it were sent; after a preemption they are computed again, not sent
+    again."""
 
 
 @dataclass(frozen=True)
-class _Parts:
-    """The parts of requests in this step's slab, `[num_parts]` each, in batch order."""
+class _Part:
+    """The computed rows of one request that a step sends."""
 
-    batch_index: _Ints
-    slot: _Ints
-    first: _Ints  # position of the first row that is sent
-    count: _Ints
-    flat_offset: _Ints  # index in the flat batch
+    batch_index: int
+    source: _Source
+    first: int  # position of the first row that is sent
+    count: int
+    flat_offset: int  # index in the flat batch
+
+
+@dataclass(frozen=True)
+class _Message:
+    """What one request has in the slab of a step."""
+
+    batch_index: int
+    payload: RowsPayload  # with an empty block where the bytes are to travel inside of it
+    rows: slice  # of the slab's bytes
+    extras: slice  # likewise
+
+
+class _SlabLayout:
+    """What lies where in the slab of one step: first all computed rows, part after part in the order in which
+    they are added; then what is constant or small."""
+
+    def __init__(self, rows: torch.Tensor, tail: torch.Tensor) -> None:
+        """For the computed `rows` of all parts, `[num_rows, width]`."""
+        self._width, self._dtype = rows.shape[1], rows.dtype
+        self._tail = tail
+        self._next_row = 0  # offset in bytes
+        self._extras: list[tuple[int, torch.Tensor]] = []
+        self.num_bytes = rows.nbytes
+
+    def add(self, part: _Part, block: SharedBlock | InlineBlock) -> _Message:
+        """Offsets in the message count from the slab's start, or in an inline block from its own: its rows
+        come first, its extras follow."""
+        source, first, count = part.source, part.first, part.count
+        boundary, prompt_length, last = source.boundary, source.prompt_length, first + count
+        row_bytes = self._width * self._dtype.itemsize
+        rows_at, extras_at = self._next_row, self.num_bytes
+        self._next_row += count * row_bytes
+        is_inline = isinstance(block, InlineBlock)
+        offset = 0 if is_inline else rows_at
+        extras_shift = count * row_bytes - extras_at if is_inline else 0
+
+        in_prompt = max(0, min(last, prompt_length) - first)
+        segments = []
+        if in_prompt:
+            segments.append(Segment(first, in_prompt, offset))
+            if last >= prompt_length:
+                boundary_at = self._put(boundary.to(self._dtype)) + extras_shift
+                segments.append(Segment(prompt_length, len(boundary), boundary_at))
+        if count > in_prompt:
+            behind = Segment(
+                first + in_prompt + len(boundary), count - in_prompt, offset + in_prompt * row_bytes
+            )
+            segments.append(behind)
+        positions_offset, delta = None, 0
+        if source.prompt_positions is not None and first < prompt_length:
+            positions, delta = source.prompt_positions
+            of_part = positions[:, first : first + in_prompt].to(torch.int32)
+            positions_offset = self._put(of_part) + extras_shift
+        tail = None
+        if first == 0:
+            tail = Segment(0, len(self._tail), self._put(self._tail.to(self._dtype)) + extras_shift)
+        payload = RowsPayload(
+            prompt_length=prompt_length,
+            num_generated_rows=max(0, last - prompt_length),
+            width=self._width,
+            dtype=_DTYPE_NAMES[self._dtype],
+            block=block,
+            segments=tuple(segments),
+            tail=tail,
+            positions_offset=positions_offset,
+            num_positions=in_prompt if positions_offset is not None else 0,
+            position_delta=delta,
+        )
+        rows, extras = slice(rows_at, self._next_row), slice(extras_at, self.num_bytes)
+        return _Message(part.batch_index, payload, rows, extras)
+
+    def _put(self, extra: torch.Tensor) -> int:
+        offset = self.num_bytes
+        self._extras.append((offset, extra))
+        self.num_bytes += extra.nbytes
+        return offset
+
+    def write_extras(self, slab: torch.Tensor) -> None:
+        """Everything but the computed rows; `slab` is `[>= num_bytes]` uint8 on the CPU."""
+        for offset, extra in self._extras:
+            flat = extra.contiguous().view(-1).view(torch.uint8)
+            slab[offset : offset + len(flat)] = flat
 
 
 @dataclass
@@ -51,16 +134,13 @@ class PendingRows:
 
     request_ids: list[str]
     """Of the whole step, in batch order."""
-    messages: list[tuple[int, RowsPayload]]
-    """Index in the batch, and the message without its bytes if these are `inline`."""
-    counts: _Ints
-    """Rows that each of `messages` is about, one after the other in `target`."""
+    messages: list[_Message]
+    rows: torch.Tensor | None
+    """Source of the copy, not to be reused by the allocator before it is done."""
+    slab: torch.Tensor
     target: torch.Tensor
-    """`[num_rows, width]` on the host, where the rows are copied to."""
+    """The start of the slab, as `[num_rows, width]`."""
     copied: torch.cuda.Event | None
-    inline: torch.Tensor | None
-    keep: tuple[torch.Tensor, ...]
-    """Sources of the copy, not to be reused by the allocator before it is done."""
     corrupt: dict[str, Corruption] = field(default_factory=dict)
     """By request, what is wrong with its rows; known when `finish` has returned."""
 
@@ -68,23 +148,23 @@ class PendingRows:
         """Per request of the step, in batch order: the encoded `RowsPayload` as a uint8 tensor, or None."""
         if self.copied is not None:
             self.copied.synchronize()
-        self.keep = ()
+        self.rows = None
         if not all_finite(self.target):
             self._find_corrupt()
         outputs: list[torch.Tensor | None] = [None] * len(self.request_ids)
-        for batch_index, payload in self.messages:
-            if self.inline is not None:
-                payload = with_own_bytes(payload, self.inline)
-            outputs[batch_index] = torch.frombuffer(bytearray(encode(payload)), dtype=torch.uint8)
+        for message in self.messages:
+            payload = message.payload
+            if isinstance(payload.block, InlineBlock):
+                data = b"".join(self.slab[part].numpy().tobytes() for part in (message.rows, message.extras))
+                payload = msgspec.structs.replace(payload, block=InlineBlock(data))
+            outputs[message.batch_index] = torch.frombuffer(bytearray(encode(payload)), dtype=torch.uint8)
         return outputs
 
     def _find_corrupt(self) -> None:
-        for (batch_index, payload), rows in zip(
-            self.messages, self.target.split(self.counts.tolist()), strict=True
-        ):
-            if not all_finite(rows):
-                first = payload.segments[0].first_position
-                self.corrupt[self.request_ids[batch_index]] = Corruption(
+        for message in self.messages:
+            if not all_finite(self.slab[message.rows].view(self.target.dtype)):
+                first = message.payload.segments[0].first_position
+                self.corrupt[self.request_ids[message.batch_index]] = Corruption(
                     "rows", f"NaN or infinity in the rows from position {first} on"
                 )
 
@@ -96,42 +176,37 @@ class RowEmitter:
         self._producer = producer
         self._queue: SlabQueue | None = open_queue(queue)
         self._sources: dict[str, _Source] = {}
-        self._slots = RequestSlots()
-        # Per slot. High-water mark: positions below it were sent; after a preemption they are computed again,
-        # not sent again.
-        self._next_position: _Ints = np.zeros(1, np.int64)
-        self._prompt_length: _Ints = np.zeros(1, np.int64)
         self._tail = producer.tail_rows()
         self._on_device = device.type == "cuda"
         self._copy_stream = torch.cuda.Stream(device) if self._on_device else None
         if self._on_device and self._queue is not None:
-            self._pin(self._queue)
+            _pin(self._queue)
 
     def __len__(self) -> int:
         return len(self._sources)
 
     def add(
-        self, request_id: str, output: RowsOutput, prompt_token_ids: list[int], modalities: Set[str]
+        self,
+        request_id: str,
+        output: RowsOutput,
+        prompt_token_ids: list[int],
+        modalities: Set[str],
+        prompt_positions: tuple[torch.Tensor, int] | None,
     ) -> None:
-        mask = self._producer.prompt_mask(prompt_token_ids, modalities)
-        self._sources[request_id] = _Source(output.voice, mask)
-        slot = self._slots.add(request_id)
-        self._next_position = grown(self._next_position, slot + 1)
-        self._prompt_length = grown(self._prompt_length, slot + 1)
-        self._next_position[slot] = 0
-        self._prompt_length[slot] = len(prompt_token_ids) - output.num_reply
+        """`prompt_positions`: M-RoPE positions `[3, len(prompt_token_ids)]` and delta; None without
+        M-RoPE."""
+        self._sources[request_id] = _Source(
+            len(prompt_token_ids) - output.num_reply,
+            self._producer.prompt_mask(prompt_token_ids, modalities),
+            prompt_positions,
+            self._producer.boundary_rows(output.voice),
+        )
 
     def remove(self, request_id: str) -> None:
         self._sources.pop(request_id, None)
-        self._slots.remove(request_id)
 
     def emit(
-        self,
-        batch: StepBatch,
-        hidden: torch.Tensor,
-        embeds: torch.Tensor,
-        prompt_positions: PromptPositions,
-        slot: TakenSlot | None,
+        self, batch: StepBatch, hidden: torch.Tensor, embeds: torch.Tensor, slot: TakenSlot | None
     ) -> PendingRows | None:
         """Start sending the rows of this step; None if no request of it has new ones.
 
@@ -140,115 +215,67 @@ class RowEmitter:
         needed.
         """
         parts = self._parts(batch)
-        if parts is None:
+        if not parts:
             if slot is not None and self._queue is not None:
                 self._queue.publish(slot.slot, slot.generation, 0)
             return None
         if self._queue is not None and slot is None:
             raise RuntimeError("rows to send, but the scheduler took no slot for this step")
-        rows = self._rows(batch, parts, hidden, embeds)
-        layout = self._lay_out(
-            batch, parts, rows, prompt_positions, slot if self._queue is not None else None
-        )
-        inline: torch.Tensor | None = None
-        if self._queue is None:
-            inline = slab = torch.empty(layout.num_bytes, dtype=torch.uint8, pin_memory=self._on_device)
+        rows = self._rows(parts, hidden, embeds)
+        layout = _SlabLayout(rows, self._tail)
+        if slot is None or self._queue is None:
+            messages = [layout.add(part, InlineBlock(b"")) for part in parts]
+            slab = torch.empty(layout.num_bytes, dtype=torch.uint8, pin_memory=self._on_device)
         else:
-            assert slot is not None
+            messages = [
+                layout.add(part, SharedBlock(slot.slot, slot.generation, portion))
+                for portion, part in enumerate(parts)
+            ]
             if layout.num_bytes > self._queue.slot_bytes:
                 raise RuntimeError(f"{layout.num_bytes} bytes of rows in a slot of {self._queue.slot_bytes}")
             slab = torch.frombuffer(self._queue.slot_buffer(slot.slot), dtype=torch.uint8)
-            self._queue.publish(slot.slot, slot.generation, len(layout.payloads))
+            self._queue.publish(slot.slot, slot.generation, len(parts))
         layout.write_extras(slab)
         target = slab[: rows.nbytes].view(rows.dtype).view(rows.shape)
         copied = self._copy(rows, target)
-        messages = list(zip(parts.batch_index.tolist(), layout.payloads, strict=True))
-        return PendingRows(list(batch.request_ids), messages, parts.count, target, copied, inline, (rows,))
+        return PendingRows(list(batch.request_ids), messages, rows, slab, target, copied)
 
-    def _parts(self, batch: StepBatch) -> _Parts | None:
-        slots = self._slots.of_batch(batch.request_ids)
-        first = batch.first_positions
-        end = first + batch.num_tokens
-        sent = np.where(slots >= 0, self._next_position[slots], end)  # the others send none
-        if (gap := sent < first).any():
-            index = int(gap.argmax())
-            raise RuntimeError(
-                f"{batch.request_ids[index]}: positions {sent[index]} to {first[index]} were not computed "
-                "here; requests that send rows must not read the prefix cache"
-            )
-        (chosen,) = np.nonzero(sent < end)
-        if not len(chosen):
-            return None
-        slot, start = slots[chosen], sent[chosen]
-        self._next_position[slot] = end[chosen]
-        return _Parts(chosen, slot, start, end[chosen] - start, batch.offsets[chosen] + start - first[chosen])
+    def _parts(self, batch: StepBatch) -> list[_Part]:
+        parts = []
+        for index, (request_id, first, count, offset) in enumerate(batch.parts()):
+            source = self._sources.get(request_id)
+            if source is None:
+                continue
+            start, end = source.next_position, first + count
+            if start < first:
+                raise RuntimeError(
+                    f"{request_id}: positions {start} to {first} were not computed here; requests that send "
+                    "rows must not read the prefix cache"
+                )
+            if start < end:
+                source.next_position = end
+                parts.append(_Part(index, source, start, end - start, offset + start - first))
+        return parts
 
-    def _rows(
-        self, batch: StepBatch, parts: _Parts, hidden: torch.Tensor, embeds: torch.Tensor
-    ) -> torch.Tensor:
+    def _rows(self, parts: list[_Part], hidden: torch.Tensor, embeds: torch.Tensor) -> torch.Tensor:
         """Rows of all parts one after the other, `[num_rows, width]`, a fresh tensor on the device: with CUDA
         graphs `hidden` and `embeds` are static buffers that the next replay overwrites."""
-        offsets, counts = parts.flat_offset, parts.count
-        num_rows = int(counts.sum())
-        start, end = int(offsets[0]), int(offsets[-1] + counts[-1])
+        num_rows = sum(part.count for part in parts)
+        start, end = parts[0].flat_offset, parts[-1].flat_offset + parts[-1].count
         if end - start == num_rows:  # one contiguous range
             hidden, embeds = hidden[start:end], embeds[start:end]
         else:
-            before = np.cumsum(counts) - counts
-            index = async_tensor_h2d(np.repeat(offsets - before, counts) + np.arange(num_rows), hidden.device)
+            ranges = [np.arange(part.flat_offset, part.flat_offset + part.count) for part in parts]
+            index = async_tensor_h2d(np.concatenate(ranges), hidden.device)
             hidden, embeds = hidden[index], embeds[index]
-        mask = self._mask(batch, parts, num_rows)
-        without = None if mask is None else async_tensor_h2d(mask, hidden.device)
+        mask, offset = np.zeros(num_rows, np.bool_), 0
+        for part in parts:
+            if part.source.prompt_mask is not None:
+                of_part = part.source.prompt_mask[part.first : part.first + part.count]
+                mask[offset : offset + len(of_part)] = of_part
+            offset += part.count
+        without = async_tensor_h2d(mask, hidden.device) if mask.any() else None
         return self._producer.rows(hidden, embeds, without)
-
-    def _mask(self, batch: StepBatch, parts: _Parts, num_rows: int) -> npt.NDArray[np.bool_] | None:
-        """Of the parts' rows, those where `prompt_mask` is set, `[num_rows]`; None if there are none."""
-        mask: npt.NDArray[np.bool_] | None = None
-        offsets = np.cumsum(parts.count) - parts.count
-        for part in np.flatnonzero(parts.first < self._prompt_length[parts.slot]).tolist():
-            prompt_mask = self._sources[batch.request_ids[parts.batch_index[part]]].prompt_mask
-            if prompt_mask is None:
-                continue
-            first, offset = parts.first[part], offsets[part]
-            sent_mask = prompt_mask[first : first + parts.count[part]]
-            if sent_mask.any():
-                if mask is None:
-                    mask = np.zeros(num_rows, np.bool_)
-                mask[offset : offset + len(sent_mask)] = sent_mask
-        return mask
-
-    def _lay_out(
-        self,
-        batch: StepBatch,
-        parts: _Parts,
-        rows: torch.Tensor,
-        prompt_positions: PromptPositions,
-        slot: TakenSlot | None,
-    ) -> SlabLayout:
-        layout = SlabLayout(len(rows), width=rows.shape[1], dtype=rows.dtype)
-        block: SharedBlock | InlineBlock = IN_SLAB
-        for portion, (index, first, count, prompt_length) in enumerate(
-            zip(
-                parts.batch_index.tolist(),
-                parts.first.tolist(),
-                parts.count.tolist(),
-                self._prompt_length[parts.slot].tolist(),
-                strict=True,
-            )
-        ):
-            if slot is not None:
-                block = SharedBlock(slot.slot, slot.generation, portion)
-            request_id = batch.request_ids[index]
-            layout.add(
-                block,
-                prompt_length=prompt_length,
-                first=first,
-                count=count,
-                boundary=self._producer.boundary_rows(self._sources[request_id].voice),
-                tail=self._tail if first == 0 else None,
-                positions=prompt_positions(request_id) if first < prompt_length else None,
-            )
-        return layout
 
     def _copy(self, rows: torch.Tensor, target: torch.Tensor) -> torch.cuda.Event | None:
         if self._copy_stream is None:
@@ -261,18 +288,16 @@ class RowEmitter:
             copied.record(self._copy_stream)
         return copied
 
-    @staticmethod
-    def _pin(queue: SlabQueue) -> None:
-        """Page-lock the queue's memory, so that copies from the device run beside the next step.
 
-        A refusal (a low memlock limit) costs speed only: copies then are not concurrent with the step.
-        """
-        whole = torch.frombuffer(queue.slot_buffer(0), dtype=torch.uint8)
-        status = torch.cuda.cudart().cudaHostRegister(whole.data_ptr(), queue.capacity * queue.slot_bytes, 0)
-        if int(status) != 0:
-            logger.warning(
-                "cannot page-lock the row queue (CUDA error %d): copies will be slower", int(status)
-            )
+def _pin(queue: SlabQueue) -> None:
+    """Page-lock the queue's memory, so that copies from the device run beside the next step.
+
+    A refusal (a low memlock limit) costs speed only: copies then are not concurrent with the step.
+    """
+    whole = torch.frombuffer(queue.slot_buffer(0), dtype=torch.uint8)
+    status = torch.cuda.cudart().cudaHostRegister(whole.data_ptr(), queue.capacity * queue.slot_bytes, 0)
+    if int(status) != 0:
+        logger.warning("cannot page-lock the row queue (CUDA error %d): copies will be slower", int(status))
 
 
 def all_finite(rows: torch.Tensor) -> bool:

@@ -45,52 +45,30 @@ MAX_LEFT_BEHIND = 2
 refused."""
 _MIN_WAIT_S = 0.005
 
-
-class Call:
-    """One call, made in a thread, and its result."""
-
-    def __init__(self, function: Callable[[], Any]) -> None:
-        self._function = function
-        self._done = threading.Event()
-        self._error: BaseException | None = None
-        self._result: Any = None
-        self.cpu_s = 0.0
-
-    def run(self) -> None:
-        began = time.thread_time()
-        try:
-            self._result = self._function()
-        except BaseException as exc:  # noqa: BLE001 - raised where the result is taken
-            self._error = exc
-        self.cpu_s = time.thread_time() - began
-        self._done.set()
-
-    def wait(self, timeout_s: float) -> bool:
-        return self._done.wait(timeout_s)
-
-    def result(self) -> Any:
-        if self._error is not None:
-            raise self._error
-        return self._result
+_Job = tuple["Future[Any]", Callable[[], Any]]
 
 
 class _Worker:
     """A thread that makes calls. A daemon: a call that was left behind must not hold up the end of the
     process."""
 
-    def __init__(self) -> None:
-        self._calls: SimpleQueue[Call | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="grammar", daemon=True)
+    def __init__(self, name: str) -> None:
+        self._calls: SimpleQueue[_Job | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        while (call := self._calls.get()) is not None:
-            call.run()
+        while (job := self._calls.get()) is not None:
+            future, function = job
+            try:
+                future.set_result(function())
+            except BaseException as error:  # noqa: BLE001 - raised where the result is taken
+                future.set_exception(error)
 
-    def start(self, function: Callable[[], Any]) -> Call:
-        call = Call(function)
-        self._calls.put(call)
-        return call
+    def start(self, function: Callable[[], Any]) -> "Future[Any]":
+        future: Future[Any] = Future()
+        self._calls.put((future, function))
+        return future
 
     def cpu_s(self) -> float:
         assert self._thread.ident is not None
@@ -103,6 +81,14 @@ class _Worker:
     @property
     def is_alive(self) -> bool:
         return self._thread.is_alive()
+
+
+def _is_done(call: "Future[Any]", timeout_s: float) -> bool:
+    try:
+        call.exception(timeout_s)
+    except TimeoutError:
+        return False
+    return True
 
 
 class GrammarWatch:
@@ -120,23 +106,20 @@ class GrammarWatch:
         is_busy = len(self._left_behind) >= self._max_left_behind
         return WatchedGrammar(self, grammar, request_id, GRAMMARS_BUSY if is_busy else None)
 
-    def call(self, function: Callable[[], Any]) -> Call | None:
-        """None if it took too long; then it still runs. Time is the processor's, so that a busy machine does
-        not count against the grammar."""
-        try:
-            worker = self._idle.pop()
-        except IndexError:
-            worker = _Worker()
-        began, left_s = worker.cpu_s(), self._call_limit_s
+    def call(self, function: Callable[[], Any]) -> "tuple[Future[Any], float] | None":
+        """The call that was made, and the processor time it took, in seconds; None if it took too long: then
+        it still runs. Time is the processor's, so that a busy machine does not count against the grammar."""
+        worker = self._idle.pop() if self._idle else _Worker("grammar")
+        began, used_s = worker.cpu_s(), 0.0
         call = worker.start(function)
-        while not call.wait(max(left_s, _MIN_WAIT_S)):
-            left_s = self._call_limit_s - (worker.cpu_s() - began)
-            if left_s <= 0:
+        while not _is_done(call, max(self._call_limit_s - used_s, _MIN_WAIT_S)):
+            used_s = worker.cpu_s() - began
+            if used_s >= self._call_limit_s:
                 worker.end()
                 self._left_behind.append(worker)
                 return None
         self._idle.append(worker)
-        return call
+        return call, worker.cpu_s() - began
 
 
 class WatchedGrammar(StructuredOutputGrammar):
@@ -187,17 +170,14 @@ class WatchedGrammar(StructuredOutputGrammar):
     def _call(self, function: Callable[[], Any], *, otherwise: Any) -> Any:
         if self.refusal is not None:
             return otherwise
-        call = self._watch.call(function)
-        if call is not None:
-            self._spare_s += SUSTAINED_S - call.cpu_s
-        if call is None or self._spare_s < 0:
+        made = self._watch.call(function)
+        if made is not None:
+            self._spare_s += SUSTAINED_S - made[1]
+        if made is None or self._spare_s < 0:
             logger.warning("request %s: its grammar takes too long and was given up", self._request_id)
             self.refusal = GRAMMAR_TOO_SLOW
             return otherwise
-        return call.result()
-
-
-_Job = tuple["Future[Any]", Callable[[], Any]]
+        return made[0].result()
 
 
 class GrammarRefusedError(Exception):
@@ -229,7 +209,7 @@ class GrammarCompilers:
         self._jobs: SimpleQueue[_Job] = SimpleQueue()
         self._num_started = 0
         self._lock = threading.Lock()
-        self._left_behind: list[threading.Thread] = []
+        self._left_behind: list[_Worker] = []
 
     def submit(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
         """The result of `function(*args)`, what it raises, or `GrammarRefusedError`."""
@@ -256,15 +236,14 @@ class GrammarCompilers:
 
     def _compile(self, function: Callable[[], Any]) -> Any:
         with self._lock:
-            self._left_behind = [thread for thread in self._left_behind if thread.is_alive()]
+            self._left_behind = [worker for worker in self._left_behind if worker.is_alive]
             if len(self._left_behind) >= self._max_left_behind:
                 raise GrammarRefusedError(GRAMMARS_BUSY)
-        call = Call(function)
-        # A daemon: a compilation that was left behind must not hold up the end of the process.
-        thread = threading.Thread(target=call.run, name="grammar compiler", daemon=True)
-        thread.start()
-        if call.wait(self._limit_s):
+        worker = _Worker("grammar compiler")
+        call = worker.start(function)
+        worker.end()
+        if _is_done(call, self._limit_s):
             return call.result()
         with self._lock:
-            self._left_behind.append(thread)
+            self._left_behind.append(worker)
         raise GrammarRefusedError(GRAMMAR_TOO_SLOW)

@@ -28,21 +28,14 @@ GRAPH_BYTES = 2 << 20
 
 
 @dataclass(frozen=True)
-class MemoryUse:
-    """What torch's allocator of this process holds, in bytes."""
-
-    resident: int
-    """Reserved when nothing runs and the cache is empty: weights and buffers."""
-    activations: int
-    """What a step takes beside that, at its peak."""
-
-
-@dataclass(frozen=True)
 class MemoryBudget:
     """A stage's share of one device, in bytes."""
 
     share: int
-    use: MemoryUse
+    resident: int
+    """What torch's allocator has reserved when nothing runs and its cache is empty: weights and buffers."""
+    activations: int
+    """What a step takes beside that, at its peak."""
     graphs: int
     slack: int
     """`omni_server.protocol.device_memory.slack_bytes`"""
@@ -50,14 +43,14 @@ class MemoryBudget:
     @property
     def kv_cache(self) -> int:
         """May be negative: the share is too small."""
-        return torch_limit(self.share) - self.slack - self.use.resident - self.use.activations - self.graphs
+        return torch_limit(self.share) - self.slack - self.resident - self.activations - self.graphs
 
     def describe(self) -> str:
         """The whole sum, for a log."""
         parts = {
             "KV cache": self.kv_cache,
-            "weights and buffers": self.use.resident,
-            "activations": self.use.activations,
+            "weights and buffers": self.resident,
+            "activations": self.activations,
             "CUDA graphs": self.graphs,
             "reserve": OUTSIDE_TORCH_BYTES + self.slack,
         }
@@ -92,15 +85,13 @@ def start_measuring(device: torch.device) -> None:
     torch.cuda.reset_peak_memory_stats(device)
 
 
-def measured_use(device: torch.device) -> MemoryUse:
-    """Since `start_measuring`."""
+def measured_use(device: torch.device) -> tuple[int, int]:
+    """`MemoryBudget.resident` and `activations`, since `start_measuring`."""
     gc.collect()
     torch.cuda.empty_cache()
     stats = torch.cuda.memory_stats(device)
-    return MemoryUse(
-        resident=stats["reserved_bytes.all.current"],
-        activations=stats["allocated_bytes.all.peak"] - stats["allocated_bytes.all.current"],
-    )
+    activations = stats["allocated_bytes.all.peak"] - stats["allocated_bytes.all.current"]
+    return stats["reserved_bytes.all.current"], activations
 
 
 def reserved_above(resident: int, device: torch.device) -> int:

@@ -18,49 +18,36 @@ from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
 
 class WholeStepGraphs(ModelCudaGraphManager):
-    """Graphs of whole steps of any kind, and with `decode_graphs` those of decoding alone, which are
-    preferred."""
+    """Graphs of whole steps of any kind, and those of decoding alone, which are preferred."""
 
-    def __init__(self, manager: ModelCudaGraphManager, *, with_decode_graphs: bool) -> None:
+    def __init__(self, manager: ModelCudaGraphManager) -> None:
         """As `manager`, which has captured nothing yet, was made, but for the mode."""
-
-        def in_mode(mode: CUDAGraphMode) -> tuple[Any, ...]:
-            return (
-                manager.vllm_config,
-                manager.device,
-                mode,
-                manager.decode_query_len,
-                manager.lora_capture_cases,
-            )
-
-        super().__init__(*in_mode(CUDAGraphMode.FULL))
-        self.decode_graphs: ModelCudaGraphManager | None = None
-        if with_decode_graphs:
-            self.decode_graphs = ModelCudaGraphManager(*in_mode(CUDAGraphMode.FULL_DECODE_ONLY))
+        super().__init__(*_in_mode(manager, CUDAGraphMode.FULL))
+        self.decode_graphs = ModelCudaGraphManager(*_in_mode(manager, CUDAGraphMode.FULL_DECODE_ONLY))
 
     def capture(self, *args: Any, **kwargs: Any) -> None:
         # The larger ones first: the others then find their memory in what those have taken.
         super().capture(*args, **kwargs)
-        if self.decode_graphs is not None:
-            self.decode_graphs.capture(*args, **kwargs)
+        self.decode_graphs.capture(*args, **kwargs)
 
     def release_graphs(self) -> None:
         super().release_graphs()
-        if self.decode_graphs is not None:
-            self.decode_graphs.release_graphs()
+        self.decode_graphs.release_graphs()
 
     def dispatch(self, *args: Any, **kwargs: Any) -> BatchExecutionDescriptor:
-        if self.decode_graphs is not None:
-            found: BatchExecutionDescriptor = self.decode_graphs.dispatch(*args, **kwargs)
-            if found.cg_mode == CUDAGraphMode.FULL:
-                return found
-        return super().dispatch(*args, **kwargs)
+        found: BatchExecutionDescriptor = self.decode_graphs.dispatch(*args, **kwargs)
+        return found if found.cg_mode == CUDAGraphMode.FULL else super().dispatch(*args, **kwargs)
 
     def run_fullgraph(self, desc: BatchExecutionDescriptor) -> Any:
         # Only graphs of decoding alone are for a certain number of tokens per request.
-        if self.decode_graphs is not None and desc.uniform_token_count is not None:
+        if desc.uniform_token_count is not None:
             return self.decode_graphs.run_fullgraph(desc)
         return super().run_fullgraph(desc)
+
+
+def _in_mode(manager: ModelCudaGraphManager, mode: CUDAGraphMode) -> tuple[Any, ...]:
+    """Arguments for another manager like this one."""
+    return manager.vllm_config, manager.device, mode, manager.decode_query_len, manager.lora_capture_cases
 
 
 def use_prompt_graphs(runner: GPUModelRunner, *, is_profiling: bool) -> None:
@@ -84,4 +71,8 @@ def use_prompt_graphs(runner: GPUModelRunner, *, is_profiling: bool) -> None:
         return
     support = get_attn_cg_support(runner.attn_groups, runner.vllm_config)
     if support.min_cg_support == AttentionCGSupport.ALWAYS:
-        runner.cudagraph_manager = WholeStepGraphs(manager, with_decode_graphs=not is_profiling)
+        runner.cudagraph_manager = (
+            ModelCudaGraphManager(*_in_mode(manager, CUDAGraphMode.FULL))
+            if is_profiling
+            else WholeStepGraphs(manager)
+        )

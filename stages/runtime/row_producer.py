@@ -9,6 +9,15 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from omni_server.protocol.rows import RowDtype
+
+ROW_DTYPES: dict[RowDtype, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+"""Types that rows may have."""
+
 
 class RowProducer(Protocol):
     """Runs in the producing worker, after the model is loaded.

@@ -11,7 +11,6 @@ from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs, FinishReason
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
@@ -23,7 +22,6 @@ from omni_server.protocol.parent_watch import end_with_parent
 from omni_server.protocol.rows import (
     FEEDS_KEY,
     REQUEST_KEY,
-    RowsFeed,
     RowsInput,
     RowsOutput,
     SharedBlock,
@@ -33,7 +31,7 @@ from omni_server.protocol.rows import (
 )
 from omni_server.protocol.vllm_fields import TOKENS_PER_OUTPUT_KEY
 from omni_server.transport.slab_queue import SlabQueue
-from stages.runtime.batching_delay import BatchingDelay, without_tokens
+from stages.runtime.batching_delay import BatchingDelay, BatchingScheduler
 from stages.runtime.embeddings_in import FeedTracker
 from stages.runtime.grammar_limits import GrammarCompilers, GrammarRefusedError, GrammarWatch, WatchedGrammar
 from stages.runtime.stage_outputs import (
@@ -50,7 +48,7 @@ PROMPT_DELAY_S, MAX_PROMPT_DELAY_S = 0.002, 0.008
 other."""
 
 
-class StageScheduler(Scheduler):
+class StageScheduler(BatchingScheduler):
     """For engines without async scheduling (vLLM on CPU)."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -69,9 +67,8 @@ class StageScheduler(Scheduler):
         self._grammar_watch = GrammarWatch()
         self._grammars: dict[str, WatchedGrammar | GrammarRefusedError] = {}
         self.structured_output_manager.executor = GrammarCompilers()
-        self.batching_delay: BatchingDelay | None = None
-        if config.input_queue is None:
-            self.batching_delay = BatchingDelay(PROMPT_DELAY_S, MAX_PROMPT_DELAY_S)
+        is_fed = config.input_queue is not None
+        self.batching_delay = None if is_fed else BatchingDelay(PROMPT_DELAY_S, MAX_PROMPT_DELAY_S)
 
     # -- requests and feeds come in (both as vLLM's ADD) and end
 
@@ -79,7 +76,9 @@ class StageScheduler(Scheduler):
         extra = {} if request.sampling_params is None else request.sampling_params.extra_args or {}
         if FEEDS_KEY in extra:
             for request_id, feed in decode_feeds(extra[FEEDS_KEY]):
-                self._take_feed(request_id, feed)
+                problem = self._feeds.take(request_id, feed)
+                if problem is not None:
+                    self._findings[request_id] = Corruption("row_sequence", problem)
             return
         if TOKENS_PER_OUTPUT_KEY in extra:
             self._token_blocks[request.request_id] = TokenBlock(extra[TOKENS_PER_OUTPUT_KEY])
@@ -90,14 +89,10 @@ class StageScheduler(Scheduler):
                 self._senders.add(request.request_id)
                 # A token found in the prefix cache is not computed, so it would have no row.
                 request.skip_reading_prefix_cache = True
-                if self.batching_delay is not None:  # an answer in text alone gains nothing by company
-                    self.batching_delay.arrived(is_idle=not self.has_unfinished_requests())
         super().add_request(request)
 
-    def _take_feed(self, request_id: str, feed: RowsFeed) -> None:
-        problem = self._feeds.take(request_id, feed)
-        if problem is not None:
-            self._findings[request_id] = Corruption("row_sequence", problem)
+    def _may_come_with_others(self, request: Request) -> bool:
+        return request.request_id in self._senders  # an answer in text alone gains nothing by company
 
     def finish_requests(
         self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
@@ -131,9 +126,6 @@ class StageScheduler(Scheduler):
         return is_ready and self._may_run(request)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
-        if self.batching_delay is not None and self.batching_delay.is_waiting:
-            with without_tokens(self):
-                return super().schedule(throttle_prefills)
         self._is_output_full = bool(
             self._senders and self._output_queue is not None and self._output_queue.num_free() == 0
         )
@@ -209,8 +201,6 @@ class StageScheduler(Scheduler):
             self._end_undelivered(self._output_queue, outputs, model_runner_output)
         if blocks:
             hold_incomplete_blocks(outputs, blocks)
-        if self.batching_delay is not None and scheduler_output.total_num_scheduled_tokens:
-            self.batching_delay.step_ended()
         self._load_report.attach(self, outputs)
         return outputs
 

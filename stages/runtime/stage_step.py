@@ -1,18 +1,18 @@
 """What a stage's scheduler and its workers share: config and queue ends, and what they tell each other in a
 step, whichever of vLLM's runners computes it."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from omni_server.protocol.feeds import AddressedFeed
 from vllm.config import VllmConfig
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
 
 from omni_server.protocol.corruption import Corruption
-from omni_server.protocol.rows import RowsFeed
 from omni_server.protocol.runtime_config import QueueSpec, StageRuntimeConfig
 from omni_server.transport.slab_queue import SlabQueue
 
@@ -32,10 +32,15 @@ class StepBatch:
     def total_tokens(self) -> int:
         return int(self.offsets[-1] + self.num_tokens[-1]) if len(self.offsets) else 0
 
-    @property
-    def is_decode(self) -> bool:
-        """One token per request, as in most steps."""
-        return self.total_tokens == len(self.request_ids)
+    def parts(self) -> Iterator[tuple[str, int, int, int]]:
+        """Per request: its id, the position of its first token, its number of tokens, their offset."""
+        return zip(
+            self.request_ids,
+            self.first_positions.tolist(),
+            self.num_tokens.tolist(),
+            self.offsets.tolist(),
+            strict=True,
+        )
 
 
 @dataclass(frozen=True)
@@ -51,36 +56,34 @@ class StageStep:
     """What our scheduler adds to vLLM's `SchedulerOutput` for the workers."""
 
     slot: TakenSlot | None = None
-    feeds: tuple[tuple[str, RowsFeed], ...] = field(default=())
+    feeds: tuple[AddressedFeed, ...] = ()
 
 
-_EMPTY_STEP = StageStep()
+# The two travel as attributes that are added to vLLM's dataclasses, and are pickled along where workers are
+# processes of their own.
 _STEP_ATTRIBUTE = "omni_stage_step"
+_FINDINGS_ATTRIBUTE = "omni_findings"
 
 
 def attach_step(scheduler_output: SchedulerOutput, step: StageStep) -> None:
-    """Adds an attribute to the dataclass; it is pickled along where workers are processes of their own."""
+    """From the scheduler to the workers."""
     vars(scheduler_output)[_STEP_ATTRIBUTE] = step
 
 
 def attached_step(scheduler_output: SchedulerOutput) -> StageStep:
     """What the scheduler attached; an empty step for the outputs that vLLM makes by itself."""
-    step: StageStep = vars(scheduler_output).get(_STEP_ATTRIBUTE, _EMPTY_STEP)
+    step: StageStep = vars(scheduler_output).get(_STEP_ATTRIBUTE, StageStep())
     return step
 
 
-_NO_FINDINGS: Mapping[str, Corruption] = {}
-_FINDINGS_ATTRIBUTE = "omni_findings"
-
-
 def attach_findings(output: ModelRunnerOutput, findings: Mapping[str, Corruption]) -> None:
-    """What the worker found corrupt, by request id; travels as `StageStep` does, from worker to scheduler."""
+    """What the worker found corrupt, by request id, to the scheduler."""
     vars(output)[_FINDINGS_ATTRIBUTE] = dict(findings)
 
 
 def attached_findings(output: ModelRunnerOutput) -> Mapping[str, Corruption]:
     """What the worker attached, by request id; mostly nothing."""
-    findings: Mapping[str, Corruption] = vars(output).get(_FINDINGS_ATTRIBUTE, _NO_FINDINGS)
+    findings: Mapping[str, Corruption] = vars(output).get(_FINDINGS_ATTRIBUTE, {})
     return findings
 
 

@@ -3,9 +3,7 @@
 An engine finds them by name (`worker_cls` of its arguments).
 """
 
-import contextlib
 import os
-import socket
 from typing import Any
 
 import torch
@@ -19,7 +17,7 @@ from vllm.v1.worker.worker_base import CompilationTimes
 from omni_server.native_stderr import redirect_native_stderr
 from omni_server.protocol.device_memory import slack_bytes
 from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
-from omni_server.protocol.local_socket import socket_address
+from omni_server.protocol.local_socket import send_datagram
 from omni_server.protocol.parent_watch import end_with_parent
 from omni_server.protocol.runtime_config import StageRuntimeConfig, StepThrottleSpec
 from omni_server.protocol.start_report import Phase, PhaseReport, ProgressSpec, encode_report
@@ -27,7 +25,6 @@ from stages.runtime.diffusion_runner import DiffusionModelRunnerMixin
 from stages.runtime.memory import (
     GRAPH_BYTES,
     MemoryBudget,
-    MemoryUse,
     check_budget,
     enforce_share,
     measured_use,
@@ -45,7 +42,6 @@ MPS_BELOW_NORMAL = "1"
 
 
 def platform_worker_class() -> type[Worker]:
-    """vLLM's worker class for the current platform."""
     if current_platform.is_cpu():
         from vllm.v1.worker.cpu_worker import CPUWorker
 
@@ -54,7 +50,6 @@ def platform_worker_class() -> type[Worker]:
 
 
 def platform_runner_class(*, use_v2: bool) -> type:
-    """vLLM's model-runner class for the current platform."""
     if current_platform.is_cpu():
         if use_v2:
             from vllm.v1.worker.cpu.model_runner import CPUModelRunner as CPUModelRunnerV2
@@ -72,13 +67,6 @@ def platform_runner_class(*, use_v2: bool) -> type:
     return GPUModelRunner
 
 
-def build_runner(mixin: type, vllm_config: VllmConfig, device: torch.device, *, use_v2: bool) -> Any:
-    """An instance of `mixin` over the platform's runner; the mixin comes first in the method resolution
-    order."""
-    base = platform_runner_class(use_v2=use_v2)
-    return type(mixin.__name__.removesuffix("Mixin"), (mixin, base), {})(vllm_config, device)
-
-
 class ProgressReporter:
     """Tells the server what the worker does while it starts: one datagram per phase."""
 
@@ -87,16 +75,11 @@ class ProgressReporter:
         self._spec = spec
 
     def report(self, phase: Phase, detail: str = "") -> None:
-        """Never blocks and never fails: a start does not depend on its reports."""
-        if self._spec is None:
-            return
-        message = encode_report(PhaseReport(self._spec.stage, phase, detail))
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-            sender.setblocking(False)
-            # The server has stopped listening, or its socket is full: the next report says more than this
-            # one.
-            with contextlib.suppress(OSError):
-                sender.sendto(message, socket_address(self._spec.socket))
+        """Never blocks and never fails: a start does not depend on its reports, and the next one says more
+        than one that is lost."""
+        if self._spec is not None:
+            report = PhaseReport(self._spec.stage, phase, detail)
+            send_datagram(encode_report(report), [self._spec.socket])
 
 
 class StageWorkerMixin(VllmWorker):
@@ -115,35 +98,29 @@ class StageWorkerMixin(VllmWorker):
     progress: ProgressReporter
 
     def _make_model_runner(self) -> Any:
-        return build_runner(self.runner_mixin, self.vllm_config, self.device, use_v2=self.use_v2_model_runner)
+        mixin, base = self.runner_mixin, platform_runner_class(use_v2=self.use_v2_model_runner)
+        # The mixin comes first in the method resolution order.
+        runner_class = type(mixin.__name__.removesuffix("Mixin"), (mixin, base), {})
+        return runner_class(self.vllm_config, self.device)
 
     def init_device(self) -> None:
         end_with_parent()
         redirect_native_stderr()
-        self._set_gpu_priority()
-        self.progress = ProgressReporter(self._progress_spec())
+        config, spec = self.vllm_config.additional_config, None
+        if isinstance(config, StageRuntimeConfig | DiffusionRuntimeConfig):  # else an engine of its own
+            if config.has_low_gpu_priority:
+                # The Multi-Process Service reads it when the process makes its CUDA context, which has not
+                # happened yet.
+                os.environ[MPS_PRIORITY_VARIABLE] = MPS_BELOW_NORMAL
+            if self.rank == 0:  # what the others do, it reports
+                spec = config.progress
+        self.progress = ProgressReporter(spec)
         super().init_device()
         if not isinstance(self.model_runner, self.runner_mixin):
             self.model_runner = self._make_model_runner()
         if self.device.type == "cuda":
             # vLLM has just checked that the share is free. Nothing large has been allocated yet.
             enforce_share(self.requested_memory, self.device)
-
-    def _set_gpu_priority(self) -> None:
-        """The Multi-Process Service reads it when the process makes its CUDA context, which has not happened
-        yet."""
-        match self.vllm_config.additional_config:
-            case (
-                StageRuntimeConfig(has_low_gpu_priority=True)
-                | DiffusionRuntimeConfig(has_low_gpu_priority=True)
-            ):
-                os.environ[MPS_PRIORITY_VARIABLE] = MPS_BELOW_NORMAL
-
-    def _progress_spec(self) -> ProgressSpec | None:
-        match self.vllm_config.additional_config:
-            case StageRuntimeConfig(progress=spec) | DiffusionRuntimeConfig(progress=spec) if self.rank == 0:
-                return spec
-        return None  # an engine of its own, or a rank that does what rank 0 reports
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
         self.progress.report(Phase.LOADING)
@@ -171,17 +148,17 @@ class StageWorkerMixin(VllmWorker):
                 frontend = limit - super().determine_available_memory()
         finally:
             cache.kv_cache_memory_bytes = None
-        use = measured_use(self.device)
+        resident, activations = measured_use(self.device)
         slack = slack_bytes(
             self.vllm_config.scheduler_config.max_num_batched_tokens,
             encodes_media=self.vllm_config.model_config.is_multimodal_model,
         )
-        budget = MemoryBudget(share - frontend, use, self._graph_bytes(use), slack)
+        budget = MemoryBudget(share - frontend, resident, activations, self._graph_bytes(resident), slack)
         check_budget(budget, self.device)
         self.progress.report(Phase.BUDGETED, budget.describe())
         return budget.kv_cache
 
-    def _graph_bytes(self, use: MemoryUse) -> int:
+    def _graph_bytes(self, resident: int) -> int:
         """Estimate of what CUDA graphs will take. vLLM captures the largest ones of each kind for a trial;
         its own estimate is a difference of the device's free memory, so this one is what torch's allocator
         reserved for them."""
@@ -192,8 +169,7 @@ class StageWorkerMixin(VllmWorker):
         self.model_runner.profile_cudagraph_memory()
         kinds = 2  # at most: of decoding alone, and of all other steps or their pieces
         return (
-            reserved_above(use.resident, self.device)
-            + kinds * len(config.cudagraph_capture_sizes) * GRAPH_BYTES
+            reserved_above(resident, self.device) + kinds * len(config.cudagraph_capture_sizes) * GRAPH_BYTES
         )
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
@@ -272,8 +248,6 @@ class ARWorker(ThrottledWorkerMixin, StageWorkerMixin, _Base):
 
 
 class DiffusionWorker(StageWorkerMixin, _Base):
-    """The worker of diffusion stages."""
-
     runner_mixin = DiffusionModelRunnerMixin
     model_runner: DiffusionModelRunnerMixin
 

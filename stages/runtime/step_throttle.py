@@ -11,13 +11,12 @@ and first audio after 1.35 instead of 1.58 s at 64 callers (simulated; benchmark
 
 import contextlib
 import math
-import socket
 import time
 from collections.abc import Iterator
 
 import msgspec
 
-from omni_server.protocol.local_socket import bound_socket, receive_own, socket_address
+from omni_server.protocol.local_socket import bound_socket, receive_own, send_datagram
 from omni_server.protocol.runtime_config import StepThrottleSpec
 
 GAP_S = 0.05
@@ -53,11 +52,7 @@ class BatchAnnouncer:
 
     def __init__(self, sockets: tuple[str, ...]) -> None:
         """`sockets`: `StepThrottleSpec.socket` of each stage that listens."""
-        self._addresses = [socket_address(name) for name in sockets]
-
-    @property
-    def has_listeners(self) -> bool:
-        return bool(self._addresses)
+        self._sockets = sockets
 
     @contextlib.contextmanager
     def announced(self, num_streams: int) -> Iterator[None]:
@@ -69,15 +64,9 @@ class BatchAnnouncer:
             self._send(is_running=False, num_streams=num_streams)
 
     def _send(self, *, is_running: bool, num_streams: int) -> None:
-        """Never blocks and never fails: a batch does not depend on its listeners."""
-        notice = BatchNotice(is_running=is_running, num_streams=num_streams, sent_at=time.monotonic())
-        message = msgspec.json.encode(notice)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-            sender.setblocking(False)
-            for address in self._addresses:
-                # The stage has ended, or has made no step for so long that its socket is full.
-                with contextlib.suppress(OSError):
-                    sender.sendto(message, address)
+        if self._sockets:
+            notice = BatchNotice(is_running=is_running, num_streams=num_streams, sent_at=time.monotonic())
+            send_datagram(msgspec.json.encode(notice), self._sockets)
 
 
 class StepThrottle:
@@ -118,5 +107,4 @@ class StepThrottle:
                     self._last = self._last if data is None else _decoder.decode(data)
 
     def close(self) -> None:
-        """Listen no more."""
         self._socket.close()

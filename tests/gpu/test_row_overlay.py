@@ -37,26 +37,25 @@ def keep_busy() -> None:
 
 def test_a_staging_buffer_is_not_overwritten_while_it_is_read() -> None:
     """Twenty uploads behind a device that is busy; each result is taken in stream order."""
-    rows = np.arange(64 * 20, dtype=np.uint8).reshape(-1, 1).repeat(7168, 1)
+    rows = (np.arange(64 * 20) % 256).astype(np.uint8).reshape(-1, 1).repeat(7168, 1)
     upload, taken = RowUpload(), []
     for step in range(20):
         keep_busy()
-        index = np.arange(64) + 64 * step
-        taken.append(upload.upload(rows, index, CUDA).clone())
+        taken.append(upload.upload(list(rows[64 * step : 64 * (step + 1)]), CUDA).clone())
     for step, result in enumerate(taken):
         assert torch.equal(result.cpu(), torch.from_numpy(rows[64 * step : 64 * (step + 1)]))
 
 
 def test_uploads_do_not_wait_for_the_device() -> None:
     upload = RowUpload()
-    rows = np.zeros((64, 7168), np.uint8)
+    rows = list(np.zeros((64, 7168), np.uint8))
     for last in (60, 61):  # each other rows: the same are not uploaded again
-        upload.upload(rows, np.arange(last), CUDA)
+        upload.upload(rows[:last], CUDA)
     torch.cuda.synchronize()
     keep_busy()
     busy = torch.cuda.Event()
     busy.record()
-    upload.upload(rows, np.arange(64), CUDA)
+    upload.upload(rows, CUDA)
     assert not busy.query()
 
 
@@ -95,7 +94,7 @@ def test_rows_leave_as_they_were_when_the_step_was_computed() -> None:
     try:
         emitter = RowEmitter(FakeProducer(), spec, CUDA)
         for name in "ab":
-            emitter.add(name, RowsOutput(voice="Ada"), [1, 2], frozenset())
+            emitter.add(name, RowsOutput(voice="Ada"), [1, 2], frozenset(), None)
         overlay = RowOverlay(spec, 0)
         hidden, embeds = torch.zeros(4, WIDTH, device=CUDA), torch.zeros(4, WIDTH, device=CUDA)
         pending = []
@@ -106,9 +105,7 @@ def test_rows_leave_as_they_were_when_the_step_was_computed() -> None:
             hidden.copy_(torch.arange(4.0, device=CUDA)[:, None] + 10 * step)
             taken = queue.take()
             assert taken is not None
-            pending.append(
-                (parts, emitter.emit(batch(*parts), hidden, embeds, lambda name: None, TakenSlot(*taken)))
-            )
+            pending.append((parts, emitter.emit(batch(*parts), hidden, embeds, TakenSlot(*taken))))
             hidden.fill_(torch.nan)
         for parts, step_rows in pending:
             assert step_rows is not None

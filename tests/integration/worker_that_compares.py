@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from stages.runtime.ar_runner_v2 import ARModelRunnerV2Mixin, RowModelStateMixin, step_batch
+from stages.runtime.embeddings_in import RowUpload
 from stages.runtime.stage_worker import ARWorker
 
 
@@ -33,7 +34,7 @@ class ComparingRunnerMixin(ARModelRunnerV2Mixin):
         blocks_and_slots = runner.prepare_attn(batch)
         state: Any = super(RowModelStateMixin, self.model_state)
         embeds = state.prepare_inputs_embeds({}, batch, self.req_states)
-        self.row_overlay._upload.rows_changed()  # not what was uploaded for a step before
+        self.row_overlay._upload = RowUpload()  # not what was uploaded for a step before
         self.row_overlay.apply(embeds, step_batch(batch))
         state.prepare_inputs(batch, self.req_states)
         vllms = self._inputs(batch, blocks_and_slots)

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from omni_server.protocol.corruption import Corruption
-from omni_server.protocol.rows import RowsFeed, RowsOutput, RowsPayload, decode_payload
+from omni_server.protocol.rows import RowsFeed, RowsInput, RowsOutput, RowsPayload, decode_payload
 from omni_server.protocol.runtime_config import QueueSpec
 from omni_server.transport.slab_queue import SlabQueue, new_queue_path
-from stages.runtime.embedding_store import RowStore
+from stages.runtime.embedding_store import RowStore, StoredRows
 from stages.runtime.embeddings_out import RowEmitter
 from stages.runtime.stage_step import StepBatch, TakenSlot
 
@@ -96,15 +96,19 @@ class Producer:
     def __init__(self, spec: QueueSpec, queue: SlabQueue | None, *, num_boundary: int = 1) -> None:
         self.emitter = RowEmitter(FakeProducer(num_boundary=num_boundary), spec, torch.device("cpu"))
         self._queue = queue
-        self._positions: dict[str, tuple[torch.Tensor, int]] = {}
         self.corrupt: dict[str, Corruption] = {}
         """What was wrong with the rows of the last step, by request."""
 
     def add(self, sequence: Spoken) -> None:
-        self._positions[sequence.request_id] = sequence.positions, sequence.delta
         reply = [0] * (sequence.num_generated if sequence.is_given else 0)
         output = RowsOutput(voice=sequence.voice, num_reply=len(reply))
-        self.emitter.add(sequence.request_id, output, sequence.prompt + reply, sequence.modalities)
+        self.emitter.add(
+            sequence.request_id,
+            output,
+            sequence.prompt + reply,
+            sequence.modalities,
+            (sequence.positions, sequence.delta),
+        )
 
     def step(self, parts: Sequence[tuple[Spoken, int, int]], *, padding: int = 0) -> dict[str, RowsPayload]:
         """Compute (sequence, first position, count) of each; payloads by request id. `padding` rows
@@ -124,7 +128,7 @@ class Producer:
             taken = self._queue.take()
             assert taken is not None
             slot = TakenSlot(*taken)
-        pending = self.emitter.emit(batch, hidden, embeds, self._positions.get, slot)
+        pending = self.emitter.emit(batch, hidden, embeds, slot)
         if pending is None:
             return {}
         hidden.fill_(torch.nan)  # as a CUDA graph does with its buffers
@@ -143,26 +147,33 @@ class Received:
 
     def __init__(self, queue: SlabQueue | None = None, consumer: int = 0) -> None:
         self.store = RowStore(queue, consumer)
-        self.store.announce("r", 0)
+        self.store.announce("r", RowsInput(num_replaced=0))
 
     def add(self, feed: RowsFeed) -> None:
         self.store.add("r", feed)
 
     @property
     def num_rows(self) -> int:
-        return self.store.num_rows("r")
+        return len(self._request.rows)
+
+    @property
+    def _request(self) -> StoredRows:
+        request = self.store.get("r")
+        assert request is not None
+        return request
 
     def rows(self, first: int, count: int) -> torch.Tensor:
         """Rows of `count` positions, `[count, width]`."""
         return stored_rows(self.store, "r", first, count)
 
     def sequence_positions(self, num_positions: int) -> tuple[torch.Tensor, int] | None:
-        return self.store.sequence_positions("r", num_positions)
+        return self._request.sequence_positions(num_positions)
 
 
 def stored_rows(store: RowStore, request_id: str, first: int, count: int) -> torch.Tensor:
-    index = store.locate(store.slots.of_batch([request_id]).repeat(count), np.arange(first, first + count))
-    return torch.from_numpy(store.rows[index]).view(store.dtype)
+    request = store.get(request_id)
+    assert request is not None
+    return torch.from_numpy(np.stack(request.at(first, count))).view(store.dtype)
 
 
 def inline_spec() -> QueueSpec:

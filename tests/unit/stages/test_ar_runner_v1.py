@@ -104,7 +104,7 @@ class AsyncBaseRunner(BaseRunner):
 def runner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(ar_runner_base, "get_tensor_model_parallel_rank", lambda: 0)
     made = type("Runner", (ARModelRunnerV1Mixin, request.param), {})(
-        SimpleNamespace(additional_config=SENDING, model_config=SimpleNamespace(get_vocab_size=lambda: 50)),
+        SimpleNamespace(additional_config=SENDING, model_config=SimpleNamespace(uses_mrope=False)),
         torch.device("cpu"),
     )
     made.load_model()

@@ -157,7 +157,12 @@ def runner(config: StageRuntimeConfig, monkeypatch: pytest.MonkeyPatch, **attrib
 
 def vllm_config(config: StageRuntimeConfig, prefill_context_parallel_size: int = 1) -> Any:
     parallel = SimpleNamespace(prefill_context_parallel_size=prefill_context_parallel_size)
-    return SimpleNamespace(additional_config=config, parallel_config=parallel, speculative_config=None)
+    return SimpleNamespace(
+        additional_config=config,
+        parallel_config=parallel,
+        speculative_config=None,
+        model_config=SimpleNamespace(uses_mrope=True),
+    )
 
 
 def request(request_id: str, token_ids: list[int], said: Any = None, prompt_length: int | None = None) -> Any:
@@ -258,7 +263,6 @@ def test_a_resumed_request_does_not_send_again_what_it_has_sent(monkeypatch: pyt
     assert made.num_resumed == 1
     made.execute_model(step(finished=("a",)))
     assert made.num_row_requests() == 0
-    assert made.model_state.prompt_positions("a") is None
 
 
 def test_prompt_positions_leave_with_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from omni_server.protocol.rows import InlineBlock, RowDtype, RowsFeed, RowsPayload, Segment, SharedBlock
+from omni_server.protocol.rows import (
+    InlineBlock,
+    RowDtype,
+    RowsFeed,
+    RowsInput,
+    RowsPayload,
+    Segment,
+    SharedBlock,
+)
 from omni_server.transport.slab_queue import SlabQueue
-from stages.runtime.embedding_store import PAGE_ROWS, RowPool, RowStore
+from stages.runtime.embedding_store import RowStore
 from tests.unit.stages.row_stream import Received, shared_queue, stored_rows
 
 TAIL = torch.tensor([[7.0, 7.5], [8.0, 8.5]])
@@ -234,7 +242,7 @@ def test_requests_do_not_mix_and_leave_nothing_behind() -> None:
         if len(have) < 12 and random.random() < 0.3:
             name = f"r{next(names)}"
             have[name], offset[name] = 0, float(random.integers(0, 1000) * 1000)
-            store.announce(name, 0)
+            store.announce(name, RowsInput(num_replaced=0))
         if have and random.random() < 0.1:
             name = str(random.choice(list(have)))
             store.remove(name)
@@ -251,15 +259,13 @@ def test_requests_do_not_mix_and_leave_nothing_behind() -> None:
         assert torch.equal(stored_rows(store, name, count, 2), TAIL)
         store.remove(name)
     assert len(store) == 0
-    assert store.num_pages == 0
 
 
 def test_a_request_that_takes_the_place_of_another_starts_empty() -> None:
     store = RowStore(None, 0)
     store.add("old", RowsFeed(payload(0, numbered(0, 5), tail=TAIL), final_length=5))
     store.remove("old")
-    store.announce("new", 0)
-    assert store.num_rows("new") == 0
+    store.announce("new", RowsInput(num_replaced=0))
     with pytest.raises(IndexError, match="position 0 has not come"):
         stored_rows(store, "new", 0, 1)
     store.add("new", RowsFeed(payload(0, numbered(50, 2))))
@@ -273,29 +279,3 @@ def test_rows_of_another_width_or_type_are_refused() -> None:
         store.add(RowsFeed(payload(5, torch.zeros(1, 3))))
     with pytest.raises(ValueError, match="rows of 2 float16"):
         store.add(RowsFeed(payload(5, torch.zeros(1, 2, dtype=torch.float16), dtype="float16")))
-
-
-def fill_page(pool: RowPool, page: int, value: int) -> None:
-    pool.rows[page * PAGE_ROWS : (page + 1) * PAGE_ROWS] = value
-
-
-def test_pages_keep_their_rows_while_the_pool_grows() -> None:
-    pool = RowPool(100)
-    pages = []
-    for number in range(1000):
-        pages.append(pool.take())
-        fill_page(pool, pages[-1], number % 251)
-    assert len(set(pages)) == 1000
-    for number, page in enumerate(pages):
-        assert np.all(pool.rows[page * PAGE_ROWS : (page + 1) * PAGE_ROWS] == number % 251)
-    assert pool.num_taken == 1000
-
-
-def test_pages_that_were_given_back_are_used_before_the_pool_grows() -> None:
-    pool = RowPool(8)
-    capacity = len(pool.rows)
-    for _ in range(50):
-        pages = [pool.take() for _ in range(capacity // PAGE_ROWS)]
-        pool.give_back(pages)
-    assert len(pool.rows) == capacity
-    assert pool.num_taken == 0

@@ -189,8 +189,6 @@ def test_a_stage_that_is_gone_keeps_nobody_from_telling_the_others(
 
 
 def test_a_batch_is_computed_where_nobody_listens() -> None:
-    assert BatchAnnouncer(("omni-server-nobody",)).has_listeners
-    assert not BatchAnnouncer(()).has_listeners
     for sockets in ((), ("omni-server-nobody",)):
         computed = False
         with BatchAnnouncer(sockets).announced(15):
