@@ -11,7 +11,6 @@ from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import Stage
 from omni_server.errors import ConfigError
 from omni_server.family import KvLayout, NeededFile, Quantizable, StageFootprint
-from stages.qwen2_5_omni.code2wav.dit import EVALUATIONS, GUIDANCE_OFF_BELOW
 from stages.qwen2_5_omni.code2wav.stream_kv import slot_shape
 from stages.qwen2_5_omni.code2wav.voices import VOICES_FILE
 from stages.qwen2_5_omni.options import Code2WavStage
@@ -113,22 +112,13 @@ def _code2wav(
     whole: Qwen2_5OmniConfig, config: StageConfig, stage: Code2WavStage, shapes: dict[str, tuple[int, ...]]
 ) -> StageFootprint:
     dit, vocoder = whole.token2wav_config.dit_config, whole.token2wav_config.bigvgan_config
-    branches = 2 if stage.solver.guidance_scale >= GUIDANCE_OFF_BELOW else 1
-    per_stream = slot_shape(
-        num_intervals=stage.solver.num_steps - 1,
-        num_evaluations=EVALUATIONS,
-        num_layers=len(dit.look_backward_layers),
-        num_branches=branches,
-        block_size=dit.block_size,
-        inner=dit.num_attention_heads * dit.head_dim,
-    )
     is_float32 = stage.dtype == "float32" or (stage.dtype == "auto" and config.platform == "cpu")
     # A block of the DiT holds its residual, norm, queries, keys, values and feed-forward part; the vocoder's
     # widest layer its input, and output and activations at twice the rate. Twice that is the CUDA graphs'
     # (`dtype` says float32): with the 7B's sizes in float16 code2wav took 1.26, 1.71, 2.59, 3.11 and 4.07 GB
     # of one H200 for 4, 8, 16, 32 and 64 requests when its graphs were recorded; this makes 2.20, 2.32, 2.81,
     # 3.29 and 4.20 GB.
-    per_frame = branches * 10 * dit.hidden_size + 6 * _widest(
+    per_frame = stage.solver.num_branches * 10 * dit.hidden_size + 6 * _widest(
         vocoder.upsample_initial_channel, vocoder.upsample_rates
     )
     vocoder_values = sum(
@@ -143,7 +133,7 @@ def _code2wav(
         values_per_token=dit.repeats * per_frame,
         # The vocoder's copy, while its float32 weights are there; and a layer of it in between.
         preparation_bytes=vocoder_values * (4 if is_float32 else 2) * 5 // 4,
-        stream_state_bytes=math.prod(per_stream) * (4 if is_float32 else 2),
+        stream_state_bytes=math.prod(slot_shape(dit, stage.solver)) * (4 if is_float32 else 2),
     )
 
 

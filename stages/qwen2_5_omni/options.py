@@ -20,6 +20,11 @@ class SolverConfig(FrozenModel):
     sway_coefficient: float = -1.0
     """Where the grid is denser; negative is at the beginning."""
 
+    @property
+    def num_branches(self) -> int:
+        """Evaluations at each time: with the condition and, from the reference's bound on, without it."""
+        return 2 if self.guidance_scale >= 1e-5 else 1
+
 
 class Code2WavStage(DiffusionStage):
     solver: SolverConfig = SolverConfig()

@@ -12,9 +12,9 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
 
 from omni_server.protocol.diffusion_config import ComputeDtype, DiffusionRuntimeConfig
 from stages.qwen2_5_omni.code2wav.dit import PackedDiT
-from stages.qwen2_5_omni.code2wav.dit_ops import DiTOps, TorchDiTOps
-from stages.qwen2_5_omni.code2wav.packing import max_num_blocks, num_blocks_of
-from stages.qwen2_5_omni.code2wav.sampler import MelJob, MelSampler
+from stages.qwen2_5_omni.code2wav.dit_ops import TorchDiTOps
+from stages.qwen2_5_omni.code2wav.packing import MelJob, max_num_blocks, num_blocks_of
+from stages.qwen2_5_omni.code2wav.sampler import MelSampler
 from stages.qwen2_5_omni.code2wav.streams import StreamTable, Visit
 from stages.qwen2_5_omni.code2wav.vocoder import PlainVocoder, Vocoder, mel_crop
 from stages.qwen2_5_omni.code2wav.voices import Voice
@@ -63,8 +63,8 @@ class Code2WavPipeline:
         stage = runtime.stage
         assert isinstance(stage, Code2WavStage)
         longest_window_frames = num_blocks_of(stage.max_model_len, codes_per_block) * dit.config.block_size
-        ops: DiTOps
-        self._vocoder: Vocoder
+        ops = TorchDiTOps()
+        self._vocoder: Vocoder = PlainVocoder(bigvgan)
         if runtime.is_fast:
             # Triton is there on CUDA only.
             from stages.qwen2_5_omni.code2wav.dit_kernels import TritonDiTOps
@@ -80,9 +80,6 @@ class Code2WavPipeline:
             )
             if frees_modules:
                 bigvgan.to("meta")
-        else:
-            ops = TorchDiTOps()
-            self._vocoder = PlainVocoder(bigvgan)
         self.streams = StreamTable(
             runtime.num_streams, codes_per_block=codes_per_block, frames_per_code=self._frames_per_code
         )

@@ -63,8 +63,6 @@ class GraphedVocoder:
 
     @torch.inference_mode()
     def synthesize(self, mels: Sequence[torch.Tensor], crops: Sequence[MelCrop]) -> list[torch.Tensor]:
-        """Waveforms, float32 [keep * samples per frame] in [-1, 1] on the device, one per mel [num_frames,
-        mel_dim]."""
         waveforms: dict[int, torch.Tensor] = {}
         groups: dict[int, list[int]] = defaultdict(list)
         for index, crop in enumerate(crops):
@@ -74,18 +72,13 @@ class GraphedVocoder:
                 waveforms[index] = kept(self._vocoder.synthesize(mel[None])[0], crop, self._samples_per_frame)
             else:
                 groups[length].append(index)
-        parts = [
-            (length, members[start : start + self._max_num_crops])
-            for length, members in groups.items()
-            for start in range(0, len(members), self._max_num_crops)
-        ]
-        for length, rest in parts:
-            for batch_size in batch_plan(len(rest), length):
-                part, rest = rest[:batch_size], rest[batch_size:]
-                for index, waveform in zip(
-                    part, self._run(batch_size, length, part, mels, crops), strict=True
-                ):
-                    waveforms[index] = waveform
+        for length, members in groups.items():
+            for start in range(0, len(members), self._max_num_crops):
+                rest = members[start : start + self._max_num_crops]
+                for batch_size in batch_plan(len(rest), length):
+                    part, rest = rest[:batch_size], rest[batch_size:]
+                    results = self._run(batch_size, length, part, mels, crops)
+                    waveforms.update(zip(part, results, strict=True))
         return [waveforms[index] for index in range(len(crops))]
 
     def _length_for(self, crop: MelCrop) -> int | None:

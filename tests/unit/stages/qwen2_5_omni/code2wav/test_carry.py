@@ -7,6 +7,7 @@ from copy import deepcopy
 import msgspec
 import pytest
 import torch
+from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniDiTConfig
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
 
 from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
@@ -246,8 +247,6 @@ def test_windows_that_failed_forget_their_streams(make_pipeline: MakePipeline, r
 
 
 def test_the_7b_keeps_14_megabytes_for_a_stream() -> None:
-    per_slot = slot_shape(
-        num_intervals=9, num_evaluations=4, num_layers=2, num_branches=2, block_size=24, inner=1024
-    )
+    per_slot = slot_shape(Qwen2_5OmniDiTConfig(), SolverConfig())
     kept = StreamKV(1, per_slot, torch.float16, torch.device("cpu"))
-    assert kept.num_bytes == 14_155_776
+    assert kept.values.nbytes == 14_155_776

@@ -9,7 +9,8 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniTo
 
 from stages.codec_chunking import CodecChunker
 from stages.qwen2_5_omni.code2wav.noise import noise_frames
-from stages.qwen2_5_omni.code2wav.sampler import MelJob, MelSampler
+from stages.qwen2_5_omni.code2wav.packing import MelJob
+from stages.qwen2_5_omni.code2wav.sampler import MelSampler
 from stages.qwen2_5_omni.code2wav.vocoder import MelCrop, PlainVocoder, mel_crop
 from stages.qwen2_5_omni.code2wav.voices import Voice
 from stages.qwen2_5_omni.codec_window import CodecWindow
