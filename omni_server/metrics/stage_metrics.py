@@ -189,8 +189,7 @@ def pipeline_text(
     queues: Mapping[tuple[str, str], QueueLevel],
     stages: Mapping[str, StageLevel],
 ) -> bytes:
-    """`active` holds the number of unfinished requests per stage; `queues` is keyed by source and target
-    stage."""
+    """`active` counts the unfinished requests per stage; `queues` is keyed by source and target stage."""
     return generate_latest(_Pipeline(model_name, ar_stages, active, queues, stages))
 
 
