@@ -75,14 +75,9 @@ class Qwen25OmniFamily:
 
     def hf_overrides(self, model_stage: str) -> HfOverrides | None:
         # Imported here: the server's own process needs neither before it starts the engines.
-        from stages.qwen2_5_omni.hf_overrides import code2wav_config, talker_config, thinker_config
+        from stages.qwen2_5_omni.hf_overrides import OVERRIDES
 
-        overrides: dict[str, HfOverrides] = {
-            "thinker": thinker_config,
-            "talker": talker_config,
-            "code2wav": code2wav_config,
-        }
-        return overrides[model_stage]
+        return OVERRIDES[model_stage]
 
     def register(self) -> None:
         from vllm import ModelRegistry
@@ -154,8 +149,7 @@ class Qwen25OmniModel:
 
 
 def _codec_layout(block_size: int, repeats: int, upsample_rates: list[int]) -> Code2WavLayout:
-    """`block_size` in mel frames and `repeats` in mel frames per code are the DiT's, the rates the
-    vocoder's."""
+    """`block_size` (mel frames) and `repeats` (mel frames per code) are the DiT's, the rates the vocoder's."""
     if block_size % repeats:
         raise ConfigError(f"block_size {block_size} is no multiple of repeats {repeats}")
     return Code2WavLayout(

@@ -81,8 +81,7 @@ def _footprint(
         loads_float32=False,
         encodes_media=is_thinker,
         kv=KvLayout(decoder.num_hidden_layers, decoder.num_key_value_heads, head_dim),
-        # Both halves of the feed-forward part and their product; the residual, its norm, and what goes in and
-        # out.
+        # Both halves of the feed-forward part and their product; residual, norm, input and output.
         values_per_token=3 * decoder.intermediate_size + 4 * decoder.hidden_size,
         quantizable=_quantizable(whole, shapes) if is_thinker else None,
     )
@@ -138,8 +137,7 @@ def _code2wav(
 
 
 def _widest(channels: int, rates: Sequence[int]) -> int:
-    """Most values for one mel frame in any layer of the vocoder, which halves its channels at each step
-    upwards."""
+    """Most values for one mel frame in any layer of the vocoder; each step up halves the channels."""
     widest, samples = channels, 1
     for rate in rates:
         channels, samples = channels // 2, samples * rate

@@ -1,5 +1,4 @@
-"""Special token ids of a Qwen2.5-Omni checkpoint, read from its config.json; there are no literals
-elsewhere."""
+"""Special token ids of a Qwen2.5-Omni checkpoint, read from its config.json; no others are written down."""
 
 import json
 from dataclasses import dataclass

@@ -10,8 +10,7 @@ from omni_server.config.stages import DiffusionStage
 
 
 class SolverConfig(FrozenModel):
-    """Flow-matching solver of the DiT (`Qwen2_5OmniToken2WavDiTModel.sample`); the defaults are the
-    reference's."""
+    """Flow-matching solver of the DiT, with the defaults of `Qwen2_5OmniToken2WavDiTModel.sample`."""
 
     num_steps: Annotated[int, Field(ge=2, le=100)] = 10
     """Points of the time grid, one Runge-Kutta step fewer; more is slower and more exact."""

@@ -59,8 +59,23 @@ class RopeAttention(nn.Module):
     def attend(self, qkv: torch.Tensor, positions: torch.Tensor, attended: torch.Tensor) -> None:
         """What the operator does: compute `attended` `[num_tokens, q_size]` from `qkv` `[num_tokens, q_size +
         2 * kv_size]` and `positions` `[3, num_tokens]`, and write keys and values into the cache."""
-        if self._kernel is not None and self._attend_by_kernel(self._kernel, qkv, positions, attended):
-            return
+        if self._kernel is not None:
+            # One new token of each request, not too many of them, and a plain cache.
+            metadata, _, cache, slots = get_attention_context(self.attn.layer_name)
+            if _is_decoding(metadata) and slots is not None and cache.dtype == qkv.dtype:
+                # Rows and requests may be padded, and not to the same number.
+                num_rows = min(len(qkv), len(metadata.seq_lens), len(metadata.block_table), len(slots))
+                self._kernel(
+                    qkv[:num_rows],
+                    positions[:, :num_rows],
+                    self.rotary_emb.cos_sin_cache,
+                    cache,
+                    metadata.block_table,
+                    metadata.seq_lens,
+                    slots,
+                    attended[:num_rows],
+                )
+                return
         q, k, v = qkv.split([self.q_size, self.kv_size, self.kv_size], dim=-1)
         if self._rotate is not None:
             self._rotate(qkv, positions, self.rotary_emb.cos_sin_cache)
@@ -81,30 +96,6 @@ class RopeAttention(nn.Module):
             and _is_decoding(metadata)
             and self.attn.kv_cache.dtype == self.qkv_proj.params_dtype
         )
-
-    def _attend_by_kernel(
-        self, kernel: Callable[..., None], qkv: torch.Tensor, positions: torch.Tensor, attended: torch.Tensor
-    ) -> bool:
-        """False where it cannot: more than one new token of a request, too many requests, another cache than
-        plain."""
-        metadata, _, cache, slots = get_attention_context(self.attn.layer_name)
-        if not _is_decoding(metadata) or slots is None or cache.dtype != qkv.dtype:
-            return False
-        # Rows and requests may be padded, and not to the same number.
-        num_rows = min(
-            qkv.shape[0], metadata.seq_lens.shape[0], metadata.block_table.shape[0], slots.shape[0]
-        )
-        kernel(
-            qkv[:num_rows],
-            positions[:, :num_rows],
-            self.rotary_emb.cos_sin_cache,
-            cache,
-            metadata.block_table,
-            metadata.seq_lens,
-            slots,
-            attended[:num_rows],
-        )
-        return True
 
 
 def _is_decoding(metadata: Any) -> bool:

@@ -248,7 +248,7 @@ def test_streams_on_the_fast_path_are_within_its_bound_of_plain_float32(
     ]
     alone = [[plain.run([job])[0] for job in jobs] for jobs in streams]
     together = in_turns(fast, streams)
-    assert (fast.streams.num_streams, fast.streams.num_free) == (0, 8)
+    assert (len(fast.streams.states), len(fast.streams.free_slots)) == (0, 8)
     again = [[fast.run([job])[0] for job in jobs] for jobs in streams]
     levels = [
         snr_db(result, reference)

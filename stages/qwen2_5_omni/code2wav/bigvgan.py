@@ -46,8 +46,7 @@ class FusedBigVGAN:
         dtype = self._dtype
         x = self._pre(_normalised(mel).to(dtype).contiguous(), dtype=dtype)
         for up, rate, blocks in zip(self._ups, self._rates, self._levels, strict=True):
-            # A transposed convolution computes `rate` outputs per input: as many channels, side by side in
-            # time.
+            # A transposed convolution computes `rate` outputs per input, as channels side by side in time.
             raised = up(x.to(dtype), dtype=torch.float32)
             x = self._mean_of(blocks, raised.view(len(raised), -1, raised.shape[-1] // rate))
         return self._post(self._snake_post(x, dtype=dtype), dtype=torch.float32).squeeze(-1).clamp(-1.0, 1.0)

@@ -27,8 +27,7 @@ from stages.qwen2_5_omni.options import SolverConfig
 
 
 def time_grid(solver: SolverConfig) -> torch.Tensor:
-    """The solver's time points from 0 to 1, float32 [num_steps] on the CPU, denser near 0 for negative
-    sway."""
+    """The solver's times from 0 to 1, float32 [num_steps] on the CPU; denser near 0 for negative sway."""
     grid = torch.linspace(0, 1, solver.num_steps)
     return grid + solver.sway_coefficient * (torch.cos(torch.pi / 2 * grid) - 1 + grid)
 
@@ -55,8 +54,7 @@ class Interval(NamedTuple):
     step: torch.Tensor
     """Length of the interval, float32 []."""
     modulation: torch.Tensor
-    """float32 [4, num_layers, 6, hidden]: shift, scale and gate of the attention, then of the feed-forward
-    part."""
+    """float32 [4, num_layers, 6, hidden]: shift, scale, gate of the attention, then of the feed-forward."""
     final: torch.Tensor
     """float32 [4, 2, hidden]: scale and shift of the last norm."""
 

@@ -14,8 +14,7 @@ MIN_DOT_SIZE = 16
 """Triton multiplies tiles whose sides are powers of two from 16 on."""
 
 ATTENTION_WARPS = 2
-"""Per block and head. With one a thread takes 237 registers instead of 102, so that fewer blocks are in
-flight."""
+"""Per block and head. With one, a thread takes 237 registers, not 102, and fewer blocks are in flight."""
 
 
 class TritonDiTOps(TorchDiTOps):

@@ -73,8 +73,7 @@ class Qwen2_5OmniCode2Wav(DiffusionModel):
         self._noise_threads = ThreadPoolExecutor(NOISE_THREADS, "noise")
 
     def prepare(self) -> None:
-        """Fold and cast the weights, compile kernels and record CUDA graphs, as far as the config asks for
-        it."""
+        """Fold and cast the weights; compile kernels and record CUDA graphs if the config asks for them."""
         self._ready().warm_up()
 
     def _ready(self) -> Code2WavPipeline:
@@ -166,8 +165,7 @@ class Qwen2_5OmniCode2Wav(DiffusionModel):
         return not name.startswith(WEIGHT_PREFIX)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Copy the checkpoint's `token2wav.` weights. Raises `ConfigError` if one is missing, unknown or
-        misshapen."""
+        """Copy the `token2wav.` weights. Raises `ConfigError` if one is missing, unknown or misshapen."""
         own = dict(self.named_parameters()) | dict(self.named_buffers())
         missing = set(self.state_dict())
         for name, weight in weights:

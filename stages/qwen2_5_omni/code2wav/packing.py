@@ -21,8 +21,7 @@ class Carry:
     is_read: bool
     """The slot holds the block before the first one of the window."""
     kept_block: int | None
-    """Which block of the window, counted from its first, is kept there for the next window; None: there is
-    none."""
+    """The block, counted from the window's first, that is kept there for the next window, if there is one."""
 
 
 @dataclass(frozen=True)

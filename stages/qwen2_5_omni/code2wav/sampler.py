@@ -1,5 +1,4 @@
-"""Mel spectrograms of any number of windows: batches of blocks through the DiT, as CUDA graphs where that is
-wanted."""
+"""Mel spectrograms of any number of windows: batches of blocks through the DiT, with or without CUDA graphs."""
 
 from collections.abc import Iterator, Sequence
 

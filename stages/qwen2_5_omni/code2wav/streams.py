@@ -35,8 +35,7 @@ class _State:
 
 @dataclass(frozen=True)
 class Visit:
-    """A window that uses the state of its stream; between `enter` and `leave` its slot belongs to nobody
-    else."""
+    """A window that uses the state of its stream, whose slot it owns between `enter` and `leave`."""
 
     carry: Carry
     mel: torch.Tensor | None
@@ -50,24 +49,14 @@ class StreamTable:
         """Without slots no state is kept."""
         self._codes_per_block = codes_per_block
         self._frames_per_code = frames_per_code
-        self._states: OrderedDict[str, _State] = (
-            OrderedDict()
-        )  # the one whose last window is the longest ago first
-        self._free = list(range(num_slots))
-
-    @property
-    def num_streams(self) -> int:
-        """Streams with state."""
-        return len(self._states)
-
-    @property
-    def num_free(self) -> int:
-        return len(self._free)
+        # The one whose last window is the longest ago first.
+        self.states: OrderedDict[str, _State] = OrderedDict()
+        self.free_slots = list(range(num_slots))
 
     def end_of(self, stream: str) -> int | None:
         """The code that the stream's next window emits first; None where nothing is known of it: it has not
         begun, has ended, or had to make room."""
-        state = self._states.get(stream)
+        state = self.states.get(stream)
         return None if state is None else state.end
 
     def enter(self, windows: Sequence[CodecWindow]) -> list[Visit | None]:
@@ -79,7 +68,7 @@ class StreamTable:
         if len(set(names)) < len(names):
             raise ValueError("two windows of one stream: the second one needs what the first leaves behind")
         # All out of the table before the first slot is given away: no window of this batch may lose its own.
-        states = [None if w.stream is None else self._states.pop(w.stream, None) for w in windows]
+        states = [None if w.stream is None else self.states.pop(w.stream, None) for w in windows]
         return [self._visit(window, state) for window, state in zip(windows, states, strict=True)]
 
     def leave(
@@ -96,14 +85,14 @@ class StreamTable:
             if visit is None:
                 continue
             if tail is None:
-                self._free.append(visit.carry.slot)
+                self.free_slots.append(visit.carry.slot)
             else:
                 assert window.stream is not None
-                self._states[window.stream] = _State(visit.carry.slot, window.emit_end, tail)
+                self.states[window.stream] = _State(visit.carry.slot, window.emit_end, tail)
 
     def abandon(self, visits: Sequence[Visit | None]) -> None:
         """Computing the windows failed, midway perhaps: their streams' state is lost."""
-        self._free.extend(visit.carry.slot for visit in visits if visit is not None)
+        self.free_slots.extend(visit.carry.slot for visit in visits if visit is not None)
 
     def num_margin_codes(self, window: CodecWindow, end: int) -> int:
         """Codes before `end` whose mel frames the vocoder wants as context of what follows."""
@@ -116,7 +105,7 @@ class StreamTable:
             return Visit(Carry(state.slot, True, self._kept_block(window, window.emit_start)), state.mel)
         if window.is_last:
             if state is not None:
-                self._free.append(state.slot)
+                self.free_slots.append(state.slot)
             return None
         slot = self._new_slot() if state is None else state.slot
         if slot is None:
@@ -132,8 +121,8 @@ class StreamTable:
         return state.end == window.emit_start and len(state.mel) >= num_frames
 
     def _new_slot(self) -> int | None:
-        if self._free:
-            return self._free.pop()
-        if self._states:
-            return self._states.popitem(last=False)[1].slot
+        if self.free_slots:
+            return self.free_slots.pop()
+        if self.states:
+            return self.states.popitem(last=False)[1].slot
         return None  # there are fewer slots than windows in this batch

@@ -114,8 +114,7 @@ class GraphedVocoder:
             yield kept(output[start * self._samples_per_frame :], crops[index], self._samples_per_frame)
 
     def _buffers(self, batch_size: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The front of the shared input [batch, length, mel_dim] and output [batch, length * samples per
-        frame]."""
+        """The front of the shared input [batch, length, mel_dim] and output [batch, num_samples]."""
         size = batch_size * length
         inputs = self._mel[:size].view(batch_size, length, -1)
         return inputs, self._waveform[: size * self._samples_per_frame].view(batch_size, -1)
