@@ -111,7 +111,8 @@ class Qwen25OmniModel:
             raise ConfigError(f"{model_dir / 'config.json'}: {exc} is missing") from exc
         self.voices = tuple(load_voices(model_dir))
         self.default_voice: str | None = DEFAULT_VOICE if DEFAULT_VOICE in self.voices else self.voices[0]
-        self.stop_ids = {"thinker": (ids.im_end,), "talker": ids.codec_stop}
+        # The talker's are the default of `talker_eos_token_id` in the reference's `generate`.
+        self.stop_ids = {"thinker": (ids.im_end,), "talker": (ids.codec_pad, ids.codec_end)}
         self.placeholder_ids: PlaceholderIds | None = PlaceholderIds(
             ids.audio_placeholder, ids.image_placeholder, ids.video_placeholder
         )

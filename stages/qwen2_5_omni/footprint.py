@@ -50,9 +50,7 @@ def stage_footprints(model_dir: Path, config: StageConfig) -> dict[str, StageFoo
                 del tensors[f"thinker.{name}"]
     except ConfigError:
         raise
-    except (
-        Exception
-    ) as error:  # transformers and torch raise all kinds of them for a config that makes no sense
+    except Exception as error:  # transformers and torch raise all kinds of them for an impossible config
         raise ConfigError(
             f"{model_dir / 'config.json'} describes no model that can be built: {error}"
         ) from error
@@ -77,7 +75,7 @@ def _footprint(
     head_dim = decoder.hidden_size // decoder.num_attention_heads if is_thinker else decoder.head_dim
     return StageFootprint(
         tensors=shapes,
-        dtype=_dtype_name(whole),
+        dtype="bfloat16" if whole.dtype is None else str(whole.dtype).removeprefix("torch."),
         loads_float32=False,
         encodes_media=is_thinker,
         kv=KvLayout(decoder.num_hidden_layers, decoder.num_key_value_heads, head_dim),
@@ -85,10 +83,6 @@ def _footprint(
         values_per_token=3 * decoder.intermediate_size + 4 * decoder.hidden_size,
         quantizable=_quantizable(whole, shapes) if is_thinker else None,
     )
-
-
-def _dtype_name(whole: Qwen2_5OmniConfig) -> str:
-    return "bfloat16" if whole.dtype is None else str(whole.dtype).removeprefix("torch.")
 
 
 def _quantizable(whole: Qwen2_5OmniConfig, shapes: dict[str, tuple[int, ...]]) -> Quantizable:

@@ -25,11 +25,6 @@ class SpecialIds:
     codec_table_size: int  # ids the DiT's embedding table has a row for
     codec_vocab_size: int
 
-    @property
-    def codec_stop(self) -> tuple[int, int]:
-        """Ids that end the utterance (default of `talker_eos_token_id` in the reference's `generate`)."""
-        return (self.codec_pad, self.codec_end)
-
 
 def read_special_ids(model_dir: Path) -> SpecialIds:
     """Raises `ConfigError` naming the key that config.json lacks."""

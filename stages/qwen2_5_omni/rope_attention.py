@@ -37,6 +37,8 @@ class RopeAttention(nn.Module):
         self.o_proj = attention.o_proj
         self.rotary_emb = attention.rotary_emb
         self.attn = attention.attn
+        # Both of `stages.runtime.attention_kernels`, for this layer's sizes: a `DecodeAttention` and, for all
+        # other steps, a `RopeInPlace`.
         self._kernel: Callable[..., None] | None = None
         self._rotate: Callable[..., None] | None = None
         self._name = f"{self.attn.layer_name}.{_OPERATOR}"
@@ -83,11 +85,6 @@ class RopeAttention(nn.Module):
             rotate = self.rotary_emb.forward_cuda if qkv.is_cuda else self.rotary_emb
             q, k = rotate(positions, q, k)
         attended.copy_(self.attn(q, k, v))
-
-    def use_kernels(self, kernel: Callable[..., None], rotate: Callable[..., None]) -> None:
-        """Both of `stages.runtime.attention_kernels`, for this layer's sizes: `kernel` is a
-        `DecodeAttention`, `rotate`, for all other steps, a `RopeInPlace`."""
-        self._kernel, self._rotate = kernel, rotate
 
     def attends_by_kernel(self, metadata: Any) -> bool:
         """Whether the kernel computes a step of which vLLM gives this layer that `metadata`."""
@@ -163,7 +160,7 @@ def _use_kernels(layers: list[RopeAttention], config: VllmConfig) -> None:
     kernel = DecodeAttention(attn.num_heads, attn.num_kv_heads, attn.head_size, section, device)
     rotate = RopeInPlace(attn.num_heads + attn.num_kv_heads, attn.head_size, section)
     for layer in layers:
-        layer.use_kernels(kernel, rotate)
+        layer._kernel, layer._rotate = kernel, rotate
 
 
 @eager_break_during_capture  # where vLLM captures graphs of uncompiled models, breaking them at attention

@@ -40,10 +40,9 @@ class _Layer:
     out: tuple[torch.Tensor, torch.Tensor]
     up: tuple[torch.Tensor, torch.Tensor]
     down: tuple[torch.Tensor, torch.Tensor]
-    back: bool
     ahead: bool
-    back_number: int
-    """Layers before this one that look back."""
+    back_number: int | None
+    """Layers before this one that look back, if this one does."""
 
 
 class Interval(NamedTuple):
@@ -91,9 +90,8 @@ class PackedDiT:
         looks_back = [layer.look_backward_block > 0 for layer in dit.transformer_blocks]
         self._layers: list[_Layer] = []
         for number, layer in enumerate(dit.transformer_blocks):
-            self._layers.append(
-                _prepared(layer, dtype, config.head_dim, back_number=sum(looks_back[:number]))
-            )
+            back_number = sum(looks_back[:number]) if looks_back[number] else None
+            self._layers.append(_prepared(layer, dtype, config.head_dim, back_number))
             if frees_modules:
                 layer.attn.to("meta")
                 layer.ff.to("meta")
@@ -165,14 +163,14 @@ class PackedDiT:
             _, _, attention_gate, shift, scale, gate = modulation[number]
             qkv = F.linear(normed, *layer.qkv)
             kept = None
-            if layer.back and self.streams is not None:
+            if layer.back_number is not None and self.streams is not None:
                 kept = self.streams.at(evaluation, layer.back_number, interval.number)
             attended = ops.attention(
                 qkv,
                 layout,
                 self._rotary,
                 head_dim=self._head_dim,
-                back=layer.back,
+                back=layer.back_number is not None,
                 ahead=layer.ahead,
                 kept=kept,
             )
@@ -193,7 +191,7 @@ class PackedDiT:
         return conditional + (conditional - unconditional) * self._guidance
 
 
-def _prepared(layer: DiTDecoderLayer, dtype: torch.dtype, head_dim: int, *, back_number: int) -> _Layer:
+def _prepared(layer: DiTDecoderLayer, dtype: torch.dtype, head_dim: int, back_number: int | None) -> _Layer:
     order = torch.cat([torch.arange(0, head_dim, 2), torch.arange(1, head_dim, 2)])
 
     def joined(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -215,7 +213,6 @@ def _prepared(layer: DiTDecoderLayer, dtype: torch.dtype, head_dim: int, *, back
         out=typed(out.weight, out.bias),
         up=typed(up.weight, up.bias),
         down=typed(down.weight, down.bias),
-        back=layer.look_backward_block > 0,
         ahead=layer.look_ahead_block > 0,
         back_number=back_number,
     )

@@ -6,7 +6,7 @@ block says whether its neighbours belong to the same window.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -15,13 +15,16 @@ from omni_server.config.stages import DiffusionStage
 
 @dataclass(frozen=True)
 class Carry:
-    """What a window has to do with the slot of its stream in `StreamKV`."""
+    """What a window has to do with the state of its stream."""
 
     slot: int
+    """Of `StreamKV`."""
     is_read: bool
     """The slot holds the block before the first one of the window."""
     kept_block: int | None
     """The block, counted from the window's first, that is kept there for the next window, if there is one."""
+    mel: torch.Tensor | None = field(default=None, compare=False)
+    """If the slot is read: the mel frames right before `emit_start`, float32 [num_frames, mel_dim]."""
 
 
 @dataclass(frozen=True)
