@@ -119,11 +119,9 @@ class Code2WavPipeline:
             mels = self._sampler.sample(mel_jobs)
             # From here on, a window that continues its stream begins where the vocoder's margin begins.
             extended = [self._with_margin(*parts) for parts in zip(windows, carries, mels, strict=True)]
-            crops = [
-                mel_crop(window, len(mel) // self._frames_per_code, self._frames_per_code)
-                for window, mel in extended
-            ]
-            waveforms = self._vocoder.synthesize([mel for _, mel in extended], crops)
+            waveforms = self._vocoder.synthesize(
+                [mel_crop(window, mel, self._frames_per_code) for window, mel in extended]
+            )
             tails = [
                 self._tail(window, mel, carry) for (window, mel), carry in zip(extended, carries, strict=True)
             ]
