@@ -84,8 +84,9 @@ class StreamEncoder:
     """
 
     def __init__(self, format: AudioFormat) -> None:
-        self._header = _wav_header(_UNKNOWN_DATA_BYTES) if format == "wav" else b""
         self._outflow = _Outflow()
+        if format == "wav":
+            self._outflow.write(_wav_header(_UNKNOWN_DATA_BYTES))
         self._writer = _CompressedWriter(self._outflow, _CODECS[format]) if format in _CODECS else None
         self._closed = False
 
@@ -104,20 +105,16 @@ class StreamEncoder:
         pcm = to_int16(samples)
         if self._writer is not None:
             self._writer.write(pcm)
-            return self._outflow.take()
-        header, self._header = self._header, b""
-        return header + pcm.tobytes()
+        else:
+            self._outflow.write(pcm.tobytes())
+        return self._outflow.take()
 
     def close(self) -> bytes:
         """What is left: the header of a `wav` of which nothing was written, the last frames of the others."""
-        if self._closed:
-            return b""
-        self._closed = True
-        if self._writer is not None:
+        if self._writer is not None and not self._closed:
             self._writer.close()
-            return self._outflow.take()
-        header, self._header = self._header, b""
-        return header
+        self._closed = True
+        return self._outflow.take()
 
 
 class _CompressedWriter:
@@ -174,13 +171,7 @@ class _Outflow:
 def _wav_header(data_bytes: int) -> bytes:
     """The 44 bytes before the samples of a RIFF/WAVE file with one `fmt ` and one `data` chunk."""
     byte_rate = SAMPLE_RATE_HZ * _BYTES_PER_SAMPLE
-    return (
-        b"RIFF"
-        + struct.pack("<I", data_bytes + _WAV_HEADER_BYTES - 8)
-        + b"WAVEfmt "
-        + struct.pack(
-            "<IHHIIHH", 16, 1, 1, SAMPLE_RATE_HZ, byte_rate, _BYTES_PER_SAMPLE, 8 * _BYTES_PER_SAMPLE
-        )
-        + b"data"
-        + struct.pack("<I", data_bytes)
-    )
+    bits = 8 * _BYTES_PER_SAMPLE
+    riff = struct.pack("<4sI", b"RIFF", data_bytes + _WAV_HEADER_BYTES - 8)
+    form = struct.pack("<IHHIIHH", 16, 1, 1, SAMPLE_RATE_HZ, byte_rate, _BYTES_PER_SAMPLE, bits)
+    return riff + b"WAVEfmt " + form + struct.pack("<4sI", b"data", data_bytes)

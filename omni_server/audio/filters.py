@@ -1,6 +1,6 @@
 """Waveforms through FFmpeg's filters, piece by piece: at another rate, or faster at the same pitch."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 
 import av
@@ -46,15 +46,12 @@ class _AudioFilter:
         return self._output()
 
     def _output(self) -> npt.NDArray[np.float32]:
-        return np.concatenate([np.zeros(0, dtype=np.float32), *self._frames()])
-
-    def _frames(self) -> Iterator[npt.NDArray[np.float32]]:
+        pieces = [np.zeros(0, dtype=np.float32)]
         while True:
             try:
-                frame = self._graph.pull()
+                pieces.append(self._graph.pull().to_ndarray()[0])
             except (av.BlockingIOError, av.EOFError):  # it wants more input; it has had the last
-                return
-            yield frame.to_ndarray()[0]
+                return np.concatenate(pieces)
 
 
 class Resampler(_AudioFilter):

@@ -24,7 +24,8 @@ def waveform_fault(
     never silence.
     """
     if samples.shape != (num_samples,):
-        return Corruption("shape", f"{_shape(samples)} samples where {num_samples} were asked for")
+        shape = "x".join(map(str, samples.shape))
+        return Corruption("shape", f"{shape} samples where {num_samples} were asked for")
     if num_samples == 0:
         return None
     lowest, highest = float(samples.min()), float(samples.max())
@@ -37,7 +38,3 @@ def waveform_fault(
         if share > MAX_SHARE_AT_FULL_SCALE:
             return Corruption("clipped", f"{share:.0%} of {num_samples} samples are at full scale")
     return None
-
-
-def _shape(samples: npt.NDArray[np.float32]) -> str:
-    return "x".join(map(str, samples.shape))

@@ -2,7 +2,7 @@
 in a process of its own."""
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,6 +19,7 @@ _MIN_RATE_HZ = 4_000
 _MAX_RATE_HZ = 192_000
 _MAX_CHANNELS = 8
 _BLOCK_FRAMES = 1 << 16
+_SAMPLE_BYTES = 4
 _UNKNOWN_FRAMES = (1 << 63) - 1
 """libsndfile's `SF_COUNT_MAX`: the length that it reports for a FLAC stream written to a pipe, which it cannot
 read either."""
@@ -46,20 +47,14 @@ def decode_audio(
     Raises `InvalidRequestError` with code `invalid_audio`. `cancellation` ends a process that decodes, not
     this one's own work.
     """
-    _check_bytes(data, limits)
-    container = _container_of(data)
-    is_raw = declared_format in ("pcm16", "pcm") and container is None and not _has_file_header(data)
-    if is_raw:
-        samples, rate = _decode_pcm16(data), SAMPLE_RATE_HZ
-        _check_length(samples.size, rate, limits)
-    elif container is not None:
-        samples, rate = _read_track(data, container, limits, cancellation or Cancellation())
-    else:
-        with _open_file(data, limits) as file:
-            samples, rate = _read_mono(file), file.samplerate
-    if samples.size < limits.min_audio_seconds * rate:
+    samples = bytearray()
+    with _open(data, declared_format, limits, cancellation) as (rate, _, blocks):
+        for block in blocks:
+            samples += _mono(block).data
+            _check_length(len(samples) // _SAMPLE_BYTES, rate, limits)
+    if len(samples) < limits.min_audio_seconds * rate * _SAMPLE_BYTES:
         raise _invalid(f"is shorter than {limits.min_audio_seconds:g} s")
-    return AudioPart(samples, rate)
+    return AudioPart(np.frombuffer(samples, dtype=np.float32), rate)
 
 
 def count_samples(data: bytes, limits: MediaLimits, cancellation: Cancellation | None = None) -> int:
@@ -68,17 +63,57 @@ def count_samples(data: bytes, limits: MediaLimits, cancellation: Cancellation |
 
     Raises `InvalidRequestError` as `decode_audio` does, for what the header shows.
     """
-    _check_bytes(data, limits)
-    container = _container_of(data)
-    if container is not None:
-        return _count_track(data, container, limits, cancellation or Cancellation())
-    with _open_file(data, limits) as file:
-        return int(file.frames)
+    with _open(data, None, limits, cancellation) as (rate, declared, blocks):
+        if declared is not None:
+            return declared
+        num_samples = 0
+        for block in blocks:
+            num_samples += len(block)
+            _check_length(num_samples, rate, limits)
+        return num_samples
 
 
-def _check_bytes(data: bytes, limits: MediaLimits) -> None:
+_Blocks = Iterable[npt.NDArray[np.float32]]
+"""Each [num_samples, num_channels]."""
+
+
+@contextmanager
+def _open(
+    data: bytes, declared_format: str | None, limits: MediaLimits, cancellation: Cancellation | None
+) -> Iterator[tuple[int, int | None, _Blocks]]:
+    """The rate in Hz, the number of samples that a trusted header declares, and the samples.
+
+    Raises `InvalidRequestError` unless it is an audio file within the limits, also from inside the block.
+    """
     if len(data) > limits.max_bytes:
         raise _invalid(f"is larger than the {limits.max_bytes} bytes allowed")
+    container = _container_of(data)
+    if container is not None:
+        # A browser's recording declares a length of 0 or none.
+        with _open_track(data, container, limits, cancellation or Cancellation()) as (rate, blocks):
+            yield rate, None, blocks
+        return
+    if not _has_file_header(data):
+        if declared_format in ("pcm16", "pcm"):
+            samples = _decode_pcm16(data)
+            yield SAMPLE_RATE_HZ, len(samples), [samples[:, None]]
+            return
+        if not _has_mpeg_sync(data):
+            raise _invalid(
+                "is not in a known format "
+                "(wav, mp3, flac, ogg, webm, mp4; headerless pcm16 must be declared as such)"
+            )
+    try:
+        with soundfile.SoundFile(io.BytesIO(data)) as file:
+            # What would take too much memory is refused by the header alone.
+            _check_rate_and_channels(file.samplerate, file.channels)
+            if file.frames == _UNKNOWN_FRAMES:
+                raise _invalid("does not declare its length")
+            _check_length(file.frames, file.samplerate, limits)
+            blocks = file.blocks(_BLOCK_FRAMES, dtype="float32", always_2d=True)
+            yield file.samplerate, int(file.frames), blocks
+    except soundfile.LibsndfileError as error:
+        raise _damaged() from error
 
 
 def _has_file_header(data: bytes) -> bool:
@@ -97,41 +132,6 @@ def _decode_pcm16(data: bytes) -> npt.NDArray[np.float32]:
     return np.frombuffer(data, dtype="<i2").astype(np.float32) / np.float32(32768.0)
 
 
-@contextmanager
-def _open_file(data: bytes, limits: MediaLimits) -> Iterator[soundfile.SoundFile]:
-    """Raises `InvalidRequestError` unless it is an audio file within the limits, also from inside the block."""
-    if not _has_file_header(data) and not _has_mpeg_sync(data):
-        raise _invalid(
-            "is not in a known format "
-            "(wav, mp3, flac, ogg, webm, mp4; headerless pcm16 must be declared as such)"
-        )
-    try:
-        with soundfile.SoundFile(io.BytesIO(data)) as file:
-            _check_header(file, limits)
-            yield file
-    except soundfile.LibsndfileError as error:
-        raise _damaged() from error
-
-
-def _check_header(file: soundfile.SoundFile, limits: MediaLimits) -> None:
-    """Refuse by the header alone what would take too much memory."""
-    _check_rate_and_channels(file.samplerate, file.channels)
-    if file.frames == _UNKNOWN_FRAMES:
-        raise _invalid("does not declare its length")
-    _check_length(file.frames, file.samplerate, limits)
-
-
-def _read_mono(file: soundfile.SoundFile) -> npt.NDArray[np.float32]:
-    """All samples [num_samples], at most as many as declared; in blocks: only one channel is ever whole."""
-    # Memory is taken as it is written to, not for what a header only claims.
-    samples = np.empty(file.frames, dtype=np.float32)
-    end = 0
-    for block in file.blocks(_BLOCK_FRAMES, dtype="float32", always_2d=True):
-        begin, end = end, end + len(block)
-        _mix_to_mono(block, samples[begin:end])
-    return samples if end == len(samples) else samples[:end].copy()
-
-
 def _container_of(data: bytes) -> str | None:
     """FFmpeg's name for the file's format, if FFmpeg reads it; None where libsndfile does."""
     if data[:4] == b"\x1a\x45\xdf\xa3":
@@ -139,45 +139,15 @@ def _container_of(data: bytes) -> str | None:
     return "mov" if data[4:8] == b"ftyp" else None
 
 
-def _read_track(
-    data: bytes, container: str, limits: MediaLimits, cancellation: Cancellation
-) -> tuple[npt.NDArray[np.float32], int]:
-    """The first audio track, its channels averaged: samples [num_samples] in [-1, 1], and their rate in Hz.
-
-    Raises `InvalidRequestError` with code `invalid_audio`, as soon as there is more audio than the limits
-    allow.
-    """
-    samples = bytearray()
-    with _open_track(data, container, limits, cancellation) as (rate, blocks):
-        for block in blocks:
-            mono = np.empty(len(block), dtype=np.float32)
-            _mix_to_mono(block, mono)
-            samples += mono.data
-            _check_length(len(samples) // mono.itemsize, rate, limits)
-    return np.frombuffer(samples, dtype=np.float32), rate
-
-
-def _count_track(data: bytes, container: str, limits: MediaLimits, cancellation: Cancellation) -> int:
-    """How many samples `_read_track` gives. They are decoded for that: a browser's recording declares a
-    length of 0 or none, and a declared length is not trusted. Raises as `_read_track` does."""
-    num_samples = 0
-    with _open_track(data, container, limits, cancellation) as (rate, blocks):
-        for block in blocks:
-            num_samples += len(block)
-            _check_length(num_samples, rate, limits)
-    return num_samples
-
-
 @contextmanager
 def _open_track(
     data: bytes, container: str, limits: MediaLimits, cancellation: Cancellation
-) -> Iterator[tuple[int, Iterator[npt.NDArray[np.float32]]]]:
-    """The rate, and blocks [num_samples, num_channels]."""
+) -> Iterator[tuple[int, _Blocks]]:
+    """The rate in Hz and the samples of the first audio track."""
     reader = Reader(
         module=_MODULE,
         arguments=[container],
         reads="the audio track",
-        environment={},
         max_memory_bytes=_MAX_MEMORY_BYTES,
         max_cpu_s=int(limits.decode_timeout_s) + 1,
         timeout_s=limits.decode_timeout_s,
@@ -192,7 +162,7 @@ def _open_track(
 
 
 def _blocks(output: Output, num_channels: int) -> Iterator[npt.NDArray[np.float32]]:
-    frame_bytes = num_channels * np.dtype(np.float32).itemsize
+    frame_bytes = num_channels * _SAMPLE_BYTES
     rest = b""
     for chunk in output.chunks():
         data = rest + chunk
@@ -202,7 +172,6 @@ def _blocks(output: Output, num_channels: int) -> Iterator[npt.NDArray[np.float3
 
 
 def _check_rate_and_channels(rate_hz: int, num_channels: int) -> None:
-    """Raises `InvalidRequestError`, as the next two functions do."""
     if not _MIN_RATE_HZ <= rate_hz <= _MAX_RATE_HZ:
         raise _invalid(f"has a sample rate outside {_MIN_RATE_HZ} to {_MAX_RATE_HZ} Hz")
     if num_channels < 1:
@@ -218,12 +187,12 @@ def _check_length(num_samples: int, rate_hz: int, limits: MediaLimits) -> None:
         raise _invalid(f"has more than {limits.max_audio_samples} samples at its rate of {rate_hz} Hz")
 
 
-def _mix_to_mono(block: npt.NDArray[np.float32], mono: npt.NDArray[np.float32]) -> None:
-    """Clips `block` [num_samples, num_channels] to [-1, 1]; the mean of its channels goes into `mono`
-    [num_samples]."""
+def _mono(block: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """The mean [num_samples] of the channels of `block` [num_samples, num_channels], clipped to [-1, 1]."""
     if not np.isfinite(block).all():
         raise _invalid("has samples that are not finite numbers")
-    np.clip(block, -1.0, 1.0).mean(axis=1, dtype=np.float32, out=mono)
+    mono: npt.NDArray[np.float32] = np.clip(block, -1.0, 1.0).mean(axis=1, dtype=np.float32)
+    return mono
 
 
 def _invalid(what: str) -> InvalidRequestError:

@@ -87,16 +87,14 @@ class HttpFetcher:
 
     def _checked_url(self, text: str, base: URL | None = None) -> URL:
         if len(text) > _MAX_URL_CHARS:
-            raise InvalidRequestError(
-                f"The media URL is longer than {_MAX_URL_CHARS} characters.", code="invalid_url"
-            )
+            raise invalid_url(f"is longer than {_MAX_URL_CHARS} characters")
         try:
             url = URL(text) if base is None else base.join(URL(text))
             host, port = url.raw_host, url.port
         except ValueError as error:
-            raise InvalidRequestError("The media URL is not a valid URL.", code="invalid_url") from error
+            raise invalid_url("is not a valid URL") from error
         if url.scheme not in ("http", "https") or not host or port is None:
-            raise InvalidRequestError("The media URL is not a valid http(s) URL.", code="invalid_url")
+            raise invalid_url("is not a valid http(s) URL")
         is_allowed = (host, port) in self._allowed_places or (
             url.is_default_port() and (host, None) in self._allowed_places
         )
@@ -109,17 +107,11 @@ class HttpFetcher:
             # For the operator. To the caller it would tell what the network behind the server holds.
             logger.info("media from %s: HTTP status %d", response.url.raw_host, response.status)
             raise _fetch_failed("could not be fetched")
-        limit = self._limits.max_bytes
-        too_large = InvalidRequestError(
-            f"The media item is larger than the {limit} bytes allowed.", code="media_too_large"
-        )
-        if response.content_length is not None and response.content_length > limit:
-            raise too_large
+        self._limits.check_size(response.content_length or 0)
         body = bytearray()
         async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
             body += chunk
-            if len(body) > limit:
-                raise too_large
+            self._limits.check_size(len(body))
         return bytes(body)
 
 
@@ -140,25 +132,24 @@ class _CheckingResolver(AbstractResolver):
         """Addresses of `host`. Raises `OSError` if it has none, `InvalidRequestError` if none is allowed."""
         look_up = partial(socket.getaddrinfo, host, port, family=family, type=socket.SOCK_STREAM)
         found = await asyncio.get_running_loop().run_in_executor(self._threads, look_up)
-        results: list[ResolveResult] = []
-        for address_family, _, protocol, _, sockaddr in found:
-            literal = str(sockaddr[0])
-            address = ipaddress.ip_address(literal.partition("%")[0])
-            if not is_public(address) and address not in self._allowed_addresses:
-                continue
-            results.append(
-                ResolveResult(
-                    hostname=host,
-                    host=literal,
-                    port=port,
-                    family=address_family,
-                    proto=protocol,
-                    flags=socket.AI_NUMERICHOST,
-                )
+        results = [
+            ResolveResult(
+                hostname=host,
+                host=str(sockaddr[0]),
+                port=port,
+                family=address_family,
+                proto=protocol,
+                flags=socket.AI_NUMERICHOST,
             )
+            for address_family, _, protocol, _, sockaddr in found
+            if self._is_allowed(ipaddress.ip_address(str(sockaddr[0]).partition("%")[0]))
+        ]
         if not results:
             raise _not_allowed()
         return results
+
+    def _is_allowed(self, address: IPAddress) -> bool:
+        return is_public(address) or address in self._allowed_addresses
 
     async def close(self) -> None:
         """Nothing is held."""
@@ -205,6 +196,10 @@ def _not_allowed() -> InvalidRequestError:
     return InvalidRequestError(
         "The media URL's host or port is not allowed by this server.", code="media_not_allowed"
     )
+
+
+def invalid_url(what: str) -> InvalidRequestError:
+    return InvalidRequestError(f"The media URL {what}.", code="invalid_url")
 
 
 def _fetch_failed(what: str) -> InvalidRequestError:

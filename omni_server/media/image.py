@@ -31,7 +31,11 @@ def decode_image(data: bytes, limits: MediaLimits) -> ImagePart:
     except Exception as error:
         raise _invalid(_fault(error)) from error
     with image:
-        _check_size(image.width, image.height, limits)
+        width, height = image.size
+        if width * height > limits.max_image_pixels:
+            raise _invalid(f"has {width}x{height} pixels, more than the {limits.max_image_pixels} allowed")
+        if max(width, height) > limits.max_aspect_ratio * min(width, height):
+            raise _invalid(f"has an aspect ratio above {limits.max_aspect_ratio:g}")
         try:
             pixels = _to_rgb(ImageOps.exif_transpose(image))
         except Exception as error:
@@ -46,13 +50,6 @@ def _fault(error: Exception) -> str:
     ):
         return "holds text or a colour profile that unpacks to more than 1 MiB"
     return "is damaged or incomplete"
-
-
-def _check_size(width: int, height: int, limits: MediaLimits) -> None:
-    if width * height > limits.max_image_pixels:
-        raise _invalid(f"has {width}x{height} pixels, more than the {limits.max_image_pixels} allowed")
-    if max(width, height) > limits.max_aspect_ratio * min(width, height):
-        raise _invalid(f"has an aspect ratio above {limits.max_aspect_ratio:g}")
 
 
 def _to_rgb(image: Image.Image) -> npt.NDArray[np.uint8]:

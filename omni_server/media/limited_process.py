@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from omni_server.errors import InvalidRequestError, OmniError
@@ -41,7 +41,6 @@ class Reader:
     arguments: Sequence[str]
     reads: str
     """In the log and in the answer where the program itself fails: "a video"."""
-    environment: Mapping[str, str]
     max_memory_bytes: int
     """Of addresses. The file is not counted."""
     max_cpu_s: int
@@ -49,6 +48,7 @@ class Reader:
     refusals: Mapping[int, InvalidRequestError]
     """By exit status. That of `DAMAGED` is also for who meets a limit of memory or a fault of the library."""
     too_slow: InvalidRequestError
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 class Cancellation:
@@ -57,16 +57,12 @@ class Cancellation:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._is_cancelled = False
-
-    @property
-    def is_cancelled(self) -> bool:
-        return self._is_cancelled
+        self.is_cancelled = False
 
     def cancel(self) -> None:
         """Ends the current reading and refuses later ones."""
         with self._lock:
-            self._is_cancelled = True
+            self.is_cancelled = True
             if self._process is not None:
                 self._process.kill()
 
@@ -75,7 +71,7 @@ class Cancellation:
         """It ends `process` inside of the block, and so does the end of the block."""
         with self._lock:
             self._process = process
-            if self._is_cancelled:
+            if self.is_cancelled:
                 process.kill()
         try:
             yield

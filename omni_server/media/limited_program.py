@@ -11,18 +11,16 @@ found, and loaded again for every file.
 """
 
 import ctypes
-import importlib.util
 import os
 import resource
+import runpy
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import BinaryIO
 
 DAMAGED = 3
-"""The exit status for memory that did not suffice; readers use it for damaged files, and higher ones as they
-like."""
+"""The exit status where memory did not suffice; readers return it for damaged files, and may return more."""
 
 _PR_SET_PDEATHSIG = 1
 """prctl(2)"""
@@ -33,21 +31,10 @@ Read = Callable[[BinaryIO, BinaryIO, Sequence[str]], int]
 
 
 def _end_with(parent: int) -> None:
-    """Killed as soon as the thread ends that started this process, which waits for it, or the parent as a
-    whole."""
+    """The kernel kills this process when the thread that started it, or the whole parent, ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit("the server is gone")
-
-
-def _load(path: Path) -> Read:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    read: Read = module.read
-    return read
 
 
 def _limit(max_bytes: int, max_seconds: int) -> None:
@@ -62,7 +49,7 @@ def _limit(max_bytes: int, max_seconds: int) -> None:
 def main() -> int:
     reader, parent, max_bytes, max_seconds, *arguments = sys.argv[1:]
     _end_with(int(parent))
-    read = _load(Path(reader))
+    read: Read = runpy.run_path(reader)["read"]
     _limit(int(max_bytes), int(max_seconds))
     try:
         with open(sys.stdout.fileno(), "wb", buffering=_WRITE_BYTES, closefd=False) as output:

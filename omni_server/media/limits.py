@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from omni_server.errors import InvalidRequestError
+
 
 @dataclass(frozen=True)
 class MediaLimits:
@@ -28,8 +30,7 @@ class MediaLimits:
     max_video_seconds: float = 384.0
     """As long as `max_video_frames` lasts at the models' 2 frames per second."""
     max_video_frames: int = 768
-    """Frames taken of a video; from a longer one they are taken further apart. 768 is the models'
-    `max_frames`."""
+    """Frames taken of a video, further apart of a longer one. 768 is the models' `max_frames`."""
     max_video_frame_pixels: int = 4096 * 2304
     """Width x height of a video."""
     max_video_pixels: int = 90_316_800
@@ -41,3 +42,10 @@ class MediaLimits:
     """Seconds for one URL: name lookup, redirects and the whole body."""
     max_redirects: int = 3
     """Redirects followed for one URL; every one is checked like the first."""
+
+    def check_size(self, num_bytes: int) -> None:
+        """Raises `InvalidRequestError` with code `media_too_large` for an item of more than `max_bytes`."""
+        if num_bytes > self.max_bytes:
+            raise InvalidRequestError(
+                f"The media item is larger than the {self.max_bytes} bytes allowed.", code="media_too_large"
+            )

@@ -9,7 +9,6 @@ import math
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import BinaryIO, NamedTuple, cast
 
 import cv2
@@ -30,8 +29,7 @@ _FRAME_FACTOR = 2
 _MAX_FPS = 240.0
 """A header that claims more is not believed: streams without a rate declare their clock, 1000 Hz, instead."""
 _MIN_DECODED = 0.9
-"""Headers may count a few frames too many, since their number is often an estimate; a file cut short lacks
-more."""
+"""A header's number of frames is often an estimate, a few too many; a file cut short lacks more."""
 _DECODER_THREADS = 2
 """So many seconds of processor time may pass in one."""
 
@@ -44,8 +42,7 @@ class _Limits(NamedTuple):
     max_video_pixels: int
 
 
-@dataclass(frozen=True)
-class _Timeline:
+class _Timeline(NamedTuple):
     num_frames: int
     fps: float
 
@@ -87,8 +84,7 @@ def _open(file: BinaryIO) -> Iterator[cv2.VideoCapture]:
 
 
 def _read_timeline(file: BinaryIO, limits: _Limits) -> _Timeline:
-    """Length and rate as declared, or counted if the header does not declare them. Refuses what exceeds the
-    limits."""
+    """Length and rate as declared, else counted. Refuses what exceeds the limits."""
     with _open(file) as capture:
         width = capture.get(cv2.CAP_PROP_FRAME_WIDTH)
         height = capture.get(cv2.CAP_PROP_FRAME_HEIGHT)

@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import unquote, unquote_to_bytes, urlsplit
 
 from omni_server.errors import ConfigError, InvalidRequestError
-from omni_server.media.fetch import HttpFetcher
+from omni_server.media.fetch import HttpFetcher, invalid_url
 from omni_server.media.limits import MediaLimits
 
 _ASCII_WHITESPACE = dict.fromkeys(map(ord, string.whitespace))
@@ -34,7 +34,7 @@ class MediaSource:
         self, allowed_domains: Sequence[str], limits: MediaLimits, local_folder: Path | None = None
     ) -> None:
         self._limits = limits
-        self._local = None if local_folder is None else _LocalFiles(local_folder, limits.max_bytes)
+        self._local = None if local_folder is None else _LocalFiles(local_folder, limits)
         self._fetcher = HttpFetcher(allowed_domains, limits)
 
     async def read(self, url: str) -> bytes:
@@ -62,8 +62,7 @@ class MediaSource:
             raise InvalidRequestError("The data: URL has no comma before its data.", code="invalid_url")
         is_base64 = header.split(";")[-1].strip().lower() == "base64"
         # Percent-encoded base64 is at most four characters per byte: a bound before anything is copied.
-        if len(payload) > 4 * self._limits.max_bytes:
-            raise self._too_large()
+        self._limits.check_size(-(-len(payload) // 4))
         if is_base64:
             text = unquote_to_bytes(payload).decode("latin-1") if "%" in payload else payload
             data = decode_base64(text)
@@ -71,15 +70,8 @@ class MediaSource:
             data = unquote_to_bytes(payload)
             if not data:
                 raise InvalidRequestError("The data: URL holds no data.", code="invalid_url")
-        if len(data) > self._limits.max_bytes:
-            raise self._too_large()
+        self._limits.check_size(len(data))
         return data
-
-    def _too_large(self) -> InvalidRequestError:
-        return InvalidRequestError(
-            f"The media item is larger than the {self._limits.max_bytes} bytes allowed.",
-            code="media_too_large",
-        )
 
 
 def decode_base64(text: str) -> bytes:
@@ -89,34 +81,30 @@ def decode_base64(text: str) -> bytes:
     Raises `InvalidRequestError` with code `invalid_base64`, also for no bytes.
     """
     compact = text.translate(_ASCII_WHITESPACE)
-    # Python's strict mode takes any amount of padding after a whole group.
-    if len(compact) % 4 or compact.endswith("==="):
-        raise _invalid_base64()
     try:
+        # Python's strict mode takes any amount of padding after a whole group.
+        if len(compact) % 4 or compact.endswith("==="):
+            raise ValueError("padding")
         data = binascii.a2b_base64(compact, strict_mode=True)
     except ValueError as error:  # binascii.Error, or characters outside ASCII
-        raise _invalid_base64() from error
+        raise InvalidRequestError("Invalid base64.", code="invalid_base64") from error
     if not data:
         raise InvalidRequestError("Empty base64 data.", code="invalid_base64")
     return data
-
-
-def _invalid_base64() -> InvalidRequestError:
-    return InvalidRequestError("Invalid base64.", code="invalid_base64")
 
 
 class _LocalFiles:
     """Reads the files that `file:` URLs name, at or below `folder`, wherever symbolic links lead. Raises
     `ConfigError` if it is not a folder."""
 
-    def __init__(self, folder: Path, max_bytes: int) -> None:
+    def __init__(self, folder: Path, limits: MediaLimits) -> None:
         try:
             self._folder = folder.resolve(strict=True)
         except OSError as error:
             raise ConfigError(f"the folder of local media {folder}: {error.strerror or error}") from None
         if not self._folder.is_dir():
             raise ConfigError(f"the folder of local media {folder} is not a folder")
-        self._max_bytes = max_bytes
+        self._limits = limits
 
     def read(self, url: str) -> bytes:
         """The bytes of the file. Raises `InvalidRequestError`: `media_not_allowed`, also for what does not
@@ -137,13 +125,10 @@ class _LocalFiles:
             except OSError:
                 raise _not_allowed() from None
             with file:
-                data = file.read(self._max_bytes + 1)
+                data = file.read(self._limits.max_bytes + 1)
         finally:
             os.close(found)
-        if len(data) > self._max_bytes:
-            raise InvalidRequestError(
-                f"The media item is larger than the {self._max_bytes} bytes allowed.", code="media_too_large"
-            )
+        self._limits.check_size(len(data))
         return data
 
 
@@ -152,10 +137,10 @@ def _path_of(url: str) -> str:
     try:
         parts = urlsplit(url)
     except ValueError:
-        raise InvalidRequestError("The media URL is not a valid URL.", code="invalid_url") from None
+        raise invalid_url("is not a valid URL") from None
     path = unquote(parts.path)
     if parts.netloc not in ("", "localhost") or not path.startswith("/") or parts.query or parts.fragment:
-        raise InvalidRequestError("The media URL is not a valid file: URL.", code="invalid_url")
+        raise invalid_url("is not a valid file: URL")
     return path
 
 

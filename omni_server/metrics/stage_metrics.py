@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -46,11 +46,7 @@ class ArStageMetrics:
 
     def clear(self) -> None:
         """Forget what was counted: the warm-up does not count."""
-        self.prompt_tokens = self.cached_prompt_tokens = self.generation_tokens = 0
-        self.ended.clear()
-        self.first_token_s = _histogram(FIRST_OUTPUT_S)
-        self.per_token_s = _histogram(PER_TOKEN_S)
-        self.request_s = _histogram(REQUEST_S)
+        vars(self).update(vars(ArStageMetrics(self.num_running, self.num_waiting, self.kv_cache_usage)))
 
     def reported(self, *, num_running: int, num_waiting: int, kv_cache_usage: float) -> None:
         self.num_running, self.num_waiting, self.kv_cache_usage = num_running, num_waiting, kv_cache_usage
@@ -193,14 +189,11 @@ def pipeline_text(
     queues: Mapping[tuple[str, str], QueueLevel],
     stages: Mapping[str, StageLevel],
 ) -> bytes:
-    """`active` holds the number of unfinished requests per stage; `queues` is keyed by source and target
-    stage."""
-    registry = CollectorRegistry()
-    registry.register(_Pipeline(model_name, ar_stages, active, queues, stages))
-    return generate_latest(registry)
+    """`active` counts the unfinished requests per stage; `queues` is keyed by source and target stage."""
+    return generate_latest(_Pipeline(model_name, ar_stages, active, queues, stages))
 
 
-@dataclass(frozen=True, eq=False)  # a key of the registry's
+@dataclass(frozen=True)
 class _Pipeline(Collector):
     model_name: str
     ar_stages: Mapping[str, ArStageMetrics]

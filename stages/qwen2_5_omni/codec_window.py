@@ -58,21 +58,16 @@ class CodecWindow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
         if self.is_last and self.emit_end != end:
             raise ValueError(f"the last window must be emitted to its end {end}, not to {self.emit_end}")
-        before = (self.emit_start - self.first_code) * frames_per_code
-        if self.first_code and before < self.vocoder_margin_frames:
-            raise ValueError(
-                f"{before} mel frames before emit_start; the vocoder needs {self.vocoder_margin_frames}"
-            )
-        after = (end - self.emit_end) * frames_per_code
-        if not self.is_last and after < self.vocoder_margin_frames:
-            raise ValueError(
-                f"{after} mel frames after emit_end; the vocoder needs {self.vocoder_margin_frames}"
-            )
-        if self.stream is not None:
-            self._validate_carry(codes_per_block)
-
-    def _validate_carry(self, codes_per_block: int) -> None:
-        """What is carried from window to window are whole blocks."""
+        for place, num_codes, is_end in (
+            ("before emit_start", self.emit_start - self.first_code, self.first_code == 0),
+            ("after emit_end", end - self.emit_end, self.is_last),
+        ):
+            frames, margin = num_codes * frames_per_code, self.vocoder_margin_frames
+            if frames < margin and not is_end:
+                raise ValueError(f"{frames} mel frames {place}; the vocoder needs {margin}")
+        if self.stream is None:
+            return
+        # What is carried from window to window are whole blocks.
         if self.emit_start % codes_per_block:
             raise ValueError(
                 f"emit_start is {self.emit_start}; in a stream it must be a multiple of {codes_per_block}"

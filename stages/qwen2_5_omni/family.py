@@ -75,14 +75,9 @@ class Qwen25OmniFamily:
 
     def hf_overrides(self, model_stage: str) -> HfOverrides | None:
         # Imported here: the server's own process needs neither before it starts the engines.
-        from stages.qwen2_5_omni.hf_overrides import code2wav_config, talker_config, thinker_config
+        from stages.qwen2_5_omni.hf_overrides import OVERRIDES
 
-        overrides: dict[str, HfOverrides] = {
-            "thinker": thinker_config,
-            "talker": talker_config,
-            "code2wav": code2wav_config,
-        }
-        return overrides[model_stage]
+        return OVERRIDES[model_stage]
 
     def register(self) -> None:
         from vllm import ModelRegistry
@@ -116,7 +111,8 @@ class Qwen25OmniModel:
             raise ConfigError(f"{model_dir / 'config.json'}: {exc} is missing") from exc
         self.voices = tuple(load_voices(model_dir))
         self.default_voice: str | None = DEFAULT_VOICE if DEFAULT_VOICE in self.voices else self.voices[0]
-        self.stop_ids = {"thinker": (ids.im_end,), "talker": ids.codec_stop}
+        # The talker's are the default of `talker_eos_token_id` in the reference's `generate`.
+        self.stop_ids = {"thinker": (ids.im_end,), "talker": (ids.codec_pad, ids.codec_end)}
         self.placeholder_ids: PlaceholderIds | None = PlaceholderIds(
             ids.audio_placeholder, ids.image_placeholder, ids.video_placeholder
         )
@@ -154,8 +150,7 @@ class Qwen25OmniModel:
 
 
 def _codec_layout(block_size: int, repeats: int, upsample_rates: list[int]) -> Code2WavLayout:
-    """`block_size` in mel frames and `repeats` in mel frames per code are the DiT's, the rates the
-    vocoder's."""
+    """`block_size` (mel frames) and `repeats` (mel frames per code) are the DiT's, the rates the vocoder's."""
     if block_size % repeats:
         raise ConfigError(f"block_size {block_size} is no multiple of repeats {repeats}")
     return Code2WavLayout(

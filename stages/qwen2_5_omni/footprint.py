@@ -11,7 +11,6 @@ from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import Stage
 from omni_server.errors import ConfigError
 from omni_server.family import KvLayout, NeededFile, Quantizable, StageFootprint
-from stages.qwen2_5_omni.code2wav.dit import EVALUATIONS, GUIDANCE_OFF_BELOW
 from stages.qwen2_5_omni.code2wav.stream_kv import slot_shape
 from stages.qwen2_5_omni.code2wav.voices import VOICES_FILE
 from stages.qwen2_5_omni.options import Code2WavStage
@@ -51,9 +50,7 @@ def stage_footprints(model_dir: Path, config: StageConfig) -> dict[str, StageFoo
                 del tensors[f"thinker.{name}"]
     except ConfigError:
         raise
-    except (
-        Exception
-    ) as error:  # transformers and torch raise all kinds of them for a config that makes no sense
+    except Exception as error:  # transformers and torch raise all kinds of them for an impossible config
         raise ConfigError(
             f"{model_dir / 'config.json'} describes no model that can be built: {error}"
         ) from error
@@ -78,19 +75,14 @@ def _footprint(
     head_dim = decoder.hidden_size // decoder.num_attention_heads if is_thinker else decoder.head_dim
     return StageFootprint(
         tensors=shapes,
-        dtype=_dtype_name(whole),
+        dtype="bfloat16" if whole.dtype is None else str(whole.dtype).removeprefix("torch."),
         loads_float32=False,
         encodes_media=is_thinker,
         kv=KvLayout(decoder.num_hidden_layers, decoder.num_key_value_heads, head_dim),
-        # Both halves of the feed-forward part and their product; the residual, its norm, and what goes in and
-        # out.
+        # Both halves of the feed-forward part and their product; residual, norm, input and output.
         values_per_token=3 * decoder.intermediate_size + 4 * decoder.hidden_size,
         quantizable=_quantizable(whole, shapes) if is_thinker else None,
     )
-
-
-def _dtype_name(whole: Qwen2_5OmniConfig) -> str:
-    return "bfloat16" if whole.dtype is None else str(whole.dtype).removeprefix("torch.")
 
 
 def _quantizable(whole: Qwen2_5OmniConfig, shapes: dict[str, tuple[int, ...]]) -> Quantizable:
@@ -113,22 +105,13 @@ def _code2wav(
     whole: Qwen2_5OmniConfig, config: StageConfig, stage: Code2WavStage, shapes: dict[str, tuple[int, ...]]
 ) -> StageFootprint:
     dit, vocoder = whole.token2wav_config.dit_config, whole.token2wav_config.bigvgan_config
-    branches = 2 if stage.solver.guidance_scale >= GUIDANCE_OFF_BELOW else 1
-    per_stream = slot_shape(
-        num_intervals=stage.solver.num_steps - 1,
-        num_evaluations=EVALUATIONS,
-        num_layers=len(dit.look_backward_layers),
-        num_branches=branches,
-        block_size=dit.block_size,
-        inner=dit.num_attention_heads * dit.head_dim,
-    )
     is_float32 = stage.dtype == "float32" or (stage.dtype == "auto" and config.platform == "cpu")
     # A block of the DiT holds its residual, norm, queries, keys, values and feed-forward part; the vocoder's
     # widest layer its input, and output and activations at twice the rate. Twice that is the CUDA graphs'
     # (`dtype` says float32): with the 7B's sizes in float16 code2wav took 1.26, 1.71, 2.59, 3.11 and 4.07 GB
     # of one H200 for 4, 8, 16, 32 and 64 requests when its graphs were recorded; this makes 2.20, 2.32, 2.81,
     # 3.29 and 4.20 GB.
-    per_frame = branches * 10 * dit.hidden_size + 6 * _widest(
+    per_frame = stage.solver.num_branches * 10 * dit.hidden_size + 6 * _widest(
         vocoder.upsample_initial_channel, vocoder.upsample_rates
     )
     vocoder_values = sum(
@@ -143,13 +126,12 @@ def _code2wav(
         values_per_token=dit.repeats * per_frame,
         # The vocoder's copy, while its float32 weights are there; and a layer of it in between.
         preparation_bytes=vocoder_values * (4 if is_float32 else 2) * 5 // 4,
-        stream_state_bytes=math.prod(per_stream) * (4 if is_float32 else 2),
+        stream_state_bytes=math.prod(slot_shape(dit, stage.solver)) * (4 if is_float32 else 2),
     )
 
 
 def _widest(channels: int, rates: Sequence[int]) -> int:
-    """Most values for one mel frame in any layer of the vocoder, which halves its channels at each step
-    upwards."""
+    """Most values for one mel frame in any layer of the vocoder; each step up halves the channels."""
     widest, samples = channels, 1
     for rate in rates:
         channels, samples = channels // 2, samples * rate

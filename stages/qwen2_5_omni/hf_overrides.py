@@ -7,6 +7,8 @@ from copy import deepcopy
 
 from transformers import PreTrainedConfig, Qwen2_5OmniConfig
 
+from omni_server.family import HfOverrides
+
 THINKER, TALKER, CODE2WAV = "Qwen2_5OmniThinkerStage", "Qwen2_5OmniTalkerStage", "Qwen2_5OmniCode2WavStage"
 """Names under which the model classes are registered with vLLM."""
 
@@ -24,8 +26,7 @@ def talker_config(config: PreTrainedConfig) -> PreTrainedConfig:
         return config
     talker: PreTrainedConfig = config.talker_config
     talker.architectures = [TALKER]
-    # `ModelConfig.get_inputs_embeds_size` reads this: the talker's inputs are as wide as the thinker's
-    # states.
+    # For `ModelConfig.get_inputs_embeds_size`: the talker's inputs are as wide as the thinker's states.
     talker.projection_size = talker.embedding_size
     # Ids from here on have no row in the DiT's table (Qwen2_5OmniToken2WavDiTModel.text_embed).
     talker.codec_table_size = config.token2wav_config.dit_config.num_embeds + 1
@@ -48,3 +49,10 @@ def code2wav_config(config: PreTrainedConfig) -> PreTrainedConfig:
     stage.head_dim = dit.head_dim
     stage.max_position_embeddings = dit.max_position_embeddings // dit.repeats
     return stage
+
+
+OVERRIDES: dict[str, HfOverrides] = {
+    "thinker": thinker_config,
+    "talker": talker_config,
+    "code2wav": code2wav_config,
+}

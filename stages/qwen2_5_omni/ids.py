@@ -1,5 +1,4 @@
-"""Special token ids of a Qwen2.5-Omni checkpoint, read from its config.json; there are no literals
-elsewhere."""
+"""Special token ids of a Qwen2.5-Omni checkpoint, read from its config.json; no others are written down."""
 
 import json
 from dataclasses import dataclass
@@ -25,11 +24,6 @@ class SpecialIds:
     codec_end: int
     codec_table_size: int  # ids the DiT's embedding table has a row for
     codec_vocab_size: int
-
-    @property
-    def codec_stop(self) -> tuple[int, int]:
-        """Ids that end the utterance (default of `talker_eos_token_id` in the reference's `generate`)."""
-        return (self.codec_pad, self.codec_end)
 
 
 def read_special_ids(model_dir: Path) -> SpecialIds:

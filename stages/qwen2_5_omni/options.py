@@ -10,8 +10,7 @@ from omni_server.config.stages import DiffusionStage
 
 
 class SolverConfig(FrozenModel):
-    """Flow-matching solver of the DiT (`Qwen2_5OmniToken2WavDiTModel.sample`); the defaults are the
-    reference's."""
+    """Flow-matching solver of the DiT, with the defaults of `Qwen2_5OmniToken2WavDiTModel.sample`."""
 
     num_steps: Annotated[int, Field(ge=2, le=100)] = 10
     """Points of the time grid, one more than Runge-Kutta steps; more is slower and more exact."""
@@ -19,6 +18,11 @@ class SolverConfig(FrozenModel):
     """Strength of classifier-free guidance."""
     sway_coefficient: float = -1.0
     """Where the time grid is denser; negative values make its beginning denser."""
+
+    @property
+    def num_branches(self) -> int:
+        """Evaluations at each time: with the condition and, from the reference's bound on, without it."""
+        return 2 if self.guidance_scale >= 1e-5 else 1
 
 
 class Code2WavStage(DiffusionStage):

@@ -24,7 +24,6 @@ from omni_server.types import (
     ContentPart,
     FunctionTool,
     ImagePart,
-    ReadAloud,
     Task,
     TextPart,
     ToolCall,
@@ -109,7 +108,7 @@ class PromptRenderer:
         plain = PlainText(self._tokens)
         messages = with_tools([_marked(message, plain) for message in messages], tools, plain.marked)
         conversation = [
-            {"role": message.role, "content": [_template_part(part) for part in message.content]}
+            {"role": message.role, "content": [template_part(part) for part in message.content]}
             for message in messages
         ]
         try:
@@ -122,7 +121,12 @@ class PromptRenderer:
             ) from exc
         pieces = plain.pieces(rendered)
         text = "".join(pieces)
-        _check_encoding(text)
+        try:
+            text.encode()
+        except UnicodeEncodeError as exc:
+            raise InvalidRequestError(
+                f"the messages hold text that cannot be encoded: {exc}", param="messages"
+            ) from exc
         parts = [part for message in messages for part in message.content]
         videos = [part for part in parts if isinstance(part, VideoPart)]
         return Prompt(
@@ -136,29 +140,19 @@ class PromptRenderer:
 
 
 def _marked(message: ChatMessage, plain: PlainText) -> ChatMessage:
-    """Texts that follow each other become one, as the template writes them: together they may spell a
-    token."""
+    """Adjacent texts become one, as the template writes them: together they may spell a token."""
     parts: list[ContentPart] = []
     for is_text, group in groupby(message.content, lambda part: isinstance(part, TextPart)):
         if is_text:
-            parts.append(
-                TextPart(plain.marked("".join(part.text for part in group if isinstance(part, TextPart))))
-            )
+            text = "".join(part.text for part in group if isinstance(part, TextPart))
+            parts.append(TextPart(plain.marked(text)))
         else:
             parts += group
     return replace(message, content=tuple(parts))
 
 
-def _check_encoding(text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as exc:
-        raise InvalidRequestError(
-            f"the messages hold text that cannot be encoded: {exc}", param="messages"
-        ) from exc
-
-
-def _template_part(part: ContentPart) -> dict[str, str]:
+def template_part(part: ContentPart) -> dict[str, str]:
+    """What the chat template looks at; the media themselves go to the processor."""
     match part:
         case TextPart(text):
             return {"type": "text", "text": text}
@@ -202,8 +196,7 @@ def with_tools(
 
 
 def _with_system_tools(messages: list[ChatMessage], tools: Sequence[str]) -> list[ChatMessage]:
-    definitions = "\n".join(tools)
-    text = TextPart(_TOOLS.format(definitions=definitions, begin=CALL_BEGIN, end=CALL_END))
+    text = TextPart(_TOOLS.format(definitions="\n".join(tools), begin=CALL_BEGIN, end=CALL_END))
     if messages and messages[0].role == "system":
         return [ChatMessage("system", (*messages[0].content, text)), *messages[1:]]
     return [ChatMessage("system", (TextPart(_DEFAULT_SYSTEM_PROMPT), text)), *messages]
@@ -238,30 +231,22 @@ def _tool_results(messages: list[ChatMessage]) -> tuple[ContentPart, ...]:
 
 
 def task_messages(task: Task) -> tuple[ChatMessage, ...]:
-    match task:
-        case ReadAloud():
-            return _read_aloud(task)
-        case Transcribe():
-            return _transcribe(task)
-
-
-def _read_aloud(task: ReadAloud) -> tuple[ChatMessage, ...]:
-    """Without a system message: the renderer puts the one that speech needs."""
+    if isinstance(task, Transcribe):
+        return _transcribe(task)
+    # Without a system message: the renderer puts the one that speech needs.
     manner = f"How to read it: {task.instructions}\n\n" if task.instructions is not None else ""
     request = "Read the following text aloud, word for word, and say nothing else.\n\n"
     return (ChatMessage("user", (TextPart(request + manner + task.text),)),)
 
 
 def _transcribe(task: Transcribe) -> tuple[ChatMessage, ...]:
-    language = _language_name(task.language) if task.language is not None else None
+    language = f"{_language_name(task.language)} " if task.language is not None else ""
     if task.to_english:
         system = _TRANSLATION_SYSTEM_PROMPT
-        spoken = f"{language} speech" if language is not None else "speech"
-        wanted = f"Listen to the provided {spoken} and produce a translation in English text."
+        wanted = f"Listen to the provided {language}speech and produce a translation in English text."
     else:
         system = _RECOGNITION_SYSTEM_PROMPT
-        spoken = f"{language} audio" if language is not None else "audio"
-        wanted = f"Transcribe the {spoken} into text, in the language that is spoken."
+        wanted = f"Transcribe the {language}audio into text, in the language that is spoken."
     if task.hint is not None:
         wanted += f"\nThese words may help to understand it; do not repeat them where they are not said:\n{task.hint}"
     return (

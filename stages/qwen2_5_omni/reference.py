@@ -36,11 +36,11 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
 )
 
 from omni_server.reference import Difference, ReferenceAnswer, ReferenceJob
-from omni_server.types import AudioPart, ChatMessage, ContentPart, ImagePart, TextPart, VideoPart
+from omni_server.types import AudioPart, ChatMessage, ImagePart, TextPart, VideoPart
 from stages.qwen2_5_omni.code2wav.noise import noise_frames
+from stages.qwen2_5_omni.prompt import template_part
 
-# As the model card has it. On purpose not the constant of `prompt.py`: that the server inserts this text is
-# compared, too.
+# As the model card has it, not the constant of `prompt.py`: that the server inserts it is compared, too.
 _SPEECH_SYSTEM_PROMPT = ChatMessage(
     "system",
     (
@@ -112,7 +112,7 @@ class Qwen25OmniReference:
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
         self._processor = AutoProcessor.from_pretrained(folder)
-        model = Qwen2_5OmniForConditionalGeneration.from_pretrained(folder, dtype=_torch_dtype(dtype))
+        model = Qwen2_5OmniForConditionalGeneration.from_pretrained(folder, dtype=dtype)
         self._model = model = model.eval().to(device)
         self._noise_seed = 0
         ends = model.thinker.generation_config.eos_token_id
@@ -210,7 +210,7 @@ class Qwen25OmniReference:
         if job.voice is not None and not any(message.role == "system" for message in messages):
             messages = (_SPEECH_SYSTEM_PROMPT, *messages)
         rendered = self._processor.apply_chat_template(
-            [{"role": m.role, "content": [_template_item(part) for part in m.content]} for m in messages],
+            [{"role": m.role, "content": [template_part(part) for part in m.content]} for m in messages],
             add_generation_prompt=True,
             tokenize=False,
         )
@@ -229,8 +229,7 @@ class Qwen25OmniReference:
 
 
 def _steps(ids: tuple[int, ...], ends: tuple[int, ...], limit: int) -> list[tuple[int, ...]]:
-    """The tokens of an answer, and its end if it came before the limit without a word on which token it
-    was."""
+    """The tokens of an answer, and its end if it came before the limit and its token is not known."""
     has_ended = bool(ids) and ids[-1] in ends
     return [*_each(ids), ends] if len(ids) < limit and not has_ended else _each(ids)
 
@@ -251,23 +250,6 @@ def _along(choice: ForcedChoice, repetition_penalty: float) -> dict[str, object]
 
 def _prefixed(prefix: str, arguments: dict[str, object]) -> dict[str, object]:
     return {f"{prefix}_{name}": value for name, value in arguments.items()}
-
-
-def _template_item(part: ContentPart) -> dict[str, str]:
-    """What the chat template looks at; the media themselves go to the processor."""
-    match part:
-        case TextPart(text):
-            return {"type": "text", "text": text}
-        case AudioPart():
-            return {"type": "audio"}
-        case ImagePart():
-            return {"type": "image"}
-        case VideoPart():
-            return {"type": "video"}
-
-
-def _torch_dtype(name: str) -> torch.dtype:
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
 
 
 def _ids(value: int | Sequence[int]) -> tuple[int, ...]:

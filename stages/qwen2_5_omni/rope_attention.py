@@ -37,6 +37,8 @@ class RopeAttention(nn.Module):
         self.o_proj = attention.o_proj
         self.rotary_emb = attention.rotary_emb
         self.attn = attention.attn
+        # Both of `stages.runtime.attention_kernels`, for this layer's sizes: a `DecodeAttention` and, for all
+        # other steps, a `RopeInPlace`.
         self._kernel: Callable[..., None] | None = None
         self._rotate: Callable[..., None] | None = None
         self._name = f"{self.attn.layer_name}.{_OPERATOR}"
@@ -59,8 +61,23 @@ class RopeAttention(nn.Module):
     def attend(self, qkv: torch.Tensor, positions: torch.Tensor, attended: torch.Tensor) -> None:
         """What the operator does: compute `attended` `[num_tokens, q_size]` from `qkv` `[num_tokens, q_size +
         2 * kv_size]` and `positions` `[3, num_tokens]`, and write keys and values into the cache."""
-        if self._kernel is not None and self._attend_by_kernel(self._kernel, qkv, positions, attended):
-            return
+        if self._kernel is not None:
+            # One new token of each request, not too many of them, and a plain cache.
+            metadata, _, cache, slots = get_attention_context(self.attn.layer_name)
+            if _is_decoding(metadata) and slots is not None and cache.dtype == qkv.dtype:
+                # Rows and requests may be padded, and not to the same number.
+                num_rows = min(len(qkv), len(metadata.seq_lens), len(metadata.block_table), len(slots))
+                self._kernel(
+                    qkv[:num_rows],
+                    positions[:, :num_rows],
+                    self.rotary_emb.cos_sin_cache,
+                    cache,
+                    metadata.block_table,
+                    metadata.seq_lens,
+                    slots,
+                    attended[:num_rows],
+                )
+                return
         q, k, v = qkv.split([self.q_size, self.kv_size, self.kv_size], dim=-1)
         if self._rotate is not None:
             self._rotate(qkv, positions, self.rotary_emb.cos_sin_cache)
@@ -69,11 +86,6 @@ class RopeAttention(nn.Module):
             q, k = rotate(positions, q, k)
         attended.copy_(self.attn(q, k, v))
 
-    def use_kernels(self, kernel: Callable[..., None], rotate: Callable[..., None]) -> None:
-        """Both of `stages.runtime.attention_kernels`, for this layer's sizes: `kernel` is a
-        `DecodeAttention`, `rotate`, for all other steps, a `RopeInPlace`."""
-        self._kernel, self._rotate = kernel, rotate
-
     def attends_by_kernel(self, metadata: Any) -> bool:
         """Whether the kernel computes a step of which vLLM gives this layer that `metadata`."""
         return (
@@ -81,30 +93,6 @@ class RopeAttention(nn.Module):
             and _is_decoding(metadata)
             and self.attn.kv_cache.dtype == self.qkv_proj.params_dtype
         )
-
-    def _attend_by_kernel(
-        self, kernel: Callable[..., None], qkv: torch.Tensor, positions: torch.Tensor, attended: torch.Tensor
-    ) -> bool:
-        """False where it cannot: more than one new token of a request, too many requests, another cache than
-        plain."""
-        metadata, _, cache, slots = get_attention_context(self.attn.layer_name)
-        if not _is_decoding(metadata) or slots is None or cache.dtype != qkv.dtype:
-            return False
-        # Rows and requests may be padded, and not to the same number.
-        num_rows = min(
-            qkv.shape[0], metadata.seq_lens.shape[0], metadata.block_table.shape[0], slots.shape[0]
-        )
-        kernel(
-            qkv[:num_rows],
-            positions[:, :num_rows],
-            self.rotary_emb.cos_sin_cache,
-            cache,
-            metadata.block_table,
-            metadata.seq_lens,
-            slots,
-            attended[:num_rows],
-        )
-        return True
 
 
 def _is_decoding(metadata: Any) -> bool:
@@ -172,7 +160,7 @@ def _use_kernels(layers: list[RopeAttention], config: VllmConfig) -> None:
     kernel = DecodeAttention(attn.num_heads, attn.num_kv_heads, attn.head_size, section, device)
     rotate = RopeInPlace(attn.num_heads + attn.num_kv_heads, attn.head_size, section)
     for layer in layers:
-        layer.use_kernels(kernel, rotate)
+        layer._kernel, layer._rotate = kernel, rotate
 
 
 @eager_break_during_capture  # where vLLM captures graphs of uncompiled models, breaking them at attention

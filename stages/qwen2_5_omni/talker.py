@@ -36,8 +36,7 @@ _CHECKPOINT = WeightsMapper(
 
 
 class TalkerAttention(LlamaAttention):
-    """Llama's, whose head dimension is the config's own; like Qwen2's, with biases of queries, keys and
-    values."""
+    """Llama's, with the config's own head dimension; like Qwen2's, with biases of queries, keys and values."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**{**kwargs, "bias": True})
@@ -53,8 +52,7 @@ class TalkerDecoderLayer(LlamaDecoderLayer):
         quant_config: QuantizationConfig | None = None,
         prefix: str = "",
     ) -> None:
-        """The arguments are `Qwen2Model`'s; `cache_config` and `quant_config` are those of the engine's
-        config."""
+        """Takes `Qwen2Model`'s arguments; the engine's config has the same `cache_config` and `quant_config`."""
         super().__init__(get_current_vllm_config(), prefix, config, TalkerAttention)
 
 
@@ -107,8 +105,7 @@ class TalkerModel(Qwen2Model):
 
 
 class Qwen2_5OmniTalker(nn.Module, SupportsLoRA, SupportsPP, SupportsQuant, SupportsMRoPE):
-    """`inputs_embeds` is `[num_tokens, embedding_size]`: codec embeddings with the thinker's rows laid
-    over."""
+    """`inputs_embeds` `[num_tokens, embedding_size]`: codec embeddings with the thinker's rows laid over."""
 
     hf_to_vllm_mapper = _CHECKPOINT | Qwen2Model.hf_to_vllm_mapper
     packed_modules_mapping = Qwen2ForCausalLM.packed_modules_mapping
@@ -141,8 +138,7 @@ class Qwen2_5OmniTalker(nn.Module, SupportsLoRA, SupportsPP, SupportsQuant, Supp
         return self.model.embed_tokens
 
     def attends_by_kernel(self, metadata: dict[str, Any]) -> bool:
-        """Whether our kernel is the attention of every layer in a step with this metadata of vLLM's, by
-        layer."""
+        """Whether our kernel is every layer's attention in a step with vLLM's `metadata`, by layer."""
         layers = self.model.attentions
         return bool(layers) and all(
             layer.attends_by_kernel(metadata[layer.attn.layer_name]) for layer in layers

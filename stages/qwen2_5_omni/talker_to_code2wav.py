@@ -31,8 +31,7 @@ class TalkerToCode2Wav:
         self._voice = voice
         self._noise_seed = noise_seed
         self._chunker = CodecChunker[int](plan, layout.frames_per_block)
-        # Not the request's id, which a client may use again while code2wav still has a window of the first
-        # use.
+        # Not the request's id: a client may use it again while code2wav still has a window of its first use.
         self._stream = uuid.uuid4().hex if plan.carries_state else None
 
     def use_ramp(self, new_blocks: Sequence[int]) -> None:

@@ -39,8 +39,7 @@ class ThinkerProcessingInfo(Qwen2_5OmniThinkerProcessingInfo):
 
 
 class ThinkerDummyInputs(Qwen2_5OmniThinkerDummyInputsBuilder[ThinkerProcessingInfo]):
-    """vLLM measures the encoders' memory with these, so audio is as long as `ThinkerProcessingInfo`
-    allows."""
+    """vLLM measures the encoders' memory with these: audio as long as `ThinkerProcessingInfo` allows."""
 
     def get_dummy_mm_data(
         self, seq_len: int, mm_counts: Mapping[str, int], mm_options: MultiModalDummyOptions

@@ -12,7 +12,10 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniToken2WavConfig
+from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import (
+    Qwen2_5OmniDiTConfig,
+    Qwen2_5OmniToken2WavConfig,
+)
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
 
 import scripts.demo_checkpoint
@@ -20,11 +23,11 @@ from omni_server.protocol.diffusion_config import ComputeDtype, DiffusionRuntime
 from stages.codec_chunking import CodecChunker
 from stages.qwen2_5_omni.code2wav.dit_ops import TorchDiTOps
 from stages.qwen2_5_omni.code2wav.noise import noise_frames
-from stages.qwen2_5_omni.code2wav.packing import BlockLayout, Carry, pack_windows
+from stages.qwen2_5_omni.code2wav.packing import BlockLayout, Carry, MelJob, pack_windows
 from stages.qwen2_5_omni.code2wav.pipeline import TORCH_DTYPES, Code2WavPipeline, WindowJob
 from stages.qwen2_5_omni.code2wav.stream_kv import LayerKV, StreamKV, slot_shape
 from stages.qwen2_5_omni.code2wav.voices import Voice
-from stages.qwen2_5_omni.options import Code2WavChunks
+from stages.qwen2_5_omni.options import Code2WavChunks, SolverConfig
 from stages.qwen2_5_omni.talker_to_code2wav import codec_window
 from tests.reference.token2wav import MEL_LEVEL, code2wav_stage, random_token2wav
 
@@ -140,10 +143,10 @@ def mixed_layout() -> BlockLayout:
     carries = [None, Carry(2, True, None), Carry(0, False, 1), Carry(3, True, 2), Carry(4, True, 0)]
     lengths = [30, 12, 25, 40, 12]
     return pack_windows(
-        [torch.zeros(length, dtype=torch.int64) for length in lengths],
-        [torch.zeros(2 * length, 80) for length in lengths],
-        [0] * len(lengths),
-        carries,
+        [
+            MelJob(torch.zeros(length, dtype=torch.int64), torch.zeros(2 * length, 80), 0, carry)
+            for length, carry in zip(lengths, carries, strict=True)
+        ],
         codes_per_block=12,
         num_blocks=14,
         device=torch.device("cuda"),
@@ -151,14 +154,8 @@ def mixed_layout() -> BlockLayout:
 
 
 def random_state(dtype: torch.dtype) -> StreamKV:
-    per_slot = slot_shape(
-        num_intervals=3,
-        num_evaluations=4,
-        num_layers=2,
-        num_branches=2,
-        block_size=BLOCK_SIZE,
-        inner=HEADS * HEAD_DIM,
-    )
+    dit = Qwen2_5OmniDiTConfig(num_attention_heads=HEADS, head_dim=HEAD_DIM, block_size=BLOCK_SIZE)
+    per_slot = slot_shape(dit, SolverConfig(num_steps=4))
     state = StreamKV(5, per_slot, dtype, torch.device("cuda"))
     torch.manual_seed(5)
     for evaluation in range(4):
@@ -251,7 +248,7 @@ def test_streams_on_the_fast_path_are_within_its_bound_of_plain_float32(
     ]
     alone = [[plain.run([job])[0] for job in jobs] for jobs in streams]
     together = in_turns(fast, streams)
-    assert (fast.streams.num_streams, fast.streams.num_free) == (0, 8)
+    assert (len(fast.streams.states), len(fast.streams.free_slots)) == (0, 8)
     again = [[fast.run([job])[0] for job in jobs] for jobs in streams]
     levels = [
         snr_db(result, reference)

@@ -1,2 +1,1 @@
-"""Codec tokens to waveform: a flow-matching diffusion transformer and the BigVGAN vocoder, both in
-float32."""
+"""Codec tokens to waveform: a flow-matching diffusion transformer and the BigVGAN vocoder."""

@@ -10,6 +10,7 @@ projection are float32; the products inside the layers run in the given type.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,22 +19,15 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
     Qwen2_5OmniToken2WavDiTModel,
 )
 
-from stages.qwen2_5_omni.code2wav.dit_ops import DiTOps
+from stages.qwen2_5_omni.code2wav.dit_ops import TorchDiTOps
 from stages.qwen2_5_omni.code2wav.packing import BlockLayout
 from stages.qwen2_5_omni.code2wav.stream_kv import StreamKV, slot_shape
 from stages.qwen2_5_omni.code2wav.voices import Voice
 from stages.qwen2_5_omni.options import SolverConfig
 
-GUIDANCE_OFF_BELOW = 1e-5
-"""The reference evaluates no unconditional branch below this guidance scale."""
-
-EVALUATIONS = 4
-"""Of the DiT in one interval of the solver: the stages of a Runge-Kutta method of order 4."""
-
 
 def time_grid(solver: SolverConfig) -> torch.Tensor:
-    """The solver's time points from 0 to 1, float32 [num_steps] on the CPU, denser near 0 for negative
-    sway."""
+    """The solver's times from 0 to 1, float32 [num_steps] on the CPU; denser near 0 for negative sway."""
     grid = torch.linspace(0, 1, solver.num_steps)
     return grid + solver.sway_coefficient * (torch.cos(torch.pi / 2 * grid) - 1 + grid)
 
@@ -46,14 +40,12 @@ class _Layer:
     out: tuple[torch.Tensor, torch.Tensor]
     up: tuple[torch.Tensor, torch.Tensor]
     down: tuple[torch.Tensor, torch.Tensor]
-    back: bool
     ahead: bool
-    back_number: int
-    """Layers before this one that look back."""
+    back_number: int | None
+    """Layers before this one that look back, if this one does."""
 
 
-@dataclass(frozen=True)
-class Interval:
+class Interval(NamedTuple):
     """What the solver needs at the four evaluations of one interval of its time grid."""
 
     number: torch.Tensor
@@ -61,8 +53,7 @@ class Interval:
     step: torch.Tensor
     """Length of the interval, float32 []."""
     modulation: torch.Tensor
-    """float32 [4, num_layers, 6, hidden]: shift, scale and gate of the attention, then of the feed-forward
-    part."""
+    """float32 [4, num_layers, 6, hidden]: shift, scale, gate of the attention, then of the feed-forward."""
     final: torch.Tensor
     """float32 [4, 2, hidden]: scale and shift of the last norm."""
 
@@ -75,7 +66,7 @@ class PackedDiT:
         dit: Qwen2_5OmniToken2WavDiTModel,
         solver: SolverConfig,
         voices: Sequence[Voice],
-        ops: DiTOps,
+        ops: TorchDiTOps,
         *,
         dtype: torch.dtype,
         longest_window_frames: int,
@@ -92,16 +83,15 @@ class PackedDiT:
         self._head_dim: int = config.head_dim
         self._frames_per_code: int = config.repeats
         self._guidance = solver.guidance_scale
-        self.is_guided = solver.guidance_scale >= GUIDANCE_OFF_BELOW
+        self.num_branches = solver.num_branches
         self.mel_dim: int = config.mel_dim
         self.block_size: int = config.block_size
         self.hidden_size: int = config.hidden_size
         looks_back = [layer.look_backward_block > 0 for layer in dit.transformer_blocks]
         self._layers: list[_Layer] = []
         for number, layer in enumerate(dit.transformer_blocks):
-            self._layers.append(
-                _prepared(layer, dtype, config.head_dim, back_number=sum(looks_back[:number]))
-            )
+            back_number = sum(looks_back[:number]) if looks_back[number] else None
+            self._layers.append(_prepared(layer, dtype, config.head_dim, back_number))
             if frees_modules:
                 layer.attn.to("meta")
                 layer.ff.to("meta")
@@ -119,14 +109,7 @@ class PackedDiT:
         self.intervals = _intervals(dit, solver)
         self.streams: StreamKV | None = None
         if num_streams and any(looks_back):
-            per_slot = slot_shape(
-                num_intervals=len(self.intervals),
-                num_evaluations=EVALUATIONS,
-                num_layers=sum(looks_back),
-                num_branches=2 if self.is_guided else 1,
-                block_size=config.block_size,
-                inner=config.num_attention_heads * config.head_dim,
-            )
+            per_slot = slot_shape(config, solver)
             self.streams = StreamKV(num_streams, per_slot, dtype, dit.proj_out.weight.device)
 
     def input_bias(self, layout: BlockLayout, codes: torch.Tensor) -> torch.Tensor:
@@ -137,7 +120,7 @@ class PackedDiT:
         embedded = F.linear(F.embedding(codes, self._codec_table), self._code_projection)
         conditional, unconditional = self._voice_bias[:, layout.voice.long()][:, :, None]
         bias = embedded.repeat_interleave(self._frames_per_code, 1) + conditional
-        if not self.is_guided:
+        if self.num_branches == 1:
             return bias[None]
         return torch.stack([bias, unconditional.expand_as(bias)])
 
@@ -180,62 +163,56 @@ class PackedDiT:
             _, _, attention_gate, shift, scale, gate = modulation[number]
             qkv = F.linear(normed, *layer.qkv)
             kept = None
-            if layer.back and self.streams is not None:
+            if layer.back_number is not None and self.streams is not None:
                 kept = self.streams.at(evaluation, layer.back_number, interval.number)
             attended = ops.attention(
                 qkv,
                 layout,
                 self._rotary,
                 head_dim=self._head_dim,
-                back=layer.back,
+                back=layer.back_number is not None,
                 ahead=layer.ahead,
                 kept=kept,
             )
             if kept is not None:
                 ops.keep(qkv, layout, kept)  # over what the attention has just read
             update = F.linear(attended, *layer.out)
-            normed = ops.gated_norm(hidden, update, attention_gate, scale, shift, dtype)
+            normed = ops.norm(hidden, scale, shift, dtype, (attention_gate, update))
             update = F.linear(ops.linear_gelu(normed, *layer.up), *layer.down)
             if number + 1 < len(self._layers):
-                shift, scale = modulation[number + 1, 0], modulation[number + 1, 1]
-                normed = ops.gated_norm(hidden, update, gate, scale, shift, dtype)
+                shift, scale = modulation[number + 1, :2]
+                normed = ops.norm(hidden, scale, shift, dtype, (gate, update))
             else:
-                normed = ops.gated_norm(hidden, update, gate, final[0], final[1], torch.float32)
+                normed = ops.norm(hidden, final[0], final[1], torch.float32, (gate, update))
         velocities = F.linear(normed, *self._last).view(-1, *state.shape)
-        if not self.is_guided:
+        if self.num_branches == 1:
             return velocities[0]
         conditional, unconditional = velocities
         return conditional + (conditional - unconditional) * self._guidance
 
 
-def _prepared(layer: DiTDecoderLayer, dtype: torch.dtype, head_dim: int, *, back_number: int) -> _Layer:
-    attention = layer.attn
+def _prepared(layer: DiTDecoderLayer, dtype: torch.dtype, head_dim: int, back_number: int | None) -> _Layer:
+    order = torch.cat([torch.arange(0, head_dim, 2), torch.arange(1, head_dim, 2)])
 
-    def halves(linear: torch.nn.Linear) -> tuple[torch.Tensor, torch.Tensor]:
+    def joined(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         # The rotary embedding turns pairs of neighbouring components. Queries and keys permuted alike have
         # the same products, and with the even components in front a pair is one offset apart.
-        order = torch.cat([torch.arange(0, head_dim, 2), torch.arange(1, head_dim, 2)]).to(
-            linear.weight.device
+        query, key = (
+            part.unflatten(0, (-1, head_dim))[:, order.to(part.device)].flatten(0, 1) for part in (query, key)
         )
-        weight = linear.weight.detach().unflatten(0, (-1, head_dim))[:, order].flatten(0, 1)
-        return weight, linear.bias.detach().unflatten(0, (-1, head_dim))[:, order].flatten(0, 1)
-
-    query, key = halves(attention.to_q), halves(attention.to_k)
-    value = attention.to_v.weight.detach(), attention.to_v.bias.detach()
+        return torch.cat([query, key, value])
 
     def typed(weight: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return weight.to(dtype, copy=True), bias.to(dtype, copy=True)
+        return weight.detach().to(dtype, copy=True), bias.detach().to(dtype, copy=True)
 
-    def linear(module: torch.nn.Linear) -> tuple[torch.Tensor, torch.Tensor]:
-        return typed(module.weight.detach(), module.bias.detach())
-
+    out = layer.attn.to_out[0]
+    q, k, v = layer.attn.to_q, layer.attn.to_k, layer.attn.to_v
     up, _, _, down = layer.ff.ff
     return _Layer(
-        qkv=typed(torch.cat([query[0], key[0], value[0]]), torch.cat([query[1], key[1], value[1]])),
-        out=linear(attention.to_out[0]),
-        up=linear(up),
-        down=linear(down),
-        back=layer.look_backward_block > 0,
+        qkv=typed(joined(q.weight, k.weight, v.weight), joined(q.bias, k.bias, v.bias)),
+        out=typed(out.weight, out.bias),
+        up=typed(up.weight, up.bias),
+        down=typed(down.weight, down.bias),
         ahead=layer.look_ahead_block > 0,
         back_number=back_number,
     )

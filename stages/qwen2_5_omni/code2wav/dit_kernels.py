@@ -1,13 +1,12 @@
-"""`DiTOps` as fused Triton kernels: each reads and writes every value once."""
+"""`TorchDiTOps` as fused Triton kernels: each reads and writes every value once."""
 
 import math
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from stages.qwen2_5_omni.code2wav.dit_ops import NORM_EPS
+from stages.qwen2_5_omni.code2wav.dit_ops import NORM_EPS, TorchDiTOps
 from stages.qwen2_5_omni.code2wav.packing import BlockLayout
 from stages.qwen2_5_omni.code2wav.stream_kv import LayerKV
 
@@ -15,32 +14,41 @@ MIN_DOT_SIZE = 16
 """Triton multiplies tiles whose sides are powers of two from 16 on."""
 
 ATTENTION_WARPS = 2
-"""Per block and head. With one a thread takes 237 registers instead of 102, so that fewer blocks are in
-flight."""
+"""Per block and head. With one, a thread takes 237 registers, not 102, and fewer blocks are in flight."""
 
 
-class TritonDiTOps:
-    """Implements `DiTOps` on CUDA."""
+class TritonDiTOps(TorchDiTOps):
+    """On CUDA."""
 
     def norm(
-        self, hidden: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, dtype: torch.dtype
-    ) -> torch.Tensor:
-        return _norm(hidden, None, None, scale, shift, dtype)
-
-    def gated_norm(
         self,
         hidden: torch.Tensor,
-        update: torch.Tensor,
-        gate: torch.Tensor,
         scale: torch.Tensor,
         shift: torch.Tensor,
         dtype: torch.dtype,
+        gated: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        return _norm(hidden, update, gate, scale, shift, dtype)
+        num_rows, width = hidden.shape
+        out = torch.empty(num_rows, width, dtype=dtype, device=hidden.device)
+        gate, update = (hidden, hidden) if gated is None else gated
+        _gated_norm[(num_rows,)](
+            hidden,
+            update,
+            gate,
+            scale,
+            shift,
+            out,
+            width,
+            NORM_EPS,
+            HAS_UPDATE=gated is not None,
+            TILE=triton.next_power_of_2(width),
+            num_warps=4,
+        )
+        return out
 
     def linear_gelu(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         if x.dtype == torch.float32:
-            return F.gelu(F.linear(x, weight, bias), approximate="tanh")
+            return super().linear_gelu(x, weight, bias)
         # PyTorch's door to cuBLASLt's epilogue, which applies GELU before the product is written.
         return torch._addmm_activation(bias, x, weight.t(), use_gelu=True)
 
@@ -100,32 +108,6 @@ class TritonDiTOps:
             TILE=triton.next_power_of_2(2 * inner),
             num_warps=4,
         )
-
-
-def _norm(
-    hidden: torch.Tensor,
-    update: torch.Tensor | None,
-    gate: torch.Tensor | None,
-    scale: torch.Tensor,
-    shift: torch.Tensor,
-    dtype: torch.dtype,
-) -> torch.Tensor:
-    num_rows, width = hidden.shape
-    out = torch.empty(num_rows, width, dtype=dtype, device=hidden.device)
-    _gated_norm[(num_rows,)](
-        hidden,
-        hidden if update is None else update,
-        hidden if gate is None else gate,
-        scale,
-        shift,
-        out,
-        width,
-        NORM_EPS,
-        HAS_UPDATE=update is not None,
-        TILE=triton.next_power_of_2(width),
-        num_warps=4,
-    )
-    return out
 
 
 @triton.jit

@@ -3,8 +3,6 @@
 `TorchDiTOps` runs anywhere and is the yardstick for the fused kernels in `dit_kernels`, which run on CUDA.
 """
 
-from typing import Protocol
-
 import torch
 import torch.nn.functional as F
 
@@ -15,31 +13,28 @@ NORM_EPS = 1e-6
 """Of every layer norm in the DiT (`Qwen2_5_OmniAdaLayerNormZero`, `DiTDecoderLayer`)."""
 
 
-class DiTOps(Protocol):
+class TorchDiTOps:
     """Rows are frames: those of all blocks with the condition, behind them the same without it."""
 
     def norm(
-        self, hidden: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, dtype: torch.dtype
-    ) -> torch.Tensor:
-        """Layer norm without weights of `hidden` (float32 [rows, width]), times 1 + scale, plus shift, as
-        `dtype`."""
-        ...
-
-    def gated_norm(
         self,
         hidden: torch.Tensor,
-        update: torch.Tensor,
-        gate: torch.Tensor,
         scale: torch.Tensor,
         shift: torch.Tensor,
         dtype: torch.dtype,
+        gated: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """Adds `gate * update` to `hidden` in place, and returns `norm` of the sum."""
-        ...
+        """Layer norm without weights of `hidden` (float32 [rows, width]), times 1 + scale, plus shift, as
+        `dtype`. The product of `gated`, a gate and an update, is first added to `hidden` in place."""
+        if gated is not None:
+            gate, update = gated
+            hidden.add_(gate * update.to(hidden.dtype))
+        normed = F.layer_norm(hidden, (hidden.shape[-1],), eps=NORM_EPS)
+        return (normed * (1 + scale) + shift).to(dtype)
 
     def linear_gelu(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         """GELU, in its approximation by tanh, of a linear layer."""
-        ...
+        return F.gelu(F.linear(x, weight, bias), approximate="tanh")
 
     def attention(
         self,
@@ -59,48 +54,6 @@ class DiTOps(Protocol):
         With `back` (`ahead`) a block also attends to the one before (behind) it, if that is of its window;
         or, with `back` and `kept`, to the one before it in its `read_slot`.
         """
-        ...
-
-    def keep(self, qkv: torch.Tensor, layout: BlockLayout, kept: LayerKV) -> None:
-        """Write keys and values of the blocks that have a `kept_slot` into it."""
-        ...
-
-
-class TorchDiTOps:
-    """Implements `DiTOps` with PyTorch's own operators."""
-
-    def norm(
-        self, hidden: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, dtype: torch.dtype
-    ) -> torch.Tensor:
-        normed = F.layer_norm(hidden, (hidden.shape[-1],), eps=NORM_EPS)
-        return (normed * (1 + scale) + shift).to(dtype)
-
-    def gated_norm(
-        self,
-        hidden: torch.Tensor,
-        update: torch.Tensor,
-        gate: torch.Tensor,
-        scale: torch.Tensor,
-        shift: torch.Tensor,
-        dtype: torch.dtype,
-    ) -> torch.Tensor:
-        hidden.add_(gate * update.to(hidden.dtype))
-        return self.norm(hidden, scale, shift, dtype)
-
-    def linear_gelu(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        return F.gelu(F.linear(x, weight, bias), approximate="tanh")
-
-    def attention(
-        self,
-        qkv: torch.Tensor,
-        layout: BlockLayout,
-        rotary: torch.Tensor,
-        *,
-        head_dim: int,
-        back: bool,
-        ahead: bool,
-        kept: LayerKV | None,
-    ) -> torch.Tensor:
         num_rows, inner = qkv.shape[0], qkv.shape[1] // 3
         block_size = layout.block_size
         # [branches, blocks, frames, 3, heads, head_dim]
@@ -109,9 +62,8 @@ class TorchDiTOps:
         cos, sin = rotary[:, positions].to(qkv.dtype)
         query, key, value = parts.unbind(3)
         query, key = _rotate_first_head(query, cos, sin), _rotate_first_head(key, cos, sin)
-        is_valid = (
-            torch.arange(block_size, device=qkv.device) < layout.num_frames[:, None]
-        )  # [blocks, frames]
+        # [blocks, frames]
+        is_valid = torch.arange(block_size, device=qkv.device) < layout.num_frames[:, None]
         keys, values, masks = [key], [value], [is_valid]
         for wanted, shift, exists in ((back, 1, layout.has_previous), (ahead, -1, layout.has_next)):
             if wanted:
@@ -121,9 +73,8 @@ class TorchDiTOps:
         if back and kept is not None:
             reads = layout.read_slot >= 0
             slots = layout.read_slot.clamp(min=0).long()
-            kept_parts = kept.values[slots, kept.interval.long()].transpose(
-                0, 1
-            )  # [branches, blocks, frames, ...]
+            # [branches, blocks, frames, ...]
+            kept_parts = kept.values[slots, kept.interval.long()].transpose(0, 1)
             kept_key, kept_value = kept_parts.unflatten(-1, (2, inner // head_dim, head_dim)).unbind(3)
             cos, sin = rotary[:, (positions - block_size).clamp(min=0)].to(qkv.dtype)
             is_read = reads[:, None, None, None]
@@ -139,6 +90,7 @@ class TorchDiTOps:
         return attended.transpose(2, 3).reshape(num_rows, inner)
 
     def keep(self, qkv: torch.Tensor, layout: BlockLayout, kept: LayerKV) -> None:
+        """Write keys and values of the blocks that have a `kept_slot` into it."""
         inner = qkv.shape[1] // 3
         (blocks,) = (layout.kept_slot >= 0).nonzero(as_tuple=True)
         rows = qkv.view(-1, layout.num_blocks, layout.block_size, 3 * inner)[:, blocks, :, inner:]

@@ -45,36 +45,30 @@ class Qwen2_5OmniCode2Wav(DiffusionModel):
             )
         self._runtime = runtime
         # The attribute names are those of the checkpoint. SDPA is the reference's choice too.
-        self.code2wav_dit_model: Qwen2_5OmniToken2WavDiTModel | None = (
-            Qwen2_5OmniToken2WavDiTModel._from_config(
-                config.dit_config, attn_implementation="sdpa", dtype=torch.float32
-            )
-        )
-        self.code2wav_bigvgan_model: Qwen2_5OmniToken2WavBigVGANModel | None = (
-            Qwen2_5OmniToken2WavBigVGANModel._from_config(
-                config.bigvgan_config, attn_implementation="sdpa", dtype=torch.float32
-            )
-        )
+        options = {"attn_implementation": "sdpa", "dtype": torch.float32}
+        dit = Qwen2_5OmniToken2WavDiTModel._from_config(config.dit_config, **options)
+        bigvgan = Qwen2_5OmniToken2WavBigVGANModel._from_config(config.bigvgan_config, **options)
+        self.code2wav_dit_model: Qwen2_5OmniToken2WavDiTModel | None = dit
+        self.code2wav_bigvgan_model: Qwen2_5OmniToken2WavBigVGANModel | None = bigvgan
         self.eval()  # the DiT has dropout
         self._frames_per_code: int = config.dit_config.repeats
         self._codes_per_block: int = config.dit_config.block_size // config.dit_config.repeats
         self._mel_dim: int = config.dit_config.mel_dim
         self._table_size: int = config.dit_config.num_embeds + 1
         self._voices = load_voices(Path(vllm_config.model_config.model))
+        wanted = (config.dit_config.enc_emb_dim, config.dit_config.mel_dim)
         for voice in self._voices.values():
             widths = (voice.conditioning.shape[-1], voice.reference_mel.shape[-1])
-            if widths != (config.dit_config.enc_emb_dim, config.dit_config.mel_dim):
+            if widths != wanted:
                 raise ConfigError(
-                    f"{VOICES_FILE}: voice '{voice.name}' has widths {widths}, the model's are "
-                    f"{(config.dit_config.enc_emb_dim, config.dit_config.mel_dim)}"
+                    f"{VOICES_FILE}: voice '{voice.name}' has widths {widths}, the model's are {wanted}"
                 )
         self._voice_rows = {name: row for row, name in enumerate(self._voices)}
         self._pipeline: Code2WavPipeline | None = None
         self._noise_threads = ThreadPoolExecutor(NOISE_THREADS, "noise")
 
     def prepare(self) -> None:
-        """Fold and cast the weights, compile kernels and record CUDA graphs, as far as the config asks for
-        it."""
+        """Fold and cast the weights; compile kernels and record CUDA graphs if the config asks for them."""
         self._ready().warm_up()
 
     def _ready(self) -> Code2WavPipeline:
@@ -113,7 +107,10 @@ class Qwen2_5OmniCode2Wav(DiffusionModel):
                 window.validate(
                     len(codes), codes_per_block=self._codes_per_block, frames_per_code=self._frames_per_code
                 )
-                self._check_voice(window.voice)
+                if window.voice not in self._voices:
+                    raise ValueError(
+                        f"there is no voice '{window.voice}'; voices are {', '.join(self._voices)}"
+                    )
             except ValueError as error:
                 reasons[request_id] = str(error)
                 continue
@@ -128,16 +125,12 @@ class Qwen2_5OmniCode2Wav(DiffusionModel):
             raise RejectedRequestsError(reasons)
         return windows
 
-    def _check_voice(self, name: str) -> None:
-        if name not in self._voices:
-            raise ValueError(f"there is no voice '{name}'; voices are {', '.join(self._voices)}")
-
     def _outside_table(self, codes: torch.Tensor) -> Corruption | None:
-        lowest, highest = int(codes.min()), int(codes.max())
-        if lowest >= 0 and highest < self._table_size:
-            return None
-        wrong = lowest if lowest < 0 else highest
-        return Corruption("codes", f"codec token {wrong} is outside the table of {self._table_size} codes")
+        for code in (int(codes.min()), int(codes.max())):
+            if not 0 <= code < self._table_size:
+                detail = f"codec token {code} is outside the table of {self._table_size} codes"
+                return Corruption("codes", detail)
+        return None
 
     def _out_of_order(self, window: CodecWindow, streams: Set[str]) -> Corruption | None:
         """`streams`: those with a window in this batch already."""
@@ -166,10 +159,9 @@ class Qwen2_5OmniCode2Wav(DiffusionModel):
         return not name.startswith(WEIGHT_PREFIX)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Copy the checkpoint's `token2wav.` weights. Raises `ConfigError` if one is missing, unknown or
-        misshapen."""
-        own = dict(self.named_parameters()) | dict(self.named_buffers())
-        missing = set(self.state_dict())
+        """Copy the `token2wav.` weights. Raises `ConfigError` if one is missing, unknown or misshapen."""
+        own = self.state_dict()  # what it holds are the parameters' and buffers' own values
+        missing = set(own)
         for name, weight in weights:
             if self.is_unused_checkpoint_weight(name):
                 continue
@@ -180,9 +172,9 @@ class Qwen2_5OmniCode2Wav(DiffusionModel):
                 raise ConfigError(
                     f"the checkpoint's weight {name} is {list(weight.shape)}, the config says {list(own[key].shape)}"
                 )
-            own[key].data.copy_(weight)
+            own[key].copy_(weight)
             missing.discard(key)
         if missing:
             names = ", ".join(WEIGHT_PREFIX + key for key in sorted(missing)[:5])
             raise ConfigError(f"the checkpoint lacks {len(missing)} weights of the model, among them {names}")
-        return set(self.state_dict())
+        return set(own)

@@ -23,18 +23,15 @@ def noise_frames(seed: int, first_frame: int, num_frames: int, mel_dim: int) -> 
     first_draw, offset = divmod(first_frame, FRAMES_PER_DRAW)
     num_draws = -(-(offset + num_frames) // FRAMES_PER_DRAW)
     draws = [_draw(seed, first_draw + i, mel_dim) for i in range(num_draws)]
-    return (
-        np.concatenate(draws)[offset : offset + num_frames] if draws else np.empty((0, mel_dim), np.float32)
-    )
+    return np.concatenate([np.empty((0, mel_dim), np.float32), *draws])[offset : offset + num_frames]
 
 
 def _draw(seed: int, index: int, mel_dim: int) -> npt.NDArray[np.float32]:
     key = np.array([seed, index], dtype=np.uint64)
     num_pairs = -(-FRAMES_PER_DRAW * mel_dim // 2)
     raw = np.random.Philox(key=key).random_raw(2 * num_pairs)
-    uniform = (
-        (raw >> np.uint64(11)).astype(np.float64) + 0.5
-    ) * 2.0**-53  # in (0, 1): the logarithm is finite
+    # In (0, 1): the logarithm is finite.
+    uniform = ((raw >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
     radius = np.sqrt(-2.0 * np.log(uniform[:num_pairs]))
     angle = 2.0 * np.pi * uniform[num_pairs:]
     normal = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])

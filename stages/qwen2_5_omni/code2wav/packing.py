@@ -6,7 +6,7 @@ block says whether its neighbours belong to the same window.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -15,75 +15,62 @@ from omni_server.config.stages import DiffusionStage
 
 @dataclass(frozen=True)
 class Carry:
-    """What a window has to do with the slot of its stream in `StreamKV`."""
+    """What a window has to do with the state of its stream."""
 
     slot: int
+    """Of `StreamKV`."""
     is_read: bool
     """The slot holds the block before the first one of the window."""
     kept_block: int | None
-    """Which block of the window, counted from its first, is kept there for the next window; None: there is
-    none."""
-
-
-NO_SLOT = -1
+    """The block, counted from the window's first, that is kept there for the next window, if there is one."""
+    mel: torch.Tensor | None = field(default=None, compare=False)
+    """If the slot is read: the mel frames right before `emit_start`, float32 [num_frames, mel_dim]."""
 
 
 @dataclass(frozen=True)
+class MelJob:
+    """One window."""
+
+    codes: torch.Tensor
+    """int64 [num_codes] on the CPU."""
+    noise: torch.Tensor
+    """float32 [num_codes * frames per code, mel_dim] on the CPU."""
+    voice: int
+    """Index of the voice in the order that `PackedDiT` was given."""
+    carry: Carry | None = None
+    """Its part in a stream. If it reads, `codes` and `noise` begin behind the block that it reads."""
+
+
 class BlockLayout:
-    """Where the blocks of some windows lie."""
+    """Where the blocks of some windows lie: int32 [num_blocks] each, on the DiT's device."""
 
-    table: torch.Tensor
-    """int32 [7, num_blocks] on the DiT's device, one row for each property below, in their order."""
-    block_size: int
-    """Mel frames per block."""
+    index: torch.Tensor
+    """The block's place in the positions of the rotary embedding. They count from the window's start, or, if
+    the window reads a slot, from the start of the block in it: only differences matter."""
+    num_frames: torch.Tensor
+    """Valid frames; only the last block of a window can have fewer than the block size."""
+    has_previous: torch.Tensor
+    """1 if the block before is of the same window."""
+    has_next: torch.Tensor
+    """1 if the block behind is of the same window."""
+    voice: torch.Tensor
+    """Row of the voice tables."""
+    read_slot: torch.Tensor
+    """Slot of `StreamKV` that holds the block before, which the window itself lacks, or -1."""
+    kept_slot: torch.Tensor
+    """Slot of `StreamKV` that this block is kept in, or -1."""
 
-    @property
-    def num_blocks(self) -> int:
-        return self.table.shape[1]
-
-    @property
-    def index(self) -> torch.Tensor:
-        """The block's place in the positions of the rotary embedding. They count from the window's start, or,
-        if the window reads a slot, from the start of the block in it: only differences matter."""
-        return self.table[0]
-
-    @property
-    def num_frames(self) -> torch.Tensor:
-        """Valid frames; only the last block of a window can have fewer than the block size."""
-        return self.table[1]
-
-    @property
-    def has_previous(self) -> torch.Tensor:
-        """1 if the block before is of the same window."""
-        return self.table[2]
-
-    @property
-    def has_next(self) -> torch.Tensor:
-        """1 if the block behind is of the same window."""
-        return self.table[3]
-
-    @property
-    def voice(self) -> torch.Tensor:
-        """Row of the voice tables."""
-        return self.table[4]
-
-    @property
-    def read_slot(self) -> torch.Tensor:
-        """Slot of `StreamKV` that holds the block before, which the window itself lacks, or -1."""
-        return self.table[5]
-
-    @property
-    def kept_slot(self) -> torch.Tensor:
-        """Slot of `StreamKV` that this block is kept in, or -1."""
-        return self.table[6]
+    def __init__(self, table: torch.Tensor, block_size: int) -> None:
+        """table: int32 [7, num_blocks], a row for each of the above; block_size: mel frames per block."""
+        self.table = table
+        self.block_size = block_size
+        self.num_blocks = table.shape[1]
+        self.index, self.num_frames, self.has_previous, self.has_next = table[:4]
+        self.voice, self.read_slot, self.kept_slot = table[4:]
 
     def first(self, num_blocks: int) -> "BlockLayout":
         """View of the first `num_blocks` blocks."""
         return BlockLayout(self.table[:, :num_blocks], self.block_size)
-
-    def copy_(self, other: "BlockLayout") -> None:
-        """Overwrite with another layout of the same size."""
-        self.table.copy_(other.table)
 
 
 @dataclass(frozen=True)
@@ -95,12 +82,8 @@ class PackedWindows:
     """int64 [num_blocks, codes per block]; 0 behind the end of a window."""
     noise: torch.Tensor
     """float32 [num_blocks, frames per block, mel_dim]; 0 behind the end of a window."""
-    spans: tuple[tuple[int, int], ...]
+    spans: list[tuple[int, int]]
     """Per window its first frame in the row of all blocks and its number of frames."""
-
-    @property
-    def num_blocks(self) -> int:
-        return len(self.codes)
 
 
 def num_blocks_of(num_codes: int, codes_per_block: int) -> int:
@@ -117,72 +100,56 @@ def max_num_blocks(stage: DiffusionStage, codes_per_block: int) -> int:
     )
 
 
-def empty_layout(num_blocks: int, block_size: int, device: torch.device) -> BlockLayout:
-    """Windows of one whole block each, of voice 0 and no stream."""
-    return BlockLayout(_empty_table(num_blocks, block_size).to(device), block_size)
-
-
-def _empty_table(num_blocks: int, block_size: int) -> torch.Tensor:
-    """Every block has valid frames: attention over no key gives NaN."""
+def empty_table(num_blocks: int, block_size: int) -> torch.Tensor:
+    """The table of a `BlockLayout` on the CPU: windows of one whole block each, of voice 0 and no stream. Every
+    block has valid frames: attention over no key gives NaN."""
     table = torch.zeros(7, num_blocks, dtype=torch.int32)
     table[1] = block_size
-    table[5:] = NO_SLOT
+    table[5:] = -1
     return table
 
 
 def pack_windows(
-    codes: Sequence[torch.Tensor],
-    noise: Sequence[torch.Tensor],
-    voices: Sequence[int],
-    carries: Sequence[Carry | None],
-    *,
-    codes_per_block: int,
-    num_blocks: int,
-    device: torch.device,
+    jobs: Sequence[MelJob], *, codes_per_block: int, num_blocks: int, device: torch.device
 ) -> PackedWindows:
-    """Lay windows out in `num_blocks` blocks; those that are left over are windows of silence of one block
-    each.
-
-    codes: int64 [num_codes] on the CPU per window; noise: float32 [num_codes * frames per code, mel_dim] on
-    the CPU; voices: rows of the voice tables; carries: None for a window by itself. The result lies on
-    `device`.
-    """
-    mel_dim = noise[0].shape[1]
-    frames_per_code = len(noise[0]) // len(codes[0])
-    block_size = codes_per_block * frames_per_code
+    """Lay windows out in `num_blocks` blocks on `device`; those that are left over are windows of silence of
+    one block each."""
+    mel_dim = jobs[0].noise.shape[1]
+    block_size = codes_per_block * (len(jobs[0].noise) // len(jobs[0].codes))
     packed_codes = torch.zeros(num_blocks * codes_per_block, dtype=torch.int64)
     packed_noise = torch.zeros(num_blocks * block_size, mel_dim)
-    table = _empty_table(num_blocks, block_size)
+    table = empty_table(num_blocks, block_size)
     index, num_frames, has_previous, has_next, voice, read_slot, kept_slot = table
     spans: list[tuple[int, int]] = []
     start = 0
-    for window_codes, window_noise, row, carry in zip(codes, noise, voices, carries, strict=True):
-        count = num_blocks_of(len(window_codes), codes_per_block)
+    for job in jobs:
+        codes, noise, carry = job.codes, job.noise, job.carry
+        count = num_blocks_of(len(codes), codes_per_block)
         end = start + count
         first_frame = start * block_size
-        packed_codes[start * codes_per_block :][: len(window_codes)] = window_codes
-        packed_noise[first_frame:][: len(window_noise)] = window_noise
+        packed_codes[start * codes_per_block :][: len(codes)] = codes
+        packed_noise[first_frame:][: len(noise)] = noise
         index[start:end] = torch.arange(count, dtype=torch.int32)
-        num_frames[end - 1] = len(window_noise) - (count - 1) * block_size
+        num_frames[end - 1] = len(noise) - (count - 1) * block_size
         has_previous[start + 1 : end] = 1
         has_next[start : end - 1] = 1
-        voice[start:end] = row
+        voice[start:end] = job.voice
         if carry is not None and carry.is_read:
             index[start:end] += 1
             read_slot[start] = carry.slot
         if carry is not None and carry.kept_block is not None:
             kept_slot[start + carry.kept_block] = carry.slot
-        spans.append((first_frame, len(window_noise)))
+        spans.append((first_frame, len(noise)))
         start = end
-    if device.type == "cuda":  # page-locked, so that the copies do not wait for the device
-        packed_codes, packed_noise, table = (
-            packed_codes.pin_memory(),
-            packed_noise.pin_memory(),
-            table.pin_memory(),
-        )
+
+    def on_device(tensor: torch.Tensor) -> torch.Tensor:
+        # Page-locked, so that the copies do not wait for the device.
+        source = tensor.pin_memory() if device.type == "cuda" else tensor
+        return source.to(device, non_blocking=True)
+
     return PackedWindows(
-        BlockLayout(table.to(device, non_blocking=True), block_size),
-        packed_codes.to(device, non_blocking=True).view(num_blocks, codes_per_block),
-        packed_noise.to(device, non_blocking=True).view(num_blocks, block_size, mel_dim),
-        tuple(spans),
+        BlockLayout(on_device(table), block_size),
+        on_device(packed_codes).view(num_blocks, codes_per_block),
+        on_device(packed_noise).view(num_blocks, block_size, mel_dim),
+        spans,
     )

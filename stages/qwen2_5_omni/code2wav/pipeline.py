@@ -12,10 +12,10 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
 
 from omni_server.protocol.diffusion_config import ComputeDtype, DiffusionRuntimeConfig
 from stages.qwen2_5_omni.code2wav.dit import PackedDiT
-from stages.qwen2_5_omni.code2wav.dit_ops import DiTOps, TorchDiTOps
-from stages.qwen2_5_omni.code2wav.packing import max_num_blocks, num_blocks_of
-from stages.qwen2_5_omni.code2wav.sampler import MelJob, MelSampler
-from stages.qwen2_5_omni.code2wav.streams import StreamTable, Visit
+from stages.qwen2_5_omni.code2wav.dit_ops import TorchDiTOps
+from stages.qwen2_5_omni.code2wav.packing import Carry, MelJob, max_num_blocks, num_blocks_of
+from stages.qwen2_5_omni.code2wav.sampler import MelSampler
+from stages.qwen2_5_omni.code2wav.streams import StreamTable
 from stages.qwen2_5_omni.code2wav.vocoder import PlainVocoder, Vocoder, mel_crop
 from stages.qwen2_5_omni.code2wav.voices import Voice
 from stages.qwen2_5_omni.codec_window import CodecWindow
@@ -63,8 +63,8 @@ class Code2WavPipeline:
         stage = runtime.stage
         assert isinstance(stage, Code2WavStage)
         longest_window_frames = num_blocks_of(stage.max_model_len, codes_per_block) * dit.config.block_size
-        ops: DiTOps
-        self._vocoder: Vocoder
+        ops = TorchDiTOps()
+        self._vocoder: Vocoder = PlainVocoder(bigvgan)
         if runtime.is_fast:
             # Triton is there on CUDA only.
             from stages.qwen2_5_omni.code2wav.dit_kernels import TritonDiTOps
@@ -80,9 +80,6 @@ class Code2WavPipeline:
             )
             if frees_modules:
                 bigvgan.to("meta")
-        else:
-            ops = TorchDiTOps()
-            self._vocoder = PlainVocoder(bigvgan)
         self.streams = StreamTable(
             runtime.num_streams, codes_per_block=codes_per_block, frames_per_code=self._frames_per_code
         )
@@ -116,46 +113,41 @@ class Code2WavPipeline:
         `ValueError` for two windows of one stream.
         """
         windows = [job.window for job in jobs]
-        visits = self.streams.enter(windows)
+        carries = self.streams.enter(windows)
         try:
-            mel_jobs = [self._mel_job(job, visit) for job, visit in zip(jobs, visits, strict=True)]
+            mel_jobs = [self._mel_job(job, carry) for job, carry in zip(jobs, carries, strict=True)]
             mels = self._sampler.sample(mel_jobs)
             # From here on, a window that continues its stream begins where the vocoder's margin begins.
-            extended = [self._with_margin(*parts) for parts in zip(windows, visits, mels, strict=True)]
-            crops = [
-                mel_crop(window, len(mel) // self._frames_per_code, self._frames_per_code)
-                for window, mel in extended
-            ]
-            waveforms = self._vocoder.synthesize([mel for _, mel in extended], crops)
+            extended = [self._with_margin(*parts) for parts in zip(windows, carries, mels, strict=True)]
+            waveforms = self._vocoder.synthesize(
+                [mel_crop(window, mel, self._frames_per_code) for window, mel in extended]
+            )
             tails = [
-                self._tail(window, mel, visit) for (window, mel), visit in zip(extended, visits, strict=True)
+                self._tail(window, mel, carry) for (window, mel), carry in zip(extended, carries, strict=True)
             ]
         except BaseException:
-            self.streams.abandon(visits)
+            self.streams.abandon(carries)
             raise
-        self.streams.leave(windows, visits, tails)
+        self.streams.leave(windows, carries, tails)
         return waveforms
 
-    def _mel_job(self, job: WindowJob, visit: Visit | None) -> MelJob:
-        if visit is None:
-            return MelJob(job.codes, job.noise, job.voice)
-        skipped = job.window.emit_start - job.window.first_code if visit.carry.is_read else 0
-        return MelJob(
-            job.codes[skipped:], job.noise[skipped * self._frames_per_code :], job.voice, visit.carry
-        )
+    def _mel_job(self, job: WindowJob, carry: Carry | None) -> MelJob:
+        is_read = carry is not None and carry.is_read
+        skipped = job.window.emit_start - job.window.first_code if is_read else 0
+        return MelJob(job.codes[skipped:], job.noise[skipped * self._frames_per_code :], job.voice, carry)
 
     def _with_margin(
-        self, window: CodecWindow, visit: Visit | None, mel: torch.Tensor
+        self, window: CodecWindow, carry: Carry | None, mel: torch.Tensor
     ) -> tuple[CodecWindow, torch.Tensor]:
         """The mel frames `[num_frames, mel_dim]` of a window with those that its stream kept before it."""
-        if visit is None or visit.mel is None:
+        if carry is None or carry.mel is None:
             return window, mel
-        first_code = window.emit_start - len(visit.mel) // self._frames_per_code
-        return msgspec.structs.replace(window, first_code=first_code), torch.cat([visit.mel, mel])
+        first_code = window.emit_start - len(carry.mel) // self._frames_per_code
+        return msgspec.structs.replace(window, first_code=first_code), torch.cat([carry.mel, mel])
 
-    def _tail(self, window: CodecWindow, mel: torch.Tensor, visit: Visit | None) -> torch.Tensor | None:
+    def _tail(self, window: CodecWindow, mel: torch.Tensor, carry: Carry | None) -> torch.Tensor | None:
         """What the vocoder needs of this window in the next one, if that is to find it."""
-        if visit is None or visit.carry.kept_block is None:
+        if carry is None or carry.kept_block is None:
             return None
         end = (window.emit_end - window.first_code) * self._frames_per_code
         num_frames = self.streams.num_margin_codes(window, window.emit_end) * self._frames_per_code

@@ -1,33 +1,18 @@
-"""Mel spectrograms of any number of windows: batches of blocks through the DiT, as CUDA graphs where that is
-wanted."""
+"""Mel spectrograms of any number of windows: batches of blocks through the DiT, with or without CUDA graphs."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 
 from stages.qwen2_5_omni.code2wav.dit import Interval, PackedDiT
 from stages.qwen2_5_omni.code2wav.packing import (
-    Carry,
+    BlockLayout,
+    MelJob,
     PackedWindows,
-    empty_layout,
+    empty_table,
     num_blocks_of,
     pack_windows,
 )
-
-
-@dataclass(frozen=True)
-class MelJob:
-    """One window."""
-
-    codes: torch.Tensor
-    """int64 [num_codes] on the CPU."""
-    noise: torch.Tensor
-    """float32 [num_codes * frames per code, mel_dim] on the CPU."""
-    voice: int
-    """Index of the voice in the order that `PackedDiT` was given."""
-    carry: Carry | None = None
-    """Its part in a stream. If it reads, `codes` and `noise` begin behind the block that it reads."""
 
 
 class MelSampler:
@@ -64,13 +49,7 @@ class MelSampler:
         for batch, num_blocks in self._batches(jobs):
             size = num_blocks if self._graphs is None else self._graphs.bucket(num_blocks)
             packed = pack_windows(
-                [job.codes for job in batch],
-                [job.noise for job in batch],
-                [job.voice for job in batch],
-                [job.carry for job in batch],
-                codes_per_block=self._codes_per_block,
-                num_blocks=size,
-                device=self._device,
+                batch, codes_per_block=self._codes_per_block, num_blocks=size, device=self._device
             )
             frames = self._solve(packed).flatten(0, 1)
             mels.extend(frames[first : first + count] for first, count in packed.spans)
@@ -89,7 +68,7 @@ class MelSampler:
 
     def _solve(self, packed: PackedWindows) -> torch.Tensor:
         bias = self._dit.input_bias(packed.layout, packed.codes)
-        if self._graphs is not None and packed.num_blocks in self._graphs.sizes:
+        if self._graphs is not None and packed.layout.num_blocks in self._graphs.sizes:
             return self._graphs.solve(packed, bias)
         state = packed.noise
         for interval in self._dit.intervals:
@@ -112,49 +91,42 @@ class _SolverGraphs:
     """
 
     def __init__(self, dit: PackedDiT, sizes: list[int], device: torch.device) -> None:
-        self.sizes = frozenset(sizes)
-        self._ordered = sizes
+        self.sizes = sizes
         self._dit = dit
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._pool = torch.cuda.graph_pool_handle()
         largest, size = sizes[-1], dit.block_size
-        branches = 2 if dit.is_guided else 1
         self._state = torch.zeros(largest, size, dit.mel_dim, device=device)
-        self._bias = torch.zeros(branches, largest, size, dit.hidden_size, device=device)
-        self._layout = empty_layout(largest, size, device)
-        first = dit.intervals[0]
-        self._interval = Interval(
-            *(tensor.clone() for tensor in (first.number, first.step, first.modulation, first.final))
-        )
+        self._bias = torch.zeros(dit.num_branches, largest, size, dit.hidden_size, device=device)
+        self._layout = BlockLayout(empty_table(largest, size).to(device), size)
+        self._interval = Interval(*(tensor.clone() for tensor in dit.intervals[0]))
 
     def bucket(self, num_blocks: int) -> int:
         """The smallest size with a graph that holds `num_blocks`, or `num_blocks` itself if none does."""
-        return next((size for size in self._ordered if size >= num_blocks), num_blocks)
+        return next((size for size in self.sizes if size >= num_blocks), num_blocks)
 
     @torch.inference_mode()
     def capture(self) -> None:
-        for size in reversed(self._ordered):  # the largest first: the others fit into its memory
+        for size in reversed(self.sizes):  # the largest first: the others fit into its memory
             self._graph(size)
 
     def solve(self, packed: PackedWindows, bias: torch.Tensor) -> torch.Tensor:
         """The state at time 1, float32 [blocks, frames, mel_dim], a fresh tensor."""
-        size = packed.num_blocks
+        size = packed.layout.num_blocks
         graph = self._graph(size)
-        self._layout.first(size).copy_(packed.layout)
+        self._layout.first(size).table.copy_(packed.layout.table)
         self._state[:size].copy_(packed.noise)
         self._bias[:, :size].copy_(bias)
         for interval in self._dit.intervals:
-            self._interval.number.copy_(interval.number)
-            self._interval.step.copy_(interval.step)
-            self._interval.modulation.copy_(interval.modulation)
-            self._interval.final.copy_(interval.final)
+            for own, given in zip(self._interval, interval, strict=True):
+                own.copy_(given)
             graph.replay()
         return self._state[:size].clone()
 
     def _graph(self, size: int) -> torch.cuda.CUDAGraph:
         if size not in self._graphs:
             # Blocks of the last batch would be kept in their slots again.
-            self._layout.copy_(empty_layout(self._ordered[-1], self._dit.block_size, self._state.device))
+            self._layout.table.copy_(empty_table(*self._state.shape[:2]))
             self._advance(size)  # compiles kernels and lets cuBLAS allocate, which a capture must not
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()

@@ -18,8 +18,10 @@ import math
 from dataclasses import dataclass
 
 import torch
+from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniDiTConfig
 
 from omni_server.errors import ConfigError
+from stages.qwen2_5_omni.options import SolverConfig
 
 
 @dataclass(frozen=True)
@@ -33,18 +35,13 @@ class LayerKV:
     """Number of the interval, int32 []."""
 
 
-def slot_shape(
-    *,
-    num_intervals: int,
-    num_evaluations: int,
-    num_layers: int,
-    num_branches: int,
-    block_size: int,
-    inner: int,
-) -> tuple[int, ...]:
-    """What is kept for one stream. num_evaluations: per interval; num_layers: those that look back; inner:
-    num_heads * head_dim."""
-    return (num_intervals, num_evaluations, num_layers, num_branches, block_size, 2 * inner)
+def slot_shape(dit: Qwen2_5OmniDiTConfig, solver: SolverConfig) -> tuple[int, ...]:
+    """What is kept for one stream: [intervals, evaluations in each, layers that look back, branches,
+    block_size, 2 * num_heads * head_dim]."""
+    num_layers = len(set(dit.look_backward_layers).intersection(range(dit.num_hidden_layers)))
+    width = 2 * dit.num_attention_heads * dit.head_dim
+    # A Runge-Kutta method of order 4 evaluates four times.
+    return (solver.num_steps - 1, 4, num_layers, solver.num_branches, dit.block_size, width)
 
 
 class StreamKV:
@@ -55,7 +52,7 @@ class StreamKV:
     ) -> None:
         """per_slot: `slot_shape`. Raises `ConfigError` if the device has no room."""
         try:
-            self._values = torch.zeros(num_slots, *per_slot, dtype=dtype, device=device)
+            self.values = torch.zeros(num_slots, *per_slot, dtype=dtype, device=device)
         except torch.OutOfMemoryError:
             size_gb = num_slots * math.prod(per_slot) * dtype.itemsize / 1e9
             raise ConfigError(
@@ -63,10 +60,6 @@ class StreamKV:
                 "gpu_memory_utilization, lower its max_streams, or set chunks.carry to false"
             ) from None
 
-    @property
-    def num_bytes(self) -> int:
-        return self._values.nbytes
-
     def at(self, evaluation: int, layer: int, interval: torch.Tensor) -> LayerKV:
         """layer: counted among those that look back; interval: int32 []."""
-        return LayerKV(self._values[:, :, evaluation, layer], interval)
+        return LayerKV(self.values[:, :, evaluation, layer], interval)

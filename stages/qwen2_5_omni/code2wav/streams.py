@@ -33,16 +33,6 @@ class _State:
     float32 [num_frames, mel_dim] on the device."""
 
 
-@dataclass(frozen=True)
-class Visit:
-    """A window that uses the state of its stream; between `enter` and `leave` its slot belongs to nobody
-    else."""
-
-    carry: Carry
-    mel: torch.Tensor | None
-    """If the window begins where the one before it ended: the mel frames right before `emit_start`."""
-
-
 class StreamTable:
     """The state of streams by name."""
 
@@ -50,90 +40,78 @@ class StreamTable:
         """Without slots no state is kept."""
         self._codes_per_block = codes_per_block
         self._frames_per_code = frames_per_code
-        self._states: OrderedDict[str, _State] = (
-            OrderedDict()
-        )  # the one whose last window is the longest ago first
-        self._free = list(range(num_slots))
-
-    @property
-    def num_streams(self) -> int:
-        """Streams with state."""
-        return len(self._states)
-
-    @property
-    def num_free(self) -> int:
-        return len(self._free)
+        # The one whose last window is the longest ago first.
+        self.states: OrderedDict[str, _State] = OrderedDict()
+        self.free_slots = list(range(num_slots))
 
     def end_of(self, stream: str) -> int | None:
         """The code that the stream's next window emits first; None where nothing is known of it: it has not
         begun, has ended, or had to make room."""
-        state = self._states.get(stream)
+        state = self.states.get(stream)
         return None if state is None else state.end
 
-    def enter(self, windows: Sequence[CodecWindow]) -> list[Visit | None]:
+    def enter(self, windows: Sequence[CodecWindow]) -> list[Carry | None]:
         """What each window finds; None for those that are computed by themselves and leave nothing behind.
 
-        `leave` or `abandon` must follow. Raises `ValueError` for two windows of one stream.
+        `leave` or `abandon` must follow; until then, a window's slot belongs to nobody else. Raises
+        `ValueError` for two windows of one stream.
         """
         names = [window.stream for window in windows if window.stream is not None]
         if len(set(names)) < len(names):
             raise ValueError("two windows of one stream: the second one needs what the first leaves behind")
         # All out of the table before the first slot is given away: no window of this batch may lose its own.
-        states = [None if w.stream is None else self._states.pop(w.stream, None) for w in windows]
-        return [self._visit(window, state) for window, state in zip(windows, states, strict=True)]
+        states = [None if w.stream is None else self.states.pop(w.stream, None) for w in windows]
+        return [self._carry(window, state) for window, state in zip(windows, states, strict=True)]
 
     def leave(
         self,
         windows: Sequence[CodecWindow],
-        visits: Sequence[Visit | None],
+        carries: Sequence[Carry | None],
         tails: Sequence[torch.Tensor | None],
     ) -> None:
         """The windows have been computed.
 
         tails: the mel frames before `emit_end` that a next window asks for; None where none follows.
         """
-        for window, visit, tail in zip(windows, visits, tails, strict=True):
-            if visit is None:
+        for window, carry, tail in zip(windows, carries, tails, strict=True):
+            if carry is None:
                 continue
             if tail is None:
-                self._free.append(visit.carry.slot)
+                self.free_slots.append(carry.slot)
             else:
                 assert window.stream is not None
-                self._states[window.stream] = _State(visit.carry.slot, window.emit_end, tail)
+                self.states[window.stream] = _State(carry.slot, window.emit_end, tail)
 
-    def abandon(self, visits: Sequence[Visit | None]) -> None:
+    def abandon(self, carries: Sequence[Carry | None]) -> None:
         """Computing the windows failed, midway perhaps: their streams' state is lost."""
-        self._free.extend(visit.carry.slot for visit in visits if visit is not None)
+        self.free_slots.extend(carry.slot for carry in carries if carry is not None)
 
     def num_margin_codes(self, window: CodecWindow, end: int) -> int:
         """Codes before `end` whose mel frames the vocoder wants as context of what follows."""
         return min(end, -(-window.vocoder_margin_frames // self._frames_per_code))
 
-    def _visit(self, window: CodecWindow, state: _State | None) -> Visit | None:
+    def _carry(self, window: CodecWindow, state: _State | None) -> Carry | None:
         if window.stream is None:
             return None
-        if state is not None and self._continues(window, state):
-            return Visit(Carry(state.slot, True, self._kept_block(window, window.emit_start)), state.mel)
+        num_frames = self.num_margin_codes(window, window.emit_start) * self._frames_per_code
+        if state is not None and state.end == window.emit_start and len(state.mel) >= num_frames:
+            return Carry(state.slot, True, self._kept_block(window, state.end), state.mel)
         if window.is_last:
             if state is not None:
-                self._free.append(state.slot)
+                self.free_slots.append(state.slot)
             return None
         slot = self._new_slot() if state is None else state.slot
         if slot is None:
             return None
-        return Visit(Carry(slot, False, self._kept_block(window, window.first_code)), None)
+        return Carry(slot, False, self._kept_block(window, window.first_code))
 
     def _kept_block(self, window: CodecWindow, start: int) -> int | None:
         """Of the blocks that are computed, which begin at code `start`, the last one that is emitted."""
         return None if window.is_last else (window.emit_end - start) // self._codes_per_block - 1
 
-    def _continues(self, window: CodecWindow, state: _State) -> bool:
-        num_frames = self.num_margin_codes(window, window.emit_start) * self._frames_per_code
-        return state.end == window.emit_start and len(state.mel) >= num_frames
-
     def _new_slot(self) -> int | None:
-        if self._free:
-            return self._free.pop()
-        if self._states:
-            return self._states.popitem(last=False)[1].slot
+        if self.free_slots:
+            return self.free_slots.pop()
+        if self.states:
+            return self.states.popitem(last=False)[1].slot
         return None  # there are fewer slots than windows in this batch

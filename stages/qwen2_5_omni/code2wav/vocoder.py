@@ -19,34 +19,32 @@ from stages.qwen2_5_omni.codec_window import CodecWindow
 
 @dataclass(frozen=True)
 class MelCrop:
-    """Which mel frames of a window go into the vocoder, and which frames of its input are emitted."""
+    """The mel frames of a window that go into the vocoder, and which of them are emitted."""
 
-    start: int
-    """First frame of the input, counted from the window's start."""
-    end: int
+    mel: torch.Tensor
+    """float32 [num_frames, mel_dim]."""
     skip: int
-    """Frames at the start of the input that are context."""
+    """Frames at the start that are context."""
     keep: int
     """Frames after them that become audio."""
     is_first: bool
-    """The input starts where the utterance starts: silence precedes it."""
+    """The crop starts where the utterance starts: silence precedes it."""
     is_last: bool
-    """The input ends where the utterance ends."""
+    """The crop ends where the utterance ends."""
 
-    @property
-    def length(self) -> int:
-        return self.end - self.start
+    def kept(self, waveform: torch.Tensor, samples_per_frame: int) -> torch.Tensor:
+        """The emitted part of the crop's waveform."""
+        start = self.skip * samples_per_frame
+        return waveform[start : start + self.keep * samples_per_frame].clone()
 
 
-def mel_crop(window: CodecWindow, num_codes: int, frames_per_code: int) -> MelCrop:
-    """The crop for a valid window of `num_codes` codes."""
+def mel_crop(window: CodecWindow, mel: torch.Tensor, frames_per_code: int) -> MelCrop:
+    """The crop of a valid window's spectrogram, [num_codes * frames_per_code, mel_dim]."""
     emit_start = (window.emit_start - window.first_code) * frames_per_code
     emit_end = (window.emit_end - window.first_code) * frames_per_code
     start = max(0, emit_start - window.vocoder_margin_frames)
-    end = min(num_codes * frames_per_code, emit_end + window.vocoder_margin_frames)
     return MelCrop(
-        start=start,
-        end=end,
+        mel[start : emit_end + window.vocoder_margin_frames],
         skip=emit_start - start,
         keep=emit_end - emit_start,
         is_first=start == 0 and window.first_code == 0,
@@ -59,8 +57,8 @@ class Vocoder(Protocol):
         """Record CUDA graphs now instead of at their first use, if it uses any."""
         ...
 
-    def synthesize(self, mels: Sequence[torch.Tensor], crops: Sequence[MelCrop]) -> list[torch.Tensor]:
-        """Waveforms, float32 [keep * samples per frame] in [-1, 1], one per mel [num_frames, mel_dim]."""
+    def synthesize(self, crops: Sequence[MelCrop]) -> list[torch.Tensor]:
+        """Waveforms, float32 [keep * samples per frame] in [-1, 1] on the device, one per crop."""
         ...
 
 
@@ -74,21 +72,15 @@ class PlainVocoder:
     def capture(self) -> None:
         """It uses none."""
 
-    def synthesize(self, mels: Sequence[torch.Tensor], crops: Sequence[MelCrop]) -> list[torch.Tensor]:
+    def synthesize(self, crops: Sequence[MelCrop]) -> list[torch.Tensor]:
         groups: dict[int, list[int]] = defaultdict(list)
         for index, crop in enumerate(crops):
-            groups[crop.length].append(index)
+            groups[len(crop.mel)].append(index)
         waveforms: dict[int, torch.Tensor] = {}
         for members in groups.values():
-            inputs = torch.stack([mels[i][crops[i].start : crops[i].end].T for i in members])
+            inputs = torch.stack([crops[index].mel.T for index in members])
             # The reference squeezes its output, so a batch of one comes back without the batch dimension.
             outputs = self._bigvgan(inputs).reshape(len(members), -1)
             for index, output in zip(members, outputs, strict=True):
-                waveforms[index] = kept(output, crops[index], self._samples_per_frame)
+                waveforms[index] = crops[index].kept(output, self._samples_per_frame)
         return [waveforms[index] for index in range(len(crops))]
-
-
-def kept(waveform: torch.Tensor, crop: MelCrop, samples_per_frame: int) -> torch.Tensor:
-    """The emitted part of a crop's waveform."""
-    start = crop.skip * samples_per_frame
-    return waveform[start : start + crop.keep * samples_per_frame].clone()

@@ -8,13 +8,13 @@ that end of the crop lies at that end of the shape.
 import bisect
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavBigVGANModel
 
 from stages.qwen2_5_omni.code2wav.bigvgan import FusedBigVGAN
-from stages.qwen2_5_omni.code2wav.vocoder import MelCrop, kept
+from stages.qwen2_5_omni.code2wav.vocoder import MelCrop
 from stages.qwen2_5_omni.code2wav.vocoder_batches import batch_plan, needed_sizes
 
 LENGTH_STEP = 48
@@ -62,67 +62,54 @@ class GraphedVocoder:
             self._record(*shape)
 
     @torch.inference_mode()
-    def synthesize(self, mels: Sequence[torch.Tensor], crops: Sequence[MelCrop]) -> list[torch.Tensor]:
-        """Waveforms, float32 [keep * samples per frame] in [-1, 1] on the device, one per mel [num_frames,
-        mel_dim]."""
+    def synthesize(self, crops: Sequence[MelCrop]) -> list[torch.Tensor]:
         waveforms: dict[int, torch.Tensor] = {}
         groups: dict[int, list[int]] = defaultdict(list)
         for index, crop in enumerate(crops):
             length = self._length_for(crop)
             if length is None:
-                mel = mels[index][crop.start : crop.end]
-                waveforms[index] = kept(self._vocoder.synthesize(mel[None])[0], crop, self._samples_per_frame)
+                waveform = self._vocoder.synthesize(crop.mel[None])[0]
+                waveforms[index] = crop.kept(waveform, self._samples_per_frame)
             else:
                 groups[length].append(index)
-        parts = [
-            (length, members[start : start + self._max_num_crops])
-            for length, members in groups.items()
-            for start in range(0, len(members), self._max_num_crops)
-        ]
-        for length, rest in parts:
-            for batch_size in batch_plan(len(rest), length):
-                part, rest = rest[:batch_size], rest[batch_size:]
-                for index, waveform in zip(
-                    part, self._run(batch_size, length, part, mels, crops), strict=True
-                ):
-                    waveforms[index] = waveform
+        for length, members in groups.items():
+            for start in range(0, len(members), self._max_num_crops):
+                rest = members[start : start + self._max_num_crops]
+                for batch_size in batch_plan(len(rest), length):
+                    part, rest = rest[:batch_size], rest[batch_size:]
+                    results = self._run(batch_size, length, [crops[index] for index in part])
+                    waveforms.update(zip(part, results, strict=True))
         return [waveforms[index] for index in range(len(crops))]
 
     def _length_for(self, crop: MelCrop) -> int | None:
-        if crop.length in self._lengths:
-            return crop.length
-        if (crop.is_first and crop.is_last) or crop.length > self._lengths[-1]:
+        length = len(crop.mel)
+        if length in self._lengths:
+            return length
+        if (crop.is_first and crop.is_last) or length > self._lengths[-1]:
             return None
-        return self._lengths[bisect.bisect(self._lengths, crop.length)]
+        return self._lengths[bisect.bisect(self._lengths, length)]
 
-    def _run(
-        self,
-        batch_size: int,
-        length: int,
-        members: Sequence[int],
-        mels: Sequence[torch.Tensor],
-        crops: Sequence[MelCrop],
-    ) -> Iterator[torch.Tensor]:
+    def _run(self, batch_size: int, length: int, crops: Sequence[MelCrop]) -> list[torch.Tensor]:
         graph = self._graph(batch_size, length)
         inputs, outputs = self._buffers(batch_size, length)
         starts = []
-        for slot, index in zip(inputs, members, strict=False):
-            mel, crop = mels[index][crops[index].start : crops[index].end], crops[index]
-            extra = length - crop.length
-            starts.append(extra if crop.is_last else 0)
-            start = starts[-1]
-            slot[start : start + crop.length] = mel
+        for slot, crop in zip(inputs, crops, strict=False):
+            mel, extra = crop.mel, length - len(crop.mel)
+            start = extra if crop.is_last else 0
+            starts.append(start)
+            slot[start : start + len(mel)] = mel
             if start:
                 slot[:start] = mel[0]
             elif extra:
-                slot[crop.length :] = mel[-1]
+                slot[len(mel) :] = mel[-1]
         graph.replay()
-        for output, start, index in zip(outputs, starts, members, strict=False):
-            yield kept(output[start * self._samples_per_frame :], crops[index], self._samples_per_frame)
+        return [
+            crop.kept(output[start * self._samples_per_frame :], self._samples_per_frame)
+            for output, start, crop in zip(outputs, starts, crops, strict=False)
+        ]
 
     def _buffers(self, batch_size: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The front of the shared input [batch, length, mel_dim] and output [batch, length * samples per
-        frame]."""
+        """The front of the shared input [batch, length, mel_dim] and output [batch, num_samples]."""
         size = batch_size * length
         inputs = self._mel[:size].view(batch_size, length, -1)
         return inputs, self._waveform[: size * self._samples_per_frame].view(batch_size, -1)

@@ -13,8 +13,7 @@ import triton.language as tl
 from triton.language.extra import libdevice
 
 NUM_TAPS = 12
-"""Of the activation's low-pass filters (`Qwen2_5OmniAntiAliasedActivation1d`); the kernel is written for
-it."""
+"""Of the low-pass filters (`Qwen2_5OmniAntiAliasedActivation1d`) that the kernel is written for."""
 
 ACTIVATION_RUN = 8
 """Outputs in a row that one thread makes; at least 5, so that only the first run sees the signal's start."""

@@ -190,7 +190,7 @@ def test_a_reader_does_not_outlive_the_server(tmp_path: Path) -> None:
         "from omni_server.media.limited_process import Cancellation, Reader, read_in_process\n"
         "from omni_server.errors import InvalidRequestError\n"
         "too_slow = InvalidRequestError('too slow')\n"
-        "reader = Reader(Path(sys.argv[1]), [], '', {}, 1 << 28, 60, 60.0, {}, too_slow)\n"
+        "reader = Reader(Path(sys.argv[1]), [], '', 1 << 28, 60, 60.0, {}, too_slow)\n"
         "with read_in_process(reader, b'', Cancellation()) as output:\n"
         "    for chunk in output.chunks(): print(chunk.decode(), flush=True)\n"
     )

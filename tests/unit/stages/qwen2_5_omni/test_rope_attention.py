@@ -66,7 +66,6 @@ def attend() -> Callable[[Step], tuple[list[dict[str, torch.Tensor]], torch.Tens
             _kernel=kernel if step.has_kernels else None,
             _rotate=turn if step.has_kernels else None,
         )
-        layer._attend_by_kernel = lambda *args: RopeAttention._attend_by_kernel(layer, *args)
         layer.attend = lambda *args: RopeAttention.attend(layer, *args)
         layer.attn.kv_cache = torch.zeros(9, KV_HEADS, 16, 2 * DIM, dtype=step.cache_dtype)
         rows = step.num_requests if step.num_rows is None else step.num_rows

@@ -21,7 +21,7 @@ from stages.qwen2_5_omni.code2wav import bigvgan, vocoder_kernels
 from stages.qwen2_5_omni.code2wav.bigvgan import FusedBigVGAN
 from stages.qwen2_5_omni.code2wav.dit_kernels import TritonDiTOps
 from stages.qwen2_5_omni.code2wav.dit_ops import TorchDiTOps
-from stages.qwen2_5_omni.code2wav.packing import BlockLayout, Carry, pack_windows
+from stages.qwen2_5_omni.code2wav.packing import BlockLayout, Carry, MelJob, pack_windows
 from stages.qwen2_5_omni.code2wav.stream_kv import LayerKV
 
 BLOCK_SIZE, HEADS, HEAD_DIM = 24, 2, 32
@@ -56,8 +56,7 @@ def test_the_activation_equals_the_reference_module(
     reference.act.alpha.copy_(torch.randn(channels, generator=draw))
     reference.act.beta.copy_(torch.randn(channels, generator=draw))
     x = (3 * torch.randn(2, length, channels, generator=draw)).to(dtype)
-    snake = bigvgan._snake(reference)
-    result = vocoder_kernels.activation(x, snake.turns, snake.inverse_beta, taps, dtype)
+    result = bigvgan._snake(reference, taps)(x, dtype=dtype)
     assert result.dtype == dtype
     assert error(result, reference(x.float().transpose(1, 2)).transpose(1, 2)) < RELATIVE_BOUND[dtype]
 
@@ -119,10 +118,10 @@ def mixed_layout() -> BlockLayout:
     carries = [None, Carry(2, True, None), Carry(0, False, 1), Carry(1, True, 0)]
     lengths = [25, 12, 23, 12]
     return pack_windows(
-        [torch.zeros(length, dtype=torch.int64) for length in lengths],
-        [torch.zeros(2 * length, 80) for length in lengths],
-        [0] * len(lengths),
-        carries,
+        [
+            MelJob(torch.zeros(length, dtype=torch.int64), torch.zeros(2 * length, 80), 0, carry)
+            for length, carry in zip(lengths, carries, strict=True)
+        ],
         codes_per_block=BLOCK_SIZE // 2,
         num_blocks=8,
         device=torch.device("cpu"),
@@ -194,8 +193,8 @@ def test_the_gated_norm_equals_the_operators() -> None:
     hidden, update = torch.randn(2, 5, 100, generator=draw)
     gate, scale, shift = torch.randn(3, 100, generator=draw)
     total, expected_total = hidden.clone(), hidden.clone()
-    result = TritonDiTOps().gated_norm(total, update, gate, scale, shift, torch.float32)
-    expected = TorchDiTOps().gated_norm(expected_total, update, gate, scale, shift, torch.float32)
+    result = TritonDiTOps().norm(total, scale, shift, torch.float32, (gate, update))
+    expected = TorchDiTOps().norm(expected_total, scale, shift, torch.float32, (gate, update))
     assert error(total, expected_total) < 1e-6
     assert error(result, expected) < 1e-6
     normed = TritonDiTOps().norm(hidden, scale, shift, torch.float16)

@@ -7,6 +7,7 @@ from copy import deepcopy
 import msgspec
 import pytest
 import torch
+from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniDiTConfig
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
 
 from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
@@ -119,7 +120,7 @@ def test_a_stream_is_at_least_as_close_to_one_pass_as_two_past_blocks_bring_it(
     [whole] = make_pipeline(0, SolverConfig()).run(windows(codes, Code2WavChunks(mode="whole"), None))
     pipeline = make_pipeline(1, SolverConfig())
     carried = torch.cat(one_by_one(pipeline, windows(codes, plan, "a")))
-    assert pipeline.streams.num_streams == 0
+    assert len(pipeline.streams.states) == 0
     by_themselves = torch.cat(one_by_one(pipeline, windows(codes, plan, None)))
     assert snr_db(carried, whole) > max(carried_db, snr_db(by_themselves, whole) - 0.1)
     assert snr_db(by_themselves, whole) < stateless_db
@@ -178,7 +179,7 @@ def test_streams_together_equal_each_alone(
         batch = [n for n, jobs in enumerate(streams) if n <= turn and turn - n < len(jobs)]
         for n, result in zip(batch, pipeline.run([streams[n][turn - n] for n in batch]), strict=True):
             results[n].append(result)
-    assert pipeline.streams.num_streams == 0
+    assert len(pipeline.streams.states) == 0
     for together, alone in zip(results, expected, strict=True):
         assert len(together) == len(alone)
         for result, reference in zip(together, alone, strict=True):
@@ -228,10 +229,10 @@ def test_a_slot_that_is_used_again_brings_nothing_of_its_last_stream(
         pipeline = make_pipeline(1)
         before = windows(random_codes(60, 7), plan, "old")
         one_by_one(pipeline, before[:number_of_windows])
-        assert pipeline.streams.num_streams == int(number_of_windows < len(before))
+        assert len(pipeline.streams.states) == int(number_of_windows < len(before))
         for result, reference in zip(one_by_one(pipeline, jobs), expected, strict=True):
             assert torch.equal(result, reference)
-        assert (pipeline.streams.num_streams, pipeline.streams.num_free) == (0, 1)
+        assert (len(pipeline.streams.states), len(pipeline.streams.free_slots)) == (0, 1)
 
 
 def test_windows_that_failed_forget_their_streams(make_pipeline: MakePipeline, random_codes: Codes) -> None:
@@ -240,14 +241,12 @@ def test_windows_that_failed_forget_their_streams(make_pipeline: MakePipeline, r
     one_by_one(pipeline, jobs[:1])
     with pytest.raises(IndexError):  # in the middle of the step: a code that the model's table does not have
         pipeline.run([WindowJob(jobs[1].window, jobs[1].codes + 200, jobs[1].noise, 0)])
-    assert (pipeline.streams.num_streams, pipeline.streams.num_free) == (0, 2)
+    assert (len(pipeline.streams.states), len(pipeline.streams.free_slots)) == (0, 2)
     by_itself = make_pipeline(0).run([windows(random_codes(60, 8), plan, None)[1]])[0]
     assert torch.equal(pipeline.run([jobs[1]])[0], by_itself)
 
 
 def test_the_7b_keeps_14_megabytes_for_a_stream() -> None:
-    per_slot = slot_shape(
-        num_intervals=9, num_evaluations=4, num_layers=2, num_branches=2, block_size=24, inner=1024
-    )
+    per_slot = slot_shape(Qwen2_5OmniDiTConfig(), SolverConfig())
     kept = StreamKV(1, per_slot, torch.float16, torch.device("cpu"))
-    assert kept.num_bytes == 14_155_776
+    assert kept.values.nbytes == 14_155_776

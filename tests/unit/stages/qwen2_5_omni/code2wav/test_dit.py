@@ -7,7 +7,8 @@ import torch
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
 
 from stages.qwen2_5_omni.code2wav.noise import noise_frames
-from stages.qwen2_5_omni.code2wav.sampler import MelJob, MelSampler, bucket_sizes
+from stages.qwen2_5_omni.code2wav.packing import MelJob
+from stages.qwen2_5_omni.code2wav.sampler import MelSampler, bucket_sizes
 from stages.qwen2_5_omni.code2wav.voices import Voice
 from stages.qwen2_5_omni.options import SolverConfig
 

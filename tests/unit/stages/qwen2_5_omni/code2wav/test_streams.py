@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from stages.qwen2_5_omni.code2wav.packing import Carry
-from stages.qwen2_5_omni.code2wav.streams import StreamTable, Visit
+from stages.qwen2_5_omni.code2wav.streams import StreamTable
 from stages.qwen2_5_omni.codec_window import CodecWindow
 
 BLOCK = 12
@@ -28,19 +28,19 @@ def window(
     return CodecWindow("Ethan", 0, first * BLOCK, start * BLOCK, end * BLOCK, margin, last, stream)
 
 
-def tail(visit: Visit | None, value: float = 0.0, num_frames: int = 20) -> torch.Tensor | None:
-    return None if visit is None or visit.carry.kept_block is None else torch.full((num_frames, 80), value)
+def tail(visit: Carry | None, value: float = 0.0, num_frames: int = 20) -> torch.Tensor | None:
+    return None if visit is None or visit.kept_block is None else torch.full((num_frames, 80), value)
 
 
-def step(streams: StreamTable, *windows: CodecWindow) -> list[Visit | None]:
+def step(streams: StreamTable, *windows: CodecWindow) -> list[Carry | None]:
     """A batch that succeeds."""
     visits = streams.enter(windows)
     streams.leave(windows, visits, [tail(visit) for visit in visits])
     return visits
 
 
-def reads(visits: list[Visit | None]) -> list[bool]:
-    return [visit is not None and visit.carry.is_read for visit in visits]
+def reads(visits: list[Carry | None]) -> list[bool]:
+    return [visit is not None and visit.is_read for visit in visits]
 
 
 def test_a_window_finds_what_the_one_before_it_left() -> None:
@@ -49,11 +49,11 @@ def test_a_window_finds_what_the_one_before_it_left() -> None:
     visits = streams.enter([first])
     [visit] = visits
     assert visit is not None
-    assert (visit.carry.is_read, visit.carry.kept_block, visit.mel) == (False, 0, None)
+    assert (visit.is_read, visit.kept_block, visit.mel) == (False, 0, None)
     streams.leave([first], visits, [tail(visit, 7.0)])
     [visit] = streams.enter([window("a", 1, 4)])
     assert visit is not None
-    assert visit.carry == Carry(visit.carry.slot, is_read=True, kept_block=2)
+    assert visit == Carry(visit.slot, is_read=True, kept_block=2)
     assert visit.mel is not None
     assert visit.mel.unique().tolist() == [7.0]
 
@@ -61,24 +61,24 @@ def test_a_window_finds_what_the_one_before_it_left() -> None:
 def test_the_kept_block_is_counted_from_the_first_that_is_computed() -> None:
     [lost] = table(1).enter([window("a", 3, 5)])
     assert lost is not None
-    assert lost.carry == Carry(0, is_read=False, kept_block=3), "two past blocks and two new ones"
+    assert lost == Carry(0, is_read=False, kept_block=3), "two past blocks and two new ones"
 
 
 def test_streams_have_slots_of_their_own_until_their_last_window() -> None:
     streams = table(3)
     visits = step(streams, window("a", 0, 1), window("b", 0, 1), window("c", 0, 2))
-    slots = [visit.carry.slot for visit in visits if visit is not None]
+    slots = [visit.slot for visit in visits if visit is not None]
     assert sorted(slots) == [0, 1, 2]
-    assert (streams.num_streams, streams.num_free) == (3, 0)
+    assert (len(streams.states), len(streams.free_slots)) == (3, 0)
     [visit] = step(streams, window("b", 1, 2, last=True))
     assert visit is not None
-    assert visit.carry == Carry(slots[1], is_read=True, kept_block=None)
-    assert (streams.num_streams, streams.num_free) == (2, 1)
+    assert visit == Carry(slots[1], is_read=True, kept_block=None)
+    assert (len(streams.states), len(streams.free_slots)) == (2, 1)
     [visit] = step(streams, window("d", 0, 1))
     assert visit is not None
-    assert visit.carry == Carry(slots[1], is_read=False, kept_block=0), "the next stream finds nothing in it"
+    assert visit == Carry(slots[1], is_read=False, kept_block=0), "the next stream finds nothing in it"
     step(streams, window("a", 1, 2, last=True), window("c", 2, 4, last=True), window("d", 1, 2, last=True))
-    assert (streams.num_streams, streams.num_free) == (0, 3)
+    assert (len(streams.states), len(streams.free_slots)) == (0, 3)
 
 
 def test_windows_by_themselves_take_no_slot() -> None:
@@ -88,7 +88,7 @@ def test_windows_by_themselves_take_no_slot() -> None:
         None,
         None,
     ]
-    assert (streams.num_streams, streams.num_free) == (0, 2)
+    assert (len(streams.states), len(streams.free_slots)) == (0, 2)
 
 
 def test_without_slots_every_window_is_by_itself() -> None:
@@ -105,7 +105,7 @@ def test_the_stream_whose_last_window_is_the_longest_ago_makes_room() -> None:
     assert reads(step(streams, window("b", 1, 2))) == [False], "it was b's, and c's is the oldest now"
     assert reads(step(streams, window("b", 2, 3), window("a", 3, 4))) == [True, True]
     assert reads(step(streams, window("c", 1, 2))) == [False]
-    assert (streams.num_streams, streams.num_free) == (2, 0)
+    assert (len(streams.states), len(streams.free_slots)) == (2, 0)
 
 
 def test_no_more_streams_than_slots_lose_nothing() -> None:
@@ -137,21 +137,21 @@ def test_a_window_that_does_not_continue_what_was_kept_does_not_read_it(next_win
     visits = streams.enter([first])
     streams.leave([first], visits, [tail(visits[0], num_frames=8)])
     assert reads(step(streams, next_window)) == [False]
-    assert (streams.num_streams, streams.num_free) == (1, 0)
+    assert (len(streams.states), len(streams.free_slots)) == (1, 0)
 
 
 def test_a_last_window_that_finds_nothing_it_can_read_frees_the_slot() -> None:
     streams = table(1)
     step(streams, window("a", 0, 1))
     assert step(streams, window("a", 3, 4, last=True)) == [None]
-    assert (streams.num_streams, streams.num_free) == (0, 1)
+    assert (len(streams.states), len(streams.free_slots)) == (0, 1)
 
 
 def test_what_a_failed_batch_may_have_overwritten_is_forgotten() -> None:
     streams = table(3)
     step(streams, window("a", 0, 1), window("b", 0, 1))
     streams.abandon(streams.enter([window("a", 1, 2), window("c", 0, 1), window(None, 0, 1)]))
-    assert (streams.num_streams, streams.num_free) == (1, 2)
+    assert (len(streams.states), len(streams.free_slots)) == (1, 2)
     assert reads(step(streams, window("a", 1, 2), window("b", 1, 2))) == [False, True]
 
 

@@ -9,7 +9,8 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniTo
 
 from stages.codec_chunking import CodecChunker
 from stages.qwen2_5_omni.code2wav.noise import noise_frames
-from stages.qwen2_5_omni.code2wav.sampler import MelJob, MelSampler
+from stages.qwen2_5_omni.code2wav.packing import MelJob
+from stages.qwen2_5_omni.code2wav.sampler import MelSampler
 from stages.qwen2_5_omni.code2wav.vocoder import MelCrop, PlainVocoder, mel_crop
 from stages.qwen2_5_omni.code2wav.voices import Voice
 from stages.qwen2_5_omni.codec_window import CodecWindow
@@ -51,8 +52,8 @@ def test_a_whole_utterance_equals_the_reference(
     codes, voice = random_codes(num_codes, 3), voices[0]
     noise = torch.from_numpy(noise_frames(SEED, 0, 2 * num_codes, 80))
     (mel,) = make_sampler().sample([MelJob(codes, noise, 0)])
-    crop = mel_crop(window(emit_start=0, emit_end=num_codes, last=True), num_codes, 2)
-    (waveform,) = PlainVocoder(token2wav.code2wav_bigvgan_model).synthesize([mel], [crop])
+    crop = mel_crop(window(emit_start=0, emit_end=num_codes, last=True), mel, 2)
+    (waveform,) = PlainVocoder(token2wav.code2wav_bigvgan_model).synthesize([crop])
     inject_noise(noise[None])
     reference = token2wav(codes[None], voice.conditioning, voice.reference_mel)
     assert waveform.shape == (480 * num_codes,)
@@ -61,11 +62,16 @@ def test_a_whole_utterance_equals_the_reference(
 
 
 def test_the_crop_has_the_margin_where_the_window_has_it() -> None:
-    assert mel_crop(window(first_code=12, emit_start=36, emit_end=60), 60, 2) == MelCrop(
-        28, 116, 20, 48, False, False
-    )
-    assert mel_crop(window(emit_start=0, emit_end=12), 24, 2) == MelCrop(0, 44, 0, 24, True, False)
-    assert mel_crop(window(emit_start=4, emit_end=12, last=True), 12, 2) == MelCrop(0, 24, 8, 16, True, True)
+    def crop(window: CodecWindow, num_codes: int) -> tuple[int, int, int, int, bool, bool]:
+        """First frame and end of the crop, and its other fields."""
+        frames = torch.arange(2 * num_codes)[:, None]
+        crop = mel_crop(window, frames, 2)
+        first, last = int(crop.mel[0]), int(crop.mel[-1])
+        return first, last + 1, crop.skip, crop.keep, crop.is_first, crop.is_last
+
+    assert crop(window(first_code=12, emit_start=36, emit_end=60), 60) == (28, 116, 20, 48, False, False)
+    assert crop(window(emit_start=0, emit_end=12), 24) == (0, 44, 0, 24, True, False)
+    assert crop(window(emit_start=4, emit_end=12, last=True), 12) == (0, 24, 8, 16, True, True)
 
 
 @torch.no_grad()
@@ -77,10 +83,10 @@ def test_a_crop_with_margin_equals_that_part_of_the_whole(
     whole = token2wav.code2wav_bigvgan_model(mel.T[None])
     for start, end in ((0, 24), (96, 144), (200, 240)):
         first, last = max(0, start - margin), min(240, end + margin)
-        crop = MelCrop(first, last, start - first, end - start, is_first=first == 0, is_last=last == 240)
-        (waveform,) = vocoder.synthesize([mel], [crop])
+        crop = MelCrop(mel[first:last], start - first, end - start, is_first=first == 0, is_last=last == 240)
+        (waveform,) = vocoder.synthesize([crop])
         assert snr_db(waveform, whole[240 * start : 240 * end]) > least_db
-        bare = vocoder.synthesize([mel], [MelCrop(start, end, 0, end - start, start == 0, end == 240)])[0]
+        bare = vocoder.synthesize([MelCrop(mel[start:end], 0, end - start, start == 0, end == 240)])[0]
         assert snr_db(bare, whole[240 * start : 240 * end]) < 30
 
 
@@ -90,11 +96,11 @@ def test_crops_of_mixed_lengths_together_equal_each_alone(
 ) -> None:
     vocoder = PlainVocoder(token2wav.code2wav_bigvgan_model)
     spans = ((0, 44, 0, 24), (28, 116, 20, 48), (100, 144, 20, 10), (52, 140, 20, 48))
-    crops = [MelCrop(*span, is_first=span[0] == 0, is_last=False) for span in spans]
-    together = vocoder.synthesize([mel] * 4, crops)
+    crops = [MelCrop(mel[start:end], skip, keep, start == 0, False) for start, end, skip, keep in spans]
+    together = vocoder.synthesize(crops)
     for crop, waveform in zip(crops, together, strict=True):
         assert waveform.shape == (240 * crop.keep,)
-        assert snr_db(waveform, vocoder.synthesize([mel], [crop])[0]) > 100
+        assert snr_db(waveform, vocoder.synthesize([crop])[0]) > 100
 
 
 @torch.no_grad()
@@ -110,9 +116,9 @@ def stream(
         span.validate(len(piece.frames), codes_per_block=12, frames_per_code=2)
         noise = torch.from_numpy(noise_frames(SEED, 2 * piece.first_frame, 2 * len(piece.frames), 80))
         (mel,) = sampler.sample([MelJob(torch.tensor(piece.frames), noise, 0)])
-        crop = mel_crop(span, len(piece.frames), 2)
-        waveforms += vocoder.synthesize([mel], [crop])
-        mels.append(mel[crop.start + crop.skip :][: crop.keep])
+        crop = mel_crop(span, mel, 2)
+        waveforms += vocoder.synthesize([crop])
+        mels.append(crop.mel[crop.skip :][: crop.keep])
     return torch.cat(waveforms), torch.cat(mels)
 
 
