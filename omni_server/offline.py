@@ -18,12 +18,9 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from omni_server.check.default_config import default_stage_config
-from omni_server.config.load import find_stage_config, load_stage_config
+from omni_server.check.default_config import resolve_deployment
 from omni_server.config.stage_config import StageConfig
 from omni_server.errors import InvalidRequestError, OmniError
-from omni_server.family import load_family, servable_architectures
-from omni_server.model_folder import resolve_model_folder
 from omni_server.omni import AsyncOmni
 from omni_server.types import (
     AudioDelta,
@@ -75,15 +72,7 @@ class Omni:
 
         Raises `ConfigError`.
         """
-        if isinstance(stage_config, str | Path):
-            stage_config = load_stage_config(find_stage_config(str(stage_config)))
-        model_dir = resolve_model_folder(
-            str(model),
-            architectures=servable_architectures()
-            if stage_config is None
-            else load_family(stage_config.model_family).architectures,
-        )
-        config = default_stage_config(model_dir, str(model)) if stage_config is None else stage_config
+        model_dir, config = resolve_deployment(str(model), stage_config)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="omni", daemon=True)
         self._thread.start()

@@ -4,15 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from omni_server.check.default_config import default_stage_config, describe, named_stage_config
+from omni_server.check.default_config import resolve_deployment
 from omni_server.check.files import refuse_damaged_files
-from omni_server.config.load import find_stage_config
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import ArStage, DiffusionStage
 from omni_server.engine.environment import set_engine_environment
 from omni_server.errors import ConfigError
-from omni_server.family import FamilyModel, ModelFamily, load_family, open_model, servable_architectures
-from omni_server.model_folder import resolve_model_folder
+from omni_server.family import FamilyModel, ModelFamily, load_family, open_model
 from omni_server.reference import ReferenceAnswer, ReferenceJob
 from omni_server.types import SAMPLE_RATE_HZ
 from omni_server.verify.answers import (
@@ -52,21 +50,13 @@ def verify(options: VerifyOptions, on_progress: Progress) -> Report:
 
     Raises `ConfigError` where the engines cannot start or there is nothing to ask.
     """
-    named = (
-        None
-        if options.stage_config is None
-        else named_stage_config(find_stage_config(options.stage_config), use_cpu=options.use_cpu)
-    )
-    folder = resolve_model_folder(
+    folder, config = resolve_deployment(
         options.model,
-        architectures=servable_architectures()
-        if named is None
-        else load_family(named.model_family).architectures,
+        options.stage_config,
+        use_cpu=options.use_cpu,
         revision=options.revision,
         on_progress=on_progress,
     )
-    config = named or default_stage_config(folder, options.model, use_cpu=options.use_cpu)
-    on_progress(f"stage config: {describe(config)}")
     family = load_family(config.model_family)
     reference = _reference_of(family, config)
     set_engine_environment(config)  # before the family imports what reads it
