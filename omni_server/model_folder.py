@@ -142,10 +142,10 @@ def _why_unreachable() -> str:
     return "the hub cannot be reached; check the network, or give a local folder as MODEL"
 
 
-def architectures_of(folder: Path) -> frozenset[str]:
+def architectures_of(folder: Path) -> tuple[str, ...]:
     """What the checkpoint's config.json says of them. Raises `ConfigError` if it cannot be read."""
     found = _read_json_object(folder / "config.json").get("architectures")
-    return frozenset(map(str, found)) if isinstance(found, list) else frozenset()
+    return tuple(map(str, found)) if isinstance(found, list) else ()
 
 
 def _check_checkpoint(
@@ -154,7 +154,7 @@ def _check_checkpoint(
     config_file = folder / "config.json"
     if not config_file.is_file():
         raise ConfigError(f"MODEL '{model}' is no checkpoint: there is no config.json in {folder}")
-    if not architectures_of(folder) & set(architectures):
+    if set(architectures).isdisjoint(architectures_of(folder)):
         model_type = _read_json_object(config_file).get("model_type", "missing")
         raise ConfigError(
             f"MODEL '{model}' is not a checkpoint that this server can run: its config.json (model_type: {model_type}) "

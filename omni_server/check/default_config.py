@@ -101,7 +101,7 @@ def default_stage_config(
     base = load_stage_config(find_shipped_config(base_config_name(on_gpu=on_gpu)))
     set_engine_environment(base)  # before the family imports what reads it
     family = load_family(base.model_family)
-    if not (found := architectures_of(folder)) & set(family.architectures):
+    if set(family.architectures).isdisjoint(found := architectures_of(folder)):
         raise ConfigError(
             f"{name} ({', '.join(sorted(found))}) needs a stage config, and none is shipped for it: give one with "
             "--stage-config"

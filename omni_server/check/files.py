@@ -1,4 +1,5 @@
-"""The checkpoint's folder: is everything there, whole, and of the model that its config.json describes?
+"""The checkpoint's folder, which `resolve_model_folder` has found: is everything there, whole, and of the model
+that its config.json describes?
 
 `serve` asks whether anything is damaged, and, if an engine did not start, whether that is the files' fault:
 vLLM's own messages for damaged files are hundreds of lines, the last of which names neither the file nor the
@@ -44,29 +45,9 @@ def _damage(
     family = load_family(config.model_family)
     report = Report(str(folder))
     check_small_files(folder, family, report)
-    if check_architecture(folder, config, family, report) and load_format != "dummy":
+    if load_format != "dummy":
         check_weights(folder, str(folder), footprints, is_hub_id=False, report=report)
     return "; ".join(finding.message for finding in report.findings if finding.severity == "error") or None
-
-
-def check_architecture(folder: Path, config: StageConfig, family: ModelFamily, report: Report) -> bool:
-    """Whether config.json is of the stage config's model family. Notes in `report` what it finds."""
-    path = folder / "config.json"
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        names = [str(name) for name in document["architectures"]]
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        report.error("files", f"{path}: names no architecture ({type(error).__name__}: {error})")
-        return False
-    report.architecture = ", ".join(names)
-    if not set(names) & set(family.architectures):
-        report.error(
-            "files",
-            f"{path}: architectures is {report.architecture}; the stage config's model_family "
-            f"({config.model_family}) runs {', '.join(family.architectures)}",
-        )
-        return False
-    return True
 
 
 def check_small_files(folder: Path, family: ModelFamily, report: Report) -> None:

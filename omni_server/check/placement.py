@@ -15,8 +15,7 @@ from omni_server.check.memory import (
     PROCESS_BYTES,
     StageNeeds,
     largest_graph,
-    needs_on_cpu,
-    needs_on_gpu,
+    stage_needs,
 )
 from omni_server.check.report import DeviceMemory, gb
 from omni_server.check.safetensors_headers import StoredWeights
@@ -102,7 +101,8 @@ def plan(
 def check_cpu_plan(machine: DeviceMemory, config: StageConfig, model: ModelSizes) -> None:
     """Raises `ConfigError` if the stages do not fit the memory of a machine."""
     needs = [
-        needs_on_cpu(name, config, footprint, model.stored) for name, footprint in model.footprints.items()
+        stage_needs(name, config, footprint, model.stored, None)
+        for name, footprint in model.footprints.items()
     ]
     total = sum(need.memory.taken + (need.memory.kv_cache or 0) for need in needs) + PROCESS_BYTES
     if machine.free is not None and total > machine.free:
@@ -235,7 +235,7 @@ def _least(stage: Stage, need: StageNeeds) -> int:
 
 def _needs(config: StageConfig, devices: _Devices, model: ModelSizes) -> dict[str, StageNeeds]:
     return {
-        name: needs_on_gpu(name, config, model.footprints[name], model.stored, gpu.memory.total)
+        name: stage_needs(name, config, model.footprints[name], model.stored, gpu.memory.total)
         for name, gpu in devices.items()
     }
 

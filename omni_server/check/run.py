@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from omni_server.check.default_config import base_config_name, chosen_config
-from omni_server.check.files import check_architecture, check_small_files, check_weights
+from omni_server.check.files import check_small_files, check_weights
 from omni_server.check.machine import (
     Gpu,
     check_address,
@@ -25,7 +25,7 @@ from omni_server.edge import check_longest_window
 from omni_server.engine.queue_layout import queue_layout, queue_size
 from omni_server.errors import ConfigError
 from omni_server.family import FamilyModel, StageFootprint, load_family, open_model
-from omni_server.model_folder import HubUnreachableError, has_gpu, resolve_model_folder
+from omni_server.model_folder import HubUnreachableError, architectures_of, has_gpu, resolve_model_folder
 from omni_server.transport.slab_queue import refuse_unordered_machine
 
 
@@ -76,9 +76,8 @@ def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
         report.error("files", str(error))
         return report
     report.folder = str(folder)
+    report.architecture = ", ".join(architectures_of(folder))
     check_small_files(folder, family, report)
-    if not check_architecture(folder, config, family, report):
-        return report
     model: FamilyModel | None = None
     if report.fits:
         with report.noting("files"):
