@@ -10,7 +10,7 @@ from pathlib import Path
 
 from omni_server.cli.placement_flags import add_placement_flags
 from omni_server.cli.process import complain, progress_printer
-from omni_server.command_line import seconds
+from omni_server.command_line import options_of, seconds
 from omni_server.model_folder import EXAMPLE_MODEL
 
 DEFAULT_TIMEOUT_S = 1800.0
@@ -46,6 +46,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--timeout",
+        dest="timeout_s",
         metavar="SECONDS",
         type=seconds,
         default=DEFAULT_TIMEOUT_S,
@@ -59,15 +60,8 @@ def _verify(options: argparse.Namespace) -> int:
     from omni_server.verify.run import VerifyOptions, verify
 
     file = ReportFile(options.report, options.model)
-    wanted = VerifyOptions(
-        model=options.model,
-        stage_config=options.stage_config,
-        use_cpu=options.cpu,
-        revision=options.revision,
-        cases=options.cases,
-        timeout_s=options.timeout,
-    )
     with _sigterm_as_ctrl_c():
+        wanted = options_of(VerifyOptions, options)
         report = verify(wanted, progress_printer(partial(print, file=sys.stderr, flush=True)))
     print(as_table(report))
     try:
