@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 from pydantic import ValidationError
 
-from omni_server.config.problems import Location, describe_problems, problem_locations
+from omni_server.config.problems import Location, problems_of
 from omni_server.config.stage_config import StageConfig
 from omni_server.errors import ConfigError
 
@@ -34,13 +34,11 @@ def load_stage_config(path: Path) -> StageConfig:
         return StageConfig.model_validate(document)
     except ValidationError as error:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
-        problems = zip(problem_locations(error), describe_problems(error), strict=True)
-        raise ConfigError(
-            "\n".join(
-                f"{path}: {_line_of(location or _named_first(problem), root)}{problem}"
-                for location, problem in problems
-            )
-        ) from error
+        lines = [
+            f"{path}: {_line_of(location or _named_first(problem), root)}{problem}"
+            for location, problem in problems_of(error)
+        ]
+        raise ConfigError("\n".join(lines)) from error
 
 
 def find_stage_config(name_or_path: str) -> Path:

@@ -11,13 +11,11 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from omni_server.config.pipeline import TokenFrames
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import ArStage
 from omni_server.edge import CodecEdgeFactory, DecoderWindow, load_edge_function
-from omni_server.engine import fork_server
 from omni_server.errors import OmniError
-from omni_server.family import CodecLayout, ModelFamily
+from omni_server.family import CodecLayout
 from omni_server.omni import AsyncOmni
 from omni_server.types import (
     SAMPLE_RATE_HZ,
@@ -67,11 +65,10 @@ class NoAnswer:
     reason: str
 
 
-def answer_all(
+async def answer_all(
     cases: Sequence[Case],
     folder: Path,
     config: StageConfig,
-    family: ModelFamily,
     codec: CodecLayout | None,
     *,
     timeout_s: float,
@@ -82,22 +79,7 @@ def answer_all(
 
     Raises `ConfigError` if the engines do not start, and `OmniError` if they do not end.
     """
-    on_progress("importing PyTorch and vLLM")
-    fork_server.import_engine_modules(family)
-    fork_server.fork_from_here(family)  # a Ctrl-C would find a new interpreter in the middle of its imports
-    return asyncio.run(_answer_all(cases, folder, config, codec, timeout_s, on_progress))
-
-
-async def _answer_all(
-    cases: Sequence[Case],
-    folder: Path,
-    config: StageConfig,
-    codec: CodecLayout | None,
-    timeout_s: float,
-    on_progress: Progress,
-) -> list[Answer | NoAnswer]:
     omni = await _WholeDecoder.start(folder, config, on_progress=on_progress)
-    assert isinstance(omni, _WholeDecoder)
     try:
         answers: list[Answer | NoAnswer] = []
         for number, case in enumerate(cases, 1):
@@ -111,7 +93,11 @@ async def _answer_all(
                 answers.append(NoAnswer(f"omni-server took more than {timeout_s:g} s"))
         return answers
     finally:
-        await _stop(omni)
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await omni.stop()
+        except TimeoutError as error:
+            raise OmniError(f"the engines have not ended within {STOP_TIMEOUT_S:g} s") from error
 
 
 class _WholeDecoder(AsyncOmni):
@@ -120,14 +106,6 @@ class _WholeDecoder(AsyncOmni):
     async def decode(self, stage: str, window: DecoderWindow) -> Samples:
         decoder = self._engines.diffusion[stage].choose()
         return await decoder.run(f"verify-{uuid.uuid4().hex}", window.token_ids, window.payload)
-
-
-async def _stop(omni: AsyncOmni) -> None:
-    try:
-        async with asyncio.timeout(STOP_TIMEOUT_S):
-            await omni.stop()
-    except TimeoutError as error:
-        raise OmniError(f"the engines have not ended within {STOP_TIMEOUT_S:g} s") from error
 
 
 async def _answer(
@@ -165,7 +143,8 @@ async def _answer(
 
 def _request(case: Case, config: StageConfig, timeout_s: float) -> OmniRequest:
     """Greedy in all stages, but with the repetition penalties of the stage config."""
-    prompt, speech_stage = case.prompt, speech_stage_of(config)
+    prompt, speech_edge = case.prompt, config.speech_edge
+    speech_stage = None if speech_edge is None else speech_edge.source
     sampling = {
         name: _greedy(prompt.max_codes if name == speech_stage else prompt.max_text_tokens, _penalty(stage))
         for name, stage in config.stages.items()
@@ -181,11 +160,6 @@ def repetition_penalties(config: StageConfig) -> dict[str, float]:
     """Of each autoregressive stage, under the family's name for it."""
     stages = config.stages.values()
     return {stage.model_stage: _penalty(stage) for stage in stages if isinstance(stage, ArStage)}
-
-
-def speech_stage_of(config: StageConfig) -> str | None:
-    """Name of the stage that samples codec tokens."""
-    return next((name for name in config.stages if config.edge_from(name, TokenFrames) is not None), None)
 
 
 def _penalty(stage: ArStage) -> float:
@@ -210,19 +184,16 @@ def _greedy(max_tokens: int, penalty: float) -> SamplingConfig:
 async def _decoded_whole(
     omni: _WholeDecoder, case: Case, codes: tuple[int, ...], config: StageConfig, codec: CodecLayout | None
 ) -> Samples | None:
-    speech_stage = speech_stage_of(config)
-    edge = None if speech_stage is None else config.edge_from(speech_stage, TokenFrames)
+    edge = config.speech_edge
     if codec is None or edge is None or edge.function is None or edge.chunks is None or case.voice is None:
         return None
     is_audio = config.stage_spec(edge.target).output == "audio"
     if not is_audio or not 0 < len(codes) <= config.stages[edge.target].max_model_len:
         return None
-    payload = config.spec_of(edge).payload
-    assert isinstance(payload, TokenFrames)
-    width = payload.num_codebooks
     factory = cast(CodecEdgeFactory, load_edge_function(edge.function))
     plan = edge.chunks.model_copy(update={"mode": "whole"})
     cutting = factory(plan, codec, voice=case.voice, noise_seed=NOISE_SEED)
+    width = config.num_codebooks
     frames = [codes[start : start + width] for start in range(0, len(codes), width)]
     (window,) = [*cutting.push(frames), *cutting.finish()]
     return await omni.decode(edge.target, window)

@@ -1,6 +1,8 @@
 """The whole comparison, from MODEL and a stage config to a report."""
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,19 +10,13 @@ from omni_server.check.default_config import resolve_deployment
 from omni_server.check.files import refuse_damaged_files
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import ArStage, DiffusionStage
+from omni_server.engine import fork_server
 from omni_server.engine.environment import set_engine_environment
 from omni_server.errors import ConfigError
 from omni_server.family import FamilyModel, ModelFamily, load_family, open_model
 from omni_server.reference import ReferenceAnswer, ReferenceJob
 from omni_server.types import SAMPLE_RATE_HZ
-from omni_server.verify.answers import (
-    NOISE_SEED,
-    Answer,
-    NoAnswer,
-    answer_all,
-    repetition_penalties,
-    speech_stage_of,
-)
+from omni_server.verify.answers import NOISE_SEED, Answer, NoAnswer, answer_all, repetition_penalties
 from omni_server.verify.cases import Case, Prompt, all_prompts, cases_of, chosen
 from omni_server.verify.compare import CaseResult, Precision, compare
 from omni_server.verify.machine import checkpoint, hardware, versions
@@ -73,18 +69,15 @@ def verify(options: VerifyOptions, on_progress: Progress) -> Report:
         in_text="text" in config.outputs,
     )
     precision = _precision(config, model)
-    answers = answer_all(
-        cases, folder, config, family, model.codec, timeout_s=options.timeout_s, on_progress=on_progress
+    on_progress("importing PyTorch and vLLM")
+    fork_server.import_engine_modules(family)
+    fork_server.fork_from_here(family)  # a Ctrl-C would find a new interpreter in the middle of its imports
+    answers = asyncio.run(
+        answer_all(cases, folder, config, model.codec, timeout_s=options.timeout_s, on_progress=on_progress)
     )
     settings = ReferenceSettings(folder, _reference_device(config), precision.language_models, reference)
     references = _references(
-        cases,
-        answers,
-        settings,
-        repetition_penalties(config),
-        load_timeout_s=config.start_timeout_s,
-        timeout_s=options.timeout_s,
-        on_progress=on_progress,
+        cases, answers, settings, config, timeout_s=options.timeout_s, on_progress=on_progress
     )
     results = tuple(
         compare(case, answer, reference, precision)
@@ -109,48 +102,39 @@ def _references(
     cases: Sequence[Case],
     answers: Sequence[Answer | NoAnswer],
     settings: ReferenceSettings,
-    penalties: Mapping[str, float],
+    config: StageConfig,
     *,
-    load_timeout_s: float,
     timeout_s: float,
     on_progress: Progress,
 ) -> list[ReferenceAnswer | NoAnswer]:
     on_progress(f"loading the checkpoint with transformers ({settings.dtype}, {settings.device})")
-    references: list[ReferenceAnswer | NoAnswer] = []
     try:
-        with ReferenceProcess(settings, timeout_s=load_timeout_s) as process:
-            for number, (case, answer) in enumerate(zip(cases, answers, strict=True), 1):
-                on_progress(f"transformers, {number} of {len(cases)}: {case.name}")
-                references.append(_reference(process, case, answer, penalties, timeout_s))
-    except ReferenceFailedError as error:  # it could not be loaded
-        references += [NoAnswer(str(error))] * (len(cases) - len(references))
-    return references
-
-
-def _reference(
-    process: ReferenceProcess,
-    case: Case,
-    answer: Answer | NoAnswer,
-    penalties: Mapping[str, float],
-    timeout_s: float,
-) -> ReferenceAnswer | NoAnswer:
-    if isinstance(answer, NoAnswer):
-        return NoAnswer("there is nothing to compare with")
-    job = ReferenceJob(
-        messages=case.prompt.messages,
-        voice=case.voice,
-        noise_seed=NOISE_SEED,
-        given_text=case.prompt.text,
-        text_ids=answer.text_ids,
-        codes=answer.codes,
-        max_text_tokens=case.prompt.max_text_tokens,
-        max_codes=case.prompt.max_codes,
-        repetition_penalties=penalties,
-    )
-    try:
-        return process.answer(job, timeout_s=timeout_s)
+        process = ReferenceProcess(settings, timeout_s=config.start_timeout_s)
     except ReferenceFailedError as error:
-        return NoAnswer(str(error))
+        return [NoAnswer(str(error))] * len(cases)
+    references: list[ReferenceAnswer | NoAnswer] = []
+    with contextlib.closing(process):
+        for number, (case, answer) in enumerate(zip(cases, answers, strict=True), 1):
+            on_progress(f"transformers, {number} of {len(cases)}: {case.name}")
+            if isinstance(answer, NoAnswer):
+                references.append(NoAnswer("there is nothing to compare with"))
+                continue
+            job = ReferenceJob(
+                messages=case.prompt.messages,
+                voice=case.voice,
+                noise_seed=NOISE_SEED,
+                given_text=case.prompt.text,
+                text_ids=answer.text_ids,
+                codes=answer.codes,
+                max_text_tokens=case.prompt.max_text_tokens,
+                max_codes=case.prompt.max_codes,
+                repetition_penalties=repetition_penalties(config),
+            )
+            try:
+                references.append(process.answer(job, timeout_s=timeout_s))
+            except ReferenceFailedError as error:
+                references.append(NoAnswer(str(error)))
+    return references
 
 
 def _reference_of(family: ModelFamily, config: StageConfig) -> str:
@@ -185,8 +169,7 @@ def _precision(config: StageConfig, model: FamilyModel) -> Precision:
 
 def _reference_device(config: StageConfig) -> str:
     """That of the stage which is given the prompt."""
-    entry = next(name for name in config.stages if config.edge_into(name) is None)
-    return "cpu" if config.platform == "cpu" else f"cuda:{config.stages[entry].devices[0]}"
+    return "cpu" if config.platform == "cpu" else f"cuda:{config.stages[config.entry].devices[0]}"
 
 
 def _prompts(model: FamilyModel) -> tuple[Prompt, ...]:
@@ -199,7 +182,7 @@ def _left_out(config: StageConfig, model: FamilyModel, results: Sequence[CaseRes
         "sampling: all answers are greedy; transformers draws other random numbers",
         "several requests at once: each was alone, so that times are those of a single caller",
     ]
-    if speech_stage_of(config) is None:
+    if config.speech_edge is None:
         lines.append("speech: no stage of the stage config speaks")
     elif len(model.voices) == 1:
         lines.append("other voices: the checkpoint has one")
