@@ -12,8 +12,6 @@ from omni_server.config.problems import Location, problems_of
 from omni_server.config.stage_config import StageConfig
 from omni_server.errors import ConfigError
 
-_MAX_KEYS = 10_000
-
 _NAME = re.compile(r"\w+")
 _PATH = re.compile(r"\w+(\.\w+|\[\d+\])*")
 
@@ -90,19 +88,12 @@ class _StrictLoader(yaml.SafeLoader):
         return value
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """`<<`. What merges mappings that merge others has keys by the million within a few lines.
-
-        Called for every mapping, and again for one that is merged into others: its own keys are looked at
-        before what it merges has joined them.
-        """
+        """Called for every mapping, and again for one that is merged into others (`<<`). A mapping's own keys are
+        checked before those that it merges have joined them."""
         if node not in self._looked_at:
             self._looked_at[node] = None
             self._check_keys(node)
         super().flatten_mapping(node)
-        if len(node.value) > _MAX_KEYS:
-            raise yaml.constructor.ConstructorError(
-                problem=f"a mapping of more than {_MAX_KEYS} keys", problem_mark=node.start_mark
-            )
 
     def _check_keys(self, node: yaml.MappingNode) -> None:
         first_seen: dict[str, yaml.Mark] = {}

@@ -358,6 +358,7 @@ def test_a_merged_mapping_may_be_merged_into_another_with_keys_of_its_own(tmp_pa
 
 def test_merged_mappings_of_merged_mappings_are_not_written_out(tmp_path: Path) -> None:
     path = tmp_path / "stages.yaml"
-    path.write_text(bomb("{a: 1}", "{<<: [*]}"))
-    with pytest.raises(ConfigError, match="a mapping of more than 10000 keys"):
+    path.write_text(bomb("{a: 1}", "{<<: [*]}"))  # 9 to the power of 29 times the same key
+    with pytest.raises(ConfigError, match="x29: unknown key") as caught:
         load_stage_config(path)
+    assert len(str(caught.value)) < 10_000
