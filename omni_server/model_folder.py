@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated
 
 from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import (
@@ -23,7 +22,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.utils.tqdm import tqdm
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from omni_server.errors import ConfigError
 from omni_server.types import AboutModel
@@ -195,26 +194,12 @@ def _read_json_object(path: Path) -> dict[str, object]:
     return document
 
 
-_Line = Annotated[str, Field(min_length=1, max_length=300, pattern=r"\S")]
-
-
-class _AboutFile(BaseModel):
-    """`about.json`, for example: `{"notice": "This model knows a few sentences only.", "example_prompts":
-    ["What are you?"], "longest_passage": 100}`."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    notice: Annotated[str, Field(min_length=1, max_length=600, pattern=r"\S")] | None = None
-    example_prompts: Annotated[list[_Line], Field(max_length=8)] = []
-    longest_passage: Annotated[int, Field(ge=1)] | None = None
-
-
 def read_about(model_dir: Path) -> AboutModel | None:
     """What the makers of a checkpoint say about it in `about.json`; None if there is no such file. Raises
     `ConfigError` if it is invalid."""
     path = model_dir / "about.json"
     try:
-        file = _AboutFile.model_validate_json(path.read_bytes())
+        return TypeAdapter(AboutModel).validate_json(path.read_bytes())
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -223,4 +208,3 @@ def read_about(model_dir: Path) -> AboutModel | None:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         raise ConfigError(f"{path}: {place + ': ' if place else ''}{first['msg']}") from error
-    return AboutModel(file.notice, tuple(file.example_prompts), file.longest_passage)

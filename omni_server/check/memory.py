@@ -6,7 +6,7 @@ calibrated on one H200 with the 7B's sizes (steps of 8192 tokens, 64 requests).
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from omni_server.check.machine import BFLOAT16_CAPABILITY, Gpu
@@ -181,14 +181,14 @@ def check_gpu_memory(
             continue
         needs[name] = stage_needs(name, config, footprints[name], stored, gpu.memory.total)
         report.stages.append(needs[name].memory)
-        _check_dtype(name, stage, footprints[name].dtype, gpu, report)
+        report.errors("memory", _dtype_problems(name, stage, footprints[name].dtype, gpu))
         if "kv_cache_memory_bytes" in stage.engine_args:
-            _check_kv_tokens(name, needs[name], report)
+            report.errors("memory", _kv_problems(name, needs[name]))
     for index in used:
         if index in by_index:
             report.devices.append(by_index[index].memory)
             there = {name: need for name, need in needs.items() if index in need.memory.devices}
-            _check_device(config, by_index[index].memory, there, report)
+            report.errors("memory", _device_problems(config, by_index[index].memory, there))
 
 
 def check_cpu_memory(
@@ -216,7 +216,7 @@ def check_cpu_memory(
                 f"{field} is not set: vLLM takes a share of the machine's memory for the KV cache; set it",
             )
         else:
-            _check_kv_tokens(name, needs, report)
+            report.errors("memory", _kv_problems(name, needs))
     total = (
         sum(stage.taken + (stage.kv_cache or 0) for stage in report.stages) + PROCESS_BYTES + shared_memory
     )
@@ -229,48 +229,41 @@ def check_cpu_memory(
         )
 
 
-def _check_device(
-    config: StageConfig, device: DeviceMemory, needs: dict[str, StageNeeds], report: Report
-) -> None:
+def _device_problems(
+    config: StageConfig, device: DeviceMemory, needs: Mapping[str, StageNeeds]
+) -> Iterator[str]:
     """Stages that do not fit their shares, and what would help; then the shares against what is free."""
-    small = [
-        name
-        for name, need in needs.items()
-        if need.memory.share is not None and need.memory.share < need.least
-    ]
+    shares = {name: need.memory.share or 0 for name, need in needs.items()}
+    small = [name for name, need in needs.items() if shares[name] < need.least]
     limit = int(MAX_MEMORY_FRACTION * device.total)
     together = sum(need.least for need in needs.values())
     if small and together > limit:
         parts = " + ".join(f"{name} {gb(need.least)}" for name, need in needs.items())
         given = [name for name, need in needs.items() if need.given_kv_bytes is not None]
         lower = f"lower kv_cache_memory_bytes of {_and(given)}, " if given else ""
-        report.error(
-            "memory",
+        yield (
             f"device {device.index} has {gb(device.total)}, of which stages may take {gb(limit)}; they need "
             f"at least {gb(together)} ({parts}): {lower}put stages on other GPUs with 'devices', spread one "
             "over several with 'tensor_parallel_size', lower max_model_len and max_num_batched_tokens, or "
-            "choose a smaller model",
+            "choose a smaller model"
         )
     elif small:
         spare = (limit - together) / together
-        shares = {name: _share(need.least * (1 + spare) / device.total) for name, need in needs.items()}
+        fitting = {name: _share(need.least * (1 + spare) / device.total) for name, need in needs.items()}
         for name in small:
             need = needs[name]
-            assert need.memory.share is not None
-            report.error(
-                "memory",
+            yield (
                 f"stages.{name}.gpu_memory_utilization {config.stages[name].gpu_memory_utilization:g} is "
-                f"{gb(need.memory.share)} of device {device.index}; the stage needs {gb(need.least)} at "
+                f"{gb(shares[name])} of device {device.index}; the stage needs {gb(need.least)} at "
                 f"least ({gb(need.memory.taken)} and {_least_kv_cache(need)}). Shares that fit: "
-                f"{', '.join(f'{n} {share:g}' for n, share in shares.items())}",
+                f"{', '.join(f'{n} {share:g}' for n, share in fitting.items())}"
             )
-    asked = sum(need.memory.share or 0 for need in needs.values())
+    asked = sum(shares.values())
     if device.free is not None and asked > device.free:
-        report.error(
-            "memory",
+        yield (
             f"the stages ask for {gb(asked)} of device {device.index}, which has {gb(device.free)} of "
             f"{gb(device.total)} free: end the programs that use it, or lower gpu_memory_utilization of "
-            f"{_and(list(needs))}",
+            f"{_and(list(needs))}"
         )
 
 
@@ -281,25 +274,23 @@ def _least_kv_cache(need: StageNeeds) -> str:
     return f"the {gb(need.given_kv_bytes)} of engine_args.kv_cache_memory_bytes"
 
 
-def _check_kv_tokens(name: str, needs: StageNeeds, report: Report) -> None:
+def _kv_problems(name: str, needs: StageNeeds) -> Iterator[str]:
     """Of a KV cache whose size is given."""
     memory = needs.memory
     if memory.kv_tokens is not None and memory.kv_tokens < memory.max_model_len:
-        report.error(
-            "memory",
+        yield (
             f"stages.{name}.engine_args.kv_cache_memory_bytes has room for {memory.kv_tokens} tokens, fewer "
             f"than the stage's max_model_len ({memory.max_model_len}): raise it to at least "
-            f"{needs.sequence_bytes}, or lower max_model_len",
+            f"{needs.sequence_bytes}, or lower max_model_len"
         )
 
 
-def _check_dtype(name: str, stage: Stage, dtype: str, gpu: Gpu, report: Report) -> None:
+def _dtype_problems(name: str, stage: Stage, dtype: str, gpu: Gpu) -> Iterator[str]:
     wanted = dtype if stage.dtype == "auto" and isinstance(stage, ArStage) else stage.dtype
     if wanted == "bfloat16" and gpu.capability is not None and gpu.capability < BFLOAT16_CAPABILITY:
-        report.error(
-            "memory",
+        yield (
             f"stages.{name}.dtype is bfloat16, which {gpu.memory.name} (compute capability "
-            f"{'.'.join(map(str, gpu.capability))}) does not have: set it to float16",
+            f"{'.'.join(map(str, gpu.capability))}) does not have: set it to float16"
         )
 
 

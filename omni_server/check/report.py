@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
@@ -101,6 +101,10 @@ class Report:
 
     def error(self, area: Area, message: str) -> None:
         self.findings.append(Finding("error", area, message))
+
+    def errors(self, area: Area, messages: Iterable[str]) -> None:
+        for message in messages:
+            self.error(area, message)
 
     def warn(self, area: Area, message: str) -> None:
         self.findings.append(Finding("warning", area, message))
