@@ -41,8 +41,6 @@ _WEIGHTS = ["*.safetensors"]
 
 @dataclass(frozen=True)
 class Demo:
-    """A demo model that is part of the package."""
-
     package: str
     folder: str
     """Of the checkpoint, below the package."""

@@ -43,8 +43,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class OmniOutput:
-    """A complete answer."""
-
     text: str
     token_ids: tuple[int, ...]
     codes: tuple[int, ...]

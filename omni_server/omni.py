@@ -298,7 +298,6 @@ def _longest_speech_s(config: StageConfig, model: FamilyModel) -> float:
 
 
 def fingerprint_of(model_dir: Path, config: StageConfig) -> str:
-    """`ModelInfo.fingerprint`."""
     digest = hashlib.sha256()
     for part in (
         VERSION.encode(),

@@ -295,8 +295,6 @@ class AudioDelta:
 
 @dataclass(frozen=True)
 class ImageDone:
-    """The image."""
-
     pixels: npt.NDArray[np.uint8]  # [height, width, 3], RGB
 
 

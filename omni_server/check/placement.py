@@ -39,8 +39,6 @@ _INT4_BITS = 4.16
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """What a checkpoint takes."""
-
     name: str
     """For messages."""
     footprints: Mapping[str, StageFootprint]

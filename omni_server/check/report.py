@@ -80,8 +80,6 @@ class DeviceMemory:
 
 @dataclass
 class Report:
-    """Everything that a check tells."""
-
     model: str
     folder: str | None = None
     stage_config: str = ""

@@ -33,8 +33,6 @@ from omni_server.transport.slab_queue import refuse_unordered_machine
 
 @dataclass(frozen=True)
 class CheckOptions:
-    """What the command line asked for."""
-
     model: str
     stage_config: Path | None = None
     """None: what `serve` would choose."""

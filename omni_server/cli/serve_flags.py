@@ -91,8 +91,6 @@ _REALTIME_LIMITS: Limits = {
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """What the command line asked for."""
-
     model: str
     stage_config: str | None
     use_cpu: bool

@@ -1,10 +1,8 @@
 """`omni-server verify`: does this server answer as transformers does?"""
 
 import argparse
-import contextlib
 import signal
 import sys
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -60,9 +58,10 @@ def _verify(options: argparse.Namespace) -> int:
     from omni_server.verify.run import VerifyOptions, verify
 
     file = ReportFile(options.report, options.model)
-    with _sigterm_as_ctrl_c():
-        wanted = options_of(VerifyOptions, options)
-        report = verify(wanted, progress_printer(partial(print, file=sys.stderr, flush=True)))
+    # SIGTERM ends the engines, too.
+    signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    on_progress = progress_printer(partial(print, file=sys.stderr, flush=True))
+    report = verify(options_of(VerifyOptions, options), on_progress)
     print(as_table(report))
     try:
         print(f"report: {file.write(as_markdown(report))}")
@@ -70,13 +69,3 @@ def _verify(options: argparse.Namespace) -> int:
         complain(f"omni-server: failed: the report cannot be written: {error}")
         return EXIT_CODES[False]
     return EXIT_CODES[report.agrees]
-
-
-@contextlib.contextmanager
-def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """SIGTERM ends the engines, too."""
-    before = signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

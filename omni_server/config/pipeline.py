@@ -51,8 +51,6 @@ Payload = TokenFrames | Embeddings | Tensor
 
 @dataclass(frozen=True)
 class StageSpec:
-    """One part of the model."""
-
     engine: EngineKind
     output: Output | None = None
     """What the API sends of this stage; None if another stage consumes all of it."""
@@ -207,7 +205,6 @@ class DeclaresPipeline(Protocol):
 
 
 def installed_families() -> tuple[str, ...]:
-    """Names of the families that installed packages declare."""
     return tuple(sorted({point.name for point in entry_points(group=ENTRY_POINT_GROUP)}))
 
 

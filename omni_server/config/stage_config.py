@@ -40,8 +40,6 @@ MAX_MEMORY_FRACTION = 0.95
 
 
 class QueueConfig(FrozenModel):
-    """How payloads travel over an edge."""
-
     transport: Literal["shared_memory", "inline"] = "shared_memory"
     """`shared_memory`: embeddings stay in /dev/shm and a reference travels. `inline`: the payload travels in
     the message, as codec tokens always do."""
@@ -255,7 +253,6 @@ class StageConfig(FrozenModel):
 
     @property
     def entry(self) -> str:
-        """The stage that is given the prompt."""
         return next(name for name in self.stages if self.edge_into(name) is None)
 
     @property

@@ -49,8 +49,6 @@ class SamplingDefaults(FrozenModel):
 
 
 class CommonStage(FrozenModel):
-    """What every stage has."""
-
     model_stage: str
     """Which of the family's stages runs here. Left out: the one that this stage is named after."""
     devices: tuple[Annotated[int, Field(ge=0)], ...] = (0,)

@@ -146,7 +146,18 @@ def _request(case: Case, config: StageConfig, timeout_s: float) -> OmniRequest:
     prompt, speech_edge = case.prompt, config.speech_edge
     speech_stage = None if speech_edge is None else speech_edge.source
     sampling = {
-        name: _greedy(prompt.max_codes if name == speech_stage else prompt.max_text_tokens, _penalty(stage))
+        name: SamplingConfig(
+            temperature=0.0,
+            top_p=1.0,
+            top_k=0,
+            min_p=0.0,
+            repetition_penalty=_penalty(stage),
+            presence_penalty=0.0,
+            frequency_penalty=0.0,
+            min_tokens=0,
+            ignore_eos=False,
+            max_tokens=prompt.max_codes if name == speech_stage else prompt.max_text_tokens,
+        )
         for name, stage in config.stages.items()
         if isinstance(stage, ArStage)
     }
@@ -164,21 +175,6 @@ def repetition_penalties(config: StageConfig) -> dict[str, float]:
 
 def _penalty(stage: ArStage) -> float:
     return stage.default_sampling.repetition_penalty or 1.0
-
-
-def _greedy(max_tokens: int, penalty: float) -> SamplingConfig:
-    return SamplingConfig(
-        temperature=0.0,
-        top_p=1.0,
-        top_k=0,
-        min_p=0.0,
-        repetition_penalty=penalty,
-        presence_penalty=0.0,
-        frequency_penalty=0.0,
-        min_tokens=0,
-        ignore_eos=False,
-        max_tokens=max_tokens,
-    )
 
 
 async def _decoded_whole(

@@ -28,8 +28,6 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class VerifyOptions:
-    """What the command line asked for."""
-
     model: str
     stage_config: str | None = None
     """None: what `serve` would choose."""
