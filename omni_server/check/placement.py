@@ -139,11 +139,9 @@ def _quantized(base: StageConfig, model: ModelSizes, quantization: Quantization 
 
 def _fitting(gpus: Sequence[Gpu], base: StageConfig, model: ModelSizes) -> StageConfig | None:
     placements = list(_placements(gpus, base))
-    for devices in placements:
-        if len({gpu.memory.index for gpu in devices.values()}) == 1:
-            as_it_is = _placed(base, devices)
-            if _fits_as_it_is(as_it_is, devices, model):
-                return as_it_is
+    on_one = _placed(base, placements[0])
+    if _fits_as_it_is(on_one, placements[0], model):
+        return on_one
     for size in _SIZES:
         for devices in placements:
             fitting = _with_shares(_sized(_placed(base, devices), size), devices, model)
@@ -201,11 +199,11 @@ def _sized_fields(stage: Stage, size: _Size) -> _Fields:
 
 
 def _fits_as_it_is(config: StageConfig, devices: _Devices, model: ModelSizes) -> bool:
-    needs = _needs(config, devices, model)
-    (gpu,) = {id(gpu): gpu for gpu in devices.values()}.values()
-    shares = [need.memory.share or 0 for need in needs.values()]
-    has_room = all(need.least <= share for need, share in zip(needs.values(), shares, strict=True))
-    return has_room and sum(shares) <= _budget(gpu)
+    """`devices` are one GPU."""
+    needs = _needs(config, devices, model).values()
+    asked = sum(need.memory.share or 0 for need in needs)
+    has_room = all(need.least <= (need.memory.share or 0) for need in needs)
+    return has_room and asked <= min(map(_budget, devices.values()))
 
 
 def _with_shares(config: StageConfig, devices: _Devices, model: ModelSizes) -> StageConfig | None:

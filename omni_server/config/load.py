@@ -73,10 +73,6 @@ class _StrictLoader(yaml.SafeLoader):
     """SafeLoader that refuses a mapping with one key twice, where PyYAML itself silently keeps the last
     value, and says of every value where it stands that is none of its kind."""
 
-    def __init__(self, stream: str) -> None:
-        super().__init__(stream)
-        self._looked_at: dict[yaml.MappingNode, None] = {}
-
     def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
         try:
             value: object = super().construct_object(node, deep)
@@ -87,15 +83,10 @@ class _StrictLoader(yaml.SafeLoader):
             ) from error
         return value
 
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Called for every mapping, and again for one that is merged into others (`<<`). A mapping's own keys are
-        checked before those that it merges have joined them."""
-        if node not in self._looked_at:
-            self._looked_at[node] = None
-            self._check_keys(node)
-        super().flatten_mapping(node)
-
-    def _check_keys(self, node: yaml.MappingNode) -> None:
+    def compose_mapping_node(self, anchor: dict[str, yaml.Node]) -> yaml.MappingNode:
+        """Keys that it merges (`<<`) have not joined the mapping's own yet. `anchor` is a name or None; its type is
+        that of PyYAML's stubs."""
+        node = super().compose_mapping_node(anchor)
         first_seen: dict[str, yaml.Mark] = {}
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
@@ -106,6 +97,7 @@ class _StrictLoader(yaml.SafeLoader):
                     problem_mark=key.start_mark,
                 )
             first_seen[key.value] = key.start_mark
+        return node
 
 
 def _named_first(problem: str) -> Location:
