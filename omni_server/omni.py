@@ -82,6 +82,7 @@ class AsyncOmni:
         # vLLM reads its environment when it is first imported, so everything that imports it comes after.
         from omni_server.engine.launcher import start_engines
         from omni_server.engine.supervisor import Supervisor
+        from omni_server.orchestrator.orchestrator import Deployment, Orchestrator
 
         family = load_family(config.model_family)
         model = open_model(family, model_dir)
@@ -92,7 +93,8 @@ class AsyncOmni:
         )
         try:
             supervisor = Supervisor(engines.handles(), config.supervision)
-            orchestrator = _orchestrator(config, model, engines)
+            deployment = Deployment(config, engines.ar, engines.diffusion, engines.drop_block)
+            orchestrator = Orchestrator(model, deployment, request_timeout_s=config.request_timeout_s)
             info = _model_info(model_dir, config, model, engines, served_model_names, about)
             omni = cls(info, engines, supervisor, orchestrator)
             await _while_all_live(omni._warm_up(config, on_progress), engines)
@@ -247,13 +249,6 @@ def _burst_sizes(config: StageConfig) -> list[int]:
         return [1]
     largest = min(stage.max_num_seqs for stage in config.stages.values())
     return [2**power for power in range(largest.bit_length())]
-
-
-def _orchestrator(config: StageConfig, model: FamilyModel, engines: "Engines") -> "Orchestrator":
-    from omni_server.orchestrator.orchestrator import Deployment, Orchestrator
-
-    deployment = Deployment(config, engines.ar, engines.diffusion, engines.drop_block)
-    return Orchestrator(model, deployment, request_timeout_s=config.request_timeout_s)
 
 
 def _model_info(

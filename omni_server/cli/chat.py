@@ -1,6 +1,7 @@
 """`omni-server chat`: talk to a running server in the terminal."""
 
 import argparse
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -85,7 +86,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
 
 def _chat(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     from omni_server.chat.conversation import MediaKind  # pydantic and aiohttp: not for --help
-    from omni_server.chat.session import Chat, ChatOptions, converse, describe, open_chat, talk, tell
+    from omni_server.chat.session import ChatOptions, converse, describe, open_chat, talk, tell
 
     media: list[tuple[MediaKind, Path]] = [("audio", file) for file in options.audio]
     media += [("image", file) for file in options.image]
@@ -97,7 +98,7 @@ def _chat(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     key = options.api_key or os.environ.get(API_KEY_VARIABLE) or None
     wanted = options_of(ChatOptions, options, api_key=key, media=tuple(media))
 
-    def run(chat: Chat) -> int:
+    with contextlib.closing(open_chat(wanted)) as chat:
         tell(describe(chat, wanted))
         if options.once is not None:
             return converse(chat, iter([options.once, None]).__next__)
@@ -107,9 +108,3 @@ def _chat(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
             tell("/help lists commands, Ctrl-D ends")
             return talk(chat)
         return converse(chat, lambda: next((line.strip() for line in sys.stdin), None))
-
-    chat = open_chat(wanted)
-    try:
-        return run(chat)
-    finally:
-        chat.close()
