@@ -73,7 +73,8 @@ def verify(options: VerifyOptions, on_progress: Progress) -> Report:
     answers = asyncio.run(
         answer_all(cases, folder, config, model.codec, timeout_s=options.timeout_s, on_progress=on_progress)
     )
-    settings = ReferenceSettings(folder, _reference_device(config), precision.language_models, reference)
+    device = "cpu" if config.platform == "cpu" else f"cuda:{config.stages[config.entry].devices[0]}"
+    settings = ReferenceSettings(folder, device, precision.language_models, reference)
     references = _references(
         cases, answers, settings, config, timeout_s=options.timeout_s, on_progress=on_progress
     )
@@ -89,7 +90,7 @@ def verify(options: VerifyOptions, on_progress: Progress) -> Report:
         stage_config_name=Path(options.stage_config).name if options.stage_config is not None else None,
         stage_config=config,
         precision=precision,
-        reference_device=settings.device,
+        reference_device=device,
         results=results,
         left_out=_left_out(config, model, results),
         folders=(folder,),
@@ -163,11 +164,6 @@ def _precision(config: StageConfig, model: FamilyModel) -> Precision:
         default = "float16" if config.platform == "cuda" else "float32"
         decoder = default if decoders[-1].dtype == "auto" else decoders[-1].dtype
     return Precision(types.pop() if types else auto, decoder)
-
-
-def _reference_device(config: StageConfig) -> str:
-    """That of the stage which is given the prompt."""
-    return "cpu" if config.platform == "cpu" else f"cuda:{config.stages[config.entry].devices[0]}"
 
 
 def _prompts(model: FamilyModel) -> tuple[Prompt, ...]:
