@@ -275,7 +275,7 @@ def test_what_this_machine_has_is_read_from_it() -> None:
     assert memory.free is not None
     assert 0 < memory.free <= memory.total
     assert machine.shared_memory_free() > 0
-    assert machine._version("pydantic") == metadata.version("pydantic")
+    assert machine.version_of("pydantic") == metadata.version("pydantic")
 
 
 def test_a_stage_config_that_is_not_valid_exits_with_2(
