@@ -16,7 +16,7 @@ PATTERNS = (
     "docs/**/*.md",
     "docs/pictures/*",
     "docs/samples/*",
-    "benchmarks/README.md",
+    "benchmarks/*.md",
     "benchmarks/pictures/*",
     "stages/*/speaking_demo/README.md",
     # Other files that pages link to.

@@ -1,7 +1,7 @@
-"""Every error that a caller can see, with its HTTP status and OpenAI error code.
+"""All errors that callers can see, with their HTTP statuses and OpenAI error codes.
 
-The API converts an `OmniError` to OpenAI's error format in one place; the offline API raises it as it is.
-`ConfigError` is for the operator, before anything is served.
+The API converts an `OmniError` to OpenAI's error format in one place; the offline API raises it unchanged.
+`ConfigError` is for the operator, before the server accepts requests.
 """
 
 
@@ -56,7 +56,7 @@ class UploadTimeoutError(InvalidRequestError):
 
 
 class AuthenticationError(OmniError):
-    """The request has no key, or one that this server does not know."""
+    """The request has no API key, or one that the server does not know."""
 
     status = 401
     type = "authentication_error"
@@ -72,7 +72,7 @@ class OriginNotAllowedError(InvalidRequestError):
 
 
 class HostNotAllowedError(InvalidRequestError):
-    """A server without keys, meant for its own machine, is addressed by a host name that an attacker may
+    """A server without keys that listens on loopback is addressed by a host name that an attacker may
     control."""
 
     status = 403
@@ -81,7 +81,7 @@ class HostNotAllowedError(InvalidRequestError):
 
 
 class RateLimitError(OmniError):
-    """This caller is at its limit; others are served."""
+    """The caller is at its limit; other callers are served."""
 
     status = 429
     type = "rate_limit_error"
@@ -104,7 +104,7 @@ class DeadlineExceededError(OmniError):
 
 
 class StageError(OmniError):
-    """One request failed in a stage, which goes on serving others."""
+    """One request failed in a stage; the stage continues to serve other requests."""
 
     def __init__(self, stage: str, message: str) -> None:
         super().__init__(f"stage '{stage}': {message}")
@@ -112,8 +112,9 @@ class StageError(OmniError):
 
 
 class CorruptDataError(StageError):
-    """The input or output of a stage is corrupt: the request fails instead of producing noise. Other requests
-    in the same batch are not affected. `kind` is an `omni_server.protocol.corruption.CorruptionKind`."""
+    """The input or output of a stage is corrupt, so the request fails instead of producing noise. Other
+    requests in the same batch are not affected. `kind` is an
+    `omni_server.protocol.corruption.CorruptionKind`."""
 
     code = "corrupt_data"
 
@@ -131,8 +132,7 @@ class StageDeadError(StageError):
 
 
 class StageDownError(StageError):
-    """Rejected: a stage that the request needs is being restarted. The code is the stage's name and
-    `_down`."""
+    """A stage that the request needs is being restarted. The code is the name of the stage and `_down`."""
 
     status = 503
     type = "service_unavailable_error"

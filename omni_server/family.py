@@ -1,8 +1,8 @@
-"""What the server asks of a model family, and how it finds one.
+"""The interface between the server and a model family, and how the server finds a family.
 
-The server knows no model. A stage config names a family, an object that satisfies `ModelFamily`; everything
-that depends on the checkpoint comes from the `FamilyModel` that it opens. Stages go by the family's own names
-here (`model_stage` of a stage config).
+The server contains no model code. A stage config names a family, an object that implements `ModelFamily`;
+everything that depends on the checkpoint comes from the `FamilyModel` that the family opens. In this
+module, stages have the family's own names (`model_stage` in a stage config).
 """
 
 import logging
@@ -23,7 +23,7 @@ from omni_server.types import SAMPLE_RATE_HZ, ChatMessage, FunctionTool, ImageSi
 logger = logging.getLogger(__name__)
 
 HfOverrides = Callable[[Any], Any]
-"""vLLM's `hf_overrides`: a Hugging Face config in, the stage's config out. Must be a module-level
+"""vLLM's `hf_overrides`: takes a Hugging Face config and returns the stage's config. Must be a module-level
 function."""
 
 
@@ -37,8 +37,8 @@ class Prompt:
     videos: tuple[npt.NDArray[np.uint8], ...] = ()  # each [frames, height, width, 3]
     processor_kwargs: Mapping[str, object] = field(default_factory=dict)
     pieces: tuple[str, ...] = ()
-    """`text` cut inside of everything that only spells a special token: each piece is tokenised by itself.
-    Empty where there is nothing to cut."""
+    """`text`, cut inside every string that merely spells a special token, so that tokenising each piece by
+    itself yields no special token. Empty if nothing has to be cut."""
 
 
 @dataclass(frozen=True)
@@ -46,24 +46,24 @@ class DiffusionPrompt:
     """A rendered request for a diffusion entry."""
 
     token_ids: tuple[int, ...]
-    """As many as the request counts towards `max_num_batched_tokens`."""
+    """One for each token that the request counts towards `max_num_batched_tokens`."""
     payload: bytes
     """The stage's encoded input."""
 
 
 @dataclass(frozen=True)
 class EmbeddingsPrompt:
-    """Prompt of a stage that embeddings flow to: token ids that stand for them, and where they stop
-    replacing."""
+    """Prompt of a stage that receives embeddings: the token ids that stand for the embeddings, and the
+    position from which embeddings are added instead of replacing the stage's own."""
 
     token_ids: tuple[int, ...]
     num_replaced: int
-    """Embeddings below this position replace the stage's own; from there on they are added."""
+    """Embeddings before this position replace the stage's own; later ones are added to them."""
 
 
 @dataclass(frozen=True)
 class PlaceholderIds:
-    """Tokens of a prompt that stand for media."""
+    """The tokens that stand for media in a prompt."""
 
     audio: int
     image: int
@@ -77,14 +77,14 @@ class CodecLayout:
     frames_per_block: int
     """Frames in a block, the unit in which `ChunkPlan` counts: windows begin on multiples of it."""
     samples_per_frame: int
-    """Samples of the decoder's waveform per frame."""
+    """Samples per frame of the decoder's waveform."""
     sample_rate_hz: int = SAMPLE_RATE_HZ
-    """Of the decoder's waveform. Divided by `samples_per_frame`, it is the frame rate."""
+    """Sample rate of the decoder's waveform. Divided by `samples_per_frame`, it is the frame rate."""
 
 
 @dataclass(frozen=True)
 class KvLayout:
-    """What attention keeps of each token."""
+    """What attention stores in the KV cache per token."""
 
     num_layers: int
     num_kv_heads: int
@@ -93,38 +93,38 @@ class KvLayout:
 
 @dataclass(frozen=True)
 class Quantizable:
-    """The weights of a stage that quantization makes smaller. All others stay as they are."""
+    """The weights of a stage that can be quantized. All other weights stay unchanged."""
 
     weights: frozenset[str]
     """Their names in a checkpoint that is not quantized."""
     method: str | None
-    """How this checkpoint stores them, as `awq`; None: they are not quantized."""
+    """How this checkpoint stores them, such as `awq`; None: they are not quantized."""
     bits: float
-    """Size of each in this checkpoint, its part of scales and zero points included."""
+    """Bits per weight in this checkpoint, including scales and zero points."""
     fp8_engine_args: Mapping[str, object]
-    """vLLM's engine arguments that make FP8 of these weights, and of no others, while they are loaded."""
+    """vLLM's engine arguments that quantize exactly these weights to FP8 while they are loaded."""
 
 
 @dataclass(frozen=True)
 class StageFootprint:
-    """What one stage takes of a checkpoint and of memory, as far as the checkpoint's config tells."""
+    """The weights that one stage loads and the memory that it needs, according to the checkpoint's config."""
 
     tensors: Mapping[str, tuple[int, ...]]
     """Shapes of the weights that the stage loads, by their names in a checkpoint that is not quantized."""
     dtype: str
-    """What `dtype: auto` means for the stage: float32, bfloat16 or float16."""
+    """The meaning of `dtype: auto` for the stage: float32, bfloat16 or float16."""
     loads_float32: bool
-    """Weights are float32 in memory, whatever their type in the checkpoint."""
+    """Weights are float32 in memory, regardless of their type in the checkpoint."""
     encodes_media: bool
-    """Encoders of audio, images or video run in the stage."""
+    """The stage runs encoders of audio, images or video."""
     kv: KvLayout | None
     """None: the stage has no KV cache."""
     values_per_token: int
-    """An estimate of how many values a step holds at its widest place for each of its tokens."""
+    """An estimate of the largest number of values per token that a step holds at the same time."""
     stream_state_bytes: int = 0
-    """Reserved at the start for each utterance whose state is kept, beside weights and KV cache."""
+    """Memory reserved at the start for each utterance whose state is kept, besides weights and KV cache."""
     preparation_bytes: int = 0
-    """Held beside the loaded weights while they are turned into what a GPU runs; free again before the first
+    """Memory needed besides the loaded weights while they are converted for the GPU; freed before the first
     step."""
     quantizable: Quantizable | None = None
     """None: the stage is never quantized."""
@@ -135,7 +135,7 @@ class NeededFile:
     """A file of a checkpoint's folder besides its weights."""
 
     names: tuple[str, ...]
-    """Any one of these will do."""
+    """Alternative names; one of these files must exist."""
     purpose: str
 
 
@@ -145,17 +145,17 @@ class FamilyModel(Protocol):
     voices: tuple[str, ...]
     default_voice: str | None
     stop_ids: Mapping[str, tuple[int, ...]]
-    """By autoregressive stage, the tokens that end its sequence."""
+    """For each autoregressive stage, the tokens that end its sequence."""
     placeholder_ids: PlaceholderIds | None
-    """None: the prompt has no media."""
+    """None: the prompt cannot contain media."""
     codec: CodecLayout | None
     """None: the model does not speak."""
     row_width: int
-    """Width of what an edge with embeddings carries; 0 without one."""
+    """Width of the rows on an edge with embeddings; 0 if there is no such edge."""
     extra_rows_per_request: int
-    """Rows that a request's first payload may carry beside those of its tokens."""
+    """Rows that the first payload of a request may contain besides those of its tokens."""
     image_sizes: tuple[ImageSize, ...]
-    """Of the images that the model makes, the default first; empty: it makes none."""
+    """Sizes of the images that the model can generate, the default first; empty: it generates none."""
 
     def prompt(
         self,
@@ -181,7 +181,7 @@ class FamilyModel(Protocol):
         ...
 
     def embeddings_prompt(self, stage: str, source_ids: Sequence[int]) -> EmbeddingsPrompt:
-        """For a stage that embeddings flow to, where the prompt of their source is `source_ids`."""
+        """The prompt of a stage that receives embeddings from a source whose prompt is `source_ids`."""
         ...
 
     def image_prompt(self, messages: Sequence[ChatMessage], *, size: ImageSize, seed: int) -> DiffusionPrompt:
@@ -193,7 +193,7 @@ class FamilyModel(Protocol):
         ...
 
     def dtype_name(self) -> str:
-        """The checkpoint's own dtype, what `dtype: auto` means: float32, bfloat16 or float16."""
+        """The checkpoint's own dtype, which `dtype: auto` selects: float32, bfloat16 or float16."""
         ...
 
 
@@ -203,15 +203,15 @@ class ModelFamily(Protocol):
     pipeline: Pipeline
     """All stages of the family and what flows between them."""
     architectures: tuple[str, ...]
-    """What `architectures` of a config.json may say."""
+    """The supported values of `architectures` in config.json."""
     reference: str | None
     """`package.module:name` of an `omni_server.reference.ReferenceFactory`, another implementation of the
-    model with which `omni-server verify` compares; None: there is none."""
+    model that `omni-server verify` compares with; None if there is none."""
     engine_modules: tuple[str, ...]
     """Modules of its models, which the fork server imports once for all engines."""
 
     def needed_files(self) -> tuple[NeededFile, ...]:
-        """What a checkpoint's folder must hold besides config.json and weights."""
+        """The files that a checkpoint's folder must contain besides config.json and weights."""
         ...
 
     def footprints(self, model_dir: Path, config: StageConfig) -> dict[str, StageFootprint]:
@@ -224,11 +224,12 @@ class ModelFamily(Protocol):
         ...
 
     def open(self, model_dir: Path) -> FamilyModel:
-        """Read what the server process needs, no weights. Raises `ConfigError` if the folder does not fit."""
+        """Read what the server process needs, without weights. Raises `ConfigError` for an unsuitable
+        folder."""
         ...
 
     def hf_overrides(self, model_stage: str) -> HfOverrides | None:
-        """How vLLM sees the stage's part of the checkpoint's config."""
+        """Gives vLLM the stage's part of the checkpoint's config; None if vLLM reads the config unchanged."""
         ...
 
     def register(self) -> None:
@@ -237,7 +238,7 @@ class ModelFamily(Protocol):
 
 
 def open_model(family: ModelFamily, folder: Path) -> FamilyModel:
-    """`family.open`, whose every failure is a `ConfigError` that names the folder."""
+    """Call `family.open`. Raises `ConfigError`, which names the folder, for every failure."""
     try:
         return family.open(folder)
     except ConfigError:
@@ -247,19 +248,18 @@ def open_model(family: ModelFamily, folder: Path) -> FamilyModel:
 
 
 def servable_architectures() -> tuple[str, ...]:
-    """Of all families that are installed."""
+    """The architectures of all installed families."""
     return tuple(name for family in _installed() for name in family.architectures)
 
 
 def families_of_this_process() -> list[ModelFamily]:
-    """The family that the server names to its engines' processes; all installed ones in any other process."""
+    """In an engine's process, the family that is served; in any other process, all installed families."""
     served = os.environ.get(MODEL_FAMILY_VARIABLE)
     return [load_family(served)] if served else _installed()
 
 
 def _installed() -> list[ModelFamily]:
-    """All families that are installed. Those that cannot be loaded are reported and left out: nobody asked for
-    them."""
+    """All installed families. A family that cannot be loaded is skipped with a warning."""
     families = []
     for name in installed_families():
         try:
@@ -270,7 +270,7 @@ def _installed() -> list[ModelFamily]:
 
 
 def load_family(name: str) -> ModelFamily:
-    """The family that a stage config names. Raises `ConfigError` if there is no such thing."""
+    """The family that a stage config names. Raises `ConfigError` if it does not exist."""
     try:
         return cast(ModelFamily, find_family(name))
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What `omni-server verify` asks of a family's reference implementation."""
+"""The interface between `omni-server verify` and a family's reference implementation."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ class Difference:
     ours: int
     reference: int
     margin: float
-    """Logit of the reference's token less that of ours; 0 or more."""
+    """Logit of the reference's token minus the logit of our token; at least 0."""
     largest: float
-    """The largest absolute logit of the step, by which rounding is judged."""
+    """The largest absolute logit of the step, relative to which rounding is judged."""
 
 
 @dataclass(frozen=True)
 class ReferenceJob:
-    """An answer of this server, and what it was the answer to. T: codec tokens."""
+    """An answer of this server, and the request that it answers. T is the number of codec tokens."""
 
     messages: tuple[ChatMessage, ...]
     voice: str | None
@@ -34,13 +34,13 @@ class ReferenceJob:
     noise_seed: int
     """Seed of the decoder's noise, as the family's edge class gets it."""
     given_text: str | None
-    """What was spoken word for word; None: the model wrote what was spoken."""
+    """The text that was read word for word; None: the model generated the text."""
     text_ids: tuple[int, ...]
     codes: tuple[int, ...]  # T
     max_text_tokens: int
     max_codes: int
     repetition_penalties: Mapping[str, float]
-    """By autoregressive stage, under the family's name for it. Everything else is greedy."""
+    """For each autoregressive stage, by the family's name for it. Sampling is greedy otherwise."""
 
 
 @dataclass(frozen=True)
@@ -52,21 +52,22 @@ class ReferenceAnswer:
     """Tokens of the given text."""
     codes: tuple[Difference, ...]
     waveform: npt.NDArray[np.float32]
-    """[num_samples] of the same codes and noise, at the decoder's rate; of length 0 where there are none."""
+    """[num_samples], from the same codes and noise, at the decoder's rate; empty if there are no codes."""
 
 
 class Reference(Protocol):
     """One checkpoint, loaded by another implementation of the model."""
 
     def answer(self, job: ReferenceJob) -> ReferenceAnswer:
-        """Lead a greedy generation along the tokens of `job`. May raise anything; the message is reported."""
+        """Generate greedily, teacher-forced with the tokens of `job`. The message of any exception is
+        reported."""
         ...
 
 
 class ReferenceFactory(Protocol):
-    """`ModelFamily.reference` names one. It is called in a process of its own."""
+    """The object that `ModelFamily.reference` names. It is called in a separate process."""
 
     def __call__(self, folder: Path, *, device: str, dtype: str) -> Reference:
-        """`device` as torch calls it, as in cuda:0; `dtype` is that of the autoregressive stages, all others
-        compute in float32."""
+        """`device` is torch's name, such as cuda:0. `dtype` is that of the autoregressive stages; all other
+        stages compute in float32."""
         ...

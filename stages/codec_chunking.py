@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 from omni_server.config.chunk_plan import ChunkPlan
 
 F = TypeVar("F")
-"""One frame of codec tokens, in whatever form the edge class has it."""
+"""One frame of codec tokens, in any representation that the edge class uses."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Window(Generic[F]):
     emit_start: int
     emit_end: int
     is_last: bool
-    """The window ends where the utterance ends."""
+    """Whether this is the last window of the utterance."""
 
     @property
     def emitted(self) -> tuple[F, ...]:
@@ -49,13 +49,13 @@ class CodecChunker(Generic[F]):
         self._finished = False
 
     def use_ramp(self, new_blocks: Sequence[int]) -> None:
-        """Other numbers of new blocks than the plan's. Raises `ValueError` after the first window."""
+        """Replace the plan's numbers of new blocks. Raises `ValueError` after the first window."""
         if self._num_windows:
             raise ValueError("another ramp after the first window")
         self._ramp = tuple(new_blocks)
 
     def push(self, frames: Iterable[F]) -> list[Window[F]]:
-        """New frames, in order; the windows that have become complete."""
+        """Add frames, in order. Returns the windows that have become complete."""
         if self._finished:
             raise ValueError("frames after finish()")
         self._frames.extend(frames)
@@ -66,14 +66,14 @@ class CodecChunker(Generic[F]):
         return windows
 
     def finish(self) -> list[Window[F]]:
-        """No further frames follow; the remaining window, if frames are left that none has emitted."""
+        """No further frames follow. Returns the last window, if any frames have not been emitted."""
         self._finished = True
         end = self._first_frame + len(self._frames)
         return [self._cut(emit_end=end, end=end, is_last=True)] if self._emitted < end else []
 
     @property
     def num_held_frames(self) -> int:
-        """Frames that a later window may still need, and those that have not been in a window yet."""
+        """Number of frames that a later window may still need, or that have not been in a window yet."""
         return len(self._frames)
 
     def _next_full_window(self) -> Window[F] | None:

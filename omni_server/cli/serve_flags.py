@@ -1,4 +1,4 @@
-"""The flags of `omni-server serve`, and the settings that they make."""
+"""The flags of `omni-server serve`, and the settings that result from them."""
 
 import argparse
 import os
@@ -20,21 +20,21 @@ from omni_server.media.limits import MediaLimits
 from omni_server.model_folder import DEFAULT_DEMO, DEMOS, EXAMPLE_MODEL
 
 KEY_VARIABLES = ("OMNI_SERVER_API_KEY", "VLLM_API_KEY")
-"""Read in this order, the second for those who come from vLLM; an empty one counts as unset."""
+"""Read in this order; the second one is vLLM's. An empty variable counts as unset."""
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 
 _DEFAULTS = ApiConfig()
 
 Limits = Mapping[tuple[str, str, Callable[[str], float]], str]
-"""Flag, field of `ApiConfig` or `MediaLimits` and type of its value; and what it limits."""
+"""Flag, field of `ApiConfig` or `MediaLimits`, and type of the value; then what the flag limits."""
 
 _REQUEST_LIMITS: Limits = {
     ("--max-queue", "max_queue", count): (
-        "requests and realtime sessions that may run or wait at a time; more get 503; 0 is no limit"
+        "requests and realtime sessions that may run or wait at the same time; more get 503; 0 is no limit"
     ),
     ("--max-concurrency-per-key", "max_concurrency_per_key", count): (
-        "requests and realtime sessions of one API key at a time; more get 429; 0 is no limit"
+        "requests and realtime sessions of one API key at the same time; more get 429; 0 is no limit"
     ),
     ("--max-header-size", "max_header_bytes", size): "total size of a request's headers; larger ones get 431",
     ("--max-header-fields", "max_header_fields", positive_count): (
@@ -50,12 +50,12 @@ _REQUEST_LIMITS: Limits = {
         "total size of the request bodies in memory; requests beyond it get 503"
     ),
     ("--max-unsent-size", "max_unsent_bytes", size): (
-        "part of an answer that waits to be sent; if its client reads more slowly, the answer ends with an "
-        "error"
+        "unsent part of one answer; if a client reads too slowly and the part grows larger, the answer ends "
+        "with an error"
     ),
     ("--max-total-unsent-size", "max_total_unsent_bytes", size): (
-        "size of the unsent parts of all answers; beyond it, the answer with the largest one ends with an "
-        "error"
+        "unsent parts of all answers together; beyond it, the answer with the largest unsent part ends with "
+        "an error"
     ),
     ("--send-timeout", "http_send_timeout_s", seconds): (
         "time after which an HTTP client that reads nothing is disconnected"
@@ -64,7 +64,7 @@ _REQUEST_LIMITS: Limits = {
 _MEDIA_LIMITS: Limits = {
     ("--max-media-size", "max_bytes", size): "size of one audio, image or video",
     ("--max-audio-duration", "max_audio_seconds", seconds): (
-        "duration of one audio; Qwen2.5-Omni does not hear what is beyond 300"
+        "duration of one audio; Qwen2.5-Omni ignores audio beyond 300 s"
     ),
     ("--max-video-duration", "max_video_seconds", seconds): "duration of one video",
     ("--max-image-pixels", "max_image_pixels", positive_count): "width times height of an image",
@@ -91,16 +91,18 @@ _REALTIME_LIMITS: Limits = {
 
 @dataclass(frozen=True)
 class ServeOptions:
+    """The parsed and checked command line."""
+
     model: str
     stage_config: str | None
     use_cpu: bool
     quantization: Quantization | None
     served_model_names: tuple[str, ...]
-    """Never empty; the first is what responses report."""
+    """Never empty; responses report the first one."""
     revision: str | None
     load_format: str
     request_timeout_s: float | None
-    """None: what the stage config says."""
+    """None: the value in the stage config."""
     log_level: str
     log_format: LogFormat
     api: ApiConfig
@@ -113,12 +115,12 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
     _add_model_flags(parser.add_argument_group("model"))
     _add_http_flags(parser.add_argument_group("HTTP"))
     access = (
-        "Without an API key, everybody who can reach the server can use it. With one, every request but "
-        "those for probes, /metrics and the web page needs it, as 'Authorization: Bearer KEY'."
+        "Without an API key, everybody who can reach the server can use it. With one, every request except "
+        "those for probes, /metrics and the web page needs the header 'Authorization: Bearer KEY'."
     )
     _add_access_flags(parser.add_argument_group("access", access))
     _add_tls_flags(parser.add_argument_group("TLS"))
-    units = "SIZE is a number of bytes, or as in 512K, 64M, 1G."
+    units = "SIZE is a number of bytes, or a number with a suffix, such as 512K, 64M, 1G."
     _add_limits(parser.add_argument_group("limits", units), _REQUEST_LIMITS)
     media = parser.add_argument_group("media in requests")
     media.add_argument(
@@ -132,7 +134,7 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
         "--allowed-local-media-path",
         metavar="FOLDER",
         type=Path,
-        help="folder of this machine whose files requests may name by file: URLs (default: no file: URLs)",
+        help="folder of this machine whose files requests may use with file: URLs (default: no file: URLs)",
     )
     _add_limits(media, _MEDIA_LIMITS)
     _add_limits(parser.add_argument_group("sessions of /v1/realtime"), _REALTIME_LIMITS)
@@ -140,7 +142,7 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def serve_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> ServeOptions:
-    """Exits with code 2, or raises `ConfigError`, where flags contradict each other."""
+    """Exits with code 2, or raises `ConfigError`, if flags contradict each other."""
     if options.model is not None and options.model_flag is not None:
         parser.error("MODEL is given twice: as an argument and with --model")
     model = options.model if options.model is not None else options.model_flag
@@ -166,11 +168,11 @@ def _add_model_flags(group: "argparse._ArgumentGroup") -> None:
         "model",
         metavar="MODEL",
         nargs="?",
-        help=f"local folder or hub id, such as {EXAMPLE_MODEL} (default: the demo model that is part of the "
+        help=f"local folder or hub id, such as {EXAMPLE_MODEL} (default: the demo model that comes with the "
         "package)",
     )
     group.add_argument(
-        "--model", metavar="MODEL", dest="model_flag", help="the same as a flag, as vLLM's images do"
+        "--model", metavar="MODEL", dest="model_flag", help="MODEL as a flag, as vLLM's images pass it"
     )
     group.add_argument(
         "--demo", choices=tuple(DEMOS), help=f"demo model to serve instead of MODEL (default: {DEFAULT_DEMO})"
@@ -188,7 +190,7 @@ def _add_model_flags(group: "argparse._ArgumentGroup") -> None:
         "--load-format",
         choices=LOAD_FORMATS,
         default="auto",
-        help="dummy: random weights, only config and tokenizer are read (default: %(default)s)",
+        help="dummy: random weights; only config and tokenizer are read (default: %(default)s)",
     )
 
 
@@ -222,7 +224,7 @@ def _add_http_flags(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--chat-text-in-content",
         action="store_true",
-        help="put the text of spoken chat answers into `content` as well, for clients that show nothing else",
+        help="also put the text of spoken chat answers into `content`, for clients that show only that field",
     )
     group.add_argument(
         "--disable-fastapi-docs",
@@ -238,8 +240,8 @@ def _add_access_flags(group: "argparse._ArgumentGroup") -> None:
         metavar="KEY",
         nargs="+",
         action="extend",
-        help="API keys that clients may use; other users of the machine can see them in the list of "
-        f"processes (default: the environment variable {' or '.join(KEY_VARIABLES)})",
+        help="API keys that clients may use; other users of the machine can see them in the process list "
+        f"(default: the environment variable {' or '.join(KEY_VARIABLES)})",
     )
     group.add_argument(
         "--api-key-file", metavar="FILE", help="file with one key per line; # begins a comment"
@@ -259,8 +261,8 @@ def _add_access_flags(group: "argparse._ArgumentGroup") -> None:
         metavar="ORIGIN",
         nargs="+",
         default=[],
-        help="web sites whose pages may use the API from a browser, as in https://chat.example; * is every "
-        "site (default: only the server's own page)",
+        help="web sites whose pages may use the API from a browser, such as https://chat.example; * allows all "
+        "sites (default: only the server's own page)",
     )
     group.add_argument(
         "--allowed-methods",
@@ -284,7 +286,9 @@ def _add_tls_flags(group: "argparse._ArgumentGroup") -> None:
         "--ssl-certfile", metavar="FILE", help="certificate chain, PEM; serves HTTPS instead of HTTP"
     )
     group.add_argument(
-        "--ssl-keyfile", metavar="FILE", help="its private key, PEM (default: in --ssl-certfile)"
+        "--ssl-keyfile",
+        metavar="FILE",
+        help="private key of the certificate, PEM (default: in --ssl-certfile)",
     )
     group.add_argument(
         "--ssl-ca-certs", metavar="FILE", help="certificate authorities for client certificates, PEM"
@@ -315,7 +319,7 @@ def _add_limits(group: "argparse._ArgumentGroup", limits: Limits) -> None:
 
 
 def _shown_size(num_bytes: int) -> str:
-    """As a flag takes it: 64K."""
+    """In the notation of the flags, such as 64K."""
     units = ((30, "G"), (20, "M"), (10, "K"), (0, ""))
     shift, unit = next((shift, unit) for shift, unit in units if num_bytes % (1 << shift) == 0)
     return f"{num_bytes >> shift}{unit}"
@@ -326,7 +330,7 @@ def _add_log_flags(group: "argparse._ArgumentGroup") -> None:
         "--log-format",
         choices=LOG_FORMATS,
         default="text",
-        help="json: one object per line, of the engines as well (default: %(default)s)",
+        help="json: one JSON object per line, also for the engines (default: %(default)s)",
     )
     group.add_argument(
         "--log-level",
@@ -350,7 +354,7 @@ def _add_log_flags(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--otlp-traces-endpoint",
         metavar="URL",
-        help="collector to send OpenTelemetry traces to, over HTTP, as in http://localhost:4318/v1/traces; "
+        help="collector for OpenTelemetry traces, over HTTP, such as http://localhost:4318/v1/traces; "
         "needs the extra otel (default: no traces)",
     )
 
@@ -386,7 +390,7 @@ def _api_config(options: argparse.Namespace) -> ApiConfig:
 
 
 def _root_path(text: str) -> str:
-    """Without the slash at the end, which would double the one that follows."""
+    """Without a slash at the end, because the paths that follow begin with one."""
     path = text.rstrip("/")
     if path and not path.startswith("/"):
         raise ConfigError(f"--root-path {text!r} must begin with a slash")
@@ -394,7 +398,7 @@ def _root_path(text: str) -> str:
 
 
 def _keys(options: argparse.Namespace, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Those of all flags; those of the environment only if no flag gives one."""
+    """The keys of all flags; the key of the environment only if no flag gives one."""
     keys: tuple[str, ...] = tuple(options.api_key or ())
     if options.api_key_file is not None:
         keys += read_key_file(Path(options.api_key_file))

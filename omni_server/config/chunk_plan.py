@@ -13,18 +13,19 @@ class PacingConfig(FrozenModel):
     audio."""
 
     max_work_ahead_s: Annotated[float, Field(ge=0)] | None = 4.0
-    """A stream that has sent more seconds of audio than this ahead of its listener waits; `null`: never."""
+    """Seconds of audio that a stream may be ahead of its playback. Beyond that, it waits while the decoder
+    has other windows; `null`: no limit."""
     max_outstanding_windows: Annotated[int, Field(ge=1, le=64)] | None = None
-    """Windows of one stream that may be in the decoder at once; `null`: 1 with `carry`, which allows no more,
+    """Windows of one stream that may be in the decoder at once; `null`: 1 with `carry`, the maximum there,
     else 2."""
     max_start_delay_s: Annotated[float, Field(ge=0, le=10)] = 10.0
-    """Longest time for which a stream's playback waits for the buffer to cover the expected turnaround and,
-    where speech is made more slowly than it is played, for as much as is missing; 0: playback begins with the
-    first audio."""
+    """Longest time that the first audio of a stream is held in the playout buffer until the buffer covers the
+    expected turnaround of the later windows, and what is missing if speech is generated more slowly than it
+    is played; 0: first audio is never held."""
 
 
 def _as_ramp(value: object) -> object:
-    """A single number is a ramp of one."""
+    """A single number becomes a ramp of one."""
     if value in ([], ()):
         raise ValueError(
             "must hold at least one number"
@@ -36,22 +37,22 @@ Ramp = Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_as_ra
 
 
 class BusyChunks(FrozenModel):
-    """Other windows for utterances that begin while others are under way.
+    """Other windows for utterances that begin while other streams are active.
 
-    First audio is held until the window behind it is expected in time. Some others make that one late, and a
-    shorter second window lets first audio leave earlier; of many others short windows only make more work,
-    for which first audio would have to wait.
+    First audio is held until the window after it is expected in time. With a few active streams that window
+    would be late, and a shorter second window lets first audio leave earlier. With many, short windows only
+    add work for which first audio would have to wait.
     """
 
     min_streams: Annotated[int, Field(ge=2)]
-    """From so many requests for speech under way at once on, also those that have not begun to speak, but not
-    those that are `max_work_ahead_s` ahead and wait."""
+    """Smallest number of active streams for these windows. Requests that have not begun to speak count,
+    streams that wait because they are `max_work_ahead_s` ahead do not."""
     new_blocks: Ramp
     """As in `chunks`."""
 
 
 def _as_list(value: object) -> object:
-    """A mapping is a list of one, `null` one of none."""
+    """A mapping becomes a list of one, `null` an empty list."""
     if value is None:
         return ()
     return (value,) if isinstance(value, dict) else value
@@ -60,28 +61,28 @@ def _as_list(value: object) -> object:
 class ChunkPlan(FrozenModel):
     """How frames of codec tokens are cut into windows for the decoder.
 
-    Windows are counted in blocks of `CodecLayout.frames_per_block` frames. A family whose decoder needs more
-    to be said extends this class and gives an instance to `EdgeSpec.chunks`.
+    Windows are counted in blocks of `CodecLayout.frames_per_block` frames. A family whose decoder needs
+    further options extends this class and passes an instance to `EdgeSpec.chunks`.
     """
 
     mode: Literal["windows", "whole"] = "windows"
-    """`windows`: each is sent as soon as its frames are there. `whole`: one pass when the last frame is there,
-    without streaming."""
+    """`windows`: each window is sent as soon as its frames are available. `whole`: one pass over the whole
+    utterance after its last frame, without streaming."""
     carry: bool = True
-    """A window begins where the one before it ended, with the state that the decoder kept; otherwise, and
-    where no state was kept, it computes `past_blocks` again. Without effect in mode `whole`."""
+    """`true`: a window begins where the previous one ended, with the state that the decoder kept. `false`,
+    and if the state was lost: it computes `past_blocks` again. No effect in mode `whole`."""
     past_blocks: Annotated[int, Field(ge=0)] = 2
-    """Blocks before the new ones that a window computes again where no state is kept."""
+    """Blocks before the new ones that a window computes again if no state was kept."""
     new_blocks: Ramp = (1, 1, 2, 4, 8)
-    """New blocks of the first window, of the second and so on; the last number holds for all that follow. A
-    single number is a ramp of one."""
+    """Number of new blocks in the first window, in the second and so on; the last number applies to all
+    further windows. A single number applies to all windows."""
     busy: Annotated[tuple[BusyChunks, ...], BeforeValidator(_as_list)] = ()
-    """Other windows where several speak at once, in ascending order of `min_streams`; the last that applies
-    counts. One needs no list. Without effect in mode `whole`."""
+    """Other values of `new_blocks` when several streams are active, in ascending order of `min_streams`; the
+    last entry that applies is used. A single entry needs no list. No effect in mode `whole`."""
     future_blocks: Annotated[int, Field(ge=0)] = 1
-    """Blocks after the new ones that a window waits for."""
+    """Blocks after the new ones that a window waits for and uses as context."""
     pacing: PacingConfig = PacingConfig()
-    """When windows are sent and when audio is sent."""
+    """When windows are sent to the decoder, and when audio is sent to the client."""
 
     @model_validator(mode="before")
     @classmethod
@@ -112,7 +113,7 @@ class ChunkPlan(FrozenModel):
 
     @property
     def max_outstanding_windows(self) -> int:
-        """The pacing's, or what stands for it."""
+        """The value in `pacing`, or its default."""
         limit = self.pacing.max_outstanding_windows
         if limit is not None:
             return limit

@@ -1,4 +1,4 @@
-"""What all parts of a stage config have in common."""
+"""The base class of all parts of a stage config."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, Validatio
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 UNKNOWN_KEY = "unknown_key"
-"""Type of the error for a key that its mapping does not have; the message says which one may be meant."""
+"""Error type for an unknown key; the message suggests the key that may be meant."""
 
 
 class FrozenModel(BaseModel):
@@ -49,5 +49,5 @@ class Declared:
 
 
 def as_declared(value: object) -> object:
-    """Before validation of a field that takes any subclass of its type."""
+    """Validator for a field that accepts any subclass of its type: validates as the declared model."""
     return value.model.model_validate(value.mapping) if isinstance(value, Declared) else value

@@ -60,7 +60,7 @@ def find_shipped_config(name: str) -> Path:
 
 
 def shipped_configs() -> dict[str, Path]:
-    """Every stage config that comes with the package, by name without `.yaml`."""
+    """The stage configs that come with the package, by their names without `.yaml`."""
     package = Path(str(resources.files("omni_server")))
     folder = package / "configs"
     if not folder.is_dir():
@@ -70,8 +70,8 @@ def shipped_configs() -> dict[str, Path]:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """SafeLoader that refuses a mapping with one key twice, where PyYAML itself silently keeps the last
-    value, and says of every value where it stands that is none of its kind."""
+    """SafeLoader that rejects duplicate keys, of which PyYAML itself silently keeps the last one, and reports
+    the position of every value that does not have its tag's type."""
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
         try:
@@ -101,15 +101,15 @@ class _StrictLoader(yaml.SafeLoader):
 
 
 def _named_first(problem: str) -> Location:
-    """The field that the words about a whole file begin with, as in `edges[0].to is ...`."""
+    """The field with which a message about the whole file begins, as in `edges[0].to is ...`."""
     path = _PATH.match(problem)
     names = [] if path is None else _NAME.findall(path[0])
     return tuple(int(name) if name.isdecimal() else name for name in names)
 
 
 def _line_of(location: Location, root: yaml.Node | None) -> str:
-    """`line 12: ` for the place in the YAML that pydantic's `location` means, or for the nearest one around
-    it; "" for the whole file. What pydantic puts between keys is in no mapping and is skipped."""
+    """`line 12: ` for the position of pydantic's `location` in the YAML, or of the nearest enclosing one; ""
+    for the whole file. Items that pydantic inserts between keys are in no mapping and are skipped."""
     node = root
     line: int | None = None
     for item in location:

@@ -1,4 +1,4 @@
-"""The pipeline that a model family declares: its stages, what flows between them, and what comes out.
+"""The pipeline that a model family declares: its stages, the edges between them, and its outputs.
 
 A stage config deploys the whole pipeline or a part of it, under stage names of its own. The server itself
 knows only what is declared here: which engine runs a stage, which payload an edge carries, which output a
@@ -20,10 +20,10 @@ from omni_server.types import Output
 EngineKind = Literal["ar", "diffusion"]
 
 ENTRY_POINT_GROUP = "omni_server.families"
-"""Packages declare the families that they bring under this group, also outside of this repository."""
+"""The entry point group under which any installed package may declare its model families."""
 
 MODEL_FAMILY_VARIABLE = "OMNI_SERVER_MODEL_FAMILY"
-"""In the environment of an engine's processes: the `model_family` that is served."""
+"""Environment variable of the engine processes: the `model_family` that is served."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,11 @@ Payload = TokenFrames | Embeddings | Tensor
 class StageSpec:
     engine: EngineKind
     output: Output | None = None
-    """What the API sends of this stage; None if another stage consumes all of it."""
+    """The output of this stage that the API sends; None if another stage consumes the result."""
     config: type[DiffusionStage] = DiffusionStage
-    """`diffusion` only: what a stage config may say of this stage. A family extends `DiffusionStage` by the
-    options of its model, and its model finds them in `DiffusionRuntimeConfig.stage`. Their defaults are those
-    of the family's reference implementation, if it has one."""
+    """`diffusion` only: the fields of this stage in a stage config. A family subclasses `DiffusionStage` to
+    add options; its model finds them in `DiffusionRuntimeConfig.stage`. Their defaults are those of the
+    family's reference implementation, if it has one."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ class EdgeSpec:
     `stages.runtime.row_producer.RowProducer`. `TokenFrames`: an `omni_server.edge.CodecEdgeFactory`.
     `Tensor`: none."""
     chunks: ChunkPlan | None = None
-    """`TokenFrames` only: how they are cut into windows where the stage config does not say. If it is an
-    instance of a subclass, the stage config may set the fields of that class."""
+    """`TokenFrames` only: how they are cut into windows unless the stage config says otherwise. If it is an
+    instance of a subclass, the stage config may set the fields of that subclass."""
 
 
 _ENDS: dict[type[Payload], tuple[EngineKind, EngineKind]] = {
@@ -85,7 +85,7 @@ _ENDS: dict[type[Payload], tuple[EngineKind, EngineKind]] = {
 
 @dataclass(frozen=True)
 class Pipeline:
-    """All stages of a family and the edges between them, by the family's names.
+    """All stages of a family, by name, and the edges between them.
 
     Raises `ValueError` for a pipeline that the server cannot run. It has one entry, and every other stage has
     one source. Payloads fit the engines at both ends. An `ar` stage either writes text, and may send embeddings,
@@ -168,7 +168,7 @@ class Pipeline:
 
     @property
     def entry(self) -> str:
-        """The stage that is given the prompt."""
+        """The stage that gets the prompt."""
         return next(name for name in self.stages if self.edge_into(name) is None)
 
     def edge_into(self, stage: str) -> EdgeSpec | None:
@@ -176,11 +176,11 @@ class Pipeline:
         return next((edge for edge in self.edges if edge.target == stage), None)
 
     def edges_from(self, stage: str) -> tuple[EdgeSpec, ...]:
-        """Of a stage that another one consumes."""
+        """The edges to the stages that consume this stage's results."""
         return tuple(edge for edge in self.edges if edge.source == stage)
 
     def stages_for(self, outputs: Collection[Output]) -> tuple[str, ...]:
-        """The stages that a request for `outputs` passes, the entry first."""
+        """The stages that a request for `outputs` passes through, the entry first."""
         needed: list[str] = []
         for name, stage in self.stages.items():
             if stage.output not in outputs:
@@ -190,7 +190,7 @@ class Pipeline:
         return tuple(needed)
 
     def part(self, stages: Collection[str]) -> "Pipeline":
-        """The pipeline of `stages` alone. Raises `ValueError` as the class does."""
+        """The pipeline reduced to `stages`. Raises `ValueError` if the result is not a valid pipeline."""
         return Pipeline(
             {name: stage for name, stage in self.stages.items() if name in stages},
             tuple(edge for edge in self.edges if edge.source in stages and edge.target in stages),
@@ -199,7 +199,7 @@ class Pipeline:
 
 @runtime_checkable
 class DeclaresPipeline(Protocol):
-    """What the config asks of a model family; `omni_server.family.ModelFamily` is the whole of it."""
+    """The part of `omni_server.family.ModelFamily` that the config needs."""
 
     pipeline: Pipeline
 

@@ -1,4 +1,4 @@
-"""Words for what pydantic found wrong with a stage config: field path, problem, hint."""
+"""Messages for pydantic's validation errors in a stage config: field path, problem, hint."""
 
 from difflib import get_close_matches
 from reprlib import Repr
@@ -50,12 +50,12 @@ def _describe(details: ErrorDetails) -> str:
 
 
 def _shown(value: object) -> str:
-    """Its beginning: aliases of aliases make gigabytes of a page of YAML."""
+    """The beginning of `repr(value)`: nested aliases can expand a page of YAML to gigabytes."""
     return _short.repr(value)
 
 
 def _path(location: Location) -> str:
-    """`stages.talker.devices[1]`; the engine that pydantic puts behind a stage's name is left out."""
+    """`stages.talker.devices[1]`, without the engine that pydantic inserts after the name of a stage."""
     path = ""
     for place, item in enumerate(location):
         if item == "[key]" or (location[0] == "stages" and place == 2 and item in ("ar", "diffusion")):

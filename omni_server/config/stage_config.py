@@ -31,7 +31,7 @@ ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 StageName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 
 AnyStage = Annotated[SerializeAsAny[Stage], Field(discriminator="engine")]
-"""With the family's own fields, where it declares a class for the stage."""
+"""Includes the family's own fields if the family declares a class for the stage."""
 
 FAMILY_PATTERN = r"[A-Za-z_][\w.]*(:[A-Za-z_]\w*)?"
 
@@ -41,11 +41,10 @@ MAX_MEMORY_FRACTION = 0.95
 
 class QueueConfig(FrozenModel):
     transport: Literal["shared_memory", "inline"] = "shared_memory"
-    """`shared_memory`: embeddings stay in /dev/shm and a reference travels. `inline`: the payload travels in
-    the message, as codec tokens always do."""
+    """`shared_memory`: embeddings stay in /dev/shm, and messages refer to them. `inline`: the message
+    contains the payload; codec tokens always travel like this."""
     capacity: Annotated[int, Field(ge=1, le=4096)] = 16
-    """Steps of the producer that may wait for the consumer; at the limit the producer's scheduler holds
-    back."""
+    """Steps of the producer that may wait for the consumer; at the limit, backpressure applies."""
 
 
 class Edge(FrozenModel):
@@ -56,12 +55,11 @@ class Edge(FrozenModel):
     target: Annotated[str, Field(alias="to")]
     """Name of the stage that receives."""
     function: ImportPath | None = None
-    """Code that replaces the family's own for this edge. `null`: as the family says."""
+    """Code that replaces the family's own for this edge. `null`: the family's code."""
     queue: QueueConfig = QueueConfig()
     """How payloads travel."""
     chunks: Annotated[SerializeAsAny[ChunkPlan] | None, BeforeValidator(as_declared)] = None
-    """How codec tokens are cut into windows; only on an edge that carries codec tokens. `null`: as the family
-    says."""
+    """How codec tokens are cut into windows; only on an edge with codec tokens. `null`: the family's plan."""
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -70,34 +68,34 @@ class SupervisionConfig(FrozenModel):
     """What happens when an engine dies or hangs."""
 
     hang_timeout_s: Annotated[float, Field(ge=1)] | None = 30.0
-    """An engine that does not answer for this long is killed and started again. It answers between two steps,
-    so this must be longer than any step; `null`: it may take any time."""
+    """An engine that does not answer for this long is killed and restarted. An engine answers between two
+    steps, so this must be longer than any step; `null`: no timeout."""
     max_restarts: Annotated[int, Field(ge=0)] = 5
-    """A stage that dies once more often than this within `restart_window_s` ends the server with exit code 1;
-    0: the first death does."""
+    """Restarts allowed per stage within `restart_window_s`. If the stage dies once more, the server ends with
+    exit code 1; 0: the server ends at the first death."""
     restart_window_s: Annotated[float, Field(gt=0)] = 600.0
-    """Restarts are forgotten after this time."""
+    """Time after which a restart no longer counts towards `max_restarts`."""
     max_backoff_s: Annotated[float, Field(ge=0)] = 30.0
-    """The first restart begins at once, the second after 0.5 s, each further one after twice as long, up to
-    this."""
+    """Longest wait before a restart. The first restart begins at once, the second after 0.5 s, and every
+    further one after twice the previous wait."""
 
 
 class StageConfig(FrozenModel):
     """A whole deployment: the file that `--stage-config` names."""
 
     model_family: Annotated[str, Field(pattern=f"^{FAMILY_PATTERN}$")]
-    """The code that knows the model: an installed family, as `qwen2_5_omni`, or `package.module:object`."""
+    """The code of the model: an installed family, such as `qwen2_5_omni`, or `package.module:object`."""
     platform: Literal["cpu", "cuda"]
     """Must match the installed build of vLLM."""
     mps: Literal["auto", "on", "off"] = "auto"
-    """NVIDIA's Multi-Process Service, which lets stages on one GPU run side by side instead of in turns.
-    `auto`: where stages share a device and the driver brings the service. Ignored on CPU."""
+    """NVIDIA's Multi-Process Service, which lets the stages on one GPU run concurrently instead of in turns.
+    `auto`: on if stages share a device and the driver includes the service. Ignored on CPU."""
     stages: dict[StageName, Annotated[AnyStage, BeforeValidator(as_declared)]]
     """The stages by name."""
     edges: tuple[Edge, ...] = ()
-    """What flows between them. Left out: the family's edges between these stages."""
+    """What flows between the stages. If omitted, the family's edges between these stages."""
     start_timeout_s: Annotated[float, Field(gt=0)] = 1800.0
-    """Longest wait for one engine to be ready."""
+    """Longest time that one engine may take to become ready."""
     request_timeout_s: Annotated[float, Field(gt=0)] = 600.0
     """Deadline of a request; `--request-timeout` overrides it."""
     supervision: SupervisionConfig = SupervisionConfig()
@@ -106,7 +104,7 @@ class StageConfig(FrozenModel):
     @model_validator(mode="before")
     @classmethod
     def _complete(cls, value: object) -> object:
-        """What the file leaves out and the family knows."""
+        """Fill in what the file leaves out and the family knows."""
         if not isinstance(value, dict):
             return value
         family = value.get("model_family")
@@ -121,7 +119,7 @@ class StageConfig(FrozenModel):
 
     @property
     def pipeline(self) -> Pipeline:
-        """What the family declares of the stages that are deployed here."""
+        """The family's pipeline, reduced to the stages that are deployed."""
         whole = find_family(self.model_family).pipeline
         return whole.part({stage.model_stage for stage in self.stages.values()})
 
@@ -234,12 +232,12 @@ class StageConfig(FrozenModel):
         return self
 
     def spec_of(self, edge: Edge) -> EdgeSpec:
-        """What the family declares of an edge of this config."""
+        """The family's declaration of an edge of this config."""
         ends = self.stages[edge.source].model_stage, self.stages[edge.target].model_stage
         return next(spec for spec in self.pipeline.edges if (spec.source, spec.target) == ends)
 
     def stage_spec(self, name: str) -> StageSpec:
-        """What the family declares of a stage of this config."""
+        """The family's declaration of a stage of this config."""
         return self.pipeline.stages[self.stages[name].model_stage]
 
     def edge_into(self, name: str) -> Edge | None:
@@ -247,7 +245,7 @@ class StageConfig(FrozenModel):
         return next((edge for edge in self.edges if edge.target == name), None)
 
     def edge_from(self, name: str, payload: type[Payload]) -> Edge | None:
-        """The edge by which the stage sends such a payload, if it does."""
+        """The edge over which the stage sends such a payload, if there is one."""
         edges = (edge for edge in self.edges if edge.source == name)
         return next((edge for edge in edges if isinstance(self.spec_of(edge).payload, payload)), None)
 
@@ -268,7 +266,7 @@ class StageConfig(FrozenModel):
         return payload.num_codebooks if isinstance(payload, TokenFrames) else 1
 
     def stages_for(self, outputs: Collection[Output]) -> tuple[str, ...]:
-        """Names of the stages that a request for `outputs` passes, the entry first."""
+        """Names of the stages that a request for `outputs` passes through, the entry first."""
         needed = self.pipeline.stages_for(outputs)
         return tuple(
             name for role in needed for name, stage in self.stages.items() if stage.model_stage == role
@@ -286,8 +284,8 @@ class StageConfig(FrozenModel):
 
 
 def _completed(document: dict[str, Any], family: str, pipeline: Pipeline) -> dict[str, Any]:
-    """The document with `model_stage`, `engine`, `edges`, `function`, `queue` and `chunks` where it has none of
-    its own. Raises `ValueError` for a stage of which nothing says what it is."""
+    """The document with the family's `model_stage`, `engine`, `edges`, `function`, `queue` and `chunks`
+    wherever it has none of its own. Raises `ValueError` for a stage whose part of the model is unknown."""
     stages = document.get("stages")
     if not isinstance(stages, dict):
         return document

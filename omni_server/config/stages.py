@@ -16,41 +16,42 @@ RESERVED_ENGINE_ARGS = frozenset(
         "trust_remote_code", "worker_cls",
     }
 )  # fmt: skip
-"""Engine arguments that a field of their own sets, or that the server owns."""
+"""Engine arguments that have a field of their own, or that only the server sets."""
 
 
 class SamplingDefaults(FrozenModel):
-    """Sampling of an autoregressive stage where the request says nothing. Unset fields keep vLLM's
-    default."""
+    """Sampling parameters of requests that do not set them. Unset fields keep vLLM's default."""
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    """0 is greedy; higher draws less likely tokens more often."""
+    """0 is greedy; higher values sample less likely tokens more often."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Draws from the most likely tokens that together have this probability."""
+    """Sample from the most likely tokens whose probabilities add up to this."""
     top_k: Annotated[int, Field(ge=0)] | None = None
-    """Draws from this many of the most likely tokens; 0 is all."""
+    """Sample from this many of the most likely tokens; 0 is all."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Leaves out tokens less likely than this share of the most likely one."""
+    """Exclude tokens whose probability is less than this fraction of the most likely token's."""
     repetition_penalty: Annotated[float, Field(gt=0)] | None = None
-    """Makes tokens less likely that the prompt or the answer has already; 1 is none."""
+    """Make tokens less likely if they are already in the prompt or the answer; 1 is no penalty."""
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    """Makes tokens less likely that the answer has already."""
+    """Make tokens less likely if they are already in the answer."""
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    """The same, for each time that the answer has them."""
+    """Make tokens less likely for each time that they are already in the answer."""
     seed: int | None = None
-    """Makes what is drawn repeatable."""
+    """Makes sampling reproducible."""
     max_tokens: Annotated[int, Field(ge=1)] | None = None
-    """Longest answer, where the prompt leaves so much room. On the stage that samples codec tokens it bounds
+    """Longest answer, if the prompt leaves enough room. For the stage that samples codec tokens, it limits
     the speech."""
     min_tokens: Annotated[int, Field(ge=0)] | None = None
-    """Shortest answer: tokens that end it are barred before."""
+    """Shortest answer: stop tokens are not sampled before."""
     ignore_eos: bool | None = None
-    """Goes on to `max_tokens`, whatever the model would do. For measurements."""
+    """Continue to `max_tokens` even if the model ends its answer. For measurements."""
 
 
 class CommonStage(FrozenModel):
+    """The fields of every stage."""
+
     model_stage: str
-    """Which of the family's stages runs here. Left out: the one that this stage is named after."""
+    """Which of the family's stages runs here. If omitted, the family's stage with the same name."""
     devices: tuple[Annotated[int, Field(ge=0)], ...] = (0,)
     """GPU indices, one for each tensor-parallel rank. Ignored on CPU."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.3
@@ -58,15 +59,15 @@ class CommonStage(FrozenModel):
     gpu_priority: Literal["normal", "low"] = "normal"
     """Under `mps`, the kernels of a `low` stage wait for those of other stages on its GPU. Ignored on CPU."""
     max_num_seqs: Annotated[int, Field(ge=1)] = 16
-    """Requests that run in one step."""
+    """Maximum number of requests in one step."""
     max_num_batched_tokens: Annotated[int, Field(ge=1)] = 2048
-    """Tokens that run in one step; longer prompts are prefilled in chunks. A decoder counts codec tokens."""
+    """Maximum tokens in one step; longer prompts are prefilled in chunks. For a decoder, codec tokens."""
     max_model_len: Annotated[int, Field(ge=1)]
-    """Longest sequence in tokens, prompt and answer; for a decoder the longest window, in codec tokens."""
+    """Longest sequence in tokens, prompt and answer; for a decoder, the longest window in codec tokens."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """`auto` is the checkpoint's own; for a `diffusion` stage float16 on cuda and float32 on cpu."""
+    """`auto` is the dtype of the checkpoint; for a `diffusion` stage, float16 on cuda and float32 on cpu."""
     engine_args: dict[str, Any] = Field(default_factory=dict)
-    """Further arguments of vLLM's `AsyncEngineArgs`, handed on as they are."""
+    """Further arguments of vLLM's `AsyncEngineArgs`, passed on unchanged."""
 
     @model_validator(mode="after")
     def _check_engine_args(self) -> "CommonStage":
@@ -84,17 +85,16 @@ class ArStage(CommonStage):
     """A stage that samples tokens one after the other."""
 
     engine: Literal["ar"]
-    """Autoregressive. Left out: what the family says of `model_stage`."""
+    """Autoregressive. If omitted, the engine that the family declares for `model_stage`."""
     tensor_parallel_size: Annotated[int, Field(ge=1)] = 1
     """Ranks that share each layer."""
     pipeline_parallel_size: Annotated[int, Field(ge=1)] = 1
-    """Ranks that take turns. Must be 1 where hidden states leave or enter, which is every stage with an
-    edge."""
+    """Ranks that split the layers. Must be 1 for a stage that sends or receives embeddings."""
     default_sampling: SamplingDefaults = SamplingDefaults()
-    """Sampling where a request says nothing."""
+    """Sampling parameters, used unless the request sets them."""
     step_interval_per_stream_ms: Annotated[float, Field(ge=0, le=2)] = 0
-    """Shortest time from step to step per active stream (`max_num_seqs` at most), while a `diffusion` stage on
-    the same GPU is busy; 18 ms in all at most. Ignored on CPU."""
+    """Shortest time from step to step, per active stream (`max_num_seqs` streams at most), while a
+    `diffusion` stage on the same GPU is busy. The total is 18 ms at most. Ignored on CPU."""
 
     @model_validator(mode="before")
     @classmethod
@@ -121,14 +121,14 @@ class DiffusionStage(CommonStage):
     """
 
     engine: Literal["diffusion"]
-    """Not autoregressive. Left out: what the family says of `model_stage`."""
+    """Not autoregressive. If omitted, the engine that the family declares for `model_stage`."""
     max_streams: Annotated[int, Field(ge=1)] | None = None
-    """Utterances whose state is kept between their windows, where `chunks.carry` is set; `null`: twice
+    """Number of utterances whose state is kept between their windows if `chunks.carry` is set; `null`: twice
     `max_num_seqs`."""
 
     @property
     def num_stream_slots(self) -> int:
-        """`max_streams`, or what stands for it."""
+        """`max_streams`, or its default."""
         return 2 * self.max_num_seqs if self.max_streams is None else self.max_streams
 
     @property

@@ -1,4 +1,4 @@
-"""Who holds which block of a queue, for the case that its holder dies.
+"""Tracks which process holds each block of a queue, in case that process dies.
 
 A block (a portion of a slot) is ended exactly once, by whoever holds the message that refers to it. A process
 that is killed ends nothing, and its slots would stay in use forever. All messages pass through the server,
@@ -20,7 +20,7 @@ _Place = tuple[int, int]
 
 
 class BlockLedger:
-    """The ledger of one queue, in the server. It remembers one generation per place, so it does not grow."""
+    """The ledger of one queue, in the server. It stores one generation per place, so its size is bounded."""
 
     def __init__(self, queue: SlabQueue) -> None:
         self.queue = queue
@@ -28,21 +28,20 @@ class BlockLedger:
         self._sent: dict[_Place, int] = {}
 
     def received(self, block: SharedBlock) -> None:
-        """The producer has handed the block over."""
+        """The server has received the block from the producer."""
         self._received[block.slot, block.portion] = block.generation
 
     def sent(self, block: SharedBlock) -> None:
-        """The block is handed to the consumer."""
+        """The server sends the block to the consumer."""
         self._sent[block.slot, block.portion] = block.generation
 
     def drop(self, block: SharedBlock) -> None:
-        """End a block that will not be read any more, unless it was ended in the place of a process that
-        died."""
+        """End a block that will not be read, unless it was already ended on behalf of a dead process."""
         if self.queue.is_open(block):
             self.queue.finish_all(block)
 
     def producer_died(self) -> int:
-        """End what the producer had published and not handed over; returns the number of blocks."""
+        """End all blocks that the producer had published but not sent to the server. Returns their number."""
         return self._end(
             block
             for block in self.queue.published_blocks()
@@ -50,7 +49,7 @@ class BlockLedger:
         )
 
     def consumer_died(self) -> int:
-        """End what the consumer had been given and had not ended; returns the number of blocks."""
+        """End all blocks that the consumer had received but not ended. Returns their number."""
         return self._end(
             SharedBlock(slot, generation, portion) for (slot, portion), generation in self._sent.items()
         )

@@ -1,4 +1,4 @@
-"""What a stage config may say of Qwen2.5-Omni's decoder, beside what it may say of any."""
+"""The options of Qwen2.5-Omni's decoder in a stage config, besides those of every decoder."""
 
 from typing import Annotated
 
@@ -14,20 +14,21 @@ class SolverConfig(FrozenModel):
     reference's."""
 
     num_steps: Annotated[int, Field(ge=2, le=100)] = 10
-    """Points of the time grid, one Runge-Kutta step fewer; more is slower and more exact."""
+    """Points of the time grid, one more than Runge-Kutta steps; more is slower and more exact."""
     guidance_scale: Annotated[float, Field(ge=0)] = 0.5
     """Strength of classifier-free guidance."""
     sway_coefficient: float = -1.0
-    """Where the grid is denser; negative is at the beginning."""
+    """Where the time grid is denser; negative values make its beginning denser."""
 
 
 class Code2WavStage(DiffusionStage):
     solver: SolverConfig = SolverConfig()
-    """How the flow-matching equation is solved."""
+    """How the flow-matching ODE is solved."""
 
 
 class Code2WavChunks(ChunkPlan):
     """A block is the DiT's attention block, 12 codec tokens in the published checkpoints."""
 
     vocoder_margin_frames: Annotated[int, Field(ge=0)] = 20
-    """Mel frames of context that the vocoder gets on each side of what is emitted; 28 is its full field."""
+    """Mel frames of context for the vocoder on each side of the emitted frames; 28 is its full receptive
+    field."""

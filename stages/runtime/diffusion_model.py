@@ -11,16 +11,16 @@ from omni_server.protocol.corruption import Corruption
 
 @dataclass(frozen=True)
 class DiffusionBatch:
-    """The requests of one step, in the order in which results are expected."""
+    """The requests of one step. Results must have the same order."""
 
     request_ids: tuple[str, ...]
     token_ids: tuple[torch.Tensor, ...]
     """int64 [num_tokens] each, on the CPU."""
     inputs: tuple[bytes, ...]
-    """What else the request carries, as its edge encoded it."""
+    """Further input of each request, as encoded by its edge."""
 
     def select(self, indices: Sequence[int]) -> "DiffusionBatch":
-        """The batch of the requests at `indices`."""
+        """The batch reduced to the requests at `indices`."""
         return DiffusionBatch(
             tuple(self.request_ids[i] for i in indices),
             tuple(self.token_ids[i] for i in indices),
@@ -29,11 +29,12 @@ class DiffusionBatch:
 
 
 class DiffusionModel(torch.nn.Module):
-    """A model of a diffusion stage. A subclass implements `sample`, and what else it needs.
+    """The base class of models for diffusion stages. A subclass implements `sample`, and overrides others
+    as needed.
 
-    vLLM constructs it as `Model(vllm_config=..., prefix=...)`; its config is `vllm_config.model_config`, with
-    what the family's `hf_overrides` made of `config.json` in `hf_config` and the checkpoint's folder in
-    `model`.
+    vLLM constructs it as `Model(vllm_config=..., prefix=...)`. Its config is `vllm_config.model_config`:
+    `hf_config` is the result of the family's `hf_overrides` for `config.json`, and `model` is the
+    checkpoint's folder.
     """
 
     # By these, and by the signatures of `embed_input_ids` and `forward`, vLLM's registry recognizes a model
@@ -57,8 +58,8 @@ class DiffusionModel(torch.nn.Module):
         """Called once, between loading and the first request: for example, to compile kernels."""
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Names of the parameters that were loaded. A model with weights overrides it: vLLM refuses to start
-        if a parameter is missing."""
+        """Returns the names of the loaded parameters. A model with weights overrides this method: vLLM
+        refuses to start if a parameter is missing."""
         return set()
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
@@ -69,14 +70,13 @@ class DiffusionModel(torch.nn.Module):
 
 
 Failure = str | Corruption
-"""Why a request has no result: a message for the caller, or data that cannot be right."""
+"""Why a request has no result: a message for the caller, or corrupt data."""
 
 
 class RejectedRequestsError(Exception):
-    """Raised by a model that finds requests of a batch invalid before it computes anything.
+    """Raised by a model that finds invalid requests in a batch before it computes anything.
 
-    `reasons` maps their request ids to what is wrong with them. The rest of the batch is run again without
-    them.
+    `reasons` maps their request ids to the reasons. The rest of the batch is run again without them.
     """
 
     def __init__(self, reasons: Mapping[str, Failure]) -> None:
@@ -85,9 +85,9 @@ class RejectedRequestsError(Exception):
 
 
 def split_output(output: object, batch: DiffusionBatch) -> list[torch.Tensor | Failure]:
-    """One entry per request of `batch`, in order: its tensor on the CPU, or why it has no valid one.
+    """One entry per request of `batch`, in order: its tensor on the CPU, or the reason why it has none.
 
-    If the output cannot be matched with the requests, none of it is trusted.
+    If the output does not match the requests, all of them fail.
     """
     num_requests = len(batch.request_ids)
     results: list[object] = []

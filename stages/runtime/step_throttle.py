@@ -5,8 +5,8 @@ makes small batches, which cost as much as large ones, and codec tokens that wai
 streams. So while the decoder is busy, which it announces on a local socket, a stage's steps begin at a minimum
 interval, in proportion to the number of active streams.
 
-What it is worth (W1 on one H200): 48.4 instead of 46.2 seconds of audio a second at 16 callers, measured; at
-64 callers 1 in 100 streams stalls for 0.10 instead of 0.18 s, simulated (benchmarks/scheduler.md).
+The benefit for W1 on one H200 is 48.4 instead of 46.2 seconds of audio per second at 16 callers (measured),
+and first audio after 1.35 instead of 1.58 s at 64 callers (simulated; benchmarks/scheduler.md).
 """
 
 import contextlib

@@ -116,15 +116,17 @@ native(b"done\n")
 
 
 def test_a_full_pipe_does_not_keep_the_process_waiting() -> None:
-    """`PyDLL` keeps the interpreter's lock, so that nobody can read meanwhile."""
+    """`PyDLL` keeps the interpreter's lock, and between the calls no other thread asks for it."""
     code = r"""
 import ctypes
+sys.setswitchinterval(1000)
 write = ctypes.PyDLL(None).write
 data = b"x" * 99 + b"\n"
 data *= 80_000
 written = write(2, data, len(data))
 assert 0 < written < len(data), written
 assert write(2, data, len(data)) == -1
+sys.setswitchinterval(0.005)
 native_was_lost = True
 """
     assert len(messages_of(stderr_of(code))) == 21
