@@ -14,8 +14,9 @@ import numpy.typing as npt
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import ArStage
 from omni_server.edge import CodecEdgeFactory, DecoderWindow, load_edge_function
+from omni_server.engine import fork_server
 from omni_server.errors import OmniError
-from omni_server.family import CodecLayout
+from omni_server.family import CodecLayout, ModelFamily
 from omni_server.omni import AsyncOmni
 from omni_server.types import (
     SAMPLE_RATE_HZ,
@@ -65,10 +66,11 @@ class NoAnswer:
     reason: str
 
 
-async def answer_all(
+def answer_all(
     cases: Sequence[Case],
     folder: Path,
     config: StageConfig,
+    family: ModelFamily,
     codec: CodecLayout | None,
     *,
     timeout_s: float,
@@ -79,25 +81,39 @@ async def answer_all(
 
     Raises `ConfigError` if the engines do not start, and `OmniError` if they do not end.
     """
-    omni = await _WholeDecoder.start(folder, config, on_progress=on_progress)
-    try:
-        answers: list[Answer | NoAnswer] = []
-        for number, case in enumerate(cases, 1):
-            on_progress(f"omni-server, {number} of {len(cases)}: {case.name}")
-            try:
-                async with asyncio.timeout(timeout_s):
-                    answers.append(await _answer(omni, case, config, codec, timeout_s))
-            except OmniError as error:
-                answers.append(NoAnswer(f"omni-server failed: {error}"))
-            except TimeoutError:
-                answers.append(NoAnswer(f"omni-server took more than {timeout_s:g} s"))
-        return answers
-    finally:
+
+    async def answered(omni: _WholeDecoder, case: Case) -> Answer | NoAnswer:
         try:
-            async with asyncio.timeout(STOP_TIMEOUT_S):
-                await omni.stop()
-        except TimeoutError as error:
-            raise OmniError(f"the engines have not ended within {STOP_TIMEOUT_S:g} s") from error
+            async with asyncio.timeout(timeout_s):
+                return await _answer(omni, case, config, codec, timeout_s)
+        except OmniError as error:
+            return NoAnswer(f"omni-server failed: {error}")
+        except TimeoutError:
+            return NoAnswer(f"omni-server took more than {timeout_s:g} s")
+
+    async def all_answered() -> list[Answer | NoAnswer]:
+        omni = await _WholeDecoder.start(folder, config, on_progress=on_progress)
+        answers = []
+        try:
+            for number, case in enumerate(cases, 1):
+                on_progress(f"omni-server, {number} of {len(cases)}: {case.name}")
+                answers.append(await answered(omni, case))
+        finally:
+            await _stop(omni)
+        return answers
+
+    on_progress("importing PyTorch and vLLM")
+    fork_server.import_engine_modules(family)
+    fork_server.fork_from_here(family)  # a Ctrl-C would find a new interpreter in the middle of its imports
+    return asyncio.run(all_answered())
+
+
+async def _stop(omni: AsyncOmni) -> None:
+    try:
+        async with asyncio.timeout(STOP_TIMEOUT_S):
+            await omni.stop()
+    except TimeoutError as error:
+        raise OmniError(f"the engines have not ended within {STOP_TIMEOUT_S:g} s") from error
 
 
 class _WholeDecoder(AsyncOmni):

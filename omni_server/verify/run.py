@@ -1,6 +1,5 @@
 """The whole comparison, from MODEL and a stage config to a report."""
 
-import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,6 @@ from omni_server.check.default_config import resolve_deployment
 from omni_server.check.files import refuse_damaged_files
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import ArStage, DiffusionStage
-from omni_server.engine import fork_server
 from omni_server.engine.environment import set_engine_environment
 from omni_server.errors import ConfigError
 from omni_server.family import FamilyModel, ModelFamily, load_family, open_model
@@ -67,11 +65,8 @@ def verify(options: VerifyOptions, on_progress: Progress) -> Report:
         in_text="text" in config.outputs,
     )
     precision = _precision(config, model)
-    on_progress("importing PyTorch and vLLM")
-    fork_server.import_engine_modules(family)
-    fork_server.fork_from_here(family)  # a Ctrl-C would find a new interpreter in the middle of its imports
-    answers = asyncio.run(
-        answer_all(cases, folder, config, model.codec, timeout_s=options.timeout_s, on_progress=on_progress)
+    answers = answer_all(
+        cases, folder, config, family, model.codec, timeout_s=options.timeout_s, on_progress=on_progress
     )
     device = "cpu" if config.platform == "cpu" else f"cuda:{config.stages[config.entry].devices[0]}"
     settings = ReferenceSettings(folder, device, precision.language_models, reference)
