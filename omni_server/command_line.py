@@ -1,17 +1,22 @@
-"""What the commands share: a parser with short error messages, types of flags' values, and the command that
-starts this program."""
+"""What the commands share: a parser with short error messages, types of flags' values, the dataclasses that flags
+become, and the command that starts this program."""
 
 import argparse
-import json
 import re
 import shlex
 import shutil
 import sys
 import sysconfig
 from collections.abc import Sequence
+from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Options = TypeVar("Options", bound="DataclassInstance")
 
 PROGRAM = "omni-server"
 
@@ -65,6 +70,13 @@ class Parser(argparse.ArgumentParser):
         return f"unrecognized arguments: {' '.join(arguments)}{hint}"
 
 
+def options_of(kind: type[Options], parsed: argparse.Namespace, **others: object) -> Options:
+    """A dataclass of the flags that are stored under the names of its fields, and of `others`, which take
+    precedence."""
+    given = vars(parsed) | others
+    return kind(**{field.name: given[field.name] for field in fields(kind) if field.name in given})
+
+
 # Types of flags' values for argparse; each raises `ArgumentTypeError`.
 
 
@@ -107,16 +119,3 @@ def positive_count(text: str) -> int:
     if value == 0:
         raise argparse.ArgumentTypeError("must be 1 or more")
     return value
-
-
-def words(texts: list[str]) -> tuple[str, ...]:
-    """The words of a flag with `nargs="+"`; vLLM's users give them as one JSON list."""
-    if len(texts) == 1 and texts[0].startswith("["):
-        try:
-            parsed = json.loads(texts[0])
-        except ValueError:
-            parsed = None
-        if not isinstance(parsed, list) or not all(isinstance(item, str) for item in parsed):
-            raise argparse.ArgumentTypeError(f"'{texts[0]}' is not a JSON list of strings")
-        return tuple(parsed)
-    return tuple(texts)

@@ -1,14 +1,13 @@
 """What the orchestrator asks of an edge that carries codec tokens, and how edge functions are found by
 name."""
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from omni_server.config.chunk_plan import ChunkPlan
-from omni_server.config.pipeline import Tensor, TokenFrames
-from omni_server.config.stage_config import Edge, StageConfig
+from omni_server.config.pipeline import Tensor, imported
+from omni_server.config.stage_config import StageConfig
 from omni_server.errors import ConfigError
 from omni_server.family import CodecLayout, FamilyModel
 
@@ -64,33 +63,25 @@ def check_longest_window(config: StageConfig, model: FamilyModel) -> None:
 
     In mode `whole` that depends on the utterance.
     """
-    for edge in config.edges:
-        payload = config.spec_of(edge).payload
-        if not isinstance(payload, TokenFrames) or edge.chunks is None or model.codec is None:
-            continue
-        num_blocks = edge.chunks.longest_window_blocks
-        if num_blocks is None:
-            continue
-        num_tokens = num_blocks * model.codec.frames_per_block * payload.num_codebooks
-        onward: Edge | None = edge
-        while onward is not None:
-            limit = config.stages[onward.target].max_model_len
-            if num_tokens > limit:
-                raise ConfigError(
-                    f"the longest window of 'chunks' has {num_blocks} blocks, {num_tokens} codec tokens; "
-                    f"max_model_len of {onward.target} is {limit}: raise it, or lower the largest of new_blocks "
-                    "(busy.new_blocks included)"
-                )
-            onward = config.edge_from(onward.target, Tensor)
+    edge = config.speech_edge
+    num_blocks = None if edge is None or edge.chunks is None else edge.chunks.longest_window_blocks
+    if num_blocks is None or model.codec is None:
+        return
+    num_tokens = num_blocks * model.codec.frames_per_block * config.num_codebooks
+    while edge is not None:
+        limit = config.stages[edge.target].max_model_len
+        if num_tokens > limit:
+            raise ConfigError(
+                f"the longest window of 'chunks' has {num_blocks} blocks, {num_tokens} codec tokens; "
+                f"max_model_len of {edge.target} is {limit}: raise it, or lower the largest of new_blocks "
+                "(busy.new_blocks included)"
+            )
+        edge = config.edge_from(edge.target, Tensor)
 
 
 def load_edge_function(name: str) -> object:
     """`name` is `package.module:attribute`. Raises `ConfigError` if there is no such thing."""
-    module_name, _, attribute = name.partition(":")
     try:
-        module = importlib.import_module(module_name)
-    except ImportError as exc:
-        raise ConfigError(f"edge function '{name}': cannot import {module_name} ({exc})") from exc
-    if attribute not in vars(module):
-        raise ConfigError(f"edge function '{name}': {module_name} has no '{attribute}'")
-    return vars(module)[attribute]
+        return imported(name)
+    except ValueError as error:
+        raise ConfigError(f"edge function '{name}': {error}") from error

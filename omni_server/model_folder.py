@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated
 
 from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import (
@@ -23,7 +22,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.utils.tqdm import tqdm
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from omni_server.errors import ConfigError
 from omni_server.types import AboutModel
@@ -42,8 +41,6 @@ _WEIGHTS = ["*.safetensors"]
 
 @dataclass(frozen=True)
 class Demo:
-    """A demo model that is part of the package."""
-
     package: str
     folder: str
     """Of the checkpoint, below the package."""
@@ -142,10 +139,10 @@ def _why_unreachable() -> str:
     return "the hub cannot be reached; check the network, or give a local folder as MODEL"
 
 
-def architectures_of(folder: Path) -> frozenset[str]:
+def architectures_of(folder: Path) -> tuple[str, ...]:
     """What the checkpoint's config.json says of them. Raises `ConfigError` if it cannot be read."""
     found = _read_json_object(folder / "config.json").get("architectures")
-    return frozenset(map(str, found)) if isinstance(found, list) else frozenset()
+    return tuple(map(str, found)) if isinstance(found, list) else ()
 
 
 def _check_checkpoint(
@@ -154,7 +151,7 @@ def _check_checkpoint(
     config_file = folder / "config.json"
     if not config_file.is_file():
         raise ConfigError(f"MODEL '{model}' is no checkpoint: there is no config.json in {folder}")
-    if not architectures_of(folder) & set(architectures):
+    if set(architectures).isdisjoint(architectures_of(folder)):
         model_type = _read_json_object(config_file).get("model_type", "missing")
         raise ConfigError(
             f"MODEL '{model}' is not a checkpoint that this server can run: its config.json (model_type: {model_type}) "
@@ -195,26 +192,12 @@ def _read_json_object(path: Path) -> dict[str, object]:
     return document
 
 
-_Line = Annotated[str, Field(min_length=1, max_length=300, pattern=r"\S")]
-
-
-class _AboutFile(BaseModel):
-    """`about.json`, for example: `{"notice": "This model knows a few sentences only.", "example_prompts":
-    ["What are you?"], "longest_passage": 100}`."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    notice: Annotated[str, Field(min_length=1, max_length=600, pattern=r"\S")] | None = None
-    example_prompts: Annotated[list[_Line], Field(max_length=8)] = []
-    longest_passage: Annotated[int, Field(ge=1)] | None = None
-
-
 def read_about(model_dir: Path) -> AboutModel | None:
     """What the makers of a checkpoint say about it in `about.json`; None if there is no such file. Raises
     `ConfigError` if it is invalid."""
     path = model_dir / "about.json"
     try:
-        file = _AboutFile.model_validate_json(path.read_bytes())
+        return TypeAdapter(AboutModel).validate_json(path.read_bytes())
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -223,4 +206,3 @@ def read_about(model_dir: Path) -> AboutModel | None:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         raise ConfigError(f"{path}: {place + ': ' if place else ''}{first['msg']}") from error
-    return AboutModel(file.notice, tuple(file.example_prompts), file.longest_passage)

@@ -11,6 +11,7 @@ import asyncio
 import threading
 import uuid
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,12 +19,9 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from omni_server.check.default_config import default_stage_config
-from omni_server.config.load import find_stage_config, load_stage_config
+from omni_server.check.default_config import resolve_deployment
 from omni_server.config.stage_config import StageConfig
 from omni_server.errors import InvalidRequestError, OmniError
-from omni_server.family import load_family, servable_architectures
-from omni_server.model_folder import resolve_model_folder
 from omni_server.omni import AsyncOmni
 from omni_server.types import (
     AudioDelta,
@@ -45,8 +43,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class OmniOutput:
-    """A complete answer."""
-
     text: str
     token_ids: tuple[int, ...]
     codes: tuple[int, ...]
@@ -75,15 +71,7 @@ class Omni:
 
         Raises `ConfigError`.
         """
-        if isinstance(stage_config, str | Path):
-            stage_config = load_stage_config(find_stage_config(str(stage_config)))
-        model_dir = resolve_model_folder(
-            str(model),
-            architectures=servable_architectures()
-            if stage_config is None
-            else load_family(stage_config.model_family).architectures,
-        )
-        config = default_stage_config(model_dir, str(model)) if stage_config is None else stage_config
+        model_dir, config = resolve_deployment(str(model), stage_config)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="omni", daemon=True)
         self._thread.start()
@@ -126,38 +114,20 @@ class Omni:
         the request."""
         omni = self._running()
         request = _request(messages, voice, speech, sampling, seed, timeout_s)
-        here = asyncio.get_running_loop()
-        events: asyncio.Queue[OmniEvent | Exception] = asyncio.Queue()
+        generation = await asyncio.wrap_future(self._started(omni.submit(request)))
+        events = aiter(generation)
 
-        lock = threading.Lock()
-        has_left = False  # the caller's loop may be closed from then on
+        async def next_event() -> OmniEvent:
+            return await anext(events)
 
-        def put(item: OmniEvent | Exception) -> None:
-            with lock:
-                if not has_left:
-                    here.call_soon_threadsafe(events.put_nowait, item)
-
-        async def pump() -> None:
-            try:
-                async for event in await omni.submit(request):
-                    put(event)
-            except Exception as exc:
-                put(exc)
-                raise
-
-        pumping = asyncio.run_coroutine_threadsafe(pump(), self._loop)
+        event: OmniEvent | None = None
         try:
-            while True:
-                item = await events.get()
-                if isinstance(item, Exception):
-                    raise item
-                yield item
-                if isinstance(item, Finished):
-                    return
+            while not isinstance(event, Finished):
+                event = await asyncio.wrap_future(self._started(next_event()))
+                yield event
         finally:
-            with lock:
-                has_left = True
-            pumping.cancel()
+            if self._loop.is_running():
+                self._started(generation.aclose())
 
     def close(self) -> None:
         """Stop the engines; does nothing if already closed."""
@@ -181,7 +151,11 @@ class Omni:
         return self._omni
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        return self._started(work).result()
+
+    def _started(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """`work` is done in the event loop of the engines."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
 
 async def collect(omni: AsyncOmni, request: OmniRequest) -> OmniOutput:

@@ -7,9 +7,8 @@ import time
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
-from omni_server.config.pipeline import TokenFrames
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import ArStage
 from omni_server.edge import check_longest_window
@@ -73,7 +72,7 @@ class AsyncOmni:
         served_model_names: tuple[str, ...] = (),
         load_format: str = "auto",
         on_progress: Progress = lambda line: None,
-    ) -> "AsyncOmni":
+    ) -> Self:
         """Start all engines and send one request through them.
 
         `load_format` is vLLM's ("auto", "dummy", ...). `on_progress` gets one line per step. Raises
@@ -83,6 +82,7 @@ class AsyncOmni:
         # vLLM reads its environment when it is first imported, so everything that imports it comes after.
         from omni_server.engine.launcher import start_engines
         from omni_server.engine.supervisor import Supervisor
+        from omni_server.orchestrator.orchestrator import Orchestrator
 
         family = load_family(config.model_family)
         model = open_model(family, model_dir)
@@ -93,7 +93,13 @@ class AsyncOmni:
         )
         try:
             supervisor = Supervisor(engines.handles(), config.supervision)
-            orchestrator = _orchestrator(config, model, engines)
+            orchestrator = Orchestrator(
+                model,
+                config,
+                ar=engines.ar,
+                diffusion=engines.diffusion,
+                request_timeout_s=config.request_timeout_s,
+            )
             info = _model_info(model_dir, config, model, engines, served_model_names, about)
             omni = cls(info, engines, supervisor, orchestrator)
             await _while_all_live(omni._warm_up(config, on_progress), engines)
@@ -104,23 +110,18 @@ class AsyncOmni:
         return omni
 
     async def submit(self, request: OmniRequest) -> Generation:
-        """See `Generator.submit`."""
         return await self._orchestrator.submit(request)
 
     def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
-        """See `Generator.task_messages`."""
         return self._orchestrator.task_messages(task)
 
     def is_ready(self) -> bool:
-        """See `Generator.is_ready`."""
         return self._is_warm and self.is_alive()
 
     def is_alive(self) -> bool:
-        """See `Generator.is_alive`."""
         return self._supervisor.failed_stage is None
 
     def stage_down(self) -> StageDownError | None:
-        """See `Generator.stage_down`."""
         return self._orchestrator.stage_down()
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
@@ -144,7 +145,6 @@ class AsyncOmni:
         }
 
     def metrics_text(self) -> bytes:
-        """See `Generator.metrics_text`."""
         return pipeline_text(
             self.model_info.name,
             {handle.name: handle.metrics for handle in self._engines.ar_handles()},
@@ -185,8 +185,6 @@ class AsyncOmni:
                     for number in range(size):
                         request = warm_up_request(config, is_greedy=number % 2 == 1)
                         burst.create_task(self._answer(request))
-        # Not `except*`: what is raised within it, early versions of Python 3.11 put into a group (CPython's
-        # gh-103590).
         except ExceptionGroup as group:
             failures = group.subgroup(OmniError)
             if failures is None:
@@ -211,16 +209,13 @@ class AsyncOmni:
 
 def warm_up_request(config: StageConfig, *, is_greedy: bool) -> OmniRequest:
     """A short request that passes every stage of `config`."""
-    num_codebooks = {
-        edge.source: payload.num_codebooks
-        for edge in config.edges
-        if isinstance(payload := config.spec_of(edge).payload, TokenFrames)
-    }
+    speech = config.speech_edge
     sampling: dict[str, SamplingConfig] = {}
     for name, stage in config.stages.items():
         if isinstance(stage, ArStage):
-            # A frame that is not whole never reaches the decoder.
-            length = WARM_UP_LENGTH * num_codebooks.get(name, 1)
+            length = WARM_UP_LENGTH
+            if speech is not None and name == speech.source:
+                length *= config.num_codebooks  # a frame that is not whole never reaches the decoder
             sampling[name] = SamplingConfig(
                 temperature=0.0 if is_greedy else 1.0, max_tokens=length, min_tokens=length, ignore_eos=True
             )
@@ -262,18 +257,6 @@ def _burst_sizes(config: StageConfig) -> list[int]:
     return [2**power for power in range(largest.bit_length())]
 
 
-def _orchestrator(config: StageConfig, model: FamilyModel, engines: "Engines") -> "Orchestrator":
-    from omni_server.orchestrator.orchestrator import Orchestrator
-
-    return Orchestrator(
-        model,
-        config,
-        ar=engines.ar,
-        diffusion=engines.diffusion,
-        request_timeout_s=config.request_timeout_s,
-    )
-
-
 def _model_info(
     model_dir: Path,
     config: StageConfig,
@@ -282,15 +265,11 @@ def _model_info(
     names: tuple[str, ...],
     about: AboutModel | None,
 ) -> ModelInfo:
-    (entry,) = (name for name in config.stages if config.edge_into(name) is None)
-    stage = engines.ar.get(entry)
+    stage = engines.ar.get(config.entry)
     handle = None if stage is None else stage.choose()
     first, *aliases = names or (model_dir.name,)
     speaks = "audio" in config.outputs
     text_stage = next((name for name in config.stages if config.stage_spec(name).output == "text"), None)
-    speech_stage = next(
-        (name for name in config.stages if config.edge_from(name, TokenFrames) is not None), None
-    )
     inputs = INPUT_MODALITIES if model.placeholder_ids is not None else ()
     return ModelInfo(
         name=first,
@@ -299,32 +278,27 @@ def _model_info(
         default_voice=model.default_voice if speaks else None,
         outputs=config.outputs,
         text_stage=text_stage,
-        speech_stage=speech_stage,
-        max_model_len=config.stages[entry].max_model_len if handle is None else handle.max_model_len,
+        speech_stage=None if config.speech_edge is None else config.speech_edge.source,
+        max_model_len=config.stages[config.entry].max_model_len if handle is None else handle.max_model_len,
         input_modalities=inputs,
         max_media_per_prompt={} if handle is None else {kind: handle.max_media(kind) for kind in inputs},
         created=int(time.time()),
         fingerprint=fingerprint_of(model_dir, config),
         about=about,
-        longest_speech_s=_longest_speech_s(config, model, speech_stage),
+        longest_speech_s=_longest_speech_s(config, model),
         image_sizes=model.image_sizes if "image" in config.outputs else (),
     )
 
 
-def _longest_speech_s(config: StageConfig, model: FamilyModel, speech_stage: str | None) -> float:
-    if speech_stage is None or model.codec is None:
-        return math.inf
-    stage, edge = config.stages[speech_stage], config.edge_from(speech_stage, TokenFrames)
+def _longest_speech_s(config: StageConfig, model: FamilyModel) -> float:
+    stage = None if config.speech_edge is None else config.stages[config.speech_edge.source]
     limit = stage.default_sampling.max_tokens if isinstance(stage, ArStage) else None
-    if limit is None or edge is None:
+    if limit is None or model.codec is None:
         return math.inf
-    payload = config.spec_of(edge).payload
-    assert isinstance(payload, TokenFrames)
-    return limit // payload.num_codebooks * model.codec.samples_per_frame / model.codec.sample_rate_hz
+    return limit // config.num_codebooks * model.codec.samples_per_frame / model.codec.sample_rate_hz
 
 
 def fingerprint_of(model_dir: Path, config: StageConfig) -> str:
-    """`ModelInfo.fingerprint`."""
     digest = hashlib.sha256()
     for part in (
         VERSION.encode(),

@@ -3,10 +3,11 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import ConfigDict, Field
 
 Role = Literal["system", "user", "assistant", "tool"]
 MediaKind = Literal["audio", "image", "video"]
@@ -294,8 +295,6 @@ class AudioDelta:
 
 @dataclass(frozen=True)
 class ImageDone:
-    """The image."""
-
     pixels: npt.NDArray[np.uint8]  # [height, width, 3], RGB
 
 
@@ -347,15 +346,21 @@ class Finished:
 OmniEvent = TextDelta | ToolCallDelta | CodecDelta | AudioDelta | ImageDone | TextDone | Finished
 
 
+ExamplePrompt = Annotated[str, Field(min_length=1, max_length=300, pattern=r"\S")]
+
+
 @dataclass(frozen=True)
 class AboutModel:
-    """What the makers of the checkpoint say about it."""
+    """What the makers of the checkpoint say about it in `about.json`, for example `{"notice": "This model knows a
+    few sentences only.", "example_prompts": ["What are you?"], "longest_passage": 100}`."""
 
-    notice: str | None
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid")
+
+    notice: Annotated[str, Field(min_length=1, max_length=600, pattern=r"\S")] | None = None
     """One or two plain sentences for a banner."""
-    example_prompts: tuple[str, ...]
+    example_prompts: Annotated[tuple[ExamplePrompt, ...], Field(max_length=8)] = ()
     """Questions that the model can answer; empty where the checkpoint names none."""
-    longest_passage: int | None = None
+    longest_passage: Annotated[int, Field(ge=1)] | None = None
     """Letters that the model can read aloud in one utterance, if it spells all words; None for no limit of
     its own."""
 

@@ -1,19 +1,31 @@
-"""The stage config that a command runs: the one that is named, else one planned for this machine's GPUs, or
-made for a CPU."""
+"""The checkpoint and the stage config that a command runs: the config that is named, else one planned for this
+machine's GPUs, or made for a CPU."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from omni_server.check.machine import Gpu, gpus_of_this_machine, memory_of_this_machine
+from omni_server.check.machine import (
+    Gpu,
+    gpus_of_this_machine,
+    memory_of_this_machine,
+    refuse_cuda_build_without_gpu,
+)
 from omni_server.check.placement import ModelSizes, Quantization, check_cpu_plan, plan
 from omni_server.check.safetensors_headers import read_weights
-from omni_server.config.load import find_shipped_config, load_stage_config
+from omni_server.config.load import find_shipped_config, find_stage_config, load_stage_config
 from omni_server.config.stage_config import StageConfig
 from omni_server.engine.environment import set_engine_environment
 from omni_server.errors import ConfigError
-from omni_server.family import load_family
-from omni_server.model_folder import CPU_CONFIG, DEMO_CONFIG, GPU_CONFIG, architectures_of, has_gpu
+from omni_server.family import load_family, servable_architectures
+from omni_server.model_folder import (
+    CPU_CONFIG,
+    DEMO_CONFIG,
+    GPU_CONFIG,
+    architectures_of,
+    has_gpu,
+    resolve_model_folder,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -27,17 +39,55 @@ def base_config_name(*, on_gpu: bool) -> str:
     return GPU_CONFIG if on_gpu else CPU_CONFIG
 
 
-def named_stage_config(path: Path, *, use_cpu: bool) -> StageConfig:
-    """Raises `ConfigError` for a file that is not valid, or whose platform this machine does not have."""
-    config = load_stage_config(path)
-    if config.platform == "cuda" and use_cpu:
-        raise ConfigError(f"{path}: platform is cuda, which --cpu contradicts")
-    if config.platform == "cuda" and not has_gpu():
-        raise ConfigError(
-            f"{path}: platform is cuda, but torch finds no NVIDIA GPU here; choose a config with platform "
-            f"cpu, such as {DEMO_CONFIG}"
+def resolve_deployment(
+    model: str,
+    stage_config: str | Path | StageConfig | None,
+    *,
+    use_cpu: bool = False,
+    quantization: Quantization | None = None,
+    revision: str | None = None,
+    needs_weights: bool = True,
+    on_progress: Callable[[str], None] = lambda line: None,
+) -> tuple[Path, StageConfig]:
+    """The checkpoint's folder, downloaded if need be, and the config: `stage_config`, which may be a file or the
+    name of a shipped one, or one that is made for `model` and this machine.
+
+    Raises `ConfigError` for a config that is not valid, or that this machine cannot run, before weights are
+    downloaded.
+    """
+    if stage_config is None:
+        folder = resolve_model_folder(
+            model,
+            architectures=servable_architectures(),
+            revision=revision,
+            needs_weights=False,
+            on_progress=on_progress,
         )
-    return config
+        config = default_stage_config(folder, model, use_cpu=use_cpu, quantization=quantization)
+        on_progress(f"stage config made for this machine, {describe(config)}")
+    elif isinstance(stage_config, StageConfig):
+        config = stage_config
+    else:
+        path = find_stage_config(str(stage_config))
+        on_progress(f"stage config {path}")
+        config = load_stage_config(path)
+        if config.platform == "cuda" and use_cpu:
+            raise ConfigError(f"{path}: platform is cuda, which --cpu contradicts")
+        if config.platform == "cuda" and not has_gpu():
+            raise ConfigError(
+                f"{path}: platform is cuda, but torch finds no NVIDIA GPU here; choose a config with platform "
+                f"cpu, such as {DEMO_CONFIG}"
+            )
+    if config.platform == "cpu":
+        refuse_cuda_build_without_gpu()
+    folder = resolve_model_folder(
+        model,
+        architectures=load_family(config.model_family).architectures,
+        revision=revision,
+        needs_weights=needs_weights,
+        on_progress=on_progress,
+    )
+    return folder, config
 
 
 def default_stage_config(
@@ -51,7 +101,7 @@ def default_stage_config(
     base = load_stage_config(find_shipped_config(base_config_name(on_gpu=on_gpu)))
     set_engine_environment(base)  # before the family imports what reads it
     family = load_family(base.model_family)
-    if not (found := architectures_of(folder)) & set(family.architectures):
+    if set(family.architectures).isdisjoint(found := architectures_of(folder)):
         raise ConfigError(
             f"{name} ({', '.join(sorted(found))}) needs a stage config, and none is shipped for it: give one with "
             "--stage-config"

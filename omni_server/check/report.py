@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
@@ -80,8 +80,6 @@ class DeviceMemory:
 
 @dataclass
 class Report:
-    """Everything that a check tells."""
-
     model: str
     folder: str | None = None
     stage_config: str = ""
@@ -101,6 +99,10 @@ class Report:
 
     def error(self, area: Area, message: str) -> None:
         self.findings.append(Finding("error", area, message))
+
+    def errors(self, area: Area, messages: Iterable[str]) -> None:
+        for message in messages:
+            self.error(area, message)
 
     def warn(self, area: Area, message: str) -> None:
         self.findings.append(Finding("warning", area, message))
@@ -177,40 +179,31 @@ def _verdict(report: Report) -> str:
 
 
 def _table(stages: list[StageMemory]) -> list[str]:
-    header = [
-        "stage (GB)",
-        "device",
-        "precision",
-        "requests",
-        "context",
-        "share",
-        "weights",
-        "state",
-        "activations~",
-    ]
-    rows = [[*header, "reserve~", "KV cache", "tokens"]]
-    rows += [
-        [
-            stage.name,
-            ",".join(map(str, stage.devices)) or "-",
-            stage.precision,
-            str(stage.max_num_seqs),
-            f"{stage.max_model_len:,}",
-            _number(stage.share),
-            _number(stage.weights),
-            _number(stage.state),
-            _number(stage.activations),
-            _number(stage.reserve),
-            _number(stage.kv_cache),
-            "-" if stage.kv_tokens is None else f"{stage.kv_tokens:,}",
-        ]
-        for stage in stages
-    ]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    rows = [_cells(stage) for stage in stages]
+    columns = [(name, *(row[name] for row in rows)) for name in rows[0]]
+    widths = [max(map(len, column)) for column in columns]
     return [
         "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
-        for row in rows
+        for row in zip(*columns, strict=True)
     ]
+
+
+def _cells(stage: StageMemory) -> dict[str, str]:
+    """By the names of the columns."""
+    return {
+        "stage (GB)": stage.name,
+        "device": ",".join(map(str, stage.devices)) or "-",
+        "precision": stage.precision,
+        "requests": str(stage.max_num_seqs),
+        "context": f"{stage.max_model_len:,}",
+        "share": _number(stage.share),
+        "weights": _number(stage.weights),
+        "state": _number(stage.state),
+        "activations~": _number(stage.activations),
+        "reserve~": _number(stage.reserve),
+        "KV cache": _number(stage.kv_cache),
+        "tokens": "-" if stage.kv_tokens is None else f"{stage.kv_tokens:,}",
+    }
 
 
 def _number(num_bytes: int | None) -> str:

@@ -1,12 +1,14 @@
 """The whole check, from MODEL and a stage config to a report."""
 
+import json
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from omni_server.check.default_config import base_config_name, chosen_config
-from omni_server.check.files import check_architecture, check_small_files, check_weights
+from omni_server.check.files import small_file_problems, weight_problems
 from omni_server.check.machine import (
     Gpu,
     check_address,
@@ -18,21 +20,19 @@ from omni_server.check.machine import (
 from omni_server.check.memory import check_cpu_memory, check_gpu_memory
 from omni_server.check.placement import ModelSizes, Quantization
 from omni_server.check.report import DeviceMemory, Report
-from omni_server.check.safetensors_headers import StoredWeights
+from omni_server.check.safetensors_headers import StoredWeights, read_weights
 from omni_server.config.load import find_shipped_config, load_stage_config
 from omni_server.config.stage_config import StageConfig
 from omni_server.edge import check_longest_window
 from omni_server.engine.queue_layout import queue_layout
 from omni_server.errors import ConfigError
 from omni_server.family import FamilyModel, StageFootprint, load_family, open_model
-from omni_server.model_folder import HubUnreachableError, has_gpu, resolve_model_folder
+from omni_server.model_folder import HubUnreachableError, architectures_of, has_gpu, resolve_model_folder
 from omni_server.transport.slab_queue import queue_bytes, refuse_unordered_machine
 
 
 @dataclass(frozen=True)
 class CheckOptions:
-    """What the command line asked for."""
-
     model: str
     stage_config: Path | None = None
     """None: what `serve` would choose."""
@@ -76,9 +76,8 @@ def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
         report.error("files", str(error))
         return report
     report.folder = str(folder)
-    check_small_files(folder, family, report)
-    if not check_architecture(folder, config, family, report):
-        return report
+    report.architecture = ", ".join(architectures_of(folder))
+    report.errors("files", small_file_problems(folder, family))
     model: FamilyModel | None = None
     if report.fits:
         with report.noting("files"):
@@ -89,8 +88,12 @@ def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
         footprints = family.footprints(folder, config)
     stored = StoredWeights()
     if options.load_format != "dummy":
-        is_hub_id = not Path(options.model).expanduser().is_dir()
-        stored = check_weights(folder, options.model, footprints, is_hub_id=is_hub_id, report=report)
+        stored = read_weights(folder)
+        report.num_weight_files, report.weight_bytes = stored.num_files, stored.num_bytes
+        if not stored.num_files and not Path(options.model).expanduser().is_dir():
+            _check_download(folder, options.model, report)
+        else:
+            report.errors("files", weight_problems(folder, stored, footprints))
     gpus: list[Gpu] | None = None
     if options.stage_config is None and footprints:
         sizes = ModelSizes(options.model, footprints, stored)
@@ -110,6 +113,29 @@ def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
         _check_shared_memory(config, model, report, is_here=is_here)
         _check_memory(config, footprints, stored, options, gpus, report)
     return report
+
+
+def _check_download(folder: Path, model: str, report: Report) -> None:
+    """Of the weights of a model on the hub, whose small files are in `folder`."""
+    free = shutil.disk_usage(folder).free
+    index = folder / "model.safetensors.index.json"
+    size = None
+    if index.is_file():
+        try:
+            size = int(json.loads(index.read_text(encoding="utf-8"))["metadata"]["total_size"])
+        except (KeyError, TypeError, ValueError):
+            report.warn("files", f"{index} does not say how large the weights are")
+    not_here = f"the weights of {model} are not here yet"
+    if size is None:
+        report.warn("files", f"{not_here}; 'omni-server serve' downloads them")
+    elif size <= free:
+        report.warn("files", f"{not_here}: 'omni-server serve' downloads {size / 1e9:.1f} GB")
+    else:
+        report.error(
+            "files",
+            f"{not_here} and take {size / 1e9:.1f} GB, but {folder} has {free / 1e9:.1f} GB free: set HF_HOME "
+            "to a larger disk",
+        )
 
 
 def _check_shared_memory(config: StageConfig, model: FamilyModel, report: Report, *, is_here: bool) -> None:

@@ -38,8 +38,6 @@ class StoredWeights:
     num_bytes: int = 0
     """Of the files."""
     problems: list[str] = field(default_factory=list)
-    missing_files: list[str] = field(default_factory=list)
-    """Files that the index names and the folder lacks."""
 
 
 class _DamagedError(Exception):
@@ -60,11 +58,11 @@ def read_weights(folder: Path) -> StoredWeights:
             f"({_some(outside)}), which are not read: download the model again"
         )
         return found
+    missing = [name for name in names if not (folder / name).is_file()]
     read: set[str] = set()
     for name in names:
         path = folder / name
-        if not path.is_file():
-            found.missing_files.append(name)
+        if name in missing:
             continue
         found.num_files += 1
         found.num_bytes += path.stat().st_size
@@ -73,10 +71,10 @@ def read_weights(folder: Path) -> StoredWeights:
             read.add(name)
         except _DamagedError as error:
             found.problems.append(f"{path}: {error}")
-    if found.missing_files:
+    if missing:
         found.problems.append(
-            f"{folder}: {len(found.missing_files)} of the {len(names)} weight files that "
-            f"model.safetensors.index.json names are missing ({_some(found.missing_files)}): download the "
+            f"{folder}: {len(missing)} of the {len(names)} weight files that "
+            f"model.safetensors.index.json names are missing ({_some(missing)}): download the "
             "model again"
         )
     for tensor, name in (index or {}).items():

@@ -1,12 +1,13 @@
 """`omni-server chat`: talk to a running server in the terminal."""
 
 import argparse
+import contextlib
 import os
 import sys
 from pathlib import Path
 
 from omni_server.client import DEFAULT_URL
-from omni_server.command_line import positive_count, program
+from omni_server.command_line import options_of, positive_count, program
 
 API_KEY_VARIABLE = "OMNI_SERVER_API_KEY"
 
@@ -67,11 +68,13 @@ def fill(parser: argparse.ArgumentParser) -> None:
     answer.add_argument(
         "--voice", metavar="NAME", help="voice of the speech (default: the first in /v1/models)"
     )
-    answer.add_argument("--text-only", action="store_true", help="ask for text without speech")
+    answer.add_argument(
+        "--text-only", dest="is_text_only", action="store_true", help="ask for text without speech"
+    )
     answer.add_argument(
         "--save", metavar="DIR", type=Path, help="save spoken answers as DIR/answer-001.wav and so on"
     )
-    answer.add_argument("--no-play", action="store_true", help="do not play audio")
+    answer.add_argument("--no-play", dest="plays", action="store_false", help="do not play audio")
     answer.add_argument(
         "--max-tokens",
         metavar="N",
@@ -83,29 +86,19 @@ def fill(parser: argparse.ArgumentParser) -> None:
 
 def _chat(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     from omni_server.chat.conversation import MediaKind  # pydantic and aiohttp: not for --help
-    from omni_server.chat.session import Chat, ChatOptions, converse, describe, open_chat, talk, tell
+    from omni_server.chat.session import ChatOptions, converse, describe, open_chat, talk, tell
 
     media: list[tuple[MediaKind, Path]] = [("audio", file) for file in options.audio]
     media += [("image", file) for file in options.image]
     media += [("video", file) for file in options.video]
-    if options.text_only and (options.voice is not None or options.save is not None):
+    if options.is_text_only and (options.voice is not None or options.save is not None):
         parser.error("--text-only asks for no speech: leave --voice and --save out")
     if options.once == "" and not media:
         parser.error("--once needs a QUESTION, or a file: --audio, --image or --video")
-    wanted = ChatOptions(
-        url=options.url,
-        model=options.model,
-        voice=options.voice,
-        is_text_only=options.text_only,
-        system=options.system,
-        max_tokens=options.max_tokens,
-        api_key=options.api_key or os.environ.get(API_KEY_VARIABLE) or None,
-        save=options.save,
-        plays=not options.no_play,
-        media=tuple(media),
-    )
+    key = options.api_key or os.environ.get(API_KEY_VARIABLE) or None
+    wanted = options_of(ChatOptions, options, api_key=key, media=tuple(media))
 
-    def run(chat: Chat) -> int:
+    with contextlib.closing(open_chat(wanted)) as chat:
         tell(describe(chat, wanted))
         if options.once is not None:
             return converse(chat, iter([options.once, None]).__next__)
@@ -115,9 +108,3 @@ def _chat(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
             tell("/help lists commands, Ctrl-D ends")
             return talk(chat)
         return converse(chat, lambda: next((line.strip() for line in sys.stdin), None))
-
-    chat = open_chat(wanted)
-    try:
-        return run(chat)
-    finally:
-        chat.close()

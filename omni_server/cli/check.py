@@ -6,7 +6,7 @@ import sys
 
 from omni_server.api.config import ApiConfig
 from omni_server.cli.placement_flags import add_placement_flags, add_quantization_flag, refuse_contradictions
-from omni_server.command_line import port
+from omni_server.command_line import options_of, port
 from omni_server.config.load import find_stage_config
 from omni_server.model_folder import EXAMPLE_MODEL
 
@@ -55,17 +55,8 @@ def _check(options: argparse.Namespace) -> int:
     from omni_server.check.run import CheckOptions, check
 
     refuse_contradictions(options.stage_config, options.quantization)
-    wanted = CheckOptions(
-        model=options.model,
-        stage_config=None if options.stage_config is None else find_stage_config(options.stage_config),
-        use_cpu=options.cpu,
-        quantization=options.quantization,
-        revision=options.revision,
-        load_format=options.load_format,
-        device_memory=options.device_memory,
-        host=options.host,
-        port=options.port,
-    )
+    path = None if options.stage_config is None else find_stage_config(options.stage_config)
+    wanted = options_of(CheckOptions, options, stage_config=path)
     report = check(wanted, on_progress=lambda line: print(line, file=sys.stderr))
     print(as_json(report) if options.json else as_text(report))
     return EXIT_CODES[report.fits]

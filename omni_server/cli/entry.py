@@ -9,7 +9,8 @@ from types import FrameType
 
 def run() -> None:
     """Run one command and end the process with its exit code."""
-    _end_at_once_on_signals()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _end_at_once)
     # Importing NumPy would start OpenBLAS's threads, and engines are forked from a process with one thread.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from omni_server.cli.main import main
@@ -20,13 +21,8 @@ def run() -> None:
     _end_process(main())
 
 
-def _end_at_once_on_signals() -> None:
-    """From now on SIGINT and SIGTERM end this process at the next bytecode, with 130 and 143."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _end)
-
-
-def _end(number: int, frame: FrameType | None) -> None:
+def _end_at_once(number: int, frame: FrameType | None) -> None:
+    """At the next bytecode, with 130 or 143."""
     os._exit(128 + number)
 
 

@@ -73,36 +73,30 @@ def _fill(name: str, parser: argparse.ArgumentParser) -> None:
     """Description, flags and, as `run`, the function of a command."""
     match name:
         case "serve":
-            from omni_server.cli import serve
-
-            serve.fill(parser)
+            from omni_server.cli.serve import fill
         case "chat":
-            from omni_server.cli import chat
-
-            chat.fill(parser)
+            from omni_server.cli.chat import fill
         case "bench":
-            from omni_server.bench import arguments
-
-            arguments.fill(parser, f"{program()} bench")
-            parser.set_defaults(run=lambda options: _bench(arguments.check(parser, options)))
+            fill = _fill_bench
         case "check":
-            from omni_server.cli import check
-
-            check.fill(parser)
+            from omni_server.cli.check import fill
         case "verify":
-            from omni_server.cli import verify
-
-            verify.fill(parser)
+            from omni_server.cli.verify import fill
         case "config":
-            from omni_server.cli import config
+            from omni_server.cli.config import fill
+    fill(parser)
 
-            config.fill(parser)
 
+def _fill_bench(parser: argparse.ArgumentParser) -> None:
+    from omni_server.bench import arguments
 
-def _bench(options: argparse.Namespace) -> int:
-    from omni_server.bench.main import run_command  # numpy and aiohttp: not for --help
+    def run(options: argparse.Namespace) -> int:
+        from omni_server.bench.main import run_command  # numpy and aiohttp: not for --help
 
-    return run_command(options, options.words)
+        return run_command(arguments.check(parser, options), options.words)
+
+    arguments.fill(parser, f"{program()} bench")
+    parser.set_defaults(run=run)
 
 
 def _stage_field_hint(unknown: Sequence[str]) -> str | None:

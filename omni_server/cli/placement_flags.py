@@ -19,7 +19,10 @@ def add_placement_flags(parser: "argparse.ArgumentParser | argparse._ArgumentGro
         "this machine, which 'omni-server check' prints)",
     )
     parser.add_argument(
-        "--cpu", action="store_true", help="run on the CPU; published models run much slower than real time"
+        "--cpu",
+        dest="use_cpu",
+        action="store_true",
+        help="run on the CPU; published models run much slower than real time",
     )
 
 

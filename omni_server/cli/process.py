@@ -2,7 +2,6 @@
 frees goes back to the system."""
 
 import ctypes
-import errno
 import io
 import logging
 import os
@@ -20,20 +19,6 @@ _TRIM_BYTES = 128 * 1024
 _LARGE_BYTES = 1024 * 1024
 
 
-class _WholeWrites(io.FileIO):
-    """Unbuffered; writes all of the data or fails."""
-
-    def write(self, data: bytes, /) -> int:  # type: ignore[override]  # all that a text stream writes
-        left = memoryview(data)
-        size = len(left)
-        while left:
-            written = super().write(left)
-            if written is None:  # a full pipe that its other end has made non-blocking
-                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-            left = left[written:]
-        return size
-
-
 class LossyStream(io.TextIOWrapper):
     """Unbuffered. Drops what cannot be written, and does not fail.
 
@@ -44,17 +29,19 @@ class LossyStream(io.TextIOWrapper):
 
     def __init__(self, stream: io.TextIOWrapper) -> None:
         """Replaces `stream`, which must not be used any more."""
-        raw = _WholeWrites(stream.fileno(), "w", closefd=False)  # the descriptor belongs to the other stream
-        super().__init__(raw, stream.encoding, stream.errors, write_through=True)  # type: ignore[arg-type]
+        raw = io.FileIO(stream.fileno(), "w", closefd=False)  # the descriptor belongs to the other stream
+        super().__init__(raw, stream.encoding, stream.errors)  # type: ignore[arg-type]
         self.error: OSError | None = None
         """Why something has been dropped."""
 
     def write(self, text: str, /) -> int:
+        left = text.encode(self.encoding, self.errors or "strict")
         try:
-            return super().write(text)
-        except OSError as error:
+            while left:
+                left = left[os.write(self.fileno(), left) :]
+        except OSError as error:  # also of a full pipe that its other end has made non-blocking
             self.error = error
-            return len(text)
+        return len(text)
 
 
 def drop_unwritable_output() -> None:

@@ -14,8 +14,7 @@ from pathlib import Path
 from omni_server.api.access import is_loopback
 from omni_server.api.listener import check_address
 from omni_server.audio.formats import AUDIO_FORMATS
-from omni_server.check.default_config import default_stage_config, describe, named_stage_config
-from omni_server.check.machine import refuse_cuda_build_without_gpu
+from omni_server.check.default_config import resolve_deployment
 from omni_server.cli.placement_flags import refuse_contradictions
 from omni_server.cli.process import (
     Printer,
@@ -25,16 +24,14 @@ from omni_server.cli.process import (
 )
 from omni_server.cli.serve_flags import ServeOptions, add_serve_flags, serve_options
 from omni_server.command_line import program
-from omni_server.config.load import find_stage_config
 from omni_server.config.stage_config import StageConfig
 from omni_server.engine import fork_server
 from omni_server.engine.environment import set_engine_environment
 from omni_server.engine.start_progress import LONGEST_SILENCE_S
 from omni_server.errors import ConfigError
-from omni_server.family import load_family, servable_architectures
+from omni_server.family import load_family
 from omni_server.generation import Generator
 from omni_server.log_format import set_up_logging
-from omni_server.model_folder import resolve_model_folder
 from omni_server.native_stderr import redirect_native_stderr
 from omni_server.types import ModelInfo
 
@@ -73,14 +70,18 @@ def serve(options: ServeOptions) -> int:
     on_progress: Callable[[str], None] = (
         partial(logger.info, "%s") if options.log_format == "json" else progress_printer(out)
     )
-    config = _stage_config(options, on_progress)
-    model_dir = resolve_model_folder(
+    refuse_contradictions(options.stage_config, options.quantization)
+    model_dir, config = resolve_deployment(
         options.model,
-        architectures=load_family(config.model_family).architectures,
+        options.stage_config,
+        use_cpu=options.use_cpu,
+        quantization=options.quantization,
         revision=options.revision,
         needs_weights=options.load_format != "dummy",
         on_progress=on_progress,
     )
+    if options.request_timeout_s is not None:
+        config = config.model_copy(update={"request_timeout_s": options.request_timeout_s})
     return _run(options, model_dir, config, on_progress, out)
 
 
@@ -156,43 +157,6 @@ def _announced(what: str, on_progress: Callable[[str], None]) -> Iterator[None]:
     finally:
         is_over.set()
         thread.join()  # the process must have one thread when it is forked
-
-
-def _stage_config(options: ServeOptions, on_progress: Callable[[str], None]) -> StageConfig:
-    config = (
-        _chosen_config(options, on_progress)
-        if options.stage_config is None
-        else _named_config(options, on_progress)
-    )
-    if config.platform == "cpu":
-        refuse_cuda_build_without_gpu()
-    if options.request_timeout_s is not None:
-        config = config.model_copy(update={"request_timeout_s": options.request_timeout_s})
-    return config
-
-
-def _chosen_config(options: ServeOptions, on_progress: Callable[[str], None]) -> StageConfig:
-    """From the small files of a model on the hub: its weights are downloaded only if it can run."""
-    folder = resolve_model_folder(
-        options.model,
-        architectures=servable_architectures(),
-        revision=options.revision,
-        needs_weights=False,
-        on_progress=on_progress,
-    )
-    config = default_stage_config(
-        folder, options.model, use_cpu=options.use_cpu, quantization=options.quantization
-    )
-    on_progress(f"stage config made for this machine, {describe(config)}")
-    return config
-
-
-def _named_config(options: ServeOptions, on_progress: Callable[[str], None]) -> StageConfig:
-    assert options.stage_config is not None
-    refuse_contradictions(options.stage_config, options.quantization)
-    path = find_stage_config(options.stage_config)
-    on_progress(f"stage config {path}")
-    return named_stage_config(path, use_cpu=options.use_cpu)
 
 
 def ready_message(address: str, model: ModelInfo) -> str:

@@ -4,14 +4,16 @@ import argparse
 import os
 import ssl
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
 
 from omni_server.api.access import read_key_file
 from omni_server.api.config import ApiConfig, CorsRules, TlsFiles
 from omni_server.check.placement import Quantization
 from omni_server.cli.placement_flags import add_placement_flags, add_quantization_flag
-from omni_server.command_line import count, port, positive_count, seconds, seconds_or_zero, size, words
+from omni_server.command_line import count, options_of, port, positive_count, seconds, seconds_or_zero, size
 from omni_server.errors import ConfigError
 from omni_server.log_format import LOG_FORMATS, LogFormat
 from omni_server.media.limits import MediaLimits
@@ -108,7 +110,8 @@ class ServeOptions:
 
 def add_serve_flags(parser: argparse.ArgumentParser) -> None:
     """Add all flags; most have their names from `vllm serve`. A flag that is stored under the name of a field
-    of `ApiConfig` or `MediaLimits` sets that field."""
+    of `ApiConfig` or `MediaLimits` sets that field, and has its default."""
+    parser.set_defaults(**vars(_DEFAULTS.media_limits) | vars(_DEFAULTS))
     _add_model_flags(parser.add_argument_group("model"))
     _add_http_flags(parser.add_argument_group("HTTP"))
     access = (
@@ -124,7 +127,6 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
         "--allowed-media-domains",
         metavar="HOST[:PORT]",
         nargs="+",
-        default=[],
         help="hosts whose http(s) URLs requests may name for audio, images and videos; without a port, the "
         "scheme's default port only (default: none, only data: URLs)",
     )
@@ -151,17 +153,12 @@ def serve_options(parser: argparse.ArgumentParser, options: argparse.Namespace) 
     if model is None and options.revision is not None:
         parser.error("--revision needs a MODEL")
     demo = DEMOS[options.demo or DEFAULT_DEMO]
-    return ServeOptions(
+    return options_of(
+        ServeOptions,
+        options,
         model=model or str(demo.path()),
-        stage_config=options.stage_config,
-        use_cpu=options.cpu,
-        quantization=options.quantization,
         served_model_names=tuple(options.served_model_name or (model or demo.served_name,)),
-        revision=options.revision,
-        load_format=options.load_format,
-        request_timeout_s=options.request_timeout,
         log_level=options.server_log_level,
-        log_format=options.log_format,
         api=_api_config(options),
     )
 
@@ -198,24 +195,21 @@ def _add_model_flags(group: "argparse._ArgumentGroup") -> None:
 
 
 def _add_http_flags(group: "argparse._ArgumentGroup") -> None:
-    group.add_argument(
-        "--host", default=_DEFAULTS.host, help="address to listen on; 0.0.0.0 is all (default: %(default)s)"
-    )
+    group.add_argument("--host", help="address to listen on; 0.0.0.0 is all (default: %(default)s)")
     group.add_argument(
         "--port",
         type=port,
-        default=_DEFAULTS.port,
         help="port to listen on; 0 takes a free one and prints it (default: %(default)s)",
     )
     group.add_argument("--uds", metavar="PATH", help="Unix socket to listen on, instead of host and port")
     group.add_argument(
         "--root-path",
         metavar="PATH",
-        default=_DEFAULTS.root_path,
         help="prefix that a proxy in front adds to all paths, as in /omni",
     )
     group.add_argument(
         "--request-timeout",
+        dest="request_timeout_s",
         metavar="SECONDS",
         type=seconds,
         help="deadline of a request (default: request_timeout_s of the stage config)",
@@ -225,7 +219,6 @@ def _add_http_flags(group: "argparse._ArgumentGroup") -> None:
         dest="shutdown_timeout_s",
         metavar="SECONDS",
         type=seconds_or_zero,
-        default=_DEFAULTS.shutdown_timeout_s,
         help="time for running requests to finish after SIGTERM (default: %(default)g)",
     )
     group.add_argument(
@@ -260,7 +253,6 @@ def _add_access_flags(group: "argparse._ArgumentGroup") -> None:
         "--public-voice-list",
         dest="public_voice_lists",
         action=argparse.BooleanOptionalAction,
-        default=_DEFAULTS.public_voice_lists,
         help="serve GET /v1/audio/voices and /v1/audio/models without a key, because Open WebUI sends none "
         "(default: yes)",
     )
@@ -314,16 +306,14 @@ def _add_tls_flags(group: "argparse._ArgumentGroup") -> None:
 
 
 def _add_limits(group: "argparse._ArgumentGroup", limits: Limits) -> None:
-    defaults = vars(_DEFAULTS.media_limits) | vars(_DEFAULTS)
     for (flag, field, kind), text in limits.items():
-        default = defaults[field]
+        default = group.get_default(field)
         shown = _shown_size(default) if kind is size else f"{default:.12g}"
         group.add_argument(
             flag,
             dest=field,
             metavar="SIZE" if kind is size else "SECONDS" if kind is seconds else "N",
             type=kind,
-            default=default,
             help=f"{text} (default: {shown})",
         )
 
@@ -353,7 +343,6 @@ def _add_log_flags(group: "argparse._ArgumentGroup") -> None:
         "--uvicorn-log-level",
         dest="log_level",
         choices=(*LOG_LEVELS, "trace"),
-        default=_DEFAULTS.log_level,
         help="log level of uvicorn, the HTTP server (default: %(default)s)",
     )
     group.add_argument(
@@ -372,13 +361,9 @@ def _add_log_flags(group: "argparse._ArgumentGroup") -> None:
 
 def _api_config(options: argparse.Namespace) -> ApiConfig:
     """Raises `ConfigError`."""
-    given = vars(options)
-    media_limits = {field.name: given[field.name] for field in fields(MediaLimits) if field.name in given}
-    config = replace(
-        _DEFAULTS, **{field.name: given[field.name] for field in fields(ApiConfig) if field.name in given}
-    )
-    config = replace(
-        config,
+    config = options_of(
+        ApiConfig,
+        options,
         root_path=_root_path(options.root_path),
         api_keys=_keys(options, os.environ),
         cors=CorsRules(
@@ -391,7 +376,7 @@ def _api_config(options: argparse.Namespace) -> ApiConfig:
         ),
         tls=_tls(options),
         allowed_media_domains=tuple(options.allowed_media_domains),
-        media_limits=replace(config.media_limits, **media_limits),
+        media_limits=options_of(MediaLimits, options),
     )
     if config.max_concurrency_per_key and not config.api_keys:
         raise ConfigError(
@@ -441,7 +426,10 @@ def _tls(options: argparse.Namespace) -> TlsFiles | None:
 
 
 def _words(flag: str, texts: list[str]) -> tuple[str, ...]:
-    try:
-        return words(texts)
-    except argparse.ArgumentTypeError as error:
-        raise ConfigError(f"{flag}: {error}") from None
+    """Of a flag with `nargs="+"`; vLLM's users give them as one JSON list."""
+    if len(texts) == 1 and texts[0].startswith("["):
+        try:
+            return TypeAdapter(tuple[str, ...]).validate_json(texts[0])
+        except ValidationError:
+            raise ConfigError(f"{flag}: '{texts[0]}' is not a JSON list of strings") from None
+    return tuple(texts)

@@ -1,16 +1,14 @@
 """`omni-server verify`: does this server answer as transformers does?"""
 
 import argparse
-import contextlib
 import signal
 import sys
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 from omni_server.cli.placement_flags import add_placement_flags
 from omni_server.cli.process import complain, progress_printer
-from omni_server.command_line import seconds
+from omni_server.command_line import options_of, seconds
 from omni_server.model_folder import EXAMPLE_MODEL
 
 DEFAULT_TIMEOUT_S = 1800.0
@@ -46,6 +44,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--timeout",
+        dest="timeout_s",
         metavar="SECONDS",
         type=seconds,
         default=DEFAULT_TIMEOUT_S,
@@ -59,16 +58,10 @@ def _verify(options: argparse.Namespace) -> int:
     from omni_server.verify.run import VerifyOptions, verify
 
     file = ReportFile(options.report, options.model)
-    wanted = VerifyOptions(
-        model=options.model,
-        stage_config=options.stage_config,
-        use_cpu=options.cpu,
-        revision=options.revision,
-        cases=options.cases,
-        timeout_s=options.timeout,
-    )
-    with _sigterm_as_ctrl_c():
-        report = verify(wanted, progress_printer(partial(print, file=sys.stderr, flush=True)))
+    # SIGTERM ends the engines, too.
+    signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    on_progress = progress_printer(partial(print, file=sys.stderr, flush=True))
+    report = verify(options_of(VerifyOptions, options), on_progress)
     print(as_table(report))
     try:
         print(f"report: {file.write(as_markdown(report))}")
@@ -76,13 +69,3 @@ def _verify(options: argparse.Namespace) -> int:
         complain(f"omni-server: failed: the report cannot be written: {error}")
         return EXIT_CODES[False]
     return EXIT_CODES[report.agrees]
-
-
-@contextlib.contextmanager
-def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """SIGTERM ends the engines, too."""
-    before = signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -95,14 +95,10 @@ class ChunkPlan(FrozenModel):
         return value
 
     @model_validator(mode="after")
-    def _check_busy(self) -> "ChunkPlan":
+    def _check(self) -> "ChunkPlan":
         least = [busy.min_streams for busy in self.busy]
         if any(before >= after for before, after in itertools.pairwise(least)):
             raise ValueError(f"busy must be in ascending order of min_streams, but they are {least}")
-        return self
-
-    @model_validator(mode="after")
-    def _check_outstanding(self) -> "ChunkPlan":
         if self.carries_state and self.max_outstanding_windows > 1:
             raise ValueError(
                 f"pacing.max_outstanding_windows is {self.max_outstanding_windows}, but with carry each window needs "

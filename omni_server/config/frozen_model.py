@@ -32,19 +32,12 @@ def _explained(problem: ErrorDetails, known: Sequence[str]) -> InitErrorDetails:
     kind: str | PydanticCustomError = problem["type"]
     context = problem.get("ctx", {})
     if kind == "extra_forbidden" and len(problem["loc"]) == 1:
-        kind = _unknown_key({"hint": _hint(str(problem["loc"][0]), known)})
-    elif kind == UNKNOWN_KEY:  # of a mapping inside
-        kind = _unknown_key(context)
+        close = get_close_matches(str(problem["loc"][0]), known, n=1)
+        hint = f"did you mean '{close[0]}'?" if close else f"known are {', '.join(known)}"
+        kind, context = UNKNOWN_KEY, {"hint": hint}
+    if kind == UNKNOWN_KEY:  # also of a mapping inside
+        kind = PydanticCustomError(UNKNOWN_KEY, "unknown key; {hint}", context)
     return InitErrorDetails(type=kind, loc=problem["loc"], input=problem["input"], ctx=context)
-
-
-def _unknown_key(context: dict[str, object]) -> PydanticCustomError:
-    return PydanticCustomError(UNKNOWN_KEY, "unknown key; {hint}", context)
-
-
-def _hint(key: str, known: Sequence[str]) -> str:
-    close = get_close_matches(key, known, n=1)
-    return f"did you mean '{close[0]}'?" if close else f"known are {', '.join(known)}"
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 from pydantic import ValidationError
 
-from omni_server.config.problems import Location, describe_problems, problem_locations
+from omni_server.config.problems import Location, problems_of
 from omni_server.config.stage_config import StageConfig
 from omni_server.errors import ConfigError
 
@@ -32,13 +32,11 @@ def load_stage_config(path: Path) -> StageConfig:
         return StageConfig.model_validate(document)
     except ValidationError as error:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
-        problems = zip(problem_locations(error), describe_problems(error), strict=True)
-        raise ConfigError(
-            "\n".join(
-                f"{path}: {_line_of(location or _named_first(problem), root)}{problem}"
-                for location, problem in problems
-            )
-        ) from error
+        lines = [
+            f"{path}: {_line_of(location or _named_first(problem), root)}{problem}"
+            for location, problem in problems_of(error)
+        ]
+        raise ConfigError("\n".join(lines)) from error
 
 
 def find_stage_config(name_or_path: str) -> Path:
@@ -75,10 +73,6 @@ class _StrictLoader(yaml.SafeLoader):
     """SafeLoader that rejects duplicate keys, of which PyYAML itself silently keeps the last one, and reports
     the position of every value that does not have its tag's type."""
 
-    def __init__(self, stream: str) -> None:
-        super().__init__(stream)
-        self._looked_at: dict[yaml.MappingNode, None] = {}
-
     def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
         try:
             value: object = super().construct_object(node, deep)
@@ -89,15 +83,10 @@ class _StrictLoader(yaml.SafeLoader):
             ) from error
         return value
 
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Called for every mapping, and again for one that is merged into others (`<<`). A mapping's own keys are
-        checked before those that it merges have joined them."""
-        if node not in self._looked_at:
-            self._looked_at[node] = None
-            self._check_keys(node)
-        super().flatten_mapping(node)
-
-    def _check_keys(self, node: yaml.MappingNode) -> None:
+    def compose_mapping_node(self, anchor: dict[str, yaml.Node]) -> yaml.MappingNode:
+        """Keys that it merges (`<<`) have not joined the mapping's own yet. `anchor` is a name or None; its type is
+        that of PyYAML's stubs."""
+        node = super().compose_mapping_node(anchor)
         first_seen: dict[str, yaml.Mark] = {}
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
@@ -108,6 +97,7 @@ class _StrictLoader(yaml.SafeLoader):
                     problem_mark=key.start_mark,
                 )
             first_seen[key.value] = key.start_mark
+        return node
 
 
 def _named_first(problem: str) -> Location:

@@ -51,8 +51,6 @@ Payload = TokenFrames | Embeddings | Tensor
 
 @dataclass(frozen=True)
 class StageSpec:
-    """One part of the model."""
-
     engine: EngineKind
     output: Output | None = None
     """The output of this stage that the API sends; None if another stage consumes the result."""
@@ -207,7 +205,6 @@ class DeclaresPipeline(Protocol):
 
 
 def installed_families() -> tuple[str, ...]:
-    """Names of the families that installed packages declare."""
     return tuple(sorted({point.name for point in entry_points(group=ENTRY_POINT_GROUP)}))
 
 
@@ -218,8 +215,8 @@ def find_family(name: str) -> DeclaresPipeline:
 
     Raises `ValueError` if there is no such thing.
     """
-    module_name, _, attribute = name.partition(":")
-    if not attribute:
+    place = name
+    if ":" not in name:
         places = sorted({point.value for point in entry_points(group=ENTRY_POINT_GROUP, name=name)})
         if not places:
             known = ", ".join(installed_families()) or "none"
@@ -228,16 +225,22 @@ def find_family(name: str) -> DeclaresPipeline:
             raise ValueError(
                 f"two packages declare a model family '{name}', {' and '.join(places)}: uninstall one of them"
             )
-        module_name, _, attribute = places[0].partition(":")
+        (place,) = places
+    family = imported(place)
+    if not isinstance(family, DeclaresPipeline) or not isinstance(family.pipeline, Pipeline):
+        raise ValueError(f"{place} declares no pipeline")
+    return family
+
+
+def imported(name: str) -> object:
+    """What `package.module:attribute` names. Raises `ValueError` if there is no such thing."""
+    module_name, _, attribute = name.partition(":")
     try:
         module = importlib.import_module(module_name)
     except ImportError as exc:
         raise ValueError(f"cannot import {module_name} ({exc})") from exc
-    except Exception as exc:  # whatever its code raises, it cannot be served
+    except Exception as exc:  # whatever its code raises, it cannot be used
         raise ValueError(f"cannot import {module_name} ({type(exc).__name__}: {exc})") from exc
     if attribute not in vars(module):
         raise ValueError(f"{module_name} has no '{attribute}'")
-    family = vars(module)[attribute]
-    if not isinstance(family, DeclaresPipeline) or not isinstance(family.pipeline, Pipeline):
-        raise ValueError(f"{module_name}:{attribute} declares no pipeline")
-    return family
+    return vars(module)[attribute]

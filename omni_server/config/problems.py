@@ -13,17 +13,12 @@ _short.maxstring = _short.maxlong = _short.maxother = 100
 _short.maxlevel = 2
 
 
-def describe_problems(error: ValidationError) -> list[str]:
-    """One line per problem, for example:
+def problems_of(error: ValidationError) -> list[tuple[Location, str]]:
+    """Where each problem is, as pydantic says it, and a line about it, for example:
 
     `stages.talker.max_num_seq: unknown key; did you mean 'max_num_seqs'?`
     """
-    return [_describe(details) for details in error.errors(include_url=False)]
-
-
-def problem_locations(error: ValidationError) -> list[Location]:
-    """Where each of these problems is, as pydantic says it."""
-    return [details["loc"] for details in error.errors(include_url=False)]
+    return [(details["loc"], _describe(details)) for details in error.errors(include_url=False)]
 
 
 def _describe(details: ErrorDetails) -> str:

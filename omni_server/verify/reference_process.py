@@ -7,7 +7,6 @@ import signal
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
 from typing import cast
 
 from omni_server.protocol.parent_watch import watch_parent
@@ -37,7 +36,7 @@ _Message = ReferenceAnswer | str | None
 
 
 class ReferenceProcess:
-    """Started by the constructor; ended by `close`, or by leaving the `with` block."""
+    """Started by the constructor; ended by `close`."""
 
     def __init__(self, settings: ReferenceSettings, *, timeout_s: float) -> None:
         """Loads the checkpoint, for `timeout_s` at most. Raises `ReferenceFailedError`."""
@@ -66,14 +65,6 @@ class ReferenceProcess:
         self._process.kill()
         self._process.join(END_TIMEOUT_S)
         self._connection.close()
-
-    def __enter__(self) -> "ReferenceProcess":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _receive(self, timeout_s: float) -> ReferenceAnswer | None:
         if not self._connection.poll(timeout_s):

@@ -14,18 +14,6 @@ from omni_server.errors import ConfigError
 from omni_server.verify.compare import MIN_SNR_DB, NEAR_TIE, CaseResult, Precision, TokenMatch
 from omni_server.verify.machine import Checkpoint
 
-_HEADER = (
-    "prompt",
-    "voice",
-    "verdict",
-    "text",
-    "codes",
-    "SNR dB",
-    "streamed dB",
-    "first audio s",
-    "real-time factor",
-)
-
 _LEGEND = """\
 - **text**, **codes**: how many of this server's tokens are those of transformers. Both are greedy.
   transformers is led along this server's answer and says at each step which token it prefers: without a
@@ -109,8 +97,8 @@ class ReportFile:
 
 def as_table(report: Report) -> str:
     """For a terminal: one line for each case, what is wrong with them, and the verdict."""
-    rows = [_HEADER, *(_row(result) for result in report.results)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
+    rows = _rows(report)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     padded = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows]
     lines = ["  ".join(row).rstrip() for row in padded]
     wrong = _problems(report) + _failures(report)
@@ -152,6 +140,7 @@ def as_markdown(report: Report) -> str:
         least = f" With {precision.decoder}, at least {MIN_SNR_DB[precision.decoder]:g} dB are expected."
     near = NEAR_TIE[precision.language_models]
     legend = _LEGEND.format(near=near, dtype=precision.language_models, least=least)
+    header, *rows = _rows(report)
     lines = [
         f"# omni-server verify: {report.model}",
         "",
@@ -170,9 +159,9 @@ def as_markdown(report: Report) -> str:
         "",
         "## Cases",
         "",
-        _markdown_row(_HEADER),
-        "|" + "---|" * len(_HEADER),
-        *(_markdown_row(_row(result)) for result in report.results),
+        _markdown_row(header),
+        "|" + "---|" * len(header),
+        *map(_markdown_row, rows),
         "",
         legend,
         "",
@@ -187,21 +176,27 @@ def as_markdown(report: Report) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _row(result: CaseResult) -> tuple[str, ...]:
+def _rows(report: Report) -> list[tuple[str, ...]]:
+    """The names of the columns, and one row for each case."""
+    cells = [_cells(result) for result in report.results]
+    return [tuple(cells[0]), *(tuple(row.values()) for row in cells)]
+
+
+def _cells(result: CaseResult) -> dict[str, str]:
     case, answer = result.case, result.answer
     first_audio = None if answer is None else answer.first_audio_s
     factor = None if answer is None else answer.real_time_factor
-    return (
-        case.prompt.name,
-        case.voice or "-",
-        _verdict(result),
-        "given" if case.prompt.text is not None else _matched(result.text),
-        _matched(result.codes),
-        _decibels(result.snr_db),
-        _decibels(result.streamed_snr_db),
-        "-" if first_audio is None else f"{first_audio:.3f}",
-        "-" if factor is None else f"{factor:.2f}",
-    )
+    return {
+        "prompt": case.prompt.name,
+        "voice": case.voice or "-",
+        "verdict": _verdict(result),
+        "text": "given" if case.prompt.text is not None else _matched(result.text),
+        "codes": _matched(result.codes),
+        "SNR dB": _decibels(result.snr_db),
+        "streamed dB": _decibels(result.streamed_snr_db),
+        "first audio s": "-" if first_audio is None else f"{first_audio:.3f}",
+        "real-time factor": "-" if factor is None else f"{factor:.2f}",
+    }
 
 
 def _verdict(result: CaseResult) -> str:

@@ -1,28 +1,20 @@
 """The whole comparison, from MODEL and a stage config to a report."""
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from omni_server.check.default_config import default_stage_config, describe, named_stage_config
+from omni_server.check.default_config import resolve_deployment
 from omni_server.check.files import refuse_damaged_files
-from omni_server.config.load import find_stage_config
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import ArStage, DiffusionStage
 from omni_server.engine.environment import set_engine_environment
 from omni_server.errors import ConfigError
-from omni_server.family import FamilyModel, ModelFamily, load_family, open_model, servable_architectures
-from omni_server.model_folder import resolve_model_folder
+from omni_server.family import FamilyModel, ModelFamily, load_family, open_model
 from omni_server.reference import ReferenceAnswer, ReferenceJob
 from omni_server.types import SAMPLE_RATE_HZ
-from omni_server.verify.answers import (
-    NOISE_SEED,
-    Answer,
-    NoAnswer,
-    answer_all,
-    repetition_penalties,
-    speech_stage_of,
-)
+from omni_server.verify.answers import NOISE_SEED, Answer, NoAnswer, answer_all, repetition_penalties
 from omni_server.verify.cases import Case, Prompt, all_prompts, cases_of, chosen
 from omni_server.verify.compare import CaseResult, Precision, compare
 from omni_server.verify.machine import checkpoint, hardware, versions
@@ -34,8 +26,6 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class VerifyOptions:
-    """What the command line asked for."""
-
     model: str
     stage_config: str | None = None
     """None: what `serve` would choose."""
@@ -52,21 +42,13 @@ def verify(options: VerifyOptions, on_progress: Progress) -> Report:
 
     Raises `ConfigError` where the engines cannot start or there is nothing to ask.
     """
-    named = (
-        None
-        if options.stage_config is None
-        else named_stage_config(find_stage_config(options.stage_config), use_cpu=options.use_cpu)
-    )
-    folder = resolve_model_folder(
+    folder, config = resolve_deployment(
         options.model,
-        architectures=servable_architectures()
-        if named is None
-        else load_family(named.model_family).architectures,
+        options.stage_config,
+        use_cpu=options.use_cpu,
         revision=options.revision,
         on_progress=on_progress,
     )
-    config = named or default_stage_config(folder, options.model, use_cpu=options.use_cpu)
-    on_progress(f"stage config: {describe(config)}")
     family = load_family(config.model_family)
     reference = _reference_of(family, config)
     set_engine_environment(config)  # before the family imports what reads it
@@ -86,15 +68,10 @@ def verify(options: VerifyOptions, on_progress: Progress) -> Report:
     answers = answer_all(
         cases, folder, config, family, model.codec, timeout_s=options.timeout_s, on_progress=on_progress
     )
-    settings = ReferenceSettings(folder, _reference_device(config), precision.language_models, reference)
+    device = "cpu" if config.platform == "cpu" else f"cuda:{config.stages[config.entry].devices[0]}"
+    settings = ReferenceSettings(folder, device, precision.language_models, reference)
     references = _references(
-        cases,
-        answers,
-        settings,
-        repetition_penalties(config),
-        load_timeout_s=config.start_timeout_s,
-        timeout_s=options.timeout_s,
-        on_progress=on_progress,
+        cases, answers, settings, config, timeout_s=options.timeout_s, on_progress=on_progress
     )
     results = tuple(
         compare(case, answer, reference, precision)
@@ -108,7 +85,7 @@ def verify(options: VerifyOptions, on_progress: Progress) -> Report:
         stage_config_name=Path(options.stage_config).name if options.stage_config is not None else None,
         stage_config=config,
         precision=precision,
-        reference_device=settings.device,
+        reference_device=device,
         results=results,
         left_out=_left_out(config, model, results),
         folders=(folder,),
@@ -119,48 +96,39 @@ def _references(
     cases: Sequence[Case],
     answers: Sequence[Answer | NoAnswer],
     settings: ReferenceSettings,
-    penalties: Mapping[str, float],
+    config: StageConfig,
     *,
-    load_timeout_s: float,
     timeout_s: float,
     on_progress: Progress,
 ) -> list[ReferenceAnswer | NoAnswer]:
     on_progress(f"loading the checkpoint with transformers ({settings.dtype}, {settings.device})")
-    references: list[ReferenceAnswer | NoAnswer] = []
     try:
-        with ReferenceProcess(settings, timeout_s=load_timeout_s) as process:
-            for number, (case, answer) in enumerate(zip(cases, answers, strict=True), 1):
-                on_progress(f"transformers, {number} of {len(cases)}: {case.name}")
-                references.append(_reference(process, case, answer, penalties, timeout_s))
-    except ReferenceFailedError as error:  # it could not be loaded
-        references += [NoAnswer(str(error))] * (len(cases) - len(references))
-    return references
-
-
-def _reference(
-    process: ReferenceProcess,
-    case: Case,
-    answer: Answer | NoAnswer,
-    penalties: Mapping[str, float],
-    timeout_s: float,
-) -> ReferenceAnswer | NoAnswer:
-    if isinstance(answer, NoAnswer):
-        return NoAnswer("there is nothing to compare with")
-    job = ReferenceJob(
-        messages=case.prompt.messages,
-        voice=case.voice,
-        noise_seed=NOISE_SEED,
-        given_text=case.prompt.text,
-        text_ids=answer.text_ids,
-        codes=answer.codes,
-        max_text_tokens=case.prompt.max_text_tokens,
-        max_codes=case.prompt.max_codes,
-        repetition_penalties=penalties,
-    )
-    try:
-        return process.answer(job, timeout_s=timeout_s)
+        process = ReferenceProcess(settings, timeout_s=config.start_timeout_s)
     except ReferenceFailedError as error:
-        return NoAnswer(str(error))
+        return [NoAnswer(str(error))] * len(cases)
+    references: list[ReferenceAnswer | NoAnswer] = []
+    with contextlib.closing(process):
+        for number, (case, answer) in enumerate(zip(cases, answers, strict=True), 1):
+            on_progress(f"transformers, {number} of {len(cases)}: {case.name}")
+            if isinstance(answer, NoAnswer):
+                references.append(NoAnswer("there is nothing to compare with"))
+                continue
+            job = ReferenceJob(
+                messages=case.prompt.messages,
+                voice=case.voice,
+                noise_seed=NOISE_SEED,
+                given_text=case.prompt.text,
+                text_ids=answer.text_ids,
+                codes=answer.codes,
+                max_text_tokens=case.prompt.max_text_tokens,
+                max_codes=case.prompt.max_codes,
+                repetition_penalties=repetition_penalties(config),
+            )
+            try:
+                references.append(process.answer(job, timeout_s=timeout_s))
+            except ReferenceFailedError as error:
+                references.append(NoAnswer(str(error)))
+    return references
 
 
 def _reference_of(family: ModelFamily, config: StageConfig) -> str:
@@ -193,12 +161,6 @@ def _precision(config: StageConfig, model: FamilyModel) -> Precision:
     return Precision(types.pop() if types else auto, decoder)
 
 
-def _reference_device(config: StageConfig) -> str:
-    """That of the stage which is given the prompt."""
-    entry = next(name for name in config.stages if config.edge_into(name) is None)
-    return "cpu" if config.platform == "cpu" else f"cuda:{config.stages[entry].devices[0]}"
-
-
 def _prompts(model: FamilyModel) -> tuple[Prompt, ...]:
     return all_prompts(model.task_messages, with_media=model.placeholder_ids is not None)
 
@@ -209,7 +171,7 @@ def _left_out(config: StageConfig, model: FamilyModel, results: Sequence[CaseRes
         "sampling: all answers are greedy; transformers draws other random numbers",
         "several requests at once: each was alone, so that times are those of a single caller",
     ]
-    if speech_stage_of(config) is None:
+    if config.speech_edge is None:
         lines.append("speech: no stage of the stage config speaks")
     elif len(model.voices) == 1:
         lines.append("other voices: the checkpoint has one")

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from omni_server.protocol.feeds import AddressedFeed
 from vllm.config import VllmConfig
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
 
 from omni_server.protocol.corruption import Corruption
+from omni_server.protocol.rows import AddressedFeed
 from omni_server.protocol.runtime_config import QueueSpec, StageRuntimeConfig
 from omni_server.transport.slab_queue import SlabQueue
 

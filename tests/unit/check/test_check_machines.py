@@ -30,7 +30,7 @@ def gpu(index: int, *, total: int = H100, free: int = H100, capability: tuple[in
 def with_gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def set_gpus(*gpus: Gpu) -> None:
         monkeypatch.setattr(run, "gpus_of_this_machine", lambda: list(gpus))
-        monkeypatch.setattr(machine, "_version", lambda name: "0.32.0" if name == "vllm" else None)
+        monkeypatch.setattr(machine, "version_of", lambda name: "0.32.0" if name == "vllm" else None)
 
     return set_gpus
 
@@ -135,12 +135,12 @@ def test_a_gpu_without_bfloat16_is_told(check: Check, seven_b: Path, with_gpus: 
 
 
 def test_the_wrong_build_of_vllm_is_told(check: Check, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_version", lambda name: "0.32.0" if name == "vllm" else None)
+    monkeypatch.setattr(machine, "version_of", lambda name: "0.32.0" if name == "vllm" else None)
     assert "vllm 0.32.0 is installed, which is not the build for platform cpu" in the_error(
         check(whole, *CPU)
     )
 
-    monkeypatch.setattr(machine, "_version", lambda name: None)
+    monkeypatch.setattr(machine, "version_of", lambda name: None)
     assert the_error(check(whole, *CPU)) == (
         "installation: vLLM is not installed: in a checkout, run scripts/setup-env --cpu"
     )
@@ -261,7 +261,7 @@ def test_without_the_network_whether_a_model_of_the_hub_fits_is_not_known(
 def test_what_does_not_fit_in_any_case_is_told_without_the_network_too(
     check: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "_version", lambda name: None)
+    monkeypatch.setattr(machine, "version_of", lambda name: None)
     monkeypatch.setattr(
         model_folder, "snapshot_download", Mock(side_effect=LocalEntryNotFoundError("no route"))
     )
@@ -275,7 +275,7 @@ def test_what_this_machine_has_is_read_from_it() -> None:
     assert memory.free is not None
     assert 0 < memory.free <= memory.total
     assert machine.shared_memory_free() > 0
-    assert machine._version("pydantic") == metadata.version("pydantic")
+    assert machine.version_of("pydantic") == metadata.version("pydantic")
 
 
 def test_a_stage_config_that_is_not_valid_exits_with_2(
@@ -286,7 +286,7 @@ def test_a_stage_config_that_is_not_valid_exits_with_2(
 
 
 def test_the_build_for_cuda_without_a_gpu_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_version", lambda name: "0.32.0" if name == "vllm" else None)
+    monkeypatch.setattr(machine, "version_of", lambda name: "0.32.0" if name == "vllm" else None)
 
     with pytest.raises(
         ConfigError, match=r"^no NVIDIA GPU is visible here, and vllm 0\.32\.0 .*docker run --gpus all"
@@ -298,6 +298,6 @@ def test_the_build_for_cuda_without_a_gpu_is_refused_in_one_line(monkeypatch: py
 def test_the_build_for_cpus_needs_no_gpu(
     monkeypatch: pytest.MonkeyPatch, distribution: str, version: str
 ) -> None:
-    monkeypatch.setattr(machine, "_version", {distribution: version}.get)
+    monkeypatch.setattr(machine, "version_of", {distribution: version}.get)
 
     machine.refuse_cuda_build_without_gpu()

@@ -9,10 +9,10 @@ from pydantic import BaseModel
 
 from omni_server.config.load import shipped_configs
 from omni_server.config.pipeline import find_family
-from omni_server.config.reference import MODELS, family_models, field_table, filled_in
 from omni_server.config.stage_config import Edge
 from omni_server.config.stages import ArStage, SamplingDefaults
 from omni_server.errors import ConfigError
+from scripts.config_reference import MODELS, family_models, field_table, filled_in
 
 ROOT = Path(__file__).parents[3]
 QWEN = find_family("stages.qwen2_5_omni:FAMILY").pipeline

@@ -1,7 +1,7 @@
 """What `omni-server verify` asks this server, for any family and whatever its stages are called."""
 
 from omni_server.config.stage_config import StageConfig
-from omni_server.verify.answers import repetition_penalties, speech_stage_of
+from omni_server.verify.answers import repetition_penalties
 from tests.unit.config.deployment import deployment
 
 
@@ -15,7 +15,9 @@ def renamed() -> StageConfig:
 
 
 def test_the_stage_that_speaks_is_found_by_what_flows_from_it() -> None:
-    assert speech_stage_of(renamed()) == "mouth"
+    edge = renamed().speech_edge
+    assert edge is not None
+    assert edge.source == "mouth"
 
 
 def test_the_reference_gets_the_penalties_under_the_names_of_the_family() -> None:
@@ -29,5 +31,6 @@ def test_a_family_that_only_speaks_has_such_a_stage_too() -> None:
         "stages": {"speaker": {"max_model_len": 64}, "vocoder": {"max_model_len": 64}},
     }
     config = StageConfig.model_validate(document)
-    assert speech_stage_of(config) == "speaker"
+    assert config.speech_edge is not None
+    assert config.speech_edge.source == "speaker"
     assert repetition_penalties(config) == {"speaker": 1.0}

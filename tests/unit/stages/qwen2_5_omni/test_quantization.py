@@ -27,7 +27,7 @@ from vllm.model_executor.layers.quantization.online.fp8 import Fp8PerTensorOnlin
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.model_loader.utils import configure_quant_config, initialize_model
 
-from omni_server.check.memory import needs_on_gpu
+from omni_server.check.memory import stage_needs
 from omni_server.check.safetensors_headers import StoredWeights, read_weights
 from omni_server.config.load import find_shipped_config, load_stage_config
 from omni_server.config.stages import DiffusionStage
@@ -201,7 +201,7 @@ def test_the_size_of_quantized_weights_follows_from_the_config(
 ) -> None:
     folder: Path = request.getfixturevalue(layout)
     footprint = stage_footprints(folder, BASE)["thinker"]
-    computed = needs_on_gpu("thinker", BASE, footprint, StoredWeights(), 80 << 30).memory
+    computed = stage_needs("thinker", BASE, footprint, StoredWeights(), 80 << 30).memory
     stored = sum(
         tensor.num_bytes
         for name, tensor in read_weights(folder).tensors.items()

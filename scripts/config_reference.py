@@ -1,4 +1,4 @@
-"""The reference of a stage config's fields, as tables in Markdown, made from the pydantic models themselves.
+"""The reference of a stage config's fields, as tables in Markdown, made from the JSON schemas of the models.
 
 docs/configuration.md has a pair of comments for each table, `<!-- fields of Edge -->` and `<!-- end of fields
 -->`; what stands between them is generated (scripts/make_config_reference).
@@ -6,13 +6,8 @@ docs/configuration.md has a pair of comments for each table, `<!-- fields of Edg
 
 import json
 import re
-from collections.abc import Sequence
-from types import UnionType
-from typing import Annotated, Literal, Union, get_args, get_origin
 
-from annotated_types import Ge, Gt, Le, Lt
-from pydantic import BaseModel
-from pydantic.fields import FieldInfo
+from pydantic import BaseModel, JsonValue
 
 from omni_server.config.chunk_plan import BusyChunks, ChunkPlan, PacingConfig
 from omni_server.config.frozen_model import FrozenModel
@@ -20,6 +15,8 @@ from omni_server.config.pipeline import Pipeline
 from omni_server.config.stage_config import Edge, QueueConfig, StageConfig, SupervisionConfig
 from omni_server.config.stages import ArStage, CommonStage, DiffusionStage, SamplingDefaults
 from omni_server.errors import ConfigError
+
+Schema = dict[str, JsonValue]
 
 MODELS: dict[str, type[BaseModel]] = {
     model.__name__: model
@@ -31,7 +28,13 @@ MODELS: dict[str, type[BaseModel]] = {
 """Every kind of mapping in the stage config of any family, by name."""
 
 _TABLE = re.compile(r"(<!-- fields of (\w+) -->\n).*?(<!-- end of fields -->)", re.DOTALL)
-_PLAIN = {int: "integer", float: "number", str: "string", bool: "`true` or `false`"}
+_PLAIN = {"integer": "integer", "number": "number", "string": "string", "boolean": "`true` or `false`"}
+_BOUNDS = {
+    "minimum": "at least",
+    "exclusiveMinimum": "more than",
+    "maximum": "at most",
+    "exclusiveMaximum": "less than",
+}
 
 
 def family_models(pipeline: Pipeline) -> dict[str, type[BaseModel]]:
@@ -67,77 +70,49 @@ def field_table(model: type[BaseModel]) -> str:
 
     Raises `ConfigError` if one has no description.
     """
+    document = model.model_json_schema(by_alias=True)
     rows = ["| field | type | default | description |", "| --- | --- | --- | --- |"]
     for name, field in model.model_fields.items():
         if name not in model.__annotations__:
             continue
         if not field.description:
             raise ConfigError(f"{model.__name__}.{name} has no description")
-        cells = [
-            f"`{field.alias or name}`",
-            _type(field.annotation, field.metadata),
-            _default(field),
-            " ".join(field.description.split()),
-        ]
+        key = field.alias or name
+        schema = document["properties"][key]
+        default = "required" if field.is_required() else _default(schema)
+        cells = (f"`{key}`", _type(schema), default, " ".join(field.description.split()))
         rows.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return "\n".join(rows)
 
 
-def _type(annotation: object, metadata: Sequence[object]) -> str:
-    """In words, with the bounds that `metadata` sets."""
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        inner, *more = arguments
-        return _type(inner, [*metadata, *_unpacked(more)])
-    if origin in (Union, UnionType):
-        present = [_type(member, metadata) for member in arguments if member is not type(None)]
-        return "; or ".join([*present, "`null`"] if type(None) in arguments else present)
-    if origin is Literal:
-        *others, last = (f"`{value}`" for value in arguments)
-        return f"{', '.join(others)} or {last}" if others else last
-    if origin is tuple:
-        each = _type(arguments[0], ())
-        return "list of mappings" if each == "mapping" else f"list; each {each}"
-    if origin is dict:
-        return "mapping"
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return "mapping"
-    if any(hasattr(item, "pattern") for item in metadata):  # pydantic's own class for it is private
-        return "`package.module:name`"
-    assert isinstance(annotation, type)
-    return _PLAIN[annotation] + _bounds(metadata)
+def _type(schema: Schema) -> str:
+    """In words, with the bounds."""
+    match schema:
+        case {"anyOf": [*members]}:
+            return "; or ".join(
+                "`null`" if member == {"type": "null"} else _type(member) for member in members
+            )
+        case {"const": value}:
+            return f"`{value}`"
+        case {"enum": [*others, last]}:
+            return f"{', '.join(f'`{value}`' for value in others)} or `{last}`"
+        case {"type": "array", "items": items}:
+            each = _type(items)
+            return "list of mappings" if each == "mapping" else f"list; each {each}"
+        case {"$ref": _} | {"type": "object"}:
+            return "mapping"
+        case {"pattern": _}:
+            return "`package.module:name`"
+    bounds = [f", {words} {schema[key]}" for key, words in _BOUNDS.items() if key in schema]
+    return _PLAIN[schema["type"]] + "".join(bounds)
 
 
-def _unpacked(metadata: Sequence[object]) -> list[object]:
-    """What stands in `Annotated`, with what a `Field(...)` there holds."""
-    return [part for item in metadata for part in (item.metadata if isinstance(item, FieldInfo) else [item])]
-
-
-def _bounds(metadata: Sequence[object]) -> str:
-    """`, 0 to 2`; `, more than 0`."""
-    low, high = "", ""
-    for item in metadata:
-        match item:
-            case Ge(ge=bound):
-                low = f"at least {bound}"
-            case Gt(gt=bound):
-                low = f"more than {bound}"
-            case Le(le=bound):
-                high = f"at most {bound}"
-            case Lt(lt=bound):
-                high = f"less than {bound}"
-    return "".join(f", {bound}" for bound in (low, high) if bound)
-
-
-def _default(field: FieldInfo) -> str:
-    if field.is_required():
-        return "required"
-    value: object = field.get_default(call_default_factory=True)
-    match value:
-        case BaseModel():
+def _default(schema: Schema) -> str:
+    match schema:
+        case {"$ref": _, "default": _}:
             return "its defaults"
-        case tuple():
-            return f"`{json.dumps(list(value))}`" if value else "none"
-        case dict():
+        case {"default": []} | {"type": "object"}:
             return "none"
-    return f"`{json.dumps(value) if not isinstance(value, str) else value}`"
+        case {"default": str(text)}:
+            return f"`{text}`"
+    return f"`{json.dumps(schema['default'])}`"
