@@ -64,11 +64,6 @@ def tool_use(body: ChatCompletionRequest) -> ToolUse | None:
     return ToolUse(tools, names, is_required=is_required, is_parallel=is_parallel)
 
 
-def is_named(body: ChatCompletionRequest) -> bool:
-    """The request says which function to call."""
-    return isinstance(body.tool_choice, NamedTool)
-
-
 def _check_names(tools: Sequence[Tool]) -> None:
     seen: set[str] = set()
     for index, tool in enumerate(tools):

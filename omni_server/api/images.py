@@ -16,7 +16,7 @@ from PIL import Image
 
 from omni_server.api.answer_stream import close_all, follow_choices, submit_all
 from omni_server.api.image_schemas import GeneratedImage, ImageFormat, ImageRequest, ImagesResponse
-from omni_server.api.limits import take_places_of_choices
+from omni_server.api.limits import Admission
 from omni_server.api.openapi import IMAGE_RESPONSES, request_body
 from omni_server.api.parse import check_extra_fields, check_model
 from omni_server.api.state import ServerState
@@ -60,7 +60,7 @@ class _Job:
     """Of lossy formats, 0 to 100."""
 
 
-def images_router(state: ServerState) -> APIRouter:
+def images_router(state: ServerState, admission: Admission) -> APIRouter:
     router = APIRouter(tags=["images"])
 
     @router.post(
@@ -72,16 +72,16 @@ def images_router(state: ServerState) -> APIRouter:
     async def create_images(request: Request) -> Response:
         state.require_generator()  # rather than after the body
         body = await read_json(request)
-        return await until_disconnect(_answer(state, body), request.receive)
+        return await until_disconnect(_answer(state, admission, body), request.receive)
 
     return router
 
 
-async def _answer(state: ServerState, body: object) -> Response:
+async def _answer(state: ServerState, admission: Admission, body: object) -> Response:
     """Raises `OmniError`. The images are generated at the same time; if one fails, there is no answer."""
     generator = state.require_generator()
     job = _parse(validate(ImageRequest, body), generator.model_info)
-    take_places_of_choices(len(job.requests))
+    admission.enter_choices(len(job.requests))
     try:
         generations = await submit_all(generator, job.requests)
     except InvalidRequestError as error:

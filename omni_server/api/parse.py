@@ -3,9 +3,9 @@
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from omni_server.api.constraints import is_named, structured_output, tool_use
+from omni_server.api.constraints import structured_output, tool_use
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.messages import FindTranscript, load_messages
 from omni_server.api.sampling import stage_sampling
@@ -14,32 +14,12 @@ from omni_server.api.validation import missing_parameter, unsupported_choice
 from omni_server.api.voices import resolve_voice
 from omni_server.audio.formats import AUDIO_FORMATS, AudioFormat, parse_format
 from omni_server.errors import InvalidRequestError, ModelNotFoundError
-from omni_server.types import FinishReason, ModelInfo, OmniRequest, SpeechOutput
+from omni_server.types import ModelInfo, OmniRequest, SpeechOutput
 
 logger = logging.getLogger(__name__)
 
 _MAX_CHOICES_WITH_MEDIA = 8
 """Each choice is a request of its own: the media are prepared, kept and sent to the engine once more."""
-
-
-@dataclass(frozen=True)
-class ChatTurn:
-    """What to generate, and how to answer."""
-
-    requests: tuple[OmniRequest, ...]
-    """One for each choice."""
-    audio_format: AudioFormat | None
-    """None where no speech is wanted."""
-    stream: bool
-    include_usage: bool
-    call_finish_reason: FinishReason
-    """What an answer ends with that is a call: "stop" where the request has named the function, as
-    OpenAI does it."""
-    with_logprobs: bool
-
-    @property
-    def may_call(self) -> bool:
-        return self.requests[0].tools is not None
 
 
 async def parse_chat_request(
@@ -48,13 +28,15 @@ async def parse_chat_request(
     model: ModelInfo,
     media: MediaLoader,
     find_transcript: FindTranscript,
-) -> ChatTurn:
-    """Raises `InvalidRequestError`, `ModelNotFoundError`, or `OverloadedError` from loading media. Checks go
-    from cheap to expensive: media come last."""
+) -> tuple[tuple[OmniRequest, ...], AudioFormat | None]:
+    """One request for each choice, and the format of the speech, None where none is wanted.
+
+    Raises `InvalidRequestError`, `ModelNotFoundError`, or `OverloadedError` from loading media. Checks go from
+    cheap to expensive: media come last.
+    """
     check_model(body.model, model)
     check_extra_fields(body.model_extra, _HARMLESS_VALUES, _HINTS)
-    stream = body.stream is True
-    if body.stream_options is not None and not stream:
+    if body.stream_options is not None and body.stream is not True:
         raise InvalidRequestError(
             "'stream_options' is allowed only where 'stream' is true.", param="stream_options"
         )
@@ -91,23 +73,16 @@ async def parse_chat_request(
         output = None  # calls are not spoken
     speech, audio_format = output if output is not None else (None, None)
     sampling = stage_sampling(body, model, with_speech=speech is not None)
-    messages = await load_messages(body.messages, model, media, find_transcript)
     request = OmniRequest(
         request_id=request_id,
-        messages=messages,
+        messages=await load_messages(body.messages, model, media, find_transcript),
         speech=speech,
         sampling=sampling,
         tools=tools,
         structured_output=structure,
     )
-    return ChatTurn(
-        requests=(request,) if num_choices == 1 else _choices(request, num_choices, model.text_stage),
-        audio_format=audio_format,
-        stream=stream,
-        include_usage=body.stream_options is not None and body.stream_options.include_usage is True,
-        call_finish_reason="stop" if is_named(body) else "tool_calls",
-        with_logprobs=bool(body.logprobs),
-    )
+    requests = (request,) if num_choices == 1 else _choices(request, num_choices, model.text_stage)
+    return requests, audio_format
 
 
 def _choices(request: OmniRequest, number: int, text_stage: str) -> tuple[OmniRequest, ...]:

@@ -4,6 +4,7 @@ traces and limits."""
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import ExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -179,6 +180,8 @@ class RequestRecord:
     """Generations that were started for it; none are kept for a session, which may go on for hours."""
     span: RequestSpan | None = None
     """None where it is not traced."""
+    places: ExitStack = field(default_factory=ExitStack)
+    """What it takes of the server's limits; closed when it is over."""
     began: float = field(default_factory=time.perf_counter)
     has_response_begun: bool = False
     on_response: list[Callable[[], object]] = field(default_factory=list)
