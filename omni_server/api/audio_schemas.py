@@ -11,8 +11,7 @@ MAX_CHARACTERS = 4096
 checked in `omni_server.api.speech`."""
 SPEECH_FORMATS = ("mp3", "opus", "aac", "flac", "wav", "pcm")
 
-TextFormat = Literal["json", "text", "verbose_json"]
-TEXT_FORMATS: tuple[TextFormat, ...] = ("json", "text", "verbose_json")
+TEXT_FORMATS = ("json", "text", "verbose_json")
 LANGUAGE_PATTERN = "^[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8})*$"
 BOOLEAN_PATTERN = (
     "^([Tt]([Rr][Uu][Ee])?|[Ff]([Aa][Ll][Ss][Ee])?|[Yy]([Ee][Ss])?|[Nn][Oo]?|[Oo]([Nn]|[Ff][Ff])|[01])$"

@@ -6,14 +6,12 @@ from dataclasses import dataclass
 
 from fastapi import Request
 from python_multipart.multipart import parse_options_header
-from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from omni_server.api.audio_schemas import (
     LANGUAGE_PATTERN,
     LIST_FIELDS,
     TEXT_FORMATS,
-    TextFormat,
     TranscriptionForm,
 )
 from omni_server.api.parse import check_model
@@ -44,19 +42,6 @@ class Form:
     """The content of the part called "file", if that has a file name, as a file has."""
 
 
-@dataclass(frozen=True)
-class TranscriptionJob:
-    """What to listen to, and how to answer."""
-
-    file: bytes
-    to_english: bool
-    language: str | None
-    hint: str | None
-    temperature: float
-    text_format: TextFormat
-    stream: bool
-
-
 async def read_form(request: Request, max_file_bytes: int) -> Form:
     """Raises `InvalidRequestError` for anything but such a form,
     `RequestTooLargeError`, and `ClientDisconnect`."""
@@ -77,7 +62,16 @@ async def read_form(request: Request, max_file_bytes: int) -> Form:
     except MultiPartException as error:
         raise InvalidRequestError(f"The form cannot be read: {error.message}", code="invalid_form") from None
     try:
-        return await _contents(form.multi_items(), max_file_bytes)
+        fields: dict[str, list[str]] = {}
+        file: bytes | None = None
+        for name, value in form.multi_items():
+            if isinstance(value, str):
+                fields.setdefault(name, []).append(value)
+            elif name == "file":
+                file = await value.read()
+        if file is not None and len(file) > max_file_bytes:
+            raise _too_large(max_file_bytes)
+        return Form(fields, file)
     finally:
         await form.close()
 
@@ -104,19 +98,6 @@ async def _bounded(request: Request, max_file_bytes: int) -> AsyncGenerator[byte
         yield chunk
 
 
-async def _contents(items: list[tuple[str, UploadFile | str]], max_file_bytes: int) -> Form:
-    fields: dict[str, list[str]] = {}
-    file: bytes | None = None
-    for name, value in items:
-        if isinstance(value, str):
-            fields.setdefault(name, []).append(value)
-        elif name == "file":
-            file = await value.read()
-    if file is not None and len(file) > max_file_bytes:
-        raise _too_large(max_file_bytes)
-    return Form(fields, file)
-
-
 def _too_large(max_bytes: int) -> RequestTooLargeError:
     return RequestTooLargeError(
         f"Maximum file size exceeded: this server accepts {max_bytes} bytes.",
@@ -125,36 +106,59 @@ def _too_large(max_bytes: int) -> RequestTooLargeError:
     )
 
 
-def parse_transcription_form(form: Form, model: ModelInfo, *, to_english: bool) -> TranscriptionJob:
-    """`to_english` is what makes a translation. Raises `InvalidRequestError` or `ModelNotFoundError`."""
+def parse_transcription_form(
+    form: Form, model: ModelInfo, *, to_english: bool
+) -> tuple[TranscriptionForm, bytes]:
+    """The checked fields, and the file. `to_english` is what makes a translation. Raises `InvalidRequestError`
+    or `ModelNotFoundError`."""
     body = validate(TranscriptionForm, _body(form))
     check_model(body.model, model)
     if "audio" not in model.input_modalities:
         raise InvalidRequestError(
             "This model does not take audio input.", param="model", code="unsupported_value"
         )
-    text_format = _text_format(body.response_format)
-    stream = body.stream is True
-    if stream and to_english:
+    text_format = body.response_format
+    if text_format is not None and text_format not in TEXT_FORMATS:
+        reason = f" ({_WHY_NOT[text_format]})" if text_format in _WHY_NOT else ""
+        raise unsupported_choice("response_format", text_format, TEXT_FORMATS, reason)
+    if body.stream and to_english:
         raise InvalidRequestError(
             "'stream' is not supported for translations.", param="stream", code="unsupported_value"
         )
-    if stream and text_format == "verbose_json":
+    if body.stream and text_format == "verbose_json":
         raise InvalidRequestError(
             "'stream' is allowed only with the response formats 'json' and 'text'.", param="stream"
         )
-    _check_timestamps(body.timestamp_granularities, text_format)
+    if body.timestamp_granularities and text_format != "verbose_json":
+        raise InvalidRequestError(
+            "'timestamp_granularities' is allowed only with the response format 'verbose_json'.",
+            param="timestamp_granularities[]",
+        )
+    if body.timestamp_granularities:
+        raise InvalidRequestError(
+            "'timestamp_granularities' is not supported: the model gives no timestamps.",
+            param="timestamp_granularities[]",
+            code="unsupported_value",
+        )
     if body.include:
         raise InvalidRequestError("'include' is not supported.", param="include[]", code="unsupported_value")
-    return TranscriptionJob(
-        file=_file(form),
-        to_english=to_english,
-        language=None if body.language is None else _language(body.language),
-        hint=body.prompt,
-        temperature=body.temperature if body.temperature is not None else 0.0,
-        text_format=text_format,
-        stream=stream,
-    )
+    if form.file is None and "file" in form.fields:
+        raise InvalidRequestError(
+            "Invalid type for 'file': expected a file, but got a string instead.",
+            param="file",
+            code="invalid_type",
+        )
+    if form.file is None:
+        raise missing_parameter("file")
+    if body.language is not None:
+        if _LANGUAGE.fullmatch(body.language) is None:
+            raise InvalidRequestError(
+                f"Invalid language '{body.language[:64]}'. "
+                "Language parameter must be specified in ISO-639-1 format.",
+                param="language",
+            )
+        body.language = body.language.partition("-")[0].lower()
+    return body, form.file
 
 
 def _body(form: Form) -> dict[str, str | list[str]]:
@@ -168,49 +172,3 @@ def _body(form: Form) -> dict[str, str | list[str]]:
         elif values[-1] or name == "model":
             body[name] = values[-1]
     return body
-
-
-def _file(form: Form) -> bytes:
-    if form.file is None and "file" in form.fields:
-        raise InvalidRequestError(
-            "Invalid type for 'file': expected a file, but got a string instead.",
-            param="file",
-            code="invalid_type",
-        )
-    if form.file is None:
-        raise missing_parameter("file")
-    return form.file
-
-
-def _text_format(name: str | None) -> TextFormat:
-    if name is None:
-        return "json"
-    for text_format in TEXT_FORMATS:
-        if text_format == name:
-            return text_format
-    reason = f" ({_WHY_NOT[name]})" if name in _WHY_NOT else ""
-    raise unsupported_choice("response_format", name, TEXT_FORMATS, reason)
-
-
-def _check_timestamps(granularities: list[str] | None, text_format: TextFormat) -> None:
-    if not granularities:
-        return
-    if text_format != "verbose_json":
-        raise InvalidRequestError(
-            "'timestamp_granularities' is allowed only with the response format 'verbose_json'.",
-            param="timestamp_granularities[]",
-        )
-    raise InvalidRequestError(
-        "'timestamp_granularities' is not supported: the model gives no timestamps.",
-        param="timestamp_granularities[]",
-        code="unsupported_value",
-    )
-
-
-def _language(code: str) -> str:
-    if _LANGUAGE.fullmatch(code) is None:
-        raise InvalidRequestError(
-            f"Invalid language '{code[:64]}'. Language parameter must be specified in ISO-639-1 format.",
-            param="language",
-        )
-    return code.partition("-")[0].lower()

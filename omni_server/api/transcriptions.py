@@ -26,9 +26,9 @@ from omni_server.api.config import ApiConfig
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.openapi import TRANSCRIPTION_RESPONSES, TRANSLATION_RESPONSES, form_body
 from omni_server.api.sampling import text_sampling
-from omni_server.api.state import ObservedGenerator, ServerState
+from omni_server.api.state import ServerState
 from omni_server.api.streaming import KEEP_ALIVE, EventStreamResponse, FrameTemplate, frame, until_disconnect
-from omni_server.api.transcription_form import Form, TranscriptionJob, parse_transcription_form, read_form
+from omni_server.api.transcription_form import Form, parse_transcription_form, read_form
 from omni_server.audio.cut import cut_at_pauses
 from omni_server.errors import InvalidRequestError, OverloadedError
 from omni_server.media.source import MediaSource
@@ -101,17 +101,39 @@ class TranscriptionService:
 
     async def _answer(self, form: Form, *, to_english: bool) -> Response:
         generator = self._state.require_generator()
-        job = parse_transcription_form(form, generator.model_info, to_english=to_english)
+        fields, file = parse_transcription_form(form, generator.model_info, to_english=to_english)
+        sampling = text_sampling(SamplingConfig(temperature=fields.temperature or 0.0), generator.model_info)
         with ExitStack() as held:
-            audio = await self._load(job.file, held)
+            audio = await self._load(file, held)
             name = f"transcription-{uuid.uuid4().hex}"
-            requests = _requests(generator, job, audio, name)
+            pieces = cut_at_pauses(audio.samples, audio.sample_rate_hz, _PIECE_SECONDS)
+            tasks = [
+                Transcribe(AudioPart(piece, audio.sample_rate_hz), to_english, fields.language, fields.prompt)
+                for piece in pieces
+            ]
+            requests = [
+                OmniRequest(f"{name}-{index}", generator.task_messages(task), sampling=sampling)
+                for index, task in enumerate(tasks)
+            ]
             run = TaskRun(generator, self._state, requests, input_param="file")
-            if job.stream:
+            if fields.stream:
                 events = _events(run, name, self._keep_alive_s, held.pop_all())
                 return EventStreamResponse(name, events, first=await anext(events))
             text = "".join([delta async for delta in _deltas(run, name)])
-            return _whole(text, _usage(run.usages), job, len(audio.samples) / audio.sample_rate_hz)
+            usage = _usage(run.usages)
+        if fields.response_format == "text":
+            return Response(text + "\n", media_type="text/plain")
+        answer: BaseModel = Transcription(text=text, usage=usage)
+        if fields.response_format == "verbose_json":
+            seconds = round(len(audio.samples) / audio.sample_rate_hz, 3)
+            answer = VerboseTranscription(
+                task="translate" if to_english else "transcribe",
+                language="en" if to_english else fields.language or "und",
+                duration=seconds,
+                text=text,
+                usage=DurationUsage(type="duration", seconds=seconds),
+            )
+        return Response(answer.model_dump_json(), media_type="application/json")
 
     async def _load(self, file: bytes, held: ExitStack) -> AudioPart:
         """`held` gets what gives its room in memory back."""
@@ -124,21 +146,6 @@ class TranscriptionService:
                 param="file",
                 code=error.code,
             ) from None
-
-
-def _requests(
-    generator: ObservedGenerator, job: TranscriptionJob, audio: AudioPart, name: str
-) -> list[OmniRequest]:
-    sampling = text_sampling(SamplingConfig(temperature=job.temperature), generator.model_info)
-    pieces = cut_at_pauses(audio.samples, audio.sample_rate_hz, _PIECE_SECONDS)
-    tasks = [
-        Transcribe(AudioPart(piece, audio.sample_rate_hz), job.to_english, job.language, job.hint)
-        for piece in pieces
-    ]
-    return [
-        OmniRequest(f"{name}-{index}", generator.task_messages(task), sampling=sampling)
-        for index, task in enumerate(tasks)
-    ]
 
 
 async def _deltas(run: TaskRun, name: str, heartbeat_s: float | None = None) -> AsyncGenerator[str, None]:
@@ -199,22 +206,6 @@ def _usage(usages: Sequence[Usage]) -> TokenUsage:
         output_tokens=text_tokens,
         total_tokens=prompt_tokens + text_tokens,
     )
-
-
-def _whole(text: str, usage: TokenUsage, job: TranscriptionJob, seconds: float) -> Response:
-    if job.text_format == "text":
-        return Response(text + "\n", media_type="text/plain")
-    body: BaseModel = Transcription(text=text, usage=usage)
-    if job.text_format == "verbose_json":
-        duration = round(seconds, 3)
-        body = VerboseTranscription(
-            task="translate" if job.to_english else "transcribe",
-            language="en" if job.to_english else job.language or "und",
-            duration=duration,
-            text=text,
-            usage=DurationUsage(type="duration", seconds=duration),
-        )
-    return Response(body.model_dump_json(), media_type="application/json")
 
 
 def transcriptions_router(state: ServerState, config: ApiConfig) -> APIRouter:
