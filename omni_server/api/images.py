@@ -7,7 +7,6 @@ import time
 import uuid
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +14,7 @@ from fastapi import APIRouter, Request, Response
 from PIL import Image
 
 from omni_server.api.answer_stream import close_all, follow_choices, submit_all
-from omni_server.api.image_schemas import GeneratedImage, ImageFormat, ImageRequest, ImagesResponse
+from omni_server.api.image_schemas import GeneratedImage, ImageRequest, ImagesResponse
 from omni_server.api.limits import Admission
 from omni_server.api.openapi import IMAGE_RESPONSES, request_body
 from omni_server.api.parse import check_extra_fields, check_model
@@ -48,18 +47,6 @@ _HARMLESS_VALUES: dict[str, tuple[object, ...]] = {
 _HINTS = {"stream": "Images are not streamed by this server: leave 'stream' out."}
 
 
-@dataclass(frozen=True)
-class _Job:
-    """What to generate, and how to answer."""
-
-    requests: tuple[OmniRequest, ...]
-    """One for each image."""
-    size: ImageSize
-    file_format: ImageFormat
-    quality: int
-    """Of lossy formats, 0 to 100."""
-
-
 def images_router(state: ServerState, admission: Admission) -> APIRouter:
     router = APIRouter(tags=["images"])
 
@@ -77,13 +64,14 @@ def images_router(state: ServerState, admission: Admission) -> APIRouter:
     return router
 
 
-async def _answer(state: ServerState, admission: Admission, body: object) -> Response:
+async def _answer(state: ServerState, admission: Admission, given: object) -> Response:
     """Raises `OmniError`. The images are generated at the same time; if one fails, there is no answer."""
     generator = state.require_generator()
-    job = _parse(validate(ImageRequest, body), generator.model_info)
-    admission.enter_choices(len(job.requests))
+    body = validate(ImageRequest, given)
+    requests, size = _parse(body, generator.model_info)
+    admission.enter_choices(len(requests))
     try:
-        generations = await submit_all(generator, job.requests)
+        generations = await submit_all(generator, requests)
     except InvalidRequestError as error:
         if error.param == "messages":
             error.param = "prompt"
@@ -96,12 +84,12 @@ async def _answer(state: ServerState, admission: Admission, body: object) -> Res
                     images[item[0]] = item[1].pixels
     finally:
         await close_all(generations)
-    in_order = [images[index] for index in range(len(job.requests))]
-    return Response(await asyncio.to_thread(_render, job, in_order), media_type="application/json")
+    in_order = [images[index] for index in range(len(requests))]
+    return Response(await asyncio.to_thread(_render, body, size, in_order), media_type="application/json")
 
 
-def _parse(body: ImageRequest, model: ModelInfo) -> _Job:
-    """The rules between fields, and those of the model.
+def _parse(body: ImageRequest, model: ModelInfo) -> tuple[list[OmniRequest], ImageSize]:
+    """The rules between fields, and those of the model. One request for each image.
 
     Raises `InvalidRequestError` or `ModelNotFoundError`.
     """
@@ -116,16 +104,14 @@ def _parse(body: ImageRequest, model: ModelInfo) -> _Job:
             "Invalid 'prompt': it says nothing about the image.", param="prompt", code="empty_string"
         )
     size = _size(body.size, model.image_sizes)
-    file_format = body.output_format or "png"
-    quality = 100 if body.output_compression is None else body.output_compression
-    if quality != 100 and file_format == "png":
+    if body.output_compression not in (None, 100) and body.output_format in (None, "png"):
         raise InvalidRequestError(
             "'output_compression' is allowed only where 'output_format' is 'jpeg' or 'webp'.",
             param="output_compression",
         )
     name = f"img-{uuid.uuid4().hex}"
     began_at = time.monotonic()
-    requests = tuple(
+    requests = [
         OmniRequest(
             request_id=f"{name}-{index}",
             messages=(ChatMessage("user", (TextPart(body.prompt),)),),
@@ -134,8 +120,8 @@ def _parse(body: ImageRequest, model: ModelInfo) -> _Job:
             is_another_choice=index > 0,
         )
         for index in range(body.n or 1)
-    )
-    return _Job(requests, size, file_format, quality)
+    ]
+    return requests, size
 
 
 def _size(name: str | None, offered: Sequence[ImageSize]) -> ImageSize:
@@ -147,14 +133,14 @@ def _size(name: str | None, offered: Sequence[ImageSize]) -> ImageSize:
     raise unsupported_choice("size", name, ("auto", *map(str, offered)))
 
 
-def _render(job: _Job, images: Sequence[npt.NDArray[np.uint8]]) -> bytes:
+def _render(body: ImageRequest, size: ImageSize, images: Sequence[npt.NDArray[np.uint8]]) -> bytes:
     """The answer's body. Takes a fraction of a second for a large image."""
+    file_format = body.output_format or "png"
+    quality = 100 if body.output_compression is None else body.output_compression
     files = []
     for pixels in images:
         file = io.BytesIO()
-        Image.fromarray(pixels).save(file, job.file_format, quality=job.quality)
+        Image.fromarray(pixels).save(file, file_format, quality=quality)
         files.append(GeneratedImage(b64_json=base64.b64encode(file.getvalue()).decode()))
-    response = ImagesResponse(
-        created=int(time.time()), data=files, output_format=job.file_format, size=str(job.size)
-    )
+    response = ImagesResponse(created=int(time.time()), data=files, output_format=file_format, size=str(size))
     return response.model_dump_json().encode()

@@ -3,6 +3,7 @@
 import logging
 import re
 import time
+from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -11,13 +12,15 @@ from omni_server.api.access_log import log_request, shown_path
 from omni_server.api.errors import CLIENT_CLOSED_REQUEST, error_response, unexpected_error
 from omni_server.api.request_record import (
     RequestRecord,
-    RequestTracer,
     begin_request,
     current_request,
     new_request_id,
     path_of,
 )
 from omni_server.api.server_metrics import ServerMetrics
+
+if TYPE_CHECKING:
+    from omni_server.api.otel import OtelTracer
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +43,7 @@ class RequestIdMiddleware:
     """
 
     def __init__(
-        self, app: ASGIApp, metrics: ServerMetrics, *, is_logged: bool, tracer: RequestTracer | None
+        self, app: ASGIApp, metrics: ServerMetrics, *, is_logged: bool, tracer: "OtelTracer | None"
     ) -> None:
         """What is under `/v1/` is traced, with a `tracer`."""
         self.app = app

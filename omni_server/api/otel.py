@@ -45,7 +45,7 @@ _PROVIDER = "omni-server"
 
 
 class OtelTracer:
-    """Implements `RequestTracer`. A thread of the SDK's sends the spans. OpenTelemetry's environment
+    """A thread of the SDK's sends the spans. OpenTelemetry's environment
     variables for the resource, the headers and certificates of the exporter, and sampling are honoured."""
 
     def __init__(self, url: str) -> None:
@@ -78,6 +78,7 @@ class OtelTracer:
         return OtelSpan(self._tracer, span)
 
     async def close(self) -> None:
+        """Sends what has not been sent, for a bounded time."""
         closing = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
         closing.start()
         await asyncio.to_thread(closing.join, _CLOSE_TIMEOUT_S)
@@ -86,7 +87,7 @@ class OtelTracer:
 
 
 class OtelSpan:
-    """Implements `RequestSpan`."""
+    """One request, or one WebSocket session."""
 
     def __init__(self, tracer: Tracer, span: Span) -> None:
         self._tracer = tracer
@@ -100,6 +101,7 @@ class OtelSpan:
         self._num_output_tokens = 0
 
     def answer_ended(self, answer: AnswerRecord, model: ModelInfo) -> None:
+        """A generation that was started for it is over."""
         self._model = model
         if not self._span.is_recording():
             return
@@ -116,6 +118,8 @@ class OtelSpan:
     def ended(
         self, *, method: str, route: str | None, status: int, error_code: str | None, caller: str
     ) -> None:
+        """Nothing follows. `route` is a template, None where no route took the request; `error_code` is that of
+        the error that was answered, None where there was none."""
         span = self._span
         if span.is_recording():
             span.update_name(method if route is None else f"{method} {route}")

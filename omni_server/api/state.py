@@ -3,16 +3,20 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from omni_server import __version__
 from omni_server.api.access_log import log_session_answer
 from omni_server.api.config import ApiConfig
-from omni_server.api.request_record import AnswerRecord, RequestRecord, RequestTracer, current_request
+from omni_server.api.request_record import AnswerRecord, RequestRecord, current_request
 from omni_server.api.server_metrics import ServerMetrics
 from omni_server.api.unsent import UnsentBudget
 from omni_server.errors import InvalidRequestError, OmniError, OverloadedError
 from omni_server.generation import Generation, Generator
 from omni_server.types import ChatMessage, ModelInfo, OmniEvent, OmniRequest, Task
+
+if TYPE_CHECKING:
+    from omni_server.api.otel import OtelTracer
 
 AbortError = Callable[[], OmniError | None]
 Shorter = Callable[[OmniRequest], OmniRequest | None]
@@ -21,7 +25,7 @@ Shorter = Callable[[OmniRequest], OmniRequest | None]
 class ServerState:
     """Belongs to one event loop. `run_server` writes it, the routes read it."""
 
-    def __init__(self, generator: Generator | None = None, tracer: RequestTracer | None = None) -> None:
+    def __init__(self, generator: Generator | None = None, tracer: "OtelTracer | None" = None) -> None:
         self.generator = generator
         """None while the model is loading."""
         self.tracer = tracer

@@ -3,14 +3,17 @@ OpenTelemetry (vLLM does)."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 from yarl import URL
 
-from omni_server.api.request_record import RequestTracer
 from omni_server.errors import ConfigError
 
+if TYPE_CHECKING:
+    from omni_server.api.otel import OtelTracer
 
-def open_tracer(endpoint: str | None) -> RequestTracer | None:
+
+def open_tracer(endpoint: str | None) -> "OtelTracer | None":
     """Sends spans to `endpoint`, a collector's OTLP over HTTP; None without one.
 
     Raises `ConfigError` for a URL that is not one, and where OpenTelemetry is not installed.
@@ -31,7 +34,7 @@ def open_tracer(endpoint: str | None) -> RequestTracer | None:
 
 
 @asynccontextmanager
-async def tracing(endpoint: str | None) -> AsyncIterator[RequestTracer | None]:
+async def tracing(endpoint: str | None) -> "AsyncIterator[OtelTracer | None]":
     """As `open_tracer`; what has not been sent at the end of the block is sent then, as far as it can be."""
     tracer = open_tracer(endpoint)
     try:
