@@ -16,8 +16,8 @@ from omni_server.errors import AuthenticationError, InvalidRequestError, OmniErr
 CLIENT_CLOSED_REQUEST = 499
 """nginx's status for the log; the client is gone and sees nothing."""
 
-_RETRY_AFTER_S = {"model_not_ready": 5, "engine_dead": 5, "server_shutting_down": 5}
-_STAGE_RETRY_AFTER_S = 5
+_SLOW_RETRY_CODES = ("model_not_ready", "engine_dead", "server_shutting_down")
+_SLOW_RETRY_AFTER_S = 5
 _MAX_MESSAGE = 1000
 
 
@@ -46,12 +46,8 @@ def error_response(error: OmniError, headers: Mapping[str, str] | None = None) -
     if isinstance(error, AuthenticationError):
         all_headers["www-authenticate"] = 'Bearer realm="omni-server"'
     if error.status in (429, 503):
-        seconds = (
-            _STAGE_RETRY_AFTER_S
-            if isinstance(error, StageDownError)
-            else _RETRY_AFTER_S.get(error.code or "", 1)
-        )
-        all_headers.setdefault("retry-after", str(seconds))
+        is_slow = isinstance(error, StageDownError) or error.code in _SLOW_RETRY_CODES
+        all_headers.setdefault("retry-after", str(_SLOW_RETRY_AFTER_S if is_slow else 1))
     elif error.status >= 500:
         # By themselves the clients would repeat it twice: a request that failed or ran for too long once will
         # again.

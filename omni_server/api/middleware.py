@@ -75,7 +75,7 @@ class RequestIdMiddleware:
             await send(message)
 
         if record.is_websocket:
-            self._metrics.websocket_began()
+            self._metrics.websockets.inc()
         try:
             await self.app(scope, receive, send_with_id)
         finally:
@@ -83,7 +83,7 @@ class RequestIdMiddleware:
 
     def _ended(self, scope: Scope, record: RequestRecord, status: int) -> None:
         if record.is_websocket:
-            self._metrics.websocket_ended()
+            self._metrics.websockets.dec()
         template = _route(scope)
         route = _NO_ROUTE if template is None else template
         method = "WEBSOCKET" if record.is_websocket else scope["method"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from omni_server import __version__
 from omni_server.api.access_log import log_session_answer
 from omni_server.api.config import ApiConfig
-from omni_server.api.request_record import AnswerRecord, RequestRecord, current_request
+from omni_server.api.request_record import AnswerRecord, current_request
 from omni_server.api.server_metrics import ServerMetrics
 from omni_server.api.unsent import UnsentBudget
 from omni_server.errors import InvalidRequestError, OmniError, OverloadedError
@@ -18,7 +18,6 @@ from omni_server.types import ChatMessage, ModelInfo, OmniEvent, OmniRequest, Ta
 if TYPE_CHECKING:
     from omni_server.api.otel import OtelTracer
 
-AbortError = Callable[[], OmniError | None]
 Shorter = Callable[[OmniRequest], OmniRequest | None]
 
 
@@ -75,7 +74,7 @@ class ServerState:
         if reason is not None:
             raise reason
         assert self.generator is not None
-        return ObservedGenerator(self.generator, self.metrics, lambda: self.abort_error)
+        return ObservedGenerator(self.generator, self)
 
     def require_all_stages(self) -> None:
         """Raises `OverloadedError` as `require_generator` does, and `StageDownError` while a stage is down:
@@ -112,11 +111,9 @@ class ServerState:
 class ObservedGenerator:
     """Generates with `generator`; counts, logs and traces each answer when it ends."""
 
-    def __init__(self, generator: Generator, metrics: ServerMetrics, abort_error: AbortError) -> None:
-        """`abort_error` says why the server ends generations by itself, None while it does not."""
+    def __init__(self, generator: Generator, state: ServerState) -> None:
         self._generator = generator
-        self._metrics = metrics
-        self._abort_error = abort_error
+        self._state = state
         self.model_info: ModelInfo = generator.model_info
 
     async def submit(self, request: OmniRequest) -> Generation:
@@ -141,41 +138,40 @@ class ObservedGenerator:
             answer.failed(error)
             raise
         except BaseException:  # cancelled: the client has left
-            answer.closed(self._abort_error())
+            answer.closed(self._state.abort_error)
             raise
         answer.admitted(generation.prompt)
-        return _ObservedGeneration(generation, answer, self._abort_error)
+        return _ObservedGeneration(generation, answer, self._state)
 
     def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
         return self._generator.task_messages(task)
 
     def _begin(self, request: OmniRequest) -> AnswerRecord:
         record = current_request()
-        self._metrics.answer_began()
-        answer = AnswerRecord(request, on_end=lambda answer: self._end(answer, record))
+        self._state.metrics.running.inc()
+
+        def end(answer: AnswerRecord) -> None:
+            self._state.metrics.answer_ended(answer)
+            if record is not None and record.span is not None:
+                record.span.answer_ended(answer, self.model_info)
+            if record is not None and record.is_websocket:  # an HTTP request has one line for all of it
+                log_session_answer(record, answer)
+
+        answer = AnswerRecord(request, on_end=end)
         if record is not None and not record.is_websocket:
             record.answers.append(answer)
         return answer
-
-    def _end(self, answer: AnswerRecord, record: RequestRecord | None) -> None:
-        self._metrics.answer_ended(answer)
-        if record is None:
-            return
-        if record.span is not None:
-            record.span.answer_ended(answer, self.model_info)
-        if record.is_websocket:  # an HTTP request has one line for all of it
-            log_session_answer(record, answer)
 
 
 class _ObservedGeneration:
     """Implements `Generation`."""
 
-    def __init__(self, generation: Generation, answer: AnswerRecord, abort_error: AbortError) -> None:
+    def __init__(self, generation: Generation, answer: AnswerRecord, state: ServerState) -> None:
         self.request_id = generation.request_id
         self.prompt = generation.prompt
         self._generation = generation
         self._answer = answer
-        self._abort_error = abort_error
+        self._state = state
 
     async def __aiter__(self) -> AsyncIterator[OmniEvent]:
         try:
@@ -190,4 +186,4 @@ class _ObservedGeneration:
         try:
             await self._generation.aclose()
         finally:
-            self._answer.closed(self._abort_error())
+            self._answer.closed(self._state.abort_error)
