@@ -22,19 +22,8 @@ from omni_server.api.schemas import ChatCompletionRequest
 from omni_server.audio.formats import MEDIA_TYPES
 
 _REF = "#/components/schemas/{model}"
-_BODIES: tuple[type[BaseModel], ...] = (
-    ChatCompletionRequest,
-    ChatCompletionChunk,
-    SpeechRequest,
-    SpeechAudioDelta,
-    SpeechAudioDone,
-    Transcription,
-    VerboseTranscription,
-    TranscriptDelta,
-    TranscriptDone,
-    ImageRequest,
-    ErrorEnvelope,
-)
+_mentioned: dict[str, type[BaseModel]] = {}
+"""Schemas that only `$ref`s mention, by their names."""
 
 OpenApi = dict[int | str, dict[str, Any]]
 
@@ -94,6 +83,7 @@ def error_responses(*statuses: int) -> OpenApi:
 
 
 def _ref(schema: type[BaseModel]) -> dict[str, Any]:
+    _mentioned[schema.__name__] = schema
     return {"$ref": _REF.format(model=schema.__name__)}
 
 
@@ -145,22 +135,23 @@ IMAGE_RESPONSES: OpenApi = {
     **error_responses(*_OF_GENERATION),
 }
 
-_TRANSCRIPTION_BODIES: dict[str, dict[str, Any]] = {
-    "application/json": {"schema": _any_of(Transcription, VerboseTranscription)},
-    "text/plain": {"schema": {"type": "string"}},
-}
-
 TRANSLATION_RESPONSES: OpenApi = {
-    200: {"description": "The text.", "content": _TRANSCRIPTION_BODIES},
+    200: {
+        "description": "The text.",
+        "content": {
+            "application/json": {"schema": _any_of(Transcription, VerboseTranscription)},
+            "text/plain": {"schema": {"type": "string"}},
+        },
+    },
     **error_responses(*_OF_GENERATION),
 }
-TRANSCRIPTION_RESPONSES: OpenApi = {
+TRANSCRIPTION_RESPONSES: OpenApi = TRANSLATION_RESPONSES | {
     200: {
         "description": "The text; with `stream=true` as server-sent events, the last of which is "
         "`transcript.text.done`.",
-        "content": _TRANSCRIPTION_BODIES | {"text/event-stream": _events(TranscriptDelta, TranscriptDone)},
-    },
-    **error_responses(*_OF_GENERATION),
+        "content": TRANSLATION_RESPONSES[200]["content"]
+        | {"text/event-stream": _events(TranscriptDelta, TranscriptDone)},
+    }
 }
 
 
@@ -213,18 +204,10 @@ _SPEECH: dict[str, dict[str, object]] = {
     },
 }
 
-
-_IMAGE: dict[str, dict[str, object]] = {"image": {"prompt": "A lighthouse at dusk", "seed": 1}}
-
-
-def _examples(values: dict[str, dict[str, object]]) -> dict[str, Any]:
-    return {name: {"value": value} for name, value in values.items()}
-
-
-_EXAMPLES: dict[type[BaseModel], dict[str, Any]] = {
-    ChatCompletionRequest: _examples(_CHAT),
-    SpeechRequest: _examples(_SPEECH),
-    ImageRequest: _examples(_IMAGE),
+_EXAMPLES: dict[type[BaseModel], dict[str, dict[str, object]]] = {
+    ChatCompletionRequest: _CHAT,
+    SpeechRequest: _SPEECH,
+    ImageRequest: {"image": {"prompt": "A lighthouse at dusk", "seed": 1}},
 }
 """By the schema of the body."""
 
@@ -252,8 +235,9 @@ def _form_field(field: dict[str, Any]) -> dict[str, Any]:
 
 
 def request_body(schema: type[BaseModel]) -> dict[str, Any]:
-    """`openapi_extra` of a route that reads its body itself. `schema` must be one of `_BODIES`."""
-    content = {"schema": _ref(schema)} | ({"examples": _EXAMPLES[schema]} if schema in _EXAMPLES else {})
+    """`openapi_extra` of a route that reads its body itself."""
+    examples = {name: {"value": value} for name, value in _EXAMPLES[schema].items()}
+    content = {"schema": _ref(schema), "examples": examples}
     return {"requestBody": {"required": True, "content": {"application/json": content}}}
 
 
@@ -267,7 +251,13 @@ def install_openapi(app: FastAPI, *, needs_key: Callable[[str, str], bool] | Non
         if app.openapi_schema is None:
             document = generate()
             components = document.setdefault("components", {})
-            _add_schemas(components.setdefault("schemas", {}))
+            schemas = components.setdefault("schemas", {})
+            for of_422 in ("HTTPValidationError", "ValidationError"):
+                schemas.pop(of_422, None)
+            for name, body in _mentioned.items():
+                schema = body.model_json_schema(ref_template=_REF)
+                schemas.update(schema.pop("$defs", {}))
+                schemas[name] = schema
             components["headers"] = _HEADERS
             if needs_key is not None:
                 components["securitySchemes"] = {_API_KEY: {"type": "http", "scheme": "bearer"}}
@@ -282,15 +272,6 @@ def install_openapi(app: FastAPI, *, needs_key: Callable[[str, str], bool] | Non
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
-
-
-def _add_schemas(schemas: dict[str, Any]) -> None:
-    for of_422 in ("HTTPValidationError", "ValidationError"):
-        schemas.pop(of_422, None)
-    for body in _BODIES:
-        schema = body.model_json_schema(ref_template=_REF)
-        schemas.update(schema.pop("$defs", {}))
-        schemas[body.__name__] = schema
 
 
 def _complete(responses: dict[str, Any], statuses: list[int]) -> None:
