@@ -37,8 +37,7 @@ from omni_server.types import AudioPart, Finished, OmniRequest, SamplingConfig, 
 logger = logging.getLogger(__name__)
 
 _PIECE_SECONDS = 30.0
-"""Longer recordings are cut. Speech recognition is trained on utterances of at
-most this length."""
+"""Longer recordings are cut. Speech recognition is trained on utterances of at most this length."""
 
 _FULL_RATE_HZ = 48_000
 """Up to this rate a recording may last for `max_upload_seconds`."""
