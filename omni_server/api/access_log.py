@@ -7,15 +7,14 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 
+from omni_server.api.access import METRICS, PROBES
 from omni_server.api.request_record import AnswerRecord, RequestRecord
 from omni_server.log_format import Field, StructuredMessage
 from omni_server.types import PromptTokens
 
 logger = logging.getLogger(__name__)
 
-QUIET_ROUTES = frozenset(
-    {"/health", "/healthz", "/ready", "/readyz", "/live", "/livez", "/ping", "/metrics", "/load", "/version"}
-)
+QUIET_ROUTES = PROBES | METRICS
 """Asked every few seconds by machines: their lines have level DEBUG unless they fail inside the server."""
 
 _MAX_PATH = 100
@@ -62,14 +61,7 @@ class RequestLine(StructuredMessage):
         return fields
 
 
-def log_request(
-    what: str,
-    route: str,
-    record: RequestRecord,
-    *,
-    status: int,
-    client: str | None,
-) -> None:
+def log_request(what: str, route: str, record: RequestRecord, *, status: int, client: str | None) -> None:
     """The line of an HTTP request or session that is over; `what` is method and path."""
     level = logging.DEBUG if route in QUIET_ROUTES and status != 500 else logging.INFO
     if record.is_logged and logger.isEnabledFor(level):

@@ -22,7 +22,6 @@ from omni_server.api.render import (
     Answer,
     ChoiceRenderer,
     CollectedChoice,
-    message_audio,
     render_completion,
     total_usage,
 )
@@ -102,16 +101,14 @@ class ChatService:
             async for item in events:
                 if item is not None:
                     collected[item[0]].take(item[1])
-        usage = total_usage([choice.usage for choice in collected])
         spoken = collected[0]
         if audio_format is None or spoken.is_call:
-            return Response(render_completion(answer, collected, None, usage), media_type="application/json")
+            return Response(render_completion(answer, collected), media_type="application/json")
         expires_at = self._remember(answer, spoken.text)
 
         def render() -> bytes:
             audio_file = encode(spoken.samples(), audio_format)
-            audio = message_audio(answer, spoken.text, audio_file, expires_at)
-            return render_completion(answer, collected, audio, usage)
+            return render_completion(answer, collected, audio_file, expires_at)
 
         return Response(await asyncio.to_thread(render), media_type="application/json")
 
@@ -147,7 +144,12 @@ class ChatService:
                         yield await _rendered_audio(renderer, encoder, event.samples)
                     case Finished():
                         usages.append(event.usage)
-                        last_audio = await _last_audio(encoder) if encoder is not None else b""
+                        last_audio = b""
+                        if encoder is not None:
+                            is_quick = encoder.is_quick
+                            last_audio = (
+                                encoder.close() if is_quick else await asyncio.to_thread(encoder.close)
+                            )
                         expires_at = self._remember(answer, "".join(text))
                         reason = answer.finish_reason(event.finish_reason)
                         # What is there at once is sent at once: each piece costs a system call.
@@ -171,10 +173,6 @@ async def _rendered_audio(
     if encoder.is_quick and len(samples) <= _INLINE_SAMPLES:
         return renderer.audio(encoder.write(samples))
     return await asyncio.to_thread(lambda: renderer.audio(encoder.write(samples)))
-
-
-async def _last_audio(encoder: StreamEncoder) -> bytes:
-    return encoder.close() if encoder.is_quick else await asyncio.to_thread(encoder.close)
 
 
 def chat_router(state: ServerState, config: ApiConfig, admission: Admission) -> APIRouter:

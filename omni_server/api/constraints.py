@@ -15,6 +15,7 @@ from omni_server.api.schemas import (
     StructuredOutputs,
     Tool,
 )
+from omni_server.api.validation import unsupported
 from omni_server.errors import InvalidRequestError
 from omni_server.types import FunctionTool, StructuredOutput, StructuredOutputKind, ToolUse
 
@@ -125,10 +126,9 @@ def structured_output(
                 "'structured_outputs' and 'response_format' cannot be combined.", param="structured_outputs"
             )
         if with_tools:
-            raise InvalidRequestError(
+            raise unsupported(
                 "'structured_outputs' cannot be combined with 'tools'; 'response_format' can.",
-                param="structured_outputs",
-                code="unsupported_value",
+                "structured_outputs",
             )
         output = _structured_outputs(body.structured_outputs)
     if output is None:
@@ -136,10 +136,9 @@ def structured_output(
     check_grammar_size(output.value, param=output.param)
     if with_speech:
         param = output.param.partition(".")[0]
-        raise InvalidRequestError(
+        raise unsupported(
             f"'{param}' is supported only where the answer is text: 'modalities' must not hold 'audio'.",
-            param=param,
-            code="unsupported_value",
+            param,
         )
     return output
 

@@ -20,7 +20,7 @@ from omni_server.api.openapi import IMAGE_RESPONSES, request_body
 from omni_server.api.parse import check_extra_fields, check_model
 from omni_server.api.state import ServerState
 from omni_server.api.streaming import until_disconnect
-from omni_server.api.validation import read_json, unsupported_choice, validate
+from omni_server.api.validation import read_json, unsupported, unsupported_choice, validate
 from omni_server.errors import InvalidRequestError
 from omni_server.types import (
     ChatMessage,
@@ -96,9 +96,7 @@ def _parse(body: ImageRequest, model: ModelInfo) -> tuple[list[OmniRequest], Ima
     check_model(model.name if body.model is None else body.model, model)
     check_extra_fields(body.model_extra, _HARMLESS_VALUES, _HINTS)
     if not model.image_sizes:
-        raise InvalidRequestError(
-            f"The model '{model.name}' does not generate images.", param="model", code="unsupported_value"
-        )
+        raise unsupported(f"The model '{model.name}' does not generate images.", "model")
     if not body.prompt.strip():
         raise InvalidRequestError(
             "Invalid 'prompt': it says nothing about the image.", param="prompt", code="empty_string"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.schemas import MediaContent, Message, RefusalContent, TextContent
-from omni_server.api.validation import missing_parameter
+from omni_server.api.validation import missing_parameter, unsupported
 from omni_server.errors import InvalidRequestError
 from omni_server.types import ChatMessage, ContentPart, MediaKind, ModelInfo, Role, TextPart, ToolCall
 
@@ -171,9 +171,7 @@ def _draft_part(
             return part
         case _:
             cannot = "can hold text only"
-    raise InvalidRequestError(
-        f"Messages with the role '{message.role}' {cannot}.", param=f"{param}.type", code="unsupported_value"
-    )
+    raise unsupported(f"Messages with the role '{message.role}' {cannot}.", f"{param}.type")
 
 
 def _spoken_or_refused(message: Message, param: str, find_transcript: FindTranscript) -> str:
@@ -203,11 +201,7 @@ def check_media(parts: Iterable[tuple[MediaKind, str]], model: ModelInfo, param:
     num_parts: Counter[MediaKind] = Counter()
     for kind, part in parts:
         if kind not in model.input_modalities:
-            raise InvalidRequestError(
-                f"This model does not take {kind} input.",
-                param=f"{part}.type",
-                code="unsupported_value",
-            )
+            raise unsupported(f"This model does not take {kind} input.", f"{part}.type")
         num_parts[kind] += 1
     for kind, number in num_parts.items():
         limit = model.max_media_per_prompt.get(kind)

@@ -93,7 +93,5 @@ def _card(name: str, info: ModelInfo) -> Model:
             "output": [output for output in ("text", "audio", "image") if output in info.outputs],
         },
         voices=list(info.voices),
-        about=None
-        if info.about is None
-        else About(notice=info.about.notice, example_prompts=list(info.about.example_prompts)),
+        about=About.model_validate(info.about, from_attributes=True) if info.about is not None else None,
     )

@@ -10,7 +10,7 @@ from omni_server.api.media_loader import MediaLoader
 from omni_server.api.messages import FindTranscript, load_messages
 from omni_server.api.sampling import stage_sampling
 from omni_server.api.schemas import ChatCompletionRequest, Message, RefusalContent, TextContent
-from omni_server.api.validation import missing_parameter, unsupported_choice
+from omni_server.api.validation import missing_parameter, unsupported, unsupported_choice
 from omni_server.api.voices import resolve_voice
 from omni_server.audio.formats import AUDIO_FORMATS, AudioFormat, parse_format
 from omni_server.errors import InvalidRequestError, ModelNotFoundError
@@ -41,13 +41,11 @@ async def parse_chat_request(
             "'stream_options' is allowed only where 'stream' is true.", param="stream_options"
         )
     if model.text_stage is None:
-        raise InvalidRequestError(
-            f"The model '{model.name}' does not answer chats.", param="model", code="unsupported_value"
-        )
+        raise unsupported(f"The model '{model.name}' does not answer chats.", "model")
     output = _speech_output(body, model)
     num_choices = body.n if body.n is not None else 1
     if num_choices > 1 and output is not None:
-        raise InvalidRequestError("Only n=1 is supported with audio.", param="n", code="unsupported_value")
+        raise unsupported("Only n=1 is supported with audio.", "n")
     if num_choices > _MAX_CHOICES_WITH_MEDIA and _has_media(body.messages):
         raise InvalidRequestError(
             f"Invalid 'n': expected a value <= {_MAX_CHOICES_WITH_MEDIA} "
@@ -131,9 +129,7 @@ def _speech_output(body: ChatCompletionRequest, model: ModelInfo) -> tuple[Speec
     if "audio" not in body.modalities:
         return None
     if not model.voices:
-        raise InvalidRequestError(
-            "This model answers with text only.", param="modalities", code="unsupported_value"
-        )
+        raise unsupported("This model answers with text only.", "modalities")
     if body.audio is None:
         raise missing_parameter("audio")
     if body.audio.voice is None:
@@ -159,7 +155,7 @@ def check_extra_fields(
             logger.debug("ignoring the unknown field %.64r", name)
         elif not any(value is harmless or value == harmless for harmless in harmless_values[name]):
             hint = hints.get(name, f"'{name}' is not supported with this value by this server.")
-            raise InvalidRequestError(hint, param=name, code="unsupported_value")
+            raise unsupported(hint, name)
 
 
 _HARMLESS_VALUES: dict[str, tuple[object, ...]] = {

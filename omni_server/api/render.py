@@ -193,24 +193,22 @@ class CollectedChoice:
         )
 
 
-def message_audio(answer: Answer, text: str, audio_file: bytes, expires_at: int) -> MessageAudio:
-    """Base64 of a long recording takes a while: call it in a thread."""
-    assert answer.audio_id is not None
-    data = base64.b64encode(audio_file).decode("ascii")
-    return MessageAudio(id=answer.audio_id, data=data, expires_at=expires_at, transcript=text)
-
-
 def render_completion(
-    answer: Answer, choices: Sequence[CollectedChoice], audio: MessageAudio | None, usage: Usage
+    answer: Answer, choices: Sequence[CollectedChoice], audio_file: bytes | None = None, expires_at: int = 0
 ) -> bytes:
-    """The body of an answer that is not streamed; with `audio`, which is long, call it in a thread."""
+    """The body of an answer that is not streamed; with an audio file, which is long, call it in a thread."""
+    audio = None
+    if audio_file is not None:
+        assert answer.audio_id is not None
+        data = base64.b64encode(audio_file).decode("ascii")
+        audio = MessageAudio(id=answer.audio_id, data=data, expires_at=expires_at, transcript=choices[0].text)
     completion = ChatCompletion(
         id=answer.id,
         created=answer.created,
         model=answer.model,
         system_fingerprint=answer.fingerprint,
         choices=[choice.rendered(index, answer, audio) for index, choice in enumerate(choices)],
-        usage=completion_usage(usage),
+        usage=completion_usage(total_usage([choice.usage for choice in choices])),
     )
     return completion.model_dump_json().encode()
 

@@ -34,7 +34,7 @@ from omni_server.api.streaming import (
     frame,
     until_disconnect,
 )
-from omni_server.api.validation import read_json, unsupported_choice, validate
+from omni_server.api.validation import read_json, unsupported, unsupported_choice, validate
 from omni_server.api.voices import resolve_voice
 from omni_server.audio.base64_stream import Base64Stream
 from omni_server.audio.encode import StreamEncoder
@@ -156,9 +156,7 @@ def _parse(
         logger.debug("ignoring the unknown field %.64r", field)
     if not model.voices:
         others = "text" if "text" in model.outputs else "images"
-        raise InvalidRequestError(
-            f"This model answers with {others} only.", param="model", code="unsupported_value"
-        )
+        raise unsupported(f"This model answers with {others} only.", "model")
     voice = model.default_voice if body.voice is None else resolve_voice(body.voice, model, "voice")
     format_name = "mp3" if body.response_format is None else body.response_format
     audio_format = parse_format(format_name)

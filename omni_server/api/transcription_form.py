@@ -15,7 +15,7 @@ from omni_server.api.audio_schemas import (
     TranscriptionForm,
 )
 from omni_server.api.parse import check_model
-from omni_server.api.validation import missing_parameter, unsupported_choice, validate
+from omni_server.api.validation import missing_parameter, unsupported, unsupported_choice, validate
 from omni_server.errors import InvalidRequestError, RequestTooLargeError
 from omni_server.types import ModelInfo
 
@@ -114,17 +114,13 @@ def parse_transcription_form(
     body = validate(TranscriptionForm, _body(form))
     check_model(body.model, model)
     if "audio" not in model.input_modalities:
-        raise InvalidRequestError(
-            "This model does not take audio input.", param="model", code="unsupported_value"
-        )
+        raise unsupported("This model does not take audio input.", "model")
     text_format = body.response_format
     if text_format is not None and text_format not in TEXT_FORMATS:
         reason = f" ({_WHY_NOT[text_format]})" if text_format in _WHY_NOT else ""
         raise unsupported_choice("response_format", text_format, TEXT_FORMATS, reason)
     if body.stream and to_english:
-        raise InvalidRequestError(
-            "'stream' is not supported for translations.", param="stream", code="unsupported_value"
-        )
+        raise unsupported("'stream' is not supported for translations.", "stream")
     if body.stream and text_format == "verbose_json":
         raise InvalidRequestError(
             "'stream' is allowed only with the response formats 'json' and 'text'.", param="stream"
@@ -135,13 +131,12 @@ def parse_transcription_form(
             param="timestamp_granularities[]",
         )
     if body.timestamp_granularities:
-        raise InvalidRequestError(
+        raise unsupported(
             "'timestamp_granularities' is not supported: the model gives no timestamps.",
-            param="timestamp_granularities[]",
-            code="unsupported_value",
+            "timestamp_granularities[]",
         )
     if body.include:
-        raise InvalidRequestError("'include' is not supported.", param="include[]", code="unsupported_value")
+        raise unsupported("'include' is not supported.", "include[]")
     if form.file is None and "file" in form.fields:
         raise InvalidRequestError(
             "Invalid type for 'file': expected a file, but got a string instead.",
