@@ -51,8 +51,8 @@ class RequestLine(StructuredMessage):
             fields["client"] = self._client
         if self._status is not None:
             fields["status"] = self._status
-            if record.error is not None:
-                fields["error"] = record.error.code or record.error.type
+            if record.error_code is not None:
+                fields["error"] = record.error_code
         if record.num_retries:
             fields["retry"] = record.num_retries
         fields["seconds"] = self._seconds

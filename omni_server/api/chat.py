@@ -16,7 +16,7 @@ from omni_server.api.config import ApiConfig
 from omni_server.api.limits import Admission
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.messages import AudioHistory
-from omni_server.api.openapi import CHAT_RESPONSES, request_body
+from omni_server.api.openapi import CHAT_EXAMPLES, CHAT_RESPONSES, request_body
 from omni_server.api.parse import parse_chat_request
 from omni_server.api.render import (
     Answer,
@@ -181,6 +181,6 @@ def chat_router(state: ServerState, config: ApiConfig, admission: Admission) -> 
         "/v1/chat/completions",
         summary="Answer a conversation with text, or with text and speech",
         responses=CHAT_RESPONSES,
-        openapi_extra=request_body(ChatCompletionRequest),
+        openapi_extra=request_body(ChatCompletionRequest, CHAT_EXAMPLES),
     )(ChatService(state, config, admission).create_chat_completion)
     return router

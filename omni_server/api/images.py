@@ -7,20 +7,22 @@ import time
 import uuid
 from collections.abc import Sequence
 from contextlib import aclosing
+from typing import Annotated, Literal
 
 import numpy as np
 import numpy.typing as npt
 from fastapi import APIRouter, Request, Response
 from PIL import Image
+from pydantic import BaseModel, ConfigDict, Field
 
 from omni_server.api.answer_stream import close_all, follow_choices, submit_all
-from omni_server.api.image_schemas import GeneratedImage, ImageRequest, ImagesResponse
 from omni_server.api.limits import Admission
-from omni_server.api.openapi import IMAGE_RESPONSES, request_body
+from omni_server.api.openapi import GENERATION_ERRORS, request_body
 from omni_server.api.parse import check_extra_fields, check_model
+from omni_server.api.schemas import Seed
 from omni_server.api.state import ServerState
 from omni_server.api.streaming import until_disconnect
-from omni_server.api.validation import read_json, unsupported, unsupported_choice, validate
+from omni_server.api.validation import Integer, read_json, unsupported, unsupported_choice, validate
 from omni_server.errors import InvalidRequestError
 from omni_server.types import (
     ChatMessage,
@@ -31,6 +33,62 @@ from omni_server.types import (
     OmniRequest,
     TextPart,
 )
+
+MAX_IMAGES = 10
+"""Per request, as OpenAI allows."""
+MAX_PROMPT_CHARACTERS = 32_000
+"""OpenAI's limit."""
+
+ImageFormat = Literal["png", "jpeg", "webp"]
+
+
+class ImageRequest(BaseModel):
+    """Fields that are not listed are accepted and ignored, as clients send many, except for those that would
+    change the image (`omni_server.api.images`)."""
+
+    model_config = ConfigDict(strict=True, extra="allow", use_attribute_docstrings=True)
+
+    model: str | None = None
+    """The served model is the default."""
+    prompt: Annotated[str, Field(max_length=MAX_PROMPT_CHARACTERS, json_schema_extra={"pattern": r"\S"})]
+    """What the image shows; not only white space."""
+    n: Annotated[Integer, Field(ge=1, le=MAX_IMAGES)] | None = None
+    """How many images; 1 is the default. With a seed, the second image has the next seed, and so on."""
+    size: Annotated[str, Field(examples=["auto", "1024x1024"])] | None = None
+    """Width and height in pixels, of those that the model offers; `auto`, the default, is the model's."""
+    seed: Seed | None = None
+    """Extension: makes the images repeatable."""
+    response_format: Literal["b64_json"] | None = None
+    """The server keeps no files, so it has no URLs."""
+    output_format: ImageFormat | None = None
+    """`png` is the default."""
+    output_compression: Annotated[Integer, Field(ge=0, le=100)] | None = None
+    """Quality of `jpeg` and `webp`; 100, the default, is the best."""
+    quality: Literal["auto", "standard"] | None = None
+    style: Literal["vivid"] | None = None
+    """OpenAI's default, which changes nothing here."""
+    background: Literal["auto", "opaque"] | None = None
+    moderation: Literal["auto", "low"] | None = None
+    """Nothing is moderated."""
+    user: str | None = None
+    safety_identifier: str | None = None
+
+
+class GeneratedImage(BaseModel):
+    b64_json: str
+    """Base64 of the file."""
+
+
+class ImagesResponse(BaseModel):
+    created: int
+    """Unix time."""
+    data: list[GeneratedImage]
+    background: Literal["opaque"] = "opaque"
+    output_format: ImageFormat
+    size: str
+
+
+_EXAMPLES: dict[str, dict[str, object]] = {"image": {"prompt": "A lighthouse at dusk", "seed": 1}}
 
 _HARMLESS_VALUES: dict[str, tuple[object, ...]] = {
     "stream": (None, False),
@@ -53,8 +111,8 @@ def images_router(state: ServerState, admission: Admission) -> APIRouter:
     @router.post(
         "/v1/images/generations",
         summary="Generate images from a prompt",
-        responses=IMAGE_RESPONSES,
-        openapi_extra=request_body(ImageRequest),
+        responses={200: {"model": ImagesResponse, "description": "The images."}, **GENERATION_ERRORS},
+        openapi_extra=request_body(ImageRequest, _EXAMPLES),
     )
     async def create_images(request: Request) -> Response:
         state.require_generator()  # rather than after the body

@@ -92,14 +92,7 @@ class RequestIdMiddleware:
         self._metrics.http_ended(route, known_method, status, seconds, is_retry=record.num_retries > 0)
         shown = shown_path(path_of(scope)) if template is None else template
         if record.span is not None:
-            error_code = None if record.error is None else record.error.code or record.error.type
-            record.span.ended(
-                method=known_method,
-                route=template,
-                status=status,
-                error_code=error_code,
-                caller=record.caller,
-            )
+            record.span.ended(record, method=known_method, route=template, status=status)
         client = scope["client"][0] if scope.get("client") else None
         log_request(f"{shown_path(method)} {shown}", route, record, status=status, client=client)
 

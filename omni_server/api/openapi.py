@@ -10,15 +10,12 @@ from omni_server.api.audio_schemas import (
     LIST_FIELDS,
     SpeechAudioDelta,
     SpeechAudioDone,
-    SpeechRequest,
     TranscriptDelta,
     TranscriptDone,
     Transcription,
     VerboseTranscription,
 )
-from omni_server.api.image_schemas import ImageRequest, ImagesResponse
 from omni_server.api.responses import ChatCompletion, ChatCompletionChunk, ErrorEnvelope
-from omni_server.api.schemas import ChatCompletionRequest
 from omni_server.audio.formats import MEDIA_TYPES
 
 _REF = "#/components/schemas/{model}"
@@ -41,7 +38,6 @@ _ERRORS = {
     504: "The request took longer than the server allows.",
 }
 _OF_EVERY_OPERATION = (405, 413, 500)
-_OF_GENERATION = (400, 404, 408, 429, 503, 504)
 
 _HEADERS: dict[str, dict[str, Any]] = {
     "X-Request-Id": {
@@ -82,6 +78,9 @@ def error_responses(*statuses: int) -> OpenApi:
     return {status: {"model": ErrorEnvelope, "description": _ERRORS[status]} for status in statuses}
 
 
+GENERATION_ERRORS = error_responses(400, 404, 408, 429, 503, 504)
+
+
 def _ref(schema: type[BaseModel]) -> dict[str, Any]:
     _mentioned[schema.__name__] = schema
     return {"$ref": _REF.format(model=schema.__name__)}
@@ -111,7 +110,7 @@ CHAT_RESPONSES: OpenApi = {
         "the last of which is `[DONE]`.",
         "content": {"text/event-stream": _events(ChatCompletionChunk, last="[DONE]")},
     },
-    **error_responses(*_OF_GENERATION),
+    **GENERATION_ERRORS,
 }
 
 SPEECH_RESPONSES: OpenApi = {
@@ -127,12 +126,7 @@ SPEECH_RESPONSES: OpenApi = {
         }
         | {"text/event-stream": _events(SpeechAudioDelta, SpeechAudioDone)},
     },
-    **error_responses(*_OF_GENERATION),
-}
-
-IMAGE_RESPONSES: OpenApi = {
-    200: {"model": ImagesResponse, "description": "The images."},
-    **error_responses(*_OF_GENERATION),
+    **GENERATION_ERRORS,
 }
 
 TRANSLATION_RESPONSES: OpenApi = {
@@ -143,7 +137,7 @@ TRANSLATION_RESPONSES: OpenApi = {
             "text/plain": {"schema": {"type": "string"}},
         },
     },
-    **error_responses(*_OF_GENERATION),
+    **GENERATION_ERRORS,
 }
 TRANSCRIPTION_RESPONSES: OpenApi = TRANSLATION_RESPONSES | {
     200: {
@@ -169,7 +163,7 @@ _CITY: dict[str, object] = {
     "additionalProperties": False,
 }
 
-_CHAT: dict[str, dict[str, object]] = {
+CHAT_EXAMPLES: dict[str, dict[str, object]] = {
     "text": _chat("What is the capital of France?", max_completion_tokens=64),
     "speech": _chat(
         "What is the capital of France?",
@@ -194,7 +188,7 @@ _CHAT: dict[str, dict[str, object]] = {
     "log-probabilities": _chat("Say yes or no.", logprobs=True, top_logprobs=2, temperature=0, n=2),
 }
 
-_SPEECH: dict[str, dict[str, object]] = {
+SPEECH_EXAMPLES: dict[str, dict[str, object]] = {
     "file": {"model": EXAMPLE_MODEL, "input": "Hello, world.", "voice": "alloy", "response_format": "wav"},
     "events": {
         "model": EXAMPLE_MODEL,
@@ -203,13 +197,6 @@ _SPEECH: dict[str, dict[str, object]] = {
         "response_format": "pcm",
     },
 }
-
-_EXAMPLES: dict[type[BaseModel], dict[str, dict[str, object]]] = {
-    ChatCompletionRequest: _CHAT,
-    SpeechRequest: _SPEECH,
-    ImageRequest: {"image": {"prompt": "A lighthouse at dusk", "seed": 1}},
-}
-"""By the schema of the body."""
 
 
 def form_body(fields: type[BaseModel]) -> dict[str, Any]:
@@ -234,10 +221,10 @@ def _form_field(field: dict[str, Any]) -> dict[str, Any]:
     return described
 
 
-def request_body(schema: type[BaseModel]) -> dict[str, Any]:
+def request_body(schema: type[BaseModel], examples: dict[str, dict[str, object]]) -> dict[str, Any]:
     """`openapi_extra` of a route that reads its body itself."""
-    examples = {name: {"value": value} for name, value in _EXAMPLES[schema].items()}
-    content = {"schema": _ref(schema), "examples": examples}
+    shown = {name: {"value": value} for name, value in examples.items()}
+    content = {"schema": _ref(schema), "examples": shown}
     return {"requestBody": {"required": True, "content": {"application/json": content}}}
 
 

@@ -24,7 +24,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from omni_server import __version__
-from omni_server.api.request_record import AnswerRecord
+from omni_server.api.request_record import AnswerRecord, RequestRecord
 from omni_server.types import ModelInfo, SamplingConfig, StageTimes
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,10 @@ class OtelTracer:
             span.set_attribute("client.address", scope["client"][0])
         return OtelSpan(self._tracer, span)
 
-    async def close(self) -> None:
+    async def __aenter__(self) -> "OtelTracer":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
         """Sends what has not been sent, for a bounded time."""
         closing = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
         closing.start()
@@ -115,22 +118,19 @@ class OtelSpan:
         if answer.admitted_s is not None:
             self._add_stages(answer, model, answer.admitted_s)
 
-    def ended(
-        self, *, method: str, route: str | None, status: int, error_code: str | None, caller: str
-    ) -> None:
-        """Nothing follows. `route` is a template, None where no route took the request; `error_code` is that of
-        the error that was answered, None where there was none."""
+    def ended(self, record: RequestRecord, *, method: str, route: str | None, status: int) -> None:
+        """Nothing follows. `route` is a template, None where no route took the request."""
         span = self._span
         if span.is_recording():
             span.update_name(method if route is None else f"{method} {route}")
             if route is not None:
                 span.set_attribute("http.route", route)
-            span.set_attributes({"http.response.status_code": status, "omni.caller": caller})
+            span.set_attributes({"http.response.status_code": status, "omni.caller": record.caller})
             if method != "WEBSOCKET":
                 span.set_attribute("http.request.method", method)
             if self._first is not None and self._model is not None:
                 span.set_attributes(self._of_answer(self._first, self._model, route))
-            code = error_code or (None if self._failed is None else self._failed.reason)
+            code = record.error_code or (None if self._failed is None else self._failed.reason)
             if status >= 500 or (status < 400 and self._failed is not None):
                 span.set_status(Status(StatusCode.ERROR))
                 span.set_attribute("error.type", code or str(status))

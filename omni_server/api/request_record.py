@@ -164,6 +164,10 @@ class RequestRecord:
     """Called when the response begins. For middleware that waits for that only: wrapping `send` around every
     piece of a stream would cost more."""
 
+    @property
+    def error_code(self) -> str | None:
+        return None if self.error is None else self.error.code or self.error.type
+
     def response_begins(self) -> None:
         self.has_response_begun = True
         for call in self.on_response:

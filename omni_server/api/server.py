@@ -16,7 +16,7 @@ from omni_server.api.config import ApiConfig, TlsFiles
 from omni_server.api.http_protocol import http_protocol
 from omni_server.api.listener import address_of, listen, remove_unix_path
 from omni_server.api.state import ServerState
-from omni_server.api.tracing import tracing
+from omni_server.api.tracing import open_tracer
 from omni_server.api.websocket_protocol import WebSocketProtocol
 from omni_server.errors import ConfigError, OverloadedError, StageDeadError
 from omni_server.generation import Generator
@@ -60,7 +60,7 @@ async def run_server(
     listener = listen(config)
     try:
         with keys_kept_out(), _Signals() as signals:
-            async with tracing(config.otlp_traces_endpoint) as tracer:
+            async with open_tracer(config.otlp_traces_endpoint) or contextlib.nullcontext() as tracer:
                 state = ServerState(tracer=tracer)
                 address = address_of(listener, is_tls=config.tls is not None)
                 async with _web_server(state, config, listener) as serving:

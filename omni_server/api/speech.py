@@ -22,7 +22,7 @@ from omni_server.api.audio_schemas import (
     SpeechUsage,
 )
 from omni_server.api.config import ApiConfig
-from omni_server.api.openapi import SPEECH_RESPONSES, request_body
+from omni_server.api.openapi import SPEECH_EXAMPLES, SPEECH_RESPONSES, request_body
 from omni_server.api.parse import check_model
 from omni_server.api.sampling import speech_sampling
 from omni_server.api.state import ObservedGenerator, ServerState
@@ -257,7 +257,7 @@ def speech_router(state: ServerState, config: ApiConfig) -> APIRouter:
         summary="Read a text aloud",
         response_class=Response,
         responses=SPEECH_RESPONSES,
-        openapi_extra=request_body(SpeechRequest),
+        openapi_extra=request_body(SpeechRequest, SPEECH_EXAMPLES),
     )
     async def create_speech(request: Request) -> Response:
         state.require_generator()

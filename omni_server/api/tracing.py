@@ -1,8 +1,6 @@
 """Traces are optional: without `--otlp-traces-endpoint` this server imports nothing of
 OpenTelemetry (vLLM does)."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from yarl import URL
@@ -31,17 +29,6 @@ def open_tracer(endpoint: str | None) -> "OtelTracer | None":
             "pip install 'omni-server[otel]'"
         ) from None
     return OtelTracer(url)
-
-
-@asynccontextmanager
-async def tracing(endpoint: str | None) -> "AsyncIterator[OtelTracer | None]":
-    """As `open_tracer`; what has not been sent at the end of the block is sent then, as far as it can be."""
-    tracer = open_tracer(endpoint)
-    try:
-        yield tracer
-    finally:
-        if tracer is not None:
-            await tracer.close()
 
 
 def _traces_url(endpoint: str) -> str:
