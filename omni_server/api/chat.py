@@ -16,7 +16,7 @@ from omni_server.api.config import ApiConfig
 from omni_server.api.limits import Admission
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.messages import AudioHistory
-from omni_server.api.openapi import CHAT_EXAMPLES, CHAT_RESPONSES, request_body
+from omni_server.api.openapi import EXAMPLE_MODEL, GENERATION_ERRORS, event_stream, request_body
 from omni_server.api.parse import parse_chat_request
 from omni_server.api.render import (
     Answer,
@@ -26,6 +26,7 @@ from omni_server.api.render import (
     total_usage,
 )
 from omni_server.api.request_record import ANONYMOUS, current_request
+from omni_server.api.responses import ChatCompletion, ChatCompletionChunk
 from omni_server.api.schemas import ChatCompletionRequest, NamedTool
 from omni_server.api.state import ServerState
 from omni_server.api.streaming import KEEP_ALIVE, EventStreamResponse, until_disconnect
@@ -175,12 +176,57 @@ async def _rendered_audio(
     return await asyncio.to_thread(lambda: renderer.audio(encoder.write(samples)))
 
 
+def _chat(text: str, **fields: object) -> dict[str, object]:
+    return {"model": EXAMPLE_MODEL, "messages": [{"role": "user", "content": text}], **fields}
+
+
+_CITY: dict[str, object] = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+
+_EXAMPLES: dict[str, dict[str, object]] = {
+    "text": _chat("What is the capital of France?", max_completion_tokens=64),
+    "speech": _chat(
+        "What is the capital of France?",
+        modalities=["text", "audio"],
+        audio={"voice": "alloy", "format": "wav"},
+    ),
+    "streamed speech": _chat(
+        "What is the capital of France?",
+        modalities=["text", "audio"],
+        audio={"voice": "alloy", "format": "pcm16"},
+        stream=True,
+        stream_options={"include_usage": True},
+    ),
+    "JSON": _chat(
+        "What is the capital of France?",
+        response_format={"type": "json_schema", "json_schema": {"name": "city", "schema": _CITY}},
+    ),
+    "tool": _chat(
+        "What is the weather in Paris?",
+        tools=[{"type": "function", "function": {"name": "weather", "parameters": _CITY}}],
+    ),
+    "log-probabilities": _chat("Say yes or no.", logprobs=True, top_logprobs=2, temperature=0, n=2),
+}
+
+
 def chat_router(state: ServerState, config: ApiConfig, admission: Admission) -> APIRouter:
     router = APIRouter(tags=["chat"])
     router.post(
         "/v1/chat/completions",
         summary="Answer a conversation with text, or with text and speech",
-        responses=CHAT_RESPONSES,
-        openapi_extra=request_body(ChatCompletionRequest, CHAT_EXAMPLES),
+        responses={
+            200: {
+                "model": ChatCompletion,
+                "description": "The answer; with `stream: true` as server-sent events, "
+                "the last of which is `[DONE]`.",
+                "content": {"text/event-stream": event_stream(ChatCompletionChunk, last="[DONE]")},
+            },
+            **GENERATION_ERRORS,
+        },
+        openapi_extra=request_body(ChatCompletionRequest, _EXAMPLES),
     )(ChatService(state, config, admission).create_chat_completion)
     return router

@@ -6,17 +6,7 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from omni_server.api.audio_schemas import (
-    LIST_FIELDS,
-    SpeechAudioDelta,
-    SpeechAudioDone,
-    TranscriptDelta,
-    TranscriptDone,
-    Transcription,
-    VerboseTranscription,
-)
-from omni_server.api.responses import ChatCompletion, ChatCompletionChunk, ErrorEnvelope
-from omni_server.audio.formats import MEDIA_TYPES
+from omni_server.api.responses import ErrorEnvelope
 
 _REF = "#/components/schemas/{model}"
 _mentioned: dict[str, type[BaseModel]] = {}
@@ -86,139 +76,24 @@ def _ref(schema: type[BaseModel]) -> dict[str, Any]:
     return {"$ref": _REF.format(model=schema.__name__)}
 
 
-def _any_of(*schemas: type[BaseModel]) -> dict[str, Any]:
+def any_of(*schemas: type[BaseModel]) -> dict[str, Any]:
     return {"anyOf": [_ref(schema) for schema in schemas]}
 
 
-def _events(*schemas: type[BaseModel], last: str | None = None) -> dict[str, Any]:
+def event_stream(*schemas: type[BaseModel], last: str | None = None) -> dict[str, Any]:
     """Server-sent events; the schema is of each of them. An answer that fails while it is sent ends
     with the error."""
     data: dict[str, Any] = {
         "type": "string",
         "contentMediaType": "application/json",
-        "contentSchema": _any_of(*schemas, ErrorEnvelope),
+        "contentSchema": any_of(*schemas, ErrorEnvelope),
     }
     if last is not None:
         data = {"anyOf": [{"const": last}, data]}
     return {"schema": {"type": "object", "properties": {"data": data}, "required": ["data"]}}
 
 
-CHAT_RESPONSES: OpenApi = {
-    200: {
-        "model": ChatCompletion,
-        "description": "The answer; with `stream: true` as server-sent events, "
-        "the last of which is `[DONE]`.",
-        "content": {"text/event-stream": _events(ChatCompletionChunk, last="[DONE]")},
-    },
-    **GENERATION_ERRORS,
-}
-
-SPEECH_RESPONSES: OpenApi = {
-    200: {
-        "description": "The file, sent while it is made; or, with `stream_format: sse`, its "
-        "bytes as server-sent events, the last of which is `speech.audio.done`.",
-        "headers": {
-            name: {"$ref": f"#/components/headers/{name}"} for name in _HEADERS if name.startswith("X-Audio")
-        },
-        "content": {
-            media_type: {"schema": {"type": "string", "format": "binary"}}
-            for media_type in MEDIA_TYPES.values()
-        }
-        | {"text/event-stream": _events(SpeechAudioDelta, SpeechAudioDone)},
-    },
-    **GENERATION_ERRORS,
-}
-
-TRANSLATION_RESPONSES: OpenApi = {
-    200: {
-        "description": "The text.",
-        "content": {
-            "application/json": {"schema": _any_of(Transcription, VerboseTranscription)},
-            "text/plain": {"schema": {"type": "string"}},
-        },
-    },
-    **GENERATION_ERRORS,
-}
-TRANSCRIPTION_RESPONSES: OpenApi = TRANSLATION_RESPONSES | {
-    200: {
-        "description": "The text; with `stream=true` as server-sent events, the last of which is "
-        "`transcript.text.done`.",
-        "content": TRANSLATION_RESPONSES[200]["content"]
-        | {"text/event-stream": _events(TranscriptDelta, TranscriptDone)},
-    }
-}
-
-
 EXAMPLE_MODEL = "Qwen/Qwen2.5-Omni-7B"
-
-
-def _chat(text: str, **fields: object) -> dict[str, object]:
-    return {"model": EXAMPLE_MODEL, "messages": [{"role": "user", "content": text}], **fields}
-
-
-_CITY: dict[str, object] = {
-    "type": "object",
-    "properties": {"city": {"type": "string"}},
-    "required": ["city"],
-    "additionalProperties": False,
-}
-
-CHAT_EXAMPLES: dict[str, dict[str, object]] = {
-    "text": _chat("What is the capital of France?", max_completion_tokens=64),
-    "speech": _chat(
-        "What is the capital of France?",
-        modalities=["text", "audio"],
-        audio={"voice": "alloy", "format": "wav"},
-    ),
-    "streamed speech": _chat(
-        "What is the capital of France?",
-        modalities=["text", "audio"],
-        audio={"voice": "alloy", "format": "pcm16"},
-        stream=True,
-        stream_options={"include_usage": True},
-    ),
-    "JSON": _chat(
-        "What is the capital of France?",
-        response_format={"type": "json_schema", "json_schema": {"name": "city", "schema": _CITY}},
-    ),
-    "tool": _chat(
-        "What is the weather in Paris?",
-        tools=[{"type": "function", "function": {"name": "weather", "parameters": _CITY}}],
-    ),
-    "log-probabilities": _chat("Say yes or no.", logprobs=True, top_logprobs=2, temperature=0, n=2),
-}
-
-SPEECH_EXAMPLES: dict[str, dict[str, object]] = {
-    "file": {"model": EXAMPLE_MODEL, "input": "Hello, world.", "voice": "alloy", "response_format": "wav"},
-    "events": {
-        "model": EXAMPLE_MODEL,
-        "input": "Hello, world.",
-        "stream_format": "sse",
-        "response_format": "pcm",
-    },
-}
-
-
-def form_body(fields: type[BaseModel]) -> dict[str, Any]:
-    """`openapi_extra` of a route that reads a form with a file itself."""
-    schema = fields.model_json_schema()
-    properties = {
-        name + "[]" if name in LIST_FIELDS else name: _form_field(field)
-        for name, field in schema["properties"].items()
-    }
-    schema["properties"] = properties | {"file": {"type": "string", "format": "binary"}}
-    schema["required"] = [*schema["required"], "file"]
-    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
-
-
-def _form_field(field: dict[str, Any]) -> dict[str, Any]:
-    """A form has no null: what is not set is empty, or not there."""
-    described = {key: value for key, value in field.items() if key != "default"}
-    if "anyOf" in field:
-        described["anyOf"] = [
-            {"const": ""} if branch == {"type": "null"} else branch for branch in field["anyOf"]
-        ]
-    return described
 
 
 def request_body(schema: type[BaseModel], examples: dict[str, dict[str, object]]) -> dict[str, Any]:

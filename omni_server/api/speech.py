@@ -7,24 +7,19 @@ import unicodedata
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import Annotated, Literal
 
 import numpy as np
 import numpy.typing as npt
 from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
 
 from omni_server.api.answer_stream import TaskRun
-from omni_server.api.audio_schemas import (
-    MAX_CHARACTERS,
-    SPEECH_FORMATS,
-    SpeechAudioDelta,
-    SpeechAudioDone,
-    SpeechRequest,
-    SpeechUsage,
-)
 from omni_server.api.config import ApiConfig
-from omni_server.api.openapi import SPEECH_EXAMPLES, SPEECH_RESPONSES, request_body
+from omni_server.api.openapi import EXAMPLE_MODEL, GENERATION_ERRORS, event_stream, request_body
 from omni_server.api.parse import check_model
 from omni_server.api.sampling import speech_sampling
+from omni_server.api.schemas import Seed, StageSamplings, Voice
 from omni_server.api.state import ObservedGenerator, ServerState
 from omni_server.api.streaming import (
     KEEP_ALIVE,
@@ -45,7 +40,57 @@ from omni_server.types import SAMPLE_RATE_HZ, AudioDelta, OmniRequest, ReadAloud
 
 logger = logging.getLogger(__name__)
 
+MAX_CHARACTERS = 4096
+"""Of `input` and of `instructions`; OpenAI's limits."""
+SPEECH_FORMATS = ("mp3", "opus", "aac", "flac", "wav", "pcm")
+
 _HEADERS = {"x-audio-sample-rate": str(SAMPLE_RATE_HZ), "x-audio-channels": "1"}
+
+
+class SpeechRequest(BaseModel):
+    """Fields that are not listed are accepted and ignored, as clients send many."""
+
+    model_config = ConfigDict(strict=True, extra="allow", use_attribute_docstrings=True)
+
+    model: str
+    input: Annotated[str, Field(json_schema_extra={"maxLength": MAX_CHARACTERS, "pattern": r"\S"})]
+    """The text to read; not only white space."""
+    voice: Voice | None = None
+    """A voice of the model or one of OpenAI's names; without one, the model's default voice."""
+    instructions: Annotated[str, Field(json_schema_extra={"maxLength": MAX_CHARACTERS})] | None = None
+    """How to read it. "None" and the empty string count as absent: Home Assistant sends the former."""
+    response_format: Annotated[str, Field(json_schema_extra={"enum": [*SPEECH_FORMATS, "pcm16"]})] | None = (
+        None
+    )
+    """`mp3` is the default; `pcm`, also called `pcm16`, is 24 kHz, mono, 16 bit, little-endian."""
+    speed: Annotated[float, Field(ge=0.25, le=4.0)] | None = None
+    """How many times as fast as the model speaks, at the same pitch; 1 is the default."""
+    stream_format: Literal["audio", "sse"] | None = None
+    seed: Seed | None = None
+    """Extension: makes the speech repeatable."""
+    stage_sampling: StageSamplings | None = None
+    """Extension: sampling of the stage that samples codec tokens, by its name, as `{"talker": {...}}`."""
+
+
+class SpeechAudioDelta(BaseModel):
+    type: Literal["speech.audio.delta"]
+    audio: str
+    """Base64 of the next bytes of the file."""
+
+
+class SpeechUsage(BaseModel):
+    input_tokens: int
+    """Tokens of the model's prompts, which contain the text and the request to read it."""
+    output_tokens: int
+    """Codec tokens of the speech."""
+    total_tokens: int
+
+
+class SpeechAudioDone(BaseModel):
+    type: Literal["speech.audio.done"]
+    usage: SpeechUsage
+
+
 _DELTAS = FrameTemplate(lambda data: SpeechAudioDelta(type="speech.audio.delta", audio=data))
 
 _MAX_COST = 600
@@ -249,6 +294,17 @@ def _belong_together(before: str, after: str) -> bool:
     return _ZERO_WIDTH_JOINER in (before, after) or unicodedata.category(after) in ("Mn", "Mc", "Me", "Sk")
 
 
+_EXAMPLES: dict[str, dict[str, object]] = {
+    "file": {"model": EXAMPLE_MODEL, "input": "Hello, world.", "voice": "alloy", "response_format": "wav"},
+    "events": {
+        "model": EXAMPLE_MODEL,
+        "input": "Hello, world.",
+        "stream_format": "sse",
+        "response_format": "pcm",
+    },
+}
+
+
 def speech_router(state: ServerState, config: ApiConfig) -> APIRouter:
     router = APIRouter(tags=["audio"])
 
@@ -256,8 +312,23 @@ def speech_router(state: ServerState, config: ApiConfig) -> APIRouter:
         "/v1/audio/speech",
         summary="Read a text aloud",
         response_class=Response,
-        responses=SPEECH_RESPONSES,
-        openapi_extra=request_body(SpeechRequest, SPEECH_EXAMPLES),
+        responses={
+            200: {
+                "description": "The file, sent while it is made; or, with `stream_format: sse`, its "
+                "bytes as server-sent events, the last of which is `speech.audio.done`.",
+                "headers": {
+                    name: {"$ref": f"#/components/headers/{name}"}
+                    for name in ("X-Audio-Sample-Rate", "X-Audio-Channels")
+                },
+                "content": {
+                    media_type: {"schema": {"type": "string", "format": "binary"}}
+                    for media_type in MEDIA_TYPES.values()
+                }
+                | {"text/event-stream": event_stream(SpeechAudioDelta, SpeechAudioDone)},
+            },
+            **GENERATION_ERRORS,
+        },
+        openapi_extra=request_body(SpeechRequest, _EXAMPLES),
     )
     async def create_speech(request: Request) -> Response:
         state.require_generator()

@@ -3,18 +3,15 @@
 import re
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from typing import Annotated, Any
 
 from fastapi import Request
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from python_multipart.multipart import parse_options_header
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from omni_server.api.audio_schemas import (
-    LANGUAGE_PATTERN,
-    LIST_FIELDS,
-    TEXT_FORMATS,
-    TranscriptionForm,
-)
 from omni_server.api.parse import check_model
+from omni_server.api.schemas import NonEmpty
 from omni_server.api.validation import missing_parameter, unsupported, unsupported_choice, validate
 from omni_server.errors import InvalidRequestError, RequestTooLargeError
 from omni_server.types import ModelInfo
@@ -26,12 +23,44 @@ _MAX_OTHER_BYTES = 1024 * 1024
 _CHARSETS = frozenset({b"utf-8", b"utf8", b"us-ascii", b"ascii", b"iso-8859-1", b"latin-1"})
 """UTF-8 and what clients say of forms that have letters of ASCII only."""
 
+TEXT_FORMATS = ("json", "text", "verbose_json")
+LANGUAGE_PATTERN = "^[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8})*$"
+BOOLEAN_PATTERN = (
+    "^([Tt]([Rr][Uu][Ee])?|[Ff]([Aa][Ll][Ss][Ee])?|[Yy]([Ee][Ss])?|[Nn][Oo]?|[Oo]([Nn]|[Ff][Ff])|[01])$"
+)
+"""What pydantic takes as a boolean: true, t, yes, y, on and 1, or false, f, no, n, off and 0, in any case."""
+LIST_FIELDS = ("timestamp_granularities", "include")
+"""Forms have `[]` behind these names, or not."""
+
 _WHY_NOT = {
     "srt": "the model gives no timestamps",
     "vtt": "the model gives no timestamps",
     "diarized_json": "the model does not tell speakers apart",
 }
 _LANGUAGE = re.compile(LANGUAGE_PATTERN)
+
+
+class TranscriptionForm(BaseModel):
+    """The form's fields beside `file`. They come as strings, so that "true" is a boolean and "0.2" a number;
+    those that are not listed are ignored, as clients send many."""
+
+    model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
+
+    model: NonEmpty
+    language: Annotated[str, Field(json_schema_extra={"pattern": LANGUAGE_PATTERN})] | None = None
+    """ISO 639-1 code of the language that is spoken, if it is known. Transcriptions only."""
+    prompt: Annotated[str, Field(max_length=4096)] | None = None
+    """Words that may occur, or the text before."""
+    response_format: Annotated[str, Field(json_schema_extra={"enum": [*TEXT_FORMATS]})] | None = None
+    """`json` is the default."""
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    """0 (default) takes the likeliest words."""
+    stream: Annotated[bool, WithJsonSchema({"type": "string", "pattern": BOOLEAN_PATTERN})] | None = None
+    """Transcriptions only; translations refuse `true`."""
+    timestamp_granularities: Annotated[list[str], Field(json_schema_extra={"maxItems": 0})] | None = None
+    """Not served: the model gives no timestamps."""
+    include: Annotated[list[str], Field(json_schema_extra={"maxItems": 0})] | None = None
+    """Not served."""
 
 
 @dataclass(frozen=True)
@@ -167,3 +196,25 @@ def _body(form: Form) -> dict[str, str | list[str]]:
         elif values[-1] or name == "model":
             body[name] = values[-1]
     return body
+
+
+def form_body() -> dict[str, Any]:
+    """`openapi_extra` of a route that reads the form."""
+    schema = TranscriptionForm.model_json_schema()
+    properties = {
+        name + "[]" if name in LIST_FIELDS else name: _form_field(field)
+        for name, field in schema["properties"].items()
+    }
+    schema["properties"] = properties | {"file": {"type": "string", "format": "binary"}}
+    schema["required"] = [*schema["required"], "file"]
+    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
+
+
+def _form_field(field: dict[str, Any]) -> dict[str, Any]:
+    """A form has no null: what is not set is empty, or not there."""
+    described = {key: value for key, value in field.items() if key != "default"}
+    if "anyOf" in field:
+        described["anyOf"] = [
+            {"const": ""} if branch == {"type": "null"} else branch for branch in field["anyOf"]
+        ]
+    return described

@@ -7,28 +7,19 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import replace
+from typing import Literal
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
 from omni_server.api.answer_stream import TaskRun
-from omni_server.api.audio_schemas import (
-    DurationUsage,
-    InputTokenDetails,
-    TokenUsage,
-    TranscriptDelta,
-    TranscriptDone,
-    Transcription,
-    TranscriptionForm,
-    VerboseTranscription,
-)
 from omni_server.api.config import ApiConfig
 from omni_server.api.media_loader import MediaLoader
-from omni_server.api.openapi import TRANSCRIPTION_RESPONSES, TRANSLATION_RESPONSES, form_body
+from omni_server.api.openapi import GENERATION_ERRORS, OpenApi, any_of, event_stream
 from omni_server.api.sampling import text_sampling
 from omni_server.api.state import ServerState
 from omni_server.api.streaming import KEEP_ALIVE, EventStreamResponse, FrameTemplate, frame, until_disconnect
-from omni_server.api.transcription_form import Form, parse_transcription_form, read_form
+from omni_server.api.transcription_form import Form, form_body, parse_transcription_form, read_form
 from omni_server.audio.cut import cut_at_pauses
 from omni_server.errors import InvalidRequestError, OverloadedError
 from omni_server.media.source import MediaSource
@@ -43,6 +34,53 @@ _FULL_RATE_HZ = 48_000
 """Up to this rate a recording may last for `max_upload_seconds`."""
 _LONGEST_KEPT = 4
 """Recordings of the greatest size that may be in memory; of smaller ones as many more."""
+
+
+class InputTokenDetails(BaseModel):
+    text_tokens: int
+    audio_tokens: int
+
+
+class TokenUsage(BaseModel):
+    type: Literal["tokens"]
+    input_tokens: int
+    input_token_details: InputTokenDetails
+    output_tokens: int
+    total_tokens: int
+
+
+class DurationUsage(BaseModel):
+    type: Literal["duration"]
+    seconds: float
+
+
+class Transcription(BaseModel):
+    text: str
+    usage: TokenUsage
+
+
+class VerboseTranscription(BaseModel):
+    """Without `segments` and `words`: the model gives no timestamps, and the server does not invent any."""
+
+    task: Literal["transcribe", "translate"]
+    language: str
+    """Of `text`. "und", undetermined, where the request does not say: the model does not tell."""
+    duration: float
+    """Seconds."""
+    text: str
+    usage: DurationUsage
+
+
+class TranscriptDelta(BaseModel):
+    type: Literal["transcript.text.delta"]
+    delta: str
+
+
+class TranscriptDone(BaseModel):
+    type: Literal["transcript.text.done"]
+    text: str
+    usage: TokenUsage
+
 
 _DELTAS = FrameTemplate(lambda text: TranscriptDelta(type="transcript.text.delta", delta=text))
 
@@ -207,16 +245,36 @@ def _usage(usages: Sequence[Usage]) -> TokenUsage:
     )
 
 
+_TRANSLATION: OpenApi = {
+    200: {
+        "description": "The text.",
+        "content": {
+            "application/json": {"schema": any_of(Transcription, VerboseTranscription)},
+            "text/plain": {"schema": {"type": "string"}},
+        },
+    },
+    **GENERATION_ERRORS,
+}
+_TRANSCRIPTION: OpenApi = _TRANSLATION | {
+    200: {
+        "description": "The text; with `stream=true` as server-sent events, the last of which is "
+        "`transcript.text.done`.",
+        "content": _TRANSLATION[200]["content"]
+        | {"text/event-stream": event_stream(TranscriptDelta, TranscriptDone)},
+    }
+}
+
+
 def transcriptions_router(state: ServerState, config: ApiConfig) -> APIRouter:
     router = APIRouter(prefix="/v1/audio", tags=["audio"])
     service = TranscriptionService(state, config)
-    body = form_body(TranscriptionForm)
+    body = form_body()
 
     @router.post(
         "/transcriptions",
         summary="Transcribe an audio file",
         response_class=Response,
-        responses=TRANSCRIPTION_RESPONSES,
+        responses=_TRANSCRIPTION,
         openapi_extra=body,
     )
     async def create_transcription(request: Request) -> Response:
@@ -226,7 +284,7 @@ def transcriptions_router(state: ServerState, config: ApiConfig) -> APIRouter:
         "/translations",
         summary="Translate the speech of an audio file into English text",
         response_class=Response,
-        responses=TRANSLATION_RESPONSES,
+        responses=_TRANSLATION,
         openapi_extra=body,
     )
     async def create_translation(request: Request) -> Response:
