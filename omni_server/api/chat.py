@@ -20,13 +20,14 @@ from omni_server.api.openapi import EXAMPLE_MODEL, GENERATION_ERRORS, event_stre
 from omni_server.api.parse import parse_chat_request
 from omni_server.api.render import (
     Answer,
+    ChatCompletion,
+    ChatCompletionChunk,
     ChoiceRenderer,
     CollectedChoice,
     render_completion,
     total_usage,
 )
 from omni_server.api.request_record import ANONYMOUS, current_request
-from omni_server.api.responses import ChatCompletion, ChatCompletionChunk
 from omni_server.api.schemas import ChatCompletionRequest, NamedTool
 from omni_server.api.state import ServerState
 from omni_server.api.streaming import KEEP_ALIVE, EventStreamResponse, until_disconnect

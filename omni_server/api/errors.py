@@ -4,13 +4,13 @@ from collections.abc import Mapping
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
 from omni_server.api.request_record import current_request
-from omni_server.api.responses import ErrorBody, ErrorEnvelope
 from omni_server.errors import AuthenticationError, InvalidRequestError, OmniError, StageDownError
 
 CLIENT_CLOSED_REQUEST = 499
@@ -19,6 +19,17 @@ CLIENT_CLOSED_REQUEST = 499
 _SLOW_RETRY_CODES = ("model_not_ready", "engine_dead", "server_shutting_down")
 _SLOW_RETRY_AFTER_S = 5
 _MAX_MESSAGE = 1000
+
+
+class ErrorBody(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorEnvelope(BaseModel):
+    error: ErrorBody
 
 
 def envelope(error: OmniError) -> ErrorEnvelope:

@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from omni_server.api.responses import ErrorEnvelope
+from omni_server.api.errors import ErrorEnvelope
 
 _REF = "#/components/schemas/{model}"
 _mentioned: dict[str, type[BaseModel]] = {}

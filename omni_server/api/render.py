@@ -3,30 +3,12 @@
 import base64
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel, Field
 
-from omni_server.api.responses import (
-    AssistantMessage,
-    ChatCompletion,
-    ChatCompletionChunk,
-    Choice,
-    ChoiceLogprobs,
-    ChunkChoice,
-    CompletionTokensDetails,
-    CompletionUsage,
-    ContentLogprob,
-    Delta,
-    DeltaAudio,
-    DeltaFunction,
-    DeltaToolCall,
-    FunctionCall,
-    MessageAudio,
-    MessageToolCall,
-    PromptTokensDetails,
-    TopLogprob,
-)
 from omni_server.api.streaming import DONE, FrameTemplate, frame
 from omni_server.audio.base64_stream import Base64Stream
 from omni_server.types import (
@@ -44,6 +26,144 @@ from omni_server.types import (
 _LOWEST_LOGPROB = -9999.0
 """JSON has no infinity. OpenAI's documentation names this value for a very unlikely token, and
 vLLM sends it."""
+
+
+class PromptTokensDetails(BaseModel):
+    text_tokens: int
+    audio_tokens: int
+    image_tokens: int
+    video_tokens: int
+    """Not among OpenAI's fields: the four counts add up to `prompt_tokens`."""
+    cached_tokens: int
+
+
+class CompletionTokensDetails(BaseModel):
+    text_tokens: int
+    audio_tokens: int
+    """Codec frames that became audio."""
+    reasoning_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
+
+
+class CompletionUsage(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    """Text tokens and codec frames."""
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
+
+
+class MessageAudio(BaseModel):
+    id: str
+    data: str
+    """Base64 of the file in the format that was asked for."""
+    expires_at: int
+    transcript: str
+
+
+class FunctionCall(BaseModel):
+    name: str
+    arguments: str
+    """JSON, as the model wrote it."""
+
+
+class MessageToolCall(BaseModel):
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class AssistantMessage(BaseModel):
+    role: Literal["assistant"] = "assistant"
+    content: str | None
+    refusal: None = None
+    annotations: list[str] = []
+    audio: MessageAudio | None
+    tool_calls: list[MessageToolCall] | None = Field(default=None, exclude_if=lambda calls: calls is None)
+    """Absent where the model has called nothing."""
+
+
+class TopLogprob(BaseModel):
+    token: str
+    logprob: float
+    """Natural logarithm; -9999 for what a constraint rules out."""
+    bytes: list[int] | None
+    """What the token adds to the text, in UTF-8; may end inside a character. Null for a special token."""
+
+
+class ContentLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChoiceLogprobs(BaseModel):
+    content: list[ContentLogprob]
+    refusal: None = None
+
+
+class Choice(BaseModel):
+    index: int
+    message: AssistantMessage
+    logprobs: ChoiceLogprobs | None
+    finish_reason: FinishReason
+
+
+class ChatCompletion(BaseModel):
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[Choice]
+    usage: CompletionUsage
+
+
+class DeltaAudio(BaseModel):
+    id: str | None = None
+    transcript: str | None = None
+    data: str | None = None
+    expires_at: int | None = None
+
+
+class DeltaFunction(BaseModel):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class DeltaToolCall(BaseModel):
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: DeltaFunction
+
+
+class Delta(BaseModel):
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+    refusal: None = None
+    audio: DeltaAudio | None = None
+    tool_calls: list[DeltaToolCall] | None = None
+
+
+class ChunkChoice(BaseModel):
+    index: int
+    delta: Delta
+    logprobs: ChoiceLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class ChatCompletionChunk(BaseModel):
+    """One frame of a stream. Fields that were not set are not sent: OpenAI's client adds up what it receives,
+    so that most fields may be there only once."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChunkChoice]
+    usage: CompletionUsage | None = None
 
 
 @dataclass(frozen=True)
