@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -81,7 +80,6 @@ def unexpected_error() -> OmniError:
 def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(OmniError, _on_omni_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
-    app.add_exception_handler(RequestValidationError, _on_request_validation_error)
     app.add_exception_handler(ClientDisconnect, _on_client_disconnect)
     not_found = app.router.default
 
@@ -125,15 +123,6 @@ def _methods_of(request: Request) -> set[str]:
     routes = [route for route in request.app.routes if isinstance(route, Route)]
     matching = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
     return {method for route in matching for method in route.methods or ()}
-
-
-async def _on_request_validation_error(request: Request, error: Exception) -> Response:
-    """Raised by FastAPI for parameters in the path, query and headers; bodies are
-    read in `omni_server.api.validation`."""
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    param = str(first["loc"][-1])
-    return error_response(InvalidRequestError(f"Invalid '{param}': {first['msg']}.", param=param))
 
 
 async def _on_client_disconnect(request: Request, error: Exception) -> Response:

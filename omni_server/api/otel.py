@@ -146,14 +146,13 @@ class OtelSpan:
             for name, times in answer.finished.times.items():
                 if times.last_output_s is not None:
                     attributes = _of_stage(name, times, answer, model)
-                    span = self._stage_span(name, answer, model, began_s + times.submitted_s, attributes)
+                    span = self._stage_span(name, answer, began_s + times.submitted_s, attributes)
                     if times.first_output_s is not None:
                         span.add_event("first output", timestamp=self._ns(began_s + times.first_output_s))
                     span.end(self._ns(began_s + times.last_output_s))
         elif answer.failed_stage is not None:
-            span = self._stage_span(
-                answer.failed_stage, answer, model, began_s, {"error.type": answer.reason}
-            )
+            attributes = {"gen_ai.request.model": model.name, "error.type": answer.reason}
+            span = self._stage_span(answer.failed_stage, answer, began_s, attributes)
             span.set_status(Status(StatusCode.ERROR))
             span.end(self._ns(answer.began + answer.duration_s))
 
@@ -179,23 +178,13 @@ class OtelSpan:
         return attributes
 
     def _stage_span(
-        self,
-        name: str,
-        answer: AnswerRecord,
-        model: ModelInfo,
-        begin_s: float,
-        attributes: Mapping[str, AttributeValue],
+        self, name: str, answer: AnswerRecord, begin_s: float, attributes: Mapping[str, AttributeValue]
     ) -> Span:
-        common: dict[str, AttributeValue] = {
-            "omni.stage": name,
-            "gen_ai.request.id": answer.answer_id,
-            "gen_ai.request.model": model.name,
-        }
         return self._tracer.start_span(
             name,
             context=set_span_in_context(self._span, Context()),
             kind=SpanKind.INTERNAL,
-            attributes={**common, **attributes},
+            attributes={"omni.stage": name, "gen_ai.request.id": answer.answer_id, **attributes},
             start_time=self._ns(begin_s),
         )
 
@@ -210,7 +199,7 @@ def _of_stage(
     """What the stage `name` did for an answer that has ended well."""
     assert answer.finished is not None
     usage = answer.finished.usage
-    attributes: dict[str, AttributeValue] = {}
+    attributes: dict[str, AttributeValue] = {"gen_ai.request.model": model.name}
     if name == model.text_stage:
         attributes["gen_ai.usage.prompt_tokens"] = usage.prompt.total
         attributes["gen_ai.usage.completion_tokens"] = usage.text_tokens

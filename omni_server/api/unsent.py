@@ -57,7 +57,7 @@ class AnswerQueue:
         self._budget = budget
         self._answer_id = answer_id
         self._items: deque[ChoiceEvent | BaseException] = deque()
-        self._waiter: asyncio.Future[None] | None = None
+        self._woken = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._last = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
@@ -88,8 +88,8 @@ class AnswerQueue:
     async def get(self) -> ChoiceEvent | BaseException | None:
         """The next item; None where the wait for it was ended by `wake`."""
         if not self._items:
-            self._waiter = self._loop.create_future()
-            await self._waiter
+            self._woken.clear()
+            await self._woken.wait()
         if not self._items:
             return None
         item = self._items.popleft()
@@ -99,8 +99,7 @@ class AnswerQueue:
 
     def wake(self) -> None:
         """Ends the wait for the next item, if its reader waits."""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self._woken.set()
 
     def drop(self) -> None:
         """What waits is released, and its reader gets an error."""
