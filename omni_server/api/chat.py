@@ -33,7 +33,6 @@ from omni_server.api.state import ServerState
 from omni_server.api.streaming import KEEP_ALIVE, EventStreamResponse, until_disconnect
 from omni_server.api.validation import read_json, validate
 from omni_server.audio.encode import StreamEncoder, encode
-from omni_server.audio.formats import AudioFormat
 from omni_server.generation import Generation
 from omni_server.types import SAMPLE_RATE_HZ, AudioDelta, Finished, TextDelta, ToolCallDelta, Usage
 
@@ -72,6 +71,7 @@ class ChatService:
             created=int(time.time()),
             model=generator.model_info.name,
             fingerprint=generator.model_info.fingerprint,
+            audio_format=audio_format,
             audio_id=f"audio_{uuid.uuid4().hex}" if audio_format is not None else None,
             text_in_content=self._text_in_content,
             include_usage=request.stream_options is not None and request.stream_options.include_usage is True,
@@ -81,29 +81,22 @@ class ChatService:
         generations = await submit_all(generator, requests)
         if request.stream:
             may_call = requests[0].tools is not None
-            frames = self._frames(generations, answer, audio_format, may_call=may_call)
+            frames = self._frames(generations, answer, may_call=may_call)
             return EventStreamResponse(request_id, frames, release=lambda: close_all(generations))
         try:
-            return await self._complete(
-                generations, answer, audio_format, with_logprobs=request.logprobs is True
-            )
+            return await self._complete(generations, answer, with_logprobs=request.logprobs is True)
         finally:
             await close_all(generations)
 
     async def _complete(
-        self,
-        generations: Sequence[Generation],
-        answer: Answer,
-        audio_format: AudioFormat | None,
-        *,
-        with_logprobs: bool,
+        self, generations: Sequence[Generation], answer: Answer, *, with_logprobs: bool
     ) -> Response:
         collected = [CollectedChoice(with_logprobs=with_logprobs) for _ in generations]
         async with aclosing(follow_choices(generations, self._state)) as events:
             async for item in events:
                 if item is not None:
                     collected[item[0]].take(item[1])
-        spoken = collected[0]
+        spoken, audio_format = collected[0], answer.audio_format
         if audio_format is None or spoken.is_call:
             return Response(render_completion(answer, collected), media_type="application/json")
         expires_at = self._remember(answer, spoken.text)
@@ -115,16 +108,11 @@ class ChatService:
         return Response(await asyncio.to_thread(render), media_type="application/json")
 
     async def _frames(
-        self,
-        generations: Sequence[Generation],
-        answer: Answer,
-        audio_format: AudioFormat | None,
-        *,
-        may_call: bool,
+        self, generations: Sequence[Generation], answer: Answer, *, may_call: bool
     ) -> AsyncGenerator[bytes, None]:
         """Empty ones among them are not to be sent. A failure leaves out finish reason and `[DONE]`."""
         renderers = [ChoiceRenderer(answer, index, may_call=may_call) for index in range(len(generations))]
-        encoder = StreamEncoder(audio_format) if audio_format is not None else None
+        encoder = StreamEncoder(answer.audio_format) if answer.audio_format is not None else None
         text: list[str] = []  # of the only choice of a spoken answer
         usages: list[Usage] = []
         for renderer in renderers:
@@ -146,12 +134,7 @@ class ChatService:
                         yield await _rendered_audio(renderer, encoder, event.samples)
                     case Finished():
                         usages.append(event.usage)
-                        last_audio = b""
-                        if encoder is not None:
-                            is_quick = encoder.is_quick
-                            last_audio = (
-                                encoder.close() if is_quick else await asyncio.to_thread(encoder.close)
-                            )
+                        last_audio = await _last_audio(encoder) if encoder is not None else b""
                         expires_at = self._remember(answer, "".join(text))
                         reason = answer.finish_reason(event.finish_reason)
                         # What is there at once is sent at once: each piece costs a system call.
@@ -175,6 +158,10 @@ async def _rendered_audio(
     if encoder.is_quick and len(samples) <= _INLINE_SAMPLES:
         return renderer.audio(encoder.write(samples))
     return await asyncio.to_thread(lambda: renderer.audio(encoder.write(samples)))
+
+
+async def _last_audio(encoder: StreamEncoder) -> bytes:
+    return encoder.close() if encoder.is_quick else await asyncio.to_thread(encoder.close)
 
 
 def _chat(text: str, **fields: object) -> dict[str, object]:

@@ -138,9 +138,7 @@ def install_openapi(app: FastAPI, *, needs_key: Callable[[str, str], bool] | Non
 
 def _complete(responses: dict[str, Any], statuses: list[int]) -> None:
     """Adds the error `statuses`, and to every response its headers."""
-    responses.pop(
-        "422", None
-    )  # FastAPI's own, of parameters: the only ones are strings, which are never wrong
+    responses.pop("422", None)  # FastAPI's own, of parameters: ours are strings, which are never wrong
     envelope = {"application/json": {"schema": _ref(ErrorEnvelope)}}
     for status in statuses:
         responses.setdefault(str(status), {"description": _ERRORS[status], "content": envelope})

@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field
 
 from omni_server.api.streaming import DONE, FrameTemplate, frame
 from omni_server.audio.base64_stream import Base64Stream
+from omni_server.audio.formats import AudioFormat
 from omni_server.types import (
     AudioDelta,
     Finished,
@@ -174,8 +175,9 @@ class Answer:
     created: int
     model: str
     fingerprint: str
+    audio_format: AudioFormat | None
     audio_id: str | None
-    """None where the answer is text only."""
+    """Both None where the answer is text only."""
     text_in_content: bool
     """What is spoken is also in `content`."""
     include_usage: bool
