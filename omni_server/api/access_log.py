@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from omni_server.api.access import METRICS, PROBES
 from omni_server.api.request_record import AnswerRecord, RequestRecord
 from omni_server.log_format import Field, StructuredMessage
-from omni_server.types import PromptTokens
 
 logger = logging.getLogger(__name__)
 
@@ -86,9 +85,12 @@ def _answer_fields(answers: Sequence[AnswerRecord]) -> dict[str, Field]:
     fields["outcome"] = worst.outcome
     if worst.reason:
         fields["reason"] = worst.reason
-    prompts = [answer.prompt for answer in answers if answer.prompt is not None]
-    if prompts:
-        fields |= _prompt_fields(prompts[0])
+    prompt = next((answer.prompt for answer in answers if answer.prompt is not None), None)
+    if prompt is not None:
+        fields["prompt_tokens"] = prompt.total
+        for kind, number in (("audio", prompt.audio), ("image", prompt.image), ("video", prompt.video)):
+            if number:
+                fields[f"prompt_{kind}"] = number
     usages = [answer.finished.usage for answer in answers if answer.finished is not None]
     if usages and first.kind != "image":
         fields["text_tokens"] = sum(usage.text_tokens for usage in usages)
@@ -112,9 +114,3 @@ def _answer_fields(answers: Sequence[AnswerRecord]) -> dict[str, Field]:
                 name = f"stage_{name}" if name in fields else name
                 fields[name] = (times.first_output_s, times.last_output_s)
     return fields
-
-
-def _prompt_fields(prompt: PromptTokens) -> dict[str, Field]:
-    fields: dict[str, Field] = {"prompt_tokens": prompt.total}
-    of_media = {"prompt_audio": prompt.audio, "prompt_image": prompt.image, "prompt_video": prompt.video}
-    return fields | {name: count for name, count in of_media.items() if count}

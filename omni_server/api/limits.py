@@ -43,18 +43,14 @@ class Admission:
         self._max_queue = max_queue
         self._max_per_caller = max_per_caller
         self._clock = clock
-        self._num_in_flight = 0
+        self.num_in_flight = 0
         self._of_caller: Counter[str] = Counter()
         self._mean_s = 1.0
         metrics.limit.set(max_queue)
 
-    @property
-    def num_in_flight(self) -> int:
-        return self._num_in_flight
-
     def check_room(self) -> None:
         """Raises `OverloadedError` if the next request would be refused."""
-        if 0 < self._max_queue <= self._num_in_flight:
+        if 0 < self._max_queue <= self.num_in_flight:
             raise OverloadedError(
                 f"The server is at its limit of {self._max_queue} requests at a time; try again later."
             )
@@ -102,14 +98,14 @@ class Admission:
 
     def retry_after_s(self) -> int:
         """Whole seconds until one of the places is expected to be free, 1 to `MAX_RETRY_AFTER_S`."""
-        return max(1, min(MAX_RETRY_AFTER_S, math.ceil(self._mean_s / max(1, self._num_in_flight))))
+        return max(1, min(MAX_RETRY_AFTER_S, math.ceil(self._mean_s / max(1, self.num_in_flight))))
 
     def _count(self, caller: str, change: int) -> None:
-        self._num_in_flight += change
+        self.num_in_flight += change
         self._of_caller[caller] += change
         if self._of_caller[caller] == 0:
             del self._of_caller[caller]
-        self._metrics.in_flight.set(self._num_in_flight)
+        self._metrics.in_flight.set(self.num_in_flight)
 
 
 class AdmissionMiddleware:

@@ -5,7 +5,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 
 from omni_server.api.media_loader import MediaLoader
-from omni_server.api.schemas import MediaContent, Message, RefusalContent, TextContent
+from omni_server.api.schemas import MediaContent, Message, PastToolCall, RefusalContent, TextContent
 from omni_server.api.validation import missing_parameter, unsupported
 from omni_server.errors import InvalidRequestError
 from omni_server.types import ChatMessage, ContentPart, MediaKind, ModelInfo, Role, TextPart, ToolCall
@@ -123,22 +123,18 @@ def _calls(message: Message) -> tuple[ToolCall, ...]:
 def _in_order_of_calls(messages: list[Message]) -> list[int]:
     """Positions of the messages, with results in the order of the calls that they belong to: in the model's
     prompt they have no ids."""
-    order: list[int] = []
-    results: list[tuple[int, int]] = []  # number of the call, position
-    num_calls = 0
+    keys: list[tuple[int, int]] = []  # position of the message that the results follow, number of the call
     # Of the calls, by their ids; an id that is there twice is the first call's.
     numbers: dict[str | None, int] = {}
+    calls: list[PastToolCall] = []
     for position, message in enumerate(messages):
         if message.role == "tool":
-            results.append((numbers.get(message.tool_call_id, num_calls), position))
-            continue
-        order += [position for _, position in sorted(results)]
-        results = []
-        calls = message.tool_calls or []
-        num_calls = len(calls)
-        numbers = {call.id: number for number, call in reversed(list(enumerate(calls)))}
-        order.append(position)
-    return order + [position for _, position in sorted(results)]
+            keys.append((keys[-1][0], numbers.get(message.tool_call_id, len(calls))))
+        else:
+            calls = message.tool_calls or []
+            numbers = {call.id: number for number, call in reversed(list(enumerate(calls)))}
+            keys.append((position, -1))
+    return sorted(range(len(messages)), key=keys.__getitem__)
 
 
 def _draft(

@@ -84,7 +84,8 @@ class RequestIdMiddleware:
     def _ended(self, scope: Scope, record: RequestRecord, status: int) -> None:
         if record.is_websocket:
             self._metrics.websockets.dec()
-        template = _route(scope)
+        found = scope.get("route")
+        template: str | None = None if found is None else found.path  # as in `/v1/models/{model_id:path}`
         route = _NO_ROUTE if template is None else template
         method = "WEBSOCKET" if record.is_websocket else scope["method"]
         seconds = time.perf_counter() - record.began
@@ -132,11 +133,3 @@ def _record(scope: Scope, *, is_logged: bool) -> RequestRecord:
         is_logged=is_logged,
         num_retries=int(retries) if _RETRY_COUNT.fullmatch(retries) else 0,
     )
-
-
-def _route(scope: Scope) -> str | None:
-    """The template of the route that took the request, as in `/v1/models/{model_id:path}`; None if
-    there is none."""
-    route = scope.get("route")
-    template: str | None = None if route is None else route.path
-    return template

@@ -90,7 +90,7 @@ class OtelTracer:
 
 
 class OtelSpan:
-    """One request, or one WebSocket session."""
+    """Implements `RequestSpan`."""
 
     def __init__(self, tracer: Tracer, span: Span) -> None:
         self._tracer = tracer
@@ -104,7 +104,6 @@ class OtelSpan:
         self._num_output_tokens = 0
 
     def answer_ended(self, answer: AnswerRecord, model: ModelInfo) -> None:
-        """A generation that was started for it is over."""
         self._model = model
         if not self._span.is_recording():
             return
@@ -119,7 +118,6 @@ class OtelSpan:
             self._add_stages(answer, model, answer.admitted_s)
 
     def ended(self, record: RequestRecord, *, method: str, route: str | None, status: int) -> None:
-        """Nothing follows. `route` is a template, None where no route took the request."""
         span = self._span
         if span.is_recording():
             span.update_name(method if route is None else f"{method} {route}")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
 from starlette.types import Scope
 
@@ -17,14 +17,12 @@ from omni_server.types import (
     AudioDelta,
     AudioPart,
     Finished,
+    ModelInfo,
     OmniEvent,
     OmniRequest,
     PromptTokens,
     TextDelta,
 )
-
-if TYPE_CHECKING:  # OpenTelemetry is imported only where requests are traced
-    from omni_server.api.otel import OtelSpan
 
 ANONYMOUS = "anonymous"
 """Name of a caller without a key."""
@@ -133,6 +131,18 @@ class AnswerRecord:
         return self._clock() - self.began
 
 
+class RequestSpan(Protocol):
+    """What a trace learns of one request, or of one WebSocket session. `omni_server.api.otel` implements it."""
+
+    def answer_ended(self, answer: AnswerRecord, model: ModelInfo) -> None:
+        """A generation that was started for it is over."""
+        ...
+
+    def ended(self, record: "RequestRecord", *, method: str, route: str | None, status: int) -> None:
+        """Nothing follows. `route` is a template, None where no route took the request."""
+        ...
+
+
 def new_request_id() -> str:
     return f"req_{uuid.uuid4().hex}"
 
@@ -154,7 +164,7 @@ class RequestRecord:
     """What was answered, if the answer is an error."""
     answers: list[AnswerRecord] = field(default_factory=list)
     """Generations that were started for it; none are kept for a session, which may go on for hours."""
-    span: "OtelSpan | None" = None
+    span: RequestSpan | None = None
     """None where it is not traced."""
     places: ExitStack = field(default_factory=ExitStack)
     """What it takes of the server's limits; closed when it is over."""

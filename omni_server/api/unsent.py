@@ -37,15 +37,11 @@ class UnsentBudget:
         self.count_dropped = count_dropped
         self.queues: set[AnswerQueue] = set()
         self._max_total_bytes = max_total_bytes
-        self._num_bytes = 0
-
-    @property
-    def num_bytes(self) -> int:
-        return self._num_bytes
+        self.num_bytes = 0
 
     def add(self, num_bytes: int) -> None:
-        self._num_bytes += num_bytes
-        if num_bytes > 0 and self._num_bytes > self._max_total_bytes:
+        self.num_bytes += num_bytes
+        if num_bytes > 0 and self.num_bytes > self._max_total_bytes:
             max(self.queues, key=lambda queue: queue.num_bytes).drop()
 
 
