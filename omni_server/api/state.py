@@ -32,7 +32,7 @@ class ServerState:
         self.metrics = ServerMetrics(__version__)
         self.unsent = UnsentBudget(ApiConfig.max_unsent_bytes, ApiConfig.max_total_unsent_bytes)
         """Of the answers that are being sent."""
-        self.draining_begun = asyncio.Event()
+        self.draining = asyncio.Event()
         """Set from the moment that the server was asked to stop."""
         self.abort_error: OmniError | None = None
         """Set by `abort`."""
@@ -42,20 +42,9 @@ class ServerState:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    @property
-    def draining(self) -> bool:
-        return self.draining_begun.is_set()
-
-    @draining.setter
-    def draining(self, is_draining: bool) -> None:
-        if is_draining:
-            self.draining_begun.set()
-        else:
-            self.draining_begun.clear()
-
     def unavailability(self) -> OverloadedError | None:
         """Why no request can be served now; None if one can."""
-        if self.draining:
+        if self.draining.is_set():
             return OverloadedError("The server is shutting down.", code="server_shutting_down")
         if self.generator is None:
             return OverloadedError("The model is still loading.", code="model_not_ready")
