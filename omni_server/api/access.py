@@ -5,7 +5,7 @@ All of it is checked before anything of a request's body is read, for WebSockets
 
 import hashlib
 import hmac
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -40,37 +40,90 @@ _WEBSOCKET_KEY_PREFIX = "openai-insecure-api-key."
 """Browsers cannot set headers on a WebSocket, so OpenAI's clients put the key among
 the subprotocols there."""
 
-AccessCheck = Callable[[Scope], OmniError | None]
-"""Why a request or session is refused; None if it is not."""
-
 
 class AccessMiddleware:
-    """Refuses whatever one of the checks refuses, in their order. CORS preflights are answered
-    outside of it."""
+    """Refuses requests without a key where the server has keys, and those of other web sites where it has none:
+    browsers do not send a key on behalf of another web site. CORS preflights are answered outside of it."""
 
-    def __init__(self, app: ASGIApp, checks: Sequence[AccessCheck]) -> None:
+    def __init__(self, app: ASGIApp, config: ApiConfig, keys: "ApiKeys") -> None:
         self.app = app
-        self._checks = checks
+        self._config = config
+        self._keys = keys
+        self._origins = frozenset(config.cors.allowed_origins)
+        """`*` among them lets every site and every host in."""
+        names = {_without_port(origin.partition("://")[2]) for origin in self._origins}
+        self._host_names = frozenset((names | {"localhost"}) - {""})
+        # Without keys, open to this machine's programs: to its browsers too, and so to web pages, if nothing
+        # is done.
+        self._is_local_only = config.uds is None and is_loopback(config.host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in ("http", "websocket"):
-            for check in self._checks:
-                error = check(scope)
-                if error is not None:
-                    await error_response(error)(scope, receive, send)
-                    return
+            error = self._key_refusal(scope) if self._keys else self._web_site_refusal(scope)
+            if error is not None:
+                await error_response(error)(scope, receive, send)
+                return
         await self.app(scope, receive, send)
 
+    def _key_refusal(self, scope: Scope) -> OmniError | None:
+        """401 for whatever is not open to everybody and has no key. The caller's name goes into the
+        `RequestRecord`."""
+        given = _given_key(scope)
+        name = None if given is None else self._keys.name_of(given)
+        record = current_request()
+        if name is not None and record is not None:
+            record.caller = name
+        is_open = scope["type"] == "http" and not needs_key(self._config, path_of(scope), scope["method"])
+        if name is not None or is_open:
+            return None
+        if given is None:
+            return AuthenticationError(
+                "You didn't provide an API key. "
+                "Send it in an Authorization header: 'Authorization: Bearer YOUR_KEY'."
+            )
+        return AuthenticationError("Incorrect API key provided.")
 
-def access_checks(config: ApiConfig, keys: "ApiKeys", open_paths: "OpenPaths") -> list[AccessCheck]:
-    """What the configuration asks for. A server with keys needs the key check only: browsers do not send a
-    key on behalf of another web site."""
-    if keys:
-        return [KeyCheck(keys, open_paths)]
-    checks: list[AccessCheck] = [OriginCheck(config.cors.allowed_origins)]
-    if is_local_only(config):
-        checks.insert(0, HostCheck(config.cors.allowed_origins))
-    return checks
+    def _web_site_refusal(self, scope: Scope) -> OmniError | None:
+        if "*" in self._origins:
+            return None
+        headers = Headers(scope=scope)
+        if self._is_local_only and not all(self._is_known(host) for host in headers.getlist("host")):
+            return HostNotAllowedError(
+                "This server accepts requests of its own machine only: "
+                "the name in the Host header is not one of its names."
+            )
+        if not self._is_allowed(scope, headers):
+            return OriginNotAllowedError(
+                "This server takes no requests of other web sites, unless they are among its --allowed-origins."
+            )
+        return None
+
+    def _is_known(self, host: str) -> bool:
+        """Whether `Host` is a name that the server is known to have.
+
+        A web page can make its own host name resolve to 127.0.0.1 (DNS rebinding). To the browser the server
+        is then part of that web site: neither CORS nor a comparison of `Origin` and `Host` keeps the page from
+        reading answers. What it cannot change is the name in `Host`. Addresses belong to no web site, and
+        requests without `Host` do not come from a browser.
+        """
+        name = _without_port(host)
+        return name in self._host_names or _is_ip_address(name)
+
+    def _is_allowed(self, scope: Scope, headers: Headers) -> bool:
+        """False for requests that a browser sends on behalf of another web site, WebSockets included.
+
+        CORS keeps other sites from reading answers, but not from sending requests that need no preflight (a
+        form with a file, for example) or from opening WebSockets: without this, any page that somebody has open
+        could make a server on their machine that needs no key work for it. Links from other sites still work.
+        Programs other than browsers send neither `Sec-Fetch-Site` nor `Origin`.
+        """
+        site = headers.get("sec-fetch-site")  # no script can set it; browsers leave it out on plain HTTP
+        origin = headers.get("origin")
+        if origin in self._origins or site in ("same-origin", "none"):
+            return True
+        if site is None:
+            return origin is None or _is_own(origin, headers)
+        return origin is None and _is_link(scope, headers)
 
 
 class ApiKeys:
@@ -101,105 +154,18 @@ class ApiKeys:
         return found
 
 
-class OpenPaths:
-    """What is served to everybody, even where the server has keys."""
-
-    def __init__(self, *, metrics_need_key: bool, public_voice_lists: bool) -> None:
-        self._paths = PROBES | WEB_PAGE
-        if not metrics_need_key:
-            self._paths |= METRICS
-        if public_voice_lists:
-            self._paths |= VOICE_LISTS
-
-    def need_key(self, path: str, method: str) -> bool:
-        """Whether a request needs a key. Browsers send none with OPTIONS, and no route does
-        anything for it."""
-        if method == "OPTIONS":
-            return False
-        is_open = path in self._paths or path.startswith(WEB_PAGE_FOLDERS)
-        return not (is_open and (method in ("GET", "HEAD") or path in PROBES))
-
-
-class KeyCheck:
-    """401 for whatever is not open to everybody and has no key. The caller's name goes
-    into the `RequestRecord`."""
-
-    def __init__(self, keys: ApiKeys, open_paths: OpenPaths) -> None:
-        self._keys = keys
-        self._open_paths = open_paths
-
-    def __call__(self, scope: Scope) -> OmniError | None:
-        given = _given_key(scope)
-        name = None if given is None else self._keys.name_of(given)
-        record = current_request()
-        if name is not None and record is not None:
-            record.caller = name
-        is_open = scope["type"] == "http" and not self._open_paths.need_key(path_of(scope), scope["method"])
-        if name is not None or is_open:
-            return None
-        if given is None:
-            return AuthenticationError(
-                "You didn't provide an API key. "
-                "Send it in an Authorization header: 'Authorization: Bearer YOUR_KEY'."
-            )
-        return AuthenticationError("Incorrect API key provided.")
-
-
-class HostCheck:
-    """403 for requests whose `Host` is a name that the server is not known to have.
-
-    A web page can make its own host name resolve to 127.0.0.1 (DNS rebinding). To the browser the server is
-    then part of that web site: neither CORS nor a comparison of `Origin` and `Host` keeps the page from
-    reading answers. What it cannot change is the name in `Host`. Addresses belong to no web site, and
-    requests without `Host` do not come from a browser.
-    """
-
-    def __init__(self, allowed_origins: Sequence[str]) -> None:
-        """`*` among the origins lets every host in."""
-        self._is_open = "*" in allowed_origins
-        names = {_without_port(origin.partition("://")[2]) for origin in allowed_origins}
-        self._names = frozenset((names | {"localhost"}) - {""})
-
-    def __call__(self, scope: Scope) -> OmniError | None:
-        if self._is_open or all(self._is_known(host) for host in Headers(scope=scope).getlist("host")):
-            return None
-        return HostNotAllowedError(
-            "This server accepts requests of its own machine only: the name in the Host header is not one of its names."
-        )
-
-    def _is_known(self, host: str) -> bool:
-        name = _without_port(host)
-        return name in self._names or _is_ip_address(name)
-
-
-class OriginCheck:
-    """403 for requests that a browser sends on behalf of another web site, WebSockets included.
-
-    CORS keeps other sites from reading answers, but not from sending requests that need no preflight (a form
-    with a file, for example) or from opening WebSockets: without this, any page that somebody has open could
-    make a server on their machine that needs no key work for it. Links from other sites still work. Programs
-    other than browsers send neither `Sec-Fetch-Site` nor `Origin`.
-    """
-
-    def __init__(self, allowed_origins: Sequence[str]) -> None:
-        """`*` among the origins lets every site in."""
-        self._allowed = frozenset(allowed_origins)
-
-    def __call__(self, scope: Scope) -> OmniError | None:
-        if self._is_allowed(scope, Headers(scope=scope)):
-            return None
-        return OriginNotAllowedError(
-            "This server takes no requests of other web sites, unless they are among its --allowed-origins."
-        )
-
-    def _is_allowed(self, scope: Scope, headers: Headers) -> bool:
-        site = headers.get("sec-fetch-site")  # no script can set it; browsers leave it out on plain HTTP
-        origin = headers.get("origin")
-        if "*" in self._allowed or origin in self._allowed or site in ("same-origin", "none"):
-            return True
-        if site is None:
-            return origin is None or _is_own(origin, headers)
-        return origin is None and _is_link(scope, headers)
+def needs_key(config: ApiConfig, path: str, method: str) -> bool:
+    """Whether a request needs a key, where the server has keys. Browsers send none with OPTIONS, and no route
+    does anything for it."""
+    if method == "OPTIONS" or path in PROBES:
+        return False
+    is_open = (
+        path in WEB_PAGE
+        or path.startswith(WEB_PAGE_FOLDERS)
+        or (path in METRICS and not config.metrics_need_key)
+        or (path in VOICE_LISTS and config.public_voice_lists)
+    )
+    return not (is_open and method in ("GET", "HEAD"))
 
 
 class CorsHeaders(CORSMiddleware):
@@ -240,12 +206,6 @@ def read_key_file(path: Path) -> tuple[str, ...]:
 def is_loopback(host: str) -> bool:
     """Whether a server that listens on `host` can be reached from its own machine only."""
     return host == "localhost" or (_is_ip_address(host) and ip_address(host).is_loopback)
-
-
-def is_local_only(config: ApiConfig) -> bool:
-    """Without keys, open to this machine's programs: to its browsers too, and so to web pages, if
-    nothing is done."""
-    return not config.api_keys and config.uds is None and is_loopback(config.host)
 
 
 def _given_key(scope: Scope) -> bytes | None:

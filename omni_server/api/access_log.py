@@ -6,85 +6,65 @@ Nothing that a client sent appears in it but the path of an unknown URL: no prom
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+from omni_server.api.access import METRICS, PROBES
 from omni_server.api.request_record import AnswerRecord, RequestRecord
 from omni_server.log_format import Field, StructuredMessage
-from omni_server.types import PromptTokens
 
 logger = logging.getLogger(__name__)
 
-QUIET_ROUTES = frozenset(
-    {"/health", "/healthz", "/ready", "/readyz", "/live", "/livez", "/ping", "/metrics", "/load", "/version"}
-)
+QUIET_ROUTES = PROBES | METRICS
 """Asked every few seconds by machines: their lines have level DEBUG unless they fail inside the server."""
 
 _MAX_PATH = 100
 
 
+@dataclass(frozen=True)
 class RequestLine(StructuredMessage):
     """The end of an HTTP request or a session, or of one answer in a session."""
 
-    def __init__(
-        self,
-        what: str,
-        record: RequestRecord,
-        answers: Sequence[AnswerRecord],
-        *,
-        status: int | None,
-        client: str | None,
-        seconds: float,
-    ) -> None:
-        """`what` is method and route. `status` is None for an answer inside a session."""
-        self._what = what
-        self._record = record
-        self._answers = answers
-        self._status = status
-        self._client = client
-        self._seconds = seconds
+    what: str
+    """Method and route."""
+    record: RequestRecord
+    answers: Sequence[AnswerRecord]
+    seconds: float
+    status: int | None = None
+    """None for an answer inside a session."""
+    client: str | None = None
 
     def summary(self) -> str:
-        return self._what if self._status is None else f"{self._what} {self._status}"
+        return self.what if self.status is None else f"{self.what} {self.status}"
 
     def fields(self) -> Mapping[str, Field]:
-        record = self._record
+        record = self.record
         fields: dict[str, Field] = {"request_id": record.request_id, "caller": record.caller}
-        if self._client is not None:
-            fields["client"] = self._client
-        if self._status is not None:
-            fields["status"] = self._status
-            if record.error is not None:
-                fields["error"] = record.error.code or record.error.type
+        if self.client is not None:
+            fields["client"] = self.client
+        if self.status is not None:
+            fields["status"] = self.status
+            if record.error_code is not None:
+                fields["error"] = record.error_code
         if record.num_retries:
             fields["retry"] = record.num_retries
-        fields["seconds"] = self._seconds
-        if self._answers:
-            fields |= _answer_fields(self._answers)
+        fields["seconds"] = self.seconds
+        if self.answers:
+            fields |= _answer_fields(self.answers)
         return fields
 
 
-def log_request(
-    what: str,
-    route: str,
-    record: RequestRecord,
-    *,
-    status: int,
-    client: str | None,
-) -> None:
+def log_request(what: str, route: str, record: RequestRecord, *, status: int, client: str | None) -> None:
     """The line of an HTTP request or session that is over; `what` is method and path."""
     level = logging.DEBUG if route in QUIET_ROUTES and status != 500 else logging.INFO
     if record.is_logged and logger.isEnabledFor(level):
         seconds = time.perf_counter() - record.began
-        logger.log(
-            level, RequestLine(what, record, record.answers, status=status, client=client, seconds=seconds)
-        )
+        logger.log(level, RequestLine(what, record, record.answers, seconds, status, client))
 
 
 def log_session_answer(record: RequestRecord, answer: AnswerRecord) -> None:
     """The line of one answer inside a WebSocket session."""
     if record.is_logged:
-        logger.info(
-            RequestLine("answer", record, [answer], status=None, client=None, seconds=answer.duration_s)
-        )
+        logger.info(RequestLine("answer", record, [answer], answer.duration_s))
 
 
 def shown_path(path: str) -> str:
@@ -105,9 +85,12 @@ def _answer_fields(answers: Sequence[AnswerRecord]) -> dict[str, Field]:
     fields["outcome"] = worst.outcome
     if worst.reason:
         fields["reason"] = worst.reason
-    prompts = [answer.prompt for answer in answers if answer.prompt is not None]
-    if prompts:
-        fields |= _prompt_fields(prompts[0])
+    prompt = next((answer.prompt for answer in answers if answer.prompt is not None), None)
+    if prompt is not None:
+        fields["prompt_tokens"] = prompt.total
+        for kind, number in (("audio", prompt.audio), ("image", prompt.image), ("video", prompt.video)):
+            if number:
+                fields[f"prompt_{kind}"] = number
     usages = [answer.finished.usage for answer in answers if answer.finished is not None]
     if usages and first.kind != "image":
         fields["text_tokens"] = sum(usage.text_tokens for usage in usages)
@@ -131,9 +114,3 @@ def _answer_fields(answers: Sequence[AnswerRecord]) -> dict[str, Field]:
                 name = f"stage_{name}" if name in fields else name
                 fields[name] = (times.first_output_s, times.last_output_s)
     return fields
-
-
-def _prompt_fields(prompt: PromptTokens) -> dict[str, Field]:
-    fields: dict[str, Field] = {"prompt_tokens": prompt.total}
-    of_media = {"prompt_audio": prompt.audio, "prompt_image": prompt.image, "prompt_video": prompt.video}
-    return fields | {name: count for name, count in of_media.items() if count}

@@ -1,14 +1,16 @@
 """The ASGI application."""
 
+from functools import partial
+
 from fastapi import FastAPI
 
 from omni_server import __version__
-from omni_server.api.access import AccessMiddleware, ApiKeys, CorsHeaders, OpenPaths, access_checks
+from omni_server.api.access import AccessMiddleware, ApiKeys, CorsHeaders, needs_key
 from omni_server.api.chat import chat_router
 from omni_server.api.config import ApiConfig
 from omni_server.api.errors import install_error_handlers
 from omni_server.api.images import images_router
-from omni_server.api.limits import Admission, AdmissionMiddleware, BodyBudget, BodyLimitMiddleware
+from omni_server.api.limits import Admission, AdmissionMiddleware, BodyLimitMiddleware
 from omni_server.api.middleware import RequestIdMiddleware, UnexpectedErrorMiddleware
 from omni_server.api.models import models_router
 from omni_server.api.openapi import install_openapi
@@ -45,10 +47,10 @@ def create_app(state: ServerState, config: ApiConfig) -> FastAPI:
         root_path=config.root_path,
     )
     install_error_handlers(app)
-    app.include_router(chat_router(state, config))
+    app.include_router(chat_router(state, config, admission))
     app.include_router(speech_router(state, config))
     app.include_router(transcriptions_router(state, config))
-    app.include_router(images_router(state))
+    app.include_router(images_router(state, admission))
     app.include_router(models_router(state))
     app.include_router(health_router(state, admission))
     app.include_router(metrics_router(state, admission))
@@ -57,22 +59,14 @@ def create_app(state: ServerState, config: ApiConfig) -> FastAPI:
         app.include_router(docs_router())
     app.include_router(realtime_router(state, config))
     # The one added last is outermost.
-    app.add_middleware(
-        BodyLimitMiddleware,
-        max_bytes=config.max_body_bytes,
-        timeout_s=config.body_timeout_s,
-        budget=BodyBudget(state.metrics, config.max_total_body_bytes),
-    )
+    app.add_middleware(BodyLimitMiddleware, config=config, metrics=state.metrics)
     app.add_middleware(AdmissionMiddleware, admission=admission, state=state)
-    open_paths = OpenPaths(
-        metrics_need_key=config.metrics_need_key, public_voice_lists=config.public_voice_lists
-    )
-    app.add_middleware(AccessMiddleware, checks=access_checks(config, keys, open_paths))
+    app.add_middleware(AccessMiddleware, config=config, keys=keys)
     app.add_middleware(UnexpectedErrorMiddleware)
     if config.cors.allowed_origins:
         app.add_middleware(CorsHeaders, rules=config.cors)
     app.add_middleware(
         RequestIdMiddleware, metrics=state.metrics, is_logged=config.access_log, tracer=state.tracer
     )
-    install_openapi(app, needs_key=open_paths.need_key if keys else None)
+    install_openapi(app, needs_key=partial(needs_key, config) if keys else None)
     return app

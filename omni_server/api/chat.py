@@ -13,23 +13,22 @@ from fastapi import APIRouter, Request, Response
 
 from omni_server.api.answer_stream import close_all, follow_choices, submit_all
 from omni_server.api.config import ApiConfig
-from omni_server.api.limits import take_places_of_choices
+from omni_server.api.limits import Admission
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.messages import AudioHistory
-from omni_server.api.openapi import CHAT_RESPONSES, request_body
-from omni_server.api.parse import ChatTurn, parse_chat_request
+from omni_server.api.openapi import EXAMPLE_MODEL, GENERATION_ERRORS, event_stream, request_body
+from omni_server.api.parse import parse_chat_request
 from omni_server.api.render import (
     Answer,
+    ChatCompletion,
+    ChatCompletionChunk,
     ChoiceRenderer,
-    ChunkRenderer,
     CollectedChoice,
-    api_finish_reason,
-    message_audio,
     render_completion,
     total_usage,
 )
 from omni_server.api.request_record import ANONYMOUS, current_request
-from omni_server.api.schemas import ChatCompletionRequest
+from omni_server.api.schemas import ChatCompletionRequest, NamedTool
 from omni_server.api.state import ServerState
 from omni_server.api.streaming import KEEP_ALIVE, EventStreamResponse, until_disconnect
 from omni_server.api.validation import read_json, validate
@@ -42,15 +41,16 @@ _INLINE_SAMPLES = 10 * SAMPLE_RATE_HZ
 
 
 class ChatService:
-    def __init__(self, state: ServerState, config: ApiConfig) -> None:
+    def __init__(self, state: ServerState, config: ApiConfig, admission: Admission) -> None:
         self._state = state
+        self._admission = admission
         self._keep_alive_s = config.sse_keep_alive_s
         self._text_in_content = config.chat_text_in_content
         self._history = AudioHistory(config.audio_history_ttl_s, config.audio_history_entries)
         self._media = MediaLoader.from_config(config)
 
-    async def create(self, request: Request) -> Response:
-        """All that can be refused is refused before the status of a stream is sent. Raises `OmniError`."""
+    # All that can be refused is refused before the status of a stream is sent.
+    async def create_chat_completion(self, request: Request) -> Response:
         self._state.require_generator()  # rather than after many megabytes of body
         body = await read_json(request)
         return await until_disconnect(self._answer(body), request.receive)
@@ -58,8 +58,9 @@ class ChatService:
     async def _answer(self, body: object) -> Response:
         generator = self._state.require_generator()
         request_id = f"chatcmpl-{uuid.uuid4().hex}"
-        turn = await parse_chat_request(
-            validate(ChatCompletionRequest, body),
+        request = validate(ChatCompletionRequest, body)
+        requests, audio_format = await parse_chat_request(
+            request,
             request_id,
             generator.model_info,
             self._media,
@@ -70,50 +71,48 @@ class ChatService:
             created=int(time.time()),
             model=generator.model_info.name,
             fingerprint=generator.model_info.fingerprint,
-            audio_id=f"audio_{uuid.uuid4().hex}" if turn.audio_format is not None else None,
+            audio_format=audio_format,
+            audio_id=f"audio_{uuid.uuid4().hex}" if audio_format is not None else None,
             text_in_content=self._text_in_content,
+            include_usage=request.stream_options is not None and request.stream_options.include_usage is True,
+            call_finish_reason="stop" if isinstance(request.tool_choice, NamedTool) else "tool_calls",
         )
-        take_places_of_choices(len(turn.requests))
-        generations = await submit_all(generator, turn.requests)
-        if turn.stream:
-            frames = self._frames(generations, turn, answer)
+        self._admission.enter_choices(len(requests))
+        generations = await submit_all(generator, requests)
+        if request.stream:
+            may_call = requests[0].tools is not None
+            frames = self._frames(generations, answer, may_call=may_call)
             return EventStreamResponse(request_id, frames, release=lambda: close_all(generations))
         try:
-            return await self._complete(generations, turn, answer)
+            return await self._complete(generations, answer, with_logprobs=request.logprobs is True)
         finally:
             await close_all(generations)
 
-    async def _complete(self, generations: Sequence[Generation], turn: ChatTurn, answer: Answer) -> Response:
-        collected = [
-            CollectedChoice(with_logprobs=turn.with_logprobs, call_finish_reason=turn.call_finish_reason)
-            for _ in generations
-        ]
+    async def _complete(
+        self, generations: Sequence[Generation], answer: Answer, *, with_logprobs: bool
+    ) -> Response:
+        collected = [CollectedChoice(with_logprobs=with_logprobs) for _ in generations]
         async with aclosing(follow_choices(generations, self._state)) as events:
             async for item in events:
                 if item is not None:
                     collected[item[0]].take(item[1])
-        usage = total_usage([choice.usage for choice in collected])
-        spoken, audio_format = collected[0], turn.audio_format
+        spoken, audio_format = collected[0], answer.audio_format
         if audio_format is None or spoken.is_call:
-            return Response(render_completion(answer, collected, None, usage), media_type="application/json")
+            return Response(render_completion(answer, collected), media_type="application/json")
         expires_at = self._remember(answer, spoken.text)
 
         def render() -> bytes:
             audio_file = encode(spoken.samples(), audio_format)
-            audio = message_audio(answer, spoken.text, audio_file, expires_at)
-            return render_completion(answer, collected, audio, usage)
+            return render_completion(answer, collected, audio_file, expires_at)
 
         return Response(await asyncio.to_thread(render), media_type="application/json")
 
     async def _frames(
-        self, generations: Sequence[Generation], turn: ChatTurn, answer: Answer
+        self, generations: Sequence[Generation], answer: Answer, *, may_call: bool
     ) -> AsyncGenerator[bytes, None]:
         """Empty ones among them are not to be sent. A failure leaves out finish reason and `[DONE]`."""
-        chunks = ChunkRenderer(answer, include_usage=turn.include_usage)
-        renderers = [
-            ChoiceRenderer(chunks, index, may_call=turn.may_call) for index in range(len(generations))
-        ]
-        encoder = StreamEncoder(turn.audio_format) if turn.audio_format is not None else None
+        renderers = [ChoiceRenderer(answer, index, may_call=may_call) for index in range(len(generations))]
+        encoder = StreamEncoder(answer.audio_format) if answer.audio_format is not None else None
         text: list[str] = []  # of the only choice of a spoken answer
         usages: list[Usage] = []
         for renderer in renderers:
@@ -137,10 +136,10 @@ class ChatService:
                         usages.append(event.usage)
                         last_audio = await _last_audio(encoder) if encoder is not None else b""
                         expires_at = self._remember(answer, "".join(text))
-                        reason = api_finish_reason(event.finish_reason, turn.call_finish_reason)
+                        reason = answer.finish_reason(event.finish_reason)
                         # What is there at once is sent at once: each piece costs a system call.
                         yield b"".join(renderer.closing(last_audio, expires_at, reason))
-        yield b"".join(chunks.ending(total_usage(usages)))
+        yield b"".join(answer.ending(total_usage(usages)))
 
     def _remember(self, answer: Answer, transcript: str) -> int:
         """Unix time until which the answer's `audio.id` can be used; 0 for one without audio."""
@@ -165,17 +164,57 @@ async def _last_audio(encoder: StreamEncoder) -> bytes:
     return encoder.close() if encoder.is_quick else await asyncio.to_thread(encoder.close)
 
 
-def chat_router(state: ServerState, config: ApiConfig) -> APIRouter:
-    router = APIRouter(tags=["chat"])
-    service = ChatService(state, config)
+def _chat(text: str, **fields: object) -> dict[str, object]:
+    return {"model": EXAMPLE_MODEL, "messages": [{"role": "user", "content": text}], **fields}
 
-    @router.post(
+
+_CITY: dict[str, object] = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+
+_EXAMPLES: dict[str, dict[str, object]] = {
+    "text": _chat("What is the capital of France?", max_completion_tokens=64),
+    "speech": _chat(
+        "What is the capital of France?",
+        modalities=["text", "audio"],
+        audio={"voice": "alloy", "format": "wav"},
+    ),
+    "streamed speech": _chat(
+        "What is the capital of France?",
+        modalities=["text", "audio"],
+        audio={"voice": "alloy", "format": "pcm16"},
+        stream=True,
+        stream_options={"include_usage": True},
+    ),
+    "JSON": _chat(
+        "What is the capital of France?",
+        response_format={"type": "json_schema", "json_schema": {"name": "city", "schema": _CITY}},
+    ),
+    "tool": _chat(
+        "What is the weather in Paris?",
+        tools=[{"type": "function", "function": {"name": "weather", "parameters": _CITY}}],
+    ),
+    "log-probabilities": _chat("Say yes or no.", logprobs=True, top_logprobs=2, temperature=0, n=2),
+}
+
+
+def chat_router(state: ServerState, config: ApiConfig, admission: Admission) -> APIRouter:
+    router = APIRouter(tags=["chat"])
+    router.post(
         "/v1/chat/completions",
         summary="Answer a conversation with text, or with text and speech",
-        responses=CHAT_RESPONSES,
-        openapi_extra=request_body(ChatCompletionRequest),
-    )
-    async def create_chat_completion(request: Request) -> Response:
-        return await service.create(request)
-
+        responses={
+            200: {
+                "model": ChatCompletion,
+                "description": "The answer; with `stream: true` as server-sent events, "
+                "the last of which is `[DONE]`.",
+                "content": {"text/event-stream": event_stream(ChatCompletionChunk, last="[DONE]")},
+            },
+            **GENERATION_ERRORS,
+        },
+        openapi_extra=request_body(ChatCompletionRequest, _EXAMPLES),
+    )(ChatService(state, config, admission).create_chat_completion)
     return router

@@ -15,6 +15,7 @@ from omni_server.api.schemas import (
     StructuredOutputs,
     Tool,
 )
+from omni_server.api.validation import unsupported
 from omni_server.errors import InvalidRequestError
 from omni_server.types import FunctionTool, StructuredOutput, StructuredOutputKind, ToolUse
 
@@ -62,11 +63,6 @@ def tool_use(body: ChatCompletionRequest) -> ToolUse | None:
             is_required = allowed.mode == "required"
     is_parallel = body.parallel_tool_calls is not False and not isinstance(choice, NamedTool)
     return ToolUse(tools, names, is_required=is_required, is_parallel=is_parallel)
-
-
-def is_named(body: ChatCompletionRequest) -> bool:
-    """The request says which function to call."""
-    return isinstance(body.tool_choice, NamedTool)
 
 
 def _check_names(tools: Sequence[Tool]) -> None:
@@ -117,40 +113,34 @@ def structured_output(
     body: ChatCompletionRequest, *, with_speech: bool, with_tools: bool
 ) -> StructuredOutput | None:
     """None where the text is free. Raises `InvalidRequestError` for what cannot be combined."""
-    output = _response_format(body)
+    output: StructuredOutput | None = None
+    match body.response_format:
+        case JsonObjectFormat():
+            output = StructuredOutput("json", _ANY_OBJECT, "response_format")
+        case JsonSchemaFormat(json_schema=given):
+            schema = _ANY_OBJECT if given.json_schema is None else json.dumps(given.json_schema)
+            output = StructuredOutput("json", schema, "response_format")
     if body.structured_outputs is not None:
         if output is not None:
             raise InvalidRequestError(
                 "'structured_outputs' and 'response_format' cannot be combined.", param="structured_outputs"
             )
         if with_tools:
-            raise InvalidRequestError(
+            raise unsupported(
                 "'structured_outputs' cannot be combined with 'tools'; 'response_format' can.",
-                param="structured_outputs",
-                code="unsupported_value",
+                "structured_outputs",
             )
         output = _structured_outputs(body.structured_outputs)
-    if output is not None:
-        check_grammar_size(output.value, param=output.param)
-    if output is not None and with_speech:
+    if output is None:
+        return None
+    check_grammar_size(output.value, param=output.param)
+    if with_speech:
         param = output.param.partition(".")[0]
-        raise InvalidRequestError(
+        raise unsupported(
             f"'{param}' is supported only where the answer is text: 'modalities' must not hold 'audio'.",
-            param=param,
-            code="unsupported_value",
+            param,
         )
     return output
-
-
-def _response_format(body: ChatCompletionRequest) -> StructuredOutput | None:
-    match body.response_format:
-        case JsonObjectFormat():
-            return StructuredOutput("json", _ANY_OBJECT, "response_format")
-        case JsonSchemaFormat(json_schema=given):
-            schema = _ANY_OBJECT if given.json_schema is None else json.dumps(given.json_schema)
-            return StructuredOutput("json", schema, "response_format")
-        case _:
-            return None
 
 
 def _structured_outputs(given: StructuredOutputs) -> StructuredOutput:
@@ -211,53 +201,45 @@ def schema_of_object(name: str, parameters: Mapping[str, object] | None, param: 
     """
     if parameters is None:
         return _NO_PARAMETERS
-    return _Root(parameters, name, param).typed(parameters)
+    root = parameters
 
+    def refused(found: str) -> InvalidRequestError:
+        return InvalidRequestError(
+            f"Invalid schema for function '{name}': "
+            f"schema must be a JSON schema of 'type: \"object\"', {found}.",
+            param=param,
+            code="invalid_function_parameters",
+        )
 
-class _Root:
-    """One function's schema as a whole."""
-
-    def __init__(self, schema: Mapping[str, object], name: str, param: str) -> None:
-        self._schema = schema
-        self._name = name
-        self._param = param
-
-    def typed(self, schema: Mapping[str, object]) -> Mapping[str, object]:
+    def typed(schema: Mapping[str, object]) -> Mapping[str, object]:
         if schema.get("type", "object") != "object":
-            raise self._refused(f"got 'type: {_shown(schema['type'])}'")
+            raise refused(f"got 'type: {_shown(schema['type'])}'")
         enum = schema.get("enum", [])
         values = [*(enum if isinstance(enum, list) else [enum]), schema.get("const", {})]
         if not all(isinstance(value, dict) for value in values):
-            raise self._refused("but 'enum' or 'const' holds other values")
-        if "$ref" in schema and not self._is_plain_object(schema["$ref"]):
-            raise self._refused(f"but '$ref: {_shown(schema['$ref'])}' does not lead to one")
-        typed: dict[str, object] = {**schema, "type": "object"}
+            raise refused("but 'enum' or 'const' holds other values")
+        if "$ref" in schema and not _is_plain_object(root, schema["$ref"]):
+            raise refused(f"but '$ref: {_shown(schema['$ref'])}' does not lead to one")
+        whole: dict[str, object] = {**schema, "type": "object"}
         for key in _COMBINED:
             branches = schema.get(key)
             if isinstance(branches, list):
-                typed[key] = [
-                    self.typed(branch) if isinstance(branch, dict) else branch for branch in branches
-                ]
-        return typed
+                whole[key] = [typed(branch) if isinstance(branch, dict) else branch for branch in branches]
+        return whole
 
-    def _is_plain_object(self, reference: object) -> bool:
-        """What the reference leads to says itself that it is an object, and nothing stronger than that."""
-        if not isinstance(reference, str) or not reference.startswith("#"):
-            return False
-        here: object = self._schema
-        for key in reference[1:].split("/")[1:]:
-            here = here.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(here, dict) else None
-        if not isinstance(here, dict) or here.get("type") != "object":
-            return False
-        return here.keys().isdisjoint((*_COMBINED, "$ref", "enum", "const"))
+    return typed(root)
 
-    def _refused(self, found: str) -> InvalidRequestError:
-        return InvalidRequestError(
-            f"Invalid schema for function '{self._name}': "
-            f"schema must be a JSON schema of 'type: \"object\"', {found}.",
-            param=self._param,
-            code="invalid_function_parameters",
-        )
+
+def _is_plain_object(root: Mapping[str, object], reference: object) -> bool:
+    """What the reference leads to says itself that it is an object, and nothing stronger than that."""
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return False
+    here: object = root
+    for key in reference[1:].split("/")[1:]:
+        here = here.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(here, dict) else None
+    if not isinstance(here, dict) or here.get("type") != "object":
+        return False
+    return here.keys().isdisjoint((*_COMBINED, "$ref", "enum", "const"))
 
 
 def _shown(value: object) -> str:

@@ -3,22 +3,32 @@
 from collections.abc import Mapping
 
 from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
 from omni_server.api.request_record import current_request
-from omni_server.api.responses import ErrorBody, ErrorEnvelope
 from omni_server.errors import AuthenticationError, InvalidRequestError, OmniError, StageDownError
 
 CLIENT_CLOSED_REQUEST = 499
 """nginx's status for the log; the client is gone and sees nothing."""
 
-_RETRY_AFTER_S = {"model_not_ready": 5, "engine_dead": 5, "server_shutting_down": 5}
-_STAGE_RETRY_AFTER_S = 5
+_SLOW_RETRY_CODES = ("model_not_ready", "engine_dead", "server_shutting_down")
+_SLOW_RETRY_AFTER_S = 5
 _MAX_MESSAGE = 1000
+
+
+class ErrorBody(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorEnvelope(BaseModel):
+    error: ErrorBody
 
 
 def envelope(error: OmniError) -> ErrorEnvelope:
@@ -46,12 +56,8 @@ def error_response(error: OmniError, headers: Mapping[str, str] | None = None) -
     if isinstance(error, AuthenticationError):
         all_headers["www-authenticate"] = 'Bearer realm="omni-server"'
     if error.status in (429, 503):
-        seconds = (
-            _STAGE_RETRY_AFTER_S
-            if isinstance(error, StageDownError)
-            else _RETRY_AFTER_S.get(error.code or "", 1)
-        )
-        all_headers.setdefault("retry-after", str(seconds))
+        is_slow = isinstance(error, StageDownError) or error.code in _SLOW_RETRY_CODES
+        all_headers.setdefault("retry-after", str(_SLOW_RETRY_AFTER_S if is_slow else 1))
     elif error.status >= 500:
         # By themselves the clients would repeat it twice: a request that failed or ran for too long once will
         # again.
@@ -74,7 +80,6 @@ def unexpected_error() -> OmniError:
 def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(OmniError, _on_omni_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
-    app.add_exception_handler(RequestValidationError, _on_request_validation_error)
     app.add_exception_handler(ClientDisconnect, _on_client_disconnect)
     not_found = app.router.default
 
@@ -118,15 +123,6 @@ def _methods_of(request: Request) -> set[str]:
     routes = [route for route in request.app.routes if isinstance(route, Route)]
     matching = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
     return {method for route in matching for method in route.methods or ()}
-
-
-async def _on_request_validation_error(request: Request, error: Exception) -> Response:
-    """Raised by FastAPI for parameters in the path, query and headers; bodies are
-    read in `omni_server.api.validation`."""
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    param = str(first["loc"][-1])
-    return error_response(InvalidRequestError(f"Invalid '{param}': {first['msg']}.", param=param))
 
 
 async def _on_client_disconnect(request: Request, error: Exception) -> Response:

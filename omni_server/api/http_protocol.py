@@ -72,9 +72,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
         if self.cycle is not None:
-            self.cycle.transport = (
-                self.transport
-            )  # not the wrapper, which refers to this protocol: no cycle is left
+            # Not the wrapper, which refers to this protocol: no cycle is left.
+            self.cycle.transport = self.transport
 
     def data_received(self, data: bytes) -> None:
         if self._is_discarding:

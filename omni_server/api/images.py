@@ -7,21 +7,22 @@ import time
 import uuid
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import numpy as np
 import numpy.typing as npt
 from fastapi import APIRouter, Request, Response
 from PIL import Image
+from pydantic import BaseModel, ConfigDict, Field
 
 from omni_server.api.answer_stream import close_all, follow_choices, submit_all
-from omni_server.api.image_schemas import GeneratedImage, ImageFormat, ImageRequest, ImagesResponse
-from omni_server.api.limits import take_places_of_choices
-from omni_server.api.openapi import IMAGE_RESPONSES, request_body
+from omni_server.api.limits import Admission
+from omni_server.api.openapi import GENERATION_ERRORS, request_body
 from omni_server.api.parse import check_extra_fields, check_model
+from omni_server.api.schemas import Seed
 from omni_server.api.state import ServerState
 from omni_server.api.streaming import until_disconnect
-from omni_server.api.validation import read_json, unsupported_choice, validate
+from omni_server.api.validation import Integer, read_json, unsupported, unsupported_choice, validate
 from omni_server.errors import InvalidRequestError
 from omni_server.types import (
     ChatMessage,
@@ -32,6 +33,62 @@ from omni_server.types import (
     OmniRequest,
     TextPart,
 )
+
+MAX_IMAGES = 10
+"""Per request, as OpenAI allows."""
+MAX_PROMPT_CHARACTERS = 32_000
+"""OpenAI's limit."""
+
+ImageFormat = Literal["png", "jpeg", "webp"]
+
+
+class ImageRequest(BaseModel):
+    """Fields that are not listed are accepted and ignored, as clients send many, except for those that would
+    change the image (`omni_server.api.images`)."""
+
+    model_config = ConfigDict(strict=True, extra="allow", use_attribute_docstrings=True)
+
+    model: str | None = None
+    """The served model is the default."""
+    prompt: Annotated[str, Field(max_length=MAX_PROMPT_CHARACTERS, json_schema_extra={"pattern": r"\S"})]
+    """What the image shows; not only white space."""
+    n: Annotated[Integer, Field(ge=1, le=MAX_IMAGES)] | None = None
+    """How many images; 1 is the default. With a seed, the second image has the next seed, and so on."""
+    size: Annotated[str, Field(examples=["auto", "1024x1024"])] | None = None
+    """Width and height in pixels, of those that the model offers; `auto`, the default, is the model's."""
+    seed: Seed | None = None
+    """Extension: makes the images repeatable."""
+    response_format: Literal["b64_json"] | None = None
+    """The server keeps no files, so it has no URLs."""
+    output_format: ImageFormat | None = None
+    """`png` is the default."""
+    output_compression: Annotated[Integer, Field(ge=0, le=100)] | None = None
+    """Quality of `jpeg` and `webp`; 100, the default, is the best."""
+    quality: Literal["auto", "standard"] | None = None
+    style: Literal["vivid"] | None = None
+    """OpenAI's default, which changes nothing here."""
+    background: Literal["auto", "opaque"] | None = None
+    moderation: Literal["auto", "low"] | None = None
+    """Nothing is moderated."""
+    user: str | None = None
+    safety_identifier: str | None = None
+
+
+class GeneratedImage(BaseModel):
+    b64_json: str
+    """Base64 of the file."""
+
+
+class ImagesResponse(BaseModel):
+    created: int
+    """Unix time."""
+    data: list[GeneratedImage]
+    background: Literal["opaque"] = "opaque"
+    output_format: ImageFormat
+    size: str
+
+
+_EXAMPLES: dict[str, dict[str, object]] = {"image": {"prompt": "A lighthouse at dusk", "seed": 1}}
 
 _HARMLESS_VALUES: dict[str, tuple[object, ...]] = {
     "stream": (None, False),
@@ -48,42 +105,31 @@ _HARMLESS_VALUES: dict[str, tuple[object, ...]] = {
 _HINTS = {"stream": "Images are not streamed by this server: leave 'stream' out."}
 
 
-@dataclass(frozen=True)
-class _Job:
-    """What to generate, and how to answer."""
-
-    requests: tuple[OmniRequest, ...]
-    """One for each image."""
-    size: ImageSize
-    file_format: ImageFormat
-    quality: int
-    """Of lossy formats, 0 to 100."""
-
-
-def images_router(state: ServerState) -> APIRouter:
+def images_router(state: ServerState, admission: Admission) -> APIRouter:
     router = APIRouter(tags=["images"])
 
     @router.post(
         "/v1/images/generations",
         summary="Generate images from a prompt",
-        responses=IMAGE_RESPONSES,
-        openapi_extra=request_body(ImageRequest),
+        responses={200: {"model": ImagesResponse, "description": "The images."}, **GENERATION_ERRORS},
+        openapi_extra=request_body(ImageRequest, _EXAMPLES),
     )
     async def create_images(request: Request) -> Response:
         state.require_generator()  # rather than after the body
         body = await read_json(request)
-        return await until_disconnect(_answer(state, body), request.receive)
+        return await until_disconnect(_answer(state, admission, body), request.receive)
 
     return router
 
 
-async def _answer(state: ServerState, body: object) -> Response:
+async def _answer(state: ServerState, admission: Admission, given: object) -> Response:
     """Raises `OmniError`. The images are generated at the same time; if one fails, there is no answer."""
     generator = state.require_generator()
-    job = _parse(validate(ImageRequest, body), generator.model_info)
-    take_places_of_choices(len(job.requests))
+    body = validate(ImageRequest, given)
+    requests, size = _parse(body, generator.model_info)
+    admission.enter_choices(len(requests))
     try:
-        generations = await submit_all(generator, job.requests)
+        generations = await submit_all(generator, requests)
     except InvalidRequestError as error:
         if error.param == "messages":
             error.param = "prompt"
@@ -96,36 +142,32 @@ async def _answer(state: ServerState, body: object) -> Response:
                     images[item[0]] = item[1].pixels
     finally:
         await close_all(generations)
-    in_order = [images[index] for index in range(len(job.requests))]
-    return Response(await asyncio.to_thread(_render, job, in_order), media_type="application/json")
+    in_order = [images[index] for index in range(len(requests))]
+    return Response(await asyncio.to_thread(_render, body, size, in_order), media_type="application/json")
 
 
-def _parse(body: ImageRequest, model: ModelInfo) -> _Job:
-    """The rules between fields, and those of the model.
+def _parse(body: ImageRequest, model: ModelInfo) -> tuple[list[OmniRequest], ImageSize]:
+    """The rules between fields, and those of the model. One request for each image.
 
     Raises `InvalidRequestError` or `ModelNotFoundError`.
     """
     check_model(model.name if body.model is None else body.model, model)
     check_extra_fields(body.model_extra, _HARMLESS_VALUES, _HINTS)
     if not model.image_sizes:
-        raise InvalidRequestError(
-            f"The model '{model.name}' does not generate images.", param="model", code="unsupported_value"
-        )
+        raise unsupported(f"The model '{model.name}' does not generate images.", "model")
     if not body.prompt.strip():
         raise InvalidRequestError(
             "Invalid 'prompt': it says nothing about the image.", param="prompt", code="empty_string"
         )
     size = _size(body.size, model.image_sizes)
-    file_format = body.output_format or "png"
-    quality = 100 if body.output_compression is None else body.output_compression
-    if quality != 100 and file_format == "png":
+    if body.output_compression not in (None, 100) and body.output_format in (None, "png"):
         raise InvalidRequestError(
             "'output_compression' is allowed only where 'output_format' is 'jpeg' or 'webp'.",
             param="output_compression",
         )
     name = f"img-{uuid.uuid4().hex}"
     began_at = time.monotonic()
-    requests = tuple(
+    requests = [
         OmniRequest(
             request_id=f"{name}-{index}",
             messages=(ChatMessage("user", (TextPart(body.prompt),)),),
@@ -134,8 +176,8 @@ def _parse(body: ImageRequest, model: ModelInfo) -> _Job:
             is_another_choice=index > 0,
         )
         for index in range(body.n or 1)
-    )
-    return _Job(requests, size, file_format, quality)
+    ]
+    return requests, size
 
 
 def _size(name: str | None, offered: Sequence[ImageSize]) -> ImageSize:
@@ -147,14 +189,14 @@ def _size(name: str | None, offered: Sequence[ImageSize]) -> ImageSize:
     raise unsupported_choice("size", name, ("auto", *map(str, offered)))
 
 
-def _render(job: _Job, images: Sequence[npt.NDArray[np.uint8]]) -> bytes:
+def _render(body: ImageRequest, size: ImageSize, images: Sequence[npt.NDArray[np.uint8]]) -> bytes:
     """The answer's body. Takes a fraction of a second for a large image."""
+    file_format = body.output_format or "png"
+    quality = 100 if body.output_compression is None else body.output_compression
     files = []
     for pixels in images:
         file = io.BytesIO()
-        Image.fromarray(pixels).save(file, job.file_format, quality=job.quality)
+        Image.fromarray(pixels).save(file, file_format, quality=quality)
         files.append(GeneratedImage(b64_json=base64.b64encode(file.getvalue()).decode()))
-    response = ImagesResponse(
-        created=int(time.time()), data=files, output_format=job.file_format, size=str(job.size)
-    )
+    response = ImagesResponse(created=int(time.time()), data=files, output_format=file_format, size=str(size))
     return response.model_dump_json().encode()

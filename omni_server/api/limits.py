@@ -5,13 +5,11 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack
-from contextvars import ContextVar
-from dataclasses import dataclass
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from omni_server.api.config import ApiConfig
 from omni_server.api.errors import error_response
 from omni_server.api.request_record import ANONYMOUS, current_request, path_of
 from omni_server.api.server_metrics import ServerMetrics
@@ -45,18 +43,14 @@ class Admission:
         self._max_queue = max_queue
         self._max_per_caller = max_per_caller
         self._clock = clock
-        self._num_in_flight = 0
+        self.num_in_flight = 0
         self._of_caller: Counter[str] = Counter()
         self._mean_s = 1.0
         metrics.limit.set(max_queue)
 
-    @property
-    def num_in_flight(self) -> int:
-        return self._num_in_flight
-
     def check_room(self) -> None:
         """Raises `OverloadedError` if the next request would be refused."""
-        if 0 < self._max_queue <= self._num_in_flight:
+        if 0 < self._max_queue <= self.num_in_flight:
             raise OverloadedError(
                 f"The server is at its limit of {self._max_queue} requests at a time; try again later."
             )
@@ -82,56 +76,36 @@ class Admission:
 
         return leave
 
-    def most(self, caller: str) -> int | None:
-        """How many places `caller` can have at a time; None is no limit."""
-        own = 0 if caller == ANONYMOUS else self._max_per_caller
-        return min((limit for limit in (self._max_queue, own) if limit > 0), default=None)
+    def enter_choices(self, number: int) -> None:
+        """Takes a place for each choice of the current request, which has one; they are given back when it is
+        over.
+
+        Raises `OverloadedError` or `RateLimitError`, and `InvalidRequestError` for more than there can be.
+        """
+        record = current_request()
+        assert record is not None
+        own = 0 if record.caller == ANONYMOUS else self._max_per_caller
+        most = min((limit for limit in (self._max_queue, own) if limit > 0), default=number)
+        if number > most:
+            raise InvalidRequestError(
+                f"Invalid 'n': expected a value <= {most}, the requests that this server takes at a time: "
+                "each choice is one.",
+                param="n",
+                code="integer_above_max_value",
+            )
+        for _ in range(number - 1):
+            record.places.callback(self.enter(record.caller))
 
     def retry_after_s(self) -> int:
         """Whole seconds until one of the places is expected to be free, 1 to `MAX_RETRY_AFTER_S`."""
-        return max(1, min(MAX_RETRY_AFTER_S, math.ceil(self._mean_s / max(1, self._num_in_flight))))
+        return max(1, min(MAX_RETRY_AFTER_S, math.ceil(self._mean_s / max(1, self.num_in_flight))))
 
     def _count(self, caller: str, change: int) -> None:
-        self._num_in_flight += change
+        self.num_in_flight += change
         self._of_caller[caller] += change
         if self._of_caller[caller] == 0:
             del self._of_caller[caller]
-        self._metrics.in_flight.set(self._num_in_flight)
-
-
-@dataclass(frozen=True)
-class _Places:
-    """What one request has taken, given back when `held` is closed."""
-
-    admission: Admission
-    caller: str
-    held: ExitStack
-
-    def take(self) -> None:
-        self.held.callback(self.admission.enter(self.caller))
-
-
-_places: ContextVar[_Places | None] = ContextVar("places", default=None)
-
-
-def take_places_of_choices(number: int) -> None:
-    """A place for each choice of the current request, which has one; they are given back when it is over.
-
-    Raises `OverloadedError` or `RateLimitError`, and `InvalidRequestError` for more than there can be.
-    """
-    places = _places.get()
-    if places is None:
-        return
-    most = places.admission.most(places.caller)
-    if most is not None and number > most:
-        raise InvalidRequestError(
-            f"Invalid 'n': expected a value <= {most}, the requests that this server takes at a time: "
-            "each choice is one.",
-            param="n",
-            code="integer_above_max_value",
-        )
-    for _ in range(number - 1):
-        places.take()
+        self._metrics.in_flight.set(self.num_in_flight)
 
 
 class AdmissionMiddleware:
@@ -149,42 +123,19 @@ class AdmissionMiddleware:
             await self.app(scope, receive, send)
             return
         record = current_request()
-        with ExitStack() as held:
+        assert record is not None
+        with record.places as places:
             if scope["type"] == "websocket" or scope["method"] == "POST":
-                places = _Places(self._admission, ANONYMOUS if record is None else record.caller, held)
                 try:
-                    places.take()
+                    places.callback(self._admission.enter(record.caller))
                 except (OverloadedError, RateLimitError) as error:
                     headers = {"retry-after": str(self._admission.retry_after_s())}
                     await error_response(error, headers)(scope, receive, send)
                     return
-                _places.set(places)
             if scope["type"] == "http":
                 # A session counts its answers itself: an open one does not keep the server from shutting down.
-                held.enter_context(self._state.request_in_flight())
+                places.enter_context(self._state.request_in_flight())
             await self.app(scope, receive, send)
-
-
-class BodyBudget:
-    """Counts the bytes of all bodies that are held at the same time. Belongs to one event loop."""
-
-    def __init__(self, metrics: ServerMetrics, max_bytes: int) -> None:
-        self._metrics = metrics
-        self._max_bytes = max_bytes
-        self._num_bytes = 0
-
-    def take(self, num_bytes: int) -> None:
-        """Raises `OverloadedError`, and has taken nothing then."""
-        if self._num_bytes + num_bytes > self._max_bytes:
-            self._metrics.rejected("max_total_body_size")
-            raise OverloadedError(
-                f"The bodies of all requests together are larger than the {self._max_bytes} bytes "
-                "that this server holds at a time; try again later."
-            )
-        self._num_bytes += num_bytes
-
-    def give_back(self, num_bytes: int) -> None:
-        self._num_bytes -= num_bytes
 
 
 class BodyLimitMiddleware:
@@ -195,21 +146,23 @@ class BodyLimitMiddleware:
     read, and a whole answer is made.
     """
 
-    def __init__(self, app: ASGIApp, max_bytes: int, timeout_s: float, budget: BodyBudget) -> None:
+    def __init__(self, app: ASGIApp, config: ApiConfig, metrics: ServerMetrics) -> None:
         self.app = app
-        self._budget = budget
-        self._max_bytes = max_bytes
-        self._timeout_s = timeout_s
+        self._config = config
+        self._metrics = metrics
+        self._num_bytes = 0
+        """Of all bodies that are held."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        max_bytes = self._config.max_body_bytes
         declared = Headers(scope=scope).get("content-length", "")
-        if declared.isascii() and declared.isdigit() and int(declared[:20]) > self._max_bytes:
-            await error_response(_too_large(self._max_bytes))(scope, receive, send)
+        if declared.isascii() and declared.isdigit() and int(declared[:20]) > max_bytes:
+            await error_response(_too_large(max_bytes))(scope, receive, send)
             return
-        body = _BoundedBody(receive, self._max_bytes, self._timeout_s, self._budget)
+        body = _BoundedBody(receive, self._config, self.take)
         record = current_request()
         assert record is not None
         record.on_response.append(body.release)
@@ -218,49 +171,55 @@ class BodyLimitMiddleware:
         finally:
             body.release()
 
+    def take(self, num_bytes: int) -> None:
+        """A negative number is given back. Raises `OverloadedError`, and has taken nothing then."""
+        max_bytes = self._config.max_total_body_bytes
+        if num_bytes > 0 and self._num_bytes + num_bytes > max_bytes:
+            self._metrics.rejected("max_total_body_size")
+            raise OverloadedError(
+                f"The bodies of all requests together are larger than the {max_bytes} bytes "
+                "that this server holds at a time; try again later."
+            )
+        self._num_bytes += num_bytes
+
 
 class _BoundedBody:
-    def __init__(self, receive: Receive, max_bytes: int, timeout_s: float, budget: BodyBudget) -> None:
+    def __init__(self, receive: Receive, config: ApiConfig, take: Callable[[int], None]) -> None:
         self._receive = receive
-        self._budget = budget
-        self._max_bytes = max_bytes
-        self._timeout_s = timeout_s
+        self._config = config
+        self._take = take
         self._deadline: float | None = None
         self._num_bytes = 0
-        self._num_taken = 0
         self._is_complete = False
         self._is_released = False
 
     async def __call__(self) -> Message:
         if self._is_complete:
             return await self._receive()
+        timeout_s = self._config.body_timeout_s
         if self._deadline is None:
-            self._deadline = asyncio.get_running_loop().time() + self._timeout_s
+            self._deadline = asyncio.get_running_loop().time() + timeout_s
         try:
             async with asyncio.timeout_at(self._deadline):
                 message = await self._receive()
         except TimeoutError:
             raise UploadTimeoutError(
-                f"The request body did not arrive within the {self._timeout_s:g} s that this server waits."
+                f"The request body did not arrive within the {timeout_s:g} s that this server waits."
             ) from None
-        self._num_bytes += len(message.get("body", b""))
         self._is_complete = not message.get("more_body", False)
-        if self._num_bytes > self._max_bytes:
-            raise _too_large(self._max_bytes)
-        self._take(len(message.get("body", b"")))
+        num_new = len(message.get("body", b""))
+        if self._num_bytes + num_new > self._config.max_body_bytes:
+            raise _too_large(self._config.max_body_bytes)
+        if not self._is_released:  # or it was answered before it was read: nobody keeps the rest
+            self._take(num_new)
+        self._num_bytes += num_new
         return message
-
-    def _take(self, num_bytes: int) -> None:
-        if self._is_released:  # answered before it was read: nobody keeps the rest
-            return
-        self._budget.take(num_bytes)
-        self._num_taken += num_bytes
 
     def release(self) -> None:
         """The body is needed no more; may be called again."""
         if not self._is_released:
             self._is_released = True
-            self._budget.give_back(self._num_taken)
+            self._take(-self._num_bytes)
 
 
 def _too_large(max_bytes: int) -> RequestTooLargeError:

@@ -1,9 +1,8 @@
 """Media of a request: fetched, and decoded in a bounded number of threads beside the event loop."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TypeVar
 
@@ -95,20 +94,15 @@ class MediaLoader:
         return await self._in_thread(lambda stop: decode_audio(data, self._limits, None, stop))
 
     async def _fetched(self, url: str, decode: Callable[[bytes, Cancellation], Result]) -> Result:
-        async with self._read(url) as data:
-            return await self._in_thread(lambda cancellation: decode(data, cancellation))
-
-    @asynccontextmanager
-    async def _read(self, url: str) -> AsyncIterator[bytes]:
-        """The bytes behind `url`, to be used up inside of the block."""
-        if url[:5].lower() == "data:":  # in memory already, with the request
-            yield await self._source.read(url)
-            return
-        await self._acquire(self._reads, "fetching")
+        is_held = url[:5].lower() == "data:"  # in memory already, with the request
+        if not is_held:
+            await self._acquire(self._reads, "fetching")
         try:
-            yield await self._source.read(url)
+            data = await self._source.read(url)
+            return await self._in_thread(lambda cancellation: decode(data, cancellation))
         finally:
-            self._reads.release()
+            if not is_held:
+                self._reads.release()
 
     async def _acquire(self, slots: asyncio.Semaphore, doing: str) -> None:
         try:

@@ -1,13 +1,12 @@
 """The messages of a request as the model's conversation: media loaded, earlier spoken answers looked up."""
 
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from omni_server.api.media_loader import MediaLoader
-from omni_server.api.schemas import MediaContent, Message, RefusalContent, TextContent
-from omni_server.api.validation import missing_parameter
+from omni_server.api.schemas import MediaContent, Message, PastToolCall, RefusalContent, TextContent
+from omni_server.api.validation import missing_parameter, unsupported
 from omni_server.errors import InvalidRequestError
 from omni_server.types import ChatMessage, ContentPart, MediaKind, ModelInfo, Role, TextPart, ToolCall
 
@@ -27,12 +26,6 @@ _MEDIA_KINDS: dict[str, MediaKind] = {
 }
 
 
-@dataclass(frozen=True)
-class _Entry:
-    transcript: str
-    expires_at: int
-
-
 class AudioHistory:
     """What was said in earlier answers, by `audio.id`, in this process only. The audio itself is not kept:
     past turns enter the model's prompt as text."""
@@ -40,32 +33,24 @@ class AudioHistory:
     def __init__(self, ttl_s: int, max_entries: int) -> None:
         self._ttl_s = ttl_s
         self._max_entries = max_entries
-        self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
+        self._entries: OrderedDict[tuple[str, str], tuple[str, int]] = OrderedDict()
 
     def add(self, caller: str, audio_id: str, transcript: str) -> int:
         """Remembers an answer; returns the Unix time at which it will be forgotten."""
         expires_at = int(time.time()) + self._ttl_s
-        self._entries[caller, audio_id] = _Entry(transcript, expires_at)
+        self._entries[caller, audio_id] = transcript, expires_at
         while len(self._entries) > self._max_entries:
             self._entries.popitem(last=False)
         return expires_at
 
     def transcript(self, caller: str, audio_id: str) -> str | None:
         """None if the id is unknown, has expired or belongs to another caller."""
-        entry = self._entries.get((caller, audio_id))
-        if entry is None or entry.expires_at <= time.time():
-            return None
-        return entry.transcript
+        transcript, expires_at = self._entries.get((caller, audio_id), (None, 0))
+        return transcript if expires_at > time.time() else None
 
 
 FindTranscript = Callable[[str], str | None]
 """What was said in the caller's earlier answer with this `audio.id`; see `AudioHistory.transcript`."""
-
-
-@dataclass(frozen=True)
-class _PendingMedia:
-    content: MediaContent
-    param: str
 
 
 async def load_messages(
@@ -78,13 +63,17 @@ async def load_messages(
     drafts = [
         _draft(message, f"messages[{index}]", find_transcript) for index, message in enumerate(messages)
     ]
-    media_parts = [part for draft in drafts for part in draft if isinstance(part, _PendingMedia)]
-    check_media([(_MEDIA_KINDS[part.content.type], part.param) for part in media_parts], model, "messages")
+    kinds = [
+        (_MEDIA_KINDS[part.type], param)
+        for draft in drafts
+        for part, param in draft
+        if not isinstance(part, TextPart)
+    ]
+    check_media(kinds, model, "messages")
     loaded: list[ChatMessage] = []
     for message, draft in zip(messages, drafts, strict=True):
         content: list[ContentPart] = [
-            await media.load(part.content, part.param) if isinstance(part, _PendingMedia) else part
-            for part in draft
+            part if isinstance(part, TextPart) else await media.load(part, param) for part, param in draft
         ]
         loaded.append(ChatMessage(_ROLES[message.role], tuple(content), _calls(message)))
     return tuple(loaded[index] for index in _in_order_of_calls(messages))
@@ -134,53 +123,51 @@ def _calls(message: Message) -> tuple[ToolCall, ...]:
 def _in_order_of_calls(messages: list[Message]) -> list[int]:
     """Positions of the messages, with results in the order of the calls that they belong to: in the model's
     prompt they have no ids."""
-    order: list[int] = []
-    results: list[tuple[int, int]] = []  # number of the call, position
-    num_calls = 0
-    numbers: dict[
-        str | None, int
-    ] = {}  # of the calls, by their ids; an id that is there twice is the first call's
+    keys: list[tuple[int, int]] = []  # position of the message that the results follow, number of the call
+    # Of the calls, by their ids; an id that is there twice is the first call's.
+    numbers: dict[str | None, int] = {}
+    calls: list[PastToolCall] = []
     for position, message in enumerate(messages):
         if message.role == "tool":
-            results.append((numbers.get(message.tool_call_id, num_calls), position))
-            continue
-        order += [position for _, position in sorted(results)]
-        results = []
-        calls = message.tool_calls or []
-        num_calls = len(calls)
-        numbers = {call.id: number for number, call in reversed(list(enumerate(calls)))}
-        order.append(position)
-    return order + [position for _, position in sorted(results)]
+            keys.append((keys[-1][0], numbers.get(message.tool_call_id, len(calls))))
+        else:
+            calls = message.tool_calls or []
+            numbers = {call.id: number for number, call in reversed(list(enumerate(calls)))}
+            keys.append((position, -1))
+    return sorted(range(len(messages)), key=keys.__getitem__)
 
 
-def _draft(message: Message, param: str, find_transcript: FindTranscript) -> list[TextPart | _PendingMedia]:
+def _draft(
+    message: Message, param: str, find_transcript: FindTranscript
+) -> list[tuple[TextPart | MediaContent, str]]:
+    """The parts, media as they were sent, each with the field of the request that holds it."""
     match message.content:
         case None | "" if message.role == "assistant":
-            return [TextPart(_spoken_or_refused(message, param, find_transcript))]
+            return [(TextPart(_spoken_or_refused(message, param, find_transcript)), param)]
         case None:
             raise missing_parameter(f"{param}.content")
         case str(text):
-            return [TextPart(text)]
+            return [(TextPart(text), param)]
         case parts:
-            return [_draft_part(part, message, f"{param}.content[{i}]") for i, part in enumerate(parts)]
+            params = [f"{param}.content[{index}]" for index in range(len(parts))]
+            return [(_draft_part(*part, message), part[1]) for part in zip(parts, params, strict=True)]
 
 
 def _draft_part(
-    part: TextContent | RefusalContent | MediaContent, message: Message, param: str
-) -> TextPart | _PendingMedia:
+    part: TextContent | RefusalContent | MediaContent, param: str, message: Message
+) -> TextPart | MediaContent:
     match part:
         case TextContent(text=text):
             return TextPart(text)
-        case RefusalContent(refusal=text):
-            if message.role != "assistant":
-                raise InvalidRequestError(
-                    f"Messages with the role '{message.role}' cannot hold a refusal.",
-                    param=f"{param}.type",
-                    code="unsupported_value",
-                )
+        case RefusalContent(refusal=text) if message.role == "assistant":
             return TextPart(text)
+        case RefusalContent():
+            cannot = "cannot hold a refusal"
+        case _ if message.role in _MEDIA_ROLES:
+            return part
         case _:
-            return _pending(part, message, param)
+            cannot = "can hold text only"
+    raise unsupported(f"Messages with the role '{message.role}' {cannot}.", f"{param}.type")
 
 
 def _spoken_or_refused(message: Message, param: str, find_transcript: FindTranscript) -> str:
@@ -204,28 +191,14 @@ def _spoken_or_refused(message: Message, param: str, find_transcript: FindTransc
     return ""
 
 
-def _pending(content: MediaContent, message: Message, param: str) -> _PendingMedia:
-    if message.role not in _MEDIA_ROLES:
-        raise InvalidRequestError(
-            f"Messages with the role '{message.role}' can hold text only.",
-            param=f"{param}.type",
-            code="unsupported_value",
-        )
-    return _PendingMedia(content, param)
-
-
 def check_media(parts: Iterable[tuple[MediaKind, str]], model: ModelInfo, param: str) -> None:
     """`parts` of one prompt: the kind of each, and the field of the request that holds it. `param` is the
     field that holds all of them. Raises `InvalidRequestError` for what `model` does not take."""
-    num_parts: dict[MediaKind, int] = {}
+    num_parts: Counter[MediaKind] = Counter()
     for kind, part in parts:
         if kind not in model.input_modalities:
-            raise InvalidRequestError(
-                f"This model does not take {kind} input.",
-                param=f"{part}.type",
-                code="unsupported_value",
-            )
-        num_parts[kind] = num_parts.get(kind, 0) + 1
+            raise unsupported(f"This model does not take {kind} input.", f"{part}.type")
+        num_parts[kind] += 1
     for kind, number in num_parts.items():
         limit = model.max_media_per_prompt.get(kind)
         if limit is not None and number > limit:

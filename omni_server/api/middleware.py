@@ -3,6 +3,7 @@
 import logging
 import re
 import time
+from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -11,13 +12,15 @@ from omni_server.api.access_log import log_request, shown_path
 from omni_server.api.errors import CLIENT_CLOSED_REQUEST, error_response, unexpected_error
 from omni_server.api.request_record import (
     RequestRecord,
-    RequestTracer,
     begin_request,
     current_request,
     new_request_id,
     path_of,
 )
 from omni_server.api.server_metrics import ServerMetrics
+
+if TYPE_CHECKING:
+    from omni_server.api.otel import OtelTracer
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +43,7 @@ class RequestIdMiddleware:
     """
 
     def __init__(
-        self, app: ASGIApp, metrics: ServerMetrics, *, is_logged: bool, tracer: RequestTracer | None
+        self, app: ASGIApp, metrics: ServerMetrics, *, is_logged: bool, tracer: "OtelTracer | None"
     ) -> None:
         """What is under `/v1/` is traced, with a `tracer`."""
         self.app = app
@@ -72,7 +75,7 @@ class RequestIdMiddleware:
             await send(message)
 
         if record.is_websocket:
-            self._metrics.websocket_began()
+            self._metrics.websockets.inc()
         try:
             await self.app(scope, receive, send_with_id)
         finally:
@@ -80,8 +83,9 @@ class RequestIdMiddleware:
 
     def _ended(self, scope: Scope, record: RequestRecord, status: int) -> None:
         if record.is_websocket:
-            self._metrics.websocket_ended()
-        template = _route(scope)
+            self._metrics.websockets.dec()
+        found = scope.get("route")
+        template: str | None = None if found is None else found.path  # as in `/v1/models/{model_id:path}`
         route = _NO_ROUTE if template is None else template
         method = "WEBSOCKET" if record.is_websocket else scope["method"]
         seconds = time.perf_counter() - record.began
@@ -89,14 +93,7 @@ class RequestIdMiddleware:
         self._metrics.http_ended(route, known_method, status, seconds, is_retry=record.num_retries > 0)
         shown = shown_path(path_of(scope)) if template is None else template
         if record.span is not None:
-            error_code = None if record.error is None else record.error.code or record.error.type
-            record.span.ended(
-                method=known_method,
-                route=template,
-                status=status,
-                error_code=error_code,
-                caller=record.caller,
-            )
+            record.span.ended(record, method=known_method, route=template, status=status)
         client = scope["client"][0] if scope.get("client") else None
         log_request(f"{shown_path(method)} {shown}", route, record, status=status, client=client)
 
@@ -136,11 +133,3 @@ def _record(scope: Scope, *, is_logged: bool) -> RequestRecord:
         is_logged=is_logged,
         num_retries=int(retries) if _RETRY_COUNT.fullmatch(retries) else 0,
     )
-
-
-def _route(scope: Scope) -> str | None:
-    """The template of the route that took the request, as in `/v1/models/{model_id:path}`; None if
-    there is none."""
-    route = scope.get("route")
-    template: str | None = None if route is None else route.path
-    return template

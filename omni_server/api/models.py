@@ -1,15 +1,41 @@
 """`GET /v1/models`, and what clients such as Open WebUI show in their menus: `GET /v1/audio/voices` and
 `GET /v1/audio/models`."""
 
+from typing import Literal
+
 from fastapi import APIRouter
 from pydantic import BaseModel
 
 from omni_server.api.openapi import error_responses
 from omni_server.api.parse import check_model
-from omni_server.api.responses import About, Model, ModelList
 from omni_server.api.state import ServerState
 from omni_server.api.voices import voice_aliases
 from omni_server.types import ModelInfo
+
+
+class About(BaseModel):
+    """`about.json` of the checkpoint."""
+
+    notice: str | None
+    example_prompts: list[str]
+
+
+class Model(BaseModel):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "omni-server"
+    root: str
+    parent: None = None
+    max_model_len: int
+    modalities: dict[Literal["input", "output"], list[str]]
+    voices: list[str]
+    about: About | None
+
+
+class ModelList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[Model]
 
 
 class Voice(BaseModel):
@@ -93,7 +119,5 @@ def _card(name: str, info: ModelInfo) -> Model:
             "output": [output for output in ("text", "audio", "image") if output in info.outputs],
         },
         voices=list(info.voices),
-        about=None
-        if info.about is None
-        else About(notice=info.about.notice, example_prompts=list(info.about.example_prompts)),
+        about=About.model_validate(info.about, from_attributes=True) if info.about is not None else None,
     )

@@ -6,35 +6,11 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from omni_server.api.audio_schemas import (
-    LIST_FIELDS,
-    SpeechAudioDelta,
-    SpeechAudioDone,
-    SpeechRequest,
-    TranscriptDelta,
-    TranscriptDone,
-    Transcription,
-    VerboseTranscription,
-)
-from omni_server.api.image_schemas import ImageRequest, ImagesResponse
-from omni_server.api.responses import ChatCompletion, ChatCompletionChunk, ErrorEnvelope
-from omni_server.api.schemas import ChatCompletionRequest
-from omni_server.audio.formats import MEDIA_TYPES
+from omni_server.api.errors import ErrorEnvelope
 
 _REF = "#/components/schemas/{model}"
-_BODIES: tuple[type[BaseModel], ...] = (
-    ChatCompletionRequest,
-    ChatCompletionChunk,
-    SpeechRequest,
-    SpeechAudioDelta,
-    SpeechAudioDone,
-    Transcription,
-    VerboseTranscription,
-    TranscriptDelta,
-    TranscriptDone,
-    ImageRequest,
-    ErrorEnvelope,
-)
+_mentioned: dict[str, type[BaseModel]] = {}
+"""Schemas that only `$ref`s mention, by their names."""
 
 OpenApi = dict[int | str, dict[str, Any]]
 
@@ -52,7 +28,6 @@ _ERRORS = {
     504: "The request took longer than the server allows.",
 }
 _OF_EVERY_OPERATION = (405, 413, 500)
-_OF_GENERATION = (400, 404, 408, 429, 503, 504)
 
 _HEADERS: dict[str, dict[str, Any]] = {
     "X-Request-Id": {
@@ -93,167 +68,38 @@ def error_responses(*statuses: int) -> OpenApi:
     return {status: {"model": ErrorEnvelope, "description": _ERRORS[status]} for status in statuses}
 
 
+GENERATION_ERRORS = error_responses(400, 404, 408, 429, 503, 504)
+
+
 def _ref(schema: type[BaseModel]) -> dict[str, Any]:
+    _mentioned[schema.__name__] = schema
     return {"$ref": _REF.format(model=schema.__name__)}
 
 
-def _any_of(*schemas: type[BaseModel]) -> dict[str, Any]:
+def any_of(*schemas: type[BaseModel]) -> dict[str, Any]:
     return {"anyOf": [_ref(schema) for schema in schemas]}
 
 
-def _events(*schemas: type[BaseModel], last: str | None = None) -> dict[str, Any]:
+def event_stream(*schemas: type[BaseModel], last: str | None = None) -> dict[str, Any]:
     """Server-sent events; the schema is of each of them. An answer that fails while it is sent ends
     with the error."""
     data: dict[str, Any] = {
         "type": "string",
         "contentMediaType": "application/json",
-        "contentSchema": _any_of(*schemas, ErrorEnvelope),
+        "contentSchema": any_of(*schemas, ErrorEnvelope),
     }
     if last is not None:
         data = {"anyOf": [{"const": last}, data]}
     return {"schema": {"type": "object", "properties": {"data": data}, "required": ["data"]}}
 
 
-CHAT_RESPONSES: OpenApi = {
-    200: {
-        "model": ChatCompletion,
-        "description": "The answer; with `stream: true` as server-sent events, "
-        "the last of which is `[DONE]`.",
-        "content": {"text/event-stream": _events(ChatCompletionChunk, last="[DONE]")},
-    },
-    **error_responses(*_OF_GENERATION),
-}
-
-SPEECH_RESPONSES: OpenApi = {
-    200: {
-        "description": "The file, sent while it is made; or, with `stream_format: sse`, its "
-        "bytes as server-sent events, the last of which is `speech.audio.done`.",
-        "headers": {
-            name: {"$ref": f"#/components/headers/{name}"} for name in _HEADERS if name.startswith("X-Audio")
-        },
-        "content": {
-            media_type: {"schema": {"type": "string", "format": "binary"}}
-            for media_type in MEDIA_TYPES.values()
-        }
-        | {"text/event-stream": _events(SpeechAudioDelta, SpeechAudioDone)},
-    },
-    **error_responses(*_OF_GENERATION),
-}
-
-IMAGE_RESPONSES: OpenApi = {
-    200: {"model": ImagesResponse, "description": "The images."},
-    **error_responses(*_OF_GENERATION),
-}
-
-_TRANSCRIPTION_BODIES: dict[str, dict[str, Any]] = {
-    "application/json": {"schema": _any_of(Transcription, VerboseTranscription)},
-    "text/plain": {"schema": {"type": "string"}},
-}
-
-TRANSLATION_RESPONSES: OpenApi = {
-    200: {"description": "The text.", "content": _TRANSCRIPTION_BODIES},
-    **error_responses(*_OF_GENERATION),
-}
-TRANSCRIPTION_RESPONSES: OpenApi = {
-    200: {
-        "description": "The text; with `stream=true` as server-sent events, the last of which is "
-        "`transcript.text.done`.",
-        "content": _TRANSCRIPTION_BODIES | {"text/event-stream": _events(TranscriptDelta, TranscriptDone)},
-    },
-    **error_responses(*_OF_GENERATION),
-}
-
-
 EXAMPLE_MODEL = "Qwen/Qwen2.5-Omni-7B"
 
 
-def _chat(text: str, **fields: object) -> dict[str, object]:
-    return {"model": EXAMPLE_MODEL, "messages": [{"role": "user", "content": text}], **fields}
-
-
-_CITY: dict[str, object] = {
-    "type": "object",
-    "properties": {"city": {"type": "string"}},
-    "required": ["city"],
-    "additionalProperties": False,
-}
-
-_CHAT: dict[str, dict[str, object]] = {
-    "text": _chat("What is the capital of France?", max_completion_tokens=64),
-    "speech": _chat(
-        "What is the capital of France?",
-        modalities=["text", "audio"],
-        audio={"voice": "alloy", "format": "wav"},
-    ),
-    "streamed speech": _chat(
-        "What is the capital of France?",
-        modalities=["text", "audio"],
-        audio={"voice": "alloy", "format": "pcm16"},
-        stream=True,
-        stream_options={"include_usage": True},
-    ),
-    "JSON": _chat(
-        "What is the capital of France?",
-        response_format={"type": "json_schema", "json_schema": {"name": "city", "schema": _CITY}},
-    ),
-    "tool": _chat(
-        "What is the weather in Paris?",
-        tools=[{"type": "function", "function": {"name": "weather", "parameters": _CITY}}],
-    ),
-    "log-probabilities": _chat("Say yes or no.", logprobs=True, top_logprobs=2, temperature=0, n=2),
-}
-
-_SPEECH: dict[str, dict[str, object]] = {
-    "file": {"model": EXAMPLE_MODEL, "input": "Hello, world.", "voice": "alloy", "response_format": "wav"},
-    "events": {
-        "model": EXAMPLE_MODEL,
-        "input": "Hello, world.",
-        "stream_format": "sse",
-        "response_format": "pcm",
-    },
-}
-
-
-_IMAGE: dict[str, dict[str, object]] = {"image": {"prompt": "A lighthouse at dusk", "seed": 1}}
-
-
-def _examples(values: dict[str, dict[str, object]]) -> dict[str, Any]:
-    return {name: {"value": value} for name, value in values.items()}
-
-
-_EXAMPLES: dict[type[BaseModel], dict[str, Any]] = {
-    ChatCompletionRequest: _examples(_CHAT),
-    SpeechRequest: _examples(_SPEECH),
-    ImageRequest: _examples(_IMAGE),
-}
-"""By the schema of the body."""
-
-
-def form_body(fields: type[BaseModel]) -> dict[str, Any]:
-    """`openapi_extra` of a route that reads a form with a file itself."""
-    schema = fields.model_json_schema()
-    properties = {
-        name + "[]" if name in LIST_FIELDS else name: _form_field(field)
-        for name, field in schema["properties"].items()
-    }
-    schema["properties"] = properties | {"file": {"type": "string", "format": "binary"}}
-    schema["required"] = [*schema["required"], "file"]
-    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
-
-
-def _form_field(field: dict[str, Any]) -> dict[str, Any]:
-    """A form has no null: what is not set is empty, or not there."""
-    described = {key: value for key, value in field.items() if key != "default"}
-    if "anyOf" in field:
-        described["anyOf"] = [
-            {"const": ""} if branch == {"type": "null"} else branch for branch in field["anyOf"]
-        ]
-    return described
-
-
-def request_body(schema: type[BaseModel]) -> dict[str, Any]:
-    """`openapi_extra` of a route that reads its body itself. `schema` must be one of `_BODIES`."""
-    content = {"schema": _ref(schema)} | ({"examples": _EXAMPLES[schema]} if schema in _EXAMPLES else {})
+def request_body(schema: type[BaseModel], examples: dict[str, dict[str, object]]) -> dict[str, Any]:
+    """`openapi_extra` of a route that reads its body itself."""
+    shown = {name: {"value": value} for name, value in examples.items()}
+    content = {"schema": _ref(schema), "examples": shown}
     return {"requestBody": {"required": True, "content": {"application/json": content}}}
 
 
@@ -267,7 +113,13 @@ def install_openapi(app: FastAPI, *, needs_key: Callable[[str, str], bool] | Non
         if app.openapi_schema is None:
             document = generate()
             components = document.setdefault("components", {})
-            _add_schemas(components.setdefault("schemas", {}))
+            schemas = components.setdefault("schemas", {})
+            for of_422 in ("HTTPValidationError", "ValidationError"):
+                schemas.pop(of_422, None)
+            for name, body in _mentioned.items():
+                schema = body.model_json_schema(ref_template=_REF)
+                schemas.update(schema.pop("$defs", {}))
+                schemas[name] = schema
             components["headers"] = _HEADERS
             if needs_key is not None:
                 components["securitySchemes"] = {_API_KEY: {"type": "http", "scheme": "bearer"}}
@@ -284,18 +136,9 @@ def install_openapi(app: FastAPI, *, needs_key: Callable[[str, str], bool] | Non
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _add_schemas(schemas: dict[str, Any]) -> None:
-    for of_422 in ("HTTPValidationError", "ValidationError"):
-        schemas.pop(of_422, None)
-    for body in _BODIES:
-        schema = body.model_json_schema(ref_template=_REF)
-        schemas.update(schema.pop("$defs", {}))
-        schemas[body.__name__] = schema
-
-
 def _complete(responses: dict[str, Any], statuses: list[int]) -> None:
     """Adds the error `statuses`, and to every response its headers."""
-    responses.pop("422", None)  # FastAPI's own; `omni_server.api.errors` makes it 400
+    responses.pop("422", None)  # FastAPI's own, of parameters: ours are strings, which are never wrong
     envelope = {"application/json": {"schema": _ref(ErrorEnvelope)}}
     for status in statuses:
         responses.setdefault(str(status), {"description": _ERRORS[status], "content": envelope})

@@ -24,7 +24,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from omni_server import __version__
-from omni_server.api.request_record import AnswerRecord
+from omni_server.api.request_record import AnswerRecord, RequestRecord
 from omni_server.types import ModelInfo, SamplingConfig, StageTimes
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ _PROVIDER = "omni-server"
 
 
 class OtelTracer:
-    """Implements `RequestTracer`. A thread of the SDK's sends the spans. OpenTelemetry's environment
+    """A thread of the SDK's sends the spans. OpenTelemetry's environment
     variables for the resource, the headers and certificates of the exporter, and sampling are honoured."""
 
     def __init__(self, url: str) -> None:
@@ -77,7 +77,11 @@ class OtelTracer:
             span.set_attribute("client.address", scope["client"][0])
         return OtelSpan(self._tracer, span)
 
-    async def close(self) -> None:
+    async def __aenter__(self) -> "OtelTracer":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Sends what has not been sent, for a bounded time."""
         closing = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
         closing.start()
         await asyncio.to_thread(closing.join, _CLOSE_TIMEOUT_S)
@@ -113,20 +117,18 @@ class OtelSpan:
         if answer.admitted_s is not None:
             self._add_stages(answer, model, answer.admitted_s)
 
-    def ended(
-        self, *, method: str, route: str | None, status: int, error_code: str | None, caller: str
-    ) -> None:
+    def ended(self, record: RequestRecord, *, method: str, route: str | None, status: int) -> None:
         span = self._span
         if span.is_recording():
             span.update_name(method if route is None else f"{method} {route}")
             if route is not None:
                 span.set_attribute("http.route", route)
-            span.set_attributes({"http.response.status_code": status, "omni.caller": caller})
+            span.set_attributes({"http.response.status_code": status, "omni.caller": record.caller})
             if method != "WEBSOCKET":
                 span.set_attribute("http.request.method", method)
             if self._first is not None and self._model is not None:
                 span.set_attributes(self._of_answer(self._first, self._model, route))
-            code = error_code or (None if self._failed is None else self._failed.reason)
+            code = record.error_code or (None if self._failed is None else self._failed.reason)
             if status >= 500 or (status < 400 and self._failed is not None):
                 span.set_status(Status(StatusCode.ERROR))
                 span.set_attribute("error.type", code or str(status))
@@ -142,14 +144,13 @@ class OtelSpan:
             for name, times in answer.finished.times.items():
                 if times.last_output_s is not None:
                     attributes = _of_stage(name, times, answer, model)
-                    span = self._stage_span(name, answer, model, began_s + times.submitted_s, attributes)
+                    span = self._stage_span(name, answer, began_s + times.submitted_s, attributes)
                     if times.first_output_s is not None:
                         span.add_event("first output", timestamp=self._ns(began_s + times.first_output_s))
                     span.end(self._ns(began_s + times.last_output_s))
         elif answer.failed_stage is not None:
-            span = self._stage_span(
-                answer.failed_stage, answer, model, began_s, {"error.type": answer.reason}
-            )
+            attributes = {"gen_ai.request.model": model.name, "error.type": answer.reason}
+            span = self._stage_span(answer.failed_stage, answer, began_s, attributes)
             span.set_status(Status(StatusCode.ERROR))
             span.end(self._ns(answer.began + answer.duration_s))
 
@@ -175,23 +176,13 @@ class OtelSpan:
         return attributes
 
     def _stage_span(
-        self,
-        name: str,
-        answer: AnswerRecord,
-        model: ModelInfo,
-        begin_s: float,
-        attributes: Mapping[str, AttributeValue],
+        self, name: str, answer: AnswerRecord, begin_s: float, attributes: Mapping[str, AttributeValue]
     ) -> Span:
-        common: dict[str, AttributeValue] = {
-            "omni.stage": name,
-            "gen_ai.request.id": answer.answer_id,
-            "gen_ai.request.model": model.name,
-        }
         return self._tracer.start_span(
             name,
             context=set_span_in_context(self._span, Context()),
             kind=SpanKind.INTERNAL,
-            attributes={**common, **attributes},
+            attributes={"omni.stage": name, "gen_ai.request.id": answer.answer_id, **attributes},
             start_time=self._ns(begin_s),
         )
 
@@ -206,7 +197,7 @@ def _of_stage(
     """What the stage `name` did for an answer that has ended well."""
     assert answer.finished is not None
     usage = answer.finished.usage
-    attributes: dict[str, AttributeValue] = {}
+    attributes: dict[str, AttributeValue] = {"gen_ai.request.model": model.name}
     if name == model.text_stage:
         attributes["gen_ai.usage.prompt_tokens"] = usage.prompt.total
         attributes["gen_ai.usage.completion_tokens"] = usage.text_tokens

@@ -3,43 +3,23 @@
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from omni_server.api.constraints import is_named, structured_output, tool_use
+from omni_server.api.constraints import structured_output, tool_use
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.messages import FindTranscript, load_messages
 from omni_server.api.sampling import stage_sampling
 from omni_server.api.schemas import ChatCompletionRequest, Message, RefusalContent, TextContent
-from omni_server.api.validation import missing_parameter, unsupported_choice
+from omni_server.api.validation import missing_parameter, unsupported, unsupported_choice
 from omni_server.api.voices import resolve_voice
 from omni_server.audio.formats import AUDIO_FORMATS, AudioFormat, parse_format
 from omni_server.errors import InvalidRequestError, ModelNotFoundError
-from omni_server.types import FinishReason, ModelInfo, OmniRequest, SpeechOutput
+from omni_server.types import ModelInfo, OmniRequest, SpeechOutput
 
 logger = logging.getLogger(__name__)
 
 _MAX_CHOICES_WITH_MEDIA = 8
 """Each choice is a request of its own: the media are prepared, kept and sent to the engine once more."""
-
-
-@dataclass(frozen=True)
-class ChatTurn:
-    """What to generate, and how to answer."""
-
-    requests: tuple[OmniRequest, ...]
-    """One for each choice."""
-    audio_format: AudioFormat | None
-    """None where no speech is wanted."""
-    stream: bool
-    include_usage: bool
-    call_finish_reason: FinishReason
-    """What an answer ends with that is a call: "stop" where the request has named the function, as
-    OpenAI does it."""
-    with_logprobs: bool
-
-    @property
-    def may_call(self) -> bool:
-        return self.requests[0].tools is not None
 
 
 async def parse_chat_request(
@@ -48,24 +28,24 @@ async def parse_chat_request(
     model: ModelInfo,
     media: MediaLoader,
     find_transcript: FindTranscript,
-) -> ChatTurn:
-    """Raises `InvalidRequestError`, `ModelNotFoundError`, or `OverloadedError` from loading media. Checks go
-    from cheap to expensive: media come last."""
+) -> tuple[tuple[OmniRequest, ...], AudioFormat | None]:
+    """One request for each choice, and the format of the speech, None where none is wanted.
+
+    Raises `InvalidRequestError`, `ModelNotFoundError`, or `OverloadedError` from loading media. Checks go from
+    cheap to expensive: media come last.
+    """
     check_model(body.model, model)
     check_extra_fields(body.model_extra, _HARMLESS_VALUES, _HINTS)
-    stream = body.stream is True
-    if body.stream_options is not None and not stream:
+    if body.stream_options is not None and body.stream is not True:
         raise InvalidRequestError(
             "'stream_options' is allowed only where 'stream' is true.", param="stream_options"
         )
     if model.text_stage is None:
-        raise InvalidRequestError(
-            f"The model '{model.name}' does not answer chats.", param="model", code="unsupported_value"
-        )
+        raise unsupported(f"The model '{model.name}' does not answer chats.", "model")
     output = _speech_output(body, model)
     num_choices = body.n if body.n is not None else 1
     if num_choices > 1 and output is not None:
-        raise InvalidRequestError("Only n=1 is supported with audio.", param="n", code="unsupported_value")
+        raise unsupported("Only n=1 is supported with audio.", "n")
     if num_choices > _MAX_CHOICES_WITH_MEDIA and _has_media(body.messages):
         raise InvalidRequestError(
             f"Invalid 'n': expected a value <= {_MAX_CHOICES_WITH_MEDIA} "
@@ -91,23 +71,16 @@ async def parse_chat_request(
         output = None  # calls are not spoken
     speech, audio_format = output if output is not None else (None, None)
     sampling = stage_sampling(body, model, with_speech=speech is not None)
-    messages = await load_messages(body.messages, model, media, find_transcript)
     request = OmniRequest(
         request_id=request_id,
-        messages=messages,
+        messages=await load_messages(body.messages, model, media, find_transcript),
         speech=speech,
         sampling=sampling,
         tools=tools,
         structured_output=structure,
     )
-    return ChatTurn(
-        requests=(request,) if num_choices == 1 else _choices(request, num_choices, model.text_stage),
-        audio_format=audio_format,
-        stream=stream,
-        include_usage=body.stream_options is not None and body.stream_options.include_usage is True,
-        call_finish_reason="stop" if is_named(body) else "tool_calls",
-        with_logprobs=bool(body.logprobs),
-    )
+    requests = (request,) if num_choices == 1 else _choices(request, num_choices, model.text_stage)
+    return requests, audio_format
 
 
 def _choices(request: OmniRequest, number: int, text_stage: str) -> tuple[OmniRequest, ...]:
@@ -156,9 +129,7 @@ def _speech_output(body: ChatCompletionRequest, model: ModelInfo) -> tuple[Speec
     if "audio" not in body.modalities:
         return None
     if not model.voices:
-        raise InvalidRequestError(
-            "This model answers with text only.", param="modalities", code="unsupported_value"
-        )
+        raise unsupported("This model answers with text only.", "modalities")
     if body.audio is None:
         raise missing_parameter("audio")
     if body.audio.voice is None:
@@ -184,7 +155,7 @@ def check_extra_fields(
             logger.debug("ignoring the unknown field %.64r", name)
         elif not any(value is harmless or value == harmless for harmless in harmless_values[name]):
             hint = hints.get(name, f"'{name}' is not supported with this value by this server.")
-            raise InvalidRequestError(hint, param=name, code="unsupported_value")
+            raise unsupported(hint, name)
 
 
 _HARMLESS_VALUES: dict[str, tuple[object, ...]] = {

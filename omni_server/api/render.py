@@ -3,33 +3,15 @@
 import base64
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypedDict
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel, Field
 
-from omni_server.api.responses import (
-    AssistantMessage,
-    ChatCompletion,
-    ChatCompletionChunk,
-    Choice,
-    ChoiceLogprobs,
-    ChunkChoice,
-    CompletionTokensDetails,
-    CompletionUsage,
-    ContentLogprob,
-    Delta,
-    DeltaAudio,
-    DeltaFunction,
-    DeltaToolCall,
-    FunctionCall,
-    MessageAudio,
-    MessageToolCall,
-    PromptTokensDetails,
-    TopLogprob,
-)
 from omni_server.api.streaming import DONE, FrameTemplate, frame
 from omni_server.audio.base64_stream import Base64Stream
+from omni_server.audio.formats import AudioFormat
 from omni_server.types import (
     AudioDelta,
     Finished,
@@ -47,6 +29,144 @@ _LOWEST_LOGPROB = -9999.0
 vLLM sends it."""
 
 
+class PromptTokensDetails(BaseModel):
+    text_tokens: int
+    audio_tokens: int
+    image_tokens: int
+    video_tokens: int
+    """Not among OpenAI's fields: the four counts add up to `prompt_tokens`."""
+    cached_tokens: int
+
+
+class CompletionTokensDetails(BaseModel):
+    text_tokens: int
+    audio_tokens: int
+    """Codec frames that became audio."""
+    reasoning_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
+
+
+class CompletionUsage(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    """Text tokens and codec frames."""
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
+
+
+class MessageAudio(BaseModel):
+    id: str
+    data: str
+    """Base64 of the file in the format that was asked for."""
+    expires_at: int
+    transcript: str
+
+
+class FunctionCall(BaseModel):
+    name: str
+    arguments: str
+    """JSON, as the model wrote it."""
+
+
+class MessageToolCall(BaseModel):
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class AssistantMessage(BaseModel):
+    role: Literal["assistant"] = "assistant"
+    content: str | None
+    refusal: None = None
+    annotations: list[str] = []
+    audio: MessageAudio | None
+    tool_calls: list[MessageToolCall] | None = Field(default=None, exclude_if=lambda calls: calls is None)
+    """Absent where the model has called nothing."""
+
+
+class TopLogprob(BaseModel):
+    token: str
+    logprob: float
+    """Natural logarithm; -9999 for what a constraint rules out."""
+    bytes: list[int] | None
+    """What the token adds to the text, in UTF-8; may end inside a character. Null for a special token."""
+
+
+class ContentLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChoiceLogprobs(BaseModel):
+    content: list[ContentLogprob]
+    refusal: None = None
+
+
+class Choice(BaseModel):
+    index: int
+    message: AssistantMessage
+    logprobs: ChoiceLogprobs | None
+    finish_reason: FinishReason
+
+
+class ChatCompletion(BaseModel):
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[Choice]
+    usage: CompletionUsage
+
+
+class DeltaAudio(BaseModel):
+    id: str | None = None
+    transcript: str | None = None
+    data: str | None = None
+    expires_at: int | None = None
+
+
+class DeltaFunction(BaseModel):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class DeltaToolCall(BaseModel):
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: DeltaFunction
+
+
+class Delta(BaseModel):
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+    refusal: None = None
+    audio: DeltaAudio | None = None
+    tool_calls: list[DeltaToolCall] | None = None
+
+
+class ChunkChoice(BaseModel):
+    index: int
+    delta: Delta
+    logprobs: ChoiceLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class ChatCompletionChunk(BaseModel):
+    """One frame of a stream. Fields that were not set are not sent: OpenAI's client adds up what it receives,
+    so that most fields may be there only once."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChunkChoice]
+    usage: CompletionUsage | None = None
+
+
 @dataclass(frozen=True)
 class Answer:
     """What all parts of one answer have in common."""
@@ -55,10 +175,38 @@ class Answer:
     created: int
     model: str
     fingerprint: str
+    audio_format: AudioFormat | None
     audio_id: str | None
-    """None where the answer is text only."""
-    text_in_content: bool = False
+    """Both None where the answer is text only."""
+    text_in_content: bool
     """What is spoken is also in `content`."""
+    include_usage: bool
+    """The last chunk of a stream has the `usage`, and all others a null."""
+    call_finish_reason: FinishReason
+    """What an answer ends with that is a call: "stop" where the request has named the function, as OpenAI does
+    it."""
+
+    def finish_reason(self, reason: FinishReason) -> FinishReason:
+        return self.call_finish_reason if reason == "tool_calls" else reason
+
+    def ending(self, usage: Usage) -> Iterator[bytes]:
+        """What follows in a stream when all choices have ended."""
+        if self.include_usage:
+            yield frame(self.chunk([], completion_usage(usage)))
+        yield DONE
+
+    def chunk(self, choices: list[ChunkChoice], usage: CompletionUsage | None = None) -> ChatCompletionChunk:
+        chunk = ChatCompletionChunk(
+            id=self.id,
+            object="chat.completion.chunk",
+            created=self.created,
+            model=self.model,
+            system_fingerprint=self.fingerprint,
+            choices=choices,
+        )
+        if self.include_usage:
+            chunk.usage = usage
+        return chunk
 
 
 def completion_usage(usage: Usage) -> CompletionUsage:
@@ -97,7 +245,7 @@ def choice_logprobs(tokens: Sequence[SampledToken]) -> ChoiceLogprobs:
     return ChoiceLogprobs(
         content=[
             ContentLogprob(
-                **_logprob(token.sampled), top_logprobs=[TopLogprob(**_logprob(top)) for top in token.top]
+                **_logprob(token.sampled).model_dump(), top_logprobs=list(map(_logprob, token.top))
             )
             for token in tokens
         ],
@@ -108,13 +256,11 @@ def choice_logprobs(tokens: Sequence[SampledToken]) -> ChoiceLogprobs:
 class CollectedChoice:
     """One choice of an answer that is not streamed, while its events come in."""
 
-    def __init__(self, *, with_logprobs: bool, call_finish_reason: FinishReason) -> None:
-        """`call_finish_reason` is what an answer ends with that is a call."""
+    def __init__(self, *, with_logprobs: bool) -> None:
         self._text: list[str] = []
         self._audio: list[npt.NDArray[np.float32]] = [np.zeros(0, dtype=np.float32)]
         self._calls: list[tuple[str, str, list[str]]] = []  # id, name, pieces of the arguments
         self._logprobs: list[SampledToken] | None = [] if with_logprobs else None
-        self._call_finish_reason: FinishReason = call_finish_reason
         self._finished: Finished | None = None
 
     def take(self, event: OmniEvent) -> None:
@@ -150,9 +296,9 @@ class CollectedChoice:
         """All audio, `[num_samples]`."""
         return np.concatenate(self._audio)
 
-    def rendered(self, index: int, audio: MessageAudio | None, *, text_in_content: bool) -> Choice:
+    def rendered(self, index: int, answer: Answer, audio: MessageAudio | None) -> Choice:
         assert self._finished is not None
-        is_spoken_only = audio is not None and not text_in_content
+        is_spoken_only = audio is not None and not answer.text_in_content
         calls = [
             MessageToolCall(id=call_id, function=FunctionCall(name=name, arguments="".join(pieces)))
             for call_id, name, pieces in self._calls
@@ -165,64 +311,28 @@ class CollectedChoice:
                 tool_calls=calls or None,
             ),
             logprobs=None if self._logprobs is None else choice_logprobs(self._logprobs),
-            finish_reason=api_finish_reason(self._finished.finish_reason, self._call_finish_reason),
+            finish_reason=answer.finish_reason(self._finished.finish_reason),
         )
 
 
-def api_finish_reason(reason: FinishReason, call_finish_reason: FinishReason) -> FinishReason:
-    return call_finish_reason if reason == "tool_calls" else reason
-
-
-def message_audio(answer: Answer, text: str, audio_file: bytes, expires_at: int) -> MessageAudio:
-    """Base64 of a long recording takes a while: call it in a thread."""
-    assert answer.audio_id is not None
-    data = base64.b64encode(audio_file).decode("ascii")
-    return MessageAudio(id=answer.audio_id, data=data, expires_at=expires_at, transcript=text)
-
-
 def render_completion(
-    answer: Answer, choices: Sequence[CollectedChoice], audio: MessageAudio | None, usage: Usage
+    answer: Answer, choices: Sequence[CollectedChoice], audio_file: bytes | None = None, expires_at: int = 0
 ) -> bytes:
-    """The body of an answer that is not streamed; with `audio`, which is long, call it in a thread."""
+    """The body of an answer that is not streamed; with an audio file, which is long, call it in a thread."""
+    audio = None
+    if audio_file is not None:
+        assert answer.audio_id is not None
+        data = base64.b64encode(audio_file).decode("ascii")
+        audio = MessageAudio(id=answer.audio_id, data=data, expires_at=expires_at, transcript=choices[0].text)
     completion = ChatCompletion(
         id=answer.id,
         created=answer.created,
         model=answer.model,
         system_fingerprint=answer.fingerprint,
-        choices=[
-            choice.rendered(index, audio, text_in_content=answer.text_in_content)
-            for index, choice in enumerate(choices)
-        ],
-        usage=completion_usage(usage),
+        choices=[choice.rendered(index, answer, audio) for index, choice in enumerate(choices)],
+        usage=completion_usage(total_usage([choice.usage for choice in choices])),
     )
     return completion.model_dump_json().encode()
-
-
-class ChunkRenderer:
-    """What is the same in all chunks of a streamed answer."""
-
-    def __init__(self, answer: Answer, *, include_usage: bool) -> None:
-        self.answer = answer
-        self._include_usage = include_usage
-
-    def ending(self, usage: Usage) -> Iterator[bytes]:
-        """What follows when all choices have ended."""
-        if self._include_usage:
-            yield frame(self.chunk([], completion_usage(usage)))
-        yield DONE
-
-    def chunk(self, choices: list[ChunkChoice], usage: CompletionUsage | None = None) -> ChatCompletionChunk:
-        chunk = ChatCompletionChunk(
-            id=self.answer.id,
-            object="chat.completion.chunk",
-            created=self.answer.created,
-            model=self.answer.model,
-            system_fingerprint=self.answer.fingerprint,
-            choices=choices,
-        )
-        if self._include_usage:
-            chunk.usage = usage
-        return chunk
 
 
 class ChoiceRenderer:
@@ -232,10 +342,9 @@ class ChoiceRenderer:
     audio's id and its expiry, the id and the name of a call are each sent exactly once.
     """
 
-    def __init__(self, chunks: ChunkRenderer, index: int, *, may_call: bool) -> None:
+    def __init__(self, answer: Answer, index: int, *, may_call: bool) -> None:
         """With `may_call`, the audio's id waits for something to be said: a call has no audio."""
-        self._chunks = chunks
-        self._answer = chunks.answer
+        self._answer = answer
         self._index = index
         self._has_audio = self._answer.audio_id is not None
         self._is_audio_open = self._has_audio and not may_call  # the client knows the audio's id
@@ -243,31 +352,27 @@ class ChoiceRenderer:
         self._base64 = Base64Stream()
         self._text_frames: FrameTemplate | None = None
         if not (self._has_audio and self._answer.text_in_content):
-            self._text_frames = FrameTemplate(lambda text: self._chunk_of(self._text_delta(text)))
-        self._audio_frames = FrameTemplate(lambda data: self._chunk_of(Delta(audio=DeltaAudio(data=data))))
+            self._text_frames = FrameTemplate(lambda text: self._chunk(self._text_delta(text)))
+        self._audio_frames = FrameTemplate(lambda data: self._chunk(Delta(audio=DeltaAudio(data=data))))
 
     def opening(self) -> bytes:
         content = "" if not self._has_audio or self._answer.text_in_content else None
         delta = Delta(role="assistant", content=content, refusal=None)
         if self._is_audio_open:
             delta.audio = DeltaAudio(id=self._answer.audio_id, transcript="")
-        return self._delta(delta)
+        return frame(self._chunk(delta))
 
     def text(self, text: str, tokens: Sequence[SampledToken] = ()) -> bytes:
         """New text; b"" for none, so that no empty frame is sent."""
         if not text and not tokens:
             return b""
-        if self._has_audio and not self._is_audio_open and text:
-            self._is_audio_open = True
-            delta = self._text_delta(text)
-            assert delta.audio is not None
-            delta.audio.id = self._answer.audio_id
-            return self._delta(delta, tokens=tokens)
-        if self._has_audio and not self._is_audio_open:  # tokens whose text is held back
-            return self._delta(Delta(), tokens=tokens)
-        if tokens or self._text_frames is None:
-            return self._delta(self._text_delta(text), tokens=tokens)
-        return self._text_frames.frame(text)
+        is_held_back = self._has_audio and not self._is_audio_open
+        if self._text_frames is not None and not is_held_back and not tokens:
+            return self._text_frames.frame(text)
+        delta = self._text_delta(text) if text or not is_held_back else Delta()
+        if is_held_back and delta.audio is not None:
+            self._is_audio_open, delta.audio.id = True, self._answer.audio_id
+        return frame(self._chunk(delta, tokens=tokens))
 
     def audio(self, data: bytes) -> bytes:
         """New bytes of audio; b"" while they are too few for a frame."""
@@ -279,19 +384,19 @@ class ChoiceRenderer:
         if piece.call_id is not None:
             call.id, call.type = piece.call_id, "function"
             call.function.name = piece.name
-        return self._delta(Delta(tool_calls=[call]))
+        return frame(self._chunk(Delta(tool_calls=[call])))
 
     def closing(self, last_audio: bytes, expires_at: int, finish_reason: FinishReason) -> Iterator[bytes]:
         """All that follows the last text and audio. `last_audio` are bytes that the audio
         encoder still held."""
         if self._has_audio and not self._is_audio_open and not self._has_calls:
             self._is_audio_open = True
-            yield self._delta(Delta(audio=DeltaAudio(id=self._answer.audio_id, transcript="")))
+            yield frame(self._chunk(Delta(audio=DeltaAudio(id=self._answer.audio_id, transcript=""))))
         if self._is_audio_open:
             # One piece, since only the very last one may end in padding.
             yield self._audio(self._base64.push(last_audio) + self._base64.flush())
-            yield self._delta(Delta(audio=DeltaAudio(expires_at=expires_at)))
-        yield self._delta(Delta(), finish_reason)
+            yield frame(self._chunk(Delta(audio=DeltaAudio(expires_at=expires_at))))
+        yield frame(self._chunk(Delta(), finish_reason))
 
     def _text_delta(self, text: str) -> Delta:
         if not self._has_audio:
@@ -302,28 +407,15 @@ class ChoiceRenderer:
     def _audio(self, data: str) -> bytes:
         return self._audio_frames.frame(data) if data else b""
 
-    def _delta(
-        self, delta: Delta, finish_reason: FinishReason | None = None, *, tokens: Sequence[SampledToken] = ()
-    ) -> bytes:
-        return frame(self._chunk_of(delta, finish_reason, tokens=tokens))
-
-    def _chunk_of(
+    def _chunk(
         self, delta: Delta, finish_reason: FinishReason | None = None, *, tokens: Sequence[SampledToken] = ()
     ) -> ChatCompletionChunk:
         logprobs = choice_logprobs(tokens) if tokens else None
         choice = ChunkChoice(index=self._index, delta=delta, logprobs=logprobs, finish_reason=finish_reason)
-        return self._chunks.chunk([choice])
+        return self._answer.chunk([choice])
 
 
-class _LogprobFields(TypedDict):
-    token: str
-    logprob: float
-    bytes: list[int] | None
-
-
-def _logprob(token: TokenLogprob) -> _LogprobFields:
-    return {
-        "token": token.text,
-        "logprob": max(token.logprob, _LOWEST_LOGPROB),
-        "bytes": list(token.utf8) or None,
-    }
+def _logprob(token: TokenLogprob) -> TopLogprob:
+    return TopLogprob(
+        token=token.text, logprob=max(token.logprob, _LOWEST_LOGPROB), bytes=list(token.utf8) or None
+    )

@@ -4,6 +4,7 @@ traces and limits."""
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import ExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -131,28 +132,14 @@ class AnswerRecord:
 
 
 class RequestSpan(Protocol):
-    """What a trace learns of one request, or of one WebSocket session.
-    `omni_server.api.otel` implements it."""
+    """What a trace learns of one request, or of one WebSocket session. `omni_server.api.otel` implements it."""
 
     def answer_ended(self, answer: AnswerRecord, model: ModelInfo) -> None:
         """A generation that was started for it is over."""
         ...
 
-    def ended(
-        self, *, method: str, route: str | None, status: int, error_code: str | None, caller: str
-    ) -> None:
-        """Nothing follows. `route` is a template, None where no route took the request; `error_code` is that
-        of the error that was answered, None where there was none."""
-        ...
-
-
-class RequestTracer(Protocol):
-    def began(self, scope: Scope, request_id: str) -> RequestSpan:
-        """The request continues the trace that its headers name, if they do."""
-        ...
-
-    async def close(self) -> None:
-        """Sends what has not been sent, for a bounded time."""
+    def ended(self, record: "RequestRecord", *, method: str, route: str | None, status: int) -> None:
+        """Nothing follows. `route` is a template, None where no route took the request."""
         ...
 
 
@@ -179,11 +166,17 @@ class RequestRecord:
     """Generations that were started for it; none are kept for a session, which may go on for hours."""
     span: RequestSpan | None = None
     """None where it is not traced."""
+    places: ExitStack = field(default_factory=ExitStack)
+    """What it takes of the server's limits; closed when it is over."""
     began: float = field(default_factory=time.perf_counter)
     has_response_begun: bool = False
     on_response: list[Callable[[], object]] = field(default_factory=list)
     """Called when the response begins. For middleware that waits for that only: wrapping `send` around every
     piece of a stream would cost more."""
+
+    @property
+    def error_code(self) -> str | None:
+        return None if self.error is None else self.error.code or self.error.type
 
     def response_begins(self) -> None:
         self.has_response_begun = True

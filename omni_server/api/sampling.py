@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from omni_server.api.schemas import ChatCompletionRequest, SamplingFields, StageSampling
+from omni_server.api.validation import unsupported
 from omni_server.errors import InvalidRequestError
 from omni_server.types import ModelInfo, SamplingConfig
 
@@ -35,10 +36,9 @@ def stage_sampling(
         logprobs=_logprobs(body),
     )
     if with_speech and body.skip_special_tokens is False:
-        raise InvalidRequestError(
+        raise unsupported(
             "'skip_special_tokens' can be false only where the answer is text: special tokens cannot be spoken.",
-            param="skip_special_tokens",
-            code="unsupported_value",
+            "skip_special_tokens",
         )
     speech = speech_sampling(body.stage_sampling, body.seed, model)
     return text_sampling(text, model) | (speech if with_speech else {})

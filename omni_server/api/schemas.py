@@ -135,7 +135,7 @@ MessageContent = Annotated[
 
 
 class CalledFunction(TolerantModel):
-    name: Annotated[str, Field(min_length=1)]
+    name: NonEmpty
     arguments: str | None = None
 
 
@@ -251,9 +251,8 @@ class AllowedToolsChoice(TolerantModel):
 def _choice_kind(choice: object) -> str:
     if isinstance(choice, str):
         return "word"
-    return (
-        "allowed_tools" if isinstance(choice, dict) and choice.get("type") == "allowed_tools" else "function"
-    )
+    is_allowed_tools = isinstance(choice, dict) and choice.get("type") == "allowed_tools"
+    return "allowed_tools" if is_allowed_tools else "function"
 
 
 ToolChoice = Annotated[
@@ -273,7 +272,7 @@ class JsonObjectFormat(TolerantModel):
 
 
 class JsonSchema(TolerantModel):
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    name: FunctionName
     json_schema: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
     """Without it, any object will do."""
 
@@ -292,9 +291,7 @@ class StructuredOutputs(ExactModel):
     json_schema: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
     json_object: Literal[True] | None = None
     regex: str | None = None
-    choice: (
-        Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, fail_fast=True)] | None
-    ) = None
+    choice: Annotated[list[NonEmpty], Field(min_length=1, fail_fast=True)] | None = None
     grammar: str | None = None
     """EBNF or Lark."""
     structural_tag: str | None = None

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import uvicorn
@@ -16,7 +16,7 @@ from omni_server.api.config import ApiConfig, TlsFiles
 from omni_server.api.http_protocol import http_protocol
 from omni_server.api.listener import address_of, listen, remove_unix_path
 from omni_server.api.state import ServerState
-from omni_server.api.tracing import tracing
+from omni_server.api.tracing import open_tracer
 from omni_server.api.websocket_protocol import WebSocketProtocol
 from omni_server.errors import ConfigError, OverloadedError, StageDeadError
 from omni_server.generation import Generator
@@ -59,12 +59,14 @@ async def run_server(
     """
     listener = listen(config)
     try:
-        with keys_kept_out(), _stop_signals() as signals:
-            async with tracing(config.otlp_traces_endpoint) as tracer:
+        with keys_kept_out(), _Signals() as signals:
+            async with open_tracer(config.otlp_traces_endpoint) or contextlib.nullcontext() as tracer:
                 state = ServerState(tracer=tracer)
                 address = address_of(listener, is_tls=config.tls is not None)
-                async with _WebServer(state, config, listener) as web:
-                    return await _serve(start, stop, state, config, signals, web, lambda: on_ready(address))
+                async with _web_server(state, config, listener) as serving:
+                    return await _serve(
+                        start, stop, state, config, signals, serving, lambda: on_ready(address)
+                    )
     finally:
         listener.close()
         remove_unix_path(config)
@@ -76,7 +78,7 @@ async def _serve(
     state: ServerState,
     config: ApiConfig,
     signals: "_Signals",
-    web: "_WebServer",
+    serving: asyncio.Task[None],
     on_ready: Callable[[], None],
 ) -> int:
     generator = await _start_unless_stopped(start, signals)
@@ -89,8 +91,8 @@ async def _serve(
         on_ready()
         died = asyncio.create_task(_wait_for_death(generator))
         try:
-            await _first_of(died, web.serving, signals.stop.wait())
-            if web.serving.done():
+            await _first_of(died, serving, signals.stop.wait())
+            if serving.done():
                 logger.error("the web server has ended by itself")
                 return 1
             if died.done():
@@ -99,7 +101,7 @@ async def _serve(
                 logger.error("stage '%s' has died for good; the server stops", stage)
                 await _abort_rest(state, StageDeadError(stage, "it has died for good"), _DEATH_GRACE_S)
                 return 1
-            state.draining = True
+            state.draining.set()
             logger.info("shutting down: waiting up to %g s for running requests", config.shutdown_timeout_s)
             await _first_of(
                 died, signals.abort.wait(), state.wait_idle(), asyncio.sleep(config.shutdown_timeout_s)
@@ -152,7 +154,7 @@ async def _first_of(*awaitables: Awaitable[object]) -> None:
 
 
 class _Signals:
-    """The first SIGTERM or SIGINT sets `stop`, every later SIGINT sets `abort`."""
+    """The first SIGTERM or SIGINT sets `stop`, every later SIGINT sets `abort`. Handled while the block lasts."""
 
     def __init__(self) -> None:
         self.stop = asyncio.Event()
@@ -160,26 +162,21 @@ class _Signals:
         self.first = signal.SIGTERM
         """The one that has set `stop`."""
 
-    def on_signal(self, number: signal.Signals) -> None:
+    def __enter__(self) -> "_Signals":
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().remove_signal_handler(number)
+
+    def _on_signal(self, number: signal.Signals) -> None:
         if not self.stop.is_set():
             self.first = number
         elif number == signal.SIGINT:
             self.abort.set()
         self.stop.set()
-
-
-@contextlib.contextmanager
-def _stop_signals() -> Iterator[_Signals]:
-    signals = _Signals()
-    loop = asyncio.get_running_loop()
-    handled = (signal.SIGTERM, signal.SIGINT)
-    for number in handled:
-        loop.add_signal_handler(number, signals.on_signal, number)
-    try:
-        yield signals
-    finally:
-        for number in handled:
-            loop.remove_signal_handler(number)
 
 
 class _QuietUvicorn(uvicorn.Server):
@@ -190,47 +187,43 @@ class _QuietUvicorn(uvicorn.Server):
         yield
 
 
-class _WebServer:
-    """uvicorn on a socket that listens already, while the block lasts."""
-
-    def __init__(self, state: ServerState, config: ApiConfig, listener: socket.socket) -> None:
-        self._listener = listener
-        tls = config.tls
-        self._uvicorn = _QuietUvicorn(
-            uvicorn.Config(
-                create_app(state, config),
-                http=http_protocol(config, state.metrics),
-                log_config=None,
-                log_level=config.log_level,
-                access_log=False,  # `RequestIdMiddleware` writes the line of a request
-                lifespan="off",
-                ws=WebSocketProtocol,
-                ws_max_size=_MAX_WEBSOCKET_FRAME,
-                ws_per_message_deflate=False,  # base64 of audio: much work on the event loop for little
-                timeout_keep_alive=config.http_keep_alive_s,
-                timeout_graceful_shutdown=1,  # the requests have been drained or aborted before
-                ssl_certfile=None if tls is None else tls.certfile,
-                ssl_keyfile=None if tls is None else tls.keyfile,
-                ssl_ca_certs=None if tls is None else tls.ca_certs,
-                ssl_cert_reqs=TlsFiles.cert_reqs if tls is None else tls.cert_reqs,
-                ssl_ciphers=TlsFiles.ciphers if tls is None else tls.ciphers,
-            )
+@contextlib.asynccontextmanager
+async def _web_server(
+    state: ServerState, config: ApiConfig, listener: socket.socket
+) -> AsyncIterator[asyncio.Task[None]]:
+    """uvicorn on a socket that listens already, while the block lasts. The task is done only if the web server
+    ended by itself."""
+    tls = config.tls
+    web = _QuietUvicorn(
+        uvicorn.Config(
+            create_app(state, config),
+            http=http_protocol(config, state.metrics),
+            log_config=None,
+            log_level=config.log_level,
+            access_log=False,  # `RequestIdMiddleware` writes the line of a request
+            lifespan="off",
+            ws=WebSocketProtocol,
+            ws_max_size=_MAX_WEBSOCKET_FRAME,
+            ws_per_message_deflate=False,  # base64 of audio: much work on the event loop for little
+            timeout_keep_alive=config.http_keep_alive_s,
+            timeout_graceful_shutdown=1,  # the requests have been drained or aborted before
+            ssl_certfile=None if tls is None else tls.certfile,
+            ssl_keyfile=None if tls is None else tls.keyfile,
+            ssl_ca_certs=None if tls is None else tls.ca_certs,
+            ssl_cert_reqs=TlsFiles.cert_reqs if tls is None else tls.cert_reqs,
+            ssl_ciphers=TlsFiles.ciphers if tls is None else tls.ciphers,
         )
-        try:
-            self._uvicorn.config.load()  # which uvicorn would do when the server has begun
-        except OSError as error:  # ssl.SSLError is one
-            raise ConfigError(f"cannot use the TLS certificate, key or authorities: {error}") from None
-
-    serving: asyncio.Task[None]
-    """Done only if the web server ended by itself."""
-
-    async def __aenter__(self) -> "_WebServer":
-        self.serving = asyncio.create_task(self._uvicorn.serve(sockets=[self._listener]))
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._uvicorn.should_exit = True
-        await self.serving
+    )
+    try:
+        web.config.load()  # which uvicorn would do when the server has begun
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError(f"cannot use the TLS certificate, key or authorities: {error}") from None
+    serving = asyncio.create_task(web.serve(sockets=[listener]))
+    try:
+        yield serving
+    finally:
+        web.should_exit = True
+        await serving
 
 
 @contextlib.contextmanager

@@ -66,7 +66,7 @@ class ServerMetrics:
             "omni_client_retries",
             "Requests that OpenAI's clients retried by themselves (x-stainless-retry-count).",
         )
-        self._websockets = gauge("omni_websocket_sessions", "Open WebSocket sessions.")
+        self.websockets = gauge("omni_websocket_sessions", "Open WebSocket sessions.")
         self.event_loop_tasks = gauge("omni_event_loop_tasks", "Unfinished tasks of the server's event loop.")
         self.answers_dropped = counter(
             "omni_slow_client_disconnects",
@@ -85,7 +85,7 @@ class ServerMetrics:
         )
         for reason in ("max_queue", "max_total_body_size", "max_concurrency_per_key"):
             self._rejections.labels(reason)
-        self._running = gauge(
+        self.running = gauge(
             "omni_requests_running",
             "Generations between submission and end, tokenisation and media preprocessing included.",
         )
@@ -144,23 +144,14 @@ class ServerMetrics:
         if is_retry:
             self._client_retries.inc()
 
-    def websocket_began(self) -> None:
-        self._websockets.inc()
-
-    def websocket_ended(self) -> None:
-        self._websockets.dec()
-
     def rejected(
         self, reason: Literal["max_queue", "max_total_body_size", "max_concurrency_per_key"]
     ) -> None:
         self._rejections.labels(reason).inc()
 
-    def answer_began(self) -> None:
-        self._running.inc()
-
     def answer_ended(self, answer: AnswerRecord) -> None:
-        """`answer_began` was called for it before."""
-        self._running.dec()
+        """`running` has counted it."""
+        self.running.dec()
         self._answers.labels(answer.outcome, answer.reason).inc()
         self._audio_input.inc(answer.audio_input_s)
         self._audio_output.inc(answer.audio_s)

@@ -7,25 +7,19 @@ import unicodedata
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import numpy as np
 import numpy.typing as npt
 from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
 
 from omni_server.api.answer_stream import TaskRun
-from omni_server.api.audio_schemas import (
-    MAX_CHARACTERS,
-    SPEECH_FORMATS,
-    SpeechAudioDelta,
-    SpeechAudioDone,
-    SpeechRequest,
-    SpeechUsage,
-)
 from omni_server.api.config import ApiConfig
-from omni_server.api.openapi import SPEECH_RESPONSES, request_body
+from omni_server.api.openapi import EXAMPLE_MODEL, GENERATION_ERRORS, event_stream, request_body
 from omni_server.api.parse import check_model
 from omni_server.api.sampling import speech_sampling
+from omni_server.api.schemas import Seed, StageSamplings, Voice
 from omni_server.api.state import ObservedGenerator, ServerState
 from omni_server.api.streaming import (
     KEEP_ALIVE,
@@ -35,18 +29,68 @@ from omni_server.api.streaming import (
     frame,
     until_disconnect,
 )
-from omni_server.api.validation import read_json, unsupported_choice, validate
+from omni_server.api.validation import read_json, unsupported, unsupported_choice, validate
 from omni_server.api.voices import resolve_voice
 from omni_server.audio.base64_stream import Base64Stream
 from omni_server.audio.encode import StreamEncoder
 from omni_server.audio.filters import TempoFilter
 from omni_server.audio.formats import MEDIA_TYPES, AudioFormat, parse_format
 from omni_server.errors import InvalidRequestError
-from omni_server.types import SAMPLE_RATE_HZ, AudioDelta, ModelInfo, OmniRequest, ReadAloud, SpeechOutput
+from omni_server.types import SAMPLE_RATE_HZ, AudioDelta, OmniRequest, ReadAloud, SpeechOutput
 
 logger = logging.getLogger(__name__)
 
+MAX_CHARACTERS = 4096
+"""Of `input` and of `instructions`; OpenAI's limits."""
+SPEECH_FORMATS = ("mp3", "opus", "aac", "flac", "wav", "pcm")
+
 _HEADERS = {"x-audio-sample-rate": str(SAMPLE_RATE_HZ), "x-audio-channels": "1"}
+
+
+class SpeechRequest(BaseModel):
+    """Fields that are not listed are accepted and ignored, as clients send many."""
+
+    model_config = ConfigDict(strict=True, extra="allow", use_attribute_docstrings=True)
+
+    model: str
+    input: Annotated[str, Field(json_schema_extra={"maxLength": MAX_CHARACTERS, "pattern": r"\S"})]
+    """The text to read; not only white space."""
+    voice: Voice | None = None
+    """A voice of the model or one of OpenAI's names; without one, the model's default voice."""
+    instructions: Annotated[str, Field(json_schema_extra={"maxLength": MAX_CHARACTERS})] | None = None
+    """How to read it. "None" and the empty string count as absent: Home Assistant sends the former."""
+    response_format: Annotated[str, Field(json_schema_extra={"enum": [*SPEECH_FORMATS, "pcm16"]})] | None = (
+        None
+    )
+    """`mp3` is the default; `pcm`, also called `pcm16`, is 24 kHz, mono, 16 bit, little-endian."""
+    speed: Annotated[float, Field(ge=0.25, le=4.0)] | None = None
+    """How many times as fast as the model speaks, at the same pitch; 1 is the default."""
+    stream_format: Literal["audio", "sse"] | None = None
+    seed: Seed | None = None
+    """Extension: makes the speech repeatable."""
+    stage_sampling: StageSamplings | None = None
+    """Extension: sampling of the stage that samples codec tokens, by its name, as `{"talker": {...}}`."""
+
+
+class SpeechAudioDelta(BaseModel):
+    type: Literal["speech.audio.delta"]
+    audio: str
+    """Base64 of the next bytes of the file."""
+
+
+class SpeechUsage(BaseModel):
+    input_tokens: int
+    """Tokens of the model's prompts, which contain the text and the request to read it."""
+    output_tokens: int
+    """Codec tokens of the speech."""
+    total_tokens: int
+
+
+class SpeechAudioDone(BaseModel):
+    type: Literal["speech.audio.done"]
+    usage: SpeechUsage
+
+
 _DELTAS = FrameTemplate(lambda data: SpeechAudioDelta(type="speech.audio.delta", audio=data))
 
 _MAX_COST = 600
@@ -71,55 +115,33 @@ _CUTS = (
 _ZERO_WIDTH_JOINER = "\u200d"
 
 
-@dataclass(frozen=True)
-class SpeechJob:
-    """What to generate, and how to answer."""
+async def _answer(state: ServerState, config: ApiConfig, given: object) -> Response:
+    """No status is sent before the first audio is there, so that whatever fails until then has one of its own.
 
-    name: str
-    requests: tuple[OmniRequest, ...]
-    """Never empty; their audio, joined, is the answer."""
-    audio_format: AudioFormat
-    speed: float
-    """How many times as fast as the model speaks."""
-    as_events: bool
-
-
-class SpeechService:
-    def __init__(self, state: ServerState, config: ApiConfig) -> None:
-        self._state = state
-        self._keep_alive_s = config.sse_keep_alive_s
-
-    async def create(self, request: Request) -> Response:
-        """No status is sent before the first audio is there, so that whatever fails until then has one
-        of its own.
-
-        Raises `OmniError`.
-        """
-        self._state.require_generator()
-        body = await read_json(request)
-        return await until_disconnect(self._answer(body), request.receive)
-
-    async def _answer(self, body: object) -> Response:
-        generator = self._state.require_generator()
-        name = f"speech-{uuid.uuid4().hex}"
-        job = _parse(validate(SpeechRequest, body), name, generator)
-        run = TaskRun(generator, self._state, job.requests, input_param="input")
-        if job.as_events:
-            events = _events(run, job, self._keep_alive_s)
-            return EventStreamResponse(name, events, first=await anext(events))
-        pieces = _file(run, job)
-        first = await anext(pieces, b"")
-        media_type = MEDIA_TYPES[job.audio_format]
-        return AudioStreamResponse(name, pieces, first=first, media_type=media_type, headers=_HEADERS)
+    Raises `OmniError`.
+    """
+    generator = state.require_generator()
+    name = f"speech-{uuid.uuid4().hex}"
+    body = validate(SpeechRequest, given)
+    requests, audio_format = _parse(body, name, generator)
+    run = TaskRun(generator, state, requests, input_param="input")
+    speed = 1.0 if body.speed is None else body.speed
+    if body.stream_format == "sse":
+        events = _events(run, _file(run, name, audio_format, speed, config.sse_keep_alive_s))
+        return EventStreamResponse(name, events, first=await anext(events))
+    pieces = _file(run, name, audio_format, speed)
+    first = await anext(pieces, b"")
+    return AudioStreamResponse(
+        name, pieces, first=first, media_type=MEDIA_TYPES[audio_format], headers=_HEADERS
+    )
 
 
 async def _file(
-    run: TaskRun, job: SpeechJob, heartbeat_s: float | None = None
+    run: TaskRun, name: str, audio_format: AudioFormat, speed: float, heartbeat_s: float | None = None
 ) -> AsyncGenerator[bytes, None]:
-    """The next bytes of the audio file as it is made, and b"" after every `heartbeat_s`
-    seconds of silence."""
-    tempo = TempoFilter(job.speed) if job.speed != 1 else None
-    encoder = StreamEncoder(job.audio_format)
+    """The next bytes of the audio file as it is made, and b"" after every `heartbeat_s` seconds of silence."""
+    tempo = TempoFilter(speed) if speed != 1 else None
+    encoder = StreamEncoder(audio_format)
 
     def write(samples: npt.NDArray[np.float32]) -> bytes:
         return encoder.write(samples if tempo is None else tempo.push(samples))
@@ -140,14 +162,14 @@ async def _file(
     if data := await asyncio.to_thread(close):
         yield data
     if run.num_cut_short:
-        logger.warning("%s: %d passage(s) ended at the limit of codec tokens", job.name, run.num_cut_short)
+        logger.warning("%s: %d passage(s) ended at the limit of codec tokens", name, run.num_cut_short)
 
 
-async def _events(run: TaskRun, job: SpeechJob, keep_alive_s: float) -> AsyncGenerator[bytes, None]:
+async def _events(run: TaskRun, file: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
     """Frames, the first when there is audio."""
     base64 = Base64Stream()
     has_begun = False
-    async with aclosing(_file(run, job, keep_alive_s)) as pieces:
+    async with aclosing(file) as pieces:
         async for piece in pieces:
             if not piece:
                 if has_begun:
@@ -165,8 +187,11 @@ async def _events(run: TaskRun, job: SpeechJob, keep_alive_s: float) -> AsyncGen
     yield frame(SpeechAudioDone(type="speech.audio.done", usage=usage))
 
 
-def _parse(body: SpeechRequest, name: str, generator: ObservedGenerator) -> SpeechJob:
-    """The rules between fields, and those of the model. `name` becomes part of the requests' ids.
+def _parse(
+    body: SpeechRequest, name: str, generator: ObservedGenerator
+) -> tuple[list[OmniRequest], AudioFormat]:
+    """The rules between fields, and those of the model. `name` becomes part of the ids of the requests, of which
+    there is at least one; their audio, joined, is the answer.
 
     Raises `InvalidRequestError` or `ModelNotFoundError`.
     """
@@ -174,15 +199,25 @@ def _parse(body: SpeechRequest, name: str, generator: ObservedGenerator) -> Spee
     check_model(body.model, model)
     for field in body.model_extra or {}:
         logger.debug("ignoring the unknown field %.64r", field)
-    voice = _voice(body.voice, model)
-    audio_format = _audio_format(body.response_format)
+    if not model.voices:
+        others = "text" if "text" in model.outputs else "images"
+        raise unsupported(f"This model answers with {others} only.", "model")
+    voice = model.default_voice if body.voice is None else resolve_voice(body.voice, model, "voice")
+    format_name = "mp3" if body.response_format is None else body.response_format
+    audio_format = parse_format(format_name)
+    if audio_format is None:
+        raise unsupported_choice("response_format", format_name, SPEECH_FORMATS)
     _check_length(body.input, "input")
     texts = passages(body.input, model.longest_speech_s, model.about.longest_passage if model.about else None)
     if not texts:
         raise InvalidRequestError(
             "Invalid 'input': there is no text to read.", param="input", code="empty_string"
         )
-    instructions = _instructions(body.instructions)
+    instructions = None if body.instructions is None else body.instructions.strip()
+    if instructions in ("", "None"):
+        instructions = None
+    elif body.instructions is not None:
+        _check_length(body.instructions, "instructions")
     sampling = speech_sampling(body.stage_sampling, body.seed, model)
     seed = body.seed % 2**63 if body.seed is not None else None  # as in chat completions
     requests = [
@@ -194,33 +229,7 @@ def _parse(body: SpeechRequest, name: str, generator: ObservedGenerator) -> Spee
         )
         for index, text in enumerate(texts)
     ]
-    speed = 1.0 if body.speed is None else body.speed
-    return SpeechJob(name, tuple(requests), audio_format, speed, as_events=body.stream_format == "sse")
-
-
-def _voice(name: str | None, model: ModelInfo) -> str | None:
-    if not model.voices:
-        others = "text" if "text" in model.outputs else "images"
-        raise InvalidRequestError(
-            f"This model answers with {others} only.", param="model", code="unsupported_value"
-        )
-    return model.default_voice if name is None else resolve_voice(name, model, "voice")
-
-
-def _audio_format(name: str | None) -> AudioFormat:
-    if name is None:
-        return "mp3"
-    audio_format = parse_format(name)
-    if audio_format is None:
-        raise unsupported_choice("response_format", name, SPEECH_FORMATS)
-    return audio_format
-
-
-def _instructions(given: str | None) -> str | None:
-    if given is None or given.strip() in ("", "None"):
-        return None
-    _check_length(given, "instructions")
-    return given.strip()
+    return requests, audio_format
 
 
 def _check_length(text: str, param: str) -> None:
@@ -285,18 +294,45 @@ def _belong_together(before: str, after: str) -> bool:
     return _ZERO_WIDTH_JOINER in (before, after) or unicodedata.category(after) in ("Mn", "Mc", "Me", "Sk")
 
 
+_EXAMPLES: dict[str, dict[str, object]] = {
+    "file": {"model": EXAMPLE_MODEL, "input": "Hello, world.", "voice": "alloy", "response_format": "wav"},
+    "events": {
+        "model": EXAMPLE_MODEL,
+        "input": "Hello, world.",
+        "stream_format": "sse",
+        "response_format": "pcm",
+    },
+}
+
+
 def speech_router(state: ServerState, config: ApiConfig) -> APIRouter:
     router = APIRouter(tags=["audio"])
-    service = SpeechService(state, config)
 
     @router.post(
         "/v1/audio/speech",
         summary="Read a text aloud",
         response_class=Response,
-        responses=SPEECH_RESPONSES,
-        openapi_extra=request_body(SpeechRequest),
+        responses={
+            200: {
+                "description": "The file, sent while it is made; or, with `stream_format: sse`, its "
+                "bytes as server-sent events, the last of which is `speech.audio.done`.",
+                "headers": {
+                    name: {"$ref": f"#/components/headers/{name}"}
+                    for name in ("X-Audio-Sample-Rate", "X-Audio-Channels")
+                },
+                "content": {
+                    media_type: {"schema": {"type": "string", "format": "binary"}}
+                    for media_type in MEDIA_TYPES.values()
+                }
+                | {"text/event-stream": event_stream(SpeechAudioDelta, SpeechAudioDone)},
+            },
+            **GENERATION_ERRORS,
+        },
+        openapi_extra=request_body(SpeechRequest, _EXAMPLES),
     )
     async def create_speech(request: Request) -> Response:
-        return await service.create(request)
+        state.require_generator()
+        body = await read_json(request)
+        return await until_disconnect(_answer(state, config, body), request.receive)
 
     return router

@@ -3,25 +3,28 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from omni_server import __version__
 from omni_server.api.access_log import log_session_answer
 from omni_server.api.config import ApiConfig
-from omni_server.api.request_record import AnswerRecord, RequestRecord, RequestTracer, current_request
+from omni_server.api.request_record import AnswerRecord, current_request
 from omni_server.api.server_metrics import ServerMetrics
 from omni_server.api.unsent import UnsentBudget
 from omni_server.errors import InvalidRequestError, OmniError, OverloadedError
 from omni_server.generation import Generation, Generator
 from omni_server.types import ChatMessage, ModelInfo, OmniEvent, OmniRequest, Task
 
-AbortError = Callable[[], OmniError | None]
+if TYPE_CHECKING:
+    from omni_server.api.otel import OtelTracer
+
 Shorter = Callable[[OmniRequest], OmniRequest | None]
 
 
 class ServerState:
     """Belongs to one event loop. `run_server` writes it, the routes read it."""
 
-    def __init__(self, generator: Generator | None = None, tracer: RequestTracer | None = None) -> None:
+    def __init__(self, generator: Generator | None = None, tracer: "OtelTracer | None" = None) -> None:
         self.generator = generator
         """None while the model is loading."""
         self.tracer = tracer
@@ -29,7 +32,7 @@ class ServerState:
         self.metrics = ServerMetrics(__version__)
         self.unsent = UnsentBudget(ApiConfig.max_unsent_bytes, ApiConfig.max_total_unsent_bytes)
         """Of the answers that are being sent."""
-        self.draining_begun = asyncio.Event()
+        self.draining = asyncio.Event()
         """Set from the moment that the server was asked to stop."""
         self.abort_error: OmniError | None = None
         """Set by `abort`."""
@@ -39,20 +42,9 @@ class ServerState:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    @property
-    def draining(self) -> bool:
-        return self.draining_begun.is_set()
-
-    @draining.setter
-    def draining(self, is_draining: bool) -> None:
-        if is_draining:
-            self.draining_begun.set()
-        else:
-            self.draining_begun.clear()
-
     def unavailability(self) -> OverloadedError | None:
         """Why no request can be served now; None if one can."""
-        if self.draining:
+        if self.draining.is_set():
             return OverloadedError("The server is shutting down.", code="server_shutting_down")
         if self.generator is None:
             return OverloadedError("The model is still loading.", code="model_not_ready")
@@ -71,7 +63,7 @@ class ServerState:
         if reason is not None:
             raise reason
         assert self.generator is not None
-        return ObservedGenerator(self.generator, self.metrics, lambda: self.abort_error)
+        return ObservedGenerator(self.generator, self)
 
     def require_all_stages(self) -> None:
         """Raises `OverloadedError` as `require_generator` does, and `StageDownError` while a stage is down:
@@ -108,11 +100,9 @@ class ServerState:
 class ObservedGenerator:
     """Generates with `generator`; counts, logs and traces each answer when it ends."""
 
-    def __init__(self, generator: Generator, metrics: ServerMetrics, abort_error: AbortError) -> None:
-        """`abort_error` says why the server ends generations by itself, None while it does not."""
+    def __init__(self, generator: Generator, state: ServerState) -> None:
         self._generator = generator
-        self._metrics = metrics
-        self._abort_error = abort_error
+        self._state = state
         self.model_info: ModelInfo = generator.model_info
 
     async def submit(self, request: OmniRequest) -> Generation:
@@ -137,41 +127,40 @@ class ObservedGenerator:
             answer.failed(error)
             raise
         except BaseException:  # cancelled: the client has left
-            answer.closed(self._abort_error())
+            answer.closed(self._state.abort_error)
             raise
         answer.admitted(generation.prompt)
-        return _ObservedGeneration(generation, answer, self._abort_error)
+        return _ObservedGeneration(generation, answer, self._state)
 
     def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
         return self._generator.task_messages(task)
 
     def _begin(self, request: OmniRequest) -> AnswerRecord:
         record = current_request()
-        self._metrics.answer_began()
-        answer = AnswerRecord(request, on_end=lambda answer: self._end(answer, record))
+        self._state.metrics.running.inc()
+
+        def end(answer: AnswerRecord) -> None:
+            self._state.metrics.answer_ended(answer)
+            if record is not None and record.span is not None:
+                record.span.answer_ended(answer, self.model_info)
+            if record is not None and record.is_websocket:  # an HTTP request has one line for all of it
+                log_session_answer(record, answer)
+
+        answer = AnswerRecord(request, on_end=end)
         if record is not None and not record.is_websocket:
             record.answers.append(answer)
         return answer
-
-    def _end(self, answer: AnswerRecord, record: RequestRecord | None) -> None:
-        self._metrics.answer_ended(answer)
-        if record is None:
-            return
-        if record.span is not None:
-            record.span.answer_ended(answer, self.model_info)
-        if record.is_websocket:  # an HTTP request has one line for all of it
-            log_session_answer(record, answer)
 
 
 class _ObservedGeneration:
     """Implements `Generation`."""
 
-    def __init__(self, generation: Generation, answer: AnswerRecord, abort_error: AbortError) -> None:
+    def __init__(self, generation: Generation, answer: AnswerRecord, state: ServerState) -> None:
         self.request_id = generation.request_id
         self.prompt = generation.prompt
         self._generation = generation
         self._answer = answer
-        self._abort_error = abort_error
+        self._state = state
 
     async def __aiter__(self) -> AsyncIterator[OmniEvent]:
         try:
@@ -186,4 +175,4 @@ class _ObservedGeneration:
         try:
             await self._generation.aclose()
         finally:
-            self._answer.closed(self._abort_error())
+            self._answer.closed(self._state.abort_error)

@@ -1,16 +1,17 @@
 """Traces are optional: without `--otlp-traces-endpoint` this server imports nothing of
 OpenTelemetry (vLLM does)."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 from yarl import URL
 
-from omni_server.api.request_record import RequestTracer
 from omni_server.errors import ConfigError
 
+if TYPE_CHECKING:
+    from omni_server.api.otel import OtelTracer
 
-def open_tracer(endpoint: str | None) -> RequestTracer | None:
+
+def open_tracer(endpoint: str | None) -> "OtelTracer | None":
     """Sends spans to `endpoint`, a collector's OTLP over HTTP; None without one.
 
     Raises `ConfigError` for a URL that is not one, and where OpenTelemetry is not installed.
@@ -28,17 +29,6 @@ def open_tracer(endpoint: str | None) -> RequestTracer | None:
             "pip install 'omni-server[otel]'"
         ) from None
     return OtelTracer(url)
-
-
-@asynccontextmanager
-async def tracing(endpoint: str | None) -> AsyncIterator[RequestTracer | None]:
-    """As `open_tracer`; what has not been sent at the end of the block is sent then, as far as it can be."""
-    tracer = open_tracer(endpoint)
-    try:
-        yield tracer
-    finally:
-        if tracer is not None:
-            await tracer.close()
 
 
 def _traces_url(endpoint: str) -> str:

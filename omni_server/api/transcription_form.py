@@ -3,21 +3,16 @@
 import re
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from typing import Annotated, Any
 
 from fastapi import Request
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from python_multipart.multipart import parse_options_header
-from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from omni_server.api.audio_schemas import (
-    LANGUAGE_PATTERN,
-    LIST_FIELDS,
-    TEXT_FORMATS,
-    TextFormat,
-    TranscriptionForm,
-)
 from omni_server.api.parse import check_model
-from omni_server.api.validation import missing_parameter, unsupported_choice, validate
+from omni_server.api.schemas import NonEmpty
+from omni_server.api.validation import missing_parameter, unsupported, unsupported_choice, validate
 from omni_server.errors import InvalidRequestError, RequestTooLargeError
 from omni_server.types import ModelInfo
 
@@ -28,6 +23,15 @@ _MAX_OTHER_BYTES = 1024 * 1024
 _CHARSETS = frozenset({b"utf-8", b"utf8", b"us-ascii", b"ascii", b"iso-8859-1", b"latin-1"})
 """UTF-8 and what clients say of forms that have letters of ASCII only."""
 
+TEXT_FORMATS = ("json", "text", "verbose_json")
+LANGUAGE_PATTERN = "^[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8})*$"
+BOOLEAN_PATTERN = (
+    "^([Tt]([Rr][Uu][Ee])?|[Ff]([Aa][Ll][Ss][Ee])?|[Yy]([Ee][Ss])?|[Nn][Oo]?|[Oo]([Nn]|[Ff][Ff])|[01])$"
+)
+"""What pydantic takes as a boolean: true, t, yes, y, on and 1, or false, f, no, n, off and 0, in any case."""
+LIST_FIELDS = ("timestamp_granularities", "include")
+"""Forms have `[]` behind these names, or not."""
+
 _WHY_NOT = {
     "srt": "the model gives no timestamps",
     "vtt": "the model gives no timestamps",
@@ -36,25 +40,35 @@ _WHY_NOT = {
 _LANGUAGE = re.compile(LANGUAGE_PATTERN)
 
 
+class TranscriptionForm(BaseModel):
+    """The form's fields beside `file`. They come as strings, so that "true" is a boolean and "0.2" a number;
+    those that are not listed are ignored, as clients send many."""
+
+    model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
+
+    model: NonEmpty
+    language: Annotated[str, Field(json_schema_extra={"pattern": LANGUAGE_PATTERN})] | None = None
+    """ISO 639-1 code of the language that is spoken, if it is known. Transcriptions only."""
+    prompt: Annotated[str, Field(max_length=4096)] | None = None
+    """Words that may occur, or the text before."""
+    response_format: Annotated[str, Field(json_schema_extra={"enum": [*TEXT_FORMATS]})] | None = None
+    """`json` is the default."""
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    """0 (default) takes the likeliest words."""
+    stream: Annotated[bool, WithJsonSchema({"type": "string", "pattern": BOOLEAN_PATTERN})] | None = None
+    """Transcriptions only; translations refuse `true`."""
+    timestamp_granularities: Annotated[list[str], Field(json_schema_extra={"maxItems": 0})] | None = None
+    """Not served: the model gives no timestamps."""
+    include: Annotated[list[str], Field(json_schema_extra={"maxItems": 0})] | None = None
+    """Not served."""
+
+
 @dataclass(frozen=True)
 class Form:
     fields: dict[str, list[str]]
     """All values of each name, in order."""
     file: bytes | None
     """The content of the part called "file", if that has a file name, as a file has."""
-
-
-@dataclass(frozen=True)
-class TranscriptionJob:
-    """What to listen to, and how to answer."""
-
-    file: bytes
-    to_english: bool
-    language: str | None
-    hint: str | None
-    temperature: float
-    text_format: TextFormat
-    stream: bool
 
 
 async def read_form(request: Request, max_file_bytes: int) -> Form:
@@ -77,7 +91,16 @@ async def read_form(request: Request, max_file_bytes: int) -> Form:
     except MultiPartException as error:
         raise InvalidRequestError(f"The form cannot be read: {error.message}", code="invalid_form") from None
     try:
-        return await _contents(form.multi_items(), max_file_bytes)
+        fields: dict[str, list[str]] = {}
+        file: bytes | None = None
+        for name, value in form.multi_items():
+            if isinstance(value, str):
+                fields.setdefault(name, []).append(value)
+            elif name == "file":
+                file = await value.read()
+        if file is not None and len(file) > max_file_bytes:
+            raise _too_large(max_file_bytes)
+        return Form(fields, file)
     finally:
         await form.close()
 
@@ -104,19 +127,6 @@ async def _bounded(request: Request, max_file_bytes: int) -> AsyncGenerator[byte
         yield chunk
 
 
-async def _contents(items: list[tuple[str, UploadFile | str]], max_file_bytes: int) -> Form:
-    fields: dict[str, list[str]] = {}
-    file: bytes | None = None
-    for name, value in items:
-        if isinstance(value, str):
-            fields.setdefault(name, []).append(value)
-        elif name == "file":
-            file = await value.read()
-    if file is not None and len(file) > max_file_bytes:
-        raise _too_large(max_file_bytes)
-    return Form(fields, file)
-
-
 def _too_large(max_bytes: int) -> RequestTooLargeError:
     return RequestTooLargeError(
         f"Maximum file size exceeded: this server accepts {max_bytes} bytes.",
@@ -125,36 +135,54 @@ def _too_large(max_bytes: int) -> RequestTooLargeError:
     )
 
 
-def parse_transcription_form(form: Form, model: ModelInfo, *, to_english: bool) -> TranscriptionJob:
-    """`to_english` is what makes a translation. Raises `InvalidRequestError` or `ModelNotFoundError`."""
+def parse_transcription_form(
+    form: Form, model: ModelInfo, *, to_english: bool
+) -> tuple[TranscriptionForm, bytes]:
+    """The checked fields, and the file. `to_english` is what makes a translation. Raises `InvalidRequestError`
+    or `ModelNotFoundError`."""
     body = validate(TranscriptionForm, _body(form))
     check_model(body.model, model)
     if "audio" not in model.input_modalities:
-        raise InvalidRequestError(
-            "This model does not take audio input.", param="model", code="unsupported_value"
-        )
-    text_format = _text_format(body.response_format)
-    stream = body.stream is True
-    if stream and to_english:
-        raise InvalidRequestError(
-            "'stream' is not supported for translations.", param="stream", code="unsupported_value"
-        )
-    if stream and text_format == "verbose_json":
+        raise unsupported("This model does not take audio input.", "model")
+    text_format = body.response_format
+    if text_format is not None and text_format not in TEXT_FORMATS:
+        reason = f" ({_WHY_NOT[text_format]})" if text_format in _WHY_NOT else ""
+        raise unsupported_choice("response_format", text_format, TEXT_FORMATS, reason)
+    if body.stream and to_english:
+        raise unsupported("'stream' is not supported for translations.", "stream")
+    if body.stream and text_format == "verbose_json":
         raise InvalidRequestError(
             "'stream' is allowed only with the response formats 'json' and 'text'.", param="stream"
         )
-    _check_timestamps(body.timestamp_granularities, text_format)
+    if body.timestamp_granularities and text_format != "verbose_json":
+        raise InvalidRequestError(
+            "'timestamp_granularities' is allowed only with the response format 'verbose_json'.",
+            param="timestamp_granularities[]",
+        )
+    if body.timestamp_granularities:
+        raise unsupported(
+            "'timestamp_granularities' is not supported: the model gives no timestamps.",
+            "timestamp_granularities[]",
+        )
     if body.include:
-        raise InvalidRequestError("'include' is not supported.", param="include[]", code="unsupported_value")
-    return TranscriptionJob(
-        file=_file(form),
-        to_english=to_english,
-        language=None if body.language is None else _language(body.language),
-        hint=body.prompt,
-        temperature=body.temperature if body.temperature is not None else 0.0,
-        text_format=text_format,
-        stream=stream,
-    )
+        raise unsupported("'include' is not supported.", "include[]")
+    if form.file is None and "file" in form.fields:
+        raise InvalidRequestError(
+            "Invalid type for 'file': expected a file, but got a string instead.",
+            param="file",
+            code="invalid_type",
+        )
+    if form.file is None:
+        raise missing_parameter("file")
+    if body.language is not None:
+        if _LANGUAGE.fullmatch(body.language) is None:
+            raise InvalidRequestError(
+                f"Invalid language '{body.language[:64]}'. "
+                "Language parameter must be specified in ISO-639-1 format.",
+                param="language",
+            )
+        body.language = body.language.partition("-")[0].lower()
+    return body, form.file
 
 
 def _body(form: Form) -> dict[str, str | list[str]]:
@@ -170,47 +198,23 @@ def _body(form: Form) -> dict[str, str | list[str]]:
     return body
 
 
-def _file(form: Form) -> bytes:
-    if form.file is None and "file" in form.fields:
-        raise InvalidRequestError(
-            "Invalid type for 'file': expected a file, but got a string instead.",
-            param="file",
-            code="invalid_type",
-        )
-    if form.file is None:
-        raise missing_parameter("file")
-    return form.file
+def form_body() -> dict[str, Any]:
+    """`openapi_extra` of a route that reads the form."""
+    schema = TranscriptionForm.model_json_schema()
+    properties = {
+        name + "[]" if name in LIST_FIELDS else name: _form_field(field)
+        for name, field in schema["properties"].items()
+    }
+    schema["properties"] = properties | {"file": {"type": "string", "format": "binary"}}
+    schema["required"] = [*schema["required"], "file"]
+    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
 
 
-def _text_format(name: str | None) -> TextFormat:
-    if name is None:
-        return "json"
-    for text_format in TEXT_FORMATS:
-        if text_format == name:
-            return text_format
-    reason = f" ({_WHY_NOT[name]})" if name in _WHY_NOT else ""
-    raise unsupported_choice("response_format", name, TEXT_FORMATS, reason)
-
-
-def _check_timestamps(granularities: list[str] | None, text_format: TextFormat) -> None:
-    if not granularities:
-        return
-    if text_format != "verbose_json":
-        raise InvalidRequestError(
-            "'timestamp_granularities' is allowed only with the response format 'verbose_json'.",
-            param="timestamp_granularities[]",
-        )
-    raise InvalidRequestError(
-        "'timestamp_granularities' is not supported: the model gives no timestamps.",
-        param="timestamp_granularities[]",
-        code="unsupported_value",
-    )
-
-
-def _language(code: str) -> str:
-    if _LANGUAGE.fullmatch(code) is None:
-        raise InvalidRequestError(
-            f"Invalid language '{code[:64]}'. Language parameter must be specified in ISO-639-1 format.",
-            param="language",
-        )
-    return code.partition("-")[0].lower()
+def _form_field(field: dict[str, Any]) -> dict[str, Any]:
+    """A form has no null: what is not set is empty, or not there."""
+    described = {key: value for key, value in field.items() if key != "default"}
+    if "anyOf" in field:
+        described["anyOf"] = [
+            {"const": ""} if branch == {"type": "null"} else branch for branch in field["anyOf"]
+        ]
+    return described

@@ -7,28 +7,19 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import replace
+from typing import Literal
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
 from omni_server.api.answer_stream import TaskRun
-from omni_server.api.audio_schemas import (
-    DurationUsage,
-    InputTokenDetails,
-    TokenUsage,
-    TranscriptDelta,
-    TranscriptDone,
-    Transcription,
-    TranscriptionForm,
-    VerboseTranscription,
-)
 from omni_server.api.config import ApiConfig
 from omni_server.api.media_loader import MediaLoader
-from omni_server.api.openapi import TRANSCRIPTION_RESPONSES, TRANSLATION_RESPONSES, form_body
+from omni_server.api.openapi import GENERATION_ERRORS, OpenApi, any_of, event_stream
 from omni_server.api.sampling import text_sampling
-from omni_server.api.state import ObservedGenerator, ServerState
+from omni_server.api.state import ServerState
 from omni_server.api.streaming import KEEP_ALIVE, EventStreamResponse, FrameTemplate, frame, until_disconnect
-from omni_server.api.transcription_form import Form, TranscriptionJob, parse_transcription_form, read_form
+from omni_server.api.transcription_form import Form, form_body, parse_transcription_form, read_form
 from omni_server.audio.cut import cut_at_pauses
 from omni_server.errors import InvalidRequestError, OverloadedError
 from omni_server.media.source import MediaSource
@@ -37,13 +28,59 @@ from omni_server.types import AudioPart, Finished, OmniRequest, SamplingConfig, 
 logger = logging.getLogger(__name__)
 
 _PIECE_SECONDS = 30.0
-"""Longer recordings are cut. Speech recognition is trained on utterances of at
-most this length."""
+"""Longer recordings are cut. Speech recognition is trained on utterances of at most this length."""
 
 _FULL_RATE_HZ = 48_000
 """Up to this rate a recording may last for `max_upload_seconds`."""
 _LONGEST_KEPT = 4
 """Recordings of the greatest size that may be in memory; of smaller ones as many more."""
+
+
+class InputTokenDetails(BaseModel):
+    text_tokens: int
+    audio_tokens: int
+
+
+class TokenUsage(BaseModel):
+    type: Literal["tokens"]
+    input_tokens: int
+    input_token_details: InputTokenDetails
+    output_tokens: int
+    total_tokens: int
+
+
+class DurationUsage(BaseModel):
+    type: Literal["duration"]
+    seconds: float
+
+
+class Transcription(BaseModel):
+    text: str
+    usage: TokenUsage
+
+
+class VerboseTranscription(BaseModel):
+    """Without `segments` and `words`: the model gives no timestamps, and the server does not invent any."""
+
+    task: Literal["transcribe", "translate"]
+    language: str
+    """Of `text`. "und", undetermined, where the request does not say: the model does not tell."""
+    duration: float
+    """Seconds."""
+    text: str
+    usage: DurationUsage
+
+
+class TranscriptDelta(BaseModel):
+    type: Literal["transcript.text.delta"]
+    delta: str
+
+
+class TranscriptDone(BaseModel):
+    type: Literal["transcript.text.done"]
+    text: str
+    usage: TokenUsage
+
 
 _DELTAS = FrameTemplate(lambda text: TranscriptDelta(type="transcript.text.delta", delta=text))
 
@@ -101,17 +138,39 @@ class TranscriptionService:
 
     async def _answer(self, form: Form, *, to_english: bool) -> Response:
         generator = self._state.require_generator()
-        job = parse_transcription_form(form, generator.model_info, to_english=to_english)
+        fields, file = parse_transcription_form(form, generator.model_info, to_english=to_english)
+        sampling = text_sampling(SamplingConfig(temperature=fields.temperature or 0.0), generator.model_info)
         with ExitStack() as held:
-            audio = await self._load(job.file, held)
+            audio = await self._load(file, held)
             name = f"transcription-{uuid.uuid4().hex}"
-            requests = _requests(generator, job, audio, name)
+            pieces = cut_at_pauses(audio.samples, audio.sample_rate_hz, _PIECE_SECONDS)
+            tasks = [
+                Transcribe(AudioPart(piece, audio.sample_rate_hz), to_english, fields.language, fields.prompt)
+                for piece in pieces
+            ]
+            requests = [
+                OmniRequest(f"{name}-{index}", generator.task_messages(task), sampling=sampling)
+                for index, task in enumerate(tasks)
+            ]
             run = TaskRun(generator, self._state, requests, input_param="file")
-            if job.stream:
+            if fields.stream:
                 events = _events(run, name, self._keep_alive_s, held.pop_all())
                 return EventStreamResponse(name, events, first=await anext(events))
             text = "".join([delta async for delta in _deltas(run, name)])
-            return _whole(text, _usage(run.usages), job, len(audio.samples) / audio.sample_rate_hz)
+            usage = _usage(run.usages)
+        if fields.response_format == "text":
+            return Response(text + "\n", media_type="text/plain")
+        answer: BaseModel = Transcription(text=text, usage=usage)
+        if fields.response_format == "verbose_json":
+            seconds = round(len(audio.samples) / audio.sample_rate_hz, 3)
+            answer = VerboseTranscription(
+                task="translate" if to_english else "transcribe",
+                language="en" if to_english else fields.language or "und",
+                duration=seconds,
+                text=text,
+                usage=DurationUsage(type="duration", seconds=seconds),
+            )
+        return Response(answer.model_dump_json(), media_type="application/json")
 
     async def _load(self, file: bytes, held: ExitStack) -> AudioPart:
         """`held` gets what gives its room in memory back."""
@@ -124,21 +183,6 @@ class TranscriptionService:
                 param="file",
                 code=error.code,
             ) from None
-
-
-def _requests(
-    generator: ObservedGenerator, job: TranscriptionJob, audio: AudioPart, name: str
-) -> list[OmniRequest]:
-    sampling = text_sampling(SamplingConfig(temperature=job.temperature), generator.model_info)
-    pieces = cut_at_pauses(audio.samples, audio.sample_rate_hz, _PIECE_SECONDS)
-    tasks = [
-        Transcribe(AudioPart(piece, audio.sample_rate_hz), job.to_english, job.language, job.hint)
-        for piece in pieces
-    ]
-    return [
-        OmniRequest(f"{name}-{index}", generator.task_messages(task), sampling=sampling)
-        for index, task in enumerate(tasks)
-    ]
 
 
 async def _deltas(run: TaskRun, name: str, heartbeat_s: float | None = None) -> AsyncGenerator[str, None]:
@@ -201,32 +245,36 @@ def _usage(usages: Sequence[Usage]) -> TokenUsage:
     )
 
 
-def _whole(text: str, usage: TokenUsage, job: TranscriptionJob, seconds: float) -> Response:
-    if job.text_format == "text":
-        return Response(text + "\n", media_type="text/plain")
-    body: BaseModel = Transcription(text=text, usage=usage)
-    if job.text_format == "verbose_json":
-        duration = round(seconds, 3)
-        body = VerboseTranscription(
-            task="translate" if job.to_english else "transcribe",
-            language="en" if job.to_english else job.language or "und",
-            duration=duration,
-            text=text,
-            usage=DurationUsage(type="duration", seconds=duration),
-        )
-    return Response(body.model_dump_json(), media_type="application/json")
+_TRANSLATION: OpenApi = {
+    200: {
+        "description": "The text.",
+        "content": {
+            "application/json": {"schema": any_of(Transcription, VerboseTranscription)},
+            "text/plain": {"schema": {"type": "string"}},
+        },
+    },
+    **GENERATION_ERRORS,
+}
+_TRANSCRIPTION: OpenApi = _TRANSLATION | {
+    200: {
+        "description": "The text; with `stream=true` as server-sent events, the last of which is "
+        "`transcript.text.done`.",
+        "content": _TRANSLATION[200]["content"]
+        | {"text/event-stream": event_stream(TranscriptDelta, TranscriptDone)},
+    }
+}
 
 
 def transcriptions_router(state: ServerState, config: ApiConfig) -> APIRouter:
     router = APIRouter(prefix="/v1/audio", tags=["audio"])
     service = TranscriptionService(state, config)
-    body = form_body(TranscriptionForm)
+    body = form_body()
 
     @router.post(
         "/transcriptions",
         summary="Transcribe an audio file",
         response_class=Response,
-        responses=TRANSCRIPTION_RESPONSES,
+        responses=_TRANSCRIPTION,
         openapi_extra=body,
     )
     async def create_transcription(request: Request) -> Response:
@@ -236,7 +284,7 @@ def transcriptions_router(state: ServerState, config: ApiConfig) -> APIRouter:
         "/translations",
         summary="Translate the speech of an audio file into English text",
         response_class=Response,
-        responses=TRANSLATION_RESPONSES,
+        responses=_TRANSLATION,
         openapi_extra=body,
     )
     async def create_translation(request: Request) -> Response:

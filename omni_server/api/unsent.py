@@ -37,15 +37,11 @@ class UnsentBudget:
         self.count_dropped = count_dropped
         self.queues: set[AnswerQueue] = set()
         self._max_total_bytes = max_total_bytes
-        self._num_bytes = 0
-
-    @property
-    def num_bytes(self) -> int:
-        return self._num_bytes
+        self.num_bytes = 0
 
     def add(self, num_bytes: int) -> None:
-        self._num_bytes += num_bytes
-        if num_bytes > 0 and self._num_bytes > self._max_total_bytes:
+        self.num_bytes += num_bytes
+        if num_bytes > 0 and self.num_bytes > self._max_total_bytes:
             max(self.queues, key=lambda queue: queue.num_bytes).drop()
 
 
@@ -57,7 +53,7 @@ class AnswerQueue:
         self._budget = budget
         self._answer_id = answer_id
         self._items: deque[ChoiceEvent | BaseException] = deque()
-        self._waiter: asyncio.Future[None] | None = None
+        self._woken = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._last = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
@@ -88,8 +84,8 @@ class AnswerQueue:
     async def get(self) -> ChoiceEvent | BaseException | None:
         """The next item; None where the wait for it was ended by `wake`."""
         if not self._items:
-            self._waiter = self._loop.create_future()
-            await self._waiter
+            self._woken.clear()
+            await self._woken.wait()
         if not self._items:
             return None
         item = self._items.popleft()
@@ -99,8 +95,7 @@ class AnswerQueue:
 
     def wake(self) -> None:
         """Ends the wait for the next item, if its reader waits."""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self._woken.set()
 
     def drop(self) -> None:
         """What waits is released, and its reader gets an error."""

@@ -92,9 +92,8 @@ def _parse(data: bytes) -> object:
 
 def has_too_many_values(text: bytes | str) -> bool:
     """Each value but the outermost stands behind one of these marks."""
-    if isinstance(text, bytes):
-        return sum(text.count(mark.encode()) for mark in _MARKS) > MAX_JSON_MARKS
-    return sum(text.count(mark) for mark in _MARKS) > MAX_JSON_MARKS
+    counts = map(text.count, _MARKS) if isinstance(text, str) else map(text.count, _MARKS.encode())
+    return sum(counts) > MAX_JSON_MARKS
 
 
 def at_most(max_keys: int) -> BeforeValidator:
@@ -155,16 +154,19 @@ def missing_parameter(param: str, hint: str = "") -> InvalidRequestError:
     )
 
 
+def unsupported(message: str, param: str) -> InvalidRequestError:
+    return InvalidRequestError(message, param=param, code="unsupported_value")
+
+
 def unsupported_choice(
     param: str, name: str, supported: Sequence[str], reason: str = ""
 ) -> InvalidRequestError:
     """`name` is not one of the `supported` values of `param`."""
     values = ", ".join(f"'{value}'" for value in supported)
-    return InvalidRequestError(
+    return unsupported(
         f"Unsupported value: '{param}' does not support '{name[:_MAX_SHOWN]}'{reason}. "
         f"Supported values are: {values}.",
-        param=param,
-        code="unsupported_value",
+        param,
     )
 
 

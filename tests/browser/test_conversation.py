@@ -147,7 +147,7 @@ def test_missing_key_is_asked_for_and_the_end_of_the_server_told(
     page.find("#key").send_keys("right\n")
     wait_for_state(page, "Listening")
 
-    server.state.draining = True
+    server.state.draining.set()
     page.wait("!document.querySelector('#talk-problem').hidden")
     assert page.texts("#talk-problem") == ["The server is shutting down."]
     assert page.texts("#talk-state") == ["Stopped"]

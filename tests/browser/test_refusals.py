@@ -24,7 +24,7 @@ def test_unknown_model_is_told_and_the_served_one_found(page: WebPage, server: S
 
 
 def test_draining_server_is_told_until_it_is_back(page: WebPage, server: ScriptedServer) -> None:
-    server.state.draining = True
+    server.state.draining.set()
     page.ask("Hello")
     page.wait("document.querySelector('.failure').checkVisibility()")
     assert page.texts(".failure p") == ["The server is shutting down."]
@@ -32,7 +32,7 @@ def test_draining_server_is_told_until_it_is_back(page: WebPage, server: Scripte
     page.write("Are you there?")
     assert not page.find("#send").is_enabled()
 
-    server.state.draining = False
+    server.state.draining.clear()
     page.wait_ready()
     assert page.find("#send").is_enabled()
     page.find("#text").send_keys(Keys.ENTER)

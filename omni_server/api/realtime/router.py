@@ -172,7 +172,7 @@ class _Connection:
 
     async def _finish_with_server(self, held: contextlib.ExitStack) -> _End:
         """The server waits until the current answer is complete and the client has been sent the error."""
-        await self._state.draining_begun.wait()
+        await self._state.draining.wait()
         held.enter_context(self._state.request_in_flight())
         await self._session.wait_answered()
         error = OverloadedError("The server is shutting down.", code="server_shutting_down")

@@ -43,10 +43,8 @@ class Asset:
 def page_router() -> APIRouter:
     assets = load_assets()
     page = assets.pop(_PAGE)
-    # Nothing from other hosts, no inline scripts or styles, no embedding. blob: are files that the user has
-    # chosen.
-    headers = _headers("img-src 'self' blob:")
-    return _asset_router("/", page, ASSETS_PREFIX, assets, headers)
+    # blob: are files that the user has chosen.
+    return _asset_router("/", page, ASSETS_PREFIX, assets, "img-src 'self' blob:")
 
 
 def docs_router() -> APIRouter:
@@ -55,8 +53,7 @@ def docs_router() -> APIRouter:
     with as_file(files("fastapi_offline") / "static") as folder:
         assets |= {name: _load_asset(folder / name) for name in _SWAGGER_UI}
     # data: are the pictures in Swagger UI's style sheet. Speech that was tried out is a blob:.
-    headers = _headers("img-src 'self' data:")
-    return _asset_router(DOCS, page, f"{DOCS}/", assets, headers)
+    return _asset_router(DOCS, page, f"{DOCS}/", assets, "img-src 'self' data:")
 
 
 def load_assets() -> dict[str, Asset]:
@@ -70,8 +67,11 @@ def _load_asset(file: Path) -> Asset:
     return Asset(content, _MEDIA_TYPES[file.suffix], f'"{hashlib.sha256(content).hexdigest()[:32]}"')
 
 
-def _headers(img_src: str) -> dict[str, str]:
-    """Of a page and its files, which may load and do only what the Content-Security-Policy allows."""
+def _asset_router(
+    path: str, page: Asset, prefix: str, assets: Mapping[str, Asset], img_src: str
+) -> APIRouter:
+    """Serves `page` at `path` and each of `assets` at `prefix` and its name. They may load and do only what the
+    Content-Security-Policy allows: nothing from other hosts, no inline scripts or styles, no embedding."""
     policy = (
         "default-src 'none'",
         "base-uri 'none'",
@@ -83,9 +83,8 @@ def _headers(img_src: str) -> dict[str, str]:
         "media-src blob:",
         "connect-src 'self'",
     )
-    return {
-        # Checked at each use: modules of different releases must not meet, and their names are the same in
-        # all.
+    headers = {
+        # Checked at each use: modules of different releases must not meet, and their names are the same in all.
         "cache-control": "no-cache",
         "content-security-policy": "; ".join(policy),
         "cross-origin-opener-policy": "same-origin",
@@ -94,12 +93,6 @@ def _headers(img_src: str) -> dict[str, str]:
         "referrer-policy": "no-referrer",
         "x-content-type-options": "nosniff",
     }
-
-
-def _asset_router(
-    path: str, page: Asset, prefix: str, assets: Mapping[str, Asset], headers: Mapping[str, str]
-) -> APIRouter:
-    """Serves `page` at `path` and each of `assets` at `prefix` and its name."""
     router = APIRouter(include_in_schema=False)
 
     @router.head(path)

@@ -81,9 +81,9 @@ async def test_probes_follow_the_life_of_the_server(method: str) -> None:
         200,
         200,
     ]
-    state.draining = True
+    state.draining.set()
     assert await statuses() == [200, 503, 200]
-    state.draining = False
+    state.draining.clear()
     generator.alive = False
     assert await statuses() == [503, 503, 200]
 
@@ -117,7 +117,8 @@ async def test_requests_are_refused_while_the_server_cannot_serve(state: str, co
     generator = FakeGenerator()
     generator.alive = state != "dead"
     shared = ServerState(None if state == "starting" else generator)
-    shared.draining = state == "draining"
+    if state == "draining":
+        shared.draining.set()
     app = create_app(shared, ApiConfig())
     response = await post(app, chat())
     assert error_of(response, 503)["code"] == code

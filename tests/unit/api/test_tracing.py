@@ -66,10 +66,8 @@ async def traced(collector: Collector, generator: FakeGenerator) -> AsyncIterato
     """The application; behind the block all spans have been sent."""
     tracer = open_tracer(collector.url)
     assert tracer is not None
-    try:
+    async with tracer:
         yield create_app(ServerState(generator, tracer), ApiConfig())
-    finally:
-        await tracer.close()
 
 
 def seconds(begin: Span, end_ns: int) -> float:

@@ -117,7 +117,7 @@ async def test_a_server_that_stops_finishes_the_answer_and_says_goodbye() -> Non
         await client.opened()
         await client.send("response.create")
         await client.until("response.output_audio_transcript.delta")
-        client.state.draining = True
+        client.state.draining.set()
         error = await client.refused("response.create", response={"conversation": "none"})
         assert error["code"] == "server_shutting_down"
         idle = asyncio.create_task(client.state.wait_idle())
@@ -138,7 +138,7 @@ async def test_a_server_that_aborts_fails_the_answer_and_says_goodbye() -> None:
         await client.opened()
         await client.send("response.create")
         await client.until("response.output_audio.delta")
-        client.state.draining = True
+        client.state.draining.set()
         client.state.abort(OverloadedError("The server is shutting down.", code="server_shutting_down"))
         response = (await client.until("response.done"))["response"]
         assert response["status"] == "failed"
