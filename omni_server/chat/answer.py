@@ -9,18 +9,7 @@ from dataclasses import dataclass, field
 import aiohttp
 from pydantic import JsonValue
 
-from omni_server.client.stream import Chunk, StreamError, stream_events
-
-SAMPLE_RATE_HZ = 24_000
-"""Of `pcm16`, little-endian 16-bit mono."""
-
-
-@dataclass(frozen=True)
-class Piece:
-    """What one event of the stream adds."""
-
-    text: str = ""
-    audio: bytes = b""
+from omni_server.client.stream import SAMPLE_RATE_HZ, Chunk, StreamError, stream_chunks
 
 
 @dataclass
@@ -38,30 +27,24 @@ class Received:
     def seconds_of_speech(self) -> float:
         return len(self.audio) / 2 / SAMPLE_RATE_HZ
 
-    def add(self, chunk: Chunk, at_s: float) -> Piece:
-        """Raises `StreamError` for audio that is not base64."""
+    def add(self, chunk: Chunk, at_s: float) -> tuple[str, bytes]:
+        """Text and samples of `chunk`. Raises `StreamError` for audio that is not base64."""
         self.last_s = at_s
-        text, audio = "", b""
-        for choice in chunk.choices:
-            self.finish_reason = choice.finish_reason or self.finish_reason
-            delta = choice.delta.audio
-            # A server may send the text of a spoken answer as content, too, in addition to the transcript.
-            text += (delta.transcript if delta is not None else None) or choice.delta.content or ""
-            if delta is not None:
-                audio += delta.samples()
+        self.finish_reason = chunk.finish_reason or self.finish_reason
+        text, samples = chunk.text, chunk.samples
         if text and self.first_text_s is None:
             self.first_text_s = at_s
-        if audio and self.first_audio_s is None:
+        if samples and self.first_audio_s is None:
             self.first_audio_s = at_s
         self.text += text
-        self.audio += audio
-        return Piece(text, audio)
+        self.audio += samples
+        return text, samples
 
 
 async def ask(
     session: aiohttp.ClientSession, url: str, body: dict[str, JsonValue], received: Received
-) -> AsyncGenerator[Piece, None]:
-    """Posts `body` to `url` and yields text and audio as they arrive, each added to `received` first.
+) -> AsyncGenerator[tuple[str, bytes], None]:
+    """Posts `body` to `url` and yields text and samples as they arrive, each added to `received` first.
 
     Raises `StreamError` for a refusal, a break and an answer without an end.
     """
@@ -69,10 +52,8 @@ async def ask(
     # No limit in total: a long answer may take minutes, and a working server sends keep-alive comments.
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=120)
     try:
-        async with aclosing(stream_events(session, url, json.dumps(body).encode(), timeout)) as events:
-            async for data, arrived_s in events:
-                piece = received.add(Chunk.parse(data), arrived_s - began_s)
-                if piece.text or piece.audio:
-                    yield piece
+        async with aclosing(stream_chunks(session, url, json.dumps(body).encode(), timeout)) as chunks:
+            async for chunk, arrived_s in chunks:
+                yield received.add(chunk, arrived_s - began_s)
     except TimeoutError as error:
         raise StreamError("the server has stopped answering") from error

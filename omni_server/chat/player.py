@@ -7,26 +7,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from omni_server.chat.answer import SAMPLE_RATE_HZ
+from omni_server.client.stream import SAMPLE_RATE_HZ
 from omni_server.errors import ConfigError
 
 PLAYERS = {
-    "aplay": ("-q", "-t", "raw", "-f", "S16_LE", "-r", "24000", "-c", "1", "-"),
-    "paplay": ("--raw", "--format=s16le", "--rate=24000", "--channels=1"),
+    "aplay": "-q -t raw -f S16_LE -r 24000 -c 1 -",
+    "paplay": "--raw --format=s16le --rate=24000 --channels=1",
     # One channel is the default of its raw demuxer; the option for it has changed between versions.
-    "ffplay": (
-        "-nodisp",
-        "-autoexit",
-        "-loglevel",
-        "error",
-        "-f",
-        "s16le",
-        "-sample_rate",
-        "24000",
-        "-i",
-        "-",
-    ),
-    "play": ("-q", "-t", "raw", "-r", "24000", "-e", "signed", "-b", "16", "-c", "1", "-"),
+    "ffplay": "-nodisp -autoexit -loglevel error -f s16le -sample_rate 24000 -i -",
+    "play": "-q -t raw -r 24000 -e signed -b 16 -c 1 -",
 }
 """Programs that play raw 16-bit mono samples at 24 kHz from stdin, by preference; `play` is SoX's."""
 
@@ -35,7 +24,7 @@ def find_player() -> tuple[str, ...] | None:
     """The command of the first program that is on PATH."""
     for name, arguments in PLAYERS.items():
         if (path := shutil.which(name)) is not None:
-            return (path, *arguments)
+            return (path, *arguments.split())
     return None
 
 

@@ -12,13 +12,12 @@ import aiohttp
 from pydantic import JsonValue
 
 from omni_server.chat.answer import Received, ask
-from omni_server.chat.conversation import AnswerSettings, Conversation, MediaKind, media_part
+from omni_server.chat.conversation import Conversation, MediaKind, media_part
 from omni_server.chat.player import PLAYERS, Player, Recordings, find_player
 from omni_server.client.discover import discover
-from omni_server.client.stream import StreamError
+from omni_server.client.stream import StreamError, open_session
 from omni_server.errors import ConfigError
 
-_READ_BUFFER_BYTES = 2**20
 _CLOSING_S = 0.02
 """Connections are closed by the event loop, which does not run while the user types. Without this time for
 it, a server would go on with an answer that was stopped."""
@@ -98,27 +97,23 @@ class Chat:
             async with aclosing(
                 ask(self.http, self.url, self.conversation.body(question), received)
             ) as pieces:
-                async for piece in pieces:
-                    if piece.text:
-                        sys.stdout.write(_shown(piece.text))
-                        sys.stdout.flush()
-                    if piece.audio and player is not None:
-                        await player.write(piece.audio)
+                async for text, samples in pieces:
+                    sys.stdout.write(_shown(text))
+                    sys.stdout.flush()
+                    if samples and player is not None:
+                        await player.write(samples)
             sys.stdout.write("\n")
             sys.stdout.flush()
-            saved = self._save(received)
-            tell(f"({summary(received)}{saved})")
+            words = summary(received)
+            if self.recordings is not None and received.audio:
+                words += f", {self.recordings.save(bytes(received.audio))}"
+            tell(f"({words})")
             if player is not None:
                 await player.finish()
         finally:
             if player is not None:
                 await player.stop()
             await asyncio.sleep(_CLOSING_S)
-
-    def _save(self, received: Received) -> str:
-        if self.recordings is None or not received.audio:
-            return ""
-        return f", {self.recordings.save(bytes(received.audio))}"
 
     def _remember(self, question: JsonValue, received: Received) -> None:
         self.attached.clear()
@@ -136,29 +131,27 @@ def open_chat(options: ChatOptions) -> Chat:
     recordings = Recordings(options.save) if options.save is not None else None
     runner = asyncio.Runner()
     base_url = options.url.rstrip("/").removesuffix("/v1")
-    http = runner.run(_session(options.api_key))
+    http = runner.run(_open_session(options.api_key))
     try:
         served = runner.run(discover(http, base_url, options.model, options.voice))
         listed = served.voices or ((options.voice,) if options.voice is not None else ())
         voice = served.voice if listed and not options.is_text_only else None
-        settings = AnswerSettings(served.model, voice, options.system, options.max_tokens)
+        conversation = Conversation(served.model, voice, options.system, options.max_tokens)
         player = find_player() if voice is not None and options.plays else None
     except BaseException:
         runner.run(http.close())
         runner.close()
         raise
-    return Chat(
-        runner, http, f"{base_url}/v1/chat/completions", Conversation(settings), player, recordings, attached
-    )
+    return Chat(runner, http, f"{base_url}/v1/chat/completions", conversation, player, recordings, attached)
 
 
 def describe(chat: Chat, options: ChatOptions) -> str:
     """Model, server and voice, and what happens to the audio."""
-    settings = chat.conversation.settings
-    words = f"{settings.model} at {chat.url.removesuffix('/v1/chat/completions')}"
-    if settings.voice is None:
+    words = f"{chat.conversation.model} at {chat.url.removesuffix('/v1/chat/completions')}"
+    voice = chat.conversation.voice
+    if voice is None:
         return words + (", text only" if options.is_text_only else ", which answers in text only")
-    words += f", voice {settings.voice}"
+    words += f", voice {voice}"
     if chat.player is not None:
         words += f", played by {Path(chat.player[0]).name}"
     elif options.plays:
@@ -234,10 +227,10 @@ def _run_command(chat: Chat, line: str) -> None:
                 chat.attached.append(media_part(_MEDIA[command], Path(file).expanduser()))
             except ConfigError as error:
                 tell(f"error: {error}")
-        case "/voice", [name] if chat.conversation.settings.voice is not None:
-            chat.conversation.use_voice(name)
+        case "/voice", [name] if chat.conversation.voice is not None:
+            chat.conversation.voice = name
         case "/new", []:
-            chat.conversation.forget()
+            chat.conversation.history.clear()
             chat.attached.clear()
         case "/help", []:
             tell(_HELP)
@@ -249,10 +242,6 @@ def _shown(text: str) -> str:
     return text.translate(_CONTROL)
 
 
-async def _session(api_key: str | None) -> aiohttp.ClientSession:
-    headers = {"Accept-Encoding": "identity"}
-    if api_key is not None:
-        headers["Authorization"] = f"Bearer {api_key}"
+async def _open_session(api_key: str | None) -> aiohttp.ClientSession:
     # One connection per question: servers close idle ones, which this loop would not see while it is stopped.
-    connector = aiohttp.TCPConnector(force_close=True)
-    return aiohttp.ClientSession(headers=headers, read_bufsize=_READ_BUFFER_BYTES, connector=connector)
+    return open_session(api_key, aiohttp.TCPConnector(force_close=True))
