@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.messages import check_media
 from omni_server.api.realtime import client_events as client
-from omni_server.api.realtime.audio_format import decode_audio, rate_of
+from omni_server.api.realtime.audio_format import decode_audio
 from omni_server.api.realtime.conversation import MAX_BYTES, Conversation, check_call_id
 from omni_server.api.realtime.items import (
     AnswerText,
@@ -119,7 +119,7 @@ class ItemLoader:
 
     async def _audio(self, part: client.InputAudio, format: WireFormat, param: str) -> HeardAudio:
         samples = await asyncio.to_thread(decode_audio, part.audio, format, f"{param}.audio")
-        rate = rate_of(format)
+        rate = format.rate_hz
         limits = self._limits
         if not limits.min_audio_seconds * rate <= len(samples) <= limits.max_audio_seconds * rate:
             raise InvalidRequestError(

@@ -8,7 +8,7 @@ from pydantic import JsonValue
 
 from omni_server.api.realtime import client_events as client
 from omni_server.api.realtime import server_events as events
-from omni_server.api.realtime.audio_format import Samples, decode_audio, rate_of, seconds_of
+from omni_server.api.realtime.audio_format import Samples, decode_audio
 from omni_server.api.realtime.conversation import Conversation, messages_of, unknown_item
 from omni_server.api.realtime.input_buffer import InputBuffer, Started, Stopped
 from omni_server.api.realtime.item_loader import ItemLoader
@@ -18,6 +18,7 @@ from omni_server.api.realtime.response import ResponsePlan, ResponseRun
 from omni_server.api.realtime.session_config import first_config, updated
 from omni_server.api.realtime.transcriber import Transcriber
 from omni_server.api.state import ServerState
+from omni_server.api.validation import missing_parameter
 from omni_server.errors import InvalidRequestError, OmniError
 from omni_server.types import ModelInfo
 
@@ -136,11 +137,7 @@ class Session:
 
     def _update(self, event: client.SessionUpdate) -> None:
         if event.session.get("type") is None:
-            raise InvalidRequestError(
-                "Missing required parameter: 'session.type'.",
-                param="session.type",
-                code="missing_required_parameter",
-            )
+            raise missing_parameter("session.type")
         self._config = updated(self._config, event.session, self._model)
         self._configure_buffer()
         self._outbox.put(events.SessionUpdated(session=self._wire()))
@@ -169,7 +166,8 @@ class Session:
         def search() -> list[Started | Stopped]:
             return list(self._buffer.append(decode_audio(event.audio, format, "audio")))
 
-        is_short = seconds_of(event.audio, format) <= _INLINE_S
+        num_samples = len(event.audio) * 3 / 4 / format.bytes_per_sample
+        is_short = num_samples <= _INLINE_S * format.rate_hz
         for turn in search() if is_short else await asyncio.to_thread(search):
             self._take_turn(turn)
 
@@ -192,7 +190,7 @@ class Session:
     def _commit(self, samples: Samples) -> None:
         item_id, self._spoken_item_id = self._spoken_item_id or events.new_id("item"), None
         config = self._config.audio.input
-        audio = HeardAudio(samples, rate_of(config.format))
+        audio = HeardAudio(samples, config.format.rate_hz)
         item = UserItem(item_id, [audio])
         self._outbox.put(events.BufferCommitted(previous_item_id=self._conversation.last_id, item_id=item_id))
         self._add(item)

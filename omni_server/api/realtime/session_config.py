@@ -24,21 +24,26 @@ class PcmFormat(ExactModel):
 
     type: Literal["audio/pcm"] = "audio/pcm"
     rate: Literal[24000] = 24000
+    rate_hz: ClassVar[int] = 24_000
+    bytes_per_sample: ClassVar[int] = 2
 
 
-class UlawFormat(ExactModel):
-    """G.711 at 8 kHz."""
-
-    type: Literal["audio/pcmu"]
+Law = Literal["ULAW", "ALAW"]
 
 
-class AlawFormat(ExactModel):
-    """G.711 at 8 kHz."""
+class G711Format(ExactModel):
+    """The telephone network's."""
 
-    type: Literal["audio/pcma"]
+    type: Literal["audio/pcmu", "audio/pcma"]
+    rate_hz: ClassVar[int] = 8_000
+    bytes_per_sample: ClassVar[int] = 1
+
+    @property
+    def law(self) -> Law:
+        return "ULAW" if self.type == "audio/pcmu" else "ALAW"
 
 
-WireFormat = Annotated[PcmFormat | UlawFormat | AlawFormat, Field(discriminator="type")]
+WireFormat = Annotated[PcmFormat | G711Format, Field(discriminator="type")]
 
 
 class ServerVad(ExactModel):
