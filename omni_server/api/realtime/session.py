@@ -16,10 +16,10 @@ from omni_server.api.realtime.items import HeardAudio, Item, UserItem
 from omni_server.api.realtime.outbox import Outbox
 from omni_server.api.realtime.response import ResponsePlan, ResponseRun
 from omni_server.api.realtime.session_config import first_config, updated
-from omni_server.api.realtime.transcriber import Transcriber
+from omni_server.api.realtime.transcriber import transcribe
 from omni_server.api.state import ServerState
 from omni_server.api.validation import missing_parameter
-from omni_server.errors import InvalidRequestError, OmniError
+from omni_server.errors import InvalidRequestError, OmniError, OverloadedError
 from omni_server.types import ModelInfo
 
 logger = logging.getLogger(__name__)
@@ -56,9 +56,9 @@ class Session:
         self._expires_at = int(time.time() + duration_s)
         self._config = first_config(model)
         self._conversation = Conversation()
-        self._transcriber = Transcriber(outbox, state)
         self._active: ResponseRun | None = None
         self._runs: set[ResponseRun] = set()
+        self._transcriptions: set[asyncio.Task[None]] = set()
         self._spoken_item_id: str | None = None
         """Of the item that the turn now being spoken will become."""
         self._answer_is_due = False
@@ -66,7 +66,7 @@ class Session:
 
     def begin(self) -> None:
         self._configure_buffer()
-        self._outbox.put(events.SessionCreated(session=self._wire()))
+        self._outbox.put(events.SessionEvent(type="session.created", session=self._wire()))
 
     @property
     def is_busy(self) -> bool:
@@ -81,7 +81,9 @@ class Session:
     async def close(self) -> None:
         """Releases everything without sending events about it."""
         self._answer_is_due = False
-        tasks = [run.release() for run in self._runs] + self._transcriber.release()
+        tasks = [*(run.task for run in self._runs), *self._transcriptions]
+        for task in tasks:
+            task.cancel()
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=_RELEASE_TIMEOUT_S)
             if late:
@@ -140,7 +142,7 @@ class Session:
             raise missing_parameter("session.type")
         self._config = updated(self._config, event.session, self._model)
         self._configure_buffer()
-        self._outbox.put(events.SessionUpdated(session=self._wire()))
+        self._outbox.put(events.SessionEvent(type="session.updated", session=self._wire()))
 
     def _configure_buffer(self) -> None:
         config = self._config.audio.input
@@ -191,15 +193,20 @@ class Session:
         item_id, self._spoken_item_id = self._spoken_item_id or events.new_id("item"), None
         config = self._config.audio.input
         audio = HeardAudio(samples, config.format.rate_hz)
-        item = UserItem(item_id, [audio])
         self._outbox.put(events.BufferCommitted(previous_item_id=self._conversation.last_id, item_id=item_id))
-        self._add(item)
+        self._add(UserItem(item_id, [audio]))
         if config.transcription is None:
             return
-        if self._num_out_of_band < _MAX_OUT_OF_BAND:
-            self._transcriber.start(item, audio, config.transcription)
-        else:
-            self._transcriber.refuse(item)
+        if self._num_out_of_band >= _MAX_OUT_OF_BAND:
+            error = OverloadedError("Too many transcriptions and responses are running in this session.")
+            self._outbox.put(events.TranscriptionFailed.of(item_id, error))
+            return
+        task = asyncio.create_task(
+            transcribe(item_id, audio, config.transcription, self._outbox, self._state),
+            name=f"realtime transcription of {item_id}",
+        )
+        self._transcriptions.add(task)
+        task.add_done_callback(self._transcriptions.discard)
 
     def _answer_turn(self) -> None:
         if self._is_answering or self._num_in_conversation >= _MAX_IN_CONVERSATION:
@@ -245,7 +252,7 @@ class Session:
 
     @property
     def _num_out_of_band(self) -> int:
-        return sum(run.is_out_of_band for run in self._runs) + self._transcriber.num_running
+        return sum(run.is_out_of_band for run in self._runs) + len(self._transcriptions)
 
     @property
     def _num_in_conversation(self) -> int:
@@ -270,7 +277,6 @@ class Session:
         if not run.is_out_of_band:
             self._active = run
             self._answer_is_due = False
-        run.start()
 
     def _ended(self, run: ResponseRun) -> None:
         self._runs.discard(run)
@@ -293,6 +299,6 @@ class Session:
         for run in runs:
             run.cancel("client_cancelled")
 
-    def _cancel_active(self, reason: events.CancelReason) -> None:
+    def _cancel_active(self, reason: events.Reason) -> None:
         if self._active is not None and not self._active.is_over:
             self._active.cancel(reason)
