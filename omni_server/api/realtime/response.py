@@ -80,9 +80,7 @@ class ResponsePlan:
             conversation_id=self.conversation.id if self.conversation is not None else None,
             output_modalities=self.config.output_modalities,
             max_output_tokens=self.config.max_output_tokens,
-            audio=events.ResponseAudio(
-                output=events.ResponseOutput(format=output.format, voice=output.voice)
-            ),
+            audio={"output": events.ResponseOutput(format=output.format, voice=output.voice)},
             metadata=dict(self.metadata) if self.metadata is not None else None,
         )
 

@@ -20,7 +20,6 @@ from omni_server.api.realtime.session import Session
 from omni_server.api.realtime.vad import SileroModel, SpeechModel
 from omni_server.api.state import ServerState
 from omni_server.errors import InvalidRequestError, OmniError, OverloadedError
-from omni_server.types import ModelInfo
 
 logger = logging.getLogger(__name__)
 
@@ -50,23 +49,15 @@ def realtime_router(
 ) -> APIRouter:
     """`new_model` makes the speech detector of one audio stream."""
     router = APIRouter()
-    service = _Service(state, config, new_model)
-    router.add_api_websocket_route("/v1/realtime", service.serve, name="realtime")
-    return router
+    media = MediaLoader.from_config(config)
+    num_sessions = 0
 
-
-class _Service:
-    def __init__(self, state: ServerState, config: ApiConfig, new_model: Callable[[], SpeechModel]) -> None:
-        self._state = state
-        self._config = config
-        self._new_model = new_model
-        self._media = MediaLoader.from_config(config)
-        self._num_sessions = 0
-
-    async def serve(self, websocket: WebSocket) -> None:
+    @router.websocket("/v1/realtime", name="realtime")
+    async def serve(websocket: WebSocket) -> None:
         """Refuses the upgrade with the status and body that a request would get, or serves until the end."""
+        nonlocal num_sessions
         try:
-            model = self._state.require_generator().model_info
+            model = state.require_generator().model_info
             check_model(websocket.query_params.get("model", model.name), model)
             if model.outputs == {"image"}:
                 raise InvalidRequestError(
@@ -74,35 +65,32 @@ class _Service:
                     param="model",
                     code="unsupported_value",
                 )
-            if self._num_sessions >= self._config.realtime_max_sessions:
+            if num_sessions >= config.realtime_max_sessions:
                 raise OverloadedError("The server has as many realtime sessions as it serves.")
         except OmniError as error:
             await websocket.send_denial_response(error_response(error))
             return
-        self._num_sessions += 1
+        num_sessions += 1
         try:
             offered: list[str] = websocket.scope["subprotocols"]
             await websocket.accept(subprotocol=_SUBPROTOCOL if _SUBPROTOCOL in offered else None)
-            await self._run(websocket, model)
+            outbox = Outbox(websocket.send_text, config.realtime_send_timeout_s)
+            session = Session(
+                model,
+                state,
+                outbox,
+                InputBuffer(new_model, config.media_limits.max_audio_seconds),
+                ItemLoader(media, config.media_limits, model),
+                duration_s=config.realtime_session_timeout_s,
+            )
+            began = time.monotonic()
+            end = await _Connection(websocket, session, outbox, state).run(config)
+            ended_s = time.monotonic() - began
+            logger.info("realtime session %s ended after %.1f s: %s", session.id, ended_s, end.reason)
         finally:
-            self._num_sessions -= 1
+            num_sessions -= 1
 
-    async def _run(self, websocket: WebSocket, model: ModelInfo) -> None:
-        config = self._config
-        outbox = Outbox(websocket.send_text, config.realtime_send_timeout_s)
-        session = Session(
-            model,
-            self._state,
-            outbox,
-            InputBuffer(self._new_model, config.media_limits.max_audio_seconds),
-            ItemLoader(self._media, config.media_limits, model),
-            duration_s=config.realtime_session_timeout_s,
-        )
-        began = time.monotonic()
-        end = await _Connection(websocket, session, outbox, self._state).run(config)
-        logger.info(
-            "realtime session %s ended after %.1f s: %s", session.id, time.monotonic() - began, end.reason
-        )
+    return router
 
 
 class _Connection:
@@ -126,11 +114,11 @@ class _Connection:
                 self._session.begin()
                 done, _ = await asyncio.wait({sending, *others}, return_when=asyncio.FIRST_COMPLETED)
                 end = done.pop().result()
-                await self._cancel(others)
+                await _cancel(*others)
                 await self._session.close()
                 await self._close(end, sending, min(config.realtime_send_timeout_s, _CLOSE_TIMEOUT_S))
             finally:
-                await self._cancel((sending, *others))
+                await _cancel(sending, *others)
                 await self._session.close()
             return end
 
@@ -143,18 +131,11 @@ class _Connection:
                 except TimeoutError:
                     if self._session.is_busy:
                         continue
-                    return _End("idle", _NORMAL, _expired(f"No event came for {idle_timeout_s:g} seconds."))
+                    text = f"No event came for {idle_timeout_s:g} seconds."
+                    return _End("idle", _NORMAL, InvalidRequestError(text, code="session_expired"))
                 if message["type"] == "websocket.disconnect":
                     return _CLIENT_LEFT
-                text = message.get("text")
-                if isinstance(text, str):
-                    await self._session.handle(text)
-                else:
-                    self._session.send_error(
-                        InvalidRequestError(
-                            "Binary frames are not supported; send text.", code="invalid_event"
-                        )
-                    )
+                await self._session.handle(message.get("text"))
                 # A client that sends faster than it is served must not keep others waiting.
                 await asyncio.sleep(0)
         except Exception:
@@ -192,21 +173,17 @@ class _Connection:
                 try:
                     await asyncio.wait({sent, sending}, return_when=asyncio.FIRST_COMPLETED)
                 finally:
-                    await self._cancel((sent, sending))
+                    await _cancel(sent, sending)
                 await self._websocket.close(end.code, end.reason)
 
-    @staticmethod
-    async def _cancel(tasks: "tuple[asyncio.Task[_End] | asyncio.Task[None], ...]") -> None:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+
+async def _cancel(*tasks: "asyncio.Task[_End] | asyncio.Task[None]") -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _expire(session_timeout_s: float) -> _End:
     await asyncio.sleep(session_timeout_s)
     text = f"Your session hit the maximum duration of {session_timeout_s / 60:g} minutes."
-    return _End("expired", _NORMAL, _expired(text))
-
-
-def _expired(message: str) -> InvalidRequestError:
-    return InvalidRequestError(message, code="session_expired")
+    return _End("expired", _NORMAL, InvalidRequestError(text, code="session_expired"))

@@ -126,10 +126,6 @@ class ResponseOutput(BaseModel):
     voice: str | None
 
 
-class ResponseAudio(BaseModel):
-    output: ResponseOutput
-
-
 class WireResponse(BaseModel):
     id: str
     object: Literal["realtime.response"] = "realtime.response"
@@ -140,7 +136,7 @@ class WireResponse(BaseModel):
     """Null for a response outside of the conversation."""
     output_modalities: list[Literal["text", "audio"]]
     max_output_tokens: MaxOutputTokens
-    audio: ResponseAudio
+    audio: dict[Literal["output"], ResponseOutput]
     usage: WireUsage | None = None
     metadata: dict[str, str] | None
 

@@ -9,7 +9,7 @@ from pydantic import JsonValue
 from omni_server.api.realtime import client_events as client
 from omni_server.api.realtime import server_events as events
 from omni_server.api.realtime.audio_format import Samples, decode_audio
-from omni_server.api.realtime.conversation import Conversation, messages_of, unknown_item
+from omni_server.api.realtime.conversation import Conversation, messages_of
 from omni_server.api.realtime.input_buffer import InputBuffer, Started, Stopped
 from omni_server.api.realtime.item_loader import ItemLoader
 from omni_server.api.realtime.items import HeardAudio, Item, UserItem
@@ -56,7 +56,6 @@ class Session:
         self._expires_at = int(time.time() + duration_s)
         self._config = first_config(model)
         self._conversation = Conversation()
-        self._active: ResponseRun | None = None
         self._runs: set[ResponseRun] = set()
         self._transcriptions: set[asyncio.Task[None]] = set()
         self._spoken_item_id: str | None = None
@@ -89,10 +88,13 @@ class Session:
             if late:
                 logger.error("session %s: %d requests were not released in time", self.id, len(late))
 
-    async def handle(self, text: str) -> None:
-        """One text frame. An invalid one is answered with an error event; the session continues."""
+    async def handle(self, text: str | None) -> None:
+        """One frame; None if it is binary. An invalid one is answered with an error event; the session
+        continues."""
         event_id: JsonValue = None
         try:
+            if text is None:
+                raise InvalidRequestError("Binary frames are not supported; send text.", code="invalid_event")
             frame = await client.read_frame(text)
             event_id = frame.get("event_id")
             await self._react(client.parse_event(frame))
@@ -118,10 +120,7 @@ class Session:
                 item = await self._loader.load(event.item, self._config.audio.input.format, "item")
                 self._add(item, event.previous_item_id)
             case client.ItemRetrieve(item_id=item_id):
-                found = self._conversation.find(item_id)
-                if found is None:
-                    raise unknown_item("retrieving", item_id, "item_retrieve_invalid_item_id")
-                self._outbox.put(events.ItemRetrieved(item=found))
+                self._outbox.put(events.ItemRetrieved(item=self._conversation.retrieve(item_id)))
             case client.ItemDelete(item_id=item_id):
                 self._conversation.delete(item_id)
                 self._outbox.put(events.ItemDeleted(item_id=item_id))
@@ -180,8 +179,8 @@ class Session:
             case Started(audio_start_ms=start_ms):
                 self._spoken_item_id = events.new_id("item")
                 self._outbox.put(events.SpeechStarted(audio_start_ms=start_ms, item_id=self._spoken_item_id))
-                if detection.interrupt_response:
-                    self._cancel_active("turn_detected")
+                if detection.interrupt_response and (answering := self._answering) is not None:
+                    answering.cancel("turn_detected")
             case Stopped(audio_end_ms=end_ms, samples=samples):
                 item_id = self._spoken_item_id = self._spoken_item_id or events.new_id("item")
                 self._outbox.put(events.SpeechStopped(audio_end_ms=end_ms, item_id=item_id))
@@ -197,7 +196,7 @@ class Session:
         self._add(UserItem(item_id, [audio]))
         if config.transcription is None:
             return
-        if self._num_out_of_band >= _MAX_OUT_OF_BAND:
+        if not self._has_room(is_out_of_band=True):
             error = OverloadedError("Too many transcriptions and responses are running in this session.")
             self._outbox.put(events.TranscriptionFailed.of(item_id, error))
             return
@@ -209,20 +208,20 @@ class Session:
         task.add_done_callback(self._transcriptions.discard)
 
     def _answer_turn(self) -> None:
-        if self._is_answering or self._num_in_conversation >= _MAX_IN_CONVERSATION:
-            self._answer_is_due = True
+        self._answer_is_due = self._answering is not None or not self._has_room(is_out_of_band=False)
+        if self._answer_is_due:
             return
-        self._answer_is_due = False
         try:
-            self._start(self._plan(client.ResponseParams(), self._conversation.items))
+            self._start(client.ResponseParams(), self._conversation.items)
         except OmniError as error:
             self.send_error(error)
 
     # -- responses
 
     @property
-    def _is_answering(self) -> bool:
-        return self._active is not None and not self._active.is_over
+    def _answering(self) -> ResponseRun | None:
+        """The response of the conversation that has not written its last event yet."""
+        return next((run for run in self._runs if not run.is_out_of_band and not run.is_over), None)
 
     async def _create_response(self, params: client.ResponseParams) -> None:
         is_out_of_band = params.conversation == "none"
@@ -233,72 +232,53 @@ class Session:
                 params.input, self._config.audio.input.format, "response.input", self._conversation
             )
             self._check_room(is_out_of_band)  # a turn that was due may be answered by now
-        self._start(self._plan(params, items))
+        self._start(params, items)
 
     def _check_room(self, is_out_of_band: bool) -> None:
-        if not is_out_of_band and self._is_answering:
-            assert self._active is not None
+        if not is_out_of_band and (answering := self._answering) is not None:
             raise InvalidRequestError(
-                f"Conversation already has an active response in progress: {self._active.id}. "
+                f"Conversation already has an active response in progress: {answering.id}. "
                 "Wait until the response is finished before creating a new one.",
                 code="conversation_already_has_active_response",
             )
-        if is_out_of_band:
-            has_room = self._num_out_of_band < _MAX_OUT_OF_BAND
-        else:
-            has_room = self._num_in_conversation < _MAX_IN_CONVERSATION
-        if not has_room:
+        if not self._has_room(is_out_of_band):
             raise InvalidRequestError("Too many responses are in progress.", code="too_many_responses")
 
-    @property
-    def _num_out_of_band(self) -> int:
-        return sum(run.is_out_of_band for run in self._runs) + len(self._transcriptions)
+    def _has_room(self, is_out_of_band: bool) -> bool:
+        num_running = sum(run.is_out_of_band == is_out_of_band for run in self._runs)
+        if is_out_of_band:
+            return num_running + len(self._transcriptions) < _MAX_OUT_OF_BAND
+        return num_running < _MAX_IN_CONVERSATION
 
-    @property
-    def _num_in_conversation(self) -> int:
-        return sum(not run.is_out_of_band for run in self._runs)
-
-    def _plan(self, params: client.ResponseParams, items: tuple[Item, ...]) -> ResponsePlan:
+    def _start(self, params: client.ResponseParams, items: tuple[Item, ...]) -> None:
         config = self._config
         if params.overrides:
             config = updated(config, params.overrides, self._model, param="response")
-        return ResponsePlan(
+        plan = ResponsePlan(
             id=events.new_id("resp"),
             config=config,
             messages=messages_of(items, config.instructions, self._model),
             conversation=self._conversation if params.conversation != "none" else None,
             metadata=params.metadata,
         )
-
-    def _start(self, plan: ResponsePlan) -> None:
         self._state.require_generator()
         run = ResponseRun(plan, self._outbox, self._state, self._ended)
         self._runs.add(run)
         if not run.is_out_of_band:
-            self._active = run
             self._answer_is_due = False
 
     def _ended(self, run: ResponseRun) -> None:
         self._runs.discard(run)
-        if run is self._active:
-            self._active = None
-        if self._answer_is_due and not self._is_answering:
+        if self._answer_is_due and self._answering is None:
             self._answer_turn()
 
     def _cancel_response(self, event: client.ResponseCancel) -> None:
-        runs = [run for run in self._runs if not run.is_over]
-        if event.response_id is None:
-            runs = [run for run in runs if run is self._active]
-        else:
-            runs = [run for run in runs if run.id == event.response_id]
-        if not runs:
+        run = self._answering
+        if event.response_id is not None:
+            run = next((run for run in self._runs if run.id == event.response_id), None)
+        if run is None or run.is_over:
             # Clients tell this harmless race by its code or by how the message begins.
             raise InvalidRequestError(
                 "Cancellation failed: no active response found", code="response_cancel_not_active"
             )
-        for run in runs:
-            run.cancel("client_cancelled")
-
-    def _cancel_active(self, reason: events.Reason) -> None:
-        if self._active is not None and not self._active.is_over:
-            self._active.cancel(reason)
+        run.cancel("client_cancelled")
