@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.messages import check_media
@@ -109,7 +110,7 @@ class ItemLoader:
             case client.InputText(text=text):
                 return WrittenText(text)
             case client.InputAudio():
-                return await self._audio(part, format, param)
+                return await self._audio(part, format, f"{param}.audio")
             case client.InputImage(image_url=url):
                 image = await self._media.load(
                     ImageUrlContent(type="image_url", image_url=MediaUrl(url=url)), param
@@ -118,16 +119,15 @@ class ItemLoader:
                 return SeenImage(image)
 
     async def _audio(self, part: client.InputAudio, format: WireFormat, param: str) -> HeardAudio:
-        samples = await asyncio.to_thread(decode_audio, part.audio, format, f"{param}.audio")
-        rate = format.rate_hz
-        limits = self._limits
-        if not limits.min_audio_seconds * rate <= len(samples) <= limits.max_audio_seconds * rate:
+        samples = await asyncio.to_thread(decode_audio, part.audio, format, param)
+        least_s, most_s = self._limits.min_audio_seconds, self._limits.max_audio_seconds
+        if not least_s * format.rate_hz <= len(samples) <= most_s * format.rate_hz:
             raise InvalidRequestError(
-                f"Invalid '{param}.audio': {limits.min_audio_seconds:g} to {limits.max_audio_seconds:g} s "
-                f"of audio are allowed, but it has {len(samples) / rate:.2f} s.",
-                param=f"{param}.audio",
+                f"Invalid '{param}': {least_s:g} to {most_s:g} s of audio are allowed, "
+                f"but it has {len(samples) / format.rate_hz:.2f} s.",
+                param=param,
             )
-        return HeardAudio(samples, rate, part.transcript)
+        return HeardAudio(samples, format.rate_hz, part.transcript)
 
 
 def _media_of(given: client.GivenItem | client.ItemReference, param: str) -> Iterator[tuple[MediaKind, str]]:
@@ -137,18 +137,18 @@ def _media_of(given: client.GivenItem | client.ItemReference, param: str) -> Ite
             yield "audio" if isinstance(part, client.InputAudio) else "image", f"{param}.content[{index}]"
 
 
+@dataclass
 class _Room:
     """What may still be decoded of one item or one input, which `param` names."""
 
-    def __init__(self, what: str, param: str) -> None:
-        self._what = what
-        self._param = param
-        self._bytes = MAX_BYTES
+    what: str
+    param: str
+    num_bytes: int = MAX_BYTES
 
     def take(self, part: InputContent) -> None:
         """Raises `InvalidRequestError` where `part` is more than there is room for."""
-        self._bytes -= content_bytes(part)
-        if self._bytes < 0:
+        self.num_bytes -= content_bytes(part)
+        if self.num_bytes < 0:
             raise InvalidRequestError(
-                f"The {self._what} is larger than a conversation may be.", param=self._param
+                f"The {self.what} is larger than a conversation may be.", param=self.param
             )
