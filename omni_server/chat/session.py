@@ -1,8 +1,10 @@
 """A conversation from the options to its end: where questions come from, and how answers are shown."""
 
 import asyncio
+import json
 import shlex
 import sys
+import time
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -11,13 +13,15 @@ from pathlib import Path
 import aiohttp
 from pydantic import JsonValue
 
-from omni_server.chat.answer import Received, ask
+from omni_server.chat.answer import Received
 from omni_server.chat.conversation import Conversation, MediaKind, media_part
 from omni_server.chat.player import PLAYERS, Player, Recordings, find_player
 from omni_server.client.discover import discover
-from omni_server.client.stream import StreamError, open_session
+from omni_server.client.stream import StreamError, open_session, stream_chunks
 from omni_server.errors import ConfigError
 
+_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=120)
+"""No limit in total: a long answer may take minutes, and a working server sends keep-alive comments."""
 _CLOSING_S = 0.02
 """Connections are closed by the event loop, which does not run while the user types. Without this time for
 it, a server would go on with an answer that was stopped."""
@@ -93,23 +97,26 @@ class Chat:
 
     async def _answer(self, question: JsonValue, received: Received) -> None:
         player = Player(self.player, self._give_up_player) if self.player is not None else None
+        body = json.dumps(self.conversation.body(question)).encode()
+        began_s = time.perf_counter()
         try:
-            async with aclosing(
-                ask(self.http, self.url, self.conversation.body(question), received)
-            ) as pieces:
-                async for text, samples in pieces:
-                    sys.stdout.write(_shown(text))
+            async with aclosing(stream_chunks(self.http, self.url, body, _TIMEOUT)) as chunks:
+                async for chunk, arrived_s in chunks:
+                    received.add(chunk, arrived_s - began_s)
+                    sys.stdout.write(_shown(chunk.text))
                     sys.stdout.flush()
-                    if samples and player is not None:
-                        await player.write(samples)
+                    if chunk.samples and player is not None:
+                        await player.write(chunk.samples)
             sys.stdout.write("\n")
             sys.stdout.flush()
-            words = summary(received)
+            words = received.summary()
             if self.recordings is not None and received.audio:
                 words += f", {self.recordings.save(bytes(received.audio))}"
             tell(f"({words})")
             if player is not None:
                 await player.finish()
+        except TimeoutError as error:
+            raise StreamError("the server has stopped answering") from error
         finally:
             if player is not None:
                 await player.stop()
@@ -158,21 +165,6 @@ def describe(chat: Chat, options: ChatOptions) -> str:
         words += f"; no audio player is installed (none of {', '.join(PLAYERS)})"
         words += "" if chat.recordings is not None else ": --save DIR keeps answers as files"
     return words
-
-
-def summary(received: Received) -> str:
-    """Times of an answer: `first text 0.12 s, first audio 0.34 s, 4.10 s of speech in 1.02 s`."""
-    parts = [] if received.text or received.audio else ["nothing was said"]
-    if received.first_text_s is not None:
-        parts.append(f"first text {received.first_text_s:.2f} s")
-    if received.first_audio_s is not None:
-        parts.append(f"first audio {received.first_audio_s:.2f} s")
-        parts.append(f"{received.seconds_of_speech:.2f} s of speech in {received.last_s:.2f} s")
-    else:
-        parts.append(f"complete after {received.last_s:.2f} s")
-    if received.finish_reason == "length":
-        parts.append("cut off at the longest length")
-    return ", ".join(parts)
 
 
 def tell(line: str) -> None:

@@ -6,6 +6,7 @@ import os
 import time
 import wave
 from collections.abc import AsyncGenerator
+from functools import cached_property
 from typing import Annotated
 
 import aiohttp
@@ -69,14 +70,14 @@ class Chunk(BaseModel):
     modality: str | None = None
     """vLLM-Omni's (0.30): whether `delta.content` is "text" or "audio", the base64 of a complete WAV file."""
 
-    @property
+    @cached_property
     def text(self) -> str:
         if self.modality == "audio":
             return ""
         # A server may send the text of a spoken answer as content, too, in addition to the transcript.
         return "".join(choice.delta.transcript or choice.delta.content or "" for choice in self.choices)
 
-    @property
+    @cached_property
     def samples(self) -> bytes:
         """Little-endian int16 samples, mono, at `SAMPLE_RATE_HZ`. Raises `StreamError`."""
         if self.modality == "audio":
