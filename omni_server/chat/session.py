@@ -5,7 +5,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,7 +96,7 @@ class Chat:
         self.runner.close()
 
     async def _answer(self, question: JsonValue, received: Received) -> None:
-        player = Player(self.player, self._give_up_player) if self.player is not None else None
+        player: Player | None = None
         body = json.dumps(self.conversation.body(question)).encode()
         began_s = time.perf_counter()
         try:
@@ -105,7 +105,8 @@ class Chat:
                     received.add(chunk, arrived_s - began_s)
                     sys.stdout.write(_shown(chunk.text))
                     sys.stdout.flush()
-                    if chunk.samples and player is not None:
+                    if chunk.samples and self.player is not None:
+                        player = player or await Player.start(self.player, self._give_up_player)
                         await player.write(chunk.samples)
             sys.stdout.write("\n")
             sys.stdout.flush()
@@ -113,7 +114,7 @@ class Chat:
             if self.recordings is not None and received.audio:
                 words += f", {self.recordings.save(bytes(received.audio))}"
             tell(f"({words})")
-            if player is not None:
+            if player is not None and self.player is not None:
                 await player.finish()
         except TimeoutError as error:
             raise StreamError("the server has stopped answering") from error
@@ -174,10 +175,10 @@ def tell(line: str) -> None:
     sys.stderr.flush()
 
 
-def converse(chat: Chat, questions: Callable[[], str | None]) -> int:
-    """Until `questions` gives None. 0 if every question was answered, else 1. Ctrl-C ends it."""
+def converse(chat: Chat, questions: Iterable[str]) -> int:
+    """0 if every question was answered, else 1. Ctrl-C ends it."""
     exit_code = 0
-    while (words := questions()) is not None:
+    for words in questions:
         if (words or chat.attached) and not chat.answer(words):
             exit_code = 1
     return exit_code
