@@ -2,7 +2,7 @@
 
 import logging
 from collections import deque
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -66,8 +66,6 @@ class Conversation:
             raise InvalidRequestError("The item is larger than a conversation may be.", param="item")
         if self.find(item.id) is not None:
             raise InvalidRequestError(f"Item with item_id '{item.id}' already exists.", param="item.id")
-        if isinstance(item, CallOutputItem):
-            check_call_id(item.call_id, self.call_ids, "item")
         position = len(self._items) if previous_item_id is None else self._position_after(previous_item_id)
         self._items.insert(position, item)
         before = self._items[position - 1].id if position else None
@@ -128,17 +126,6 @@ class Conversation:
             logger.debug("conversation %s is full; forgetting item %a", self.id, oldest.id)
             self._items.remove(oldest)
             total -= num_bytes(oldest)
-
-
-def check_call_id(call_id: str, known: Container[str], param: str) -> None:
-    """Of a function's output, which `param` names. Raises `InvalidRequestError`, in OpenAI's words, where the
-    call is not `known`."""
-    if call_id not in known:
-        raise InvalidRequestError(
-            f"Tool call ID '{call_id}' not found in conversation.",
-            param=f"{param}.call_id",
-            code="invalid_tool_call_id",
-        )
 
 
 def messages_of(items: Sequence[Item], instructions: str, model: ModelInfo) -> tuple[ChatMessage, ...]:

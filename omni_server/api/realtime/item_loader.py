@@ -1,14 +1,14 @@
 """Items that clients write themselves, with their audio and images decoded."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.messages import check_media
 from omni_server.api.realtime import client_events as client
 from omni_server.api.realtime.audio_format import decode_audio
-from omni_server.api.realtime.conversation import MAX_BYTES, Conversation, check_call_id
+from omni_server.api.realtime.conversation import MAX_BYTES, Conversation
 from omni_server.api.realtime.items import (
     AnswerText,
     AssistantItem,
@@ -38,33 +38,27 @@ class ItemLoader:
         self._limits = limits
         self._model = model
 
-    async def load(self, given: client.GivenItem, format: WireFormat, param: str) -> Item:
-        """`format` is the session's for input audio; `param` names `given` in errors.
-
-        Raises `InvalidRequestError`, and `OverloadedError` if no thread became free to decode an image.
-        Nothing is decoded of an item with more media than a prompt holds, and nothing more of one that is too
-        large.
-        """
-        check_media(_media_of(given, param), self._model, param)
-        return await self._load(given, format, param, _Room("item", param))
-
-    async def load_input(
+    async def load(
         self,
-        given: Sequence[client.GivenItem | client.ItemReference],
+        given: Mapping[str, client.GivenItem | client.ItemReference],
         format: WireFormat,
         param: str,
         conversation: Conversation,
-    ) -> tuple[Item, ...]:
-        """What a response is to read instead of the conversation, whose items and calls it may name.
+    ) -> list[Item]:
+        """The items, by what errors call them; they may name those and the calls of `conversation`. `format` is
+        the session's for input audio; `param` names all that is `given` in errors.
 
-        Raises as `load` does; what holds for an item there holds for all that is `given` here.
+        Raises `InvalidRequestError`, and `OverloadedError` if no thread became free to decode an image.
+        Nothing is decoded where there are more media than a prompt holds, and nothing more where they are too
+        large together.
         """
-        named = [(item, f"{param}[{index}]") for index, item in enumerate(given)]
-        check_media((media for item, name in named for media in _media_of(item, name)), self._model, param)
-        room = _Room("input", param)
+        check_media(
+            (media for name, item in given.items() for media in _media_of(item, name)), self._model, param
+        )
+        room = _Room(param)
         items: list[Item] = []
         call_ids = conversation.call_ids
-        for item, name in named:
+        for name, item in given.items():
             if isinstance(item, client.ItemReference):
                 found = conversation.find(item.id)
                 if found is None:
@@ -73,10 +67,14 @@ class ItemLoader:
                 found = await self._load(item, format, name, room)
             if isinstance(found, CallItem):
                 call_ids.add(found.call_id)
-            elif isinstance(found, CallOutputItem):
-                check_call_id(found.call_id, call_ids, name)
+            elif isinstance(found, CallOutputItem) and found.call_id not in call_ids:
+                raise InvalidRequestError(  # in OpenAI's words
+                    f"Tool call ID '{found.call_id}' not found in conversation.",
+                    param=f"{name}.call_id",
+                    code="invalid_tool_call_id",
+                )
             items.append(found)
-        return tuple(items)
+        return items
 
     async def _load(self, given: client.GivenItem, format: WireFormat, param: str, room: "_Room") -> Item:
         item_id = given.id if given.id is not None else new_id("item")
@@ -139,9 +137,8 @@ def _media_of(given: client.GivenItem | client.ItemReference, param: str) -> Ite
 
 @dataclass
 class _Room:
-    """What may still be decoded of one item or one input, which `param` names."""
+    """What may still be decoded of the item or input that `param` names."""
 
-    what: str
     param: str
     num_bytes: int = MAX_BYTES
 
@@ -149,6 +146,5 @@ class _Room:
         """Raises `InvalidRequestError` where `part` is more than there is room for."""
         self.num_bytes -= content_bytes(part)
         if self.num_bytes < 0:
-            raise InvalidRequestError(
-                f"The {self.what} is larger than a conversation may be.", param=self.param
-            )
+            what = self.param.removeprefix("response.")
+            raise InvalidRequestError(f"The {what} is larger than a conversation may be.", param=self.param)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections.abc import Mapping, Sequence
 
 from pydantic import JsonValue
 
@@ -117,7 +118,7 @@ class Session:
                 self._spoken_item_id = None
                 self._outbox.put(events.BufferCleared())
             case client.ItemCreate():
-                item = await self._loader.load(event.item, self._config.audio.input.format, "item")
+                [item] = await self._load({"item": event.item}, "item")
                 self._add(item, event.previous_item_id)
             case client.ItemRetrieve(item_id=item_id):
                 self._outbox.put(events.ItemRetrieved(item=self._conversation.retrieve(item_id)))
@@ -149,6 +150,11 @@ class Session:
 
     def _wire(self) -> events.WireSession:
         return events.WireSession(**self._config.model_dump(), id=self.id, expires_at=self._expires_at)
+
+    async def _load(
+        self, given: Mapping[str, client.GivenItem | client.ItemReference], param: str
+    ) -> list[Item]:
+        return await self._loader.load(given, self._config.audio.input.format, param, self._conversation)
 
     def _add(self, item: Item, previous_item_id: str | None = None) -> None:
         before = self._conversation.add(item, previous_item_id)
@@ -226,11 +232,10 @@ class Session:
     async def _create_response(self, params: client.ResponseParams) -> None:
         is_out_of_band = params.conversation == "none"
         self._check_room(is_out_of_band)
-        items = self._conversation.items
+        items: Sequence[Item] = self._conversation.items
         if params.input is not None:
-            items = await self._loader.load_input(
-                params.input, self._config.audio.input.format, "response.input", self._conversation
-            )
+            given = {f"response.input[{index}]": item for index, item in enumerate(params.input)}
+            items = await self._load(given, "response.input")
             self._check_room(is_out_of_band)  # a turn that was due may be answered by now
         self._start(params, items)
 
@@ -250,7 +255,7 @@ class Session:
             return num_running + len(self._transcriptions) < _MAX_OUT_OF_BAND
         return num_running < _MAX_IN_CONVERSATION
 
-    def _start(self, params: client.ResponseParams, items: tuple[Item, ...]) -> None:
+    def _start(self, params: client.ResponseParams, items: Sequence[Item]) -> None:
         config = self._config
         if params.overrides:
             config = updated(config, params.overrides, self._model, param="response")
