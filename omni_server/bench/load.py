@@ -11,25 +11,13 @@ from typing import TextIO
 import numpy as np
 
 from omni_server.bench.exchange import PreparedRequest
-from omni_server.bench.results import Level, LoadKind, RequestRow, level_label
+from omni_server.bench.results import Level, LoadKind, RequestRow
 
 Send = Callable[[PreparedRequest, float], Coroutine[None, None, RequestRow]]
 """Sends a request; the float is when the level began, on the clock of `time.perf_counter`."""
 
 _TERMINAL_EVERY_S = 0.5
 _FILE_EVERY_S = 10.0
-
-
-@dataclass(frozen=True)
-class LevelPlan:
-    kind: LoadKind
-    load: float
-    """Clients of a closed loop; requests per second of an open one."""
-    requests: int
-
-    @property
-    def label(self) -> str:
-        return level_label(self.kind, self.load)
 
 
 @dataclass

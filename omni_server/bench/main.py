@@ -16,9 +16,9 @@ import numpy as np
 
 from omni_server.bench.adapters import ADAPTERS, Question
 from omni_server.bench.exchange import Client, PreparedRequest
-from omni_server.bench.load import LevelPlan, Progress, closed_loop, open_loop, poisson_arrivals_s
+from omni_server.bench.load import Progress, closed_loop, open_loop, poisson_arrivals_s
 from omni_server.bench.plot import plot, require_matplotlib
-from omni_server.bench.results import Host, Level, Run, Server, load_run
+from omni_server.bench.results import Host, Level, LoadKind, Run, Server, level_label, load_run
 from omni_server.bench.table import comparison, summary, table
 from omni_server.bench.workload import WORKLOADS, Workload, make_turn
 from omni_server.client.discover import discover
@@ -106,14 +106,6 @@ async def _measure(args: argparse.Namespace, command: Sequence[str]) -> Run:
     )
 
 
-def _plans(args: argparse.Namespace) -> list[LevelPlan]:
-    if args.concurrency is not None:
-        return [
-            LevelPlan("closed", clients, clients * args.requests_per_client) for clients in args.concurrency
-        ]
-    return [LevelPlan("open", rate, args.num_requests) for rate in args.request_rate]
-
-
 async def _run_levels(args: argparse.Namespace, question: Question, seed: int, client: Client) -> list[Level]:
     """All levels; after Ctrl-C those that had begun, the last one with what was answered until then.
 
@@ -134,32 +126,32 @@ async def _run_levels(args: argparse.Namespace, question: Question, seed: int, c
 
     loop.add_signal_handler(signal.SIGINT, interrupt)
     levels: list[Level] = []
-    for number, plan in enumerate(_plans(args)):
+    kind: LoadKind = "closed" if args.concurrency is not None else "open"
+    for number, load in enumerate(args.concurrency or args.request_rate):
+        label = level_label(kind, load)
+        count = load * args.requests_per_client if kind == "closed" else args.num_requests
         prepared = []  # all of them before the first one is sent
-        for index in range(args.warmup + plan.requests):
+        for index in range(args.warmup + count):
             turn = make_turn(question.workload, np.random.default_rng([seed, number, index]))
             body = ADAPTERS[args.server](question, turn)
             prepared.append(PreparedRequest(index, json.dumps(body).encode()))
         warmup, measured = prepared[: args.warmup], prepared[args.warmup :]
         if warmup:
-            clients = int(plan.load) if plan.kind == "closed" else 1
+            clients = load if kind == "closed" else 1
             warm = await closed_loop(warmup, clients, client.send, Progress(planned=len(warmup)), stop)
             for reason in sorted(set(warm.failures)):
-                _say(f"{plan.label}: a request before the measurement failed: {reason}")
+                _say(f"{label}: a request before the measurement failed: {reason}")
         if stop.is_set():
-            levels.append(
-                Level.of(plan.kind, plan.load, [], client_cpu_s=0.0, peak_in_flight=0, interrupted=True)
-            )
+            levels.append(Level.of(kind, load, [], client_cpu_s=0.0, peak_in_flight=0, interrupted=True))
             break
-        _say(f"{plan.label}: {plan.requests} requests{_estimate(plan, levels)}")
-        progress = Progress(planned=len(measured))
-        async with progress.shown(plan.label, sys.stderr):
-            if plan.kind == "closed":
-                level = await closed_loop(measured, int(plan.load), client.send, progress, stop)
+        _say(f"{label}: {count} requests{_estimate(kind, load, count, levels)}")
+        progress = Progress(planned=count)
+        async with progress.shown(label, sys.stderr):
+            if kind == "closed":
+                level = await closed_loop(measured, load, client.send, progress, stop)
             else:
-                rng = np.random.default_rng([seed, number])
-                arrivals_s = poisson_arrivals_s(plan.load, plan.requests, rng)
-                level = await open_loop(measured, plan.load, arrivals_s, client.send, progress, stop)
+                arrivals_s = poisson_arrivals_s(load, count, np.random.default_rng([seed, number]))
+                level = await open_loop(measured, load, arrivals_s, client.send, progress, stop)
         levels.append(level)
         if stop.is_set():
             break
@@ -168,13 +160,13 @@ async def _run_levels(args: argparse.Namespace, question: Question, seed: int, c
     return levels
 
 
-def _estimate(plan: LevelPlan, levels: Sequence[Level]) -> str:
+def _estimate(kind: LoadKind, load: float, count: int, levels: Sequence[Level]) -> str:
     """How long the level will take, where it can be told."""
-    if plan.kind == "open":
-        return f", about {plan.requests / plan.load:.0f} s"
+    if kind == "open":
+        return f", about {count / load:.0f} s"
     if not levels or not levels[-1].requests_per_s:
         return ""
-    return f", about {plan.requests / levels[-1].requests_per_s:.0f} s at the rate of {levels[-1].label}"
+    return f", about {count / levels[-1].requests_per_s:.0f} s at the rate of {levels[-1].label}"
 
 
 def _say(line: str) -> None:

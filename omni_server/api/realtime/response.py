@@ -104,7 +104,7 @@ class ResponseRun:
         self._writer = _Writer(plan, outbox)
         self._state = state
         self.task = asyncio.create_task(self._run(), name=f"realtime response {self.id}")
-        """Ends when everything has been released. To cancel it stops without an event."""
+        """Ends when everything has been released. Cancelling it stops the response without an event."""
         # A task that is cancelled before its first step never reaches a `finally` of its own.
         self.task.add_done_callback(lambda _: on_end(self))
 

@@ -111,7 +111,6 @@ class _Connection:
                 asyncio.create_task(_expire(config.realtime_session_timeout_s)),
             )
             try:
-                self._session.begin()
                 done, _ = await asyncio.wait({sending, *others}, return_when=asyncio.FIRST_COMPLETED)
                 end = done.pop().result()
                 await _cancel(*others)

@@ -63,8 +63,6 @@ class Session:
         """Of the item that the turn now being spoken will become."""
         self._answer_is_due = False
         """The user has finished a turn while a response ran that was not to be interrupted."""
-
-    def begin(self) -> None:
         self._configure_buffer()
         self._outbox.put(events.SessionEvent(type="session.created", session=self._wire()))
 
