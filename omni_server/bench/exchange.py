@@ -111,40 +111,32 @@ class _Answer:
             raise StreamError(f"{self.samples} samples, while usage has {codec} codec tokens")
 
 
+@dataclass(frozen=True)
 class Client:
     """Sends requests to one server."""
 
-    def __init__(
-        self,
-        session: aiohttp.ClientSession,
-        url: str,
-        workload: Workload,
-        *,
-        sample_tolerance: int,
-        timeout_s: float,
-    ) -> None:
-        self._session = session
-        self._url = url
-        self._workload = workload
-        self._sample_tolerance = sample_tolerance
-        self._timeout_s = timeout_s
+    session: aiohttp.ClientSession
+    url: str
+    workload: Workload
+    sample_tolerance: int
+    timeout_s: float
 
     async def send(self, request: PreparedRequest, level_began_s: float) -> RequestRow:
         """Failures of the request are in the row. `level_began_s`: on the clock of `time.perf_counter`."""
         answer = _Answer()
         failure = None
-        timeout = aiohttp.ClientTimeout(total=self._timeout_s)
+        timeout = aiohttp.ClientTimeout(total=self.timeout_s)
         sent_s = time.perf_counter()
         try:
-            async with aclosing(stream_chunks(self._session, self._url, request.body, timeout)) as chunks:
+            async with aclosing(stream_chunks(self.session, self.url, request.body, timeout)) as chunks:
                 async for chunk, arrived_s in chunks:
                     answer.add(chunk, arrived_s)
             end_s = time.perf_counter()
-            answer.check(self._workload, self._sample_tolerance)
+            answer.check(self.workload, self.sample_tolerance)
         except StreamError as error:
             failure, end_s = str(error)[:_MAX_FAILURE_CHARS], time.perf_counter()
         except TimeoutError:
-            failure, end_s = f"not answered within {self._timeout_s:g} s", time.perf_counter()
+            failure, end_s = f"not answered within {self.timeout_s:g} s", time.perf_counter()
         playback = play(answer.arrivals)
         usage = answer.usage
         return RequestRow(

@@ -84,13 +84,8 @@ async def _measure(args: argparse.Namespace, command: Sequence[str]) -> Run:
     async with open_session(args.api_key, connector) as session:
         served = await discover(session, base_url, args.model, args.voice)
         question = Question(served.model, workload, args.temperature, served.voice, args.speech_stage)
-        client = Client(
-            session,
-            f"{base_url}/v1/chat/completions",
-            workload,
-            sample_tolerance=args.sample_tolerance,
-            timeout_s=args.timeout,
-        )
+        url = f"{base_url}/v1/chat/completions"
+        client = Client(session, url, workload, args.sample_tolerance, args.timeout)
         version = f"{args.server} {served.version or ''}".rstrip()
         _say(f"{workload.name} against {served.model} at {base_url} ({version}), seed {seed}")
         levels = await _run_levels(args, question, seed, client)

@@ -32,11 +32,11 @@ from omni_server.media.limits import MediaLimits
 from omni_server.types import ImagePart, MediaKind, ModelInfo
 
 
+@dataclass(frozen=True)
 class ItemLoader:
-    def __init__(self, media: MediaLoader, limits: MediaLimits, model: ModelInfo) -> None:
-        self._media = media
-        self._limits = limits
-        self._model = model
+    media: MediaLoader
+    limits: MediaLimits
+    model: ModelInfo
 
     async def load(
         self,
@@ -45,15 +45,16 @@ class ItemLoader:
         param: str,
         conversation: Conversation,
     ) -> list[Item]:
-        """The items, by what errors call them; they may name those and the calls of `conversation`. `format` is
-        the session's for input audio; `param` names all that is `given` in errors.
+        """Items of clients, with their media decoded. `given` maps what errors call an item to the item; items
+        may refer to those of `conversation` and to its calls. `format` is the session's for input audio;
+        `param` names all of `given` in errors.
 
         Raises `InvalidRequestError`, and `OverloadedError` if no thread became free to decode an image.
         Nothing is decoded where there are more media than a prompt holds, and nothing more where they are too
         large together.
         """
         check_media(
-            (media for name, item in given.items() for media in _media_of(item, name)), self._model, param
+            (media for name, item in given.items() for media in _media_of(item, name)), self.model, param
         )
         room = _Room(param)
         items: list[Item] = []
@@ -110,7 +111,7 @@ class ItemLoader:
             case client.InputAudio():
                 return await self._audio(part, format, f"{param}.audio")
             case client.InputImage(image_url=url):
-                image = await self._media.load(
+                image = await self.media.load(
                     ImageUrlContent(type="image_url", image_url=MediaUrl(url=url)), param
                 )
                 assert isinstance(image, ImagePart)
@@ -118,7 +119,7 @@ class ItemLoader:
 
     async def _audio(self, part: client.InputAudio, format: WireFormat, param: str) -> HeardAudio:
         samples = await asyncio.to_thread(decode_audio, part.audio, format, param)
-        least_s, most_s = self._limits.min_audio_seconds, self._limits.max_audio_seconds
+        least_s, most_s = self.limits.min_audio_seconds, self.limits.max_audio_seconds
         if not least_s * format.rate_hz <= len(samples) <= most_s * format.rate_hz:
             raise InvalidRequestError(
                 f"Invalid '{param}': {least_s:g} to {most_s:g} s of audio are allowed, "

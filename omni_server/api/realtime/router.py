@@ -93,13 +93,13 @@ def realtime_router(
     return router
 
 
+@dataclass(frozen=True)
 class _Connection:
-    def __init__(self, websocket: WebSocket, session: Session, outbox: Outbox, state: ServerState) -> None:
-        """`websocket` has been accepted."""
-        self._websocket = websocket
-        self._session = session
-        self._outbox = outbox
-        self._state = state
+    websocket: WebSocket
+    """Has been accepted."""
+    session: Session
+    outbox: Outbox
+    state: ServerState
 
     async def run(self, config: ApiConfig) -> _End:
         """Returns when the connection is closed and everything that it held has been released."""
@@ -114,11 +114,11 @@ class _Connection:
                 done, _ = await asyncio.wait({sending, *others}, return_when=asyncio.FIRST_COMPLETED)
                 end = done.pop().result()
                 await _cancel(*others)
-                await self._session.close()
+                await self.session.close()
                 await self._close(end, sending, min(config.realtime_send_timeout_s, _CLOSE_TIMEOUT_S))
             finally:
                 await _cancel(sending, *others)
-                await self._session.close()
+                await self.session.close()
             return end
 
     async def _receive(self, idle_timeout_s: float) -> _End:
@@ -126,24 +126,24 @@ class _Connection:
             while True:
                 try:
                     async with asyncio.timeout(idle_timeout_s):
-                        message = await self._websocket.receive()
+                        message = await self.websocket.receive()
                 except TimeoutError:
-                    if self._session.is_busy:
+                    if self.session.is_busy:
                         continue
                     text = f"No event came for {idle_timeout_s:g} seconds."
                     return _End("idle", _NORMAL, InvalidRequestError(text, code="session_expired"))
                 if message["type"] == "websocket.disconnect":
                     return _CLIENT_LEFT
-                await self._session.handle(message.get("text"))
+                await self.session.handle(message.get("text"))
                 # A client that sends faster than it is served must not keep others waiting.
                 await asyncio.sleep(0)
         except Exception:
-            logger.exception("realtime session %s failed", self._session.id)
+            logger.exception("realtime session %s failed", self.session.id)
             return _End("an unforeseen error", _INTERNAL, unexpected_error())
 
     async def _send(self) -> _End:
         try:
-            await self._outbox.run()
+            await self.outbox.run()
         except WebSocketDisconnect:
             return _CLIENT_LEFT
         except SlowClientError:
@@ -152,9 +152,9 @@ class _Connection:
 
     async def _finish_with_server(self, held: contextlib.ExitStack) -> _End:
         """The server waits until the current answer is complete and the client has been sent the error."""
-        await self._state.draining_begun.wait()
-        held.enter_context(self._state.request_in_flight())
-        await self._session.wait_answered()
+        await self.state.draining_begun.wait()
+        held.enter_context(self.state.request_in_flight())
+        await self.session.wait_answered()
         error = OverloadedError("The server is shutting down.", code="server_shutting_down")
         return _End("the server is shutting down", _GOING_AWAY, error)
 
@@ -165,15 +165,15 @@ class _Connection:
             async with asyncio.timeout(timeout_s):
                 if end.error is not None:
                     if sending.done():
-                        self._outbox.forget_all()
+                        self.outbox.forget_all()
                         sending = asyncio.create_task(self._send())
-                    self._session.send_error(end.error)
-                sent = asyncio.create_task(self._outbox.wait_sent())
+                    self.session.send_error(end.error)
+                sent = asyncio.create_task(self.outbox.wait_sent())
                 try:
                     await asyncio.wait({sent, sending}, return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     await _cancel(sent, sending)
-                await self._websocket.close(end.code, end.reason)
+                await self.websocket.close(end.code, end.reason)
 
 
 async def _cancel(*tasks: "asyncio.Task[_End] | asyncio.Task[None]") -> None:
