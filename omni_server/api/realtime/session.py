@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from pydantic import JsonValue
 
@@ -63,8 +64,7 @@ class Session:
         """Of the item that the turn now being spoken will become."""
         self._answer_is_due = False
         """The user has finished a turn while a response ran that was not to be interrupted."""
-        self._configure_buffer()
-        self._outbox.put(events.SessionEvent(type="session.created", session=self._wire()))
+        self._apply_config("session.created")
 
     @property
     def is_busy(self) -> bool:
@@ -139,15 +139,13 @@ class Session:
         if event.session.get("type") is None:
             raise missing_parameter("session.type")
         self._config = updated(self._config, event.session, self._model)
-        self._configure_buffer()
-        self._outbox.put(events.SessionEvent(type="session.updated", session=self._wire()))
+        self._apply_config("session.updated")
 
-    def _configure_buffer(self) -> None:
+    def _apply_config(self, event_type: Literal["session.created", "session.updated"]) -> None:
         config = self._config.audio.input
         self._buffer.configure(config.format, config.turn_detection)
-
-    def _wire(self) -> events.WireSession:
-        return events.WireSession(**self._config.model_dump(), id=self.id, expires_at=self._expires_at)
+        shown = events.WireSession(**self._config.model_dump(), id=self.id, expires_at=self._expires_at)
+        self._outbox.put(events.SessionEvent(type=event_type, session=shown))
 
     async def _load(
         self, given: Mapping[str, client.GivenItem | client.ItemReference], param: str
