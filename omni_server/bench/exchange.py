@@ -8,10 +8,9 @@ from itertools import pairwise
 
 import aiohttp
 
-from omni_server.bench.adapters import Adapter, Delta, TokenCounts
 from omni_server.bench.results import RequestRow
-from omni_server.bench.workload import SAMPLE_RATE, SAMPLES_PER_CODE
-from omni_server.client.stream import StreamError, stream_events
+from omni_server.bench.workload import SAMPLES_PER_CODE, Workload
+from omni_server.client.stream import SAMPLE_RATE_HZ, Chunk, StreamError, Usage, stream_chunks
 
 _BYTES_PER_SAMPLE = 2
 _MAX_FAILURE_CHARS = 220
@@ -45,7 +44,7 @@ def play(arrivals: Sequence[AudioArrival]) -> Playback:
     playing_since_s, samples = arrivals[0].time_s, arrivals[0].samples
     underrun_s, stalls = 0.0, 0
     for arrival in arrivals[1:]:
-        runs_out_s = playing_since_s + samples / SAMPLE_RATE
+        runs_out_s = playing_since_s + samples / SAMPLE_RATE_HZ
         if arrival.time_s > runs_out_s:
             underrun_s += arrival.time_s - runs_out_s
             stalls += 1
@@ -61,13 +60,8 @@ def gaps(arrivals: Sequence[AudioArrival]) -> list[float]:
 
 @dataclass(frozen=True)
 class PreparedRequest:
-    """A body that is ready to send, and how long the answer to it must be."""
-
     index: int
     body: bytes
-    text_tokens: int
-    samples: int
-    sample_tolerance: int = 0
 
 
 @dataclass
@@ -79,70 +73,72 @@ class _Answer:
     arrivals: list[AudioArrival] = field(default_factory=list)
     audio_bytes: int = 0
     finish_reason: str | None = None
-    tokens: TokenCounts | None = None
+    usage: Usage | None = None
 
     @property
     def samples(self) -> int:
         return self.audio_bytes // _BYTES_PER_SAMPLE
 
-    def add(self, delta: Delta, now_s: float) -> None:
-        if delta.text:
+    def add(self, chunk: Chunk, now_s: float) -> None:
+        if chunk.text:
             self.text_deltas += 1
             if self.first_text_s is None:
                 self.first_text_s = now_s
-        if delta.audio:
-            before = self.samples
-            self.audio_bytes += len(delta.audio)
-            if self.samples > before:
-                self.arrivals.append(AudioArrival(now_s, self.samples - before))
-        if delta.finish_reason is not None:
-            self.finish_reason = delta.finish_reason
+        before = self.samples
+        self.audio_bytes += len(chunk.samples)
+        if self.samples > before:
+            self.arrivals.append(AudioArrival(now_s, self.samples - before))
+        if chunk.finish_reason is not None:
+            self.finish_reason = chunk.finish_reason
         # Some servers repeat the usage with every chunk, and with zeros on chunks of audio.
-        if delta.tokens is not None and (self.tokens is None or delta.tokens.text >= self.tokens.text):
-            self.tokens = delta.tokens
+        if chunk.usage is not None and (
+            self.usage is None or chunk.usage.text_tokens >= self.usage.text_tokens
+        ):
+            self.usage = chunk.usage
 
-    def check(self, request: PreparedRequest) -> None:
+    def check(self, workload: Workload, sample_tolerance: int) -> None:
         """Raises `StreamError` if this is not exactly as long as it was asked for."""
-        if self.tokens is None:
+        if self.usage is None:
             raise StreamError("no usage in the stream")
-        if self.tokens.text != request.text_tokens:
-            raise StreamError(f"{self.tokens.text} text tokens instead of {request.text_tokens}")
+        if self.usage.text_tokens != workload.text_tokens:
+            raise StreamError(f"{self.usage.text_tokens} text tokens instead of {workload.text_tokens}")
         if self.audio_bytes % _BYTES_PER_SAMPLE:
             raise StreamError("half a sample at the end of the audio")
-        if abs(self.samples - request.samples) > request.sample_tolerance:
-            raise StreamError(f"{self.samples} samples instead of {request.samples}")
-        codec = self.tokens.codec
-        if codec is not None and abs(self.samples - codec * SAMPLES_PER_CODE) > request.sample_tolerance:
+        if abs(self.samples - workload.expected_samples) > sample_tolerance:
+            raise StreamError(f"{self.samples} samples instead of {workload.expected_samples}")
+        codec = self.usage.codec_tokens
+        if codec is not None and abs(self.samples - codec * SAMPLES_PER_CODE) > sample_tolerance:
             raise StreamError(f"{self.samples} samples, while usage has {codec} codec tokens")
 
 
+@dataclass(frozen=True)
 class Client:
     """Sends requests to one server."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, adapter: Adapter, timeout_s: float) -> None:
-        self._session = session
-        self._url = url
-        self._adapter = adapter
-        self._timeout_s = timeout_s
+    session: aiohttp.ClientSession
+    url: str
+    workload: Workload
+    sample_tolerance: int
+    timeout_s: float
 
     async def send(self, request: PreparedRequest, level_began_s: float) -> RequestRow:
         """Failures of the request are in the row. `level_began_s`: on the clock of `time.perf_counter`."""
         answer = _Answer()
         failure = None
-        timeout = aiohttp.ClientTimeout(total=self._timeout_s)
+        timeout = aiohttp.ClientTimeout(total=self.timeout_s)
         sent_s = time.perf_counter()
         try:
-            async with aclosing(stream_events(self._session, self._url, request.body, timeout)) as events:
-                async for data, arrived_s in events:
-                    answer.add(self._adapter.read(data), arrived_s)
+            async with aclosing(stream_chunks(self.session, self.url, request.body, timeout)) as chunks:
+                async for chunk, arrived_s in chunks:
+                    answer.add(chunk, arrived_s)
             end_s = time.perf_counter()
-            answer.check(request)
+            answer.check(self.workload, self.sample_tolerance)
         except StreamError as error:
             failure, end_s = str(error)[:_MAX_FAILURE_CHARS], time.perf_counter()
         except TimeoutError:
-            failure, end_s = f"not answered within {self._timeout_s:g} s", time.perf_counter()
+            failure, end_s = f"not answered within {self.timeout_s:g} s", time.perf_counter()
         playback = play(answer.arrivals)
-        tokens = answer.tokens
+        usage = answer.usage
         return RequestRow(
             index=request.index,
             sent_s=sent_s - level_began_s,
@@ -156,8 +152,8 @@ class Client:
             underrun_s=playback.underrun_s,
             stalls=playback.stalls,
             finish_reason=answer.finish_reason,
-            prompt_tokens=tokens.prompt if tokens is not None else None,
-            cached_tokens=tokens.cached if tokens is not None else None,
-            text_tokens=tokens.text if tokens is not None else None,
-            codec_tokens=tokens.codec if tokens is not None else None,
+            prompt_tokens=usage.prompt_tokens if usage is not None else None,
+            cached_tokens=usage.cached_tokens if usage is not None else None,
+            text_tokens=usage.text_tokens if usage is not None else None,
+            codec_tokens=usage.codec_tokens if usage is not None else None,
         )

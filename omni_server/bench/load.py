@@ -10,62 +10,14 @@ from typing import TextIO
 
 import numpy as np
 
-from omni_server.bench.adapters import Adapter, Question
 from omni_server.bench.exchange import PreparedRequest
-from omni_server.bench.results import Level, LoadKind, RequestRow, level_label
-from omni_server.bench.workload import make_turn
+from omni_server.bench.results import Level, LoadKind, RequestRow
 
 Send = Callable[[PreparedRequest, float], Coroutine[None, None, RequestRow]]
 """Sends a request; the float is when the level began, on the clock of `time.perf_counter`."""
 
 _TERMINAL_EVERY_S = 0.5
 _FILE_EVERY_S = 10.0
-
-
-@dataclass(frozen=True)
-class LevelPlan:
-    kind: LoadKind
-    load: float
-    """Clients of a closed loop; requests per second of an open one."""
-    requests: int
-    warmup: int
-    number: int
-    """Of the level in its run: prompts of different levels differ."""
-
-    @property
-    def label(self) -> str:
-        return level_label(self.kind, self.load)
-
-    def arrivals_s(self, seed: int) -> list[float]:
-        """Of an open loop; the same for the same seed."""
-        return poisson_arrivals_s(self.load, self.requests, np.random.default_rng([seed, self.number]))
-
-
-@dataclass(frozen=True)
-class RequestFactory:
-    """Builds the requests of a run; the same seed gives the same requests."""
-
-    adapter: Adapter
-    question: Question
-    sample_tolerance: int
-    seed: int
-
-    def requests(self, level: LevelPlan) -> tuple[list[PreparedRequest], list[PreparedRequest]]:
-        """Those that warm the server up, and those that are measured; all are built before the first one is
-        sent."""
-        built = [self._request(level.number, index) for index in range(level.warmup + level.requests)]
-        return built[: level.warmup], built[level.warmup :]
-
-    def _request(self, level: int, index: int) -> PreparedRequest:
-        workload = self.question.workload
-        turn = make_turn(workload, np.random.default_rng([self.seed, level, index]))
-        return PreparedRequest(
-            index=index,
-            body=self.adapter.body(self.question, turn),
-            text_tokens=workload.text_tokens,
-            samples=workload.expected_samples,
-            sample_tolerance=self.sample_tolerance,
-        )
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import json
 import secrets
 import shlex
 import signal
@@ -11,17 +12,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import aiohttp
+import numpy as np
 
 from omni_server.bench.adapters import ADAPTERS, Question
-from omni_server.bench.exchange import Client
-from omni_server.bench.load import LevelPlan, Progress, RequestFactory, closed_loop, open_loop
+from omni_server.bench.exchange import Client, PreparedRequest
+from omni_server.bench.load import Progress, closed_loop, open_loop, poisson_arrivals_s
 from omni_server.bench.plot import plot, require_matplotlib
-from omni_server.bench.results import Host, Level, Run, Server, load_run
+from omni_server.bench.results import Host, Level, LoadKind, Run, Server, level_label, load_run
 from omni_server.bench.table import comparison, summary, table
-from omni_server.bench.workload import WORKLOADS, Workload
+from omni_server.bench.workload import WORKLOADS, Workload, make_turn
 from omni_server.client.discover import discover
+from omni_server.client.stream import open_session
 
-_READ_BUFFER_BYTES = 2**20
 _KEEP_ALIVE_S = 2.0
 """Less than servers keep idle connections (uvicorn: 5 s), so that no request meets one that is just being
 closed."""
@@ -75,24 +77,18 @@ def shown_command(command: Sequence[str]) -> str:
 async def _measure(args: argparse.Namespace, command: Sequence[str]) -> Run:
     host = Host.this_machine()
     base_url = args.base_url.rstrip("/").removesuffix("/v1")
-    headers = {"Accept-Encoding": "identity"}
-    if args.api_key is not None:
-        headers["Authorization"] = f"Bearer {args.api_key}"
     workload = chosen_workload(args)
     seed = args.seed if args.seed is not None else secrets.randbelow(2**31)
     date = datetime.now(UTC).isoformat(timespec="seconds")
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S)
-    async with aiohttp.ClientSession(
-        connector=connector, headers=headers, read_bufsize=_READ_BUFFER_BYTES
-    ) as session:
+    async with open_session(args.api_key, connector) as session:
         served = await discover(session, base_url, args.model, args.voice)
-        adapter = ADAPTERS[args.server]
         question = Question(served.model, workload, args.temperature, served.voice, args.speech_stage)
-        factory = RequestFactory(adapter, question, args.sample_tolerance, seed)
-        client = Client(session, f"{base_url}/v1/chat/completions", adapter, args.timeout)
+        url = f"{base_url}/v1/chat/completions"
+        client = Client(session, url, workload, args.sample_tolerance, args.timeout)
         version = f"{args.server} {served.version or ''}".rstrip()
         _say(f"{workload.name} against {served.model} at {base_url} ({version}), seed {seed}")
-        levels = await _run_levels(_plans(args), factory, client)
+        levels = await _run_levels(args, question, seed, client)
     return Run(
         date=date,
         command=shown_command(command),
@@ -105,22 +101,11 @@ async def _measure(args: argparse.Namespace, command: Sequence[str]) -> Run:
     )
 
 
-def _plans(args: argparse.Namespace) -> list[LevelPlan]:
-    if args.concurrency is not None:
-        return [
-            LevelPlan("closed", clients, clients * args.requests_per_client, args.warmup, number)
-            for number, clients in enumerate(args.concurrency)
-        ]
-    return [
-        LevelPlan("open", rate, args.num_requests, args.warmup, number)
-        for number, rate in enumerate(args.request_rate)
-    ]
-
-
-async def _run_levels(plans: Sequence[LevelPlan], factory: RequestFactory, client: Client) -> list[Level]:
+async def _run_levels(args: argparse.Namespace, question: Question, seed: int, client: Client) -> list[Level]:
     """All levels; after Ctrl-C those that had begun, the last one with what was answered until then.
 
-    The process ignores any further Ctrl-C, which would take the results away.
+    The process ignores any further Ctrl-C, which would take the results away. The same `seed` gives the same
+    requests and arrival times; prompts of different levels differ.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -136,26 +121,32 @@ async def _run_levels(plans: Sequence[LevelPlan], factory: RequestFactory, clien
 
     loop.add_signal_handler(signal.SIGINT, interrupt)
     levels: list[Level] = []
-    for plan in plans:
-        warmup, measured = factory.requests(plan)
+    kind: LoadKind = "closed" if args.concurrency is not None else "open"
+    for number, load in enumerate(args.concurrency or args.request_rate):
+        label = level_label(kind, load)
+        count = load * args.requests_per_client if kind == "closed" else args.num_requests
+        prepared = []  # all of them before the first one is sent
+        for index in range(args.warmup + count):
+            turn = make_turn(question.workload, np.random.default_rng([seed, number, index]))
+            body = ADAPTERS[args.server](question, turn)
+            prepared.append(PreparedRequest(index, json.dumps(body).encode()))
+        warmup, measured = prepared[: args.warmup], prepared[args.warmup :]
         if warmup:
-            clients = int(plan.load) if plan.kind == "closed" else 1
+            clients = load if kind == "closed" else 1
             warm = await closed_loop(warmup, clients, client.send, Progress(planned=len(warmup)), stop)
             for reason in sorted(set(warm.failures)):
-                _say(f"{plan.label}: a request before the measurement failed: {reason}")
+                _say(f"{label}: a request before the measurement failed: {reason}")
         if stop.is_set():
-            levels.append(
-                Level.of(plan.kind, plan.load, [], client_cpu_s=0.0, peak_in_flight=0, interrupted=True)
-            )
+            levels.append(Level.of(kind, load, [], client_cpu_s=0.0, peak_in_flight=0, interrupted=True))
             break
-        _say(f"{plan.label}: {plan.requests} requests{_estimate(plan, levels)}")
-        progress = Progress(planned=len(measured))
-        async with progress.shown(plan.label, sys.stderr):
-            if plan.kind == "closed":
-                level = await closed_loop(measured, int(plan.load), client.send, progress, stop)
+        _say(f"{label}: {count} requests{_estimate(kind, load, count, levels)}")
+        progress = Progress(planned=count)
+        async with progress.shown(label, sys.stderr):
+            if kind == "closed":
+                level = await closed_loop(measured, load, client.send, progress, stop)
             else:
-                arrivals_s = plan.arrivals_s(factory.seed)
-                level = await open_loop(measured, plan.load, arrivals_s, client.send, progress, stop)
+                arrivals_s = poisson_arrivals_s(load, count, np.random.default_rng([seed, number]))
+                level = await open_loop(measured, load, arrivals_s, client.send, progress, stop)
         levels.append(level)
         if stop.is_set():
             break
@@ -164,13 +155,13 @@ async def _run_levels(plans: Sequence[LevelPlan], factory: RequestFactory, clien
     return levels
 
 
-def _estimate(plan: LevelPlan, levels: Sequence[Level]) -> str:
+def _estimate(kind: LoadKind, load: float, count: int, levels: Sequence[Level]) -> str:
     """How long the level will take, where it can be told."""
-    if plan.kind == "open":
-        return f", about {plan.requests / plan.load:.0f} s"
+    if kind == "open":
+        return f", about {count / load:.0f} s"
     if not levels or not levels[-1].requests_per_s:
         return ""
-    return f", about {plan.requests / levels[-1].requests_per_s:.0f} s at the rate of {levels[-1].label}"
+    return f", about {count / levels[-1].requests_per_s:.0f} s at the rate of {levels[-1].label}"
 
 
 def _say(line: str) -> None:

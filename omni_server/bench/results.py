@@ -12,7 +12,8 @@ import aiohttp
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from omni_server.bench.workload import SAMPLE_RATE, Workload
+from omni_server.bench.workload import Workload
+from omni_server.client.stream import SAMPLE_RATE_HZ
 from omni_server.errors import ConfigError
 
 LoadKind = Literal["closed", "open"]
@@ -54,7 +55,7 @@ class RequestRow(_Record):
 
     @property
     def audio_s(self) -> float:
-        return self.samples / SAMPLE_RATE
+        return self.samples / SAMPLE_RATE_HZ
 
     @property
     def rtf(self) -> float | None:

@@ -83,11 +83,9 @@ def _rows(run: Run) -> list[tuple[str, list[str]]]:
             rows.append((f"{f'{name} {unit}':15}p50 p90 p99", cells))
     if run.workload.codec_tokens:
         rows.append(("audio s/s", [_number(level.audio_s_per_s) for level in levels]))
-    return [
-        *rows,
-        ("requests/s", [_number(level.requests_per_s) for level in levels]),
-        ("text tokens/s", [_number(level.text_tokens_per_s) for level in levels]),
-    ]
+    rows.append(("requests/s", [_number(level.requests_per_s) for level in levels]))
+    rows.append(("text tokens/s", [_number(level.text_tokens_per_s) for level in levels]))
+    return rows
 
 
 def _figures(level: Level) -> list[tuple[str, float | None]]:

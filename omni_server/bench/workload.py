@@ -12,8 +12,6 @@ from pydantic import BaseModel, ConfigDict
 WorkloadName = Literal["W1", "W2", "W3"]
 Modalities = Literal["text", "text,audio"]
 
-SAMPLE_RATE = 24_000
-"""Of the answers' audio."""
 SAMPLES_PER_CODE = 480
 """Of Qwen2.5-Omni's code2wav: two mel frames per code, 240 samples per mel frame."""
 QUESTION_SAMPLE_RATE = 16_000

@@ -2,7 +2,7 @@
 
 import base64
 import mimetypes
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -33,48 +33,30 @@ def media_part(kind: MediaKind, file: Path) -> JsonValue:
     return {"type": f"{kind}_url", f"{kind}_url": {"url": f"data:{mime};base64,{data}"}}
 
 
-@dataclass(frozen=True)
-class AnswerSettings:
-    """What every request of the conversation asks for."""
-
+@dataclass
+class Conversation:
     model: str
     voice: str | None
     """None: text only."""
     system: str | None = None
     max_tokens: int | None = None
     """Of the text."""
-
-
-class Conversation:
-    """A turn enters the history when it has been answered; one that failed leaves nothing."""
-
-    def __init__(self, settings: AnswerSettings) -> None:
-        self.settings = settings
-        self._messages: list[JsonValue] = []
-
-    def use_voice(self, name: str) -> None:
-        """From the next answer on."""
-        self.settings = replace(self.settings, voice=name)
-
-    def forget(self) -> None:
-        """Start a new conversation."""
-        self._messages.clear()
+    history: list[JsonValue] = field(default_factory=list)
+    """Messages of the turns that have been answered; one that failed leaves nothing."""
 
     def body(self, question: JsonValue) -> dict[str, JsonValue]:
         """The streamed request that asks `question`, the content of a user's message."""
-        settings = self.settings
-        messages: list[JsonValue] = []
-        if settings.system is not None:
-            messages.append({"role": "system", "content": settings.system})
-        messages += [*self._messages, {"role": "user", "content": question}]
-        body: dict[str, JsonValue] = {"model": settings.model, "messages": messages, "stream": True}
-        if settings.voice is not None:
+        messages = [*self.history, {"role": "user", "content": question}]
+        if self.system is not None:
+            messages.insert(0, {"role": "system", "content": self.system})
+        body: dict[str, JsonValue] = {"model": self.model, "messages": messages, "stream": True}
+        if self.voice is not None:
             body["modalities"] = ["text", "audio"]
-            body["audio"] = {"voice": settings.voice, "format": "pcm16"}
-        if settings.max_tokens is not None:
-            body["max_tokens"] = settings.max_tokens
+            body["audio"] = {"voice": self.voice, "format": "pcm16"}
+        if self.max_tokens is not None:
+            body["max_tokens"] = self.max_tokens
         return body
 
     def add(self, question: JsonValue, text: str) -> None:
         """`question` has been answered with `text`."""
-        self._messages += [{"role": "user", "content": question}, {"role": "assistant", "content": text}]
+        self.history += [{"role": "user", "content": question}, {"role": "assistant", "content": text}]

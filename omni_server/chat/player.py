@@ -7,26 +7,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from omni_server.chat.answer import SAMPLE_RATE_HZ
+from omni_server.client.stream import SAMPLE_RATE_HZ
 from omni_server.errors import ConfigError
 
 PLAYERS = {
-    "aplay": ("-q", "-t", "raw", "-f", "S16_LE", "-r", "24000", "-c", "1", "-"),
-    "paplay": ("--raw", "--format=s16le", "--rate=24000", "--channels=1"),
+    "aplay": "-q -t raw -f S16_LE -r 24000 -c 1 -",
+    "paplay": "--raw --format=s16le --rate=24000 --channels=1",
     # One channel is the default of its raw demuxer; the option for it has changed between versions.
-    "ffplay": (
-        "-nodisp",
-        "-autoexit",
-        "-loglevel",
-        "error",
-        "-f",
-        "s16le",
-        "-sample_rate",
-        "24000",
-        "-i",
-        "-",
-    ),
-    "play": ("-q", "-t", "raw", "-r", "24000", "-e", "signed", "-b", "16", "-c", "1", "-"),
+    "ffplay": "-nodisp -autoexit -loglevel error -f s16le -sample_rate 24000 -i -",
+    "play": "-q -t raw -r 24000 -e signed -b 16 -c 1 -",
 }
 """Programs that play raw 16-bit mono samples at 24 kHz from stdin, by preference; `play` is SoX's."""
 
@@ -35,42 +24,39 @@ def find_player() -> tuple[str, ...] | None:
     """The command of the first program that is on PATH."""
     for name, arguments in PLAYERS.items():
         if (path := shutil.which(name)) is not None:
-            return (path, *arguments)
+            return (path, *arguments.split())
     return None
 
 
 class Player:
-    """Plays one answer while it arrives. If the program ends early, calls `on_failure` once and drops the
-    rest."""
+    """Plays one answer while it arrives. If the program ends early, calls `on_failure`; nothing may be written
+    afterwards."""
 
-    def __init__(self, command: tuple[str, ...], on_failure: Callable[[str], None]) -> None:
-        self._command = command
+    def __init__(self, process: asyncio.subprocess.Process, on_failure: Callable[[str], None]) -> None:
+        self._process = process
         self._on_failure = on_failure
-        self._process: asyncio.subprocess.Process | None = None
-        self.has_failed = False
+
+    @classmethod
+    async def start(cls, command: tuple[str, ...], on_failure: Callable[[str], None]) -> "Player":
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is for this process only
+        )
+        return cls(process, lambda reason: on_failure(f"{command[0]} does not play: {reason}"))
 
     async def write(self, samples: bytes) -> None:
         """Never waits for the program: what it has not read yet is buffered here."""
-        if self.has_failed:
-            return
-        if self._process is None:
-            self._process = await asyncio.create_subprocess_exec(
-                *self._command,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C is for this process only
-            )
         assert self._process.stdin is not None
         if self._process.returncode is not None:
             await self._fail()
-            return
-        self._process.stdin.write(samples)
+        else:
+            self._process.stdin.write(samples)
 
     async def finish(self) -> None:
         """Returns when everything has been played."""
-        if self._process is None or self.has_failed:
-            return
         assert self._process.stdin is not None
         with suppress(BrokenPipeError, ConnectionResetError):
             await self._process.stdin.drain()
@@ -81,17 +67,14 @@ class Player:
 
     async def stop(self) -> None:
         """Ends playback at once."""
-        if self._process is not None and self._process.returncode is None:
+        if self._process.returncode is None:
             self._process.kill()
             await self._process.wait()
 
     async def _fail(self) -> None:
-        assert self._process is not None
         assert self._process.stderr is not None
-        self.has_failed = True
         lines = (await self._process.stderr.read(1000)).decode(errors="replace").strip().splitlines()
-        reason = lines[0] if lines else f"exit code {self._process.returncode}"
-        self._on_failure(f"{self._command[0]} does not play: {reason}")
+        self._on_failure(lines[0] if lines else f"exit code {self._process.returncode}")
 
 
 class Recordings:

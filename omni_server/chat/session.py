@@ -1,9 +1,11 @@
 """A conversation from the options to its end: where questions come from, and how answers are shown."""
 
 import asyncio
+import json
 import shlex
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,14 +13,15 @@ from pathlib import Path
 import aiohttp
 from pydantic import JsonValue
 
-from omni_server.chat.answer import Received, ask
-from omni_server.chat.conversation import AnswerSettings, Conversation, MediaKind, media_part
+from omni_server.chat.answer import Received
+from omni_server.chat.conversation import Conversation, MediaKind, media_part
 from omni_server.chat.player import PLAYERS, Player, Recordings, find_player
 from omni_server.client.discover import discover
-from omni_server.client.stream import StreamError
+from omni_server.client.stream import StreamError, open_session, stream_chunks
 from omni_server.errors import ConfigError
 
-_READ_BUFFER_BYTES = 2**20
+_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=120)
+"""No limit in total: a long answer may take minutes, and a working server sends keep-alive comments."""
 _CLOSING_S = 0.02
 """Connections are closed by the event loop, which does not run while the user types. Without this time for
 it, a server would go on with an answer that was stopped."""
@@ -93,32 +96,32 @@ class Chat:
         self.runner.close()
 
     async def _answer(self, question: JsonValue, received: Received) -> None:
-        player = Player(self.player, self._give_up_player) if self.player is not None else None
+        player: Player | None = None
+        body = json.dumps(self.conversation.body(question)).encode()
+        began_s = time.perf_counter()
         try:
-            async with aclosing(
-                ask(self.http, self.url, self.conversation.body(question), received)
-            ) as pieces:
-                async for piece in pieces:
-                    if piece.text:
-                        sys.stdout.write(_shown(piece.text))
-                        sys.stdout.flush()
-                    if piece.audio and player is not None:
-                        await player.write(piece.audio)
+            async with aclosing(stream_chunks(self.http, self.url, body, _TIMEOUT)) as chunks:
+                async for chunk, arrived_s in chunks:
+                    received.add(chunk, arrived_s - began_s)
+                    sys.stdout.write(_shown(chunk.text))
+                    sys.stdout.flush()
+                    if chunk.samples and self.player is not None:
+                        player = player or await Player.start(self.player, self._give_up_player)
+                        await player.write(chunk.samples)
             sys.stdout.write("\n")
             sys.stdout.flush()
-            saved = self._save(received)
-            tell(f"({summary(received)}{saved})")
-            if player is not None:
+            words = received.summary()
+            if self.recordings is not None and received.audio:
+                words += f", {self.recordings.save(bytes(received.audio))}"
+            tell(f"({words})")
+            if player is not None and self.player is not None:
                 await player.finish()
+        except TimeoutError as error:
+            raise StreamError("the server has stopped answering") from error
         finally:
             if player is not None:
                 await player.stop()
             await asyncio.sleep(_CLOSING_S)
-
-    def _save(self, received: Received) -> str:
-        if self.recordings is None or not received.audio:
-            return ""
-        return f", {self.recordings.save(bytes(received.audio))}"
 
     def _remember(self, question: JsonValue, received: Received) -> None:
         self.attached.clear()
@@ -136,50 +139,33 @@ def open_chat(options: ChatOptions) -> Chat:
     recordings = Recordings(options.save) if options.save is not None else None
     runner = asyncio.Runner()
     base_url = options.url.rstrip("/").removesuffix("/v1")
-    http = runner.run(_session(options.api_key))
+    http = runner.run(_open_session(options.api_key))
     try:
         served = runner.run(discover(http, base_url, options.model, options.voice))
         listed = served.voices or ((options.voice,) if options.voice is not None else ())
         voice = served.voice if listed and not options.is_text_only else None
-        settings = AnswerSettings(served.model, voice, options.system, options.max_tokens)
+        conversation = Conversation(served.model, voice, options.system, options.max_tokens)
         player = find_player() if voice is not None and options.plays else None
     except BaseException:
         runner.run(http.close())
         runner.close()
         raise
-    return Chat(
-        runner, http, f"{base_url}/v1/chat/completions", Conversation(settings), player, recordings, attached
-    )
+    return Chat(runner, http, f"{base_url}/v1/chat/completions", conversation, player, recordings, attached)
 
 
 def describe(chat: Chat, options: ChatOptions) -> str:
     """Model, server and voice, and what happens to the audio."""
-    settings = chat.conversation.settings
-    words = f"{settings.model} at {chat.url.removesuffix('/v1/chat/completions')}"
-    if settings.voice is None:
+    words = f"{chat.conversation.model} at {chat.url.removesuffix('/v1/chat/completions')}"
+    voice = chat.conversation.voice
+    if voice is None:
         return words + (", text only" if options.is_text_only else ", which answers in text only")
-    words += f", voice {settings.voice}"
+    words += f", voice {voice}"
     if chat.player is not None:
         words += f", played by {Path(chat.player[0]).name}"
     elif options.plays:
         words += f"; no audio player is installed (none of {', '.join(PLAYERS)})"
         words += "" if chat.recordings is not None else ": --save DIR keeps answers as files"
     return words
-
-
-def summary(received: Received) -> str:
-    """Times of an answer: `first text 0.12 s, first audio 0.34 s, 4.10 s of speech in 1.02 s`."""
-    parts = [] if received.text or received.audio else ["nothing was said"]
-    if received.first_text_s is not None:
-        parts.append(f"first text {received.first_text_s:.2f} s")
-    if received.first_audio_s is not None:
-        parts.append(f"first audio {received.first_audio_s:.2f} s")
-        parts.append(f"{received.seconds_of_speech:.2f} s of speech in {received.last_s:.2f} s")
-    else:
-        parts.append(f"complete after {received.last_s:.2f} s")
-    if received.finish_reason == "length":
-        parts.append("cut off at the longest length")
-    return ", ".join(parts)
 
 
 def tell(line: str) -> None:
@@ -189,10 +175,10 @@ def tell(line: str) -> None:
     sys.stderr.flush()
 
 
-def converse(chat: Chat, questions: Callable[[], str | None]) -> int:
-    """Until `questions` gives None. 0 if every question was answered, else 1. Ctrl-C ends it."""
+def converse(chat: Chat, questions: Iterable[str]) -> int:
+    """0 if every question was answered, else 1. Ctrl-C ends it."""
     exit_code = 0
-    while (words := questions()) is not None:
+    for words in questions:
         if (words or chat.attached) and not chat.answer(words):
             exit_code = 1
     return exit_code
@@ -234,10 +220,10 @@ def _run_command(chat: Chat, line: str) -> None:
                 chat.attached.append(media_part(_MEDIA[command], Path(file).expanduser()))
             except ConfigError as error:
                 tell(f"error: {error}")
-        case "/voice", [name] if chat.conversation.settings.voice is not None:
-            chat.conversation.use_voice(name)
+        case "/voice", [name] if chat.conversation.voice is not None:
+            chat.conversation.voice = name
         case "/new", []:
-            chat.conversation.forget()
+            chat.conversation.history.clear()
             chat.attached.clear()
         case "/help", []:
             tell(_HELP)
@@ -249,10 +235,6 @@ def _shown(text: str) -> str:
     return text.translate(_CONTROL)
 
 
-async def _session(api_key: str | None) -> aiohttp.ClientSession:
-    headers = {"Accept-Encoding": "identity"}
-    if api_key is not None:
-        headers["Authorization"] = f"Bearer {api_key}"
+async def _open_session(api_key: str | None) -> aiohttp.ClientSession:
     # One connection per question: servers close idle ones, which this loop would not see while it is stopped.
-    connector = aiohttp.TCPConnector(force_close=True)
-    return aiohttp.ClientSession(headers=headers, read_bufsize=_READ_BUFFER_BYTES, connector=connector)
+    return open_session(api_key, aiohttp.TCPConnector(force_close=True))

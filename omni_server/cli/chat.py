@@ -101,10 +101,10 @@ def _chat(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     with contextlib.closing(open_chat(wanted)) as chat:
         tell(describe(chat, wanted))
         if options.once is not None:
-            return converse(chat, iter([options.once, None]).__next__)
+            return converse(chat, [options.once])
         if sys.stdin.isatty():
             import readline  # noqa: F401 - lets `input` edit lines
 
             tell("/help lists commands, Ctrl-D ends")
             return talk(chat)
-        return converse(chat, lambda: next((line.strip() for line in sys.stdin), None))
+        return converse(chat, (line.strip() for line in sys.stdin))

@@ -70,9 +70,7 @@ async def discover(
         raise ConfigError(f"{url} does not answer with a list of models") from error
     if not models:
         raise ConfigError(f"{url} lists no model")
-    chosen = next((listed for listed in models if listed.id == model), None)
-    if model is None:
-        chosen = models[0]
+    chosen = next((listed for listed in models if model in (None, listed.id)), None)
     voices = chosen.voices if chosen is not None else []
     return Served(
         # A name that is not listed may still be served: the requests will show it.

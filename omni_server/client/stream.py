@@ -1,14 +1,20 @@
 """One streamed chat completion, as a client reads it: server-sent events, and the chunks that they hold."""
 
 import base64
-import binascii
+import io
 import os
 import time
+import wave
 from collections.abc import AsyncGenerator
+from functools import cached_property
+from typing import Annotated
 
 import aiohttp
-from pydantic import BaseModel, ValidationError
+from pydantic import AliasPath, BaseModel, Field, ValidationError
 
+SAMPLE_RATE_HZ = 24_000
+"""Of the answers' audio."""
+_READ_BUFFER_BYTES = 2**20
 _DONE = b"[DONE]"
 
 
@@ -16,60 +22,67 @@ class StreamError(Exception):
     """There is no answer, or it is incomplete. The message is the reason, the same for equal failures."""
 
 
-class ErrorObject(BaseModel):
+class _ErrorObject(BaseModel):
     message: str
 
 
-class ChunkAudio(BaseModel):
-    """`delta.audio`."""
-
-    transcript: str | None = None
-    data: str | None = None
-    """Base64."""
-
-    def samples(self) -> bytes:
-        """The decoded `data`. Raises `StreamError`."""
-        return base64_decoded(self.data or "")
-
-
-class MessageDelta(BaseModel):
+class _Delta(BaseModel):
     content: str | None = None
-    audio: ChunkAudio | None = None
+    transcript: Annotated[str | None, Field(validation_alias=AliasPath("audio", "transcript"))] = None
+    audio: Annotated[str | None, Field(validation_alias=AliasPath("audio", "data"))] = None
+    """Base64 of samples."""
 
 
-class Choice(BaseModel):
-    delta: MessageDelta
+class _Choice(BaseModel):
+    delta: _Delta
     finish_reason: str | None = None
 
 
-class CompletionTokensDetails(BaseModel):
-    text_tokens: int | None = None
-    audio_tokens: int | None = None
-
-
-class PromptTokensDetails(BaseModel):
-    cached_tokens: int | None = None
-
-
 class Usage(BaseModel):
+    """What the server says it read and wrote; None if it does not say."""
+
     prompt_tokens: int
+    cached_tokens: Annotated[
+        int | None, Field(validation_alias=AliasPath("prompt_tokens_details", "cached_tokens"))
+    ] = None
     completion_tokens: int = 0
-    prompt_tokens_details: PromptTokensDetails | None = None
-    completion_tokens_details: CompletionTokensDetails | None = None
+    codec_tokens: Annotated[
+        int | None, Field(validation_alias=AliasPath("completion_tokens_details", "audio_tokens"))
+    ] = None
+    counted_text_tokens: Annotated[
+        int | None, Field(validation_alias=AliasPath("completion_tokens_details", "text_tokens"))
+    ] = None
+
+    @property
+    def text_tokens(self) -> int:
+        """Some servers count text and audio together."""
+        if self.counted_text_tokens is not None:
+            return self.counted_text_tokens
+        return self.completion_tokens - (self.codec_tokens or 0)
 
 
 class Chunk(BaseModel):
     """The fields that are read here, with their types; others are skipped."""
 
-    choices: list[Choice] = []
+    choices: list[_Choice] = []
     usage: Usage | None = None
-    error: ErrorObject | str | None = None
+    error: _ErrorObject | str | None = None
     modality: str | None = None
-    """vLLM-Omni's: "text" or "audio", of `delta.content`."""
+    """vLLM-Omni's (0.30): whether `delta.content` is "text" or "audio", the base64 of a complete WAV file."""
 
-    @property
-    def content(self) -> str:
-        return "".join(choice.delta.content or "" for choice in self.choices)
+    @cached_property
+    def text(self) -> str:
+        if self.modality == "audio":
+            return ""
+        # A server may send the text of a spoken answer as content, too, in addition to the transcript.
+        return "".join(choice.delta.transcript or choice.delta.content or "" for choice in self.choices)
+
+    @cached_property
+    def samples(self) -> bytes:
+        """Little-endian int16 samples, mono, at `SAMPLE_RATE_HZ`. Raises `StreamError`."""
+        if self.modality == "audio":
+            return b"".join(_wav_samples(_decoded(choice.delta.content)) for choice in self.choices)
+        return b"".join(_decoded(choice.delta.audio) for choice in self.choices)
 
     @property
     def finish_reason(self) -> str | None:
@@ -88,7 +101,7 @@ class Chunk(BaseModel):
             field = ".".join(str(part) for part in first["loc"]) or "event"
             raise StreamError(f"not a chunk of a chat completion: {field}: {first['type']}") from error
         if chunk.error is not None:
-            message = chunk.error.message if isinstance(chunk.error, ErrorObject) else chunk.error
+            message = chunk.error.message if isinstance(chunk.error, _ErrorObject) else chunk.error
             raise StreamError(f"error in the stream: {message}")
         return chunk
 
@@ -96,7 +109,7 @@ class Chunk(BaseModel):
 class _ErrorBody(BaseModel):
     """Of a response whose status is not 200."""
 
-    error: ErrorObject
+    error: _ErrorObject
 
 
 class EventParser:
@@ -133,13 +146,21 @@ class EventParser:
         return events
 
 
-async def stream_events(
-    session: aiohttp.ClientSession, url: str, body: bytes, timeout: aiohttp.ClientTimeout
-) -> AsyncGenerator[tuple[bytes, float], None]:
-    """Posts `body` (JSON) to `url`. Yields the data of each event before `[DONE]`, and when it arrived, on
-    the clock of `time.perf_counter`; ends with the last byte of the response.
+def open_session(api_key: str | None, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
+    headers = {"Accept-Encoding": "identity"}
+    if api_key is not None:
+        headers["Authorization"] = f"Bearer {api_key}"
+    return aiohttp.ClientSession(headers=headers, read_bufsize=_READ_BUFFER_BYTES, connector=connector)
 
-    Raises `StreamError` if there is no answer or it ends early, and `TimeoutError` as `timeout` says.
+
+async def stream_chunks(
+    session: aiohttp.ClientSession, url: str, body: bytes, timeout: aiohttp.ClientTimeout
+) -> AsyncGenerator[tuple[Chunk, float], None]:
+    """Posts `body` (JSON) to `url`. Yields each chunk before `[DONE]`, and when it arrived, on the clock of
+    `time.perf_counter`; ends with the last byte of the response.
+
+    Raises `StreamError` if there is no answer, if it ends early or holds something else, and `TimeoutError`
+    as `timeout` says.
     """
     parser = EventParser()
     is_done = False
@@ -153,7 +174,7 @@ async def stream_events(
                 for data in parser.feed(part):
                     is_done = is_done or data == _DONE
                     if not is_done:
-                        yield data, arrived_s
+                        yield Chunk.parse(data), arrived_s
     except aiohttp.ClientPayloadError as error:
         raise StreamError("the connection broke in the middle of the answer") from error
     except TimeoutError:
@@ -164,12 +185,26 @@ async def stream_events(
         raise StreamError("the stream ended without [DONE]")
 
 
-def base64_decoded(text: str) -> bytes:
-    """Raises `StreamError`."""
+def _decoded(audio: str | None) -> bytes:
     try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:
+        return base64.b64decode(audio or "", validate=True)
+    except ValueError as error:
         raise StreamError("audio that is not base64") from error
+
+
+def _wav_samples(file: bytes) -> bytes:
+    """The samples of a WAV file; bytes without a RIFF header are taken for samples."""
+    if not file.startswith(b"RIFF"):
+        return file
+    try:
+        with wave.open(io.BytesIO(file)) as reader:
+            layout = (reader.getframerate(), reader.getnchannels(), reader.getsampwidth())
+            samples = reader.readframes(reader.getnframes())
+    except (wave.Error, EOFError) as error:
+        raise StreamError("audio that is not a PCM WAV file") from error
+    if layout != (SAMPLE_RATE_HZ, 1, 2):
+        raise StreamError(f"audio that is not {SAMPLE_RATE_HZ} Hz mono 16-bit: {layout}")
+    return samples
 
 
 def error_message(body: bytes) -> str:

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from pydantic_core import from_json
 
+from omni_server.api.realtime.session_config import SessionConfig
 from omni_server.api.validation import MAX_JSON_MARKS, Metadata, has_too_many_values, validate
 from omni_server.errors import InvalidRequestError
 
@@ -116,7 +117,7 @@ _InputItem = Annotated[
 
 
 class ResponseParams(BaseModel):
-    """Overrides for one response. Those that a session has as well stay as they are in `overrides`."""
+    """What only a response has, and in `overrides`, not validated yet, what it has instead of the session."""
 
     model_config = ConfigDict(strict=True, extra="allow")
     conversation: Literal["auto", "none"] | None = None
@@ -126,21 +127,8 @@ class ResponseParams(BaseModel):
 
     @property
     def overrides(self) -> dict[str, JsonValue]:
-        return {name: value for name, value in (self.model_extra or {}).items() if name in _OVERRIDABLE}
-
-
-_OVERRIDABLE = frozenset(
-    {
-        "instructions",
-        "output_modalities",
-        "tools",
-        "tool_choice",
-        "parallel_tool_calls",
-        "max_output_tokens",
-        "audio",
-        "prompt",
-    }
-)
+        fields = SessionConfig.model_fields.keys() - {"type", "model", "truncation"}
+        return {name: value for name, value in (self.model_extra or {}).items() if name in fields}
 
 
 class ClientEvent(_Lenient):

@@ -2,7 +2,7 @@
 
 import logging
 from collections import deque
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -66,26 +66,32 @@ class Conversation:
             raise InvalidRequestError("The item is larger than a conversation may be.", param="item")
         if self.find(item.id) is not None:
             raise InvalidRequestError(f"Item with item_id '{item.id}' already exists.", param="item.id")
-        if isinstance(item, CallOutputItem):
-            check_call_id(item.call_id, self.call_ids, "item")
         position = len(self._items) if previous_item_id is None else self._position_after(previous_item_id)
         self._items.insert(position, item)
         before = self._items[position - 1].id if position else None
         self._forget_oldest(item)
         return before
 
-    def delete(self, item_id: str) -> None:
-        """Raises `InvalidRequestError`."""
+    def retrieve(
+        self, item_id: str, doing: str = "retrieving", code: str = "item_retrieve_invalid_item_id"
+    ) -> Item:
+        """Raises `InvalidRequestError` with `code`, which says what could not be done, where there is none."""
         item = self.find(item_id)
         if item is None:
-            raise unknown_item("deleting", item_id, "item_delete_invalid_item_id")
-        self._items.remove(item)
+            raise InvalidRequestError(
+                f"Error {doing} item: the item with id '{item_id[:128]}' does not exist.",
+                param="item_id",
+                code=code,
+            )
+        return item
+
+    def delete(self, item_id: str) -> None:
+        """Raises `InvalidRequestError`."""
+        self._items.remove(self.retrieve(item_id, "deleting", "item_delete_invalid_item_id"))
 
     def truncate(self, item_id: str, content_index: int, audio_end_ms: int) -> None:
         """See `SpokenAudio.truncate`. Raises `InvalidRequestError`."""
-        item = self.find(item_id)
-        if item is None:
-            raise unknown_item("truncating", item_id, "item_truncate_invalid_item_id")
+        item = self.retrieve(item_id, "truncating", "item_truncate_invalid_item_id")
         content = item.content if isinstance(item, AssistantItem) else []
         part = content[content_index] if content_index < len(content) else None
         if not isinstance(part, SpokenAudio):
@@ -120,23 +126,6 @@ class Conversation:
             logger.debug("conversation %s is full; forgetting item %a", self.id, oldest.id)
             self._items.remove(oldest)
             total -= num_bytes(oldest)
-
-
-def check_call_id(call_id: str, known: Container[str], param: str) -> None:
-    """Of a function's output, which `param` names. Raises `InvalidRequestError`, in OpenAI's words, where the
-    call is not `known`."""
-    if call_id not in known:
-        raise InvalidRequestError(
-            f"Tool call ID '{call_id}' not found in conversation.",
-            param=f"{param}.call_id",
-            code="invalid_tool_call_id",
-        )
-
-
-def unknown_item(doing: str, item_id: str, code: str) -> InvalidRequestError:
-    return InvalidRequestError(
-        f"Error {doing} item: the item with id '{item_id[:128]}' does not exist.", param="item_id", code=code
-    )
 
 
 def messages_of(items: Sequence[Item], instructions: str, model: ModelInfo) -> tuple[ChatMessage, ...]:

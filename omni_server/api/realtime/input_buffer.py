@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from omni_server.api.realtime.audio_format import Samples, rate_of
+from omni_server.api.realtime.audio_format import Samples
 from omni_server.api.realtime.session_config import TurnDetection, WireFormat
 from omni_server.api.realtime.vad import VAD_RATE_HZ, SpeechModel, TurnDetector
 from omni_server.audio.filters import Resampler
@@ -53,7 +53,7 @@ class InputBuffer:
             return
         if self._configured is None or self._configured[0] != format:
             self._take(self._num_samples)
-            self._rate = rate_of(format)
+            self._rate = format.rate_hz
         self._configured = (format, turn_detection)
         self._detector = None
         if turn_detection is not None:

@@ -1,13 +1,14 @@
 """Items that clients write themselves, with their audio and images decoded."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.messages import check_media
 from omni_server.api.realtime import client_events as client
-from omni_server.api.realtime.audio_format import decode_audio, rate_of
-from omni_server.api.realtime.conversation import MAX_BYTES, Conversation, check_call_id
+from omni_server.api.realtime.audio_format import decode_audio
+from omni_server.api.realtime.conversation import MAX_BYTES, Conversation
 from omni_server.api.realtime.items import (
     AnswerText,
     AssistantItem,
@@ -31,39 +32,34 @@ from omni_server.media.limits import MediaLimits
 from omni_server.types import ImagePart, MediaKind, ModelInfo
 
 
+@dataclass(frozen=True)
 class ItemLoader:
-    def __init__(self, media: MediaLoader, limits: MediaLimits, model: ModelInfo) -> None:
-        self._media = media
-        self._limits = limits
-        self._model = model
+    media: MediaLoader
+    limits: MediaLimits
+    model: ModelInfo
 
-    async def load(self, given: client.GivenItem, format: WireFormat, param: str) -> Item:
-        """`format` is the session's for input audio; `param` names `given` in errors.
-
-        Raises `InvalidRequestError`, and `OverloadedError` if no thread became free to decode an image.
-        Nothing is decoded of an item with more media than a prompt holds, and nothing more of one that is too
-        large.
-        """
-        check_media(_media_of(given, param), self._model, param)
-        return await self._load(given, format, param, _Room("item", param))
-
-    async def load_input(
+    async def load(
         self,
-        given: Sequence[client.GivenItem | client.ItemReference],
+        given: Mapping[str, client.GivenItem | client.ItemReference],
         format: WireFormat,
         param: str,
         conversation: Conversation,
-    ) -> tuple[Item, ...]:
-        """What a response is to read instead of the conversation, whose items and calls it may name.
+    ) -> list[Item]:
+        """Items of clients, with their media decoded. `given` maps what errors call an item to the item; items
+        may refer to those of `conversation` and to its calls. `format` is the session's for input audio;
+        `param` names all of `given` in errors.
 
-        Raises as `load` does; what holds for an item there holds for all that is `given` here.
+        Raises `InvalidRequestError`, and `OverloadedError` if no thread became free to decode an image.
+        Nothing is decoded where there are more media than a prompt holds, and nothing more where they are too
+        large together.
         """
-        named = [(item, f"{param}[{index}]") for index, item in enumerate(given)]
-        check_media((media for item, name in named for media in _media_of(item, name)), self._model, param)
-        room = _Room("input", param)
+        check_media(
+            (media for name, item in given.items() for media in _media_of(item, name)), self.model, param
+        )
+        room = _Room(param)
         items: list[Item] = []
         call_ids = conversation.call_ids
-        for item, name in named:
+        for name, item in given.items():
             if isinstance(item, client.ItemReference):
                 found = conversation.find(item.id)
                 if found is None:
@@ -72,10 +68,14 @@ class ItemLoader:
                 found = await self._load(item, format, name, room)
             if isinstance(found, CallItem):
                 call_ids.add(found.call_id)
-            elif isinstance(found, CallOutputItem):
-                check_call_id(found.call_id, call_ids, name)
+            elif isinstance(found, CallOutputItem) and found.call_id not in call_ids:
+                raise InvalidRequestError(  # in OpenAI's words
+                    f"Tool call ID '{found.call_id}' not found in conversation.",
+                    param=f"{name}.call_id",
+                    code="invalid_tool_call_id",
+                )
             items.append(found)
-        return tuple(items)
+        return items
 
     async def _load(self, given: client.GivenItem, format: WireFormat, param: str, room: "_Room") -> Item:
         item_id = given.id if given.id is not None else new_id("item")
@@ -109,25 +109,24 @@ class ItemLoader:
             case client.InputText(text=text):
                 return WrittenText(text)
             case client.InputAudio():
-                return await self._audio(part, format, param)
+                return await self._audio(part, format, f"{param}.audio")
             case client.InputImage(image_url=url):
-                image = await self._media.load(
+                image = await self.media.load(
                     ImageUrlContent(type="image_url", image_url=MediaUrl(url=url)), param
                 )
                 assert isinstance(image, ImagePart)
                 return SeenImage(image)
 
     async def _audio(self, part: client.InputAudio, format: WireFormat, param: str) -> HeardAudio:
-        samples = await asyncio.to_thread(decode_audio, part.audio, format, f"{param}.audio")
-        rate = rate_of(format)
-        limits = self._limits
-        if not limits.min_audio_seconds * rate <= len(samples) <= limits.max_audio_seconds * rate:
+        samples = await asyncio.to_thread(decode_audio, part.audio, format, param)
+        least_s, most_s = self.limits.min_audio_seconds, self.limits.max_audio_seconds
+        if not least_s * format.rate_hz <= len(samples) <= most_s * format.rate_hz:
             raise InvalidRequestError(
-                f"Invalid '{param}.audio': {limits.min_audio_seconds:g} to {limits.max_audio_seconds:g} s "
-                f"of audio are allowed, but it has {len(samples) / rate:.2f} s.",
-                param=f"{param}.audio",
+                f"Invalid '{param}': {least_s:g} to {most_s:g} s of audio are allowed, "
+                f"but it has {len(samples) / format.rate_hz:.2f} s.",
+                param=param,
             )
-        return HeardAudio(samples, rate, part.transcript)
+        return HeardAudio(samples, format.rate_hz, part.transcript)
 
 
 def _media_of(given: client.GivenItem | client.ItemReference, param: str) -> Iterator[tuple[MediaKind, str]]:
@@ -137,18 +136,16 @@ def _media_of(given: client.GivenItem | client.ItemReference, param: str) -> Ite
             yield "audio" if isinstance(part, client.InputAudio) else "image", f"{param}.content[{index}]"
 
 
+@dataclass
 class _Room:
-    """What may still be decoded of one item or one input, which `param` names."""
+    """What may still be decoded of the item or input that `param` names."""
 
-    def __init__(self, what: str, param: str) -> None:
-        self._what = what
-        self._param = param
-        self._bytes = MAX_BYTES
+    param: str
+    num_bytes: int = MAX_BYTES
 
     def take(self, part: InputContent) -> None:
         """Raises `InvalidRequestError` where `part` is more than there is room for."""
-        self._bytes -= content_bytes(part)
-        if self._bytes < 0:
-            raise InvalidRequestError(
-                f"The {self._what} is larger than a conversation may be.", param=self._param
-            )
+        self.num_bytes -= content_bytes(part)
+        if self.num_bytes < 0:
+            what = self.param.removeprefix("response.")
+            raise InvalidRequestError(f"The {what} is larger than a conversation may be.", param=self.param)

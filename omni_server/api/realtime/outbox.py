@@ -3,7 +3,6 @@
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import NoReturn
 
 from omni_server.api.realtime.server_events import OutputAudioDelta, ServerEvent
@@ -16,19 +15,13 @@ class SlowClientError(Exception):
     """The client does not read what it is sent."""
 
 
-@dataclass(frozen=True)
-class _Frame:
-    text: str
-    response_id: str | None
-    """Of the response whose audio it is; None for all other events."""
-
-
 class Outbox:
     def __init__(self, send: Callable[[str], Awaitable[None]], send_timeout_s: float) -> None:
         """`send` gives one frame to the connection and returns when that has room for the next."""
         self._send = send
         self._send_timeout_s = send_timeout_s
-        self._frames: deque[_Frame] = deque()
+        self._frames: deque[tuple[str, str | None]] = deque()
+        """With the response whose audio they are; None for all other events."""
         self._num_chars = 0
         self._is_overflowing = False
         self._filled = asyncio.Event()
@@ -39,7 +32,7 @@ class Outbox:
         if self._is_overflowing:
             return
         text = event.model_dump_json()
-        self._frames.append(_Frame(text, event.response_id if isinstance(event, OutputAudioDelta) else None))
+        self._frames.append((text, event.response_id if isinstance(event, OutputAudioDelta) else None))
         self._num_chars += len(text)
         self._is_overflowing = self._num_chars > _MAX_CHARS
         self._filled.set()
@@ -47,8 +40,8 @@ class Outbox:
 
     def drop_audio(self, response_id: str) -> None:
         """Discards the unsent audio of a cancelled response."""
-        self._frames = deque(frame for frame in self._frames if frame.response_id != response_id)
-        self._num_chars = sum(len(frame.text) for frame in self._frames)
+        self._frames = deque((text, owner) for text, owner in self._frames if owner != response_id)
+        self._num_chars = sum(len(text) for text, _ in self._frames)
 
     def forget_all(self) -> None:
         self._frames.clear()
@@ -61,9 +54,13 @@ class Outbox:
             while self._frames:
                 if self._is_overflowing:
                     raise SlowClientError
-                frame = self._frames.popleft()
-                self._num_chars -= len(frame.text)
-                await self._send_in_time(frame.text)
+                text, _ = self._frames.popleft()
+                self._num_chars -= len(text)
+                try:
+                    async with asyncio.timeout(self._send_timeout_s):
+                        await self._send(text)
+                except TimeoutError:
+                    raise SlowClientError from None
             self._empty.set()
             self._filled.clear()
             await self._filled.wait()
@@ -71,10 +68,3 @@ class Outbox:
     async def wait_sent(self) -> None:
         """Returns when all events have been sent, while `run` runs."""
         await self._empty.wait()
-
-    async def _send_in_time(self, text: str) -> None:
-        try:
-            async with asyncio.timeout(self._send_timeout_s):
-                await self._send(text)
-        except TimeoutError:
-            raise SlowClientError from None

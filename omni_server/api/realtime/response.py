@@ -32,6 +32,7 @@ from omni_server.types import (
     SpeechOutput,
     TextDelta,
     ToolCallDelta,
+    Usage,
 )
 
 logger = logging.getLogger(__name__)
@@ -51,13 +52,7 @@ class ResponsePlan:
     """Gets the answer as items; None for a response outside of it."""
     metadata: Mapping[str, str] | None
 
-    @property
-    def may_call(self) -> bool:
-        """The answer may be a function call."""
-        return tool_use(self.config) is not None
-
     def request(self, model: ModelInfo) -> OmniRequest:
-        """For the plan's messages, to `model`."""
         limit = self.config.max_output_tokens
         sampling = SamplingConfig(max_tokens=None if limit == "inf" else limit)
         speech = SpeechOutput(voice=self.config.audio.output.voice) if self.config.with_speech else None
@@ -85,9 +80,7 @@ class ResponsePlan:
             conversation_id=self.conversation.id if self.conversation is not None else None,
             output_modalities=self.config.output_modalities,
             max_output_tokens=self.config.max_output_tokens,
-            audio=events.ResponseAudio(
-                output=events.ResponseOutput(format=output.format, voice=output.voice)
-            ),
+            audio={"output": events.ResponseOutput(format=output.format, voice=output.voice)},
             metadata=dict(self.metadata) if self.metadata is not None else None,
         )
 
@@ -103,46 +96,27 @@ class ResponseRun:
         state: ServerState,
         on_end: Callable[["ResponseRun"], None],
     ) -> None:
-        """`on_end` is called once, when the last event has been written and everything been released."""
+        """Starts it. `on_end` is called once, when the last event has been written and everything been
+        released."""
         self.id = plan.id
+        self.is_out_of_band = plan.conversation is None
         self._plan = plan
         self._writer = _Writer(plan, outbox)
         self._state = state
-        self._on_end = on_end
-        self._task: asyncio.Task[None] | None = None
+        self.task = asyncio.create_task(self._run(), name=f"realtime response {self.id}")
+        """Ends when everything has been released. Cancelling it stops the response without an event."""
+        # A task that is cancelled before its first step never reaches a `finally` of its own.
+        self.task.add_done_callback(lambda _: on_end(self))
 
     @property
     def is_over(self) -> bool:
         """Its `response.done` has been written."""
         return self._writer.is_closed
 
-    @property
-    def is_out_of_band(self) -> bool:
-        """It is outside of the conversation."""
-        return self._plan.conversation is None
-
-    def start(self) -> None:
-        self._writer.created()
-        self._task = asyncio.create_task(self._run(), name=f"realtime response {self.id}")
-        # A task that is cancelled before its first step never reaches a `finally` of its own.
-        self._task.add_done_callback(lambda _: self._on_end(self))
-
-    @property
-    def task(self) -> "asyncio.Task[None]":
-        """Ends when everything has been released."""
-        assert self._task is not None
-        return self._task
-
-    def cancel(self, reason: events.CancelReason) -> None:
+    def cancel(self, reason: events.Reason) -> None:
         """Writes the last events at once, without waiting until the stages have released the request."""
-        details = events.StatusDetails(type="cancelled", reason=reason)
-        self._writer.close("cancelled", details, events.NO_USAGE)
-        self.release()
-
-    def release(self) -> "asyncio.Task[None]":
-        """Stops without an event, for a client that is gone; returns `task`."""
+        self._writer.close("cancelled", reason=reason)
         self.task.cancel()
-        return self.task
 
     async def _run(self) -> None:
         # A session that waits for its user is not at work, but a response is: a server that stops waits for
@@ -152,17 +126,17 @@ class ResponseRun:
                 await self._answer()
             except OmniError as error:
                 logger.info("%s failed: %s", self.id, logged(error))
-                self._fail(error)
+                self._writer.close("failed", error=error)
             except Exception:
                 logger.exception("%s failed", self.id)
-                self._fail(unexpected_error())
+                self._writer.close("failed", error=unexpected_error())
 
     async def _answer(self) -> None:
         generator = self._state.require_generator()
         request = self._plan.request(generator.model_info)
         generation = await generator.submit_fitting(request, self._plan.shortened)
         try:
-            if not self._plan.may_call:
+            if request.tools is None:
                 self._writer.open_message()
             async with aclosing(follow(generation, self._state)) as stream:
                 async for event in stream:
@@ -173,32 +147,22 @@ class ResponseRun:
                             self._writer.call(event)
                         case AudioDelta(samples=samples):
                             self._writer.audio(samples)
-                        case Finished():
-                            self._finish(event)
+                        case Finished(finish_reason="length", usage=usage):
+                            self._writer.close("incomplete", usage, reason="max_output_tokens")
+                        case Finished(usage=usage):
+                            self._writer.close("completed", usage)
         finally:
             await generation.aclose()
-
-    def _finish(self, finished: Finished) -> None:
-        usage = events.WireUsage.of(finished.usage)
-        if finished.finish_reason == "length":
-            details = events.StatusDetails(type="incomplete", reason="max_output_tokens")
-            self._writer.close("incomplete", details, usage)
-        else:
-            self._writer.close("completed", None, usage)
-
-    def _fail(self, error: OmniError) -> None:
-        details = events.StatusDetails(type="failed", error=events.FailureDetails.of(error))
-        self._writer.close("failed", details, events.NO_USAGE)
 
 
 class _Writer:
     """The events of one response, in the order that clients rely on.
 
-    `created`, `open_message`, any number of `text`, `audio` and `call`, `close`; `close` may come at any time
-    and ends it. Without `open_message`, the message is opened by the first text or audio: a response may be
-    nothing but calls. Calls are written while the model writes them, but behind a message only when that is
-    complete: clients answer a call as soon as it is written, and a new response would be refused while this
-    one's audio is still being made.
+    `open_message`, any number of `text`, `audio` and `call`, `close`; `close` may come at any time and ends
+    it. Without `open_message`, the message is opened by the first text or audio: a response may be nothing
+    but calls. Calls are written while the model writes them, but behind a message only when that is complete:
+    clients answer a call as soon as it is written, and a new response would be refused while this one's audio
+    is still being made.
     """
 
     def __init__(self, plan: ResponsePlan, outbox: Outbox) -> None:
@@ -213,9 +177,7 @@ class _Writer:
         """For each item of the output, the id of the conversation's item before it."""
         self._held_calls: list[ToolCallDelta] = []
         self.is_closed = False
-
-    def created(self) -> None:
-        self._outbox.put(events.ResponseCreated(response=self._plan.wire()))
+        outbox.put(events.ResponseEvent(type="response.created", response=plan.wire()))
 
     def open_message(self) -> None:
         if self._output:
@@ -231,8 +193,7 @@ class _Writer:
         if not text or self._message is None:
             return
         self._text.append(text)
-        part = self._message.content[0]
-        response_id, item_id = self._plan.id, self._message.id
+        part, response_id, item_id = self._message.content[0], self._plan.id, self._message.id
         if isinstance(part, SpokenAudio):
             if not part.is_truncated:
                 part.transcript += text
@@ -261,7 +222,12 @@ class _Writer:
             self._write_call(delta)
 
     def close(
-        self, status: events.ResponseStatus, details: events.StatusDetails | None, usage: events.WireUsage
+        self,
+        status: events.ResponseStatus,
+        usage: Usage | None = None,
+        *,
+        reason: events.Reason | None = None,
+        error: OmniError | None = None,
     ) -> None:
         """Everything that is open is closed; nothing of this response is sent afterwards.
 
@@ -273,7 +239,7 @@ class _Writer:
         is_complete = status == "completed"
         if is_complete:
             self.open_message()
-        if status in ("completed", "incomplete") and self._message is not None and self._encoder is not None:
+        if usage is not None and self._message is not None and self._encoder is not None:
             self._put_audio(self._message, self._encoder.close())
         self.is_closed = True
         if status == "cancelled":
@@ -286,9 +252,12 @@ class _Writer:
             self._write_call(delta)
         self._end_call("completed" if is_complete else "incomplete")
         response = self._plan.wire(status)
-        response.status_details, response.usage = details, usage
+        if not is_complete:
+            failure = events.FailureDetails.of(error) if error is not None else None
+            response.status_details = events.StatusDetails(type=status, reason=reason, error=failure)
+        response.usage = events.WireUsage.of(usage) if usage is not None else events.NO_USAGE
         response.output = [*self._output]
-        self._outbox.put(events.ResponseDone(response=response))
+        self._outbox.put(events.ResponseEvent(type="response.done", response=response))
 
     def _write_call(self, delta: ToolCallDelta) -> None:
         if delta.call_id is not None and delta.name is not None:

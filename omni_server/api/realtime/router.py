@@ -20,7 +20,6 @@ from omni_server.api.realtime.session import Session
 from omni_server.api.realtime.vad import SileroModel, SpeechModel
 from omni_server.api.state import ServerState
 from omni_server.errors import InvalidRequestError, OmniError, OverloadedError
-from omni_server.types import ModelInfo
 
 logger = logging.getLogger(__name__)
 
@@ -50,23 +49,15 @@ def realtime_router(
 ) -> APIRouter:
     """`new_model` makes the speech detector of one audio stream."""
     router = APIRouter()
-    service = _Service(state, config, new_model)
-    router.add_api_websocket_route("/v1/realtime", service.serve, name="realtime")
-    return router
+    media = MediaLoader.from_config(config)
+    num_sessions = 0
 
-
-class _Service:
-    def __init__(self, state: ServerState, config: ApiConfig, new_model: Callable[[], SpeechModel]) -> None:
-        self._state = state
-        self._config = config
-        self._new_model = new_model
-        self._media = MediaLoader.from_config(config)
-        self._num_sessions = 0
-
-    async def serve(self, websocket: WebSocket) -> None:
+    @router.websocket("/v1/realtime", name="realtime")
+    async def serve(websocket: WebSocket) -> None:
         """Refuses the upgrade with the status and body that a request would get, or serves until the end."""
+        nonlocal num_sessions
         try:
-            model = self._state.require_generator().model_info
+            model = state.require_generator().model_info
             check_model(websocket.query_params.get("model", model.name), model)
             if model.outputs == {"image"}:
                 raise InvalidRequestError(
@@ -74,44 +65,41 @@ class _Service:
                     param="model",
                     code="unsupported_value",
                 )
-            if self._num_sessions >= self._config.realtime_max_sessions:
+            if num_sessions >= config.realtime_max_sessions:
                 raise OverloadedError("The server has as many realtime sessions as it serves.")
         except OmniError as error:
             await websocket.send_denial_response(error_response(error))
             return
-        self._num_sessions += 1
+        num_sessions += 1
         try:
             offered: list[str] = websocket.scope["subprotocols"]
             await websocket.accept(subprotocol=_SUBPROTOCOL if _SUBPROTOCOL in offered else None)
-            await self._run(websocket, model)
+            outbox = Outbox(websocket.send_text, config.realtime_send_timeout_s)
+            session = Session(
+                model,
+                state,
+                outbox,
+                InputBuffer(new_model, config.media_limits.max_audio_seconds),
+                ItemLoader(media, config.media_limits, model),
+                duration_s=config.realtime_session_timeout_s,
+            )
+            began = time.monotonic()
+            end = await _Connection(websocket, session, outbox, state).run(config)
+            ended_s = time.monotonic() - began
+            logger.info("realtime session %s ended after %.1f s: %s", session.id, ended_s, end.reason)
         finally:
-            self._num_sessions -= 1
+            num_sessions -= 1
 
-    async def _run(self, websocket: WebSocket, model: ModelInfo) -> None:
-        config = self._config
-        outbox = Outbox(websocket.send_text, config.realtime_send_timeout_s)
-        session = Session(
-            model,
-            self._state,
-            outbox,
-            InputBuffer(self._new_model, config.media_limits.max_audio_seconds),
-            ItemLoader(self._media, config.media_limits, model),
-            duration_s=config.realtime_session_timeout_s,
-        )
-        began = time.monotonic()
-        end = await _Connection(websocket, session, outbox, self._state).run(config)
-        logger.info(
-            "realtime session %s ended after %.1f s: %s", session.id, time.monotonic() - began, end.reason
-        )
+    return router
 
 
+@dataclass(frozen=True)
 class _Connection:
-    def __init__(self, websocket: WebSocket, session: Session, outbox: Outbox, state: ServerState) -> None:
-        """`websocket` has been accepted."""
-        self._websocket = websocket
-        self._session = session
-        self._outbox = outbox
-        self._state = state
+    websocket: WebSocket
+    """Has been accepted."""
+    session: Session
+    outbox: Outbox
+    state: ServerState
 
     async def run(self, config: ApiConfig) -> _End:
         """Returns when the connection is closed and everything that it held has been released."""
@@ -123,15 +111,14 @@ class _Connection:
                 asyncio.create_task(_expire(config.realtime_session_timeout_s)),
             )
             try:
-                self._session.begin()
                 done, _ = await asyncio.wait({sending, *others}, return_when=asyncio.FIRST_COMPLETED)
                 end = done.pop().result()
-                await self._cancel(others)
-                await self._session.close()
+                await _cancel(*others)
+                await self.session.close()
                 await self._close(end, sending, min(config.realtime_send_timeout_s, _CLOSE_TIMEOUT_S))
             finally:
-                await self._cancel((sending, *others))
-                await self._session.close()
+                await _cancel(sending, *others)
+                await self.session.close()
             return end
 
     async def _receive(self, idle_timeout_s: float) -> _End:
@@ -139,31 +126,24 @@ class _Connection:
             while True:
                 try:
                     async with asyncio.timeout(idle_timeout_s):
-                        message = await self._websocket.receive()
+                        message = await self.websocket.receive()
                 except TimeoutError:
-                    if self._session.is_busy:
+                    if self.session.is_busy:
                         continue
-                    return _End("idle", _NORMAL, _expired(f"No event came for {idle_timeout_s:g} seconds."))
+                    text = f"No event came for {idle_timeout_s:g} seconds."
+                    return _End("idle", _NORMAL, InvalidRequestError(text, code="session_expired"))
                 if message["type"] == "websocket.disconnect":
                     return _CLIENT_LEFT
-                text = message.get("text")
-                if isinstance(text, str):
-                    await self._session.handle(text)
-                else:
-                    self._session.send_error(
-                        InvalidRequestError(
-                            "Binary frames are not supported; send text.", code="invalid_event"
-                        )
-                    )
+                await self.session.handle(message.get("text"))
                 # A client that sends faster than it is served must not keep others waiting.
                 await asyncio.sleep(0)
         except Exception:
-            logger.exception("realtime session %s failed", self._session.id)
+            logger.exception("realtime session %s failed", self.session.id)
             return _End("an unforeseen error", _INTERNAL, unexpected_error())
 
     async def _send(self) -> _End:
         try:
-            await self._outbox.run()
+            await self.outbox.run()
         except WebSocketDisconnect:
             return _CLIENT_LEFT
         except SlowClientError:
@@ -172,9 +152,9 @@ class _Connection:
 
     async def _finish_with_server(self, held: contextlib.ExitStack) -> _End:
         """The server waits until the current answer is complete and the client has been sent the error."""
-        await self._state.draining.wait()
-        held.enter_context(self._state.request_in_flight())
-        await self._session.wait_answered()
+        await self.state.draining.wait()
+        held.enter_context(self.state.request_in_flight())
+        await self.session.wait_answered()
         error = OverloadedError("The server is shutting down.", code="server_shutting_down")
         return _End("the server is shutting down", _GOING_AWAY, error)
 
@@ -185,28 +165,24 @@ class _Connection:
             async with asyncio.timeout(timeout_s):
                 if end.error is not None:
                     if sending.done():
-                        self._outbox.forget_all()
+                        self.outbox.forget_all()
                         sending = asyncio.create_task(self._send())
-                    self._session.send_error(end.error)
-                sent = asyncio.create_task(self._outbox.wait_sent())
+                    self.session.send_error(end.error)
+                sent = asyncio.create_task(self.outbox.wait_sent())
                 try:
                     await asyncio.wait({sent, sending}, return_when=asyncio.FIRST_COMPLETED)
                 finally:
-                    await self._cancel((sent, sending))
-                await self._websocket.close(end.code, end.reason)
+                    await _cancel(sent, sending)
+                await self.websocket.close(end.code, end.reason)
 
-    @staticmethod
-    async def _cancel(tasks: "tuple[asyncio.Task[_End] | asyncio.Task[None], ...]") -> None:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+
+async def _cancel(*tasks: "asyncio.Task[_End] | asyncio.Task[None]") -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _expire(session_timeout_s: float) -> _End:
     await asyncio.sleep(session_timeout_s)
     text = f"Your session hit the maximum duration of {session_timeout_s / 60:g} minutes."
-    return _End("expired", _NORMAL, _expired(text))
-
-
-def _expired(message: str) -> InvalidRequestError:
-    return InvalidRequestError(message, code="session_expired")
+    return _End("expired", _NORMAL, InvalidRequestError(text, code="session_expired"))

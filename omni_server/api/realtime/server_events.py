@@ -17,7 +17,7 @@ from omni_server.errors import InvalidRequestError, OmniError
 from omni_server.types import PromptTokens, Usage
 
 ResponseStatus = Literal["in_progress", "completed", "cancelled", "failed", "incomplete"]
-CancelReason = Literal["turn_detected", "client_cancelled"]
+Reason = Literal["turn_detected", "client_cancelled", "max_output_tokens"]
 
 
 def new_id(prefix: str) -> str:
@@ -92,8 +92,10 @@ class FailureDetails(BaseModel):
 
 
 class StatusDetails(BaseModel):
-    type: Literal["cancelled", "incomplete", "failed"]
-    reason: Literal["turn_detected", "client_cancelled", "max_output_tokens"] | None = None
+    """Of a response that did not complete."""
+
+    type: ResponseStatus
+    reason: Reason | None = None
     error: FailureDetails | None = None
 
 
@@ -124,10 +126,6 @@ class ResponseOutput(BaseModel):
     voice: str | None
 
 
-class ResponseAudio(BaseModel):
-    output: ResponseOutput
-
-
 class WireResponse(BaseModel):
     id: str
     object: Literal["realtime.response"] = "realtime.response"
@@ -138,7 +136,7 @@ class WireResponse(BaseModel):
     """Null for a response outside of the conversation."""
     output_modalities: list[Literal["text", "audio"]]
     max_output_tokens: MaxOutputTokens
-    audio: ResponseAudio
+    audio: dict[Literal["output"], ResponseOutput]
     usage: WireUsage | None = None
     metadata: dict[str, str] | None
 
@@ -162,13 +160,8 @@ class ErrorEvent(ServerEvent):
     error: WireError
 
 
-class SessionCreated(ServerEvent):
-    type: Literal["session.created"] = "session.created"
-    session: WireSession
-
-
-class SessionUpdated(ServerEvent):
-    type: Literal["session.updated"] = "session.updated"
+class SessionEvent(ServerEvent):
+    type: Literal["session.created", "session.updated"]
     session: WireSession
 
 
@@ -251,14 +244,13 @@ class TranscriptionFailed(_TranscriptionEvent):
     )
     error: FailureDetails
 
+    @classmethod
+    def of(cls, item_id: str, error: OmniError) -> "TranscriptionFailed":
+        return cls(item_id=item_id, error=FailureDetails.of(error))
 
-class ResponseCreated(ServerEvent):
-    type: Literal["response.created"] = "response.created"
-    response: WireResponse
 
-
-class ResponseDone(ServerEvent):
-    type: Literal["response.done"] = "response.done"
+class ResponseEvent(ServerEvent):
+    type: Literal["response.created", "response.done"]
     response: WireResponse
 
 

@@ -3,22 +3,25 @@
 import asyncio
 import logging
 import time
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from pydantic import JsonValue
 
 from omni_server.api.realtime import client_events as client
 from omni_server.api.realtime import server_events as events
-from omni_server.api.realtime.audio_format import Samples, decode_audio, rate_of, seconds_of
-from omni_server.api.realtime.conversation import Conversation, messages_of, unknown_item
+from omni_server.api.realtime.audio_format import Samples, decode_audio
+from omni_server.api.realtime.conversation import Conversation, messages_of
 from omni_server.api.realtime.input_buffer import InputBuffer, Started, Stopped
 from omni_server.api.realtime.item_loader import ItemLoader
 from omni_server.api.realtime.items import HeardAudio, Item, UserItem
 from omni_server.api.realtime.outbox import Outbox
 from omni_server.api.realtime.response import ResponsePlan, ResponseRun
 from omni_server.api.realtime.session_config import first_config, updated
-from omni_server.api.realtime.transcriber import Transcriber
+from omni_server.api.realtime.transcriber import transcribe
 from omni_server.api.state import ServerState
-from omni_server.errors import InvalidRequestError, OmniError
+from omni_server.api.validation import missing_parameter
+from omni_server.errors import InvalidRequestError, OmniError, OverloadedError
 from omni_server.types import ModelInfo
 
 logger = logging.getLogger(__name__)
@@ -55,17 +58,13 @@ class Session:
         self._expires_at = int(time.time() + duration_s)
         self._config = first_config(model)
         self._conversation = Conversation()
-        self._transcriber = Transcriber(outbox, state)
-        self._active: ResponseRun | None = None
         self._runs: set[ResponseRun] = set()
+        self._transcriptions: set[asyncio.Task[None]] = set()
         self._spoken_item_id: str | None = None
         """Of the item that the turn now being spoken will become."""
         self._answer_is_due = False
         """The user has finished a turn while a response ran that was not to be interrupted."""
-
-    def begin(self) -> None:
-        self._configure_buffer()
-        self._outbox.put(events.SessionCreated(session=self._wire()))
+        self._apply_config("session.created")
 
     @property
     def is_busy(self) -> bool:
@@ -80,16 +79,21 @@ class Session:
     async def close(self) -> None:
         """Releases everything without sending events about it."""
         self._answer_is_due = False
-        tasks = [run.release() for run in self._runs] + self._transcriber.release()
+        tasks = [*(run.task for run in self._runs), *self._transcriptions]
+        for task in tasks:
+            task.cancel()
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=_RELEASE_TIMEOUT_S)
             if late:
                 logger.error("session %s: %d requests were not released in time", self.id, len(late))
 
-    async def handle(self, text: str) -> None:
-        """One text frame. An invalid one is answered with an error event; the session continues."""
+    async def handle(self, text: str | None) -> None:
+        """One frame; None if it is binary. An invalid one is answered with an error event; the session
+        continues."""
         event_id: JsonValue = None
         try:
+            if text is None:
+                raise InvalidRequestError("Binary frames are not supported; send text.", code="invalid_event")
             frame = await client.read_frame(text)
             event_id = frame.get("event_id")
             await self._react(client.parse_event(frame))
@@ -112,13 +116,10 @@ class Session:
                 self._spoken_item_id = None
                 self._outbox.put(events.BufferCleared())
             case client.ItemCreate():
-                item = await self._loader.load(event.item, self._config.audio.input.format, "item")
+                [item] = await self._load({"item": event.item}, "item")
                 self._add(item, event.previous_item_id)
             case client.ItemRetrieve(item_id=item_id):
-                found = self._conversation.find(item_id)
-                if found is None:
-                    raise unknown_item("retrieving", item_id, "item_retrieve_invalid_item_id")
-                self._outbox.put(events.ItemRetrieved(item=found))
+                self._outbox.put(events.ItemRetrieved(item=self._conversation.retrieve(item_id)))
             case client.ItemDelete(item_id=item_id):
                 self._conversation.delete(item_id)
                 self._outbox.put(events.ItemDeleted(item_id=item_id))
@@ -136,21 +137,20 @@ class Session:
 
     def _update(self, event: client.SessionUpdate) -> None:
         if event.session.get("type") is None:
-            raise InvalidRequestError(
-                "Missing required parameter: 'session.type'.",
-                param="session.type",
-                code="missing_required_parameter",
-            )
+            raise missing_parameter("session.type")
         self._config = updated(self._config, event.session, self._model)
-        self._configure_buffer()
-        self._outbox.put(events.SessionUpdated(session=self._wire()))
+        self._apply_config("session.updated")
 
-    def _configure_buffer(self) -> None:
+    def _apply_config(self, event_type: Literal["session.created", "session.updated"]) -> None:
         config = self._config.audio.input
         self._buffer.configure(config.format, config.turn_detection)
+        shown = events.WireSession(**self._config.model_dump(), id=self.id, expires_at=self._expires_at)
+        self._outbox.put(events.SessionEvent(type=event_type, session=shown))
 
-    def _wire(self) -> events.WireSession:
-        return events.WireSession(**self._config.model_dump(), id=self.id, expires_at=self._expires_at)
+    async def _load(
+        self, given: Mapping[str, client.GivenItem | client.ItemReference], param: str
+    ) -> list[Item]:
+        return await self._loader.load(given, self._config.audio.input.format, param, self._conversation)
 
     def _add(self, item: Item, previous_item_id: str | None = None) -> None:
         before = self._conversation.add(item, previous_item_id)
@@ -169,7 +169,8 @@ class Session:
         def search() -> list[Started | Stopped]:
             return list(self._buffer.append(decode_audio(event.audio, format, "audio")))
 
-        is_short = seconds_of(event.audio, format) <= _INLINE_S
+        num_samples = len(event.audio) * 3 / 4 / format.bytes_per_sample
+        is_short = num_samples <= _INLINE_S * format.rate_hz
         for turn in search() if is_short else await asyncio.to_thread(search):
             self._take_turn(turn)
 
@@ -180,8 +181,8 @@ class Session:
             case Started(audio_start_ms=start_ms):
                 self._spoken_item_id = events.new_id("item")
                 self._outbox.put(events.SpeechStarted(audio_start_ms=start_ms, item_id=self._spoken_item_id))
-                if detection.interrupt_response:
-                    self._cancel_active("turn_detected")
+                if detection.interrupt_response and (answering := self._answering) is not None:
+                    answering.cancel("turn_detected")
             case Stopped(audio_end_ms=end_ms, samples=samples):
                 item_id = self._spoken_item_id = self._spoken_item_id or events.new_id("item")
                 self._outbox.put(events.SpeechStopped(audio_end_ms=end_ms, item_id=item_id))
@@ -192,109 +193,93 @@ class Session:
     def _commit(self, samples: Samples) -> None:
         item_id, self._spoken_item_id = self._spoken_item_id or events.new_id("item"), None
         config = self._config.audio.input
-        audio = HeardAudio(samples, rate_of(config.format))
-        item = UserItem(item_id, [audio])
+        audio = HeardAudio(samples, config.format.rate_hz)
         self._outbox.put(events.BufferCommitted(previous_item_id=self._conversation.last_id, item_id=item_id))
-        self._add(item)
+        self._add(UserItem(item_id, [audio]))
         if config.transcription is None:
             return
-        if self._num_out_of_band < _MAX_OUT_OF_BAND:
-            self._transcriber.start(item, audio, config.transcription)
-        else:
-            self._transcriber.refuse(item)
+        if not self._has_room(is_out_of_band=True):
+            error = OverloadedError("Too many transcriptions and responses are running in this session.")
+            self._outbox.put(events.TranscriptionFailed.of(item_id, error))
+            return
+        task = asyncio.create_task(
+            transcribe(item_id, audio, config.transcription, self._outbox, self._state),
+            name=f"realtime transcription of {item_id}",
+        )
+        self._transcriptions.add(task)
+        task.add_done_callback(self._transcriptions.discard)
 
     def _answer_turn(self) -> None:
-        if self._is_answering or self._num_in_conversation >= _MAX_IN_CONVERSATION:
-            self._answer_is_due = True
+        self._answer_is_due = self._answering is not None or not self._has_room(is_out_of_band=False)
+        if self._answer_is_due:
             return
-        self._answer_is_due = False
         try:
-            self._start(self._plan(client.ResponseParams(), self._conversation.items))
+            self._start(client.ResponseParams(), self._conversation.items)
         except OmniError as error:
             self.send_error(error)
 
     # -- responses
 
     @property
-    def _is_answering(self) -> bool:
-        return self._active is not None and not self._active.is_over
+    def _answering(self) -> ResponseRun | None:
+        """The response of the conversation that has not written its last event yet."""
+        return next((run for run in self._runs if not run.is_out_of_band and not run.is_over), None)
 
     async def _create_response(self, params: client.ResponseParams) -> None:
         is_out_of_band = params.conversation == "none"
         self._check_room(is_out_of_band)
-        items = self._conversation.items
+        items: Sequence[Item] = self._conversation.items
         if params.input is not None:
-            items = await self._loader.load_input(
-                params.input, self._config.audio.input.format, "response.input", self._conversation
-            )
+            given = {f"response.input[{index}]": item for index, item in enumerate(params.input)}
+            items = await self._load(given, "response.input")
             self._check_room(is_out_of_band)  # a turn that was due may be answered by now
-        self._start(self._plan(params, items))
+        self._start(params, items)
 
     def _check_room(self, is_out_of_band: bool) -> None:
-        if not is_out_of_band and self._is_answering:
-            assert self._active is not None
+        if not is_out_of_band and (answering := self._answering) is not None:
             raise InvalidRequestError(
-                f"Conversation already has an active response in progress: {self._active.id}. "
+                f"Conversation already has an active response in progress: {answering.id}. "
                 "Wait until the response is finished before creating a new one.",
                 code="conversation_already_has_active_response",
             )
-        if is_out_of_band:
-            has_room = self._num_out_of_band < _MAX_OUT_OF_BAND
-        else:
-            has_room = self._num_in_conversation < _MAX_IN_CONVERSATION
-        if not has_room:
+        if not self._has_room(is_out_of_band):
             raise InvalidRequestError("Too many responses are in progress.", code="too_many_responses")
 
-    @property
-    def _num_out_of_band(self) -> int:
-        return sum(run.is_out_of_band for run in self._runs) + self._transcriber.num_running
+    def _has_room(self, is_out_of_band: bool) -> bool:
+        num_running = sum(run.is_out_of_band == is_out_of_band for run in self._runs)
+        if is_out_of_band:
+            return num_running + len(self._transcriptions) < _MAX_OUT_OF_BAND
+        return num_running < _MAX_IN_CONVERSATION
 
-    @property
-    def _num_in_conversation(self) -> int:
-        return sum(not run.is_out_of_band for run in self._runs)
-
-    def _plan(self, params: client.ResponseParams, items: tuple[Item, ...]) -> ResponsePlan:
+    def _start(self, params: client.ResponseParams, items: Sequence[Item]) -> None:
         config = self._config
         if params.overrides:
             config = updated(config, params.overrides, self._model, param="response")
-        return ResponsePlan(
+        plan = ResponsePlan(
             id=events.new_id("resp"),
             config=config,
             messages=messages_of(items, config.instructions, self._model),
             conversation=self._conversation if params.conversation != "none" else None,
             metadata=params.metadata,
         )
-
-    def _start(self, plan: ResponsePlan) -> None:
         self._state.require_generator()
         run = ResponseRun(plan, self._outbox, self._state, self._ended)
         self._runs.add(run)
         if not run.is_out_of_band:
-            self._active = run
             self._answer_is_due = False
-        run.start()
 
     def _ended(self, run: ResponseRun) -> None:
         self._runs.discard(run)
-        if run is self._active:
-            self._active = None
-        if self._answer_is_due and not self._is_answering:
+        if self._answer_is_due and self._answering is None:
             self._answer_turn()
 
     def _cancel_response(self, event: client.ResponseCancel) -> None:
-        runs = [run for run in self._runs if not run.is_over]
-        if event.response_id is None:
-            runs = [run for run in runs if run is self._active]
-        else:
-            runs = [run for run in runs if run.id == event.response_id]
-        if not runs:
+        run = self._answering
+        if event.response_id is not None:
+            run = next((run for run in self._runs if run.id == event.response_id), None)
+        if run is None or run.is_over:
             # Clients tell this harmless race by its code or by how the message begins.
             raise InvalidRequestError(
                 "Cancellation failed: no active response found", code="response_cancel_not_active"
             )
-        for run in runs:
-            run.cancel("client_cancelled")
-
-    def _cancel_active(self, reason: events.CancelReason) -> None:
-        if self._active is not None and not self._active.is_over:
-            self._active.cancel(reason)
+        run.cancel("client_cancelled")

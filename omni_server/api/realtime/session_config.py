@@ -9,7 +9,7 @@ from omni_server.api.constraints import check_grammar_size, function_tool
 from omni_server.api.validation import ExactModel, validate
 from omni_server.api.voices import resolve_voice
 from omni_server.errors import InvalidRequestError
-from omni_server.types import FunctionTool, ModelInfo, ToolUse
+from omni_server.types import ModelInfo, ToolUse
 
 JsonObject = Mapping[str, JsonValue]
 
@@ -24,21 +24,26 @@ class PcmFormat(ExactModel):
 
     type: Literal["audio/pcm"] = "audio/pcm"
     rate: Literal[24000] = 24000
+    rate_hz: ClassVar[int] = 24_000
+    bytes_per_sample: ClassVar[int] = 2
 
 
-class UlawFormat(ExactModel):
-    """G.711 at 8 kHz."""
-
-    type: Literal["audio/pcmu"]
+Law = Literal["ULAW", "ALAW"]
 
 
-class AlawFormat(ExactModel):
-    """G.711 at 8 kHz."""
+class G711Format(ExactModel):
+    """The telephone network's."""
 
-    type: Literal["audio/pcma"]
+    type: Literal["audio/pcmu", "audio/pcma"]
+    rate_hz: ClassVar[int] = 8_000
+    bytes_per_sample: ClassVar[int] = 1
+
+    @property
+    def law(self) -> Law:
+        return "ULAW" if self.type == "audio/pcmu" else "ALAW"
 
 
-WireFormat = Annotated[PcmFormat | UlawFormat | AlawFormat, Field(discriminator="type")]
+WireFormat = Annotated[PcmFormat | G711Format, Field(discriminator="type")]
 
 
 class ServerVad(ExactModel):
@@ -217,7 +222,11 @@ def updated(
     assert new is not None
     if new.model != config.model and new.model != model.name and new.model not in model.aliases:
         raise InvalidRequestError("The model of a session cannot be changed.", param=f"{param}.model")
-    _check_supported(new, model, param)
+    if new.with_speech and not model.voices:
+        raise InvalidRequestError(
+            "This model answers with text only.", param=f"{param}.output_modalities", code="unsupported_value"
+        )
+    tool_use(new, param)
     if new.audio.output.voice is not None and model.voices:
         voice = resolve_voice(new.audio.output.voice, model, f"{param}.audio.output.voice")
         new.audio.output.voice = voice
@@ -231,47 +240,30 @@ class _Body(BaseModel):
     response: SessionConfig | None = None
 
 
-def _check_supported(config: SessionConfig, model: ModelInfo, param: str) -> None:
-    if config.with_speech and not model.voices:
-        raise InvalidRequestError(
-            "This model answers with text only.", param=f"{param}.output_modalities", code="unsupported_value"
-        )
-    names = [tool.name for tool in config.tools]
-    if len(names) > len(set(names)):
-        raise InvalidRequestError(f"Invalid '{param}.tools': a name is there twice.", param=f"{param}.tools")
-    tools = _function_tools(config, param)
-    check_grammar_size(*(tool.definition for tool in tools), param=f"{param}.tools")
-    if config.tool_choice in ("auto", "none"):
-        return
-    if not names:
-        raise InvalidRequestError(
-            "'tool_choice' is allowed only where 'tools' are given.", param=f"{param}.tool_choice"
-        )
-    if isinstance(config.tool_choice, NamedFunction) and config.tool_choice.name not in names:
-        raise InvalidRequestError(
-            f"There is no function '{config.tool_choice.name[:64]}' among the tools.",
-            param=f"{param}.tool_choice",
-        )
+def tool_use(config: SessionConfig, param: str = "session") -> ToolUse | None:
+    """The functions that the model may call. None if it may call none: then the prompt shows none either.
 
-
-def tool_use(config: SessionConfig) -> ToolUse | None:
-    """The functions that the model may call. None if it may call none: then the prompt shows none either."""
-    choice = config.tool_choice
-    if not config.tools or choice == "none":
-        return None
-    tools = _function_tools(config)
-    if isinstance(choice, NamedFunction):
-        return ToolUse(tools, frozenset({choice.name}), is_required=True, is_parallel=False)
-    return ToolUse(
-        tools,
-        frozenset(tool.name for tool in tools),
-        is_required=choice == "required",
-        is_parallel=config.parallel_tool_calls is not False,
-    )
-
-
-def _function_tools(config: SessionConfig, param: str = "session") -> tuple[FunctionTool, ...]:
-    return tuple(
+    Raises `InvalidRequestError`; `param` names `config` in errors.
+    """
+    tools = tuple(
         function_tool(tool.name, tool.description, tool.parameters, f"{param}.tools[{index}]")
         for index, tool in enumerate(config.tools)
     )
+    names = frozenset(tool.name for tool in tools)
+    if len(tools) > len(names):
+        raise InvalidRequestError(f"Invalid '{param}.tools': a name is there twice.", param=f"{param}.tools")
+    check_grammar_size(*(tool.definition for tool in tools), param=f"{param}.tools")
+    choice, is_parallel = config.tool_choice, config.parallel_tool_calls is not False
+    if choice == "none" or (choice == "auto" and not tools):
+        return None
+    if not tools:
+        raise InvalidRequestError(
+            "'tool_choice' is allowed only where 'tools' are given.", param=f"{param}.tool_choice"
+        )
+    if isinstance(choice, NamedFunction):
+        if choice.name not in names:
+            raise InvalidRequestError(
+                f"There is no function '{choice.name[:64]}' among the tools.", param=f"{param}.tool_choice"
+            )
+        names, is_parallel = frozenset({choice.name}), False
+    return ToolUse(tools, names, is_required=choice != "auto", is_parallel=is_parallel)

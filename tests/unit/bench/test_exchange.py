@@ -3,12 +3,12 @@ import random
 import pytest
 
 from omni_server.bench.exchange import AudioArrival, Playback, gaps, play
-from omni_server.bench.workload import SAMPLE_RATE
+from omni_server.client.stream import SAMPLE_RATE_HZ
 
 
 def arrivals(*pieces: tuple[float, float]) -> list[AudioArrival]:
     """Of (time, seconds of audio)."""
-    return [AudioArrival(time_s, round(seconds * SAMPLE_RATE)) for time_s, seconds in pieces]
+    return [AudioArrival(time_s, round(seconds * SAMPLE_RATE_HZ)) for time_s, seconds in pieces]
 
 
 def test_audio_that_comes_in_time_is_played_without_a_stop() -> None:
@@ -36,7 +36,7 @@ def test_the_sample_that_comes_just_when_it_is_due_causes_no_stop() -> None:
 
 def test_many_small_pieces_that_come_exactly_in_time_cause_no_stop() -> None:
     step = 480
-    pieces = [AudioArrival(number * step / SAMPLE_RATE, step) for number in range(10_000)]
+    pieces = [AudioArrival(number * step / SAMPLE_RATE_HZ, step) for number in range(10_000)]
 
     assert play(pieces) == Playback(0.0, 0)
 
@@ -63,8 +63,8 @@ def test_a_player_that_counts_sample_by_sample_stands_still_as_long(seed: int) -
         elif started and position < len(pieces):
             waited += 1
 
-    playback = play([AudioArrival(when / SAMPLE_RATE, samples) for when, samples in pieces])
-    assert playback.underrun_s * SAMPLE_RATE == pytest.approx(waited)
+    playback = play([AudioArrival(when / SAMPLE_RATE_HZ, samples) for when, samples in pieces])
+    assert playback.underrun_s * SAMPLE_RATE_HZ == pytest.approx(waited)
 
 
 def test_gaps_are_between_each_piece_and_the_next() -> None:

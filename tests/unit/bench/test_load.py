@@ -30,7 +30,7 @@ class Sender:
 
 
 def requests(count: int) -> list[PreparedRequest]:
-    return [PreparedRequest(index, b"{}", 1, 0) for index in range(count)]
+    return [PreparedRequest(index, b"{}") for index in range(count)]
 
 
 def test_the_same_seed_gives_the_same_arrivals() -> None:

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from omni_server.api.realtime.audio_format import Law, decode_g711, encode_g711
+from omni_server.api.realtime.audio_format import decode_g711, encode_g711
+from omni_server.api.realtime.session_config import Law
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import numpy.typing as npt
 import pytest
 
 from omni_server.api.realtime.input_buffer import InputBuffer, Started, Stopped
-from omni_server.api.realtime.session_config import PcmFormat, ServerVad, TurnDetection, UlawFormat
+from omni_server.api.realtime.session_config import G711Format, PcmFormat, ServerVad, TurnDetection
 from omni_server.errors import InvalidRequestError
 from tests.unit.api.realtime.realtime_client import ScriptedModel, silence, voice
 
@@ -92,7 +92,7 @@ def test_times_go_on_when_the_settings_change() -> None:
     buffer = buffer_of(None)
     list(buffer.append(pcm(voice(1))))
     buffer.clear()
-    buffer.configure(UlawFormat(type="audio/pcmu"), ServerVad(prefix_padding_ms=0))
+    buffer.configure(G711Format(type="audio/pcmu"), ServerVad(prefix_padding_ms=0))
     at_8_khz = pcm(silence(1))[::3]
     list(buffer.append(at_8_khz))
     (started,) = buffer.append(pcm(voice(1))[::3])

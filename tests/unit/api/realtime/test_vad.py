@@ -13,7 +13,7 @@ import soundfile
 
 from omni_server.api.realtime.audio_format import decode_g711, encode_g711
 from omni_server.api.realtime.input_buffer import InputBuffer, Started, Stopped
-from omni_server.api.realtime.session_config import PcmFormat, ServerVad, UlawFormat
+from omni_server.api.realtime.session_config import G711Format, PcmFormat, ServerVad
 from omni_server.api.realtime.vad import FRAME_SAMPLES, SileroModel
 from omni_server.audio.filters import Resampler
 from tests.unit.api.clients import media
@@ -90,7 +90,7 @@ def test_a_recording_between_silences_is_one_turn(name: str, is_telephone: bool)
     if is_telephone:
         pcm = decode_g711(encode_g711(pcm, "ULAW"), "ULAW")
     buffer = InputBuffer(SileroModel, 300)
-    buffer.configure(UlawFormat(type="audio/pcmu") if is_telephone else PcmFormat(), ServerVad())
+    buffer.configure(G711Format(type="audio/pcmu") if is_telephone else PcmFormat(), ServerVad())
     turns: list[Started | Stopped] = []
     for begin in range(0, len(pcm), rate // 50):
         turns += buffer.append(pcm[begin : begin + rate // 50])
