@@ -86,7 +86,7 @@ async def test_server_does_what_its_description_says(
     assert (report["failures"], report["errors"]) == ([], [])
     operations = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
     assert report["operations"]["tested"] == len(operations)
-    assert report["test_cases"]["generated"] > 15 * max_examples
+    assert report["test_cases"]["generated"] > 1000
     # What is refused as a whole shows little: each operation has been answered as it should be, too.
     assert {target for target in operations if 200 not in statuses[target]} == set()
     assert not [status for found in statuses.values() for status in found if status >= 500]

@@ -295,6 +295,30 @@ def test_a_talker_slower_than_speech_holds_its_own_stream_and_no_other() -> None
     run(work)
 
 
+def test_a_held_stream_is_not_looked_at_all_the_time() -> None:
+    """What it waits for stays 10 ms away, as long as its next window is not sent."""
+    looks: set[float] = set()
+
+    def watched() -> float:
+        looks.add(clock())
+        return clock()
+
+    async def work() -> None:
+        with ExitStack() as stack:
+            stream = Listener(SpeechScheduler(PLAYED, LAYOUT, clock=watched), stack)
+            stream.buffer.push(BLOCK * 20)
+            stream.buffer.finish()
+            stream.buffer.window_sent()
+            await asyncio.sleep(0.25)
+            stream.buffer.window_back(24)
+            looks.clear()
+            await asyncio.sleep(1.0)
+            assert stream.heard_at == []
+            assert 5 < len(looks) <= 1.0 / MIN_RECHECK_S + 1
+
+    run(work)
+
+
 def test_a_stream_is_held_until_its_next_window_is_expected_in_time() -> None:
     """Two more blocks at the rate of those before: 5 ms after the first one has been played."""
 

@@ -48,3 +48,8 @@ def test_the_windows_of_an_utterance_are_one_stream_where_state_is_carried() -> 
 def test_a_plan_that_starves_the_vocoder_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"chunks\.{name} = 0 gives the vocoder 0 mel frames"):
         check_margin(Code2WavChunks.model_validate({name: 0}), LAYOUT)
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=repr)
+def test_a_plan_with_room_for_the_vocoder_is_accepted(plan: Code2WavChunks) -> None:
+    check_margin(plan, LAYOUT)

@@ -100,7 +100,7 @@ def make_sampler(token2wav: Qwen2_5OmniToken2WavModel, voices: tuple[Voice, Voic
     return make
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def random_codes() -> Callable[[int, int], torch.Tensor]:
     """(number, seed) to int64 [number]."""
 

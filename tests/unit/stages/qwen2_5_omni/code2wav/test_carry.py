@@ -38,7 +38,7 @@ def snr_db(result: torch.Tensor, reference: torch.Tensor) -> float:
 MakePipeline = Callable[..., Code2WavPipeline]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def make_pipeline(token2wav: Qwen2_5OmniToken2WavModel, voices: tuple[Voice, Voice]) -> MakePipeline:
     """(num_streams, solver, further fields of the runtime config)"""
 
@@ -87,6 +87,14 @@ def one_by_one(pipeline: Code2WavPipeline, jobs: Sequence[WindowJob]) -> list[to
     return [pipeline.run([job])[0] for job in jobs]
 
 
+@pytest.fixture(scope="module")
+def in_one_pass(make_pipeline: MakePipeline, random_codes: Codes) -> tuple[torch.Tensor, torch.Tensor]:
+    """203 codes and their waveform."""
+    codes = random_codes(203, 0)
+    [whole] = make_pipeline(0, SolverConfig()).run(windows(codes, Code2WavChunks(mode="whole"), None))
+    return codes, whole
+
+
 @pytest.mark.parametrize(
     ("plan", "carried_db", "stateless_db"),
     [
@@ -101,7 +109,7 @@ def one_by_one(pipeline: Code2WavPipeline, jobs: Sequence[WindowJob]) -> list[to
 )
 def test_a_stream_is_at_least_as_close_to_one_pass_as_two_past_blocks_bring_it(
     make_pipeline: MakePipeline,
-    random_codes: Codes,
+    in_one_pass: tuple[torch.Tensor, torch.Tensor],
     plan: Code2WavChunks,
     carried_db: float,
     stateless_db: float,
@@ -116,8 +124,7 @@ def test_a_stream_is_at_least_as_close_to_one_pass_as_two_past_blocks_bring_it(
     So with one future block it is the future that limits both. What is lost of the past with two past blocks
     is lost at 76 dB; carried, nothing is lost of it.
     """
-    codes = random_codes(203, 0)
-    [whole] = make_pipeline(0, SolverConfig()).run(windows(codes, Code2WavChunks(mode="whole"), None))
+    codes, whole = in_one_pass
     pipeline = make_pipeline(1, SolverConfig())
     carried = torch.cat(one_by_one(pipeline, windows(codes, plan, "a")))
     assert len(pipeline.streams.states) == 0
@@ -160,27 +167,36 @@ def test_a_window_that_continues_its_stream_is_computed_without_its_past_codes(
     assert torch.equal(pipeline.run([changed])[0], pipeline.run([jobs[1]])[0])
 
 
+@pytest.fixture(scope="module")
+def each_alone(
+    make_pipeline: MakePipeline, random_codes: Codes
+) -> list[tuple[list[WindowJob], list[torch.Tensor]]]:
+    """Windows of seven utterances and their waveforms; the fourth is no stream."""
+    plan = Code2WavChunks(new_blocks=(1, 2))
+    streams = [
+        windows(random_codes(length, n), plan, f"s{n}" if n != 3 else None, voice=n % 2, seed=n)
+        for n, length in enumerate([131, 12, 60, 97, 24, 131, 1])
+    ]
+    return [(jobs, one_by_one(make_pipeline(1), jobs)) for jobs in streams]
+
+
 @pytest.mark.parametrize("step", [(16, 4096), (2, 60)], ids=["all at once", "six blocks at once"])
 def test_streams_together_equal_each_alone(
-    make_pipeline: MakePipeline, random_codes: Codes, step: tuple[int, int]
+    make_pipeline: MakePipeline,
+    each_alone: list[tuple[list[WindowJob], list[torch.Tensor]]],
+    step: tuple[int, int],
 ) -> None:
     """Also where a step has more blocks than go through the DiT at once. Between them are windows by
     themselves."""
     pipeline = make_pipeline(8, max_num_seqs=step[0], max_num_batched_tokens=step[1], max_model_len=60)
-    plan = Code2WavChunks(new_blocks=(1, 2))
-    lengths = [131, 12, 60, 97, 24, 131, 1]
-    streams = [
-        windows(random_codes(length, n), plan, f"s{n}" if n != 3 else None, voice=n % 2, seed=n)
-        for n, length in enumerate(lengths)
-    ]
-    expected = [one_by_one(make_pipeline(1), jobs) for jobs in streams]
+    streams = [jobs for jobs, _ in each_alone]
     results: list[list[torch.Tensor]] = [[] for _ in streams]
     for turn in range(20):  # a stream joins in each turn
         batch = [n for n, jobs in enumerate(streams) if n <= turn and turn - n < len(jobs)]
         for n, result in zip(batch, pipeline.run([streams[n][turn - n] for n in batch]), strict=True):
             results[n].append(result)
     assert len(pipeline.streams.states) == 0
-    for together, alone in zip(results, expected, strict=True):
+    for together, (_, alone) in zip(results, each_alone, strict=True):
         assert len(together) == len(alone)
         for result, reference in zip(together, alone, strict=True):
             assert snr_db(result, reference) > 90
