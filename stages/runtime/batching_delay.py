@@ -1,9 +1,11 @@
 """Requests that arrive at the same moment go into the same step of a stage that was idle.
 
-They arrive one after the other, about a millisecond apart; without a delay the first would be computed alone.
-For code2wav that is a step more, and steps of one and of four windows take 38 and 45 ms. Prompts that go
-through the thinker together stay together: their texts, their speech and their windows come at the same
-moments. Once torn apart they stay apart, and four callers wait a quarter longer for their speech.
+They arrive one after the other, about a millisecond apart, and without a delay the first one would be computed
+alone. For a decoder this costs a step. Prompts that are prefilled together stay together: their tokens, frames
+and windows are ready at the same moments.
+
+The benefit for W1 on one H200, measured: at 16 callers, first audio after 0.42 instead of 0.60 s and 50.0
+instead of 43.9 seconds of audio per second; at 4 callers, 23.5 instead of 19.9 (benchmarks/README.md).
 """
 
 import time
