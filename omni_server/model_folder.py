@@ -151,11 +151,13 @@ def _check_checkpoint(
     config_file = folder / "config.json"
     if not config_file.is_file():
         raise ConfigError(f"MODEL '{model}' is no checkpoint: there is no config.json in {folder}")
-    if set(architectures).isdisjoint(architectures_of(folder)):
+    found = architectures_of(folder)
+    if set(architectures).isdisjoint(found):
         model_type = _read_json_object(config_file).get("model_type", "missing")
         raise ConfigError(
             f"MODEL '{model}' is not a checkpoint that this server can run: its config.json (model_type: {model_type}) "
-            f"has none of the architectures {', '.join(architectures)}; it runs models such as {EXAMPLE_MODEL}"
+            f"names {', '.join(found) or 'no architecture'}, and the server runs {', '.join(architectures)}, "
+            f"in models such as {EXAMPLE_MODEL}"
         )
     if needs_weights:
         _check_weights(model, folder)

@@ -122,8 +122,8 @@ def test_a_checkpoint_of_another_kind_is_refused_with_its_type(tmp_path: Path) -
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
 
     assert refusal(tmp_path) == (
-        f"MODEL '{tmp_path}' is not a checkpoint that this server can run: its config.json (model_type: llama) has "
-        "none of the architectures SomeOmniModel; it runs models such as Qwen/Qwen2.5-Omni-7B"
+        f"MODEL '{tmp_path}' is not a checkpoint that this server can run: its config.json (model_type: llama) "
+        "names no architecture, and the server runs SomeOmniModel, in models such as Qwen/Qwen2.5-Omni-7B"
     )
 
 
