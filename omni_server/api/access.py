@@ -1,6 +1,6 @@
-"""Who may use the server: checks of the API key, the `Host` and the `Origin` of a request.
+"""Access control: checks the API key, the `Host` and the `Origin` of each request.
 
-All of it is checked before anything of a request's body is read, for WebSockets as well.
+All checks run before any of the body is read, and apply to WebSockets as well.
 """
 
 import hashlib
@@ -28,33 +28,33 @@ from omni_server.errors import (
 PROBES = frozenset({"/health", "/healthz", "/ready", "/readyz", "/live", "/livez", "/ping", "/version"})
 METRICS = frozenset({"/metrics", "/load"})
 VOICE_LISTS = frozenset({"/v1/audio/voices", "/v1/audio/models"})
-"""They contain names only, and Open WebUI asks for them without its key."""
+"""They contain only names, and Open WebUI requests them without its key."""
 WEB_PAGE = frozenset({"/", "/favicon.ico"})
-"""The page is the same for everybody; what it sends to the API needs a key."""
+"""The page is the same for all users; its requests to the API need a key."""
 WEB_PAGE_FOLDERS = ("/web/",)
 
 EXPOSED_HEADERS = ("x-request-id", "openai-processing-ms", "retry-after")
-"""Response headers that scripts of other web sites may read."""
+"""Response headers that scripts on other web sites may read."""
 
 _WEBSOCKET_KEY_PREFIX = "openai-insecure-api-key."
-"""Browsers cannot set headers on a WebSocket, so OpenAI's clients put the key among
-the subprotocols there."""
+"""Browsers cannot set headers on a WebSocket, so OpenAI's clients send the key as a
+subprotocol."""
 
 
 class AccessMiddleware:
-    """Refuses requests without a key where the server has keys, and those of other web sites where it has none:
-    browsers do not send a key on behalf of another web site. CORS preflights are answered outside of it."""
+    """Refuses requests without a key if the server has keys, and those from other web sites if it has none:
+    browsers send no key on behalf of another web site. `CorsHeaders` answers CORS preflights first."""
 
     def __init__(self, app: ASGIApp, config: ApiConfig, keys: "ApiKeys") -> None:
         self.app = app
         self._config = config
         self._keys = keys
         self._origins = frozenset(config.cors.allowed_origins)
-        """`*` among them lets every site and every host in."""
+        """`*` allows every site and every host."""
         names = {_without_port(origin.partition("://")[2]) for origin in self._origins}
         self._host_names = frozenset((names | {"localhost"}) - {""})
-        # Without keys, open to this machine's programs: to its browsers too, and so to web pages, if nothing
-        # is done.
+        # Without keys, all programs on this machine have access, including browsers and, if unchecked,
+        # web pages.
         self._is_local_only = config.uds is None and is_loopback(config.host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -66,7 +66,7 @@ class AccessMiddleware:
         await self.app(scope, receive, send)
 
     def _key_refusal(self, scope: Scope) -> OmniError | None:
-        """401 for whatever is not open to everybody and has no key. The caller's name goes into the
+        """Returns a 401 if the request lacks a needed key. Stores the caller's name in the
         `RequestRecord`."""
         given = _given_key(scope)
         name = None if given is None else self._keys.name_of(given)
@@ -99,25 +99,25 @@ class AccessMiddleware:
         return None
 
     def _is_known(self, host: str) -> bool:
-        """Whether `Host` is a name that the server is known to have.
+        """Whether `host` is one of the server's known names.
 
-        A web page can make its own host name resolve to 127.0.0.1 (DNS rebinding). To the browser the server
-        is then part of that web site: neither CORS nor a comparison of `Origin` and `Host` keeps the page from
-        reading answers. What it cannot change is the name in `Host`. Addresses belong to no web site, and
+        A web page can make its own host name resolve to 127.0.0.1 (DNS rebinding). To the browser, the server
+        is then part of that web site: neither CORS nor comparing `Origin` with `Host` prevents the page from
+        reading answers. But it cannot change the name in `Host`. Addresses belong to no web site, and
         requests without `Host` do not come from a browser.
         """
         name = _without_port(host)
         return name in self._host_names or _is_ip_address(name)
 
     def _is_allowed(self, scope: Scope, headers: Headers) -> bool:
-        """False for requests that a browser sends on behalf of another web site, WebSockets included.
+        """False for requests that a browser sends on behalf of another web site, including WebSockets.
 
-        CORS keeps other sites from reading answers, but not from sending requests that need no preflight (a
-        form with a file, for example) or from opening WebSockets: without this, any page that somebody has open
-        could make a server on their machine that needs no key work for it. Links from other sites still work.
-        Programs other than browsers send neither `Sec-Fetch-Site` nor `Origin`.
+        CORS prevents other sites from reading answers, but not from sending requests that need no preflight
+        (such as a form with a file) or from opening WebSockets: without this check, any page in a browser
+        could use a server without keys on the same machine. Links from other sites still work. Programs
+        other than browsers send neither `Sec-Fetch-Site` nor `Origin`.
         """
-        site = headers.get("sec-fetch-site")  # no script can set it; browsers leave it out on plain HTTP
+        site = headers.get("sec-fetch-site")  # scripts cannot set it; browsers omit it on plain HTTP
         origin = headers.get("origin")
         if origin in self._origins or site in ("same-origin", "none"):
             return True
@@ -127,10 +127,10 @@ class AccessMiddleware:
 
 
 class ApiKeys:
-    """The keys that open the server; without any it is open to everybody.
+    """The accepted API keys; without any, the server is open to all callers.
 
-    Their names are `key-1`, `key-2` and so on, in the order given. Raises `ConfigError` for an empty key,
-    which an unset variable in a script would give.
+    Their names are `key-1`, `key-2` and so on, in the given order. Raises `ConfigError` for an empty key,
+    as an unset variable in a script gives.
     """
 
     def __init__(self, keys: Sequence[str]) -> None:
@@ -145,7 +145,7 @@ class ApiKeys:
         return bool(self._digests)
 
     def name_of(self, key: bytes) -> str | None:
-        """The name of `key`, None if it is unknown; takes the same time for all."""
+        """The name of `key`, or None if it is unknown. Runs in constant time."""
         given = _digest(key)
         found = None
         for name, digest in self._digests:
@@ -155,8 +155,8 @@ class ApiKeys:
 
 
 def needs_key(config: ApiConfig, path: str, method: str) -> bool:
-    """Whether a request needs a key, where the server has keys. Browsers send none with OPTIONS, and no route
-    does anything for it."""
+    """Whether a request needs a key if the server has keys. Browsers send no key with OPTIONS, and no route
+    handles OPTIONS."""
     if method == "OPTIONS" or path in PROBES:
         return False
     is_open = (
@@ -169,7 +169,7 @@ def needs_key(config: ApiConfig, path: str, method: str) -> bool:
 
 
 class CorsHeaders(CORSMiddleware):
-    """Starlette's, with refused preflights in the envelope that all errors have."""
+    """Starlette's middleware; refuses preflights with the API's error envelope."""
 
     def __init__(self, app: ASGIApp, rules: CorsRules) -> None:
         super().__init__(
@@ -192,7 +192,7 @@ class CorsHeaders(CORSMiddleware):
 
 
 def read_key_file(path: Path) -> tuple[str, ...]:
-    """One key on each line; empty lines and those that begin with # do not count. Raises `ConfigError`."""
+    """Reads one key per line and skips empty lines and # comments. Raises `ConfigError`."""
     try:
         lines = [line.strip() for line in path.read_text().splitlines()]
     except (OSError, UnicodeDecodeError) as error:
@@ -204,7 +204,7 @@ def read_key_file(path: Path) -> tuple[str, ...]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a server that listens on `host` can be reached from its own machine only."""
+    """Whether a server on `host` is reachable only from its own machine."""
     return host == "localhost" or (_is_ip_address(host) and ip_address(host).is_loopback)
 
 
@@ -229,7 +229,7 @@ def _is_own(origin: str, headers: Headers) -> bool:
 
 
 def _is_link(scope: Scope, headers: Headers) -> bool:
-    """The browser opens the URL in a window, where the site that it came from cannot see it."""
+    """Whether the browser opens the URL in a window, which the linking site cannot read."""
     return (
         scope["type"] == "http"
         and scope["method"] in ("GET", "HEAD")
@@ -239,7 +239,7 @@ def _is_link(scope: Scope, headers: Headers) -> bool:
 
 
 def _without_port(host: str) -> str:
-    """As in `localhost:8091` and `[::1]:8091`."""
+    """E.g. `localhost:8091` or `[::1]:8091`."""
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0].lower()

@@ -1,6 +1,6 @@
-"""One line for each HTTP request when it ends, and one for each answer of a WebSocket session.
+"""Logs one line per HTTP request when it ends, and one per answer of a WebSocket session.
 
-Nothing that a client sent appears in it but the path of an unknown URL: no prompt, no media, no key.
+The path of an unknown URL is the only client data in it: no prompts, no media, no keys.
 """
 
 import logging
@@ -15,14 +15,14 @@ from omni_server.log_format import Field, StructuredMessage
 logger = logging.getLogger(__name__)
 
 QUIET_ROUTES = PROBES | METRICS
-"""Asked every few seconds by machines: their lines have level DEBUG unless they fail inside the server."""
+"""Machines poll these every few seconds: their lines have level DEBUG unless the status is 500."""
 
 _MAX_PATH = 100
 
 
 @dataclass(frozen=True)
 class RequestLine(StructuredMessage):
-    """The end of an HTTP request or a session, or of one answer in a session."""
+    """The end of an HTTP request, a session, or one answer in a session."""
 
     what: str
     """Method and route."""
@@ -54,7 +54,7 @@ class RequestLine(StructuredMessage):
 
 
 def log_request(what: str, route: str, record: RequestRecord, *, status: int, client: str | None) -> None:
-    """The line of an HTTP request or session that is over; `what` is method and path."""
+    """Logs the end of an HTTP request or session; `what` is the method and path."""
     level = logging.DEBUG if route in QUIET_ROUTES and status != 500 else logging.INFO
     if record.is_logged and logger.isEnabledFor(level):
         seconds = time.perf_counter() - record.began
@@ -62,21 +62,21 @@ def log_request(what: str, route: str, record: RequestRecord, *, status: int, cl
 
 
 def log_session_answer(record: RequestRecord, answer: AnswerRecord) -> None:
-    """The line of one answer inside a WebSocket session."""
+    """Logs the end of one answer in a WebSocket session."""
     if record.is_logged:
         logger.info(RequestLine("answer", record, [answer], answer.duration_s))
 
 
 def shown_path(path: str) -> str:
-    """A path for the log: of bounded length and without line breaks, with which a client
-    could forge lines."""
+    """Truncates a path for the log and escapes line breaks, with which a client could forge
+    lines."""
     shown = path if len(path) <= _MAX_PATH else path[:_MAX_PATH] + "..."
     return shown if shown.isascii() and shown.isprintable() else ascii(shown)[1:-1]
 
 
 def _answer_fields(answers: Sequence[AnswerRecord]) -> dict[str, Field]:
-    """Of several answers to one request, token counts and audio are sums, and the times are
-    the first one's."""
+    """For several answers to one request, sums token counts and audio; times are those of
+    the first."""
     first = answers[0]
     fields: dict[str, Field] = {"answer_id": first.answer_id}
     if len(answers) > 1:
@@ -106,11 +106,11 @@ def _answer_fields(answers: Sequence[AnswerRecord]) -> dict[str, Field]:
         fields["first_audio_s"] = first.first_audio_s
         fields["underrun_s"] = first.underrun_s
     if first.finished is not None:
-        # From first to last output of each stage, in seconds since the stages were given the request.
+        # First and last output of each stage, in seconds since the stages received the request.
         for stage, times in first.finished.times.items():
             if times.first_output_s is not None and times.last_output_s is not None:
                 name = f"{stage}_s"
-                # A stage may be called `audio`.
+                # A stage may be named `audio`.
                 name = f"stage_{name}" if name in fields else name
                 fields[name] = (times.first_output_s, times.last_output_s)
     return fields

@@ -1,6 +1,6 @@
-"""The events of an answer as the routes want them: with heartbeats, bounded, and ended by the server's abort.
+"""Streams an answer's events to the routes: bounded, with heartbeats, and ended when the server aborts.
 
-An answer has one generation, one per choice, or one per passage of a text or piece of a recording.
+An answer has one generation in total, per choice, per passage of a text or per piece of a recording.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from omni_server.types import Finished, OmniEvent, OmniRequest, Usage
 
 
 async def submit_all(generator: ObservedGenerator, requests: Sequence[OmniRequest]) -> list[Generation]:
-    """Submits all choices, or none."""
+    """Submits all choices or none."""
     generations: list[Generation] = []
     try:
         for request in requests:
@@ -35,7 +35,7 @@ async def close_all(generations: Sequence[Generation]) -> None:
 async def follow(
     generation: Generation, state: ServerState, heartbeat_s: float | None = None
 ) -> AsyncGenerator[OmniEvent | None, None]:
-    """`follow_choices` for an answer with one generation, without the index."""
+    """Like `follow_choices`, for a single generation and without the index."""
     async with aclosing(follow_choices([generation], state, heartbeat_s)) as events:
         async for event in events:
             yield None if event is None else event[1]
@@ -44,12 +44,12 @@ async def follow(
 async def follow_choices(
     generations: Sequence[Generation], state: ServerState, heartbeat_s: float | None = None
 ) -> AsyncGenerator[ChoiceEvent | None, None]:
-    """Yields events until every generation has had its `Finished`, and None after every `heartbeat_s`
-    seconds of silence.
+    """Yields events until every generation has finished, and None after every `heartbeat_s` seconds
+    of silence.
 
     Raises what a generation raises, `ServerState.abort_error` when the server aborts, and
-    `InvalidRequestError` when more events wait than `ServerState.unsent` allows: the generations are closed
-    then, even if the reader does not ask for another event. Otherwise whoever submitted them closes them.
+    `InvalidRequestError` when the backlog exceeds what `ServerState.unsent` allows. In that last case the
+    generations are closed even if the reader requests no further event; otherwise the submitter closes them.
     """
     queue = AnswerQueue(state.unsent, generations[0].request_id, heartbeat_s)
     state.on_abort.add(queue.wake)
@@ -58,7 +58,7 @@ async def follow_choices(
         num_running = len(generations)
         while num_running:
             item = await queue.get() if state.abort_error is None else None
-            if state.abort_error is not None:  # checked first, or a generation that never pauses would go on
+            if state.abort_error is not None:  # checked first: a generation may never pause
                 raise state.abort_error
             if isinstance(item, BaseException):
                 raise item
@@ -91,26 +91,25 @@ async def _pump(index: int, generation: Generation, queue: AnswerQueue) -> None:
 
 @dataclass
 class TaskRun:
-    """A task that is cut into several requests: the passages of a text, or the pieces of a recording.
+    """A task split into several requests: the passages of a text or the pieces of a recording.
 
-    They run one after the other. Each begins when the one before has ended, which for speech is long
-    before a listener has heard it to its end."""
+    They run one after another. For speech, each ends long before a listener has heard all of it."""
 
     generator: ObservedGenerator
-    """Not looked up again: a server that drains still ends what it has begun."""
+    """Not looked up again: a draining server still completes started tasks."""
     state: ServerState
     requests: Sequence[OmniRequest]
     input_param: str
-    """The caller's field that the prompts were made from: errors of the prompt name it."""
+    """The request field that the prompts come from; prompt errors name it."""
     usages: list[Usage] = field(default_factory=list)
-    """Of each request that has ended, as far as `events` has come."""
+    """Usage of each request that has ended so far."""
     num_cut_short: int = 0
-    """Requests whose text or speech ended at its stage's limit of tokens."""
+    """Requests whose text or speech reached its stage's token limit."""
 
     async def events(self, heartbeat_s: float | None = None) -> AsyncGenerator[OmniEvent | None, None]:
-        """Events of all requests, and None after every `heartbeat_s` seconds of silence.
+        """Yields all requests' events, and None after every `heartbeat_s` seconds of silence.
 
-        Raises what `ObservedGenerator.submit` and the generation raise. Closing it ends the request that runs.
+        Raises what `ObservedGenerator.submit` and the generation raise. Closing ends the running request.
         """
         for request in self.requests:
             generation = await self._submit(request)

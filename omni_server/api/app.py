@@ -24,10 +24,10 @@ from omni_server.api.web.page import docs_router, page_router
 
 
 def create_app(state: ServerState, config: ApiConfig) -> FastAPI:
-    """Serves `state.generator`, also before it is there: with 503.
+    """Serves `state.generator`; responds with 503 until it is set.
 
-    Raises `ConfigError` for a malformed entry in `config.allowed_media_domains`, a media folder that is not
-    one, and a malformed API key.
+    Raises `ConfigError` for a malformed entry in `config.allowed_media_domains`, an invalid media folder,
+    or a malformed API key.
     """
     keys = ApiKeys(config.api_keys)
     state.unsent = UnsentBudget(
@@ -58,7 +58,7 @@ def create_app(state: ServerState, config: ApiConfig) -> FastAPI:
     if config.docs:
         app.include_router(docs_router())
     app.include_router(realtime_router(state, config))
-    # The one added last is outermost.
+    # The last one added is outermost.
     app.add_middleware(BodyLimitMiddleware, config=config, metrics=state.metrics)
     app.add_middleware(AdmissionMiddleware, admission=admission, state=state)
     app.add_middleware(AccessMiddleware, config=config, keys=keys)

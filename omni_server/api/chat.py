@@ -37,7 +37,7 @@ from omni_server.generation import Generation
 from omni_server.types import SAMPLE_RATE_HZ, AudioDelta, Finished, TextDelta, ToolCallDelta, Usage
 
 _INLINE_SAMPLES = 10 * SAMPLE_RATE_HZ
-"""Audio up to this length is encoded in less than a millisecond; a thread would cost more, and delay it."""
+"""Encoding audio up to this length takes less than a millisecond; a thread would add cost and delay."""
 
 
 class ChatService:
@@ -49,9 +49,9 @@ class ChatService:
         self._history = AudioHistory(config.audio_history_ttl_s, config.audio_history_entries)
         self._media = MediaLoader.from_config(config)
 
-    # All that can be refused is refused before the status of a stream is sent.
+    # Requests are refused only before the status of a stream is sent.
     async def create_chat_completion(self, request: Request) -> Response:
-        self._state.require_generator()  # rather than after many megabytes of body
+        self._state.require_generator()  # before reading megabytes of body
         body = await read_json(request)
         return await until_disconnect(self._answer(body), request.receive)
 
@@ -110,10 +110,10 @@ class ChatService:
     async def _frames(
         self, generations: Sequence[Generation], answer: Answer, *, may_call: bool
     ) -> AsyncGenerator[bytes, None]:
-        """Empty ones among them are not to be sent. A failure leaves out finish reason and `[DONE]`."""
+        """Callers must skip empty frames. After a failure, finish reason and `[DONE]` are missing."""
         renderers = [ChoiceRenderer(answer, index, may_call=may_call) for index in range(len(generations))]
         encoder = StreamEncoder(answer.audio_format) if answer.audio_format is not None else None
-        text: list[str] = []  # of the only choice of a spoken answer
+        text: list[str] = []  # spoken answers have one choice
         usages: list[Usage] = []
         for renderer in renderers:
             yield renderer.opening()
@@ -137,17 +137,17 @@ class ChatService:
                         last_audio = await _last_audio(encoder) if encoder is not None else b""
                         expires_at = self._remember(answer, "".join(text))
                         reason = answer.finish_reason(event.finish_reason)
-                        # What is there at once is sent at once: each piece costs a system call.
+                        # Send the closing frames together: each piece costs a system call.
                         yield b"".join(renderer.closing(last_audio, expires_at, reason))
         yield b"".join(answer.ending(total_usage(usages)))
 
     def _remember(self, answer: Answer, transcript: str) -> int:
-        """Unix time until which the answer's `audio.id` can be used; 0 for one without audio."""
+        """Returns the Unix time at which the answer's `audio.id` expires, or 0 without audio."""
         return self._history.add(_caller(), answer.audio_id, transcript) if answer.audio_id is not None else 0
 
 
 def _caller() -> str:
-    """Whose request the running task serves."""
+    """The caller of the current request."""
     record = current_request()
     return ANONYMOUS if record is None else record.caller
 

@@ -1,6 +1,6 @@
-"""What the text of an answer is constrained to: calls of the given tools, and a format.
+"""Constraints on the text of an answer: calls of the given tools, and a format.
 
-All of it is made into one grammar, which is compiled in a time that grows with its length.
+They become one grammar, whose compile time grows with its length.
 """
 
 import json
@@ -20,7 +20,7 @@ from omni_server.errors import InvalidRequestError
 from omni_server.types import FunctionTool, StructuredOutput, StructuredOutputKind, ToolUse
 
 MAX_GRAMMAR_BYTES = 256 * 1024
-"""A grammar is made of it, several times as large, in a time that grows with its length."""
+"""The grammar built from it is several times as large; build time grows with its length."""
 
 _ANY_OBJECT = '{"type": "object"}'
 _NO_PARAMETERS: Mapping[str, object] = {"type": "object", "properties": {}}
@@ -28,7 +28,7 @@ _COMBINED = ("anyOf", "oneOf", "allOf")
 
 
 def tool_use(body: ChatCompletionRequest) -> ToolUse | None:
-    """None where no tool may be called: then the prompt does not show them either.
+    """Returns None if no tool may be called; the prompt then omits them too.
     Raises `InvalidRequestError`."""
     choice = body.tool_choice
     if body.tools is None:
@@ -96,13 +96,13 @@ def function_tool(
     *,
     strict: bool = False,
 ) -> FunctionTool:
-    """`param` is the field that holds the function. Raises `InvalidRequestError` for `parameters` that are
-    not a schema of objects."""
+    """`param` is the request field of the function. Raises `InvalidRequestError` if `parameters` is not an
+    object schema."""
     given = {"name": name, "description": description, "parameters": parameters}
     shown = {key: value for key, value in given.items() if value is not None}
     return FunctionTool(
         name=name,
-        # As transformers' `tojson` writes it in a chat template.
+        # Matches transformers' `tojson` in chat templates.
         definition=json.dumps({"type": "function", "function": shown}, ensure_ascii=False),
         parameters=json.dumps(schema_of_object(name, parameters, f"{param}.parameters")),
         strict=strict,
@@ -112,7 +112,7 @@ def function_tool(
 def structured_output(
     body: ChatCompletionRequest, *, with_speech: bool, with_tools: bool
 ) -> StructuredOutput | None:
-    """None where the text is free. Raises `InvalidRequestError` for what cannot be combined."""
+    """Returns None for free text. Raises `InvalidRequestError` for invalid combinations."""
     output: StructuredOutput | None = None
     match body.response_format:
         case JsonObjectFormat():
@@ -183,7 +183,7 @@ def _json_text(schema: dict[str, object] | str) -> str:
 
 
 def check_grammar_size(*texts: str, param: str) -> None:
-    """Schemas, grammars or definitions that are made one grammar. Raises `InvalidRequestError`."""
+    """Raises `InvalidRequestError` if `texts`, which form one grammar, are too large."""
     if sum(len(text.encode(errors="surrogatepass")) for text in texts) > MAX_GRAMMAR_BYTES:
         raise InvalidRequestError(
             f"Invalid '{param}': at most {MAX_GRAMMAR_BYTES // 1024} KiB are allowed.",
@@ -193,11 +193,11 @@ def check_grammar_size(*texts: str, param: str) -> None:
 
 
 def schema_of_object(name: str, parameters: Mapping[str, object] | None, param: str) -> Mapping[str, object]:
-    """The parameters of the function `name` with `"type": "object"` where it was left out.
+    """The parameters of the function `name`, with `"type": "object"` added where missing.
 
-    Without parameters the function takes none; an empty schema means any object. xgrammar takes other
-    keywords before `type`, so the type is put into their branches too. Raises `InvalidRequestError` for a
-    schema that allows anything but objects.
+    None means that the function has no parameters; an empty schema means any object. xgrammar evaluates
+    other keywords before `type`, so their branches get the type too. Raises `InvalidRequestError` for a
+    schema that allows non-objects.
     """
     if parameters is None:
         return _NO_PARAMETERS
@@ -231,7 +231,7 @@ def schema_of_object(name: str, parameters: Mapping[str, object] | None, param: 
 
 
 def _is_plain_object(root: Mapping[str, object], reference: object) -> bool:
-    """What the reference leads to says itself that it is an object, and nothing stronger than that."""
+    """Whether the referenced schema itself declares `"type": "object"` without combining keywords."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return False
     here: object = root

@@ -1,4 +1,4 @@
-"""Failures as HTTP: OpenAI's envelope, made here and nowhere else."""
+"""Converts failures to HTTP responses in OpenAI's error envelope."""
 
 from collections.abc import Mapping
 
@@ -13,7 +13,7 @@ from omni_server.api.request_record import current_request
 from omni_server.errors import AuthenticationError, InvalidRequestError, OmniError, StageDownError
 
 CLIENT_CLOSED_REQUEST = 499
-"""nginx's status for the log; the client is gone and sees nothing."""
+"""nginx's status, for the log only: the client has disconnected."""
 
 _SLOW_RETRY_CODES = ("model_not_ready", "engine_dead", "server_shutting_down")
 _SLOW_RETRY_AFTER_S = 5
@@ -40,15 +40,15 @@ def envelope(error: OmniError) -> ErrorEnvelope:
 
 
 def logged(error: OmniError) -> str:
-    """For a log line: the code, and of the server's own failures the message, escaped. That of a refused
-    request is left out: it may contain what the client sent."""
+    """Formats an error for the log: the code and, for server failures, the escaped message. Other messages
+    may contain what the client sent and are omitted."""
     code = error.code or error.type
     return code if error.status < 500 else f"{code} {error.message!a}"
 
 
 def error_response(error: OmniError, headers: Mapping[str, str] | None = None) -> Response:
-    """The answer to a failed request, with the headers that tell OpenAI's clients whether and when
-    to try again."""
+    """The response to a failed request, with headers that control whether and when OpenAI's clients
+    retry."""
     all_headers = dict(headers) if headers is not None else {}
     record = current_request()
     if record is not None:
@@ -59,10 +59,10 @@ def error_response(error: OmniError, headers: Mapping[str, str] | None = None) -
         is_slow = isinstance(error, StageDownError) or error.code in _SLOW_RETRY_CODES
         all_headers.setdefault("retry-after", str(_SLOW_RETRY_AFTER_S if is_slow else 1))
     elif error.status >= 500:
-        # By themselves the clients would repeat it twice: a request that failed or ran for too long once will
-        # again.
+        # Clients would retry twice by default, but a request that failed or timed out once is likely to do
+        # so again.
         all_headers["x-should-retry"] = "false"
-    if error.status in (408, 413):  # the rest of a body is not worth reading
+    if error.status in (408, 413):  # do not read the rest of the body
         all_headers["connection"] = "close"
     return Response(
         envelope(error).model_dump_json(),
@@ -73,7 +73,7 @@ def error_response(error: OmniError, headers: Mapping[str, str] | None = None) -
 
 
 def unexpected_error() -> OmniError:
-    """What a client sees of an unforeseen exception, without its text."""
+    """The error that hides an unexpected exception from the client."""
     return OmniError("The server had an error while processing your request.")
 
 
@@ -84,7 +84,7 @@ def install_error_handlers(app: FastAPI) -> None:
     not_found = app.router.default
 
     async def no_route(scope: Scope, receive: Receive, send: Send) -> None:
-        """Starlette refuses WebSockets at unknown URLs with an empty 403."""
+        """Replaces Starlette's empty 403 for WebSockets at unknown URLs."""
         if scope["type"] != "websocket":
             await not_found(scope, receive, send)
             return
@@ -101,7 +101,7 @@ async def _on_omni_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
-    """Raised by the router: unknown path, wrong method."""
+    """Router errors: unknown path, wrong method."""
     assert isinstance(error, HTTPException)
     target = f"{request.method} {request.url.path}"[:200]
     match error.status_code:
@@ -119,7 +119,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 
 def _methods_of(request: Request) -> set[str]:
-    """All methods of the URL; the router reports those of the first matching route only."""
+    """All methods of the URL; the router reports only those of the first matching route."""
     routes = [route for route in request.app.routes if isinstance(route, Route)]
     matching = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
     return {method for route in matching for method in route.methods or ()}

@@ -1,4 +1,4 @@
-"""HTTP connections as uvicorn serves them, with limits on everything around a request's body."""
+"""uvicorn's HTTP connections, with limits on everything but the request body."""
 
 import asyncio
 import fcntl
@@ -29,18 +29,18 @@ logger = logging.getLogger(__name__)
 _FIELD_OVERHEAD = 4
 """Bytes: the colon, the space and the line end of a header field."""
 _REQUEST_LINE_OVERHEAD = 64
-"""Bytes of a request line besides the URL, rounded up."""
+"""Bytes of a request line without the URL, rounded up."""
 _LINGER_S = 10.0
-"""How long a client that was answered early may go on sending its body. The server drops what arrives:
-closing the connection at once would reset it, and the client might lose the answer."""
+"""How long a client may continue to send its body after an early response. The server drops the data:
+closing immediately would reset the connection, and the client might lose the response."""
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """Refuses oversized, slow and malformed request heads, in the API's error envelope.
+    """Refuses oversized, slow and malformed request heads with the API's error envelope.
 
-    uvicorn has no limits here: its parser collects a header field until it ends, and a connection stays open
-    as long as its client takes to complete a head. Trailers of a chunked body count against the same limits
-    as the headers, and are dropped.
+    uvicorn has no such limits: its parser buffers a header field until it ends, and a connection stays open
+    for as long as the client takes to complete a head. Trailers of a chunked body count against the same
+    limits as headers and are dropped.
     """
 
     api_config: ApiConfig
@@ -48,16 +48,16 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     url: bytes = b""
     _error: OmniError | None = None
-    """Why a parser callback has stopped the parser."""
+    """Why a parser callback stopped the parser."""
     _is_head: bool = True
-    """The next bytes belong to a request line or to headers."""
+    """The next bytes belong to a request line or headers."""
     _num_fields: int = 0
     _num_field_bytes: int = 0
     _num_pending: int = 0
-    """Bytes read since the last ones that completed a head or belonged to a body: the parser may
-    be holding them."""
+    """Bytes read since the last head was completed or body data arrived, which the parser may
+    still hold."""
     _num_new: int = 0
-    """Of the current read, the bytes that may have to be added to `_num_pending`."""
+    """Bytes of the current read that may have to be added to `_num_pending`."""
     _head_deadline: asyncio.TimerHandle | None = None
     _end: asyncio.TimerHandle | None = None
     _is_discarding: bool = False
@@ -72,7 +72,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
         if self.cycle is not None:
-            # Not the wrapper, which refers to this protocol: no cycle is left.
+            # The wrapper refers to this protocol: avoid a reference cycle.
             self.cycle.transport = self.transport
 
     def data_received(self, data: bytes) -> None:
@@ -113,7 +113,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             )
         if self._num_field_bytes > self.api_config.max_header_bytes:
             self._stop(self._too_large())
-        if self._is_head:  # not a trailer, which would change the headers of a request that has been let in
+        if self._is_head:  # not a trailer, which would change the headers of an admitted request
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -126,12 +126,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                     code="invalid_host_header",
                 )
             )
-        self._unset_keepalive_if_required()  # set within the same read, at the end of the request before
+        self._unset_keepalive_if_required()  # the previous request may have set it in the same read
         super().on_headers_complete()
         self._is_head = False
         self._nothing_pending()
         self._stop_head_deadline()
-        if self.cycle is not None:  # None where a connection begins with a WebSocket upgrade
+        if self.cycle is not None:  # None if a connection begins with a WebSocket upgrade
             self.cycle.transport = _ResponseTransport(self, self.transport)
 
     def on_body(self, body: bytes) -> None:
@@ -142,14 +142,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._is_head = True
         self._nothing_pending()
         super().on_message_complete()
-        if self._end is not None:  # answered before its body had arrived
+        if self._end is not None:  # answered before its body arrived
             self._stop_lingering()
             self._wait_idle()
 
     # Answers
 
     def send_400_response(self, msg: str) -> None:
-        """uvicorn's answer to what its parser does not take."""
+        """uvicorn calls this when its parser fails."""
         unreadable = InvalidRequestError("This is not a valid HTTP request.", code="invalid_http_request")
         self._refuse(self._error or unreadable)
 
@@ -159,14 +159,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._linger()
 
     def end(self) -> None:
-        """Closes the connection, at once unless it has been answered before its request has arrived."""
+        """Closes the connection; lingers first if the request has not fully arrived."""
         if self.cycle.response_complete and self.cycle.more_body:
             self._discard()
         else:
             self.transport.close()
 
     def _stop(self, error: OmniError) -> None:
-        """Stops the parser, out of one of its callbacks; `send_400_response` is called next."""
+        """Stops the parser from within a callback; uvicorn then calls `send_400_response`."""
         self._error = error
         raise error
 
@@ -177,9 +177,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _refuse(self, error: OmniError) -> None:
         if self.pipeline or (self._is_answering() and self.cycle.response_started):
-            self.transport.close()  # a second answer would be read as part of the first
+            self.transport.close()  # a second response would look like part of the first
             return
-        if self._is_answering():  # reading its body; to the application, the client has left
+        if self._is_answering():  # reading the body: report a disconnect to the application
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         record = RequestRecord(new_request_id(), is_logged=self.api_config.access_log)
@@ -208,7 +208,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._num_pending = self._num_new = 0
 
     def _wait_idle(self) -> None:
-        """As uvicorn does after a response."""
+        """As uvicorn after each response."""
         self.timeout_keep_alive_task = self.loop.call_later(
             self.timeout_keep_alive, self.timeout_keep_alive_handler
         )
@@ -222,7 +222,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._head_deadline = None
 
     def _on_head_deadline(self) -> None:
-        if self._is_answering():  # an earlier request of this connection, while nothing may be read
+        if self._is_answering():  # an earlier request on this connection, with reading paused
             self._start_head_deadline()
             return
         self._refuse(
@@ -234,10 +234,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         )
 
     def _discard(self) -> None:
-        """Nothing that still arrives is read. The client learns that the connection ends."""
+        """Ignores further input and signals the end of the connection to the client."""
         self._is_discarding = True
-        self.parser = None  # type: ignore[assignment]  # it contains what was too large; uvicorn frees it in the same way
-        self._error = None  # its traceback does so, too
+        self.parser = None  # type: ignore[assignment]  # frees the oversized data, as uvicorn does
+        self._error = None  # its traceback holds it
         self._stop_head_deadline()
         self.flow.resume_reading()
         if self.transport.can_write_eof():
@@ -255,7 +255,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
 
 class _ResponseTransport(asyncio.Transport):
-    """The connection as uvicorn's response writer uses it, which closes it after some responses."""
+    """The transport for uvicorn's response writer; `close` goes through the protocol's `end`."""
 
     def __init__(self, protocol: BoundedHttpProtocol, transport: asyncio.Transport) -> None:
         self._protocol = protocol
@@ -272,21 +272,21 @@ class _ResponseTransport(asyncio.Transport):
 
 
 class StallWatch(asyncio.Protocol):
-    """Goes in front of uvicorn's HTTP protocol.
+    """Mixin for uvicorn's HTTP protocol that disconnects stalled clients.
 
-    Above 64 KiB that the client has not taken, the transport pauses writing, and uvicorn lets the application
-    wait for as long as that lasts: a request would keep its place forever. No byte is added meanwhile, so if
-    what is left does not shrink for `stall_timeout_s`, the client takes nothing. Its connection is aborted,
-    and the application sees a client that has left. A client that reads slowly is served to the end.
+    With more than 64 KiB unread by the client, the transport pauses writing, and uvicorn blocks the
+    application meanwhile: a request could hold its slot forever. No bytes are added during a pause, so if the
+    backlog does not shrink for `stall_timeout_s`, the client reads nothing. The connection is then aborted
+    and the application sees a disconnect. Slow readers are served to the end.
     """
 
     stall_timeout_s: float
-    """Clients are cut off after once to twice this time."""
+    """Clients are disconnected after once to twice this."""
     _transport: asyncio.Transport
     _check: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's do not inherit from it
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's do not subclass it
         super().connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -311,9 +311,8 @@ class StallWatch(asyncio.Protocol):
             self._check = None
 
     def _num_left(self) -> int:
-        """Bytes, those included that the kernel has not delivered: it may hold megabytes, and takes
-        no more of ours until a good part of them is gone, for which a client that plays as it reads
-        needs its time."""
+        """Unsent bytes, including those in the kernel's buffer. It may hold megabytes, and accepts no
+        more until much of it has been sent, which takes a client that plays as it reads a while."""
         queued = array("i", [0])
         fcntl.ioctl(self._transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, queued)
         return self._transport.get_write_buffer_size() + queued[0]
@@ -328,7 +327,7 @@ class StallWatch(asyncio.Protocol):
 
 
 def http_protocol(config: ApiConfig, metrics: ServerMetrics) -> type[asyncio.Protocol]:
-    """What uvicorn is to serve HTTP connections with."""
+    """The HTTP protocol class for uvicorn."""
     return type(
         "HttpProtocol",
         (StallWatch, BoundedHttpProtocol),

@@ -1,4 +1,4 @@
-"""`POST /v1/images/generations`: images of a prompt."""
+"""`POST /v1/images/generations`."""
 
 import asyncio
 import base64
@@ -35,7 +35,7 @@ from omni_server.types import (
 )
 
 MAX_IMAGES = 10
-"""Per request, as OpenAI allows."""
+"""Per request; OpenAI's limit."""
 MAX_PROMPT_CHARACTERS = 32_000
 """OpenAI's limit."""
 
@@ -101,7 +101,7 @@ _HARMLESS_VALUES: dict[str, tuple[object, ...]] = {
     "guidance_scale": (None,),
     "true_cfg_scale": (None,),
 }
-"""Fields of OpenAI and of other servers that change the answer, with the values that ask for nothing."""
+"""Fields of OpenAI and other servers that change the answer, with the values that have no effect."""
 _HINTS = {"stream": "Images are not streamed by this server: leave 'stream' out."}
 
 
@@ -115,7 +115,7 @@ def images_router(state: ServerState, admission: Admission) -> APIRouter:
         openapi_extra=request_body(ImageRequest, _EXAMPLES),
     )
     async def create_images(request: Request) -> Response:
-        state.require_generator()  # rather than after the body
+        state.require_generator()  # before reading the body
         body = await read_json(request)
         return await until_disconnect(_answer(state, admission, body), request.receive)
 
@@ -123,7 +123,7 @@ def images_router(state: ServerState, admission: Admission) -> APIRouter:
 
 
 async def _answer(state: ServerState, admission: Admission, given: object) -> Response:
-    """Raises `OmniError`. The images are generated at the same time; if one fails, there is no answer."""
+    """Generates all images concurrently; if one fails, the request fails. Raises `OmniError`."""
     generator = state.require_generator()
     body = validate(ImageRequest, given)
     requests, size = _parse(body, generator.model_info)
@@ -147,7 +147,7 @@ async def _answer(state: ServerState, admission: Admission, given: object) -> Re
 
 
 def _parse(body: ImageRequest, model: ModelInfo) -> tuple[list[OmniRequest], ImageSize]:
-    """The rules between fields, and those of the model. One request for each image.
+    """Checks rules across fields and of the model. Returns a request per image.
 
     Raises `InvalidRequestError` or `ModelNotFoundError`.
     """
@@ -190,7 +190,7 @@ def _size(name: str | None, offered: Sequence[ImageSize]) -> ImageSize:
 
 
 def _render(body: ImageRequest, size: ImageSize, images: Sequence[npt.NDArray[np.uint8]]) -> bytes:
-    """The answer's body. Takes a fraction of a second for a large image."""
+    """The response body. Takes a fraction of a second for large images."""
     file_format = body.output_format or "png"
     quality = 100 if body.output_compression is None else body.output_compression
     files = []

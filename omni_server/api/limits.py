@@ -1,4 +1,4 @@
-"""Limits on what is accepted: requests at a time, and the bodies of requests in size, time and memory."""
+"""Limits on concurrent requests, and on the size, upload time and total memory of request bodies."""
 
 import asyncio
 import math
@@ -28,7 +28,7 @@ _WEIGHT = 0.1
 
 
 class Admission:
-    """Counts the requests and sessions that generate. Belongs to one event loop."""
+    """Counts concurrent requests and sessions. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Admission:
         max_per_caller: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """0 is no limit; callers without a key have no limit of their own."""
+        """0 means no limit; keyless callers have no limit of their own."""
         self._metrics = metrics
         self._max_queue = max_queue
         self._max_per_caller = max_per_caller
@@ -56,7 +56,7 @@ class Admission:
             )
 
     def enter(self, caller: str) -> Callable[[], None]:
-        """Takes a place and returns what gives it back. Raises `OverloadedError` or `RateLimitError`."""
+        """Takes a slot; returns its release callback. Raises `OverloadedError` or `RateLimitError`."""
         try:
             self.check_room()
         except OverloadedError:
@@ -77,10 +77,10 @@ class Admission:
         return leave
 
     def enter_choices(self, number: int) -> None:
-        """Takes a place for each choice of the current request, which has one; they are given back when it is
-        over.
+        """Takes a slot for each choice of the current request beyond the first; they are released when it
+        ends.
 
-        Raises `OverloadedError` or `RateLimitError`, and `InvalidRequestError` for more than there can be.
+        Raises `OverloadedError`, `RateLimitError`, or `InvalidRequestError` if `number` exceeds a limit.
         """
         record = current_request()
         assert record is not None
@@ -97,7 +97,7 @@ class Admission:
             record.places.callback(self.enter(record.caller))
 
     def retry_after_s(self) -> int:
-        """Whole seconds until one of the places is expected to be free, 1 to `MAX_RETRY_AFTER_S`."""
+        """Expected whole seconds until a slot becomes free, from 1 to `MAX_RETRY_AFTER_S`."""
         return max(1, min(MAX_RETRY_AFTER_S, math.ceil(self._mean_s / max(1, self.num_in_flight))))
 
     def _count(self, caller: str, change: int) -> None:
@@ -109,9 +109,9 @@ class Admission:
 
 
 class AdmissionMiddleware:
-    """A place for each POST and each WebSocket under `/v1/`, from before its body is read until it is over;
-    those of its choices are taken when their number is known. HTTP requests under `/v1/`, streamed answers
-    included, count as in flight for as long as they run."""
+    """Takes a slot for each POST and WebSocket under `/v1/`, from before the body is read until it ends;
+    slots for further choices are taken when their number is known. HTTP requests under `/v1/`, including
+    streams, count as in flight while they run."""
 
     def __init__(self, app: ASGIApp, admission: Admission, state: ServerState) -> None:
         self.app = app
@@ -133,17 +133,17 @@ class AdmissionMiddleware:
                     await error_response(error, headers)(scope, receive, send)
                     return
             if scope["type"] == "http":
-                # A session counts its answers itself: an open one does not keep the server from shutting down.
+                # Sessions count their own answers: an open session does not delay the shutdown.
                 places.enter_context(self._state.request_in_flight())
             await self.app(scope, receive, send)
 
 
 class BodyLimitMiddleware:
-    """Bounds the size of every request body, the time that it takes to arrive, and the size of all together.
+    """Bounds the size and upload time of every request body, and the total size of all bodies.
 
-    `receive` raises `RequestTooLargeError`, `UploadTimeoutError` or `OverloadedError` where the route reads
-    the body. A body counts until its response begins or its request ends: it is kept while its media are
-    read, and a whole answer is made.
+    `receive` raises `RequestTooLargeError`, `UploadTimeoutError` or `OverloadedError` while the route reads
+    the body. A body counts until its response begins or its request ends: it is kept while media are
+    decoded and a whole answer is generated.
     """
 
     def __init__(self, app: ASGIApp, config: ApiConfig, metrics: ServerMetrics) -> None:
@@ -151,7 +151,7 @@ class BodyLimitMiddleware:
         self._config = config
         self._metrics = metrics
         self._num_bytes = 0
-        """Of all bodies that are held."""
+        """Of all bodies in memory."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -172,7 +172,7 @@ class BodyLimitMiddleware:
             body.release()
 
     def take(self, num_bytes: int) -> None:
-        """A negative number is given back. Raises `OverloadedError`, and has taken nothing then."""
+        """Reserves bytes; negative numbers release them. Reserves nothing on `OverloadedError`."""
         max_bytes = self._config.max_total_body_bytes
         if num_bytes > 0 and self._num_bytes + num_bytes > max_bytes:
             self._metrics.rejected("max_total_body_size")
@@ -210,13 +210,13 @@ class _BoundedBody:
         num_new = len(message.get("body", b""))
         if self._num_bytes + num_new > self._config.max_body_bytes:
             raise _too_large(self._config.max_body_bytes)
-        if not self._is_released:  # or it was answered before it was read: nobody keeps the rest
+        if not self._is_released:  # after an early response, the rest of the body is not kept
             self._take(num_new)
         self._num_bytes += num_new
         return message
 
     def release(self) -> None:
-        """The body is needed no more; may be called again."""
+        """Releases the body's bytes. Idempotent."""
         if not self._is_released:
             self._is_released = True
             self._take(-self._num_bytes)

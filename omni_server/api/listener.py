@@ -1,4 +1,4 @@
-"""The socket that the server listens on. Whether its address is free is known before anything slow begins."""
+"""The socket that the server listens on, opened first to find out early whether its address is free."""
 
 import socket
 from contextlib import suppress
@@ -11,22 +11,22 @@ _BACKLOG = 2048
 
 
 def listen(config: ApiConfig) -> socket.socket:
-    """A listening socket. Raises `ConfigError` if the address is taken or does not belong to this machine."""
+    """Opens a listening socket. Raises `ConfigError` if the address is in use or not local."""
     if config.uds is not None:
         return _listen_unix(Path(config.uds))
-    if not 0 <= config.port <= 65535:  # the resolver would take it modulo 65536
+    if not 0 <= config.port <= 65535:  # the resolver would wrap modulo 65536
         raise ConfigError(f"cannot listen on {config.host}:{config.port}: ports go from 0 to 65535.")
     try:
         found = socket.getaddrinfo(
             config.host or None, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-        # IPv4 where there is a choice: clients of "localhost" expect 127.0.0.1.
+        # Prefers IPv4: clients of "localhost" expect 127.0.0.1.
         family, kind, protocol, _, address = min(found, key=lambda info: info[0] != socket.AF_INET)
         listener = socket.socket(family, kind, protocol)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
-            # At once: until somebody listens, a second process could bind the same port.
+            # Immediately: until then, a second process could bind the same port.
             listener.listen(_BACKLOG)
         except OSError:
             listener.close()
@@ -47,7 +47,7 @@ def check_address(config: ApiConfig) -> None:
 
 
 def address_of(listener: socket.socket, *, is_tls: bool = False) -> str:
-    """How a client on this machine reaches it: a URL, or `unix:` and the path."""
+    """The address for clients on this machine: a URL, or `unix:` and the path."""
     if listener.family == socket.AF_UNIX:
         return f"unix:{listener.getsockname()}"
     host, port = listener.getsockname()[:2]

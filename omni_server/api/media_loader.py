@@ -1,4 +1,4 @@
-"""Media of a request: fetched, and decoded in a bounded number of threads beside the event loop."""
+"""Fetches the media of a request and decodes them in a bounded number of threads."""
 
 import asyncio
 from collections.abc import Callable
@@ -24,8 +24,8 @@ from omni_server.media.video import decode_video
 from omni_server.types import AudioPart, ImagePart, VideoPart
 
 _MAX_READ = 8
-"""Bodies of http(s) and `file:` URLs that are fetched, wait for a thread or are decoded at the same time.
-Each may be as large as `MediaLimits.max_bytes`, which a short request has not paid for."""
+"""Most bodies of http(s) and `file:` URLs being fetched, queued or decoded at the same time. Each may be
+as large as `MediaLimits.max_bytes`, regardless of the request's own size."""
 _URL_PREFIXES = ("data:", "http://", "https://")
 
 MediaPart = AudioPart | ImagePart | VideoPart
@@ -33,32 +33,32 @@ Result = TypeVar("Result")
 
 
 class MediaLoader:
-    """Of one service; each has threads of its own."""
+    """Media of one service, with its own threads."""
 
     @classmethod
     def from_config(cls, config: ApiConfig) -> "MediaLoader":
-        """For media that come as data or by URL, as the config allows. Raises `ConfigError` where
-        it is malformed."""
+        """Loads inline data and the URLs that `config` allows. Raises `ConfigError` if it is
+        malformed."""
         limits = config.media_limits
         source = MediaSource(config.allowed_media_domains, limits, config.allowed_local_media_path)
         return cls(source, limits, config)
 
     def __init__(self, source: MediaSource, limits: MediaLimits, config: ApiConfig) -> None:
-        """`limits` apply instead of the config's."""
+        """`limits` override the config's."""
         self._source = source
         self._limits = replace(limits, decode_timeout_s=config.media_decode_timeout_s)
         self._decode_timeout_s = config.media_decode_timeout_s
         self._queue_timeout_s = config.media_queue_timeout_s
         self._slots = asyncio.Semaphore(config.media_threads)
-        # Not the event loop's: other work must not wait for media, nor media for other work.
+        # Not the event loop's pool: media and other work must not delay each other.
         self._threads = ThreadPoolExecutor(config.media_threads, "media")
         self._reads = asyncio.Semaphore(_MAX_READ)
 
     async def load(self, content: MediaContent, param: str) -> MediaPart:
-        """The decoded medium of one content part, which `param` names as in `messages[0].content[1]`.
+        """Decodes one content part; `param` is its path, such as `messages[0].content[1]`.
 
-        Raises `InvalidRequestError` with the field that is to blame, `OverloadedError` if no
-        thread became free.
+        Raises `InvalidRequestError` naming the invalid field, or `OverloadedError` if no
+        thread becomes free in time.
         """
         limits = self._limits
         try:
@@ -86,15 +86,15 @@ class MediaLoader:
             raise
 
     async def count_samples(self, data: bytes) -> int:
-        """Of the waveform that `load_audio_file` makes, at most. Raises as that does."""
+        """Upper bound for the waveform of `load_audio_file`; raises the same errors."""
         return await self._in_thread(lambda stop: count_samples(data, self._limits, stop))
 
     async def load_audio_file(self, data: bytes) -> AudioPart:
-        """The waveform of an uploaded file. Raises as `load` does, without naming a field."""
+        """Decodes an uploaded file. Raises the errors of `load`, without a field name."""
         return await self._in_thread(lambda stop: decode_audio(data, self._limits, None, stop))
 
     async def _fetched(self, url: str, decode: Callable[[bytes, Cancellation], Result]) -> Result:
-        is_held = url[:5].lower() == "data:"  # in memory already, with the request
+        is_held = url[:5].lower() == "data:"  # already in memory with the request
         if not is_held:
             await self._acquire(self._reads, "fetching")
         try:
@@ -112,9 +112,9 @@ class MediaLoader:
             raise OverloadedError(f"The server is busy {doing} the media of other requests.") from None
 
     async def _in_thread(self, decode: Callable[[Cancellation], Result]) -> Result:
-        """Where the caller gives up, the process that decodes for it is ended, if there is one. A thread that
-        decodes itself cannot be stopped: one that takes too long keeps its slot until it ends, so that slow
-        media of many requests never fill the process with threads."""
+        """If the caller gives up, its decoding process, if any, is terminated. A thread that decodes by
+        itself cannot be stopped: it keeps its slot until it ends, so that slow media of many requests do
+        not accumulate threads."""
         await self._acquire(self._slots, "decoding")
         cancellation = Cancellation()
         decoding = asyncio.get_running_loop().run_in_executor(self._threads, decode, cancellation)
@@ -133,4 +133,4 @@ class MediaLoader:
     def _release(self, decoding: "asyncio.Future[Result]") -> None:
         self._slots.release()
         if not decoding.cancelled():
-            decoding.exception()  # retrieved, in case nobody waits any more
+            decoding.exception()  # retrieved, in case the caller has left

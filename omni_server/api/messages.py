@@ -1,4 +1,4 @@
-"""The messages of a request as the model's conversation: media loaded, earlier spoken answers looked up."""
+"""Converts a request's messages to the model's conversation; loads media and looks up spoken answers."""
 
 import time
 from collections import Counter, OrderedDict
@@ -27,8 +27,8 @@ _MEDIA_KINDS: dict[str, MediaKind] = {
 
 
 class AudioHistory:
-    """What was said in earlier answers, by `audio.id`, in this process only. The audio itself is not kept:
-    past turns enter the model's prompt as text."""
+    """Transcripts of earlier answers by `audio.id`, in this process only. The audio itself is not kept: past
+    turns enter the prompt as text."""
 
     def __init__(self, ttl_s: int, max_entries: int) -> None:
         self._ttl_s = ttl_s
@@ -36,7 +36,7 @@ class AudioHistory:
         self._entries: OrderedDict[tuple[str, str], tuple[str, int]] = OrderedDict()
 
     def add(self, caller: str, audio_id: str, transcript: str) -> int:
-        """Remembers an answer; returns the Unix time at which it will be forgotten."""
+        """Stores a transcript; returns the Unix time at which it expires."""
         expires_at = int(time.time()) + self._ttl_s
         self._entries[caller, audio_id] = transcript, expires_at
         while len(self._entries) > self._max_entries:
@@ -44,20 +44,20 @@ class AudioHistory:
         return expires_at
 
     def transcript(self, caller: str, audio_id: str) -> str | None:
-        """None if the id is unknown, has expired or belongs to another caller."""
+        """Returns None if the id is unknown, expired or another caller's."""
         transcript, expires_at = self._entries.get((caller, audio_id), (None, 0))
         return transcript if expires_at > time.time() else None
 
 
 FindTranscript = Callable[[str], str | None]
-"""What was said in the caller's earlier answer with this `audio.id`; see `AudioHistory.transcript`."""
+"""Looks up the caller's earlier answer by its `audio.id`; see `AudioHistory.transcript`."""
 
 
 async def load_messages(
     messages: list[Message], model: ModelInfo, media: MediaLoader, find_transcript: FindTranscript
 ) -> tuple[ChatMessage, ...]:
-    """Raises `InvalidRequestError`. Nothing is fetched or decoded before all messages have been checked.
-    Results of tools come in the order of their calls."""
+    """Checks all messages before it fetches or decodes anything. Returns tool results in the order of
+    their calls. Raises `InvalidRequestError`."""
     _check_number(messages, model)
     _check_results(messages)
     drafts = [
@@ -80,7 +80,7 @@ async def load_messages(
 
 
 def _check_number(messages: list[Message], model: ModelInfo) -> None:
-    """Each message and each call is at least one token: what cannot fit must not cost the event loop more."""
+    """Refuses what cannot fit before it costs event loop time: each message and call is at least a token."""
     number = len(messages) + sum(len(message.tool_calls or []) for message in messages)
     if number > model.max_model_len:
         raise InvalidRequestError(
@@ -92,8 +92,8 @@ def _check_number(messages: list[Message], model: ModelInfo) -> None:
 
 
 def _check_results(messages: list[Message]) -> None:
-    """Each result of a tool answers a call of the assistant's message before it. A call without an id may be
-    the one that any result answers."""
+    """Checks that each tool result answers a call of the preceding assistant message. A call without an
+    id matches any result."""
     ids: set[str | None] = set()
     for index, message in enumerate(messages):
         if message.role != "tool":
@@ -121,10 +121,10 @@ def _calls(message: Message) -> tuple[ToolCall, ...]:
 
 
 def _in_order_of_calls(messages: list[Message]) -> list[int]:
-    """Positions of the messages, with results in the order of the calls that they belong to: in the model's
-    prompt they have no ids."""
-    keys: list[tuple[int, int]] = []  # position of the message that the results follow, number of the call
-    # Of the calls, by their ids; an id that is there twice is the first call's.
+    """Message positions, with tool results sorted in the order of their calls, because the prompt has no
+    call ids."""
+    keys: list[tuple[int, int]] = []  # position of the preceding message, index of the call
+    # Call indices by id; a duplicate id refers to the first call.
     numbers: dict[str | None, int] = {}
     calls: list[PastToolCall] = []
     for position, message in enumerate(messages):
@@ -140,7 +140,7 @@ def _in_order_of_calls(messages: list[Message]) -> list[int]:
 def _draft(
     message: Message, param: str, find_transcript: FindTranscript
 ) -> list[tuple[TextPart | MediaContent, str]]:
-    """The parts, media as they were sent, each with the field of the request that holds it."""
+    """The content parts, with media not yet loaded, each with its request field."""
     match message.content:
         case None | "" if message.role == "assistant":
             return [(TextPart(_spoken_or_refused(message, param, find_transcript)), param)]
@@ -171,7 +171,7 @@ def _draft_part(
 
 
 def _spoken_or_refused(message: Message, param: str, find_transcript: FindTranscript) -> str:
-    """The text of an assistant turn without content."""
+    """Text of an assistant message without content."""
     if message.audio is not None:
         remembered = find_transcript(message.audio.id)
         transcript = remembered if remembered is not None else message.audio.transcript
@@ -192,8 +192,8 @@ def _spoken_or_refused(message: Message, param: str, find_transcript: FindTransc
 
 
 def check_media(parts: Iterable[tuple[MediaKind, str]], model: ModelInfo, param: str) -> None:
-    """`parts` of one prompt: the kind of each, and the field of the request that holds it. `param` is the
-    field that holds all of them. Raises `InvalidRequestError` for what `model` does not take."""
+    """Raises `InvalidRequestError` for media that `model` does not accept. `parts` has the kind and request
+    field of each part of one prompt; `param` is the field that contains them all."""
     num_parts: Counter[MediaKind] = Counter()
     for kind, part in parts:
         if kind not in model.input_modalities:

@@ -1,4 +1,4 @@
-"""What surrounds every request. Plain ASGI, so that streams and disconnects pass through untouched."""
+"""Middleware for every request, in plain ASGI: streams and disconnects pass through unchanged."""
 
 import logging
 import re
@@ -34,18 +34,17 @@ _NO_ROUTE = "none"
 
 
 class RequestIdMiddleware:
-    """Puts `x-request-id` on every response: the caller's if it is well-formed, else a new one. Whole
-    responses also tell how long they took, in `openai-processing-ms`.
+    """Adds `x-request-id` to every response: the caller's if it is well-formed, else a new one. Responses
+    that are not streamed also report their duration in `openai-processing-ms`.
 
-    It is outermost, so that it sees every response: it begins the request's `RequestRecord`, and when the
-    request is over it is counted and, with `is_logged`, gets its line. A span that traces it begins and
-    ends with it.
+    As the outermost middleware it sees every response. It creates the request's `RequestRecord`, begins
+    and ends its trace span, and at the end counts the request and, with `is_logged`, logs it.
     """
 
     def __init__(
         self, app: ASGIApp, metrics: ServerMetrics, *, is_logged: bool, tracer: "OtelTracer | None"
     ) -> None:
-        """What is under `/v1/` is traced, with a `tracer`."""
+        """A `tracer` traces requests under `/v1/`."""
         self.app = app
         self._metrics = metrics
         self._is_logged = is_logged
@@ -68,10 +67,10 @@ class RequestIdMiddleware:
                 status = message.get("status", _SWITCHING_PROTOCOLS)
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = record.request_id
-                if "content-length" in headers:  # not of a stream, which begins long before it is done
+                if "content-length" in headers:  # not a stream, which begins long before it ends
                     headers["openai-processing-ms"] = str(round(1000 * (time.perf_counter() - record.began)))
             elif message["type"] == "websocket.close" and status is None:
-                status = _FORBIDDEN  # what a web server makes of it before the session has begun
+                status = _FORBIDDEN  # web servers respond with this before the session has begun
             await send(message)
 
         if record.is_websocket:
@@ -85,7 +84,7 @@ class RequestIdMiddleware:
         if record.is_websocket:
             self._metrics.websockets.dec()
         found = scope.get("route")
-        template: str | None = None if found is None else found.path  # as in `/v1/models/{model_id:path}`
+        template: str | None = None if found is None else found.path  # e.g. `/v1/models/{model_id:path}`
         route = _NO_ROUTE if template is None else template
         method = "WEBSOCKET" if record.is_websocket else scope["method"]
         seconds = time.perf_counter() - record.began
@@ -99,10 +98,10 @@ class RequestIdMiddleware:
 
 
 class UnexpectedErrorMiddleware:
-    """Turns an unforeseen exception into a 500.
+    """Turns an unexpected exception into a 500.
 
-    Starlette's own handler for those stands outside of all middleware: its answer would have neither a
-    request id nor CORS headers.
+    Starlette's own handler is outside of all middleware: its response would have neither a request id
+    nor CORS headers.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -118,7 +117,7 @@ class UnexpectedErrorMiddleware:
             record = current_request()
             assert record is not None
             if record.has_response_begun:
-                raise  # the web server logs it and cuts the connection
+                raise  # the web server logs it and disconnects
             logger.exception("request %s failed", record.request_id)
             await error_response(unexpected_error())(scope, receive, send)
 

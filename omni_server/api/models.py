@@ -1,4 +1,4 @@
-"""`GET /v1/models`, and what clients such as Open WebUI show in their menus: `GET /v1/audio/voices` and
+"""`GET /v1/models`, and the menus of clients such as Open WebUI: `GET /v1/audio/voices` and
 `GET /v1/audio/models`."""
 
 from typing import Literal
@@ -42,7 +42,7 @@ class Voice(BaseModel):
     id: str
     name: str
     alias_of: str | None = None
-    """The voice of the model that is heard under this name; absent for the model's own voices."""
+    """The model's voice that this name maps to; absent for the model's own voices."""
 
 
 class VoiceList(BaseModel):
@@ -70,7 +70,7 @@ def models_router(state: ServerState) -> APIRouter:
         info = state.require_generator().model_info
         return ModelList(data=[_card(name, info) for name in (info.name, *info.aliases)])
 
-    # Hub ids hold a slash, which clients send as %2F and the server hands on decoded.
+    # Hub ids contain a slash, which clients send as %2F and the server decodes.
     @router.get(
         "/v1/models/{model_id:path}",
         summary="Describe the model",

@@ -1,4 +1,4 @@
-"""What `/openapi.json` says beyond what FastAPI finds out by itself."""
+"""Extends the `/openapi.json` that FastAPI generates."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from omni_server.api.errors import ErrorEnvelope
 
 _REF = "#/components/schemas/{model}"
 _mentioned: dict[str, type[BaseModel]] = {}
-"""Schemas that only `$ref`s mention, by their names."""
+"""Schemas that only `$ref`s mention, by name."""
 
 OpenApi = dict[int | str, dict[str, Any]]
 
@@ -63,8 +63,8 @@ _API_KEY = "ApiKey"
 
 
 def error_responses(*statuses: int) -> OpenApi:
-    """The given statuses with the error envelope as their body; `install_openapi` adds those that
-    every URL has."""
+    """The given statuses with the error envelope as their body; `install_openapi` adds the
+    common ones."""
     return {status: {"model": ErrorEnvelope, "description": _ERRORS[status]} for status in statuses}
 
 
@@ -81,8 +81,8 @@ def any_of(*schemas: type[BaseModel]) -> dict[str, Any]:
 
 
 def event_stream(*schemas: type[BaseModel], last: str | None = None) -> dict[str, Any]:
-    """Server-sent events; the schema is of each of them. An answer that fails while it is sent ends
-    with the error."""
+    """Describes a stream of server-sent events, each with one of `schemas`. A failed stream ends with
+    an error."""
     data: dict[str, Any] = {
         "type": "string",
         "contentMediaType": "application/json",
@@ -97,16 +97,17 @@ EXAMPLE_MODEL = "Qwen/Qwen2.5-Omni-7B"
 
 
 def request_body(schema: type[BaseModel], examples: dict[str, dict[str, object]]) -> dict[str, Any]:
-    """`openapi_extra` of a route that reads its body itself."""
+    """`openapi_extra` for a route that parses its own body."""
     shown = {name: {"value": value} for name, value in examples.items()}
     content = {"schema": _ref(schema), "examples": shown}
     return {"requestBody": {"required": True, "content": {"application/json": content}}}
 
 
 def install_openapi(app: FastAPI, *, needs_key: Callable[[str, str], bool] | None) -> None:
-    """Adds to the document that FastAPI makes: the schemas that only `$ref`s mention, and what the
-    middlewares do for all routes. `needs_key` says whether a path and a method need one; None where the
-    server has no keys: then it refuses requests of other web sites."""
+    """Adds the schemas that only `$ref`s mention and the middlewares' responses to FastAPI's document.
+
+    `needs_key` reports whether a path and method need a key; None if the server has no keys and thus
+    refuses requests from other web sites."""
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -137,8 +138,8 @@ def install_openapi(app: FastAPI, *, needs_key: Callable[[str, str], bool] | Non
 
 
 def _complete(responses: dict[str, Any], statuses: list[int]) -> None:
-    """Adds the error `statuses`, and to every response its headers."""
-    responses.pop("422", None)  # FastAPI's own, of parameters: ours are strings, which are never wrong
+    """Adds the error `statuses` and each response's headers."""
+    responses.pop("422", None)  # FastAPI's, for parameters: ours are strings, which are always valid
     envelope = {"application/json": {"schema": _ref(ErrorEnvelope)}}
     for status in statuses:
         responses.setdefault(str(status), {"description": _ERRORS[status], "content": envelope})

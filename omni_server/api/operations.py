@@ -1,4 +1,4 @@
-"""What operators ask: `/health` (restart me if it fails), `/ready` (send me requests), `/live`, `/version`,
+"""Routes for operators: `/health` (restart on failure), `/ready` (send requests), `/live`, `/version`,
 `/load`, and `/metrics` for Prometheus."""
 
 import asyncio

@@ -1,8 +1,8 @@
-"""Requests as OpenTelemetry's spans: one for the request, one below it for each stage of each answer.
+"""OpenTelemetry spans: one per request, with a child span for each stage of each answer.
 
-Names of attributes are those of OpenTelemetry's semantic conventions for HTTP and generative AI, then
-those of vLLM's `vllm.tracing`, then ones that begin with `omni.`. None contains anything that was said,
-in either direction.
+Attribute names follow OpenTelemetry's semantic conventions for HTTP and generative AI, then vLLM's
+`vllm.tracing`; all others begin with `omni.`. No attribute contains any content of requests or
+answers.
 """
 
 import asyncio
@@ -30,10 +30,10 @@ from omni_server.types import ModelInfo, SamplingConfig, StageTimes
 logger = logging.getLogger(__name__)
 
 _EXPORT_TIMEOUT_S = 5.0
-"""Of one batch, repetitions included."""
+"""For one batch, including retries."""
 _CLOSE_TIMEOUT_S = 5.0
 _MAX_WAITING_SPANS = 4096
-"""Beyond them the oldest are dropped: a collector that does not answer costs a few megabytes."""
+"""The oldest are dropped beyond this: an unresponsive collector costs a few megabytes."""
 _BATCH_SPANS = 512
 _SEND_EVERY_S = 2.0
 
@@ -45,12 +45,12 @@ _PROVIDER = "omni-server"
 
 
 class OtelTracer:
-    """A thread of the SDK's sends the spans. OpenTelemetry's environment
-    variables for the resource, the headers and certificates of the exporter, and sampling are honoured."""
+    """Sends spans in a thread of the SDK. Honours OpenTelemetry's environment variables for the
+    resource, the exporter's headers and certificates, and sampling."""
 
     def __init__(self, url: str) -> None:
-        """`url` is where spans go, as protobuf over HTTP."""
-        # Not by the SDK at exit: a collector that hangs would delay the end of the process.
+        """Spans go to `url` as protobuf over HTTP."""
+        # No SDK shutdown at exit: a hanging collector would delay the end of the process.
         self._provider = TracerProvider(resource=_resource(), shutdown_on_exit=False)
         self._provider.add_span_processor(
             BatchSpanProcessor(
@@ -63,8 +63,8 @@ class OtelTracer:
         self._tracer = self._provider.get_tracer("omni_server", __version__)
 
     def began(self, scope: Scope, request_id: str) -> "OtelSpan":
-        # Of anybody's headers: keys are checked later. So only what is well-formed is passed on, and no
-        # `tracestate`, whose parser has been slow with long ones and logs those that are malformed.
+        # The headers are untrusted: keys are checked later. Only a well-formed `traceparent` is accepted, and
+        # no `tracestate`: its parser has been slow for long values and logs malformed ones.
         parent = Headers(scope=scope).get("traceparent", "")
         carrier = {"traceparent": parent} if _TRACEPARENT.fullmatch(parent) else {}
         span = self._tracer.start_span(
@@ -81,7 +81,7 @@ class OtelTracer:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Sends what has not been sent, for a bounded time."""
+        """Sends the remaining spans, for a bounded time."""
         closing = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
         closing.start()
         await asyncio.to_thread(closing.join, _CLOSE_TIMEOUT_S)
@@ -137,9 +137,9 @@ class OtelSpan:
         span.end()
 
     def _add_stages(self, answer: AnswerRecord, model: ModelInfo, admitted_s: float) -> None:
-        """The times of the stages come with the last event. Of an answer that failed, only the stage that did
-        has a span, as far as that is known."""
-        began_s = answer.began + admitted_s  # the stages were given the request
+        """Adds the stages' spans, whose times arrive with the last event. A failed answer has only a span for
+        the failed stage, if known."""
+        began_s = answer.began + admitted_s  # the stages received the request
         if answer.finished is not None:
             for name, times in answer.finished.times.items():
                 if times.last_output_s is not None:
@@ -157,7 +157,7 @@ class OtelSpan:
     def _of_answer(
         self, answer: AnswerRecord, model: ModelInfo, route: str | None
     ) -> Mapping[str, AttributeValue]:
-        """Of the first of them, where there are several, but for the tokens."""
+        """Attributes of the first answer; token counts are those of all."""
         attributes: dict[str, AttributeValue] = {
             "gen_ai.operation.name": _OPERATIONS.get(route or "", _OTHER_OPERATION),
             "gen_ai.provider.name": _PROVIDER,
@@ -187,14 +187,14 @@ class OtelSpan:
         )
 
     def _ns(self, perf_counter_s: float) -> int:
-        """Since the epoch."""
+        """Unix time in ns."""
         return self._began_ns + round(1e9 * (perf_counter_s - self._began_s))
 
 
 def _of_stage(
     name: str, times: StageTimes, answer: AnswerRecord, model: ModelInfo
 ) -> Mapping[str, AttributeValue]:
-    """What the stage `name` did for an answer that has ended well."""
+    """Attributes of the stage `name` for a successful answer."""
     assert answer.finished is not None
     usage = answer.finished.usage
     attributes: dict[str, AttributeValue] = {"gen_ai.request.model": model.name}
@@ -220,7 +220,7 @@ def _of_stage(
 
 
 def _resource() -> Resource:
-    """OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win over what this says."""
+    """OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES override these values."""
     named = Resource.create()
     own = {SERVICE_NAME: "omni-server", SERVICE_VERSION: __version__}
     if not str(named.attributes[SERVICE_NAME]).startswith("unknown_service"):

@@ -1,4 +1,4 @@
-"""A request body as an `OmniRequest`: the rules between fields, and those that depend on the model."""
+"""Converts a request body to an `OmniRequest`; checks rules across fields and those of the model."""
 
 import logging
 import time
@@ -19,7 +19,7 @@ from omni_server.types import ModelInfo, OmniRequest, SpeechOutput
 logger = logging.getLogger(__name__)
 
 _MAX_CHOICES_WITH_MEDIA = 8
-"""Each choice is a request of its own: the media are prepared, kept and sent to the engine once more."""
+"""Each choice is a separate request: its media are processed, stored and sent to the engine again."""
 
 
 async def parse_chat_request(
@@ -29,10 +29,10 @@ async def parse_chat_request(
     media: MediaLoader,
     find_transcript: FindTranscript,
 ) -> tuple[tuple[OmniRequest, ...], AudioFormat | None]:
-    """One request for each choice, and the format of the speech, None where none is wanted.
+    """Returns one request per choice, and the speech format or None without speech.
 
-    Raises `InvalidRequestError`, `ModelNotFoundError`, or `OverloadedError` from loading media. Checks go from
-    cheap to expensive: media come last.
+    Raises `InvalidRequestError`, `ModelNotFoundError`, or `OverloadedError` from loading media. Cheap checks
+    run first; media are loaded last.
     """
     check_model(body.model, model)
     check_extra_fields(body.model_extra, _HARMLESS_VALUES, _HINTS)
@@ -68,7 +68,7 @@ async def parse_chat_request(
             param="allowed_token_ids",
         )
     if tools is not None and tools.is_required:
-        output = None  # calls are not spoken
+        output = None  # no speech for calls
     speech, audio_format = output if output is not None else (None, None)
     sampling = stage_sampling(body, model, with_speech=speech is not None)
     request = OmniRequest(
@@ -84,7 +84,7 @@ async def parse_chat_request(
 
 
 def _choices(request: OmniRequest, number: int, text_stage: str) -> tuple[OmniRequest, ...]:
-    """Each with an id and a seed of its own, as vLLM's parallel sampling does it, and all with one
+    """Gives each choice its own id and seed, like vLLM's parallel sampling, and all the same
     deadline."""
     text = request.sampling[text_stage]
     began_at = time.monotonic()
@@ -139,7 +139,7 @@ def _speech_output(body: ChatCompletionRequest, model: ModelInfo) -> tuple[Speec
     audio_format = parse_format(body.audio.format)
     if audio_format is None:
         raise unsupported_choice("audio.format", body.audio.format, AUDIO_FORMATS)
-    # Sources of noise commonly refuse negative seeds, which OpenAI's int64 includes.
+    # Random generators often refuse negative seeds, which OpenAI's int64 allows.
     seed = body.seed % 2**63 if body.seed is not None else None
     return SpeechOutput(voice=resolve_voice(body.audio.voice, model), seed=seed), audio_format
 
@@ -149,7 +149,7 @@ def check_extra_fields(
     harmless_values: Mapping[str, Sequence[object]],
     hints: Mapping[str, str],
 ) -> None:
-    """Refuses fields that would change the answer and are not implemented; others are ignored."""
+    """Refuses unimplemented fields that would change the answer; ignores all others."""
     for name, value in (fields or {}).items():
         if name not in harmless_values:
             logger.debug("ignoring the unknown field %.64r", name)
@@ -171,7 +171,7 @@ _HARMLESS_VALUES: dict[str, tuple[object, ...]] = {
     "echo": (None, False),
     "mm_processor_kwargs": (None, {}, {"use_audio_in_video": False}),
 }
-"""Fields of OpenAI and of vLLM that change the answer, with the values that ask for nothing."""
+"""Fields of OpenAI and vLLM that change the answer, with the values that have no effect."""
 
 _HINTS = {
     "functions": "'functions' is not supported; use 'tools' instead.",

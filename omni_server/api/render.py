@@ -1,4 +1,4 @@
-"""Generated text and audio as OpenAI's response bodies and stream frames."""
+"""Renders text and audio as OpenAI's response bodies and stream frames."""
 
 import base64
 from collections.abc import Iterator, Sequence
@@ -34,7 +34,7 @@ class PromptTokensDetails(BaseModel):
     audio_tokens: int
     image_tokens: int
     video_tokens: int
-    """Not among OpenAI's fields: the four counts add up to `prompt_tokens`."""
+    """Not an OpenAI field: the four counts add up to `prompt_tokens`."""
     cached_tokens: int
 
 
@@ -59,7 +59,7 @@ class CompletionUsage(BaseModel):
 class MessageAudio(BaseModel):
     id: str
     data: str
-    """Base64 of the file in the format that was asked for."""
+    """Base64 of the file in the requested format."""
     expires_at: int
     transcript: str
 
@@ -83,15 +83,15 @@ class AssistantMessage(BaseModel):
     annotations: list[str] = []
     audio: MessageAudio | None
     tool_calls: list[MessageToolCall] | None = Field(default=None, exclude_if=lambda calls: calls is None)
-    """Absent where the model has called nothing."""
+    """Absent if the model called no tools."""
 
 
 class TopLogprob(BaseModel):
     token: str
     logprob: float
-    """Natural logarithm; -9999 for what a constraint rules out."""
+    """Natural logarithm; -9999 if a constraint excludes it."""
     bytes: list[int] | None
-    """What the token adds to the text, in UTF-8; may end inside a character. Null for a special token."""
+    """The token's text in UTF-8, which may end inside a character; null for a special token."""
 
 
 class ContentLogprob(TopLogprob):
@@ -155,8 +155,8 @@ class ChunkChoice(BaseModel):
 
 
 class ChatCompletionChunk(BaseModel):
-    """One frame of a stream. Fields that were not set are not sent: OpenAI's client adds up what it receives,
-    so that most fields may be there only once."""
+    """One frame of a stream. Unset fields are not sent: OpenAI's client accumulates the fields it receives,
+    so most of them may appear only once."""
 
     id: str
     object: Literal["chat.completion.chunk"]
@@ -169,7 +169,7 @@ class ChatCompletionChunk(BaseModel):
 
 @dataclass(frozen=True)
 class Answer:
-    """What all parts of one answer have in common."""
+    """The data common to all parts of an answer."""
 
     id: str
     created: int
@@ -177,20 +177,20 @@ class Answer:
     fingerprint: str
     audio_format: AudioFormat | None
     audio_id: str | None
-    """Both None where the answer is text only."""
+    """Both None if the answer is text only."""
     text_in_content: bool
-    """What is spoken is also in `content`."""
+    """The transcript is also in `content`."""
     include_usage: bool
-    """The last chunk of a stream has the `usage`, and all others a null."""
+    """The last chunk of a stream has the `usage`, all others have null."""
     call_finish_reason: FinishReason
-    """What an answer ends with that is a call: "stop" where the request has named the function, as OpenAI does
-    it."""
+    """Finish reason of an answer that calls tools: "stop" if the request named the function, as OpenAI
+    does."""
 
     def finish_reason(self, reason: FinishReason) -> FinishReason:
         return self.call_finish_reason if reason == "tool_calls" else reason
 
     def ending(self, usage: Usage) -> Iterator[bytes]:
-        """What follows in a stream when all choices have ended."""
+        """The frames that end a stream, after all choices."""
         if self.include_usage:
             yield frame(self.chunk([], completion_usage(usage)))
         yield DONE
@@ -233,7 +233,7 @@ def completion_usage(usage: Usage) -> CompletionUsage:
 
 
 def total_usage(usages: Sequence[Usage]) -> Usage:
-    """Of all choices; they share one prompt."""
+    """Adds up all choices of one prompt."""
     return replace(
         usages[0],
         text_tokens=sum(usage.text_tokens for usage in usages),
@@ -254,7 +254,7 @@ def choice_logprobs(tokens: Sequence[SampledToken]) -> ChoiceLogprobs:
 
 
 class CollectedChoice:
-    """One choice of an answer that is not streamed, while its events come in."""
+    """Collects the events of one choice of an answer that is not streamed."""
 
     def __init__(self, *, with_logprobs: bool) -> None:
         self._text: list[str] = []
@@ -289,11 +289,11 @@ class CollectedChoice:
 
     @property
     def is_call(self) -> bool:
-        """The model has called tools and said nothing."""
+        """Whether the model only called tools."""
         return bool(self._calls) and not self.text
 
     def samples(self) -> npt.NDArray[np.float32]:
-        """All audio, `[num_samples]`."""
+        """All audio, float32 [n]."""
         return np.concatenate(self._audio)
 
     def rendered(self, index: int, answer: Answer, audio: MessageAudio | None) -> Choice:
@@ -318,7 +318,7 @@ class CollectedChoice:
 def render_completion(
     answer: Answer, choices: Sequence[CollectedChoice], audio_file: bytes | None = None, expires_at: int = 0
 ) -> bytes:
-    """The body of an answer that is not streamed; with an audio file, which is long, call it in a thread."""
+    """The body of an answer that is not streamed. With `audio_file`, which is large, call it in a thread."""
     audio = None
     if audio_file is not None:
         assert answer.audio_id is not None
@@ -336,14 +336,14 @@ def render_completion(
 
 
 class ChoiceRenderer:
-    """The frames of one choice of a streamed answer.
+    """Renders the frames of one choice of a streamed answer.
 
-    OpenAI's client builds the message by concatenating strings and adding numbers, so that the role, the
-    audio's id and its expiry, the id and the name of a call are each sent exactly once.
+    OpenAI's client builds the message by concatenating strings and adding numbers, so the role, the audio's
+    id and expiry, and each call's id and name are sent exactly once.
     """
 
     def __init__(self, answer: Answer, index: int, *, may_call: bool) -> None:
-        """With `may_call`, the audio's id waits for something to be said: a call has no audio."""
+        """With `may_call`, the audio's id is sent with the first text: a call has no audio."""
         self._answer = answer
         self._index = index
         self._has_audio = self._answer.audio_id is not None
@@ -363,7 +363,7 @@ class ChoiceRenderer:
         return frame(self._chunk(delta))
 
     def text(self, text: str, tokens: Sequence[SampledToken] = ()) -> bytes:
-        """New text; b"" for none, so that no empty frame is sent."""
+        """A frame with new text, or b"" if there is none."""
         if not text and not tokens:
             return b""
         is_held_back = self._has_audio and not self._is_audio_open
@@ -375,7 +375,7 @@ class ChoiceRenderer:
         return frame(self._chunk(delta, tokens=tokens))
 
     def audio(self, data: bytes) -> bytes:
-        """New bytes of audio; b"" while they are too few for a frame."""
+        """A frame with new audio, or b"" if the data is too short."""
         return self._audio(self._base64.push(data))
 
     def tool_call(self, piece: ToolCallDelta) -> bytes:
@@ -387,13 +387,13 @@ class ChoiceRenderer:
         return frame(self._chunk(Delta(tool_calls=[call])))
 
     def closing(self, last_audio: bytes, expires_at: int, finish_reason: FinishReason) -> Iterator[bytes]:
-        """All that follows the last text and audio. `last_audio` are bytes that the audio
-        encoder still held."""
+        """The frames after the last text and audio. `last_audio` is the audio encoder's final
+        output."""
         if self._has_audio and not self._is_audio_open and not self._has_calls:
             self._is_audio_open = True
             yield frame(self._chunk(Delta(audio=DeltaAudio(id=self._answer.audio_id, transcript=""))))
         if self._is_audio_open:
-            # One piece, since only the very last one may end in padding.
+            # One frame, since only the last one may end in padding.
             yield self._audio(self._base64.push(last_audio) + self._base64.flush())
             yield frame(self._chunk(Delta(audio=DeltaAudio(expires_at=expires_at))))
         yield frame(self._chunk(Delta(), finish_reason))

@@ -1,5 +1,5 @@
-"""What is known about the request that is being served and about its answers, for log, metrics,
-traces and limits."""
+"""Records of the current request and its answers, for the log, metrics, traces and
+limits."""
 
 import time
 import uuid
@@ -25,15 +25,15 @@ from omni_server.types import (
 )
 
 ANONYMOUS = "anonymous"
-"""Name of a caller without a key."""
+"""Caller name without a key."""
 
 Outcome = Literal["running", "ok", "error", "aborted"]
 AnswerKind = Literal["text", "speech", "image"]
 
 
 class AnswerRecord:
-    """One generation, known from its events. Times are in seconds since the request was submitted, so they
-    include tokenisation and media preprocessing."""
+    """One generation, observed through its events. Times are in seconds since submission, so they include
+    tokenisation and media preprocessing."""
 
     def __init__(
         self,
@@ -42,11 +42,11 @@ class AnswerRecord:
         on_end: "Callable[[AnswerRecord], None] | None" = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`on_end` is called once, when the outcome is known."""
+        """Calls `on_end` once, when the outcome is known."""
         self._clock = clock
         self._on_end = on_end
         self.began = clock()
-        """By the clock; all other times count from here."""
+        """Clock time; the origin of all other times."""
         self.answer_id = request.request_id
         self.kind: AnswerKind = (
             "image" if request.image is not None else "speech" if request.speech is not None else "text"
@@ -55,30 +55,30 @@ class AnswerRecord:
         self.is_another_choice = request.is_another_choice
         self.sampling = request.sampling
         self.prompt: PromptTokens | None = None
-        """None until the request has been admitted."""
+        """None until the request is admitted."""
         self.admitted_s: float | None = None
-        """The stages were given the request."""
+        """When the stages got the request."""
         self.first_text_s: float | None = None
         self.first_audio_s: float | None = None
         self.last_audio_s: float | None = None
         self.num_samples = 0
         self.underrun_s = 0.0
-        """How long a player without a buffer would have been silent that began with the first audio."""
+        """Total silence of a player that starts with the first audio and has no playout buffer."""
         self._played_until_s = 0.0
         self.finished: Finished | None = None
         self.outcome: Outcome = "running"
         self.reason = ""
-        """Why it ended: the finish reason, or the code of the error."""
+        """Why it ended: the finish reason or the error code."""
         self.failed_stage: str | None = None
         self.duration_s = 0.0
 
     @property
     def audio_s(self) -> float:
-        """Seconds of audio that were made."""
+        """Seconds of generated audio."""
         return self.num_samples / SAMPLE_RATE_HZ
 
     def shortened(self, request: OmniRequest) -> None:
-        """The prompt was too long; `request` is tried instead."""
+        """The prompt was too long; `request` replaces it."""
         self.audio_input_s = _audio_s(request)
 
     def admitted(self, prompt: PromptTokens) -> None:
@@ -86,7 +86,7 @@ class AnswerRecord:
         self.admitted_s = self._now()
 
     def take(self, event: OmniEvent) -> None:
-        """Called for each event, so it does little."""
+        """Called for each event: must be fast."""
         match event:
             case TextDelta():
                 if self.first_text_s is None and event.token_ids:
@@ -103,8 +103,8 @@ class AnswerRecord:
         self._end("error", (error.code or "") if isinstance(error, OmniError) else "internal_error")
 
     def closed(self, abort_error: OmniError | None = None) -> None:
-        """The caller wants no more, or the server ends the answer with `abort_error`. Ignored
-        after the end."""
+        """The caller has closed the answer, or the server aborts it with `abort_error`. No-op after
+        the end."""
         if abort_error is not None:
             self.failed(abort_error)
         else:
@@ -123,7 +123,7 @@ class AnswerRecord:
     def _end(self, outcome: Outcome, reason: str) -> None:
         if self.outcome == "running":
             self.outcome, self.reason, self.duration_s = outcome, reason, self._now()
-            on_end, self._on_end = self._on_end, None  # what it refers to may refer to this
+            on_end, self._on_end = self._on_end, None  # breaks a reference cycle
             if on_end is not None:
                 on_end(self)
 
@@ -132,14 +132,14 @@ class AnswerRecord:
 
 
 class RequestSpan(Protocol):
-    """What a trace learns of one request, or of one WebSocket session. `omni_server.api.otel` implements it."""
+    """Traces one request or WebSocket session. Implemented by `omni_server.api.otel`."""
 
     def answer_ended(self, answer: AnswerRecord, model: ModelInfo) -> None:
-        """A generation that was started for it is over."""
+        """One of the request's generations has ended."""
         ...
 
     def ended(self, record: "RequestRecord", *, method: str, route: str | None, status: int) -> None:
-        """Nothing follows. `route` is a template, None where no route took the request."""
+        """The request has ended. `route` is a template, or None if no route matched."""
         ...
 
 
@@ -149,30 +149,30 @@ def new_request_id() -> str:
 
 @dataclass
 class RequestRecord:
-    """One HTTP request or WebSocket session. Middlewares and routes fill it, the access log reads it
+    """One HTTP request or WebSocket session. Middleware and routes fill it; the access log reads it
     at the end."""
 
     request_id: str
     is_websocket: bool = False
     is_logged: bool = True
-    """Its end is worth a line, and so is that of each answer in a session."""
+    """Whether its end, and that of each answer in a session, is logged."""
     caller: str = ANONYMOUS
-    """Name of the API key, never the key."""
+    """Name of the API key, not the key."""
     num_retries: int = 0
-    """How often the client has sent this request before, as OpenAI's clients report it."""
+    """Number of earlier attempts, as reported by OpenAI's clients."""
     error: OmniError | None = None
-    """What was answered, if the answer is an error."""
+    """The error sent as the response, if any."""
     answers: list[AnswerRecord] = field(default_factory=list)
-    """Generations that were started for it; none are kept for a session, which may go on for hours."""
+    """The request's generations; none are kept for a session, which may last for hours."""
     span: RequestSpan | None = None
-    """None where it is not traced."""
+    """None if it is not traced."""
     places: ExitStack = field(default_factory=ExitStack)
-    """What it takes of the server's limits; closed when it is over."""
+    """Its slots in the server's limits; closed when it ends."""
     began: float = field(default_factory=time.perf_counter)
     has_response_begun: bool = False
     on_response: list[Callable[[], object]] = field(default_factory=list)
-    """Called when the response begins. For middleware that waits for that only: wrapping `send` around every
-    piece of a stream would cost more."""
+    """Called when the response begins. Cheaper for middleware than wrapping `send`, which runs for every
+    piece of a stream."""
 
     @property
     def error_code(self) -> str | None:
@@ -188,24 +188,24 @@ _current: ContextVar[RequestRecord | None] = ContextVar("request_record", defaul
 
 
 def begin_request(record: RequestRecord) -> None:
-    """`record` is the current one from now on, in this task and in those that it creates."""
+    """Makes `record` the current one in this task and in tasks that it creates."""
     _current.set(record)
 
 
 def current_request() -> RequestRecord | None:
-    """Of the request that the running task serves; None outside of any."""
+    """The record of the current task's request; None outside requests."""
     return _current.get()
 
 
 def path_of(scope: Scope) -> str:
-    """The request's path as the routes know it: without `--root-path`, which a proxy may have
-    removed or not."""
+    """The request's path as the routes see it: without `--root-path`, whether or not a proxy has
+    stripped it."""
     path: str = scope["path"]
     root: str = scope.get("root_path", "").rstrip("/")
     return path[len(root) :] if root and path.startswith(f"{root}/") else path
 
 
 def _audio_s(request: OmniRequest) -> float:
-    """Seconds of audio that were sent."""
+    """Seconds of audio in the request."""
     parts = [part for message in request.messages for part in message.content]
     return sum(len(part.samples) / part.sample_rate_hz for part in parts if isinstance(part, AudioPart))

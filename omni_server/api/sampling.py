@@ -1,7 +1,7 @@
-"""The sampling fields of a request as one `SamplingConfig` per stage.
+"""Converts a request's sampling fields to one `SamplingConfig` per stage.
 
-OpenAI's fields are about the text. The extension `stage_sampling` is about the stage that samples codec
-tokens, by the name that it has in the stage config.
+OpenAI's fields apply to the text. The extension `stage_sampling` applies to the stage that samples codec
+tokens, by its name in the stage config.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,10 +16,10 @@ from omni_server.types import ModelInfo, SamplingConfig
 def stage_sampling(
     body: ChatCompletionRequest, model: ModelInfo, *, with_speech: bool
 ) -> Mapping[str, SamplingConfig]:
-    """OpenAI's fields for the text; `stage_sampling`, and the common seed, for the speech.
+    """Uses OpenAI's fields for the text; `stage_sampling` and the common seed for the speech.
 
-    Raises `InvalidRequestError` where a stage must sample more tokens than it may, and for fields that
-    contradict each other.
+    Raises `InvalidRequestError` if a stage's minimum of tokens exceeds its maximum, or if fields contradict
+    each other.
     """
     max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     _check_min_tokens(body.min_tokens, max_tokens, "min_tokens")
@@ -45,16 +45,16 @@ def stage_sampling(
 
 
 def text_sampling(sampling: SamplingConfig, model: ModelInfo) -> dict[str, SamplingConfig]:
-    """For the stage that writes the text, if one does."""
+    """Keyed by the text stage; empty without one."""
     return {} if model.text_stage is None else {model.text_stage: sampling}
 
 
 def speech_sampling(
     given: Mapping[str, StageSampling] | None, seed: int | None, model: ModelInfo
 ) -> dict[str, SamplingConfig]:
-    """For the stage that samples codec tokens, if one does; `seed` where `given` says nothing of that.
+    """Keyed by the stage that samples codec tokens; empty without one. `seed` is the default seed.
 
-    Raises `InvalidRequestError` for another stage, and where the stage must sample more tokens than it may.
+    Raises `InvalidRequestError` for other stages, and if the minimum of tokens exceeds the maximum.
     """
     name = model.speech_stage
     for other in given or {}:
@@ -74,7 +74,7 @@ def speech_sampling(
 
 def _common(given: SamplingFields) -> SamplingConfig:
     config = SamplingConfig(**given.model_dump(include=set(SamplingFields.model_fields)))
-    return replace(config, top_k=0) if config.top_k == -1 else config  # vLLM's older way to say all tokens
+    return replace(config, top_k=0) if config.top_k == -1 else config  # vLLM's older value for all tokens
 
 
 def _distinct(token_ids: Sequence[int] | None) -> tuple[int, ...] | None:
@@ -82,7 +82,7 @@ def _distinct(token_ids: Sequence[int] | None) -> tuple[int, ...] | None:
 
 
 def _logprobs(body: ChatCompletionRequest) -> int | None:
-    """How many of the likeliest tokens are wanted beside the sampled one; None where nothing is."""
+    """The number of likeliest tokens to return besides the sampled one; None without logprobs."""
     if body.logprobs:
         return body.top_logprobs or 0
     if body.top_logprobs is not None:

@@ -1,6 +1,6 @@
-"""The body of `POST /v1/chat/completions`: types and bounds of single fields.
+"""The body of `POST /v1/chat/completions`: types and bounds of each field.
 
-Rules between fields, and all that depends on the model, are in `omni_server.api.parse`.
+`omni_server.api.parse` has the rules across fields and those that depend on the model.
 """
 
 from typing import Annotated, Any, Literal
@@ -27,11 +27,11 @@ BadWord = Annotated[str, Field(min_length=1, max_length=1024)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
 Modality = Annotated[str, Field(json_schema_extra={"enum": ["text", "audio"]})]
-"""Checked in `omni_server.api.parse`: OpenAI names the whole list as the parameter, not the item."""
+"""Checked in `omni_server.api.parse`: OpenAI's errors name the whole list, not the item."""
 
 
 class TolerantModel(BaseModel):
-    """JSON's types as they are ("1" and true are not integers), and unknown keys are ignored."""
+    """Validates JSON types strictly ("1" and true are not integers) and ignores unknown keys."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -103,9 +103,9 @@ MediaContent = InputAudioContent | ImageUrlContent | AudioUrlContent | VideoUrlC
 
 
 def _part_kind(part: object) -> object:
-    """vLLM's users leave out the type; OpenAI's Responses API has other names for some."""
+    """vLLM's users omit the type; OpenAI's Responses API has other names for some."""
     if not isinstance(part, dict):
-        return "text"  # refused like a part without its text: not an object
+        return "text"  # not an object: refused like an invalid text part
     keys = [key for key in _TYPES_BY_KEY if key in part]
     return _canonical_type(part.get("type", keys[0] if len(keys) == 1 else None))
 
@@ -189,7 +189,7 @@ class StreamOptions(TolerantModel):
 
 
 class SamplingFields(BaseModel):
-    """What may be set of the text and of the speech."""
+    """Sampling fields for both text and speech."""
 
     temperature: Temperature | None = None
     top_p: TopP | None = None
@@ -209,7 +209,7 @@ class StageSampling(SamplingFields, ExactModel):
 
 
 StageSamplings = Annotated[dict[str, StageSampling], Field(max_length=8), at_most(8)]
-"""By the name of the stage in the stage config, as `talker`."""
+"""Keyed by stage name in the stage config, e.g. `talker`."""
 
 
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]

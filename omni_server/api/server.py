@@ -1,4 +1,4 @@
-"""The life of the server process: listen, load, serve, drain, stop."""
+"""Server process lifecycle: listen, load, serve, drain, stop."""
 
 import asyncio
 import contextlib
@@ -25,12 +25,12 @@ logger = logging.getLogger(__name__)
 
 _ALIVE_POLL_S = 0.25
 _DEATH_GRACE_S = 2.0
-"""After a stage died, its requests get this long to end with the error that the generator gives them."""
+"""How long requests of a dead stage get to end with the generator's error."""
 _FLUSH_S = 2.0
-"""Aborted requests get this long to send their last frame."""
+"""How long aborted requests get to send their last frame."""
 
 _MAX_WEBSOCKET_FRAME = 22 * 1024 * 1024
-"""Bytes: 15 MiB of audio in base64, which a realtime client may send at once, and what surrounds it."""
+"""Bytes: 15 MiB of audio in base64, which a realtime client may send in one event, plus JSON."""
 
 _LOGGERS = ("uvicorn.error", "uvicorn.asgi")
 _SOURCES = (
@@ -38,7 +38,7 @@ _SOURCES = (
     f"{Path(uvicorn.__file__).parent}/middleware/message_logger.py",  # subprotocols, URLs with their query
 )
 _UNREADABLE = "Invalid HTTP request received."
-"""uvicorn's warning about a request that has a line of its own in this server's log."""
+"""uvicorn's warning about a request that this server logs itself."""
 
 StartGenerator = Callable[[], Awaitable[Generator]]
 StopGenerator = Callable[[Generator], Awaitable[None]]
@@ -47,15 +47,15 @@ StopGenerator = Callable[[Generator], Awaitable[None]]
 async def run_server(
     start: StartGenerator, stop: StopGenerator, config: ApiConfig, on_ready: Callable[[str], None]
 ) -> int:
-    """Serves until a signal or until a stage has died for good; returns the process's exit code.
+    """Serves until a signal arrives or a stage dies permanently; returns the process's exit code.
 
-    The port is taken first: probes are answered with 503 while `start` loads the model. `on_ready` gets the
-    server's address. SIGTERM and SIGINT let running requests finish for `shutdown_timeout_s`, a second SIGINT
-    aborts them at once: 0. Before the server is ready they end it with 128 and the signal's number. Must run
-    in the main thread, where signals can be handled.
+    The port is opened first: probes get 503 while `start` loads the model. `on_ready` receives the server's
+    address. On SIGTERM or SIGINT, running requests get `shutdown_timeout_s` to finish; a second SIGINT
+    aborts them immediately; the code is 0. A signal before the server is ready gives 128 plus its number.
+    Must run in the main thread, which handles signals.
 
-    Raises `ConfigError` if the address, a TLS file or the endpoint for traces cannot be used, and what
-    `start` raises; `start` is cancelled if the server is stopped while it runs.
+    Raises `ConfigError` if the address, a TLS file or the trace endpoint is unusable, and what `start`
+    raises; stopping the server cancels a running `start`.
     """
     listener = listen(config)
     try:
@@ -120,7 +120,7 @@ async def _start_unless_stopped(start: StartGenerator, signals: "_Signals") -> G
     try:
         await _first_of(starting, signals.stop.wait())
     finally:
-        starting.cancel()  # does nothing to one that is done
+        starting.cancel()  # no effect if it is done
         await asyncio.wait({starting})
     if starting.cancelled() and signals.stop.is_set():
         return None
@@ -142,7 +142,7 @@ async def _wait_for_death(generator: Generator) -> None:
 
 
 async def _first_of(*awaitables: Awaitable[object]) -> None:
-    """Returns when one is done; ends those that were given as coroutines, leaves futures and tasks alone."""
+    """Returns when one is done. Cancels the given coroutines, but not the given futures and tasks."""
     tasks = [asyncio.ensure_future(awaitable) for awaitable in awaitables]
     own = [task for task, awaitable in zip(tasks, awaitables, strict=True) if task is not awaitable]
     try:
@@ -154,13 +154,13 @@ async def _first_of(*awaitables: Awaitable[object]) -> None:
 
 
 class _Signals:
-    """The first SIGTERM or SIGINT sets `stop`, every later SIGINT sets `abort`. Handled while the block lasts."""
+    """Handles signals in the block: the first SIGTERM or SIGINT sets `stop`, later SIGINTs set `abort`."""
 
     def __init__(self) -> None:
         self.stop = asyncio.Event()
         self.abort = asyncio.Event()
         self.first = signal.SIGTERM
-        """The one that has set `stop`."""
+        """The signal that set `stop`."""
 
     def __enter__(self) -> "_Signals":
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -180,7 +180,7 @@ class _Signals:
 
 
 class _QuietUvicorn(uvicorn.Server):
-    """uvicorn without its signal handlers: the drain is `run_server`'s."""
+    """uvicorn without its signal handlers: `run_server` drains."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:  # type: ignore[override]
@@ -191,8 +191,8 @@ class _QuietUvicorn(uvicorn.Server):
 async def _web_server(
     state: ServerState, config: ApiConfig, listener: socket.socket
 ) -> AsyncIterator[asyncio.Task[None]]:
-    """uvicorn on a socket that listens already, while the block lasts. The task is done only if the web server
-    ended by itself."""
+    """Runs uvicorn on a listening socket inside the block. The task completes only if the web server ends by
+    itself."""
     tls = config.tls
     web = _QuietUvicorn(
         uvicorn.Config(
@@ -200,13 +200,13 @@ async def _web_server(
             http=http_protocol(config, state.metrics),
             log_config=None,
             log_level=config.log_level,
-            access_log=False,  # `RequestIdMiddleware` writes the line of a request
+            access_log=False,  # `RequestIdMiddleware` logs requests
             lifespan="off",
             ws=WebSocketProtocol,
             ws_max_size=_MAX_WEBSOCKET_FRAME,
-            ws_per_message_deflate=False,  # base64 of audio: much work on the event loop for little
+            ws_per_message_deflate=False,  # base64 audio: much event loop time for little gain
             timeout_keep_alive=config.http_keep_alive_s,
-            timeout_graceful_shutdown=1,  # the requests have been drained or aborted before
+            timeout_graceful_shutdown=1,  # requests have already been drained or aborted
             ssl_certfile=None if tls is None else tls.certfile,
             ssl_keyfile=None if tls is None else tls.keyfile,
             ssl_ca_certs=None if tls is None else tls.ca_certs,
@@ -215,7 +215,7 @@ async def _web_server(
         )
     )
     try:
-        web.config.load()  # which uvicorn would do when the server has begun
+        web.config.load()  # uvicorn would only do this in `serve`
     except OSError as error:  # ssl.SSLError is one
         raise ConfigError(f"cannot use the TLS certificate, key or authorities: {error}") from None
     serving = asyncio.create_task(web.serve(sockets=[listener]))
@@ -228,12 +228,12 @@ async def _web_server(
 
 @contextlib.contextmanager
 def keys_kept_out() -> Iterator[None]:
-    """While the block lasts, what uvicorn and websockets write about requests below WARNING is dropped.
+    """Inside the block, drops what uvicorn and websockets log about requests below WARNING.
 
-    A key may be in the headers of a handshake, in its subprotocol and in the query of its URL. websockets
-    writes all that it sends and receives to uvicorn's logger at DEBUG; uvicorn itself writes everything but
-    headers and bodies at its level TRACE. Its warning about a malformed request is dropped, too: anybody
-    could fill the log with it.
+    The headers, the subprotocol and the URL's query of a handshake may contain a key. websockets logs
+    everything that it sends and receives to uvicorn's logger at DEBUG; uvicorn itself logs everything but
+    headers and bodies at its level TRACE. Its warning about malformed requests is dropped, too, because
+    any client could flood the log with it.
     """
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     for logger in loggers:

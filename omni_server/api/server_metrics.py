@@ -1,4 +1,4 @@
-"""Metrics of the HTTP server: requests, answers, audio."""
+"""HTTP server metrics: requests, answers and audio."""
 
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -21,11 +21,11 @@ from omni_server.api.request_record import AnswerRecord
 from omni_server.metrics.buckets import FIRST_OUTPUT_S, HTTP_S, REAL_TIME_FACTOR, REQUEST_S, UNDERRUN_S
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-"""Of Prometheus' text format."""
+"""Prometheus' text format."""
 
 
 class _OldNames(Collector):
-    """Exports metrics under the names that they had until 0.1, in addition to their own."""
+    """Also exports metrics under the names that they had until 0.1."""
 
     def __init__(self, metrics: Mapping[str, MetricWrapperBase]) -> None:
         self._metrics = metrics
@@ -42,10 +42,10 @@ class _OldNames(Collector):
 
 
 class ServerMetrics:
-    """Families in a registry of its own: vLLM registers some in the global one. Belongs to one event loop."""
+    """Has its own registry, since vLLM registers metrics in the global one. Belongs to one event loop."""
 
     def __init__(self, version: str) -> None:
-        disable_created_metrics()  # a second series per metric that no dashboard reads
+        disable_created_metrics()  # an extra series per metric that no dashboard reads
         registry = self._registry = CollectorRegistry()
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         histogram = partial(Histogram, registry=registry)
@@ -150,7 +150,7 @@ class ServerMetrics:
         self._rejections.labels(reason).inc()
 
     def answer_ended(self, answer: AnswerRecord) -> None:
-        """`running` has counted it."""
+        """Decrements `running`, too."""
         self.running.dec()
         self._answers.labels(answer.outcome, answer.reason).inc()
         self._audio_input.inc(answer.audio_input_s)
@@ -160,7 +160,7 @@ class ServerMetrics:
         if answer.first_audio_s is not None:
             self._first_audio.observe(answer.first_audio_s)
         if answer.outcome != "ok":
-            return  # what was cut short says nothing about speed
+            return  # incomplete answers would distort timings
         self._seconds.labels(answer.kind).observe(answer.duration_s)
         if answer.last_audio_s is not None and answer.audio_s > 0:
             self._real_time_factor.observe(answer.last_audio_s / answer.audio_s)

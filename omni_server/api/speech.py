@@ -1,4 +1,4 @@
-"""`POST /v1/audio/speech`: a text, read by a voice of the model."""
+"""`POST /v1/audio/speech`: reads a text in a voice of the model."""
 
 import asyncio
 import logging
@@ -41,7 +41,7 @@ from omni_server.types import SAMPLE_RATE_HZ, AudioDelta, OmniRequest, ReadAloud
 logger = logging.getLogger(__name__)
 
 MAX_CHARACTERS = 4096
-"""Of `input` and of `instructions`; OpenAI's limits."""
+"""For `input` and `instructions`; OpenAI's limits."""
 SPEECH_FORMATS = ("mp3", "opus", "aac", "flac", "wav", "pcm")
 
 _HEADERS = {"x-audio-sample-rate": str(SAMPLE_RATE_HZ), "x-audio-channels": "1"}
@@ -96,16 +96,16 @@ _DELTAS = FrameTemplate(lambda data: SpeechAudioDelta(type="speech.audio.delta",
 _MAX_COST = 600
 """About 40 s of speech."""
 _COST_PER_SECOND = 15
-"""Latin letters that take a second to speak."""
+"""Latin letters spoken per second."""
 _SHARE_OF_LIMIT = 0.5
-"""Of the model's limit that a passage may be expected to take: some voices are slower, some words are
+"""Of the model's limit, for a passage's estimated speech: some voices are slower, some words are
 spelled."""
 _WIDE_COST = 3
 """Chinese, Japanese and Korean characters are syllables."""
 _DIGIT_COST = 5
 """Each is a word."""
 
-# From the best place to cut at to the worst; the cut comes behind the match.
+# From the best place to cut to the worst; the cut is after the match.
 _CUTS = (
     re.compile(r"\n\s*\n"),
     re.compile(r"[.!?…][\"'”’»)\]]*\s+|[。！？][」』”’）]*"),
@@ -116,7 +116,7 @@ _ZERO_WIDTH_JOINER = "\u200d"
 
 
 async def _answer(state: ServerState, config: ApiConfig, given: object) -> Response:
-    """No status is sent before the first audio is there, so that whatever fails until then has one of its own.
+    """Sends no status before the first audio is ready, so that earlier failures get their own status.
 
     Raises `OmniError`.
     """
@@ -139,7 +139,7 @@ async def _answer(state: ServerState, config: ApiConfig, given: object) -> Respo
 async def _file(
     run: TaskRun, name: str, audio_format: AudioFormat, speed: float, heartbeat_s: float | None = None
 ) -> AsyncGenerator[bytes, None]:
-    """The next bytes of the audio file as it is made, and b"" after every `heartbeat_s` seconds of silence."""
+    """Yields the bytes of the audio file as they are made, and b"" after `heartbeat_s` seconds of silence."""
     tempo = TempoFilter(speed) if speed != 1 else None
     encoder = StreamEncoder(audio_format)
 
@@ -166,7 +166,7 @@ async def _file(
 
 
 async def _events(run: TaskRun, file: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """Frames, the first when there is audio."""
+    """Yields frames, the first with audio."""
     base64 = Base64Stream()
     has_begun = False
     async with aclosing(file) as pieces:
@@ -190,8 +190,8 @@ async def _events(run: TaskRun, file: AsyncGenerator[bytes, None]) -> AsyncGener
 def _parse(
     body: SpeechRequest, name: str, generator: ObservedGenerator
 ) -> tuple[list[OmniRequest], AudioFormat]:
-    """The rules between fields, and those of the model. `name` becomes part of the ids of the requests, of which
-    there is at least one; their audio, joined, is the answer.
+    """Checks rules across fields and those of the model. Returns one or more requests, whose ids contain
+    `name` and whose audio is concatenated.
 
     Raises `InvalidRequestError` or `ModelNotFoundError`.
     """
@@ -243,13 +243,13 @@ def _check_length(text: str, param: str) -> None:
 
 
 def passages(text: str, longest_speech_s: float, longest_passage: int | None = None) -> list[str]:
-    """`text` cut where speech pauses, if it can be, and always where it gets too long; no passage is blank.
+    """Splits `text` into passages that are not too long, at pauses in speech if possible; none is blank.
 
-    The model ends an utterance at its limit of codec tokens, and was trained on replies of at most a minute
-    or two.
+    The model stops a speech stream at its limit of codec tokens, and was trained on replies of at most a
+    minute or two.
 
-    Nothing but white space at the cuts and at both ends is lost. `longest_speech_s`: what the model speaks in
-    one utterance at most. `longest_passage`: the same as the checkpoint states it, in Latin letters.
+    Only white space at the cuts and at both ends is lost. `longest_speech_s` is the longest speech stream of
+    the model. `longest_passage` is the checkpoint's own limit, in Latin letters.
     """
     found: list[str] = []
     rest = text.strip()
@@ -264,7 +264,7 @@ def passages(text: str, longest_speech_s: float, longest_passage: int | None = N
 
 
 def _fitting(text: str, max_cost: float) -> int:
-    """How many leading characters fit into a passage."""
+    """The number of leading characters that fit."""
     cost = 0
     for index, character in enumerate(text):
         if character.isdigit():
@@ -277,8 +277,8 @@ def _fitting(text: str, max_cost: float) -> int:
 
 
 def _cut(text: str, limit: int) -> int:
-    """Where to end the passage: in the second half of what fits, so that passages do not become
-    many and short."""
+    """Finds the end of the passage, in the second half of what fits, to avoid many short
+    passages."""
     for pattern in _CUTS:
         ends = [match.end() for match in pattern.finditer(text, 0, limit) if match.end() > limit // 2]
         if ends:
@@ -290,7 +290,7 @@ def _cut(text: str, limit: int) -> int:
 
 
 def _belong_together(before: str, after: str) -> bool:
-    """Whether both are part of one character as it is seen."""
+    """Whether both are part of one visible character."""
     return _ZERO_WIDTH_JOINER in (before, after) or unicodedata.category(after) in ("Mn", "Mc", "Me", "Sk")
 
 

@@ -1,4 +1,4 @@
-"""What all requests share: the generator, and whether the server takes, drains or aborts requests."""
+"""State that all requests share: the generator, and whether the server accepts, drains or aborts."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -22,18 +22,18 @@ Shorter = Callable[[OmniRequest], OmniRequest | None]
 
 
 class ServerState:
-    """Belongs to one event loop. `run_server` writes it, the routes read it."""
+    """Belongs to one event loop. `run_server` writes it; the routes read it."""
 
     def __init__(self, generator: Generator | None = None, tracer: "OtelTracer | None" = None) -> None:
         self.generator = generator
         """None while the model is loading."""
         self.tracer = tracer
-        """None where requests are not traced."""
+        """None if requests are not traced."""
         self.metrics = ServerMetrics(__version__)
         self.unsent = UnsentBudget(ApiConfig.max_unsent_bytes, ApiConfig.max_total_unsent_bytes)
-        """Of the answers that are being sent."""
+        """Budget of all running answers."""
         self.draining = asyncio.Event()
-        """Set from the moment that the server was asked to stop."""
+        """Set once the server has been asked to stop."""
         self.abort_error: OmniError | None = None
         """Set by `abort`."""
         self.on_abort: set[Callable[[], object]] = set()
@@ -43,7 +43,7 @@ class ServerState:
         self._idle.set()
 
     def unavailability(self) -> OverloadedError | None:
-        """Why no request can be served now; None if one can."""
+        """Why the server cannot serve requests now, or None."""
         if self.draining.is_set():
             return OverloadedError("The server is shutting down.", code="server_shutting_down")
         if self.generator is None:
@@ -55,9 +55,9 @@ class ServerState:
         return None
 
     def require_generator(self) -> "ObservedGenerator":
-        """The generator, to be used at once; what it generates is counted and logged.
+        """Returns the generator for immediate use; counts and logs its answers.
 
-        Raises `OverloadedError` where `unavailability` has a reason.
+        Raises `OverloadedError` if `unavailability` has a reason.
         """
         reason = self.unavailability()
         if reason is not None:
@@ -66,8 +66,8 @@ class ServerState:
         return ObservedGenerator(self.generator, self)
 
     def require_all_stages(self) -> None:
-        """Raises `OverloadedError` as `require_generator` does, and `StageDownError` while a stage is down:
-        requests that do not need it are still served."""
+        """Raises `OverloadedError` like `require_generator`, and `StageDownError` while a stage is down.
+        Requests that do not need that stage are still served."""
         self.require_generator()
         assert self.generator is not None
         down = self.generator.stage_down()
@@ -76,7 +76,7 @@ class ServerState:
 
     @contextmanager
     def request_in_flight(self) -> Iterator[None]:
-        """Counts a request as running while the block lasts."""
+        """Counts a request as running inside the block."""
         self._num_in_flight += 1
         self._idle.clear()
         try:
@@ -91,14 +91,14 @@ class ServerState:
         await self._idle.wait()
 
     def abort(self, error: OmniError) -> None:
-        """Ends every running generation; its client sees `error`."""
+        """Ends every running generation; clients receive `error`."""
         self.abort_error = error
         for call in tuple(self.on_abort):
             call()
 
 
 class ObservedGenerator:
-    """Generates with `generator`; counts, logs and traces each answer when it ends."""
+    """Wraps a generator to count, log and trace each answer when it ends."""
 
     def __init__(self, generator: Generator, state: ServerState) -> None:
         self._generator = generator
@@ -109,7 +109,7 @@ class ObservedGenerator:
         return await self.submit_fitting(request, lambda _: None)
 
     async def submit_fitting(self, request: OmniRequest, shorter: Shorter) -> Generation:
-        """As `submit`, but where the prompt is too long `shorter` gives what to try instead, until it gives
+        """Like `submit`, but retries a prompt that is too long with what `shorter` returns, until that is
         None. All attempts count as one answer in log and metrics."""
         answer = self._begin(request)
         try:
@@ -126,7 +126,7 @@ class ObservedGenerator:
         except Exception as error:
             answer.failed(error)
             raise
-        except BaseException:  # cancelled: the client has left
+        except BaseException:  # cancelled: client disconnected
             answer.closed(self._state.abort_error)
             raise
         answer.admitted(generation.prompt)
@@ -143,7 +143,7 @@ class ObservedGenerator:
             self._state.metrics.answer_ended(answer)
             if record is not None and record.span is not None:
                 record.span.answer_ended(answer, self.model_info)
-            if record is not None and record.is_websocket:  # an HTTP request has one line for all of it
+            if record is not None and record.is_websocket:  # an HTTP request has a single line
                 log_session_answer(record, answer)
 
         answer = AnswerRecord(request, on_end=end)

@@ -1,4 +1,4 @@
-"""Responses that are sent while they are made, and work that ends when the client leaves."""
+"""Streaming responses, and work that is cancelled when the client disconnects."""
 
 import asyncio
 import logging
@@ -21,24 +21,24 @@ Result = TypeVar("Result")
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
-"""A comment: OpenAI's client skips it, while it fails on a frame without data."""
+"""A comment: OpenAI's client skips it, but fails on a frame without data."""
 
 _LINE_BREAKS = str.maketrans({"\u0085": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
-"""JSON may hold these as they are, but clients that cut the stream with `str.splitlines`, as httpx does,
-would cut a frame in two."""
+"""JSON allows these unescaped, but clients that split the stream with `str.splitlines`, as httpx does,
+would split the frame."""
 
 
 async def until_disconnect(work: Coroutine[Any, Any, Result], receive: Receive) -> Result:
-    """Awaits `work`, and cancels it when the client disconnects; raises `ClientDisconnect` then.
+    """Awaits `work`; if the client disconnects, cancels it and raises `ClientDisconnect`.
 
-    The body must have been read. Where `work` returns all the same, its result is returned: it may contain
-    something that its receiver has to release. The calling task does the work itself: in a task of its own,
-    every request of a burst would wait for one more turn of the event loop.
+    The body must have been read. If `work` returns despite the cancellation, its result is returned, because
+    it may hold resources that the caller must release. `work` runs in the calling task: a separate task would
+    cost each request of a burst another turn of the event loop.
     """
-    left = asyncio.timeout(None)  # as a scope that the other task can cancel
+    left = asyncio.timeout(None)  # a scope that the other task can cancel
 
     async def watch() -> None:
-        with suppress(Exception):  # the connection is of no use then, either
+        with suppress(Exception):  # the connection is unusable then, too
             while (await receive())["type"] != "http.disconnect":
                 continue
         left.reschedule(asyncio.get_running_loop().time())
@@ -56,22 +56,22 @@ async def until_disconnect(work: Coroutine[Any, Any, Result], receive: Receive) 
 
 
 def frame(data: BaseModel) -> bytes:
-    """One server-sent event, on one line. Fields that were never set are left out."""
+    """Renders one server-sent event on one line. Omits unset fields."""
     return b"data: " + _on_one_line(data.model_dump_json(exclude_unset=True)) + b"\n\n"
 
 
 class FrameTemplate:
-    """Frames that differ in one string only, without the cost of a model for each."""
+    """Renders frames that differ only in one string, without a model for each."""
 
     def __init__(self, make: Callable[[str], BaseModel]) -> None:
-        """`make` puts a string into the model; it must be the last one of its value."""
+        """`make` puts a string into a model; it must be the last occurrence there."""
         marker = "the string"
         before, found, after = frame(make(marker)).rpartition(to_json(marker))
         assert found
         self._before, self._after = before, after
 
     def frame(self, text: str) -> bytes:
-        """The same as `frame(make(text))`."""
+        """Same as `frame(make(text))`."""
         return self._before + _on_one_line(to_json(text).decode()) + self._after
 
 
@@ -80,12 +80,12 @@ def _on_one_line(json: str) -> bytes:
 
 
 class StreamResponse(Response):
-    """Sends `first` and `pieces`. In every case (sent to the end, failed, cancelled, client gone) it closes
-    `pieces` and calls `release`."""
+    """Sends `first` and `pieces`. Always closes `pieces` and calls `release`, also after a failure, a
+    cancellation or a disconnect."""
 
     failure_level = logging.INFO
     failure_line = "%s failed while it was streamed: %s"
-    """What the log says of a failure that was foreseen."""
+    """Log text for an `OmniError`."""
 
     def __init__(
         self,
@@ -97,9 +97,9 @@ class StreamResponse(Response):
         media_type: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """`name` is what the log calls it. `first` is the piece that was made before the status was sent.
-        Empty pieces are not sent."""
-        # "no" keeps nginx from collecting the stream.
+        """`name` identifies it in the log. `first` is a piece that was made before the status is sent. Empty
+        pieces are skipped."""
+        # "no" keeps nginx from buffering the stream.
         common = {"cache-control": "no-cache", "x-accel-buffering": "no"}
         super().__init__(media_type=media_type, headers={**(headers or {}), **common})
         del self.headers["content-length"]
@@ -118,7 +118,7 @@ class StreamResponse(Response):
                 await self._release()
 
     def ending(self, error: OmniError) -> bytes | None:
-        """The last piece where `error` came up; None leaves the response without its end."""
+        """The last piece after `error`; None leaves the response incomplete."""
         raise NotImplementedError
 
     async def _send(self, send: Send) -> None:
@@ -143,7 +143,7 @@ class StreamResponse(Response):
 
 
 class EventStreamResponse(StreamResponse):
-    """Server-sent events. Where they fail, the last one contains the error."""
+    """Server-sent events. After a failure, the last one contains the error."""
 
     media_type = "text/event-stream"
 
@@ -152,10 +152,10 @@ class EventStreamResponse(StreamResponse):
 
 
 class AudioStreamResponse(StreamResponse):
-    """An audio file that is sent while it is made.
+    """An audio file that is sent while it is generated.
 
-    Where it fails, the response is left without its end, upon which the web server closes the connection: the
-    client sees that the file is incomplete. A proper end would make it a shorter file that looks whole.
+    After a failure, the response is left incomplete and the web server closes the connection, so the client
+    sees that the file is truncated. A proper end would make it look like a complete, shorter file.
     """
 
     failure_level = logging.WARNING

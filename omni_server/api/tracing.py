@@ -1,5 +1,5 @@
-"""Traces are optional: without `--otlp-traces-endpoint` this server imports nothing of
-OpenTelemetry (vLLM does)."""
+"""Optional tracing: without `--otlp-traces-endpoint` this server does not import OpenTelemetry
+(vLLM does)."""
 
 from typing import TYPE_CHECKING
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 def open_tracer(endpoint: str | None) -> "OtelTracer | None":
-    """Sends spans to `endpoint`, a collector's OTLP over HTTP; None without one.
+    """Returns a tracer that sends spans to `endpoint` by OTLP over HTTP; None without one.
 
-    Raises `ConfigError` for a URL that is not one, and where OpenTelemetry is not installed.
+    Raises `ConfigError` for an invalid URL or if OpenTelemetry is not installed.
     """
     if endpoint is None:
         return None
@@ -32,7 +32,7 @@ def open_tracer(endpoint: str | None) -> "OtelTracer | None":
 
 
 def _traces_url(endpoint: str) -> str:
-    """With the path that OTLP gives traces, if the URL has none."""
+    """Adds OTLP's path for traces if the URL has none."""
     try:
         url = URL(endpoint)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The form of a transcription request: read with bounds and in memory only, then checked field by field."""
+"""The form of a transcription request: reads it within bounds, in memory only, then checks each field."""
 
 import re
 from collections.abc import AsyncGenerator
@@ -19,18 +19,18 @@ from omni_server.types import ModelInfo
 _MAX_FIELDS = 100
 _MAX_FIELD_BYTES = 64 * 1024
 _MAX_OTHER_BYTES = 1024 * 1024
-"""Of all that is not the file."""
+"""For everything but the file."""
 _CHARSETS = frozenset({b"utf-8", b"utf8", b"us-ascii", b"ascii", b"iso-8859-1", b"latin-1"})
-"""UTF-8 and what clients say of forms that have letters of ASCII only."""
+"""UTF-8 and the names that clients give ASCII-only forms."""
 
 TEXT_FORMATS = ("json", "text", "verbose_json")
 LANGUAGE_PATTERN = "^[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8})*$"
 BOOLEAN_PATTERN = (
     "^([Tt]([Rr][Uu][Ee])?|[Ff]([Aa][Ll][Ss][Ee])?|[Yy]([Ee][Ss])?|[Nn][Oo]?|[Oo]([Nn]|[Ff][Ff])|[01])$"
 )
-"""What pydantic takes as a boolean: true, t, yes, y, on and 1, or false, f, no, n, off and 0, in any case."""
+"""Pydantic's booleans: true, t, yes, y, on and 1, or false, f, no, n, off and 0, in any case."""
 LIST_FIELDS = ("timestamp_granularities", "include")
-"""Forms have `[]` behind these names, or not."""
+"""Forms may append `[]` to these names."""
 
 _WHY_NOT = {
     "srt": "the model gives no timestamps",
@@ -68,12 +68,12 @@ class Form:
     fields: dict[str, list[str]]
     """All values of each name, in order."""
     file: bytes | None
-    """The content of the part called "file", if that has a file name, as a file has."""
+    """The content of the part "file", if that part has a file name."""
 
 
 async def read_form(request: Request, max_file_bytes: int) -> Form:
-    """Raises `InvalidRequestError` for anything but such a form,
-    `RequestTooLargeError`, and `ClientDisconnect`."""
+    """Raises `InvalidRequestError` for an invalid form,
+    `RequestTooLargeError`, or `ClientDisconnect`."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "multipart/form-data":
         raise InvalidRequestError(
@@ -85,7 +85,7 @@ async def read_form(request: Request, max_file_bytes: int) -> Form:
     parser = MultiPartParser(
         request.headers, stream, max_files=1, max_fields=_MAX_FIELDS, max_part_size=_MAX_FIELD_BYTES
     )
-    parser.spool_max_size = max_file_bytes + _MAX_OTHER_BYTES  # what callers say is not written to disk
+    parser.spool_max_size = max_file_bytes + _MAX_OTHER_BYTES  # never write speech to disk
     try:
         form = await parser.parse()
     except MultiPartException as error:
@@ -106,9 +106,9 @@ async def read_form(request: Request, max_file_bytes: int) -> Form:
 
 
 def _check_charset(request: Request) -> None:
-    """Starlette decodes with whatever codec of Python's the client names: some raise what it does not
-    expect, others take a time that grows with the square of the text. RFC 7578 has no such parameter,
-    and forms are UTF-8."""
+    """Accepts only UTF-8 and names for ASCII. Starlette decodes with any Python codec that the client
+    names: some raise unexpected errors, others take quadratic time. RFC 7578 has no such parameter, and
+    forms are UTF-8."""
     _, parameters = parse_options_header(request.headers["content-type"])
     if parameters.get(b"charset", b"utf-8").lower() not in _CHARSETS:
         raise InvalidRequestError("The form cannot be read: its charset must be UTF-8.", code="invalid_form")
@@ -138,8 +138,8 @@ def _too_large(max_bytes: int) -> RequestTooLargeError:
 def parse_transcription_form(
     form: Form, model: ModelInfo, *, to_english: bool
 ) -> tuple[TranscriptionForm, bytes]:
-    """The checked fields, and the file. `to_english` is what makes a translation. Raises `InvalidRequestError`
-    or `ModelNotFoundError`."""
+    """Returns the checked fields and the file. `to_english` means a translation. Raises
+    `InvalidRequestError` or `ModelNotFoundError`."""
     body = validate(TranscriptionForm, _body(form))
     check_model(body.model, model)
     if "audio" not in model.input_modalities:
@@ -186,8 +186,8 @@ def parse_transcription_form(
 
 
 def _body(form: Form) -> dict[str, str | list[str]]:
-    """The last value of each field, all of a list. Empty optional fields, as forms have them,
-    count as absent."""
+    """The last value of each field, or all values of a list. Empty optional fields count as
+    absent."""
     body: dict[str, str | list[str]] = {}
     for given, values in form.fields.items():
         name = given.removesuffix("[]")
@@ -211,7 +211,7 @@ def form_body() -> dict[str, Any]:
 
 
 def _form_field(field: dict[str, Any]) -> dict[str, Any]:
-    """A form has no null: what is not set is empty, or not there."""
+    """Replaces null: unset form fields are empty or absent."""
     described = {key: value for key, value in field.items() if key != "default"}
     if "anyOf" in field:
         described["anyOf"] = [

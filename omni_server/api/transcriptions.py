@@ -1,4 +1,4 @@
-"""`POST /v1/audio/transcriptions` and `/v1/audio/translations`: the model transcribes what it hears."""
+"""`POST /v1/audio/transcriptions` and `/v1/audio/translations`: the model transcribes audio."""
 
 import asyncio
 import logging
@@ -28,12 +28,12 @@ from omni_server.types import AudioPart, Finished, OmniRequest, SamplingConfig, 
 logger = logging.getLogger(__name__)
 
 _PIECE_SECONDS = 30.0
-"""Longer recordings are cut. Speech recognition is trained on utterances of at most this length."""
+"""Longer recordings are split: speech recognition is trained on audio of at most this length."""
 
 _FULL_RATE_HZ = 48_000
-"""Up to this rate a recording may last for `max_upload_seconds`."""
+"""Up to this rate, recordings may last `max_upload_seconds`."""
 _LONGEST_KEPT = 4
-"""Recordings of the greatest size that may be in memory; of smaller ones as many more."""
+"""Recordings of maximum size that fit in memory, or more smaller ones."""
 
 
 class InputTokenDetails(BaseModel):
@@ -60,11 +60,11 @@ class Transcription(BaseModel):
 
 
 class VerboseTranscription(BaseModel):
-    """Without `segments` and `words`: the model gives no timestamps, and the server does not invent any."""
+    """Has no `segments` and `words`: the model gives no timestamps, and the server does not invent any."""
 
     task: Literal["transcribe", "translate"]
     language: str
-    """Of `text`. "und", undetermined, where the request does not say: the model does not tell."""
+    """Of `text`. "und" (undetermined) unless the request has it: the model does not report it."""
     duration: float
     """Seconds."""
     text: str
@@ -86,19 +86,19 @@ _DELTAS = FrameTemplate(lambda text: TranscriptDelta(type="transcript.text.delta
 
 
 class RecordingRoom:
-    """Memory for recordings that are being transcribed. Each is kept until its last piece has been heard,
-    which may take minutes; the queue of requests alone would admit a thousand of them."""
+    """Bounds the memory of recordings in progress. Each stays in memory until its last piece is transcribed,
+    which may take minutes; the request queue alone would admit a thousand of them."""
 
     def __init__(self, max_samples: int, timeout_s: float) -> None:
-        """`max_samples` must be at least those of the longest recording; `timeout_s` is the longest wait."""
+        """`max_samples` must be at least that of the longest recording; `timeout_s` is the longest wait."""
         self._max_samples = max_samples
         self._timeout_s = timeout_s
         self._num_samples = 0
         self._released = asyncio.Event()
 
     async def take(self, num_samples: int) -> Callable[[], None]:
-        """Returns what gives the room back, to be called once. Raises `OverloadedError` if
-        none became free."""
+        """Reserves room; returns its release callback, to call once. Raises `OverloadedError`
+        on timeout."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 while self._num_samples + num_samples > self._max_samples:
@@ -131,8 +131,8 @@ class TranscriptionService:
         self._media = MediaLoader(MediaSource((), limits), limits, config)
 
     async def create(self, request: Request, *, to_english: bool) -> Response:
-        """No status is sent before the first words are there. Raises `OmniError`."""
-        self._state.require_generator()  # rather than after many megabytes of body
+        """Sends no status before the first words are ready. Raises `OmniError`."""
+        self._state.require_generator()  # before reading megabytes of body
         form = await read_form(request, self._max_upload_bytes)
         return await until_disconnect(self._answer(form, to_english=to_english), request.receive)
 
@@ -173,7 +173,7 @@ class TranscriptionService:
         return Response(answer.model_dump_json(), media_type="application/json")
 
     async def _load(self, file: bytes, held: ExitStack) -> AudioPart:
-        """`held` gets what gives its room in memory back."""
+        """Adds the release of the room to `held`."""
         try:
             held.callback(await self._room.take(await self._media.count_samples(file)))
             return await self._media.load_audio_file(file)
@@ -186,9 +186,9 @@ class TranscriptionService:
 
 
 async def _deltas(run: TaskRun, name: str, heartbeat_s: float | None = None) -> AsyncGenerator[str, None]:
-    """New text, and "" after every `heartbeat_s` seconds of silence."""
+    """Yields text, and "" after each `heartbeat_s` s of silence."""
     last_character = ""
-    is_start = True  # of the text of a piece
+    is_start = True  # of a piece's text
     async with aclosing(run.events(heartbeat_s)) as events:
         async for event in events:
             match event:
@@ -208,7 +208,7 @@ async def _deltas(run: TaskRun, name: str, heartbeat_s: float | None = None) -> 
 
 
 def _separator(last_character: str, text: str) -> str:
-    """A space between the texts of two pieces, except in scripts that have none."""
+    """A space between two pieces' texts, except in scripts without spaces."""
     if not last_character or last_character.isspace():
         return ""
     return "" if any(unicodedata.east_asian_width(c) in "WF" for c in (last_character, text[0])) else " "
@@ -217,7 +217,7 @@ def _separator(last_character: str, text: str) -> str:
 async def _events(
     run: TaskRun, name: str, keep_alive_s: float, held: ExitStack
 ) -> AsyncGenerator[bytes, None]:
-    """Frames, the first when there is text. `held` is closed at the end."""
+    """Yields frames, the first with text. Closes `held` at the end."""
     text = ""
     with held:
         async with aclosing(_deltas(run, name, keep_alive_s)) as deltas:

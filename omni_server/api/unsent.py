@@ -1,9 +1,9 @@
-"""What has been generated and not yet taken by its clients: bounded per answer, and for all answers together.
+"""Bounds the generated output that clients have not read yet, per answer and for all answers together.
 
-Generation does not wait for a client that reads slowly: it would keep its place in every stage for as long as
-that takes. Clients that play what they get read at the speed of speech, many times slower than it is made, so
-what waits for one may be as much as a whole answer. A client that falls further behind loses its answer, and
-nobody else notices.
+There is no backpressure on generation: with a slow client, the request would keep its slot in every stage.
+Clients that play audio as they receive it read at the speed of speech, many times slower than generation, so
+the backlog may be as large as a whole answer. A client that falls further behind loses its answer, without
+any effect on other clients.
 """
 
 import asyncio
@@ -17,22 +17,22 @@ from omni_server.types import AudioDelta, ImageDone, OmniEvent, TextDelta, ToolC
 logger = logging.getLogger(__name__)
 
 _EVENT_BYTES = 256
-"""Of an event without its payload."""
+"""Per event, without its payload."""
 _LOGPROB_BYTES = 256
-"""Of a token that was sampled, or that might have been, with its text."""
+"""Per sampled or alternative token, including its text."""
 
 ChoiceEvent = tuple[int, OmniEvent]
-"""Index of the choice, and what happened to it."""
+"""Index of the choice, and its event."""
 
 
 class UnsentBudget:
-    """Counts bytes for all answers of a server. Belongs to one event loop."""
+    """Counts unsent bytes of all answers. Belongs to one event loop."""
 
     def __init__(
         self, max_bytes: int, max_total_bytes: int, count_dropped: Callable[[], None] = lambda: None
     ) -> None:
-        """`max_bytes` bounds each answer. Where all together exceed `max_total_bytes`, the largest is
-        dropped. `count_dropped` is called for each answer that is."""
+        """`max_bytes` bounds each answer. If all together exceed `max_total_bytes`, the largest is dropped.
+        `count_dropped` is called for each dropped answer."""
         self.max_bytes = max_bytes
         self.count_dropped = count_dropped
         self.queues: set[AnswerQueue] = set()
@@ -46,10 +46,10 @@ class UnsentBudget:
 
 
 class AnswerQueue:
-    """Events of one answer between the stages and its client; `close` must follow."""
+    """Queue of one answer's events from the stages to its client; must be closed."""
 
     def __init__(self, budget: UnsentBudget, answer_id: str, heartbeat_s: float | None) -> None:
-        """The reader is woken after every `heartbeat_s` seconds of silence."""
+        """Wakes the reader after every `heartbeat_s` seconds of silence."""
         self._budget = budget
         self._answer_id = answer_id
         self._items: deque[ChoiceEvent | BaseException] = deque()
@@ -61,11 +61,11 @@ class AnswerQueue:
             self._timer = self._loop.call_later(heartbeat_s, self._beat, heartbeat_s)
         self.num_bytes = 0
         self.is_dropped = False
-        """Nothing more is taken."""
+        """Drops later events."""
         budget.queues.add(self)
 
     def put(self, index: int, event: OmniEvent) -> None:
-        """The answer may be dropped because of it."""
+        """Adds an event; may drop the answer."""
         if self.is_dropped:
             return
         self._last = self._loop.time()
@@ -76,13 +76,13 @@ class AnswerQueue:
         self.wake()
 
     def put_error(self, error: BaseException) -> None:
-        """Why no more events follow."""
+        """Adds the final error."""
         if not self.is_dropped:
             self._items.append(error)
             self.wake()
 
     async def get(self) -> ChoiceEvent | BaseException | None:
-        """The next item; None where the wait for it was ended by `wake`."""
+        """Returns the next item, or None if `wake` ended the wait."""
         if not self._items:
             self._woken.clear()
             await self._woken.wait()
@@ -94,11 +94,11 @@ class AnswerQueue:
         return item
 
     def wake(self) -> None:
-        """Ends the wait for the next item, if its reader waits."""
+        """Ends the reader's wait for the next item, if any."""
         self._woken.set()
 
     def drop(self) -> None:
-        """What waits is released, and its reader gets an error."""
+        """Discards the backlog; the reader gets an error."""
         if self.is_dropped:
             return
         error = InvalidRequestError(
@@ -116,7 +116,7 @@ class AnswerQueue:
         self.wake()
 
     def close(self) -> None:
-        """Nothing waits any more; may be called again."""
+        """Discards the backlog. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
         self._budget.queues.discard(self)
@@ -124,7 +124,7 @@ class AnswerQueue:
         self._change(-self.num_bytes)
 
     def _beat(self, heartbeat_s: float) -> None:
-        """One timer that is set anew when it fires: one per event would cost more than the event."""
+        """Restarts one timer when it fires: a timer per event would cost more than the event."""
         if self._last + heartbeat_s <= self._loop.time():
             self._last = self._loop.time()
             self.wake()
@@ -136,7 +136,7 @@ class AnswerQueue:
 
 
 def size_of(event: OmniEvent) -> int:
-    """Bytes of memory, roughly."""
+    """Approximate memory size."""
     match event:
         case AudioDelta():
             return _EVENT_BYTES + event.samples.nbytes

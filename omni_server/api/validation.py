@@ -1,11 +1,11 @@
-"""A caller's JSON: read and parsed within bounds, checked by pydantic, and refused in OpenAI's words.
+"""Reads and parses a caller's JSON within bounds, validates it, and words errors as OpenAI does.
 
-pydantic notes everything that is wrong with a body, a thousand bytes per fault, and only the first is
-reported: what a caller may send many of must end with the first fault (`Field(fail_fast=True)`, for lists) or
-be counted first.
+pydantic collects all errors of a body, a thousand bytes per error, but only the first is reported. A field
+with many values must therefore stop at the first error (`Field(fail_fast=True)`, for lists) or be counted
+first.
 
-Messages never contain the value that was sent, except a number or the beginning of a word that was not a
-valid choice: it may be megabytes of base64.
+Messages never contain the sent value, which may be megabytes of base64, except a number or the beginning of
+a word that was not a valid choice.
 """
 
 import asyncio
@@ -22,13 +22,13 @@ from omni_server.errors import InvalidRequestError, RequestTooLargeError
 Model = TypeVar("Model", bound=BaseModel)
 
 MAX_JSON_MARKS = 1 << 18
-"""Commas and opening brackets. Each value that is parsed takes up to a hundred bytes of memory for its three
-in the body, and each that is found wrong more than a thousand. Text has such marks, too; a chat as long as a
-model's context has a tenth of this number."""
+"""Commas and opening brackets. A value of three bytes in the body takes up to a hundred bytes of memory when
+parsed, and more than a thousand if it is invalid. Text has such marks, too; a chat as long as a model's
+context has a tenth of this number."""
 
 _MARKS = ",[{"
 _PARSE_INLINE_BYTES = 64 * 1024
-"""Bodies up to this size are parsed in well under a millisecond; a thread would cost more."""
+"""Parsing bodies up to this size takes well under a millisecond; a thread would cost more."""
 _MAX_SHOWN = 64
 _MAX_SHOWN_INTEGER = 2**63
 _MAX_PATH = 200
@@ -55,11 +55,11 @@ _COMPARISONS = {
 
 
 async def read_json(request: Request) -> object:
-    """The body, parsed. Its size is bounded by `omni_server.api.limits.BodyLimitMiddleware`.
+    """Parses the body, whose size `omni_server.api.limits.BodyLimitMiddleware` bounds.
 
-    Raises `InvalidRequestError` for anything that is not JSON by RFC 8259 (NaN and lone surrogates are not,
-    and nesting is limited to 200 levels), `RequestTooLargeError`, also for too many values, and
-    `ClientDisconnect` if the client leaves.
+    Raises `InvalidRequestError` if it is not JSON by RFC 8259 (NaN and lone surrogates are not, and nesting
+    is limited to 200 levels), `RequestTooLargeError`, also for too many values, or `ClientDisconnect` if the
+    client disconnects.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     is_json = media_type == "application/json" or (
@@ -91,13 +91,13 @@ def _parse(data: bytes) -> object:
 
 
 def has_too_many_values(text: bytes | str) -> bool:
-    """Each value but the outermost stands behind one of these marks."""
+    """Every value but the outermost one follows one of these marks."""
     counts = map(text.count, _MARKS) if isinstance(text, str) else map(text.count, _MARKS.encode())
     return sum(counts) > MAX_JSON_MARKS
 
 
 def at_most(max_keys: int) -> BeforeValidator:
-    """Annotates a dict."""
+    """Annotates dicts."""
 
     def check(value: object) -> object:
         if isinstance(value, dict) and len(value) > max_keys:
@@ -121,11 +121,11 @@ def _without_fraction(value: object) -> object:
 
 
 Integer = Annotated[int, BeforeValidator(_without_fraction)]
-"""Takes 5.0 as well: JSON Schema, in which the API is described, calls that an integer."""
+"""Also accepts 5.0, which is an integer in JSON Schema, the API's description language."""
 
 
 class ExactModel(BaseModel):
-    """JSON's types as they are, and no unknown key: the first one is reported."""
+    """Validates JSON types strictly and reports the first unknown key."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -140,8 +140,8 @@ class ExactModel(BaseModel):
 
 
 def validate(schema: type[Model], body: object) -> Model:
-    """`body`, parsed JSON, as a `schema`. Raises `InvalidRequestError` for the first thing that is
-    wrong with it."""
+    """Validates `body`, parsed JSON, as a `schema`. Raises `InvalidRequestError` for the first
+    error."""
     try:
         return schema.model_validate(body)
     except ValidationError as error:
@@ -161,7 +161,7 @@ def unsupported(message: str, param: str) -> InvalidRequestError:
 def unsupported_choice(
     param: str, name: str, supported: Sequence[str], reason: str = ""
 ) -> InvalidRequestError:
-    """`name` is not one of the `supported` values of `param`."""
+    """Reports that `name` is not a `supported` value of `param`."""
     values = ", ".join(f"'{value}'" for value in supported)
     return unsupported(
         f"Unsupported value: '{param}' does not support '{name[:_MAX_SHOWN]}'{reason}. "
@@ -171,11 +171,11 @@ def unsupported_choice(
 
 
 def parameter_path(location: Sequence[int | str], body: object, *, may_lack_last: bool = True) -> str:
-    """pydantic's `loc` as `messages[0].content[1].input_audio.data`.
+    """Formats pydantic's `loc` like `messages[0].content[1].input_audio.data`.
 
-    `loc` also holds the tags of the union branches that were taken, which are not keys of `body`; they are
-    recognised by following `body`. The last part is kept where `body` lacks it, if that may be: it names
-    what is missing.
+    `loc` also contains the tags of union branches, which are not keys of `body`; following `body` identifies
+    them. With `may_lack_last`, a last part that `body` lacks is kept, because it names what is
+    missing.
     """
     path = ""
     here = body
@@ -192,7 +192,7 @@ def parameter_path(location: Sequence[int | str], body: object, *, may_lack_last
 
 def _invalid_request(error: ErrorDetails, body: object) -> InvalidRequestError:
     kind, given, context = error["type"], error["input"], error.get("ctx", {})
-    # What lacks a branch is there; behind it come only the tags of branches around.
+    # A value without a matching branch exists; only tags of outer branches follow.
     param = parameter_path(error["loc"], body, may_lack_last=not kind.startswith("union_tag"))
     if not param:
         return InvalidRequestError("The request body must be a JSON object.", code="invalid_type")

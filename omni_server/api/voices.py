@@ -1,4 +1,4 @@
-"""Which voice of the model a request means."""
+"""Maps voice names to the model's voices."""
 
 from omni_server.errors import InvalidRequestError
 from omni_server.types import ModelInfo
@@ -7,15 +7,15 @@ OPENAI_VOICES = (
     "alloy", "ash", "coral", "echo", "nova", "onyx", "shimmer",
     "ballad", "sage", "verse", "marin", "cedar", "fable",
 )  # fmt: skip
-"""OpenAI's voices. Clients written for OpenAI send these names, and some refuse to send any other. The order
-decides which of the model's voices each one stands for."""
+"""OpenAI's voices. Clients written for OpenAI send these names, and some refuse to send others. The order
+determines which of the model's voices each one maps to."""
 
 
 def resolve_voice(name: str, model: ModelInfo, param: str = "audio.voice") -> str:
-    """The model's voice called `name`, in whatever case, or the one that an OpenAI name stands for.
+    """Returns the model's voice `name`, ignoring case, or the one that an OpenAI name maps to.
 
-    OpenAI's names go round the model's voices, beginning with the default voice for "alloy". A voice of the
-    model that has one of these names comes first. Raises `InvalidRequestError`, which blames `param`.
+    OpenAI's names cycle through the model's voices, starting with the default voice for "alloy". A voice of
+    the model with such a name takes precedence. Raises `InvalidRequestError` for `param`.
     """
     wanted = name.casefold()
     for voice in model.voices:
@@ -35,7 +35,7 @@ def resolve_voice(name: str, model: ModelInfo, param: str = "audio.voice") -> st
 
 
 def voice_aliases(model: ModelInfo) -> dict[str, str]:
-    """OpenAI's names that are not voices of the model itself, with the voice that each stands for."""
+    """OpenAI's names that are not voices of the model itself, mapped to the model's voices."""
     if not model.voices:
         return {}
     own = {voice.casefold() for voice in model.voices}

@@ -1,4 +1,4 @@
-"""WebSocket connections as ASGI applications want them, on websockets' Sans-I/O implementation."""
+"""WebSocket connections for ASGI applications, based on websockets' Sans-I/O implementation."""
 
 import asyncio
 import http
@@ -24,21 +24,21 @@ from omni_server.errors import InvalidRequestError
 logger = logging.getLogger(__name__)
 
 MAX_FRAGMENTS = 65536
-"""Of one message. Empty ones would come without end, whatever the limit of bytes is; clients that send 15 MiB
-of audio in pieces need some thousand."""
+"""Per message. A byte limit alone would allow endless empty fragments; clients that send 15 MiB of audio in
+pieces need some thousand."""
 _CLOSE_TIMEOUT_S = 10.0
-"""A client gets this long to answer the server's close."""
+"""How long a client has to answer the server's close."""
 
 
 class ClientGoneError(OSError):
-    """The application sends on a connection that has ended. Frameworks expect an `OSError` then."""
+    """Raised when the application sends on a closed connection. Frameworks expect an `OSError`."""
 
 
 class WebSocketProtocol(asyncio.Protocol):
-    """One connection; uvicorn makes one per upgrade: `uvicorn.Config(ws=WebSocketProtocol)`.
+    """One connection; uvicorn creates one per upgrade: `uvicorn.Config(ws=WebSocketProtocol)`.
 
-    Keeps little for a client that floods it: nothing is read before the application has taken the last
-    message, fragments are bounded, and no pongs are kept for a client that does not read.
+    Buffers little for a flooding client: it reads nothing before the application has received the last
+    message, bounds fragments, and keeps no pongs for a client that does not read.
     """
 
     def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any]) -> None:
@@ -55,23 +55,23 @@ class WebSocketProtocol(asyncio.Protocol):
         self._fragments: list[bytes] = []
         self._is_text = False
         self._has_failed = False
-        """The client has broken a rule: nothing more of it is read."""
+        """After a protocol violation, further frames are ignored."""
         self._has_closed = False
-        """The application has closed the session, or refused it."""
+        """The application has closed or refused the session."""
         self._response: Response | None = None
-        """The answer to the handshake, until the application has accepted or refused it."""
+        """The handshake response, until the application accepts or refuses the session."""
         self._refusal: Message | None = None
-        """The head of the answer by which the application refuses the session."""
+        """The head of the response with which the application refuses."""
         self._refusal_body = b""
         self._ping = b""
-        """Payload of the ping that has not been answered yet."""
+        """Payload of the unanswered ping."""
         self._timer: asyncio.TimerHandle | None = None
-        """Of the next ping, the deadline of the last one, or that of the close."""
+        """For the next ping, or the deadline of the last ping or the close."""
 
     # Called by the transport and by uvicorn
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's do not inherit from it
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's do not subclass it
         self._server_state.connections.add(self)  # type: ignore[arg-type]  # a union of uvicorn's own classes
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -96,7 +96,7 @@ class WebSocketProtocol(asyncio.Protocol):
         self._flush(are_pongs=True)
 
     def shutdown(self) -> None:
-        """The server ends."""
+        """Ends the session."""
         if self._conn.state is State.OPEN:
             self._put_disconnect(CloseCode.SERVICE_RESTART)
             self._conn.send_close(CloseCode.SERVICE_RESTART)
@@ -124,7 +124,7 @@ class WebSocketProtocol(asyncio.Protocol):
         if frame.opcode is Opcode.PONG and self._ping and bytes(frame.data) == self._ping:
             self._schedule_ping()
         if frame.opcode not in (Opcode.TEXT, Opcode.BINARY, Opcode.CONT):
-            return  # websockets itself has answered pings and the client's close
+            return  # websockets itself answers pings and the client's close
         if frame.opcode is not Opcode.CONT:
             self._is_text, self._fragments = frame.opcode is Opcode.TEXT, []
         if len(self._fragments) >= MAX_FRAGMENTS:
@@ -163,10 +163,10 @@ class WebSocketProtocol(asyncio.Protocol):
     # Sending
 
     def _flush(self, *, are_pongs: bool = False) -> None:
-        """Writes what websockets has to send, and closes the connection where that ends with an
-        end of stream.
+        """Writes websockets' pending output, and closes the connection if it ends with an end of
+        stream.
 
-        Pongs are not written to a client that does not read: RFC 6455 (5.5.3) lets them be left out.
+        Skips pongs for a client that does not read, as RFC 6455 (5.5.3) allows.
         """
         output = self._conn.data_to_send()
         is_end = b"" in output
@@ -216,7 +216,7 @@ class WebSocketProtocol(asyncio.Protocol):
     def _accept(self, message: Message) -> None:
         response, self._response = self._response, None
         assert response is not None
-        del response.headers["Date"]  # uvicorn has one among its own
+        del response.headers["Date"]  # uvicorn adds its own
         response.headers.update(
             (name.decode("latin-1"), value.decode("latin-1"))
             for name, value in (*self._server_state.default_headers, *message.get("headers", ()))
@@ -234,7 +234,7 @@ class WebSocketProtocol(asyncio.Protocol):
         self._ping = b""
         self._set_timer(self._loop.call_later(_CLOSE_TIMEOUT_S, self._transport.close))
         self._flush()
-        self._resume_reading()  # for the client's answer
+        self._resume_reading()  # for the client's close
 
     def _refuse(self, response: Response) -> None:
         self._response = None
@@ -320,7 +320,7 @@ class WebSocketProtocol(asyncio.Protocol):
 
 
 class _Handshake(ServerProtocol):
-    """Refuses upgrades in the envelope that all errors have."""
+    """Refuses upgrades with the API's error envelope."""
 
     def reject(self, status: http.HTTPStatus | int, text: str) -> Response:
         response = super().reject(status, text)
@@ -338,12 +338,12 @@ class _Handshake(ServerProtocol):
 
 
 def _address(found: object) -> tuple[str, int] | None:
-    """Host and port; None of a Unix socket."""
+    """Host and port; None for a Unix socket."""
     return (str(found[0]), int(found[1])) if isinstance(found, tuple) else None
 
 
 def _header_bytes(value: str) -> bytes:
-    """websockets decodes headers as Latin-1; before its release 17 as ASCII, with escapes for other bytes."""
+    """websockets decodes headers as Latin-1, or before release 17 as ASCII with escapes for other bytes."""
     try:
         return value.encode("latin-1")
     except UnicodeEncodeError:

@@ -1,12 +1,12 @@
-"""The web page at `/` and the API's description at `/docs`: static files, in memory, under a strict
+"""Serves the web page at `/` and the API docs at `/docs`: static files, in memory, with a strict
 Content-Security-Policy.
 
-The page itself is `/`, everything that it loads lies below `/web/`. Both are public: they hold nothing but
-the program of the page, which asks the user for an API key where the server wants one.
+The page is at `/`, and everything that it loads is under `/web/`. Both are public: they contain only the
+page's program, which asks the user for an API key if the server needs one.
 
-`/docs` is Swagger UI on `/openapi.json`, all of it from this server. FastAPI's own page loads Swagger UI from
+`/docs` is Swagger UI for `/openapi.json`, entirely from this server. FastAPI's own page loads Swagger UI from
 a CDN: it does not work offline, and it lets a foreign script into the API's origin. The package
-`fastapi_offline` carries Swagger UI's files.
+`fastapi_offline` contains Swagger UI's files.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ class Asset:
 def page_router() -> APIRouter:
     assets = load_assets()
     page = assets.pop(_PAGE)
-    # blob: are files that the user has chosen.
+    # blob: is for files that the user chose.
     return _asset_router("/", page, ASSETS_PREFIX, assets, "img-src 'self' blob:")
 
 
@@ -52,12 +52,12 @@ def docs_router() -> APIRouter:
     assets = {"start.js": _load_asset(_DOCS / "start.js")}
     with as_file(files("fastapi_offline") / "static") as folder:
         assets |= {name: _load_asset(folder / name) for name in _SWAGGER_UI}
-    # data: are the pictures in Swagger UI's style sheet. Speech that was tried out is a blob:.
+    # data: is for the images in Swagger UI's style sheet. Generated speech is a blob:.
     return _asset_router(DOCS, page, f"{DOCS}/", assets, "img-src 'self' data:")
 
 
 def load_assets() -> dict[str, Asset]:
-    """The files of the page by their names. Nothing else can be asked for: requests never touch the file
+    """Reads the page's files, keyed by name. Only these can be requested: requests never access the file
     system."""
     return {file.name: _load_asset(file) for file in sorted(_STATIC.iterdir()) if file.suffix in _MEDIA_TYPES}
 
@@ -70,8 +70,8 @@ def _load_asset(file: Path) -> Asset:
 def _asset_router(
     path: str, page: Asset, prefix: str, assets: Mapping[str, Asset], img_src: str
 ) -> APIRouter:
-    """Serves `page` at `path` and each of `assets` at `prefix` and its name. They may load and do only what the
-    Content-Security-Policy allows: nothing from other hosts, no inline scripts or styles, no embedding."""
+    """Serves `page` at `path` and each of `assets` at `prefix` plus its name. The Content-Security-Policy
+    forbids content from other hosts, inline scripts and styles, and embedding."""
     policy = (
         "default-src 'none'",
         "base-uri 'none'",
@@ -84,7 +84,7 @@ def _asset_router(
         "connect-src 'self'",
     )
     headers = {
-        # Checked at each use: modules of different releases must not meet, and their names are the same in all.
+        # Revalidated on each use: modules of different releases must not mix, and their names are the same.
         "cache-control": "no-cache",
         "content-security-policy": "; ".join(policy),
         "cross-origin-opener-policy": "same-origin",
@@ -111,7 +111,7 @@ def _asset_router(
 
 
 def _respond(request: Request, asset: Asset, headers: Mapping[str, str]) -> Response:
-    """304 without a body where the client has this very version."""
+    """Responds with 304 if the client already has this version."""
     headers = {**headers, "etag": asset.etag}
     known = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
     if asset.etag in known or "*" in known:
