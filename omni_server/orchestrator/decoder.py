@@ -49,8 +49,7 @@ class Decoder:
         num_streams: int | None = None,
         timeline: RequestTimeline,
     ) -> npt.NDArray[np.float32]:
-        """Returns the result of the last engine. Other arguments and errors are those of
-        `DiffusionHandle.run`."""
+        """Returns the last result. Other arguments and errors are those of `DiffusionHandle.run`."""
         result = await self._handles[0].run(
             request_id, token_ids, payload, priority=priority, num_streams=num_streams
         )

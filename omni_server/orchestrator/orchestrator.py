@@ -81,7 +81,8 @@ class Orchestrator:
         """`ar` and `diffusion` are the running stages, by name.
 
         Raises `ConfigError` if the windows do not fit the model, or if a model that is to speak has no voices
-        or no codec."""
+        or no codec.
+        """
         self._family = family
         self._config = config
         self._ar = ar
@@ -147,8 +148,7 @@ class Orchestrator:
         return self._family.task_messages(task)
 
     def stage_down(self, outputs: frozenset[Output] | None = None) -> StageDownError | None:
-        """Returns the error for the first stage that is down, of all or of those that `outputs` need, or
-        None."""
+        """Reports the first stage that is down, of all or of those that `outputs` need, or None."""
         names = self._config.stages if outputs is None else self._config.stages_for(outputs)
         stages = {**self._ar, **self._diffusion}
         return next((StageDownError(name) for name in names if stages[name].is_down), None)
@@ -179,8 +179,7 @@ class Orchestrator:
         return run
 
     def _outputs(self, request: OmniRequest) -> frozenset[Output]:
-        """Returns the outputs of the answer. Raises `InvalidRequestError` if the model does not offer
-        them."""
+        """Returns the outputs to generate. Raises `InvalidRequestError` if the model lacks one."""
         available = self._config.outputs
         wanted: set[Output] = {"image"} if request.image is not None else {"text"}
         if request.speech is not None:
@@ -326,8 +325,7 @@ class Orchestrator:
     def _add_audio(
         self, graph: RequestGraph, request: OmniRequest, stage: str, voice: str | None
     ) -> AudioTask | None:
-        """Adds the task that decodes the stage's tokens. Returns None if they are not frames or none are
-        spoken."""
+        """Adds the task that decodes the stage's tokens, or returns None if no audio is made of them."""
         decoder = self._decoders.get(stage)
         if decoder is None or request.speech is None or voice is None:
             return None
@@ -407,7 +405,8 @@ def _limit_tokens(
 
     `asked` holds the request's own settings for the stage: its `max_tokens` and `min_tokens` must fit the
     context. Values from the stage config are cut to the context instead. `fields` names the request's fields
-    for `max_tokens` and `min_tokens`. Raises `InvalidRequestError`."""
+    for `max_tokens` and `min_tokens`. Raises `InvalidRequestError`.
+    """
     max_tokens, min_tokens = (None, None) if asked is None else (asked.max_tokens, asked.min_tokens)
     needed = prompt_length + (max_tokens or min_tokens or 1)
     room = handle.max_model_len - prompt_length

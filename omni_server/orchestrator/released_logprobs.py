@@ -22,8 +22,7 @@ class ReleasedLogprobs:
         """Bytes of tokens whose text has not arrived."""
 
     def push(self, tokens: Sequence[SampledToken], text: str) -> tuple[SampledToken, ...]:
-        """Adds new tokens and the text released with them. Returns the tokens whose text has been
-        released."""
+        """Adds tokens and the text released with them. Returns the tokens whose text is released."""
         if not (tokens or self._has_begun):  # always, if the request asks for none
             return ()
         self._has_begun = True

@@ -1,7 +1,8 @@
 """One request on its way through the stages that it needs.
 
 The stages form a tree from the entry to the outputs. Each stage of the tree is a task, and so is the stream
-of windows that becomes audio. Data that crosses an edge is handed on synchronously, when it arrives."""
+of windows that becomes audio. Data that crosses an edge is handed on synchronously, when it arrives.
+"""
 
 import asyncio
 from contextlib import aclosing
@@ -90,8 +91,7 @@ class RequestGraph:
         self.text = self.audio = None
 
     def result(self, prompt: PromptTokens) -> tuple[FinishReason, Usage]:
-        """Returns the result of a request that ended without error. If any stage hit its limit, it is
-        incomplete."""
+        """Returns the result of a successful request. Its answer is incomplete if any stage hit its limit."""
         reason: FinishReason = "stop"
         num_text, num_cached, num_frames = 0, 0, 0
         if self.text is not None:

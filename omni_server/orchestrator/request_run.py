@@ -1,6 +1,7 @@
 """One request: its events, its deadline and its end.
 
-Everything runs in one task. When that task ends, for any reason, the request is released in every stage."""
+Everything runs in one task. When that task ends, for any reason, the request is released in every stage.
+"""
 
 import asyncio
 import logging

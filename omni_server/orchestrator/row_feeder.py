@@ -1,7 +1,8 @@
 """The rows of one request on their way from one autoregressive stage to the next.
 
 Everything here is synchronous: rows are passed in as they arrive and are sent on, kept or dropped before the
-call returns, so that cancelling a task cannot lose a reference to shared memory."""
+call returns, so that cancelling a task cannot lose a reference to shared memory.
+"""
 
 import asyncio
 
@@ -14,9 +15,8 @@ class RowFeeder:
     `close`."""
 
     def __init__(self, outbox: FeedOutbox, *, num_first_rows: int, is_limited: bool) -> None:
-        """`outbox` belongs to the target's engine. `num_first_rows` rows precede the row of the first
-        generated token. With `is_limited`, rows of generated tokens may be spoken only up to the number set
-        by `allow`."""
+        """`outbox` is the target engine's. `num_first_rows` rows precede the row of the first generated
+        token. With `is_limited`, rows of generated tokens may be spoken only as far as `allow` permits."""
         self._outbox = outbox
         self._num_first_rows = num_first_rows
         self._limit: int | None = num_first_rows if is_limited else None

@@ -6,7 +6,8 @@ so that the most urgent window of all streams is computed first. Results are ret
 
 If the decoder carries state from window to window, a window is sent only after the previous one has been
 returned (`SpeechScheduler.max_outstanding_windows` is 1): windows are computed in order, and no step contains
-two of one stream."""
+two of one stream.
+"""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -88,8 +89,7 @@ class SpeechStream:
             priority = self.scheduler.priority(self._buffer.window_sent())
             self.timeline.mark_window_sent(self.decoder.first_stage)
             task = group.create_task(self._compute(f"{self.request_id}-{number}", window, priority))
-            # Not in the task's own `finally`: a task that is cancelled before its first step never reaches
-            # it.
+            # Not in the task's own `finally`: a task cancelled before its first step never reaches it.
             task.add_done_callback(self._has_left)
             self._sent.put_nowait((window, task))
             number += 1
@@ -114,8 +114,7 @@ class SpeechStream:
         return samples
 
     async def _collect(self) -> None:
-        """Emits results in order. If a window fails, the group cancels this method before it sees the
-        failure."""
+        """Emits results in order. If a window fails, the group cancels this before it sees it."""
         while (item := await self._sent.get()) is not None:
             window, task = item
             samples = await task

@@ -13,7 +13,8 @@ class SpokenText:
 
     With stop strings, text is released only once it can no longer be part of one. A token may be spoken when
     all of its text has been released. Without stop strings every token may be spoken immediately, and this
-    class is not needed."""
+    class is not needed.
+    """
 
     def __init__(self, detokenize: Detokenize) -> None:
         self._detokenize = detokenize

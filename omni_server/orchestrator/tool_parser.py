@@ -17,7 +17,8 @@ class ToolParser:
 
     Prose is emitted as soon as it cannot be the beginning of a call, and arguments as they are written. White
     space before a call belongs to neither. Text after the arguments of a call is dropped, except for further
-    calls. Text that looks like a call but names no function is prose."""
+    calls. Text that looks like a call but names no function is prose.
+    """
 
     def __init__(self, *, is_parallel: bool = True) -> None:
         """Without `is_parallel`, all calls but the first are dropped."""
