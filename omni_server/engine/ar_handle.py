@@ -24,18 +24,18 @@ from omni_server.protocol.vllm_fields import TOKENS_PER_OUTPUT_KEY
 from omni_server.transport.block_ledger import BlockLedger
 
 WorkerCount = Literal["num_row_requests", "num_resumed", "num_steady_steps", "runner_generation"]
-"""Requests that it holds rows for; preempted requests that it has taken up again; decoding steps that one
-kernel has prepared (`stages.runtime.decode_fast_path`); the generation of vLLM's model runner, 1 or 2."""
+"""Requests that the worker holds rows for; preempted requests that it has resumed; decoding steps prepared by
+one kernel (`stages.runtime.decode_fast_path`); the generation of vLLM's model runner, 1 or 2."""
 
 _MAX_CAUSE = 300
 _SOURCE_PLACE = re.compile(r"\[\d\d:\d\d:\d\d\] \S+: ")
 
 
 class ArHandle(EngineHandle[StageAsyncLLM]):
-    """Of an engine that samples tokens."""
+    """Handle of an engine that samples tokens."""
 
     max_model_len: int
-    """Tokens of a prompt and its answer; known from the first start on."""
+    """Maximum tokens of a prompt and its answer. Known after the first start."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class ArHandle(EngineHandle[StageAsyncLLM]):
         output_ledger: BlockLedger | None = None,
         input_ledger: BlockLedger | None = None,
     ) -> None:
-        """The ledgers are those of the queues that the engine writes rows to and reads rows from."""
+        """The ledgers belong to the queues that the engine writes rows to and reads rows from."""
         super().__init__(name, build)
         self.metrics = ArStageMetrics()
         self._output_ledger = output_ledger
@@ -55,7 +55,7 @@ class ArHandle(EngineHandle[StageAsyncLLM]):
 
     def attach(self, built: BuiltEngine[StageAsyncLLM]) -> None:
         engine = built.client
-        engine.output_processor.stage_metrics = self.metrics  # counters go on
+        engine.output_processor.stage_metrics = self.metrics  # counters survive a restart
         engine.output_processor.row_ledger = self._output_ledger
         self.max_model_len = engine.model_config.max_model_len
         super().attach(built)
@@ -69,12 +69,12 @@ class ArHandle(EngineHandle[StageAsyncLLM]):
         return num_blocks + (0 if self._input_ledger is None else self._input_ledger.consumer_died())
 
     def max_media(self, modality: str) -> int:
-        """Items of a modality that one prompt may hold (vLLM's `limit_mm_per_prompt`)."""
+        """Returns how many items of a modality one prompt may hold (vLLM's `limit_mm_per_prompt`)."""
         config = self.engine.model_config.multimodal_config
         return 0 if config is None else config.get_limit_per_prompt(modality)
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
-        """Text of `token_ids` without special tokens."""
+        """Returns the text of `token_ids` without special tokens."""
         text: str = self.engine.get_tokenizer().decode(list(token_ids), skip_special_tokens=True)
         return text
 
@@ -82,14 +82,14 @@ class ArHandle(EngineHandle[StageAsyncLLM]):
         PromptRenderer(self.name, self.engine).check_text(num_chars)
 
     async def render(self, prompt: Prompt, reply: str | None = None) -> RenderedPrompt:
-        """See `PromptRenderer.render`. Raises `StageDeadError`, too."""
+        """See `PromptRenderer.render`. Also raises `StageDeadError`."""
         return await PromptRenderer(self.name, self.engine).render(prompt, reply)
 
     async def check(self, params: SamplingParams, structured_param: str | None = None) -> None:
-        """What `open` would refuse, refused before anything has been promised to the caller; `params` take
-        notes.
+        """Rejects what `open` would reject, before anything has been promised to the caller. Updates
+        `params`.
 
-        `structured_param` is the request's field that made `params.structured_outputs`. Raises
+        `structured_param` is the request field that `params.structured_outputs` was made from. Raises
         `InvalidRequestError`.
         """
         config = self.engine.vllm_config
@@ -104,7 +104,7 @@ class ArHandle(EngineHandle[StageAsyncLLM]):
         try:
             if params.structured_outputs is None:
                 verify()
-            else:  # makes a grammar of a schema
+            else:  # compiles a schema to a grammar
                 await asyncio.to_thread(verify)
         except (VLLMClientError, ValueError) as exc:
             known = exc.parameter if isinstance(exc, VLLMValidationError) else None
@@ -121,10 +121,10 @@ class ArHandle(EngineHandle[StageAsyncLLM]):
         *,
         tokens_per_output: int = 1,
     ) -> ArStream:
-        """Start a request; `row_sink` is called with each payload of rows, before the tokens of its step. It
+        """Starts a request. `row_sink` is called with each payload of rows, before the tokens of its step. It
         must not raise.
 
-        With `tokens_per_output` n > 1 the stage sends tokens only when their number passes a multiple of n,
+        With `tokens_per_output` n > 1, the stage sends tokens only when their number passes a multiple of n,
         and the rest at the end. Raises `InvalidRequestError`, `StageError` or `StageDeadError`.
         """
         engine = self.engine
@@ -145,7 +145,7 @@ class ArHandle(EngineHandle[StageAsyncLLM]):
                 queue = await add(request_id, engine_input, params)
         except BaseException as exc:
             engine.row_sinks.pop(request_id, None)
-            # Cancelled while it was sent, the engine may have it already.
+            # If this was cancelled while sending, the engine may already have the request.
             await abort(engine, request_id, internal=False)
             if isinstance(exc, VLLMClientError | ValueError):
                 raise InvalidRequestError(str(exc)) from exc
@@ -156,10 +156,10 @@ class ArHandle(EngineHandle[StageAsyncLLM]):
         return ArStream(self.name, engine, request_id, queue, meter, tokens, params)
 
     async def feed(self, feeds: Sequence[AddressedFeed]) -> None:
-        """For `outbox`: rows for running requests, by their `ArStream.engine_id`; for those that have ended
-        they are dropped.
+        """Sends rows to running requests, by `ArStream.engine_id`; called by `outbox`. Rows for ended
+        requests are dropped.
 
-        Raises `StageDeadError`; then none has been sent.
+        Raises `StageDeadError`; in that case no rows were sent.
         """
         with stage_errors(self.name):
             engine = self.engine
@@ -170,13 +170,13 @@ class ArHandle(EngineHandle[StageAsyncLLM]):
             await engine.send_feeds(feeds)
 
     async def worker_count(self, name: WorkerCount) -> int:
-        """What a worker of the engine counts, of several ranks the greatest."""
+        """Returns a count of the engine's workers, the greatest of all ranks."""
         return max(await self.engine.collective_rpc(name))
 
 
 def _refusal(exc: Exception) -> str:
-    """Without the value that vLLM appends; with what its grammar compiler says, but not where in its source.
-    On one line: both may hold words of the request."""
+    """Returns the message without the value that vLLM appends, but with the cause from its grammar compiler,
+    without the place in its source. On one line: both may contain text of the request."""
     message = str(exc.args[0] if exc.args else exc)
     cause = str(exc.__cause__ or "")[:_MAX_CAUSE]
     if cause and cause not in message:

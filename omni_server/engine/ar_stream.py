@@ -1,4 +1,4 @@
-"""A request that runs in an autoregressive stage, seen from the server."""
+"""A running request of an autoregressive stage, seen from the server."""
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from omni_server.types import FinishReason, SampledToken
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _NUM_LAST_TOKENS = 8
-"""More than the bytes of a character: the text of that many tokens ends as that of all does."""
+"""More than the bytes of a character: the text of this many tokens ends like the text of all tokens."""
 
 _TOO_SLOW = (
     "The grammar of the structured output or of the tools takes too long to follow. It can be read in too many ways: "
@@ -31,16 +31,16 @@ _ALLOWS_NOTHING = (
 
 
 class ArOutput(msgspec.Struct, frozen=True):
-    """What came since the last output; several steps may be merged."""
+    """Everything since the last output; several steps may be merged."""
 
     token_ids: tuple[int, ...]
     text: str
     finish_reason: FinishReason | None
     num_cached_tokens: int
     logprobs: tuple[SampledToken, ...] = ()
-    """Of `token_ids`, where they were asked for; without the end token, unless it is part of the text."""
+    """Set for `token_ids` on request; without the end token, unless it is part of the text."""
     is_cut: bool = False
-    """A stop string has ended the text; the last tokens are not part of it, or not as a whole."""
+    """A stop string ended the text; the last tokens are not, or not completely, part of it."""
 
 
 @dataclass(eq=False)
@@ -53,23 +53,23 @@ class ArStream:
     queue: RequestOutputCollector
     meter: RequestMeter
     tokens: TokenTable | None
-    """Given where log-probabilities were asked for."""
+    """Set if log-probabilities were requested."""
     params: SamplingParams
 
     def __post_init__(self) -> None:
         self._is_finished = False
-        self._token_ids: list[int] = []  # where they are text
+        self._token_ids: list[int] = []  # only for text
         self._num_chars = 0
 
     @property
     def engine_id(self) -> str:
-        """The engine's own id of the request, by which it is fed."""
+        """The engine's own id of the request, used to feed it."""
         return self.queue.request_id
 
     async def outputs(self) -> AsyncGenerator[ArOutput, None]:
-        """Until the request has finished. Raises `StageError` (`CorruptDataError` if it is about the
-        request's data) or `StageDeadError`; `InvalidRequestError` or `OverloadedError` where the stage has
-        given up its grammar."""
+        """Yields outputs until the request has finished. Raises `StageError` (`CorruptDataError` if the
+        request's data is corrupt) or `StageDeadError`; `InvalidRequestError` or `OverloadedError` if the
+        stage has given up its grammar."""
         with stage_errors(self.stage):
             while not self._is_finished:
                 output = self.queue.get_nowait() or await self.queue.get()
@@ -91,8 +91,8 @@ class ArStream:
                 )
 
     def _text(self, completion: CompletionOutput) -> str:
-        """With the end of a text that ends inside a character. vLLM keeps that back until the rest of the
-        character comes, which it never does."""
+        """Returns the text, even if it ends inside a character. vLLM holds that end back until the rest of
+        the character arrives, which never happens."""
         if not self.params.detokenize:
             return ""
         self._token_ids += completion.token_ids
@@ -129,7 +129,7 @@ class ArStream:
         )
 
     def _is_shown(self, tokens: TokenTable, end_token: int) -> bool:
-        """The text has the token that ended it."""
+        """Whether the text includes the token that ended it."""
         is_skipped = self.params.skip_special_tokens and tokens.is_special(end_token)
         return self.params.include_stop_str_in_output and not is_skipped
 
@@ -153,7 +153,7 @@ class ArStream:
                 raise StageError(self.stage, f"the engine ended the request: {reason}")
 
     async def close(self) -> None:
-        """Stop the request if it still runs and forget it; rows that still come are dropped."""
+        """Stops the request if it is still running, and forgets it. Rows that arrive later are dropped."""
         self.engine.row_sinks.pop(self.external_id, None)
         if not self._is_finished:
             self._is_finished = True

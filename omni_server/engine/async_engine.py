@@ -1,5 +1,5 @@
-"""vLLM's client of an engine, as our stages use it: rows that come with tokens are taken off before vLLM sees
-the output, engine errors become ours, and what a dead engine leaves in this process is let go of."""
+"""vLLM's client of an engine, as our stages use it. Rows that arrive with tokens are removed before vLLM sees
+the output, engine errors become ours, and the resources of a dead engine in this process are released."""
 
 import asyncio
 import logging
@@ -36,13 +36,13 @@ CLOSE_TIMEOUT_S = 30.0
 
 
 class RowOutputProcessor(OutputProcessor):
-    """Takes the payloads of rows off the outputs of generating requests, before vLLM sees them.
+    """Removes the row payloads from the outputs of generating requests before vLLM sees them.
 
-    vLLM takes an output with a pooling result for a pooling request's and does not detokenise it.
+    vLLM treats an output with a pooling result as that of a pooling request and does not detokenise it.
     """
 
     def __init__(self, made: OutputProcessor) -> None:
-        """Configured as `made`, which vLLM has just made for an engine without requests."""
+        """Copies the configuration of `made`, which vLLM has just created for an engine without requests."""
         super().__init__(
             made.tokenizer,
             log_stats=made.log_stats,
@@ -53,13 +53,12 @@ class RowOutputProcessor(OutputProcessor):
         self.row_sinks: dict[str, RowSink] = {}
         """By the id given to `add_request`."""
         self.row_ledger: BlockLedger | None = None
-        """Of the queue that the stage writes its rows to; None if it has none."""
+        """Ledger of the queue that the stage writes its rows to; None if it has none."""
         self.stage_metrics = ArStageMetrics()
-        """Filled from what the engine reports."""
+        """Updated from the engine's reports."""
 
     def update_scheduler_stats(self, scheduler_stats: SchedulerStats | None) -> None:
-        """Keeps what the stage's scheduler reports from time to time
-        (`stages.runtime.stage_outputs`)."""
+        """Records the periodic reports of the stage's scheduler (`stages.runtime.stage_outputs`)."""
         if scheduler_stats is not None:
             self.stage_metrics.reported(
                 num_running=scheduler_stats.num_running_reqs,
@@ -84,7 +83,7 @@ class RowOutputProcessor(OutputProcessor):
             if output.new_token_ids or output.finish_reason is not None:
                 kept.append(output)
             elif state is not None and output.prefill_stats is not None:
-                # A chunk of the prompt: rows, no token yet. vLLM keeps the statistics with the first output.
+                # A prefill chunk has rows but no token yet. vLLM keeps the statistics with the first output.
                 state.num_cached_tokens = output.prefill_stats.num_cached_tokens
         return super().process_outputs(kept, *args, **kwargs)
 
@@ -94,35 +93,35 @@ class RowOutputProcessor(OutputProcessor):
         sink = None if request_id is None else self.row_sinks.get(request_id)
         if sink is not None:
             sink(payload)
-        elif isinstance(payload.block, SharedBlock):  # the request has ended meanwhile
+        elif isinstance(payload.block, SharedBlock):  # the request has ended
             assert self.row_ledger is not None
             self.row_ledger.drop(payload.block)
 
 
 class StageAsyncLLM(AsyncLLM):
-    """vLLM's client of an engine, for stages that may send rows beside tokens."""
+    """vLLM's client of an engine, for stages that may send rows with their tokens."""
 
     output_processor: RowOutputProcessor
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """As `AsyncLLM`'s. Must not be called in a running event loop: vLLM would begin to read outputs
-        then."""
+        """See `AsyncLLM`. Must not be called in a running event loop, because vLLM would begin to read
+        outputs."""
         super().__init__(*args, **kwargs)
-        # AsyncLLM creates its output processor itself and has no parameter for the class. The one it has
-        # created has no request yet, and only this object refers to it.
+        # AsyncLLM creates its output processor itself and has no parameter for the class. The processor has
+        # no request yet, and only this object refers to it.
         assert self.output_handler is None
         self.output_processor = RowOutputProcessor(self.output_processor)
 
     @property
     def row_sinks(self) -> dict[str, RowSink]:
-        """Who takes the rows of a request, by the id given to `add_request`; to be set before that call."""
+        """Receivers of rows, by the id given to `add_request`. Must be set before that call."""
         return self.output_processor.row_sinks
 
     async def add_structured_request(
         self, request_id: str, engine_input: EngineInput, params: SamplingParams
     ) -> RequestOutputCollector:
-        """`add_request` for `params` with a grammar. vLLM compiles it for a check, which can take seconds,
-        and of a rendered prompt does so on the event loop; here it happens in a thread."""
+        """`add_request` for `params` with a grammar. vLLM compiles it to check it, which can take seconds,
+        and for a rendered prompt does so on the event loop; this method uses a thread."""
         tasks = await self.get_supported_tasks()
         request = await asyncio.to_thread(
             self.input_processor.process_inputs, request_id, engine_input, params, supported_tasks=tasks
@@ -130,10 +129,10 @@ class StageAsyncLLM(AsyncLLM):
         return await self.add_request(request_id, request, params)
 
     async def send_feeds(self, feeds: Sequence[AddressedFeed]) -> None:
-        """Send rows to running requests.
+        """Sends rows to running requests.
 
-        They travel as one of vLLM's ADD messages, so that they cannot overtake a request that was added
-        before; our scheduler takes them out. The message is with the socket before this first waits for
+        They travel in one of vLLM's ADD messages, so that they cannot overtake a request that was added
+        before. Our scheduler unpacks them. The message is with the socket before this method first waits for
         anything.
         """
         await self.engine_core.add_request_async(
@@ -152,7 +151,7 @@ class StageAsyncLLM(AsyncLLM):
 
 
 def silence_death_reports() -> None:
-    """vLLM's client reports the death of its engine with a traceback that tells no more than our one line."""
+    """Silences the traceback with which vLLM's client reports a dead engine. Our one line says as much."""
     logging.getLogger(AsyncLLM.__module__).addFilter(_is_no_death_report)
 
 
@@ -162,7 +161,7 @@ def _is_no_death_report(record: logging.LogRecord) -> bool:
 
 @contextmanager
 def stage_errors(stage: str) -> Iterator[None]:
-    """Raises vLLM's engine errors as ours: `StageDeadError` or `StageError`."""
+    """Converts vLLM's engine errors to `StageDeadError` or `StageError`."""
     try:
         yield
     except EngineDeadError as exc:
@@ -172,8 +171,8 @@ def stage_errors(stage: str) -> Iterator[None]:
 
 
 async def abort(engine: AsyncLLM, request_id: str, *, internal: bool = True) -> None:
-    """Stop one request, by the engine's id or (not `internal`) the caller's; a dead engine holds nothing any
-    more."""
+    """Aborts one request, by the engine's id or (not `internal`) the caller's. Does nothing if the engine is
+    dead."""
     if engine.errored:
         return
     try:
@@ -183,20 +182,20 @@ async def abort(engine: AsyncLLM, request_id: str, *, internal: bool = True) -> 
 
 
 async def wake(engine: AsyncLLM, timeout_s: float) -> None:
-    """Send the engine a message without a meaning, so that it notices a SIGTERM.
+    """Sends the engine a message without effect, so that it notices a SIGTERM.
 
-    SIGTERM ends an engine by interrupting its main thread, which waits for input. If the kernel gives the
-    signal to another thread (seen with CUDA), the main thread notices it with the next message only.
+    SIGTERM ends an engine by interrupting its main thread, which waits for input. If the kernel delivers the
+    signal to another thread (seen with CUDA), the main thread notices it only with the next message.
     """
-    with suppress(EngineDeadError, zmq.ZMQError, TimeoutError):  # it has ended meanwhile
+    with suppress(EngineDeadError, zmq.ZMQError, TimeoutError):  # it has already ended
         await asyncio.wait_for(engine.engine_core.abort_requests_async([""]), timeout_s)
 
 
 async def close_frontend(engine: AsyncLLM) -> bool:
-    """Let go of what vLLM holds in this process for an engine that is gone: tasks, threads, sockets.
+    """Releases what vLLM holds in this process for an engine that has ended: tasks, threads, sockets.
 
-    False if that takes longer than `CLOSE_TIMEOUT_S`; the work then continues in the background. vLLM waits
-    for the thread in which it warms up its preprocessing of media.
+    Returns False if that takes longer than `CLOSE_TIMEOUT_S`; the work then continues in the background. vLLM
+    waits for the thread that warms up its media preprocessing.
     """
     closing = asyncio.create_task(_close_frontend(engine))
     await asyncio.wait([closing], timeout=CLOSE_TIMEOUT_S)
@@ -206,12 +205,12 @@ async def close_frontend(engine: AsyncLLM) -> bool:
 
 
 async def _close_frontend(engine: AsyncLLM) -> None:
-    if engine.output_handler is not None:  # after it, no message of the engine is read any more
+    if engine.output_handler is not None:  # once it ends, no message of the engine is read
         engine.output_handler.cancel()
         await asyncio.wait([engine.output_handler])
     await asyncio.to_thread(engine.shutdown)
-    # The sockets are closed in a callback, which has been scheduled. Their context would only be ended with
-    # the last reference to it, whenever the garbage collector comes.
+    # The sockets are closed in a callback that is already scheduled. Their context would end only with its
+    # last reference, whenever the garbage collector runs.
     await asyncio.sleep(0)
     context: zmq.Context[zmq.Socket[bytes]] = engine.engine_core.resources.ctx  # type: ignore[attr-defined]
     await asyncio.to_thread(context.destroy, 0)

@@ -1,4 +1,4 @@
-"""What happens to work when the task that waits for it is cancelled: it is completed, or continues in the
+"""Work that outlives the cancellation of the task that waits for it: it is completed, or continues in the
 background."""
 
 import asyncio
@@ -13,8 +13,8 @@ THREAD_NAME = "blocking call"
 
 
 async def uninterrupted(work: Coroutine[object, object, T]) -> T:
-    """The result of `work`, which must end by itself. A cancellation that comes meanwhile is raised after the
-    end, in place of the result; an error of `work` is raised in any case."""
+    """Returns the result of `work`, which must end by itself. A cancellation in the meantime is raised after
+    the end, in place of the result. An error of `work` is always raised."""
     task = asyncio.ensure_future(work)
     was_cancelled = False
     while not task.done():
@@ -29,9 +29,9 @@ async def uninterrupted(work: Coroutine[object, object, T]) -> T:
 
 
 async def in_daemon_thread(function: Callable[[], T]) -> T:
-    """The result of the blocking `function()`, or what it raises. If the call is cancelled, the thread goes
-    on by itself; unlike one of `asyncio.to_thread`, it keeps neither the event loop nor the interpreter from
-    ending."""
+    """Returns the result of the blocking `function()`, or raises its error. If the call is cancelled, the
+    thread continues. Unlike a thread of `asyncio.to_thread`, it keeps neither the event loop nor the
+    interpreter from ending."""
     future: Future[T] = Future()
     future.set_running_or_notify_cancel()  # from now on, it is not cancelled with the call
 

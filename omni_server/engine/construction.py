@@ -1,4 +1,4 @@
-"""Builds one engine within a time limit: its process, forked, and vLLM's client for it in this one."""
+"""Builds one engine within a time limit: its forked process, and vLLM's client for it in this process."""
 
 import asyncio
 import logging
@@ -36,7 +36,7 @@ EngineT = TypeVar("EngineT", bound=AsyncLLM)
 EngineT_co = TypeVar("EngineT_co", bound=AsyncLLM, covariant=True)
 
 CONNECT_TIMEOUT_S = 5
-"""For connecting to a socket that exists."""
+"""Timeout for connecting to an existing socket."""
 
 _IDENTITY = (0).to_bytes(2, "little")
 """vLLM's name for the first data-parallel rank on its sockets; a stage has one rank."""
@@ -60,9 +60,9 @@ async def build_engine(
     timeout_s: float,
     progress: StartProgress,
 ) -> BuiltEngine[EngineT]:
-    """The engine of stage `name`. `environment` is all of its process's, `folder` takes its sockets.
+    """Builds the engine of stage `name`. Its process gets only `environment`; its sockets are in `folder`.
 
-    Nothing of it is left after an error. Raises `ConfigError`.
+    Leaves nothing behind after an error. Raises `ConfigError`.
     """
     building = _Building(client_class, arguments, environment, folder)
     limit = asyncio.timeout(timeout_s)
@@ -80,17 +80,17 @@ async def build_engine(
 
 @dataclass
 class _Building(Generic[EngineT]):
-    """One engine being built.
+    """One engine under construction.
 
-    Blocking calls run in threads. When the engine is given up, these are left to themselves, and end what
-    they make after that.
+    Blocking calls run in threads. If the engine is given up, the threads are abandoned, and end whatever they
+    create afterwards.
     """
 
     client_class: type[EngineT]
     arguments: AsyncEngineArgs
     environment: Mapping[str, str]
     folder: Path
-    """The server's own, which no other user can enter; takes the sockets."""
+    """The server's own folder, which no other user can enter; holds the sockets."""
 
     def __post_init__(self) -> None:
         self._handshake_address, self._input_address, self._output_address = (
@@ -108,7 +108,7 @@ class _Building(Generic[EngineT]):
             processes = self._processes = EngineProcesses(
                 await in_daemon_thread(partial(self._start, config))
             )
-            # Both look at the model's files and take a second: at the same time.
+            # Both read the model's files for about a second, so they run at the same time.
             make_client = partial(self._make_client, config, self._listeners())
             self._client = asyncio.create_task(in_daemon_thread(make_client))
             await self._handshake(processes)
@@ -134,15 +134,15 @@ class _Building(Generic[EngineT]):
         return self._process
 
     def _listeners(self) -> tuple[ZmqListener, ZmqListener]:
-        """The client's sockets, bound. vLLM would bind them later, when the engine may have been given up and
-        the folder may be gone; it leaves a socket behind that it cannot bind, and with it a context that
-        never ends."""
+        """Binds the client's sockets. vLLM would bind them later, when the engine may have been given up and
+        the folder removed. If it cannot bind a socket, it leaks the socket and with it a context that never
+        ends."""
         return make_zmq_listener(self._input_address, zmq.ROUTER), make_zmq_listener(
             self._output_address, zmq.PULL
         )
 
     def _make_client(self, config: VllmConfig, listeners: tuple[ZmqListener, ZmqListener]) -> EngineT:
-        """vLLM's client; its constructor returns when the engine has greeted it."""
+        """Creates vLLM's client. Its constructor returns when the engine has greeted it."""
         inputs, outputs = listeners
         try:
             client = self.client_class(
@@ -166,9 +166,9 @@ class _Building(Generic[EngineT]):
         return client
 
     async def _handshake(self, processes: EngineProcesses) -> None:
-        """vLLM's handshake: an engine says HELLO, learns the addresses of its client, loads, and says READY.
+        """vLLM's handshake: an engine sends HELLO, gets its client's addresses, loads, and sends READY.
 
-        Raises `RuntimeError` if its process ends before.
+        Raises `RuntimeError` if its process ends first.
         """
         metadata = EngineHandshakeMetadata(
             EngineZmqAddresses([self._input_address], [self._output_address]), {}
@@ -186,11 +186,11 @@ class _Building(Generic[EngineT]):
         try:
             await _unless_ended(processes, message, self._client)
             if self._client.done():
-                self._client.result()  # raises if the model's files do not suit it
+                self._client.result()  # raises if the model's files are unsuitable
                 await _unless_ended(processes, message)
             _, body = message.result()
         finally:
-            message.cancel()  # does nothing to one that is done
+            message.cancel()  # no effect if it is done
         status = msgspec.msgpack.decode(body)["status"]
         if status != expected:
             raise RuntimeError(f"its engine said {status} where {expected} was due")
@@ -214,12 +214,12 @@ class _Building(Generic[EngineT]):
                         await has_connected.wait()  # the folder may be removed afterwards
             if self._client.cancel():
                 return
-            # It was made just before.
+            # The client was created just before.
             if not self._client.cancelled() and self._client.exception() is None:
                 await in_daemon_thread(self._client.result().shutdown)
 
     def _greet(self, connected: Callable[[], object]) -> None:
-        """Greet the client in place of the engine that is gone: its constructor waits for that, and cannot be
+        """Greets the client in place of the dead engine. Its constructor waits for that and cannot be
         interrupted."""
         with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
             socket.linger = 0
@@ -234,7 +234,7 @@ class _Building(Generic[EngineT]):
 
 
 async def _unless_ended(processes: EngineProcesses, *waited: asyncio.Future[Any]) -> None:
-    """Returns when one of `waited` is done. Raises `RuntimeError` if the engine ends before."""
+    """Returns when one of `waited` is done. Raises `RuntimeError` if the engine ends first."""
     ended = asyncio.create_task(processes.until_ended())
     try:
         await asyncio.wait((*waited, ended), return_when=asyncio.FIRST_COMPLETED)

@@ -14,7 +14,7 @@ from omni_server.transport.result import decode_result
 
 
 class DiffusionHandle(EngineHandle[AsyncLLM]):
-    """Of an engine that computes a request in one step."""
+    """Handle of an engine that computes a request in one step."""
 
     async def run(
         self,
@@ -25,16 +25,16 @@ class DiffusionHandle(EngineHandle[AsyncLLM]):
         priority: int = 0,
         num_streams: int | None = None,
     ) -> npt.NDArray[np.float32]:
-        """The stage's result for `token_ids` and its encoded input, float32, of whatever shape the model
-        gives it.
+        """Returns the stage's result for `token_ids` and its encoded input: float32, in the shape that the
+        model gives it.
 
-        Of the waiting requests, those with the lowest `priority` are computed first, and of equal ones the
-        earliest. The engine compares priorities with each other and never with a clock of its own.
-        `num_streams` is the number of active streams, this one included, if it is known: a single stream does
-        not wait for others, and with many the steps of other stages are throttled (`StepThrottleSpec`).
+        Requests with the lowest `priority` are computed first, and the earliest of equal ones. The engine
+        compares priorities only with each other, never with a clock. `num_streams` is the number of active
+        streams, including this one, if known: a single stream does not wait for others, and with many streams
+        the steps of other stages are throttled (`StepThrottleSpec`).
 
-        Cancelling the call aborts the request. Raises `StageError` (`CorruptDataError` if it is about the
-        data) or `StageDeadError`.
+        Cancelling the call aborts the request. Raises `StageError` (`CorruptDataError` if the data is
+        corrupt) or `StageDeadError`.
         """
         extra: dict[str, bytes | int] = {INPUT_KEY: payload}
         if num_streams is not None:

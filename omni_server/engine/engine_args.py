@@ -19,7 +19,7 @@ ASYNC_SCHEDULER = "stages.runtime.stage_scheduler.AsyncStageScheduler"
 
 EMPTY_GENERATION_CONFIG = Path(__file__).parent / "empty_generation_config"
 """The checkpoint's generation_config.json is written for one of its parts, but vLLM applies its end tokens to
-every engine on the folder: text ids among the stop ids of a stage with another vocabulary fail as soon as
+every engine on the folder. Text ids among the stop ids of a stage with another vocabulary fail as soon as
 min_tokens is used."""
 
 DIFFUSION_WORKER = "stages.runtime.stage_worker.DiffusionWorker"
@@ -27,7 +27,7 @@ DIFFUSION_WORKER = "stages.runtime.stage_worker.DiffusionWorker"
 DIFFUSION_SCHEDULER = "stages.runtime.batching_delay.BatchingScheduler"
 
 NO_KV_CACHE_BYTES = 1 << 20
-"""There is no KV cache, but on a CPU vLLM sizes one from the machine's memory unless it is told a size."""
+"""There is no KV cache, but on a CPU vLLM sizes one by the machine's memory unless a size is given."""
 
 
 def ar_engine_args(
@@ -39,7 +39,7 @@ def ar_engine_args(
     load_format: str,
     hf_overrides: HfOverrides | None,
 ) -> AsyncEngineArgs:
-    """Arguments of the stage's `AsyncLLM`. `platform` is "cpu" or "cuda"."""
+    """Returns the arguments of the stage's `AsyncLLM`. `platform` is "cpu" or "cuda"."""
     ranks = stage.tensor_parallel_size * stage.pipeline_parallel_size
     is_async = platform == "cuda" and not current_platform.is_cpu()
     arguments = _common(model_dir, stage, platform, load_format, hf_overrides) | {
@@ -51,7 +51,7 @@ def ar_engine_args(
         "pipeline_parallel_size": stage.pipeline_parallel_size,
         "distributed_executor_backend": "uni" if ranks == 1 else "mp",
         "dtype": stage.dtype,
-        # By itself vLLM takes whichever backend the first structured request needs, and then keeps to it.
+        # By default vLLM chooses the backend that the first structured request needs, and keeps it.
         "structured_outputs_config": StructuredOutputsConfig(backend="xgrammar"),
     }
     if runtime.input_queue is not None:
@@ -76,13 +76,13 @@ def diffusion_engine_args(
     carries_state: bool,
     announces_to: tuple[str, ...] = (),
 ) -> AsyncEngineArgs:
-    """Arguments of the stage's `AsyncLLM`; its requests are `PoolingParams(task="plugin", ...)`.
+    """Returns the arguments of the stage's `AsyncLLM`. Its requests are `PoolingParams(task="plugin", ...)`.
 
-    `hf_overrides` picks the stage's part of the checkpoint's config. `carries_state`: requests may be windows
-    of a stream, whose state the model keeps for the next one. `announces_to`: stages that give way to its
-    batches. Raises `ConfigError` if the stage asks for what such an engine cannot do.
+    `hf_overrides` selects the stage's part of the checkpoint's config. With `carries_state`, requests may be
+    windows of a stream, whose state the model keeps for the next one. `announces_to`: sockets of stages that
+    yield to its batches. Raises `ConfigError` if the stage asks for what such an engine cannot do.
     """
-    # A request is computed whole, in one step, and other dependencies between requests are up to the model.
+    # A request is computed whole, in one step. Other dependencies between requests are up to the model.
     whole: dict[str, Any] = {"enable_chunked_prefill": False, "enable_prefix_caching": False}
     for name, value in whole.items():
         if stage.engine_args.get(name, value) != value:
@@ -108,13 +108,13 @@ def diffusion_engine_args(
         "distributed_executor_backend": "uni",
         "skip_tokenizer_init": True,
         "generation_config": "vllm",
-        "dtype": "float32",  # of the weights as they are loaded; the model casts what it computes with
-        # A step ends with its results on the host: there is nothing to overlap the next one with.
+        "dtype": "float32",  # of the loaded weights; the model casts what it computes with
+        # A step ends with its results on the host, so there is nothing to overlap the next step with.
         "async_scheduling": False,
         "kv_cache_memory_bytes": NO_KV_CACHE_BYTES,
-        "scheduling_policy": "priority",  # a request's priority is when its audio is due
+        "scheduling_policy": "priority",  # a request's priority is its playout deadline
     }
-    # Nothing for vLLM to capture: the model's graphs are its own.
+    # vLLM has nothing to capture: the model has its own CUDA graphs.
     return AsyncEngineArgs(**(arguments | stage.engine_args | whole | {"enforce_eager": True}))
 
 
@@ -132,7 +132,7 @@ def _common(
         "max_num_seqs": stage.max_num_seqs,
         "max_num_batched_tokens": stage.max_num_batched_tokens,
         "disable_log_stats": True,
-        "use_tqdm_on_load": False,  # the worker reports what it does
+        "use_tqdm_on_load": False,  # the worker reports its progress
     }
     if hf_overrides is not None:
         arguments["hf_overrides"] = hf_overrides

@@ -1,7 +1,7 @@
-"""A stage is a set of engines that compute the same, one today; a handle is the server's end of one engine.
+"""A stage is a set of identical engines, one today. A handle is the server's end of one engine.
 
-A request chooses a handle of each stage when it begins, and all of its calls go to that one: an engine keeps
-what belongs to a request. Health, restarts and counters belong to a handle, too.
+A request chooses a handle of each stage when it begins and uses it for all of its calls, because an engine
+keeps the request's state. Health, restarts and counters also belong to a handle.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ BuildEngine = Callable[[StartProgress], Awaitable[BuiltEngine[EngineT]]]
 """Returns an engine that is ready. Raises `ConfigError`."""
 
 SHUTDOWN_TIMEOUT_S = 3.0
-"""For an engine to end by itself. Nothing of it is needed any more: then it is killed."""
+"""Time for an engine to end by itself. Nothing of it is needed any more, so it is then killed."""
 
 WAKE_INTERVAL_S = 0.5
 
@@ -37,55 +37,55 @@ class Stage(Generic[HandleT_co]):
     """The engines of one stage."""
 
     def __init__(self, name: str, handles: Sequence[HandleT_co]) -> None:
-        """`handles` is not empty."""
+        """`handles` must not be empty."""
         self.name = name
         self.handles = tuple(handles)
 
     @property
     def is_down(self) -> bool:
-        """No engine can take a request."""
+        """Whether no engine can accept a request."""
         return all(handle.is_dead for handle in self.handles)
 
     def choose(self) -> HandleT_co:
-        """The engine for a new request: of those that are up, the one with the fewest requests. While the
-        stage is down, one that is down: its calls raise `StageDeadError`."""
+        """Returns the engine for a new request: of those that are up, the one with the fewest requests. While
+        the stage is down, returns one whose calls raise `StageDeadError`."""
         up = [handle for handle in self.handles if not handle.is_dead]
         return min(up or self.handles, key=lambda handle: handle.num_active)
 
 
 class EngineHandle(Generic[EngineT]):
-    """One engine, which is replaced if it dies: `start`, and after each `kill` another `start`.
+    """One engine, which is replaced if it dies: `start`, and another `start` after each `kill`.
 
-    What a request asks of it depends on the kind of stage: `ArHandle.open` and `feed`, or
+    The calls of a request depend on the kind of stage: `ArHandle.open` and `feed`, or
     `DiffusionHandle.run`.
     """
 
     def __init__(self, name: str, build: BuildEngine[EngineT]) -> None:
         self.name = name
-        """In errors, logs and metrics: that of the stage, which has one engine."""
+        """Name in errors, logs and metrics: that of the stage, which has one engine."""
         self.life = EngineLife(name)
         self._build = build
         self._built: BuiltEngine[EngineT] | None = None
 
     async def start(self, progress: StartProgress) -> None:
-        """Build an engine, the first one or the successor of one that was killed. Raises `ConfigError`."""
+        """Builds the first engine, or the successor of one that was killed. Raises `ConfigError`."""
         self.attach(await self._build(progress))
 
     def attach(self, built: BuiltEngine[EngineT]) -> None:
-        """`built` is the engine from now on."""
+        """Makes `built` the current engine."""
         self._built = built
         self.life.came_up()
 
     def detach(self, reason: str) -> BuiltEngine[EngineT] | None:
-        """The engine is down: every request that needs it fails at once with a `StageDeadError` that says
-        `reason`. Returns the engine, which the caller has to end; None if there is none."""
+        """Marks the engine as down: every request that needs it fails immediately with a `StageDeadError`
+        that gives `reason`. Returns the engine, which the caller must end, or None if there is none."""
         built, self._built = self._built, None
         self.life.went_down(reason)
         return built
 
     async def kill(self, reason: str) -> None:
-        """`detach`, and end the engine without its help. Afterwards nothing of it is left: no request, no
-        process, no block of a queue. Is done to its end if it is cancelled.
+        """Detaches the engine and ends it without its help. Afterwards nothing of it is left: no request, no
+        process, no block of a queue. Runs to completion even if cancelled.
 
         Raises `RuntimeError` if its processes do not end.
         """
@@ -108,12 +108,12 @@ class EngineHandle(Generic[EngineT]):
         processes.close()
 
     def end_blocks(self) -> int:
-        """End what an engine that is gone has left in the queues; returns how many blocks that were."""
+        """Ends the blocks that a dead engine has left in the queues. Returns their number."""
         return 0
 
     @property
     def engine(self) -> EngineT:
-        """vLLM's client of it. Raises `StageDeadError` while the engine is down, and after `shutdown`."""
+        """vLLM's client. Raises `StageDeadError` while the engine is down and after `shutdown`."""
         if self._built is None:
             self.life.check()
             raise StageDeadError(self.name, "it has been shut down")
@@ -121,19 +121,19 @@ class EngineHandle(Generic[EngineT]):
 
     @property
     def processes(self) -> EngineProcesses:
-        """Raises `StageDeadError` while the engine is down, and after `shutdown`."""
+        """The engine's processes. Raises `StageDeadError` while it is down and after `shutdown`."""
         if self._built is None:
             raise StageDeadError(self.name, "it has no process")
         return self._built.processes
 
     @property
     def is_dead(self) -> bool:
-        """True while the engine is down, after `shutdown`, and when its process has died by itself."""
+        """Whether the engine is down, has been shut down, or has died by itself."""
         return self._built is None or self._built.client.errored or self._built.processes.has_ended
 
     @property
     def num_active(self) -> int:
-        """Requests that the engine has not finished; 0 while it is down."""
+        """Unfinished requests of the engine; 0 while it is down."""
         return 0 if self._built is None else self._built.client.output_processor.get_num_unfinished_requests()
 
     @property
@@ -144,17 +144,17 @@ class EngineHandle(Generic[EngineT]):
     async def check_health(self) -> None:
         """Returns when the engine's main loop, between two steps, and all of its workers have answered.
 
-        Raises `StageDeadError`, or whatever a worker finds wrong with itself. May wait forever: a dead or
-        hanging engine does not answer.
+        Raises `StageDeadError`, or the error that a worker reports. May wait forever: a dead or hanging
+        engine does not answer.
         """
         with stage_errors(self.name):
             await self.engine.collective_rpc("check_health")
 
     async def shutdown(self) -> None:
-        """End the engine's processes in good order. Harmless when they have ended already."""
+        """Ends the engine's processes gracefully. Harmless if they have already ended."""
         if self._built is None:
             return
-        # The object goes too: its finaliser fails when it runs at interpreter exit.
+        # Drop the object too: its finaliser fails when it runs at interpreter exit.
         built, self._built = self._built, None
         if built.client.output_handler is not None:
             # It would report the end of the process as a failure.
@@ -172,11 +172,11 @@ class EngineHandle(Generic[EngineT]):
 
 
 class EngineLife:
-    """Whether an engine is up, and how the requests that need it learn that it is not. Belongs to one event
-    loop.
+    """Tracks whether an engine is up, and interrupts the requests that need it when it is not. Belongs to one
+    event loop.
 
-    A request may wait for an engine in many ways: for a token, for rows, for a place in the schedule, for a
-    thread that renders its prompt. None of these has to know about engines that die: they all happen inside
+    A request may wait for an engine in many ways: for a token, for rows, for a place in the schedule, for
+    a thread that renders its prompt. None of these needs to handle dead engines: they all run inside
     `needed`.
     """
 
@@ -189,8 +189,8 @@ class EngineLife:
 
     @asynccontextmanager
     async def needed(self) -> AsyncIterator[None]:
-        """When the engine goes down, the block is interrupted and raises `StageDeadError`. If the engine is
-        down at its beginning, it raises at once."""
+        """Interrupts the block and raises `StageDeadError` when the engine goes down, or immediately if it is
+        already down."""
         self.check()
         end = asyncio.timeout(None)  # its deadline is the end of the engine
         try:
@@ -205,7 +205,7 @@ class EngineLife:
             self._inside.discard(end)
 
     def check(self) -> None:
-        """Raises `StageDeadError` while the engine is down, to each caller one of its own."""
+        """Raises `StageDeadError` while the engine is down, a new instance for each caller."""
         if self.reason is not None:
             raise StageDeadError(self._stage, self.reason)
 

@@ -1,4 +1,4 @@
-"""The processes of one engine, to be ended without their help."""
+"""The processes of one engine, which can be ended without their help."""
 
 import asyncio
 import logging
@@ -15,14 +15,14 @@ from omni_server.engine.process_files import remove_shared_files, shared_files_o
 logger = logging.getLogger(__name__)
 
 _RESOURCE_TRACKER = "multiprocessing.resource_tracker"
-"""Python's process that removes leaked semaphores and shared memory. It ends by itself, after its work."""
+"""Python's process that removes leaked semaphores and shared memory. It ends by itself when it is done."""
 
 _UNKNOWN_EXIT_CODE = 255
-"""multiprocessing's exit code of a forked process when the fork server, which would know the real one, has
+"""multiprocessing's exit code of a forked process if the fork server, which would know the real one, has
 ended."""
 
 KILL_TIMEOUT_S = 20.0
-"""For the processes of an engine to disappear after SIGKILL. One that waits for a device that does not answer
+"""Time for an engine's processes to disappear after SIGKILL. A process that waits for an unresponsive device
 may not."""
 
 _POLL_S = 0.02
@@ -31,12 +31,11 @@ _POLL_S = 0.02
 class EngineProcesses:
     """vLLM's engine core, a child of this process, and the workers that it has started for several ranks.
 
-    Linux only: it reads /proc.
+    Linux only: reads /proc.
     """
 
     def __init__(self, core: BaseProcess) -> None:
-        """To be made while the engine runs or starts: the children of a dead process
-        cannot be found."""
+        """Must be created while the engine runs or starts: the children of a dead process cannot be found."""
         self._core = core
         assert core.pid is not None
         self.core_pid = core.pid
@@ -47,11 +46,11 @@ class EngineProcesses:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the engine core has ended; its workers may still be about to."""
+        """Whether the engine core has ended. Its workers may still be ending."""
         return not self._core.is_alive()
 
     def why_ended(self) -> str:
-        """The reason as text, for a core that has ended."""
+        """Returns the reason as text, for a core that has ended."""
         code = self._core.exitcode
         if code is None:
             return "its engine has failed"
@@ -64,8 +63,7 @@ class EngineProcesses:
         return f"its engine process was killed (signal {-code})"
 
     def look_again(self) -> None:
-        """Take note of what the core has started and shares by now. When it has died, it is too late to
-        look."""
+        """Records what the core has started and shares by now. After its death it is too late to look."""
         self._look_for_workers()
         self._look_for_shared_files()
 
@@ -74,25 +72,25 @@ class EngineProcesses:
             await asyncio.sleep(_POLL_S)
 
     def terminate(self) -> None:
-        """SIGTERM to the core, which ends its workers."""
+        """Sends SIGTERM to the core, which ends its workers."""
         if not self.has_ended:
             os.kill(self.core_pid, signal.SIGTERM)
 
     def kill(self) -> None:
-        """Send SIGKILL to all that still run, which ends stopped ones, too.
+        """Sends SIGKILL to all running processes, which also ends stopped ones.
 
-        They are stopped and looked at again before, so that nothing is missed of what they have made since:
-        an engine that is being built makes most of it late.
+        Stops them and looks again first, so that nothing that they have created since is missed: an engine
+        under construction creates most of it late.
         """
         self._send(signal.SIGSTOP)
         self._look_for_workers()
         self._send(signal.SIGSTOP)
         self._look_for_shared_files()
-        self._core.kill()  # also where /proc cannot be read: a server without file descriptors left
+        self._core.kill()  # even if /proc cannot be read: a server without file descriptors left
         self._send(signal.SIGKILL)
 
     def wait(self, timeout_s: float) -> bool:
-        """Block until all have ended. False if they have not within `timeout_s`."""
+        """Blocks until all processes have ended. Returns False if they have not within `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         self._core.join(timeout_s)
         while self._core.exitcode is None or self._running():
@@ -102,12 +100,12 @@ class EngineProcesses:
         return True
 
     def remove_leftovers(self) -> None:
-        """Remove what they had in shared memory beside the queues. All must have ended."""
+        """Removes their shared memory other than the queues. All processes must have ended."""
         remove_shared_files(self._shared_files)
 
     def close(self) -> None:
-        """Let go of the file descriptors by which the core was watched. All must have ended, and no method
-        may be called afterwards."""
+        """Closes the file descriptors that the core was watched through. All processes must have ended, and
+        no method may be called afterwards."""
         self._core.close()
 
     def _look_for_workers(self) -> None:
@@ -131,13 +129,13 @@ class EngineProcesses:
                 os.kill(pid, what)
 
     def _running(self) -> list[int]:
-        """Process ids of the core and the workers, without zombies. A number that another process has by now
-        is told by the time at which that process started."""
+        """Returns the process ids of the core and the workers, without zombies. A process that has reused an
+        id has another start time."""
         return [pid for pid, started in self._started.items() if _start_time(pid) == started]
 
 
 def _descendants(pid: int) -> list[int]:
-    """Process ids, without `pid` itself."""
+    """Returns the process ids, without `pid` itself."""
     found = [pid]
     for parent in found:
         with suppress(OSError):
@@ -148,9 +146,9 @@ def _descendants(pid: int) -> list[int]:
 
 
 def _start_time(pid: int) -> str | None:
-    """In ticks since the boot; None for a process that has ended, zombies included."""
+    """Returns ticks since boot, or None for a process that has ended, including zombies."""
     with suppress(OSError):
-        # After the name, which may hold anything: fields 3 and 22 of proc(5).
+        # Fields 3 and 22 of proc(5), after the name, which may contain anything.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return None if fields[0] in "ZX" else fields[19]
     return None

@@ -1,7 +1,7 @@
-"""Environment variables by which vLLM is configured beside its engine arguments.
+"""Environment variables that configure vLLM in addition to its engine arguments.
 
-They are set from the stage config, before vLLM is first imported, and are not changed afterwards: an engine's
-process gets an environment of its own when it is forked (`EngineBuilder`).
+They are set from the stage config before vLLM is first imported and do not change afterwards: an engine's
+process gets its own environment when it is forked (`EngineBuilder`).
 """
 
 import logging
@@ -14,20 +14,20 @@ from omni_server.errors import ConfigError
 
 
 def set_engine_environment(config: StageConfig) -> None:
-    """Set the variables in this process, except for those that the operator has set. To be called before vLLM
-    or torch is imported.
+    """Sets the variables in this process, except for those that the operator has set. Must be called before
+    vLLM or torch is imported.
 
-    Raises `ConfigError` if no temporary file can be made, or if torch's folder for compiled code cannot be
-    made, which its import would report with a traceback.
+    Raises `ConfigError` if no temporary file can be created, or if torch's folder for compiled code cannot be
+    created, which its import would report with a traceback.
     """
     _check_folders()
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    # Gloo, with which ranks find each other, listens on the address of the machine's name, be it a public
-    # one. All ranks are on this machine.
+    # Gloo, which connects the ranks, listens on the address of the machine's name, which may be public. All
+    # ranks are on this machine.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    # Each engine process would print dozens of lines that no user can act on. Set any of these to see them.
+    # Each engine process would print dozens of lines that users cannot act on. Set any of these to see them.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    # The variable acts when vLLM is imported; the level of this process's logger is set here as well.
+    # The variable takes effect when vLLM is imported; the level of this process's logger is set here as well.
     logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"].upper())
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -38,17 +38,17 @@ def set_engine_environment(config: StageConfig) -> None:
     # NaN among a request's logits fails the request (`stages.runtime.stage_outputs`) instead of becoming a
     # token.
     os.environ.setdefault("VLLM_COMPUTE_NANS_IN_LOGITS", "1")
-    # vLLM's client waits this long for its engine to be ready. The limit that counts is `start_timeout_s`.
+    # vLLM's client waits this long for its engine to be ready. The effective limit is `start_timeout_s`.
     os.environ.setdefault("VLLM_ENGINE_READY_TIMEOUT_S", "86400")
     if config.platform == "cpu":
-        # The worker lives in the engine's own process: half the memory, a third of the start-up time, and no
+        # The worker runs in the engine's own process: half the memory, a third of the startup time, and no
         # worker that spins on its queue.
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         # Engines that each bind to the same cores starve each other; small models are fastest on one thread.
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         if not compiles(config):
-            # vLLM compiles helpers of its sampler all the same, such as the one for logprobs, when the first
-            # request needs them: the engine would stand still for seconds.
+            # vLLM still compiles helpers of its sampler, such as the one for logprobs, when the first request
+            # needs them: the engine would stall for seconds.
             os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     else:
@@ -57,7 +57,7 @@ def set_engine_environment(config: StageConfig) -> None:
 
 
 def compiles(config: StageConfig) -> bool:
-    """Whether vLLM compiles a model. It leaves diffusion stages as they are (`diffusion_engine_args`)."""
+    """Whether vLLM compiles a model. It never compiles diffusion stages (`diffusion_engine_args`)."""
     stages = config.stages.values()
     return any(stage.engine == "ar" and not stage.engine_args.get("enforce_eager", False) for stage in stages)
 

@@ -1,9 +1,9 @@
-"""Feeds of all requests on their way to one engine: what comes in one turn of the event loop leaves as one
-message.
+"""Feeds of all requests on their way to one engine: one message for all that arrive in one turn of the event
+loop.
 
-The rows of one step of the source arrive together, so that the target gets one message per step and not one
-per request. Sending belongs to no request: the end of a request cannot interrupt it, and a feed is either
-with the stage, which drops it if its request has ended, or dropped here.
+The rows of one step of the source arrive together, so the target gets one message per step rather than one
+per request. Sending belongs to no request, so the end of a request cannot interrupt it. A feed either reaches
+the stage, which drops it if its request has ended, or is dropped here.
 """
 
 import asyncio
@@ -17,28 +17,28 @@ logger = logging.getLogger(__name__)
 
 
 class FeedOutbox:
-    """One for an engine. Not thread safe; lives in one event loop."""
+    """The outbox of one engine. Not thread-safe; bound to one event loop."""
 
     def __init__(
         self,
         send: Callable[[Sequence[AddressedFeed]], Awaitable[None]],
         drop_block: Callable[[SharedBlock], None] | None,
     ) -> None:
-        """`send` either hands all feeds over or raises. `drop_block` ends a reference to shared memory; None
-        where rows do not travel in it."""
+        """`send` either hands over all feeds or raises. `drop_block` ends a reference to shared memory; it is
+        None if rows do not travel in it."""
         self._send = send
         self._drop_block = drop_block
         self._waiting: list[AddressedFeed] = []
         self._sending: set[asyncio.Task[None]] = set()
 
     def put(self, feed: AddressedFeed) -> None:
-        """Returns at once; feeds are sent in this order."""
+        """Queues the feed and returns immediately. Feeds are sent in this order."""
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self._flush)
         self._waiting.append(feed)
 
     def drop(self, feed: RowsFeed) -> None:
-        """End the reference of a feed that will not be sent."""
+        """Ends the reference of a feed that will not be sent."""
         if (block := feed.shared_block) is not None and self._drop_block is not None:
             self._drop_block(block)
 

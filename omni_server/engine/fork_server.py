@@ -1,10 +1,10 @@
-"""The process that engines are forked from: it has imported vLLM, used no device, and has one thread.
+"""The process that engines are forked from. It has imported vLLM, used no device, and has one thread.
 
-Importing vLLM takes seconds of a core. A forked engine starts without them, after a crash too, and shares the
-memory of what was imported. Python's own fork server (`multiprocessing.forkserver`) does the work; this
-module decides where its process comes from. A program with one thread forks it from itself
-(`fork_from_here`), so that server and engines import once: `omni-server serve` does. For other programs
-Python starts it as a new interpreter, which imports again (`start`).
+Importing vLLM takes seconds of a core. A forked engine starts without them, even after a crash, and shares
+the memory of the imports. Python's own fork server (`multiprocessing.forkserver`) does the work; this module
+decides where its process comes from. A program with one thread, such as `omni-server serve`, forks it from
+itself (`fork_from_here`), so that server and engines import once. For other programs Python starts a new
+interpreter, which imports again (`start`).
 """
 
 import atexit
@@ -32,7 +32,7 @@ ENGINE_NAME = "EngineCore"
 _PREPARATION = "omni_server.engine.fork_server_process"
 
 KILL_TIMEOUT_S = 5.0
-"""For engines to disappear after SIGKILL when the program ends."""
+"""Time for engines to disappear after SIGKILL when the program ends."""
 
 
 _forked: tuple[int, TempFolder] | None = None
@@ -46,15 +46,15 @@ _MODULES = (
     "stages.runtime.stage_scheduler",
     "stages.runtime.batching_delay",
 )
-"""What the engines of all families import; loaded by name, as vLLM loads our classes."""
+"""Modules that the engines of all families import; loaded by name, as vLLM loads our classes."""
 
 
 def import_engine_modules(family: ModelFamily) -> None:
-    """What engines of `family` need; takes seconds. vLLM must find the environment that it is to see."""
-    # Imports make a million objects that stay; to look through them again and again takes two of eight
-    # seconds. Later collections leave these objects alone: their pages stay shared with the engines, and a
-    # full collection in a server that is ready takes 13 to 65 ms on busy cores, instead of about 400. What is
-    # made after the imports is not frozen, because the client of an engine that dies must be collected.
+    """Imports what engines of `family` need; takes seconds. The environment for vLLM must already be set."""
+    # Imports create a million objects that stay; scanning them again and again takes two of eight seconds.
+    # Later collections skip these objects: their pages stay shared with the engines, and a full collection in
+    # a ready server takes 13 to 65 ms on busy cores, instead of about 400. Objects created after the imports
+    # are not frozen, because the client of a dead engine must be collected.
     gc.disable()
     try:
         for module in _modules(family):
@@ -65,12 +65,12 @@ def import_engine_modules(family: ModelFamily) -> None:
 
 
 def fork_from_here(family: ModelFamily) -> None:
-    """Make a copy of this process the fork server, after `import_engine_modules`.
+    """Makes a copy of this process the fork server, after `import_engine_modules`.
 
-    A process with more than one Python thread is not forked: a lock that another one holds would stay locked
-    in the copy. Then a new interpreter starts, as by `start`. Threads that libraries start for themselves
-    when they are imported are no obstacle: with NVML's, which torch starts by counting GPUs, and with that of
-    pyarrow's jemalloc, a copy uses CUDA as if they had not been there (seen on an H200 with driver 580).
+    A process with more than one Python thread is not forked, because a lock that another thread holds would
+    stay locked in the copy. Instead a new interpreter starts, as with `start`. Threads that libraries start
+    on import are no obstacle: with NVML's, which torch starts by counting GPUs, and with that of pyarrow's
+    jemalloc, a copy uses CUDA as if they had not existed (seen on an H200 with driver 580).
     """
     if not _can_fork():
         return
@@ -93,15 +93,15 @@ def fork_from_here(family: ModelFamily) -> None:
     os.close(is_alive)
     global _forked
     _forked = pid, folder
-    _preload(family)  # for the one that Python starts should this one die
-    # The standard library has no public way to take a process for the fork server that it did not start.
+    _preload(family)  # for the one that Python starts if this one dies
+    # The standard library has no public way to adopt a fork server that it did not start.
     vars(forkserver._forkserver).update(  # type: ignore[attr-defined]
         _forkserver_address=address, _forkserver_alive_fd=alive, _forkserver_pid=pid
     )
 
 
 def start(family: ModelFamily) -> None:
-    """Have Python start the fork server, unless there is one; it imports in parallel with this process."""
+    """Makes Python start the fork server unless it is running. It imports in parallel with this process."""
     if not _can_fork():
         return
     _preload(family)
@@ -110,9 +110,9 @@ def start(family: ModelFamily) -> None:
 
 
 def start_process(run: Callable[..., None], *arguments: object) -> BaseProcess:
-    """A forked child that runs `run(*arguments)`. Blocks while the fork server imports.
+    """Starts a forked child that runs `run(*arguments)`. Blocks while the fork server imports.
 
-    Raises `OSError` or `EOFError` if there is no fork server any more.
+    Raises `OSError` or `EOFError` if the fork server has ended.
     """
     if _can_fork():
         with real_stderr():
@@ -130,11 +130,11 @@ def start_process(run: Callable[..., None], *arguments: object) -> BaseProcess:
 
 @atexit.register
 def _kill_engines() -> None:
-    """End the engines of a program that ends without closing its `Omni`.
+    """Ends the engines of a program that exits without closing its `Omni`.
 
-    multiprocessing would wait for them while they wait for this process. Its own function for the end was
-    registered earlier, so it runs later; it would wait without end for an engine that does not end after
-    SIGKILL because a device does not answer.
+    multiprocessing would wait for them while they wait for this process. Its own exit function was registered
+    earlier, so it runs later. It would wait forever for an engine that survives SIGKILL because a device does
+    not answer.
     """
     engines = [child for child in multiprocessing.active_children() if child.name == ENGINE_NAME]
     for engine in engines:
@@ -154,7 +154,7 @@ def _serve(listener: socket.socket, is_alive: int, folder: TempFolder) -> None:
     try:
         forkserver.main(listener.detach(), is_alive, [])
     finally:
-        # Only in the fork server itself: the standard library ends the children by `os._exit`, too.
+        # Only in the fork server itself: the standard library ends the children with `os._exit`, too.
         folder.remove()
         os._exit(0)
 
@@ -164,8 +164,8 @@ def _preload(family: ModelFamily) -> None:
 
 
 def _can_fork() -> bool:
-    """torch counts the instances of a partitioned GPU by means of the CUDA driver, which no forked process
-    can use after that. Engines are new interpreters then."""
+    """Whether engines can be forked. torch counts the instances of a partitioned GPU through the CUDA driver,
+    which forked processes cannot use afterwards. Engines are new interpreters then."""
     return not os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-")
 
 

@@ -1,8 +1,8 @@
-"""Prepares the fork server; imported for that, first of all, in its process only.
+"""Prepares the fork server. Imported first in its process, and in no other.
 
 Ctrl-C in a terminal and a service manager's SIGTERM reach every process of a service. The fork server ignores
-both: it ends when no process is left that may ask it for engines. Garbage collection is off while it imports,
-which takes a quarter less time; engines turn it on again.
+both, and ends when no process is left that could ask it for engines. Garbage collection is off during its
+imports, which then take a quarter less time; engines turn it on again.
 """
 
 import gc

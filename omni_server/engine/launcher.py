@@ -1,4 +1,4 @@
-"""Starts the engines of a stage config, and stops them."""
+"""Starts and stops the engines of a stage config."""
 
 import asyncio
 import logging
@@ -50,7 +50,7 @@ class Engines:
     ar: dict[str, Stage[ArHandle]] = field(default_factory=dict)
     diffusion: dict[str, Stage[DiffusionHandle]] = field(default_factory=dict)
     ledgers: dict[tuple[str, str], BlockLedger] = field(default_factory=dict)
-    """Of the queues in shared memory, by source and target."""
+    """Ledgers of the queues in shared memory, by source and target."""
     mps: MpsDaemon | None = None
     temp: TempFolder | None = None
 
@@ -70,7 +70,7 @@ class Engines:
         return {handle.name: pid for handle in self.handles() if (pid := handle.pid) is not None}
 
     async def stop(self) -> None:
-        """Shut the engine processes down and remove the queues, also where some have died."""
+        """Shuts down the engine processes and removes the queues, even if some engines have died."""
         if self.temp is not None:
             self.temp.announce_end()
         try:
@@ -94,10 +94,9 @@ async def start_engines(
     load_format: str,
     on_progress: Progress,
 ) -> Engines:
-    """All engines of `config`, ready; they start side by side. `on_progress` gets a line for each step of each
-    stage.
+    """Starts all engines of `config` in parallel. `on_progress` gets a line for each step of each stage.
 
-    Raises `ConfigError` if one does not come up; nothing is left behind then.
+    Raises `ConfigError` if one does not start; nothing is left behind in that case.
     """
     for path in sweep_dead_queues() + sweep_dead_folders():
         logger.warning("removed %s, left by a server that was killed", path)
@@ -124,7 +123,7 @@ async def start_engines(
 
 
 def _add_stages(engines: Engines, config: StageConfig, builder: "EngineBuilder") -> None:
-    """Of each stage one engine, which is not started yet."""
+    """Adds one engine per stage, which is not started yet."""
     for name, stage in config.stages.items():
         if isinstance(stage, ArStage):
             written = (ledger for (source, _), ledger in engines.ledgers.items() if source == name)
@@ -144,7 +143,7 @@ def _add_stages(engines: Engines, config: StageConfig, builder: "EngineBuilder")
 def _make_queues(
     engines: Engines, config: StageConfig, model: FamilyModel
 ) -> dict[tuple[str, str], QueueSpec]:
-    """Of each edge with embeddings, as its two stages are told."""
+    """Returns the queue of each edge with embeddings, for its two stages."""
     specs = {}
     for edge in config.edges:
         if not isinstance(config.spec_of(edge).payload, Embeddings):
@@ -158,8 +157,8 @@ def _make_queues(
 
 
 def step_throttles(config: StageConfig) -> dict[str, StepThrottleSpec]:
-    """By name the autoregressive stages with a step interval that share a GPU with a decoder. Each has a
-    socket of its own, a new one at each call. Empty on CPU."""
+    """Returns the throttles, by name, of autoregressive stages with a step interval that share a GPU with a
+    decoder. Each has its own socket, a new one at each call. Empty on CPU."""
     if config.platform != "cuda":
         return {}
     diffusion = [stage for stage in config.stages.values() if isinstance(stage, DiffusionStage)]
@@ -175,8 +174,8 @@ def step_throttles(config: StageConfig) -> dict[str, StepThrottleSpec]:
 
 @dataclass
 class EngineBuilder:
-    """Builds engines, at the start and again where one has died. The queues are the same for as long as the
-    server lives."""
+    """Builds engines, at startup and again after one has died. The queues stay the same as long as the server
+    lives."""
 
     model_dir: Path
     config: StageConfig
@@ -188,14 +187,14 @@ class EngineBuilder:
 
     def __post_init__(self) -> None:
         self._throttles = step_throttles(self.config)
-        # On CPUs vLLM sets variables in this process whenever it makes an engine's config. All engines get
-        # the same environment, those of a restart too.
+        # On CPUs vLLM sets variables in this process whenever it creates an engine's config. All engines get
+        # the same environment, including those of a restart.
         self._variables = dict(os.environ)
 
     async def build_ar(
         self, name: str, stage: ArStage, progress: StartProgress
     ) -> BuiltEngine[StageAsyncLLM]:
-        """An engine of the stage, ready. Raises `ConfigError`."""
+        """Builds an engine of the stage. Raises `ConfigError`."""
         outgoing = self.config.edge_from(name, Embeddings)
         incoming = self.config.edge_into(name)
         runtime = StageRuntimeConfig(
@@ -203,7 +202,7 @@ class EngineBuilder:
             row_producer=None if outgoing is None else outgoing.function,
             output_queue=None if outgoing is None else self.queues[outgoing.source, outgoing.target],
             input_queue=None if incoming is None else self.queues[incoming.source, incoming.target],
-            # An operator who wants sums that do not depend on the batch has them from vLLM's kernels.
+            # Operators who want batch-invariant sums get them from vLLM's kernels.
             decoding_kernels=not vllm_envs.VLLM_BATCH_INVARIANT,
             step_throttle=self._throttles.get(name),
         )
@@ -220,7 +219,7 @@ class EngineBuilder:
     async def build_diffusion(
         self, name: str, stage: DiffusionStage, progress: StartProgress
     ) -> BuiltEngine[AsyncLLM]:
-        """An engine of the stage, ready. Raises `ConfigError`."""
+        """Builds an engine of the stage. Raises `ConfigError`."""
         overrides = self.family.hf_overrides(stage.model_stage)
         assert overrides is not None
         arguments = diffusion_engine_args(
@@ -256,15 +255,15 @@ class EngineBuilder:
         return built
 
     def _environment(self) -> dict[str, str]:
-        """Of an engine's process: which part of the machine it may use, and where it puts its temporary
-        files."""
+        """Returns the environment of an engine's process: its share of the machine and its folder for
+        temporary files."""
         variables = self._variables | self.temp.variables()
         variables[MODEL_FAMILY_VARIABLE] = self.config.model_family
         if self.mps is not None:
             variables |= self.mps.variables()
         if "OMP_NUM_THREADS" not in self._variables:
-            # An engine loads weights on its part of the cores and serves on one thread. vLLM does the same
-            # where it starts the process; it counts the engines of one model only.
+            # An engine loads weights on its share of the cores and serves on one thread. vLLM does the same
+            # where it starts the process, but counts the engines of one model only.
             variables["OMP_NUM_THREADS"] = str(startup_omp_num_threads(len(self.config.stages)))
             variables[OMP_NUM_THREADS_SET_BY_VLLM] = "1"
         return variables

@@ -1,8 +1,8 @@
 """NVIDIA's Multi-Process Service, for stages that share a GPU.
 
-Without it the GPU gives each engine's process the whole chip for a slice of time: the small kernels of one
-stage keep the others waiting. With it kernels of all engines run side by side. The service is a daemon of the
-CUDA driver; each server runs its own, which ends with it.
+Without it, the GPU gives each engine's process the whole chip for a time slice, and the small kernels of one
+stage block the other stages. With it, kernels of all engines run side by side. The service is a daemon of the
+CUDA driver. Each server runs its own, which ends with the server.
 """
 
 import ctypes
@@ -39,11 +39,11 @@ class MpsDaemon:
     directory: Path
 
     def variables(self) -> Mapping[str, str]:
-        """Environment variables for its clients."""
+        """Returns the environment variables for its clients."""
         return _variables(self.directory)
 
     def stop(self) -> None:
-        """End it and remove its files. Its clients should have ended. Harmless if it has ended by itself."""
+        """Ends the daemon and removes its files. Its clients should have ended. Harmless if it has ended."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
@@ -55,12 +55,12 @@ class MpsDaemon:
 
 
 def start_mps(config: StageConfig, folder: Path) -> MpsDaemon | None:
-    """The daemon if `config` wants one and it can run here. Its files are in `folder`, the server's own.
+    """Starts the daemon if `config` wants it and it can run here. Its files are in the server's `folder`.
 
-    `mps: auto` wants it if stages share a device, and does without it if the driver does not include it or
-    it does not start. A service that the operator runs (CUDA_MPS_PIPE_DIRECTORY is set) is used instead.
-    Raises `ConfigError` if `mps: on` cannot be fulfilled. To be called from the main thread: the daemon ends
-    with that thread.
+    `mps: auto` wants it if stages share a device, and does without it if the driver does not include it or it
+    does not start. A service that the operator runs (CUDA_MPS_PIPE_DIRECTORY is set) is used instead. Raises
+    `ConfigError` if `mps: on` cannot be fulfilled. Must be called from the main thread, because the daemon
+    ends with that thread.
     """
     if config.mps == "off" or config.platform != "cuda" or PIPE_VARIABLE in os.environ:
         return None
@@ -102,5 +102,5 @@ def _variables(directory: Path) -> dict[str, str]:
 
 
 def _end_with_parent() -> None:
-    """In the child before it becomes the daemon: SIGTERM when the server is gone, however it went."""
+    """Runs in the child before it becomes the daemon: it gets SIGTERM when the server ends or dies."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

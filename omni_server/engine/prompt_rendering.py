@@ -1,4 +1,4 @@
-"""Prompts become token ids, and media what the model takes."""
+"""Turns prompts into token ids, and media into the model's inputs."""
 
 import re
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from omni_server.family import Prompt
 
 _INLINE_CHARS, _INLINE_PIECES = 2000, 8
 """Text up to this length is tokenised within a millisecond or two, mostly in less than half of one. In a
-thread, beside an event loop that is busy with a burst, it would wait for Python's lock instead, up to 5 ms
+thread, next to an event loop that is busy with a burst, it would wait for Python's lock instead, up to 5 ms
 each time."""
 
 
@@ -26,9 +26,9 @@ class RenderedPrompt:
 
     token_ids: tuple[int, ...]
     engine_input: Any
-    """vLLM's own form of it."""
+    """vLLM's own form of the prompt."""
     reply: str | None = None
-    """Text of the last `num_reply` tokens: no part of the chat, but the answer to it that is to be spoken."""
+    """Text of the last `num_reply` tokens: not part of the chat, but the answer that is to be spoken."""
     num_reply: int = 0
 
     @property
@@ -38,7 +38,7 @@ class RenderedPrompt:
 
 
 class PromptRenderer:
-    """Renders with what `engine` has of it in the server: its tokenizer, its processor and their threads."""
+    """Renders with the server-side parts of `engine`: its tokenizer, its processor and their threads."""
 
     def __init__(self, stage: str, engine: StageAsyncLLM) -> None:
         self._stage = stage
@@ -46,8 +46,7 @@ class PromptRenderer:
         self._max_model_len: int = engine.model_config.max_model_len
 
     def check_text(self, num_chars: int) -> None:
-        """Refuses more text than `max_model_len` tokens can spell, which vLLM would do after it has been
-        rendered.
+        """Rejects more text than `max_model_len` tokens can spell. vLLM would reject it only after rendering.
 
         Raises `InvalidRequestError`.
         """
@@ -55,14 +54,14 @@ class PromptRenderer:
             raise _prompt_too_long(self._max_model_len)
 
     async def render(self, prompt: Prompt, reply: str | None = None) -> RenderedPrompt:
-        """Tokenise and preprocess media, off the event loop where that takes long; behind them the tokens of
-        `reply`.
+        """Tokenises the prompt and preprocesses its media, off the event loop if that takes long. Appends the
+        tokens of `reply`.
 
-        Raises `InvalidRequestError` if the prompt is too long, or if the model cannot take its media.
+        Raises `InvalidRequestError` if the prompt is too long, or if the model cannot process its media.
         """
         media: dict[str, list[Any]] = {}
         if prompt.audios:
-            # The engine would find NaN in the encoder's output, and report that its own stage is at fault.
+            # The engine would find NaN in the encoder's output and report its own stage as faulty.
             if not all(np.isfinite(samples).all() for samples, _ in prompt.audios):
                 raise _invalid_audio("has samples that are not finite numbers")
             media["audio"] = list(prompt.audios)
@@ -70,7 +69,7 @@ class PromptRenderer:
             media["image"] = [Image.fromarray(pixels) for pixels in prompt.images]
         if prompt.videos:
             media["video"] = list(prompt.videos)
-        if len(prompt.pieces) > self._max_model_len:  # each is one token at least
+        if len(prompt.pieces) > self._max_model_len:  # each is at least one token
             raise context_length_exceeded(self._max_model_len, len(prompt.pieces), "messages")
         renderer = self._engine.renderer
         try:
@@ -81,10 +80,10 @@ class PromptRenderer:
                 else:
                     raw["multi_modal_data"] = media
                     raw["mm_processor_kwargs"] = dict(prompt.processor_kwargs)
-                    # vLLM's usual cache sends media once and refers to them from then on; rendering counts as
-                    # sent, so a prompt that is dropped after it, or overtaken on its way to the engine, would
-                    # spoil the next with the same media. The other cache keeps what preprocessing made and
-                    # sends it every time.
+                    # vLLM's usual cache sends media once and then only refers to them. It counts rendered
+                    # media as sent, so a prompt that is dropped afterwards, or overtaken on its way to the
+                    # engine, would spoil the next one with the same media. The other cache keeps the
+                    # preprocessed media and sends them every time.
                     (engine_input,) = await renderer.render_cmpl_async([raw], skip_mm_cache=True)
         except (VLLMClientError, ValueError, TypeError) as exc:
             raise _invalid_prompt(exc, self._max_model_len) from exc
@@ -99,7 +98,7 @@ class PromptRenderer:
         return RenderedPrompt(token_ids, engine_input, reply, len(reply_ids))
 
     def _check_media(self, engine_input: Any) -> None:
-        """Refuses what the encoder cache cannot hold; the engine would do so only once the request has
+        """Rejects media that the encoder cache cannot hold; the engine would do so only once the request has
         begun."""
         limit: int = self._engine.input_processor.mm_encoder_cache_size
         for modality, places in engine_input["mm_placeholders"].items():
@@ -112,10 +111,10 @@ class PromptRenderer:
                 )
 
     async def _ids_of(self, pieces: Sequence[str]) -> list[int]:
-        """Tokens of a prompt none of which reaches over the border of two pieces.
+        """Returns the tokens of a prompt, none of which spans two pieces.
 
-        vLLM's limits hold for each piece alone. So the pieces are tokenised one after the other, for other
-        prompts to come between them, and not beyond what fits. Raises `InvalidRequestError`.
+        vLLM's limits apply to each piece alone. The pieces are therefore tokenised one after another, so that
+        other prompts can run in between, and no further than fits. Raises `InvalidRequestError`.
         """
         renderer = self._engine.renderer
         is_short = len(pieces) <= _INLINE_PIECES and sum(map(len, pieces)) <= _INLINE_CHARS
@@ -135,12 +134,12 @@ class PromptRenderer:
         return token_ids
 
     def _plain_ids(self, text: str) -> tuple[int, ...]:
-        """Tokens of `text` as the model would write it: without special ones, even where it spells one."""
+        """Returns the tokens of `text`, without special tokens even if the text spells one."""
         tokenizer = self._engine.get_tokenizer()
         spelled = "|".join(re.escape(token) for token in tokenizer.get_added_vocab())
         ids: list[int] = []
         for piece in re.split(f"({spelled})", text) if spelled else [text]:
-            # Between its first two characters, the text of a special token is not recognised as one.
+            # Split after its first character, the text of a special token is not recognised as one.
             parts = (piece[:1], piece[1:]) if spelled and re.fullmatch(spelled, piece) else (piece,)
             for part in parts:
                 ids += tokenizer.encode(part, add_special_tokens=False)

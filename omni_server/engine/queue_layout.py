@@ -1,4 +1,4 @@
-"""How large the queue of an edge is. Imports no vLLM: `omni-server check` asks without starting anything."""
+"""Sizes an edge's queue. Does not import vLLM: `omni-server check` uses it without starting anything."""
 
 from omni_server.config.stage_config import Edge, StageConfig
 from omni_server.config.stages import ArStage
@@ -10,7 +10,7 @@ POSITION_BYTES = 12
 
 
 def queue_layout(config: StageConfig, edge: Edge, model: FamilyModel) -> QueueSpec:
-    """A slot holds the rows of the largest step of the producer. Without a path: there is no file yet."""
+    """Sizes a slot for the rows of the producer's largest step. Sets no path: there is no file yet."""
     producer, consumer = config.stages[edge.source], config.stages[edge.target]
     dtype = model.dtype_name() if producer.dtype == "auto" else producer.dtype
     row_bytes = model.row_width * (4 if dtype == "float32" else 2)

@@ -1,4 +1,4 @@
-"""Our sampling settings -> vLLM's `SamplingParams`, for autoregressive stages."""
+"""Converts our sampling settings to vLLM's `SamplingParams`, for autoregressive stages."""
 
 import json
 from typing import Any
@@ -13,14 +13,14 @@ from omni_server.protocol.rows import REQUEST_KEY, RowsInput, RowsOutput, encode
 from omni_server.types import SamplingConfig, StructuredOutput
 
 StageSampling = SamplingParams
-"""What `ArHandle.open` takes; built here, opaque to the layers above."""
+"""Parameters of `ArHandle.open`; built here, opaque to the layers above."""
 
 _MINUS_ONE_SEED = 2**63 - 1
-"""Stands for -1, which vLLM takes for no seed at all."""
+"""Replaces -1, which vLLM interprets as no seed at all."""
 
 
 def merged(defaults: SamplingDefaults, request: SamplingConfig | None) -> SamplingConfig:
-    """The request's value where it has one, else the stage config's."""
+    """Returns the request's values, and those of the stage config where the request has none."""
     given = {} if request is None else _given(request)
     return SamplingConfig(**(defaults.model_dump(exclude_none=True) | given))
 
@@ -38,10 +38,10 @@ def sampling_params(
     rows: RowsOutput | RowsInput | None = None,
     structured_output: StructuredOutput | None = None,
 ) -> SamplingParams:
-    """`end_ids` end the sequence unless `ignore_eos` is set; without text, they must not be sampled then
-    either.
+    """`end_ids` end the sequence unless `ignore_eos` is set. Without text, they must not be sampled in that
+    case.
 
-    Raises `InvalidRequestError` for values that vLLM refuses.
+    Raises `InvalidRequestError` for values that vLLM rejects.
     """
     min_tokens = sampling.min_tokens or 0
     stop_token_ids = list(sampling.stop_token_ids or ())
@@ -69,7 +69,7 @@ def sampling_params(
         "detokenize": is_text,
         "output_kind": RequestOutputKind.DELTA,
         "extra_args": {},
-        "skip_clone": True,  # made for one request: vLLM would copy all of it in depth
+        "skip_clone": True,  # made for one request; vLLM would deep-copy it
     }
     try:
         params = SamplingParams(**values)
@@ -81,7 +81,7 @@ def sampling_params(
 
 
 def add_rows(params: SamplingParams, rows: RowsOutput | RowsInput) -> None:
-    """The request sends rows, or is fed with rows."""
+    """Makes the request send rows, or receive them."""
     params.extra_args = {REQUEST_KEY: encode(rows)}
 
 

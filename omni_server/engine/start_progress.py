@@ -1,5 +1,5 @@
-"""What the user reads while engines start: each stage's phases, with the time since the stage began to
-start."""
+"""Progress for the user while engines start: the phases of each stage, with the time since its start
+began."""
 
 import asyncio
 import logging
@@ -14,13 +14,13 @@ logger = logging.getLogger(__name__)
 
 MAX_REPORT_BYTES = 4096
 LONGEST_SILENCE_S = 2.5
-"""A user who watches a start reads a line at least this often."""
+"""A user who watches a start sees a line at least this often."""
 
 
 class StartProgress:
-    """Listens to the engines while it is entered, in a running event loop, and hands on a line per phase.
+    """Listens to the engines while it is entered, in a running event loop, and passes on a line per phase.
 
-    Engines report by datagram. No report is waited for: an engine that dies or is silent holds nothing up.
+    Engines report by datagram. Reports are never waited for: a dead or silent engine blocks nothing.
     """
 
     def __init__(self, on_line: Callable[[str], None]) -> None:
@@ -30,7 +30,7 @@ class StartProgress:
         self._began: dict[str, float] = {}
         """Stages that are starting."""
         self._phases: dict[str, str] = {}
-        """The last one that each stage has reported."""
+        """The last phase that each stage has reported."""
 
     def __enter__(self) -> "StartProgress":
         self._loop = asyncio.get_running_loop()
@@ -51,19 +51,19 @@ class StartProgress:
         self._socket.close()
 
     def began(self, stage: str) -> ProgressSpec:
-        """The stage's engine is about to be built; returns what its worker needs to report."""
+        """Marks a stage whose engine is about to be built. Returns what its worker needs to report."""
         self._began[stage] = time.monotonic()
         self._on_line(f"{stage}: starting")
         return ProgressSpec(stage, self._socket_name)
 
     def is_ready(self, stage: str) -> None:
-        """The stage's engine is up."""
-        self._read()  # what it sent before it became ready stands before that
+        """Marks the stage's engine as up."""
+        self._read()  # shows reports from before it became ready first
         self._say(stage, "ready")
         del self._began[stage]
 
     def last_phase(self, stage: str) -> str | None:
-        """What the stage has reported last, or None if it has not reported yet."""
+        """Returns the phase that the stage has reported last, or None if it has not reported yet."""
         self._read()
         return self._phases.get(stage)
 
@@ -91,7 +91,7 @@ class StartProgress:
                 continue
             try:
                 self._show(decode_report(data))
-            except ValueError:  # the socket takes what any process of this user sends
+            except ValueError:  # any process of this user can send to the socket
                 logger.warning("a datagram that is not a progress report was dropped")
 
     def _show(self, report: PhaseReport) -> None:

@@ -1,5 +1,4 @@
-"""Keeps the engines up: when an engine dies or hangs, its leftovers are removed and another one is
-started."""
+"""Keeps the engines up: when an engine dies or hangs, removes its leftovers and starts another one."""
 
 import asyncio
 import functools
@@ -20,15 +19,15 @@ from omni_server.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 FIRST_BACKOFF_S = 0.5
-"""Before the second restart; the first one comes at once."""
+"""Delay before the second restart; the first one is immediate."""
 
 POLL_S = 0.05
-"""Between two looks at whether the engine has died, which cost next to nothing."""
+"""Interval between checks for a dead engine, which cost next to nothing."""
 HEALTH_INTERVAL_S = 2.0
-"""Between the answer to one health check and the next check."""
+"""From the answer to one health check to the next check."""
 _LONGEST_TICK_S = 1.0
-"""No more than this between two looks counts as the engine's silence: this process itself may have been
-stopped."""
+"""At most this much of the time between two checks counts as the engine's silence: this process itself may
+have been stopped."""
 
 
 class Supervisor:
@@ -40,10 +39,10 @@ class Supervisor:
         self._restarts = {handle.name: Restarts(handle.name, policy) for handle in self._handles}
         self._tasks: list[asyncio.Task[None]] = []
         self.failed_stage: str | None = None
-        """The stage that will not be started again; then the server must end."""
+        """The stage that will not be restarted. If it is set, the server must end."""
 
     def start(self) -> None:
-        """To be called when all engines are up."""
+        """Starts watching. Must be called when all engines are up."""
         silence_death_reports()
         for handle in self._handles:
             logger.info("stage '%s' runs in process %d", handle.name, handle.pid)
@@ -51,12 +50,12 @@ class Supervisor:
 
     @property
     def num_restarts(self) -> Mapping[str, int]:
-        """By the handle's name, the restarts that were begun, successful or not."""
+        """Restarts that were begun, successful or not, by the handle's name."""
         return {name: restarts.count for name, restarts in self._restarts.items()}
 
     async def stop(self) -> None:
-        """Stop watching, and give up an engine that is being built. Takes no longer than to clear up after a
-        dead engine. Harmless if not started."""
+        """Stops watching, and gives up an engine that is being built. Takes no longer than cleaning up after
+        a dead engine. Harmless if not started."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -71,8 +70,8 @@ class Supervisor:
                 logger.error("stage '%s' is down: %s", name, reason)
                 await handle.kill(reason)
                 await self._restart(handle)
-                # vLLM's renderer of the dead engine is a reference cycle, and holds a tokenizer. It takes 13
-                # to 21 ms, once 81, on busy cores.
+                # The dead engine's renderer is a reference cycle and holds a tokenizer. Collecting it takes
+                # 13 to 21 ms, once 81, on busy cores.
                 gc.collect()
                 took_s = time.monotonic() - began
                 logger.info("stage '%s' runs again, after %.1f s, in process %d", name, took_s, handle.pid)
@@ -85,7 +84,7 @@ class Supervisor:
             self.failed_stage = name
 
     async def _restart(self, handle: EngineHandle[Any]) -> None:
-        """Tries until an engine is up. Raises `CrashLoopError`."""
+        """Retries until an engine is up. Raises `CrashLoopError`."""
         restarts = self._restarts[handle.name]
         while True:
             await asyncio.sleep(restarts.next_delay_s())
@@ -103,7 +102,7 @@ class CrashLoopError(Exception):
 
 @dataclass
 class Restarts:
-    """Counts the restarts of one stage, and says when the next one may begin."""
+    """Counts the restarts of one stage and decides when the next one may begin."""
 
     stage: str
     policy: SupervisionConfig
@@ -111,10 +110,10 @@ class Restarts:
     count: int = 0
     """Restarts that were begun, successful or not."""
     recent: deque[float] = field(default_factory=deque)
-    """When those within the policy's window were begun."""
+    """Start times of the restarts within the policy's window."""
 
     def next_delay_s(self) -> float:
-        """Count a restart, and return the seconds to wait before it. Raises `CrashLoopError` if the policy
+        """Counts a restart and returns the seconds to wait before it. Raises `CrashLoopError` if the policy
         allows no more."""
         policy, now = self.policy, self.clock()
         while self.recent and now - self.recent[0] > policy.restart_window_s:
@@ -135,10 +134,10 @@ async def until_down(
     hang_timeout_s: float | None,
     clock: Callable[[], float] = time.monotonic,
 ) -> str:
-    """Returns, as text, how the engine went down: it died, failed, or did not answer for `hang_timeout_s`.
+    """Returns the reason once the engine is down: it died, failed, or was silent for `hang_timeout_s`.
 
     Health checks are answered by the main loop of the engine core, between two steps, and by all of its
-    workers. So a step that never ends is noticed as well as a process that is stopped.
+    workers. A step that never ends is therefore noticed as well as a stopped process.
     """
     health: asyncio.Task[None] | None = None
     waited_s, last = 0.0, clock()  # for an answer, or since the last one

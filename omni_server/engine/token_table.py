@@ -1,4 +1,4 @@
-"""vLLM's log-probabilities of sampled tokens as ours, each with its exact bytes."""
+"""Converts vLLM's log-probabilities of sampled tokens to ours, each with its exact bytes."""
 
 from functools import lru_cache
 from typing import Any
@@ -14,8 +14,8 @@ _BYTES = {character: byte for byte, character in bytes_to_unicode().items()}
 
 
 class TokenTable:
-    """Bytes of single tokens. vLLM's own text of a token depends on its neighbours where it ends inside a
-    character."""
+    """Bytes of single tokens. vLLM's own text of a token that ends inside a character depends on its
+    neighbours."""
 
     def __init__(self, tokenizer: TokenizerLike) -> None:
         self._tokenizer: Any = tokenizer
@@ -33,7 +33,7 @@ class TokenTable:
         return TokenLogprob(text, utf8, value)
 
     def sampled(self, token_id: int, candidates: dict[int, Logprob], num_top: int) -> SampledToken:
-        """`candidates` has the sampled token and the likeliest ones."""
+        """`candidates` contains the sampled token and the likeliest ones."""
         best = sorted(
             (c.rank, other) for other, c in candidates.items() if c.rank is not None and c.rank <= num_top
         )
@@ -43,7 +43,7 @@ class TokenTable:
         )
 
     def _text(self, token_id: int) -> tuple[str, bytes]:
-        """What the token reads as by itself, and its bytes; none for special ones."""
+        """Returns the token's text on its own, and its bytes. Special tokens have no bytes."""
         if token_id in self._added:
             text = self._added[token_id]
             return text, b"" if token_id in self._special else text.encode()

@@ -1,5 +1,4 @@
-"""Diffusion engines one behind the other, which make audio of a window of codec tokens, or an image of a
-prompt."""
+"""A chain of diffusion engines that turns a window of codec tokens into audio, or a prompt into an image."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -15,26 +14,26 @@ from omni_server.protocol.diffusion import encode_stage_result
 
 
 class Decoder:
-    """The engines that one request's inputs go through, the result of one as the input of the next. An input
-    counts as many tokens in each of them."""
+    """The engines that process the inputs of one request. The result of each is the input of the next. An
+    input counts the same number of tokens in each of them."""
 
     def __init__(self, handles: Sequence[DiffusionHandle]) -> None:
-        """The first one gets windows or the prompt, the last one returns audio or the image."""
+        """The first handle receives windows or the prompt; the last one returns audio or the image."""
         self._handles = tuple(handles)
 
     @property
     def name(self) -> str:
-        """The stage whose result it is."""
+        """The stage that produces the final result."""
         return self._handles[-1].name
 
     @property
     def first_stage(self) -> str:
-        """The stage that gets the windows, or the prompt."""
+        """The stage that receives the windows or the prompt."""
         return self._handles[0].name
 
     @asynccontextmanager
     async def needed(self) -> AsyncIterator[None]:
-        """See `EngineLife.needed`: the block is interrupted if any of the engines goes down."""
+        """Interrupts the block if any of the engines goes down; see `EngineLife.needed`."""
         async with AsyncExitStack() as lives:
             for handle in self._handles:
                 await lives.enter_async_context(handle.life.needed())
@@ -50,13 +49,13 @@ class Decoder:
         num_streams: int | None = None,
         timeline: RequestTimeline,
     ) -> npt.NDArray[np.float32]:
-        """The last result. Other arguments and errors are those of `DiffusionHandle.run`."""
+        """Returns the last result. Other arguments and errors are those of `DiffusionHandle.run`."""
         result = await self._handles[0].run(
             request_id, token_ids, payload, priority=priority, num_streams=num_streams
         )
         for before, handle in pairwise(self._handles):
             timeline.mark_output(before.name)
-            if not np.isfinite(result).all():  # the next one would answer for it
+            if not np.isfinite(result).all():  # the next stage would be blamed
                 raise CorruptDataError(
                     before.name, "samples", "NaN or infinity in the result for the next stage"
                 )

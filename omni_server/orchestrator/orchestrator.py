@@ -1,4 +1,4 @@
-"""Routes requests through the stages. Knows no model and touches no tensor."""
+"""Routes requests through the stages. Contains no model code and touches no tensors."""
 
 import asyncio
 import random
@@ -49,16 +49,16 @@ from omni_server.types import (
 )
 
 _READ_ONLY = SamplingConfig(temperature=0.0, max_tokens=1)
-"""For a reply that is given: one pass over it makes its rows. vLLM must sample a token then, which nobody
-sees."""
+"""For a given reply: one pass over the reply computes its rows. vLLM must still sample a token, which is
+discarded."""
 
 
 @dataclass(frozen=True)
 class _Decoder:
-    """What makes audio of the frames of one stage, for all requests."""
+    """Decodes the frames of one stage to audio, for all requests."""
 
     stages: tuple[Stage[DiffusionHandle], ...]
-    """Each gets the result of the one before it."""
+    """Each stage receives the result of the previous one."""
     factory: CodecEdgeFactory
     chunks: ChunkPlan
     layout: CodecLayout
@@ -78,10 +78,10 @@ class Orchestrator:
         diffusion: Mapping[str, Stage[DiffusionHandle]],
         request_timeout_s: float,
     ) -> None:
-        """`ar` and `diffusion` are the stages that run, by name.
+        """`ar` and `diffusion` are the running stages, by name.
 
-        Raises `ConfigError` for windows that do not fit the model, and for a model without voices or codec
-        that is to speak.
+        Raises `ConfigError` if the windows do not fit the model, or if a model that is to speak has no voices
+        or no codec.
         """
         self._family = family
         self._config = config
@@ -116,12 +116,12 @@ class Orchestrator:
             num_codebooks=payload.num_codebooks,
             scheduler=SpeechScheduler(edge.chunks, layout),
         )
-        # Refuses a plan that does not fit the model now, not at the first request.
+        # Rejects a plan that does not fit the model here rather than at the first request.
         decoder.factory(edge.chunks, layout, voice=self._family.voices[0], noise_seed=0)
         return decoder
 
     def _diffusion_stages(self, first: str) -> tuple[Stage[DiffusionHandle], ...]:
-        """The stage `first`, and those that its results go on to."""
+        """Returns the stage `first` and the stages that its results flow through."""
         stages = [self._diffusion[first]]
         while (onward := self._config.edge_from(stages[-1].name, Tensor)) is not None:
             stages.append(self._diffusion[onward.target])
@@ -132,7 +132,7 @@ class Orchestrator:
         return len(self._running)
 
     def forget_timings(self) -> None:
-        """Forgets how long windows and frames took so far: they are those of a warm-up."""
+        """Discards the timings of windows and frames recorded so far, which are those of a warm-up."""
         for decoder in self._decoders.values():
             decoder.scheduler.forget()
 
@@ -140,21 +140,21 @@ class Orchestrator:
         self.num_corrupt[error.stage, error.kind] += 1
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
-        """Text of the text stage's `token_ids`, without special tokens."""
+        """Returns the text of the text stage's `token_ids`, without special tokens."""
         return self._ar[self._entry].choose().detokenize(token_ids)
 
     def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
-        """The family's chat for the task."""
+        """Returns the family's chat messages for the task."""
         return self._family.task_messages(task)
 
     def stage_down(self, outputs: frozenset[Output] | None = None) -> StageDownError | None:
-        """Which stage is down, of all or of those that `outputs` need; None if they are up."""
+        """Reports the first stage that is down, of all or of those that `outputs` need, or None."""
         names = self._config.stages if outputs is None else self._config.stages_for(outputs)
         stages = {**self._ar, **self._diffusion}
         return next((StageDownError(name) for name in names if stages[name].is_down), None)
 
     async def submit(self, request: OmniRequest) -> RequestRun:
-        """Validate, tokenise, start. Raises as `Generator.submit` says."""
+        """Validates, tokenises and starts the request. Raises the errors of `Generator.submit`."""
         outputs = self._outputs(request)
         self._check_open(request, outputs)
         self._check_stages(request.sampling)
@@ -179,7 +179,7 @@ class Orchestrator:
         return run
 
     def _outputs(self, request: OmniRequest) -> frozenset[Output]:
-        """What the request is answered with. Raises `InvalidRequestError` if the model cannot."""
+        """Returns the outputs to generate. Raises `InvalidRequestError` if the model lacks one."""
         available = self._config.outputs
         wanted: set[Output] = {"image"} if request.image is not None else {"text"}
         if request.speech is not None:
@@ -187,7 +187,7 @@ class Orchestrator:
         if "audio" in wanted and "audio" not in available:
             raise InvalidRequestError("this model is served without speech", param="modalities")
         if "audio" in wanted:
-            wanted &= available  # a model that only speaks writes no text beside it
+            wanted &= available  # a speech-only model writes no text
         if not wanted <= available:
             (missing,) = wanted - available
             raise InvalidRequestError(f"this model does not answer with {missing}", param="modalities")
@@ -232,8 +232,7 @@ class Orchestrator:
         if reply is not None:
             sampling = _READ_ONLY
         tools = () if request.tools is None else request.tools.tools
-        # Rendering holds up the event loop: for half a second with 32 MB of text, of which nothing would be
-        # read.
+        # Rendering blocks the event loop, for half a second with 32 MB of text, which would then be rejected.
         handle.check_text(sum(map(_num_chars, request.messages)))
         rendered = self._family.prompt(request.messages, outputs=outputs, tools=tools)
         structured = request.structured_output
@@ -292,7 +291,7 @@ class Orchestrator:
         *,
         is_limited: bool,
     ) -> ArTask:
-        """The stage that the entry's embeddings flow to. `is_limited`: see `RowFeeder`."""
+        """Adds the stage that receives the entry's embeddings. For `is_limited`, see `RowFeeder`."""
         handle, config = self._ar[name].choose(), self._config.stages[name]
         assert isinstance(config, ArStage)
         prompt = self._family.embeddings_prompt(config.model_stage, source.token_ids[: source.length])
@@ -316,7 +315,7 @@ class Orchestrator:
         )
         feeder = RowFeeder(
             handle.outbox,
-            num_first_rows=len(prompt.token_ids) - 1,  # behind them comes the first generated token's
+            num_first_rows=len(prompt.token_ids) - 1,  # the row of the first generated token follows
             is_limited=is_limited,
         )
         audio = self._add_audio(graph, request, name, voice)
@@ -326,7 +325,7 @@ class Orchestrator:
     def _add_audio(
         self, graph: RequestGraph, request: OmniRequest, stage: str, voice: str | None
     ) -> AudioTask | None:
-        """What makes audio of the stage's tokens; None where they are not frames, or nothing is to be spoken."""
+        """Adds the task that decodes the stage's tokens, or returns None if no audio is made of them."""
         decoder = self._decoders.get(stage)
         if decoder is None or request.speech is None or voice is None:
             return None
@@ -344,7 +343,7 @@ class Orchestrator:
         return graph.add(graph.audio)
 
     async def close(self) -> None:
-        """Refuse new requests and release those that run."""
+        """Rejects new requests and releases the running ones."""
         self._is_closed = True
         for run in list(self._running.values()):
             await run.aclose()
@@ -376,7 +375,7 @@ class Orchestrator:
         return voice
 
     def _param_names(self, stage: str) -> tuple[str, str]:
-        """The request's fields for `max_tokens` and `min_tokens` of a stage that writes no text."""
+        """Returns the request's fields for `max_tokens` and `min_tokens` of a stage that writes no text."""
         return f"stage_sampling.{stage}.max_tokens", f"stage_sampling.{stage}.min_tokens"
 
     def _count(self, prompt: RenderedPrompt) -> PromptTokens:
@@ -402,11 +401,11 @@ def _limit_tokens(
     asked: SamplingConfig | None,
     fields: tuple[str, str],
 ) -> None:
-    """Lower `params` to what the stage may sample behind a prompt of `prompt_length` tokens.
+    """Lowers `params` to what the stage may sample after a prompt of `prompt_length` tokens.
 
-    `asked` is what the request says of the stage: its `max_tokens` and `min_tokens` must fit the context.
-    What the stage config says applies as far as the context goes.
-    `fields` are the request's fields of `max_tokens` and `min_tokens`. Raises `InvalidRequestError`.
+    `asked` holds the request's own settings for the stage: its `max_tokens` and `min_tokens` must fit the
+    context. Values from the stage config are cut to the context instead. `fields` names the request's fields
+    for `max_tokens` and `min_tokens`. Raises `InvalidRequestError`.
     """
     max_tokens, min_tokens = (None, None) if asked is None else (asked.max_tokens, asked.min_tokens)
     needed = prompt_length + (max_tokens or min_tokens or 1)

@@ -1,4 +1,4 @@
-"""Log-probabilities of the tokens whose text has been released."""
+"""Log-probabilities of tokens whose text has been released."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -10,20 +10,20 @@ _MAX_CHARACTER_BYTES = 4
 
 
 class ReleasedLogprobs:
-    """Follows tokens and released text: text lags behind its tokens while a character is incomplete, or while
-    it may be the beginning of a stop string, whose tokens are no part of the answer."""
+    """Matches tokens to released text. Text lags behind its tokens while a character is incomplete, or while
+    it could be the beginning of a stop string, whose tokens are not part of the answer."""
 
     def __init__(self) -> None:
         self._has_begun = False
         self._waiting: deque[SampledToken] = deque()
-        self._position = 0  # bytes of text before those that wait
+        self._position = 0  # bytes of text before the waiting tokens
         self._released = 0
         self._unread = bytearray()
-        """Bytes of tokens whose text has not come."""
+        """Bytes of tokens whose text has not arrived."""
 
     def push(self, tokens: Sequence[SampledToken], text: str) -> tuple[SampledToken, ...]:
-        """New tokens, and the text that was released with them; returns those whose text is out."""
-        if not (tokens or self._has_begun):  # as in every output of a request that asks for none
+        """Adds tokens and the text released with them. Returns the tokens whose text is released."""
+        if not (tokens or self._has_begun):  # always, if the request asks for none
             return ()
         self._has_begun = True
         self._waiting.extend(tokens)
@@ -40,9 +40,9 @@ class ReleasedLogprobs:
         return tuple(out)
 
     def _num_bytes(self, text: str) -> int:
-        """Bytes that `text` was decoded from. What is no UTF-8 has become a replacement character, as has the
-        character itself: one for as many bytes as could be the beginning of a character (Unicode 15, table
-        3-8)."""
+        """Returns the number of bytes that `text` was decoded from. A replacement character stands for
+        itself or for invalid UTF-8: one for each run of bytes that could begin a character (Unicode 15,
+        table 3-8)."""
         first, *others = text.split(_REPLACEMENT)
         position = len(first.encode())
         for piece in others:
@@ -51,15 +51,15 @@ class ReleasedLogprobs:
         return position
 
     def rest(self) -> tuple[SampledToken, ...]:
-        """Those that wait; for an answer that no stop string has cut."""
+        """Returns the waiting tokens, for an answer that no stop string has cut."""
         rest = tuple(self._waiting)
         self._waiting.clear()
         return rest
 
 
 def _num_invalid(data: bytes) -> int:
-    """Length of what a decoder replaces at the beginning of `data`; of the replacement character, where it is
-    that."""
+    """Returns the number of bytes at the beginning of `data` that a decoder replaces, or the length of a
+    replacement character that is there itself."""
     try:
         data.decode()
     except UnicodeDecodeError as error:

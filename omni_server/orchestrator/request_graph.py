@@ -1,7 +1,7 @@
 """One request on its way through the stages that it needs.
 
 The stages form a tree from the entry to the outputs. Each stage of the tree is a task, and so is the stream
-of windows that becomes audio; what flows over an edge is handed on synchronously, when it arrives.
+of windows that becomes audio. Data that crosses an edge is handed on synchronously, when it arrives.
 """
 
 import asyncio
@@ -44,15 +44,15 @@ from omni_server.types import (
 )
 
 _CATCH_UP_TURNS = 4
-"""Turns of the event loop for which a spoken request lets others catch up that came at the same moment and
-are a turn or two behind. In each of these turns everybody's prompt may be read; behind them they reach the
-entry together, and their speech stays together (`stages.runtime.batching_delay`). Text alone gains nothing by
-it and goes on at once."""
+"""Turns of the event loop that a spoken request waits for others that arrived at the same moment but are a
+turn or two behind. Each turn may read the prompts of all of them. They then reach the entry together, and
+their speech stays together (`stages.runtime.batching_delay`). Text-only requests gain nothing from this and
+continue immediately."""
 
 
 class RequestGraph:
-    """Filled by `add`; then `run` ends when all outputs are complete, and `close` must follow, however it
-    ended."""
+    """Filled by `add`. `run` returns when all outputs are complete. `close` must follow, even after a
+    failure."""
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
@@ -63,7 +63,7 @@ class RequestGraph:
         self._tasks: list[AudioTask | ArTask | ImageTask] = []
 
     def add(self, task: "TaskT") -> "TaskT":
-        """Consumers come before their sources, the entry comes last."""
+        """Consumers must be added before their sources, and the entry last."""
         self._tasks.append(task)
         return task
 
@@ -71,7 +71,7 @@ class RequestGraph:
         self.events.put_nowait(event)
 
     async def run(self) -> None:
-        """Raises a group of `OmniError`."""
+        """Runs all tasks. Raises a group of `OmniError`."""
         *others, entry = self._tasks
         async with asyncio.TaskGroup() as group:
             for task in others:
@@ -82,17 +82,16 @@ class RequestGraph:
             group.create_task(entry.run())
 
     def close(self) -> None:
-        """Embeddings that have not been handed on, or come later, are dropped. Harmless when already
-        closed."""
+        """Drops embeddings that have not been handed on or that arrive later. Harmless if already closed."""
         for task in self._tasks:
             if isinstance(task, ArTask) and task.source is not None:
                 task.source.close()
-        # These refer to the graph: a prompt with its media is not to wait for the garbage collector.
+        # These refer to the graph. A prompt with its media must not wait for the garbage collector.
         self._tasks.clear()
         self.text = self.audio = None
 
     def result(self, prompt: PromptTokens) -> tuple[FinishReason, Usage]:
-        """Of a request that has ended well. Any stage running into its limit makes the answer incomplete."""
+        """Returns the result of a successful request. Its answer is incomplete if any stage hit its limit."""
         reason: FinishReason = "stop"
         num_text, num_cached, num_frames = 0, 0, 0
         if self.text is not None:
@@ -106,11 +105,11 @@ class RequestGraph:
 
 @dataclass(eq=False)
 class ArTask:
-    """One autoregressive stage: it is given the request, its outputs are handed on, and it is released."""
+    """Runs one autoregressive stage: submits the request, hands on its outputs and releases it."""
 
     graph: RequestGraph
     handle: ArHandle
-    """The engine that has the request until it ends."""
+    """The engine that holds the request until it ends."""
     prompt: RenderedPrompt | tuple[int, ...]
     params: StageSampling
     output: "TextOutput | AudioTask"
@@ -132,7 +131,7 @@ class ArTask:
             await self._generate()
 
     def skip(self) -> None:
-        """There is nothing for the stage to do: no embeddings of a generated token will come."""
+        """Skips the stage: no embeddings of generated tokens will arrive."""
         assert self._task is not None
         self._task.cancel()
         if isinstance(self.output, AudioTask):
@@ -162,7 +161,7 @@ class ArTask:
 
 @dataclass(eq=False)
 class ImageTask:
-    """A prompt becomes an image."""
+    """Turns a prompt into an image."""
 
     graph: RequestGraph
     decoder: Decoder
@@ -182,7 +181,7 @@ class ImageTask:
 
 
 def _pixels(stage: str, result: npt.NDArray[np.float32], size: ImageSize) -> npt.NDArray[np.uint8]:
-    """Raises `CorruptDataError` for what is no image of that size."""
+    """Raises `CorruptDataError` if the result is not an image of that size."""
     if result.shape != (size.height, size.width, 3):
         raise CorruptDataError(stage, "shape", f"{list(result.shape)} is no RGB image of {size} pixels")
     if not (result.min() >= 0 and result.max() <= 1):  # NaN fails either comparison
@@ -191,7 +190,7 @@ def _pixels(stage: str, result: npt.NDArray[np.float32], size: ImageSize) -> npt
 
 
 class AudioTask:
-    """Tokens of a stage become frames, these become windows, and these audio at the rate of the API."""
+    """Turns the tokens of a stage into frames, windows and finally audio at the sample rate of the API."""
 
     def __init__(
         self,
@@ -205,8 +204,8 @@ class AudioTask:
         num_codebooks: int,
         stop_ids: tuple[int, ...],
     ) -> None:
-        """`source` samples the tokens, of which `num_codebooks` consecutive ones are a frame; `stop_ids` end
-        the sequence and are no part of a frame."""
+        """`source` samples the tokens; every `num_codebooks` consecutive tokens form a frame. `stop_ids` end
+        the sequence and are not part of a frame."""
         self._graph = graph
         self._source = source
         self._decoder_name = decoder.name
@@ -229,7 +228,7 @@ class AudioTask:
         self.num_frames = 0
         """Frames that became audio."""
         self.finish_reason: FinishReason | None = None
-        """Why the source ended; None before that, and if there was nothing to speak."""
+        """Why the source ended. None until then, or if there was nothing to speak."""
 
     async def run(self) -> None:
         await self._speech.run()
@@ -237,13 +236,13 @@ class AudioTask:
             self._send(self._resampler.flush())
 
     def take(self, output: ArOutput) -> None:
-        """New tokens of the source."""
+        """Accepts new tokens of the source."""
         tokens = output.token_ids
         if output.finish_reason == "stop" and tokens and tokens[-1] in self._stop_ids:
             tokens = tokens[:-1]
         width = self._num_codebooks
         tokens = self._rest + tokens
-        end = len(tokens) - len(tokens) % width  # a frame that was cut is not spoken
+        end = len(tokens) - len(tokens) % width  # an incomplete frame is not spoken
         self._rest = tokens[end:]
         frames = [tokens[i : i + width] for i in range(0, end, width)]
         if frames:
@@ -256,7 +255,7 @@ class AudioTask:
             self.finish()
 
     def finish(self) -> None:
-        """No more tokens follow; there may have been none at all."""
+        """Marks the end of the tokens; there may have been none."""
         self._speech.finish()
 
     def _take_audio(self, delta: AudioDelta) -> None:
@@ -270,7 +269,7 @@ class AudioTask:
 
 
 class TextOutput:
-    """Tokens of a stage become text, and say how much of it is spoken."""
+    """Turns the tokens of a stage into text, and reports how much of it may be spoken."""
 
     tokens_per_output = 1
 
@@ -284,9 +283,9 @@ class TextOutput:
         tool_parser: ToolParser | None = None,
         speaker: ArTask | None = None,
     ) -> None:
-        """`speaker` is the stage that the embeddings of the text flow to. `spoken_text` is given where stop
-        strings may cut text that would otherwise be spoken, or where text may turn out to be a tool call;
-        `tool_parser`, where the model may call tools."""
+        """`speaker` is the stage that receives the embeddings of the text. `spoken_text` is set if a stop
+        string may cut text that would otherwise be spoken, or if text may turn out to be a tool call.
+        `tool_parser` is set if the model may call tools."""
         self._graph = graph
         self._stage = stage
         self._prompt = prompt
@@ -298,7 +297,7 @@ class TextOutput:
         self._num_spoken_chars = 0
         self.num_tokens = 0
         self.num_cached = 0
-        """Tokens of the prompt that came from the prefix cache."""
+        """Prompt tokens served from the prefix cache."""
         self.finish_reason: FinishReason = "stop"
 
     def take(self, output: ArOutput) -> None:
@@ -331,22 +330,22 @@ class TextOutput:
             self._done(output.finish_reason)
 
     def _spoken(self, text: str) -> str:
-        """What may be spoken of the newest text: the prose before the first call."""
+        """Returns the speakable part of the newest text: the prose before the first call."""
         if self._tool_parser is None:
             return text
         before, self._num_spoken_chars = self._num_spoken_chars, self._tool_parser.num_prose_chars
         return text[: self._num_spoken_chars - before]
 
     def _take_reply(self, token_ids: tuple[int, ...], text: str) -> None:
-        """All rows of the given reply have come; the token that was sampled behind it is not part of it."""
+        """Handles a given reply whose rows have all arrived. The token sampled after it is not part of it."""
         self.num_tokens = len(token_ids)
         self._graph.timeline.mark_output(self._stage)
         self._graph.emit(TextDelta(text, token_ids))
         self._done("stop", num_without_row=0)
 
     def _done(self, reason: FinishReason, *, num_without_row: int = 1) -> None:
-        """The last token of a text was sampled but never computed, so it has no row: the text-end row stands
-        in its place."""
+        """Ends the text. Its last token was sampled but never computed, so it has no row; the text-end row
+        replaces it."""
         has_calls = self._tool_parser is not None and self._tool_parser.num_calls > 0
         self.finish_reason = "tool_calls" if has_calls and reason == "stop" else reason
         self._graph.emit(TextDone(reason))
@@ -357,13 +356,13 @@ class TextOutput:
             num_spoken = min(num_spoken, self._spoken_text.num_released())
         num_rows = self._feeder.num_generated_rows
         if num_rows < num_spoken:
-            # The next stage would wait for ever, or speak what this one did not say.
+            # The next stage would wait forever, or speak what this stage did not say.
             detail = f"{num_rows} rows for {num_spoken} tokens"
             raise CorruptDataError(self._stage, "row_sequence", detail)
         if num_spoken >= 1:
             self._feeder.finish(num_spoken)
         else:
-            # Without the row of a token the next stage has not begun to generate, and will not.
+            # The next stage has not begun to generate and never will: no row of a generated token arrives.
             self._speaker.skip()
 
 

@@ -1,6 +1,6 @@
-"""One request: its events, its deadline, its end.
+"""One request: its events, its deadline and its end.
 
-All of it lives in one task, whose end, however it comes, releases the request in every stage.
+Everything runs in one task. When that task ends, for any reason, the request is released in every stage.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ class RequestRun:
     # -- the caller's side
 
     def start(self) -> None:
-        """Begin; the deadline counts from here."""
+        """Starts the request; the deadline counts from here."""
         self._task = asyncio.create_task(self._run(), name=f"request {self.request_id}")
         # A task that is cancelled before its first step never reaches a `finally` of its own.
         self._task.add_done_callback(lambda _: self._release())
@@ -54,7 +54,7 @@ class RequestRun:
             await self.aclose()
 
     async def aclose(self) -> None:
-        """A consumer that still iterates gets an `OmniError`."""
+        """Ends the request. A consumer that is still iterating gets an `OmniError`."""
         assert self._task is not None
         self._task.cancel()
         await asyncio.wait([self._task])
@@ -82,12 +82,12 @@ class RequestRun:
             self._release()
 
     def _release(self) -> None:
-        """Embeddings that no stage has been given are dropped; whoever still waits for an event is woken."""
+        """Drops embeddings that no stage has received, and wakes a consumer that is waiting for an event."""
         if self._is_released:
             return
         self._is_released = True
         self.graph.close()
-        # Behind another last event nobody reads it.
+        # Never read if another final event precedes it.
         self.graph.events.put_nowait(OmniError("the request was ended before it was finished"))
         self.on_end(self.request_id)
 

@@ -1,4 +1,4 @@
-"""When a request passed each stage."""
+"""Records when a request passed each stage."""
 
 import time
 from collections.abc import Callable
@@ -22,7 +22,7 @@ class _Stage:
 
 
 class RequestTimeline:
-    """Records times by the name of the stage, in seconds since its creation."""
+    """Timestamps by stage name, in seconds since the timeline was created."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -30,7 +30,7 @@ class RequestTimeline:
         self._stages: dict[str, _Stage] = {}
 
     def mark_submitted(self, stage: str) -> None:
-        """The stage has been given the request. Only the first call counts."""
+        """The stage has received the request. Only the first call counts."""
         if stage not in self._stages:
             self._stages[stage] = _Stage(self._now())
 
@@ -42,8 +42,8 @@ class RequestTimeline:
         times.last_output_s = now
 
     def mark_window_ready(self, stage: str) -> None:
-        """All codec tokens of the next window have arrived. With its first window, the stage has been given
-        the request."""
+        """All codec tokens of the next window have arrived. The first window also marks the stage as
+        submitted."""
         self.mark_submitted(stage)
         self._stages[stage].ready_s.append(self._now())
 
@@ -52,11 +52,11 @@ class RequestTimeline:
         self._stages[stage].sent_s.append(self._now())
 
     def mark_window_computed(self, stage: str) -> None:
-        """The audio of the next window has come back."""
+        """The audio of the next window has been returned."""
         self._stages[stage].computed_s.append(self._now())
 
     def times(self) -> dict[str, StageTimes]:
-        """Of the stages that have been given the request, in that order."""
+        """Returns the times of the stages that received the request, in that order."""
         return {name: stage.times() for name, stage in self._stages.items()}
 
     def _now(self) -> float:

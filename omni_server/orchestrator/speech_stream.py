@@ -1,12 +1,12 @@
-"""The way of one stream from codec tokens to audio.
+"""The path of one stream from codec tokens to audio.
 
-Frames of codec tokens become windows; windows go to the decoder, each with the time at which it will be
-played as its priority, so that the most urgent one of all streams is computed first; results come back in
-order. `SpeechScheduler` says when windows are due, when they may be sent and when the first audio may leave.
+Frames of codec tokens become windows. Windows go to the decoder with their playout deadline as the priority,
+so that the most urgent window of all streams is computed first. Results are returned in order.
+`SpeechScheduler` decides when windows are due, when they may be sent and when the first audio may leave.
 
-Where the decoder carries state from window to window, a window is sent only when the one before it has come
-back (`SpeechScheduler.max_outstanding_windows` is 1): they are computed in order, and no step holds two of
-one stream.
+If the decoder carries state from window to window, a window is sent only after the previous one has been
+returned (`SpeechScheduler.max_outstanding_windows` is 1): windows are computed in order, and no step contains
+two of one stream.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ Samples = npt.NDArray[np.float32]
 
 @dataclass(eq=False)
 class SpeechStream:
-    """`run` works until everything between the first `push` and `finish` has been emitted."""
+    """`run` returns when everything between the first `push` and `finish` has been emitted."""
 
     request_id: str
     decoder: Decoder
@@ -37,7 +37,7 @@ class SpeechStream:
     scheduler: SpeechScheduler
     timeline: RequestTimeline
     emit: Callable[[AudioDelta], None]
-    """Is given the pieces of the waveform in order, without gaps."""
+    """Receives the pieces of the waveform in order, without gaps."""
 
     def __post_init__(self) -> None:
         self._unsent: asyncio.Queue[DecoderWindow | None] = asyncio.Queue()
@@ -48,8 +48,8 @@ class SpeechStream:
         self._buffer = PlayoutBuffer(self.scheduler, self._release)
 
     def push(self, frames: Sequence[Frame]) -> None:
-        """New frames of codec tokens. Raises `CorruptDataError` if the edge does not cut them into windows
-        that follow each other; so does `finish`."""
+        """Adds frames of codec tokens. Like `finish`, raises `CorruptDataError` if the edge does not cut them
+        into consecutive windows."""
         self._buffer.push(len(frames))
         if not self._num_samples:  # no window yet
             self._buffer.ramp = ramp = self.scheduler.ramp()
@@ -58,7 +58,7 @@ class SpeechStream:
         self._take(self.edge.push(frames))
 
     def finish(self) -> None:
-        """No further codes follow; there may have been none at all."""
+        """Marks the end of the frames; there may have been none."""
         self._buffer.finish()
         self._take(self.edge.finish())
         self._unsent.put_nowait(None)
@@ -73,9 +73,9 @@ class SpeechStream:
             self._unsent.put_nowait(window)
 
     async def run(self) -> None:
-        """Raises a group of `StageError` (`CorruptDataError` for sound that cannot be right) or
-        `StageDeadError` if the decoder fails. Cancelling it, or a failure, aborts the windows that are in
-        the decoder."""
+        """Raises a group of `StageError` (`CorruptDataError` for audio that cannot be right) or
+        `StageDeadError` if the decoder fails. Cancellation or a failure aborts the windows that are in the
+        decoder."""
         with self.scheduler.stream(self._buffer):
             async with self.decoder.needed(), asyncio.TaskGroup() as group:
                 group.create_task(self._send(group))
@@ -89,8 +89,7 @@ class SpeechStream:
             priority = self.scheduler.priority(self._buffer.window_sent())
             self.timeline.mark_window_sent(self.decoder.first_stage)
             task = group.create_task(self._compute(f"{self.request_id}-{number}", window, priority))
-            # Not in the task's own `finally`: a task that is cancelled before its first step never comes
-            # there.
+            # Not in the task's own `finally`: a task cancelled before its first step never reaches it.
             task.add_done_callback(self._has_left)
             self._sent.put_nowait((window, task))
             number += 1
@@ -115,7 +114,7 @@ class SpeechStream:
         return samples
 
     async def _collect(self) -> None:
-        """Results in order. If a window fails, the group cancels this before it learns of it."""
+        """Emits results in order. If a window fails, the group cancels this before it sees it."""
         while (item := await self._sent.get()) is not None:
             window, task = item
             samples = await task
@@ -126,7 +125,7 @@ class SpeechStream:
                 self.emit(delta)
             else:
                 self._held.append(delta)
-        self._release()  # it is all there: no need to wait any longer
+        self._release()  # all audio is here: no need to wait any longer
 
     def _release(self) -> None:
         held, self._held = self._held, None

@@ -1,4 +1,4 @@
-"""What the model may write in a turn with tools, as xgrammar's structural tags."""
+"""Builds xgrammar structural tags for what the model may write in a turn with tools."""
 
 import json
 
@@ -11,8 +11,8 @@ _ANY_OBJECT = {"type": "object"}
 
 
 def turn_grammar(use: ToolUse, text: StructuredOutput | None) -> StructuredOutput | None:
-    """None where the model may write what it likes. `text` is what an answer must look like that is no call;
-    of the kinds, only `json` can be combined with tools."""
+    """Returns None if the model may write anything. `text` constrains an answer that is not a call; of its
+    kinds, only `json` can be combined with tools."""
     tools = [tool for tool in use.tools if tool.name in use.callable_names]
     if use.is_required:
         return _structural_tag(_calls(tools, use, is_strict=True))
@@ -34,7 +34,7 @@ def turn_grammar(use: ToolUse, text: StructuredOutput | None) -> StructuredOutpu
 
 
 def _calls(tools: list[FunctionTool], use: ToolUse, *, is_strict: bool) -> Format:
-    """Nothing but calls, one at least."""
+    """Allows only calls, at least one."""
     return {
         "type": "tags_with_separator",
         "tags": [_call(tool, is_strict=is_strict or tool.strict) for tool in tools],
@@ -45,7 +45,7 @@ def _calls(tools: list[FunctionTool], use: ToolUse, *, is_strict: bool) -> Forma
 
 
 def _call(tool: FunctionTool, *, is_strict: bool) -> Format:
-    # An object in any case: `ToolParser` knows no call with other arguments.
+    # Always an object: `ToolParser` does not recognise calls with other arguments.
     schema = _ANY_OBJECT | json.loads(tool.parameters) if is_strict else _ANY_OBJECT
     content = {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": 1}
     return {"type": "tag", "begin": call_head(tool.name), "content": content, "end": CALL_TAIL}

@@ -1,4 +1,4 @@
-"""Tool calls in the model's text, found while it is written."""
+"""Finds tool calls in the model's text while it is written."""
 
 import json
 import re
@@ -13,27 +13,27 @@ Piece = str | ToolCallDelta
 
 
 class ToolParser:
-    """Cuts text into prose and calls, whatever pieces it comes in.
+    """Splits text into prose and calls, no matter how it is chunked.
 
-    Prose leaves as soon as it cannot be the beginning of a call, arguments as they are written. White space
-    before a call belongs to neither, and what follows the arguments of a call, other calls excepted, is
-    dropped. What looks like a call but names no function is prose.
+    Prose is emitted as soon as it cannot be the beginning of a call, and arguments as they are written. White
+    space before a call belongs to neither. Text after the arguments of a call is dropped, except for further
+    calls. Text that looks like a call but names no function is prose.
     """
 
     def __init__(self, *, is_parallel: bool = True) -> None:
         """Without `is_parallel`, all calls but the first are dropped."""
         self._is_parallel = is_parallel
-        self._step = self._in_prose  # reads on from there; False if more text is needed to go on
-        self._buffer = ""  # what has not been decided on
+        self._step = self._in_prose  # continues from there; False if it needs more text
+        self._buffer = ""  # text that is not classified yet
         self._space = ""  # white space before the last tag
         self._arguments = _JsonObject()
         self._has_tag = False
         self.num_calls = 0
         self.num_prose_chars = 0
-        """Characters of prose before the first tag, which are also the first of the whole text."""
+        """Characters of prose before the first tag, which are also the first characters of the whole text."""
 
     def push(self, text: str) -> list[Piece]:
-        """Pieces of prose and of calls, in order."""
+        """Adds text. Returns pieces of prose and of calls, in order."""
         self._buffer += text
         pieces: list[Piece] = []
         while self._step(pieces):
@@ -41,7 +41,7 @@ class ToolParser:
         return pieces
 
     def finish(self) -> list[Piece]:
-        """What was held back; no text follows."""
+        """Ends the text. Returns what was held back."""
         pieces: list[Piece] = []
         if self._step == self._in_head:
             self._take_irregular(self._buffer, CALL_BEGIN + self._buffer, pieces)
@@ -65,7 +65,7 @@ class ToolParser:
         return False
 
     def _in_head(self, pieces: list[Piece]) -> bool:
-        """Behind the tag, before the arguments."""
+        """After the tag, before the arguments."""
         head = _HEAD.match(self._buffer)
         name = None if head is None else _parsed(head[1])
         if head is not None and isinstance(name, str):
@@ -91,7 +91,7 @@ class ToolParser:
         return True
 
     def _between(self, pieces: list[Piece]) -> bool:
-        """Behind the arguments of a call, only another call is of interest."""
+        """After the arguments of a call, only another call matters."""
         _, tag, after = self._buffer.partition(CALL_BEGIN)
         if not tag:
             self._buffer = self._buffer[len(self._buffer) - _overlap(self._buffer) :]
@@ -100,7 +100,7 @@ class ToolParser:
         return True
 
     def _take_irregular(self, inside: str, whole: str, pieces: list[Piece]) -> None:
-        """A call with its keys in another order, say; or none at all."""
+        """Handles a call with its keys in another order, for example, or text that is not a call."""
         call = _parsed(inside)
         if (
             isinstance(call, dict)
@@ -135,8 +135,8 @@ class ToolParser:
 
 
 class _JsonObject:
-    """Where a JSON object ends in text that begins with it. Does not look at what is inside more than that
-    needs."""
+    """Finds where a JSON object ends in text that begins with it. Inspects the contents no more than
+    necessary."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -145,7 +145,7 @@ class _JsonObject:
         self.is_over = False
 
     def push(self, text: str) -> int:
-        """How much of the text belongs to the object."""
+        """Returns the number of characters that belong to the object."""
         for position, character in enumerate(text):
             if self._is_string:
                 if self._is_escaped:
@@ -156,7 +156,7 @@ class _JsonObject:
                     self._is_string = False
             elif character == '"':
                 self._is_string = True
-            elif character == "<":  # no JSON: the tag has come too early
+            elif character == "<":  # not JSON: a tag arrived too early
                 self.is_over = True
                 return position
             elif character in "{[":
@@ -170,14 +170,14 @@ class _JsonObject:
 
 
 def _overlap(text: str) -> int:
-    """Length of the longest end of `text` with which a tag could begin."""
+    """Returns the length of the longest suffix of `text` that could begin a tag."""
     return next(
         n for n in range(min(len(text), len(CALL_BEGIN) - 1), -1, -1) if text.endswith(CALL_BEGIN[:n])
     )
 
 
 def _parsed(text: str) -> object:
-    """None for what is no JSON, is nested too deeply or has an escape that stands for no character."""
+    """Returns None if `text` is not JSON, is nested too deeply or has an escape that is not a character."""
     try:
         value: object = json.loads(text)
         json.dumps(value, ensure_ascii=False).encode()

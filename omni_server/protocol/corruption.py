@@ -1,6 +1,6 @@
-"""How a stage reports a request whose data is corrupt. Such a request fails, and no other one.
+"""How a stage reports a request whose data is corrupt. Only that request fails.
 
-An autoregressive stage reports it as vLLM's `stop_reason` of an output that ends with an error, a diffusion
+An autoregressive stage reports it as the `stop_reason` of a vLLM output that ends with an error, a diffusion
 stage in place of its result (`omni_server.transport.result`). In both cases it is one line of text.
 """
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 CorruptionKind = Literal[
-    "logits",  # NaN, or infinitely large, among a language model's scores
-    "rows",  # NaN or infinite, in the rows that one stage sends to another
-    "row_sequence",  # rows missing, twice, out of order, of another shape, or no longer where they were
+    "logits",  # NaN or infinity among a language model's scores
+    "rows",  # NaN or infinity in the rows that one stage sends to another
+    "row_sequence",  # rows missing, duplicated, out of order, of another shape, or no longer in their place
     "codes",  # codec tokens that the decoder has no embedding for
-    "window_sequence",  # windows of codec tokens missing, come twice or out of order
-    "shape",  # a result that is no waveform or image, or has another size than was asked for
-    "samples",  # of audio or pixels: NaN, infinite, or beyond full scale
+    "window_sequence",  # windows of codec tokens missing, duplicated or out of order
+    "shape",  # a result that is not a waveform or image, or not of the requested size
+    "samples",  # audio samples or pixels that are NaN, infinite, or beyond full scale
     "clipped",  # most samples at full scale
     "flat",  # all samples the same, where the codec tokens are not
 ]

@@ -8,27 +8,27 @@ INPUT_KEY = "omni_input"
 """Key of `PoolingParams.extra_kwargs` whose value is the stage's encoded input, bytes."""
 
 STREAMS_KEY = "omni_streams"
-"""Key of `PoolingParams.extra_kwargs`: how many utterances needed the stage when this was sent, its own among
-them. Without the key nobody knows: it is waited for others, and nobody is paced."""
+"""Key of `PoolingParams.extra_kwargs`: the number of active streams when this was sent, including its own.
+Without the key the number is unknown: the batch waits for others, and no stage is throttled."""
 
 
 class StageResult(msgspec.Struct, frozen=True):
-    """Input of a diffusion stage that continues another one's work: that one's result and its own input."""
+    """Input of a diffusion stage that continues another one's work: that stage's result and its own input."""
 
     payload: bytes
-    """What the first stage was told about the request."""
+    """The input that the first stage received."""
     shape: tuple[int, ...]
     data: bytes
     """float32, little-endian, in C order."""
 
 
 def encode_stage_result(payload: bytes, result: npt.NDArray[np.float32]) -> bytes:
-    """MessagePack bytes."""
+    """Returns MessagePack bytes."""
     return msgspec.msgpack.encode(StageResult(payload, result.shape, result.astype("<f4").tobytes()))
 
 
 def decode_stage_result(data: bytes) -> tuple[bytes, npt.NDArray[np.float32]]:
-    """The first stage's payload and its result. Raises `ValueError` for anything else."""
+    """Returns the first stage's payload and its result. Raises `ValueError` for anything else."""
     try:
         message = msgspec.msgpack.decode(data, type=StageResult)
         return message.payload, np.frombuffer(message.data, "<f4").reshape(message.shape)

@@ -1,4 +1,4 @@
-"""What the server tells the model of a non-autoregressive stage, through vLLM's `additional_config`."""
+"""Configuration of the model of a non-autoregressive stage, passed through vLLM's `additional_config`."""
 
 import hashlib
 from typing import Literal
@@ -15,21 +15,21 @@ class DiffusionRuntimeConfig(msgspec.Struct, frozen=True):
     """Satisfies vLLM's `SupportsHash`."""
 
     stage: BaseModel
-    """The stage as the stage config has it, of the class that the family declares (`StageSpec.config`): the
-    options of the model, and the bounds of a step (`max_num_seqs`, `max_num_batched_tokens`,
+    """The stage from the stage config, of the class that the family declares (`StageSpec.config`): the
+    options of the model, and the limits of a step (`max_num_seqs`, `max_num_batched_tokens`,
     `max_model_len`)."""
     compute_dtype: ComputeDtype
-    """Type of the model's matrix products. vLLM's own dtype of the stage is float32 whatever this says."""
+    """Type of the model's matrix products. vLLM's own dtype of the stage is always float32."""
     is_fast: bool
-    """Fused kernels and CUDA graphs."""
+    """Enables fused kernels and CUDA graphs."""
     num_streams: int = 0
-    """Streams whose state is kept from one window to the next; 0: every window is computed by itself."""
+    """Streams whose state is kept from one window to the next. 0: every window is computed independently."""
     progress: ProgressSpec | None = None
-    """Where the worker reports while it starts; another socket each time."""
+    """Where the worker reports during startup; a different socket each time."""
     has_low_gpu_priority: bool = False
-    """Under NVIDIA's Multi-Process Service: kernels of other stages go first."""
+    """Under NVIDIA's Multi-Process Service: kernels of other stages take precedence."""
     announces_to: tuple[str, ...] = ()
-    """`StepThrottleSpec.socket` of each stage that hears of this one's batches; other sockets each time."""
+    """`StepThrottleSpec.socket` of each stage notified of this one's batches; different at each start."""
 
     def compute_hash(self) -> str:
         """Called by `vllm.config.VllmConfig.compute_hash`."""

@@ -1,8 +1,8 @@
 """Datagram sockets between processes of one server, in Linux's abstract namespace.
 
-Such a socket is not in the file system: it ends with its owner, however that ends. Nor does it have
-permissions: any process in the network namespace can find it in /proc/net/unix and send to it. So the kernel
-is asked who has sent a datagram, and those of other users are dropped.
+Such a socket is not in the file system: it ends with its owner, however that ends. It has no permissions
+either: any process in the network namespace can find it in /proc/net/unix and send to it. The kernel is
+therefore asked for the sender of each datagram, and datagrams of other users are dropped.
 """
 
 import os
@@ -17,7 +17,7 @@ _CREDENTIALS = struct.Struct("=iII")
 
 
 def new_socket_name() -> str:
-    """A name that no other socket on this machine has, without the leading zero byte, so that it travels as
+    """Returns a name that is unique on this machine, without the leading zero byte, so that it can be sent as
     text."""
     return f"omni-server-{secrets.token_hex(8)}"
 
@@ -27,7 +27,7 @@ def socket_address(name: str) -> str:
 
 
 def bound_socket(name: str) -> socket.socket:
-    """A new socket, which receives under this name."""
+    """Returns a new socket that receives under this name."""
     receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         receiver.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
@@ -39,8 +39,8 @@ def bound_socket(name: str) -> socket.socket:
 
 
 def send_datagram(message: bytes, names: Iterable[str]) -> None:
-    """To each socket of these names. Never blocks and never fails: the message is lost where nobody listens
-    any more, or so slowly that the socket is full."""
+    """Sends to each of the named sockets. Never blocks and never fails: the message is lost if there is no
+    listener, or if it is so slow that its socket is full."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         sender.setblocking(False)
         for name in names:
@@ -49,8 +49,8 @@ def send_datagram(message: bytes, names: Iterable[str]) -> None:
 
 
 def receive_own(receiver: socket.socket, max_bytes: int) -> bytes | None:
-    """The next datagram, cut to `max_bytes`; None if another user has sent it. Blocks, or raises, as `recv`
-    does."""
+    """Returns the next datagram, cut to `max_bytes`, or None if another user has sent it. Blocks or raises as
+    `recv` does."""
     data, ancillary, _, _ = receiver.recvmsg(max_bytes, socket.CMSG_SPACE(_CREDENTIALS.size))
     for level, kind, content in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):

@@ -1,13 +1,13 @@
-"""Engine processes end when the server ends them, or with it if it had no chance to end them (kill -9).
+"""Ends engine processes when the server ends them, or with the server if it could not do so (kill -9).
 
-vLLM's engine core blocks on its input socket and does not notice that nobody will ever write to it again. Its
-process therefore waits for its parent: `multiprocessing`'s sentinel of the parent is a pipe, which the kernel
-closes however the parent ends; no process id is compared, so none can be mistaken for another's.
+vLLM's engine core blocks on its input socket and does not notice that nothing will ever write to it again.
+Its process therefore waits for its parent: `multiprocessing`'s sentinel of the parent is a pipe, which the
+kernel closes however the parent ends. No process ids are compared, so a reused id does no harm.
 
-A Ctrl-C in a terminal goes to every process of the foreground group, and whoever stops a service sends
-SIGTERM to all of its processes (systemd's `KillMode=control-group`, its default). The server then drains the
-running requests, for which it needs the engines, and ends them afterwards, with SIGTERM as well. So engines
-get a process group of their own, and ignore SIGTERM unless the server's file `ending_marker` is in their
+A Ctrl-C in a terminal reaches every process of the foreground group, and a service manager sends SIGTERM to
+all processes of a service (systemd's `KillMode=control-group`, its default). The server then drains the
+running requests, for which it needs the engines, and ends them afterwards, also with SIGTERM. Engines
+therefore get their own process group, and ignore SIGTERM unless the server's file `ending_marker` is in their
 folder for temporary files.
 """
 
@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 
 GRACE_S = 10.0
-"""For an orderly end; the process is killed after it."""
+"""Time for an orderly end, after which the process is killed."""
 
 _MARKER = "ending"
 
@@ -32,13 +32,13 @@ _is_orphan = threading.Event()
 
 
 def ending_marker(folder: Path) -> Path:
-    """The file that says that SIGTERM means the engines. `folder` is their TMPDIR, which is the server's
+    """Returns the file whose presence makes the engines obey SIGTERM. `folder` is their TMPDIR, the server's
     own."""
     return folder / _MARKER
 
 
 def watch_parent() -> None:
-    """End this process with the one that started it. Harmless to call again, and in a process that
+    """Ends this process with the one that started it. Harmless if called again, or in a process that
     `multiprocessing` has not started."""
     parent = multiprocessing.parent_process()
     if parent is None or _watches.is_set():
@@ -49,8 +49,8 @@ def watch_parent() -> None:
 
 
 def end_with_parent() -> None:
-    """`watch_parent`, and ignore every SIGTERM but the server's. To be called in the main thread, after vLLM
-    has set its own handler; harmless to call again."""
+    """Calls `watch_parent`, and ignores every SIGTERM but the server's. Must be called in the main thread,
+    after vLLM has set its own handler. Harmless if called again."""
     watch_parent()
     if not _watches.is_set() or _filters_sigterm.is_set():
         return

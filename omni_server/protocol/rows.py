@@ -1,8 +1,8 @@
-"""What crosses an edge with embeddings: rows of hidden states by absolute position, and what goes with them.
+"""Messages on an edge with embeddings: rows of hidden states by absolute position, and their metadata.
 
 A *row* is one input vector of the consuming stage, `[width]`. The producer's worker writes the rows of one
-step into one slab; per request a `RowsPayload` says where they lie. The orchestrator passes the encoded
-payload on without opening the slab, wrapped into a `RowsFeed`.
+step into one slab; per request, a `RowsPayload` gives their places. The orchestrator passes on the encoded
+payload, wrapped in a `RowsFeed`, without opening the slab.
 """
 
 from collections.abc import Sequence
@@ -21,14 +21,14 @@ class RowsOutput(msgspec.Struct, frozen=True, tag="output", forbid_unknown_field
 
     voice: str
     num_reply: int = 0
-    """So many of the prompt's last tokens count as generated: a reply that was given, not sampled."""
+    """This many of the prompt's last tokens count as generated: a given reply, not a sampled one."""
 
 
 class RowsInput(msgspec.Struct, frozen=True, tag="input", forbid_unknown_fields=True):
-    """Announces to the consuming stage that rows will come for this request."""
+    """Announces to the consuming stage that rows will arrive for this request."""
 
     num_replaced: int
-    """Rows below this position replace the token embedding; from there on they are added to it."""
+    """Rows below this position replace the token embedding; later rows are added to it."""
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):
@@ -46,7 +46,7 @@ class SharedBlock(msgspec.Struct, frozen=True, tag="shared", array_like=True):
 
     slot: int
     generation: int
-    """Number of the slot's use; a stale reference is recognised by it."""
+    """Number of the slot's use, which identifies stale references."""
     portion: int
 
 
@@ -60,26 +60,26 @@ class RowsPayload(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     """The rows of one request that one step of the producer computed.
 
     `additional_information` of the edge travels with them: the M-RoPE positions of the prompt, the row that
-    follows the last one, and how long the prompt is.
+    follows the last one, and the length of the prompt.
     """
 
     prompt_length: int
     """Tokens of the producer's prompt."""
     num_generated_rows: int
-    """Rows of generated tokens that exist once this payload is there."""
+    """Rows of generated tokens that exist once this payload has arrived."""
     width: int
     dtype: RowDtype
     block: SharedBlock | InlineBlock
     segments: tuple[Segment, ...]
     tail: Segment | None = None
-    """Rows to use behind the last one, once the producer has finished: each in turn, the last for ever.
-    Sent with a request's first payload; its `first_position` means nothing."""
+    """Rows to use after the last one, once the producer has finished: each in turn, the last one forever.
+    Sent with a request's first payload; its `first_position` has no meaning."""
     positions_offset: int | None = None
-    """Where the M-RoPE positions lie in the block: int32 `[3, num_positions]`, of the next prompt
-    positions: payloads come in order."""
+    """Offset of the M-RoPE positions in the block: int32 `[3, num_positions]`, for the next prompt positions,
+    because payloads arrive in order."""
     num_positions: int = 0
     position_delta: int = 0
-    """M-RoPE position of sequence index i behind the prompt is `i + position_delta` on all axes."""
+    """The M-RoPE position of sequence index i after the prompt is `i + position_delta` on all axes."""
 
 
 class RowsFeed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -87,9 +87,9 @@ class RowsFeed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     payload: RowsPayload | None = None
     num_released: int | None = None
-    """Rows that may be consumed so far; None: all that have come."""
+    """Rows that may be consumed so far; None: all that have arrived."""
     final_length: int | None = None
-    """Set once by the last feed: the sequence has this many rows, behind them the tail begins."""
+    """Set only by the last feed: the sequence has this many rows, after which the tail begins."""
 
     @property
     def shared_block(self) -> SharedBlock | None:
@@ -99,14 +99,14 @@ class RowsFeed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 AddressedFeed = tuple[str, RowsFeed]
-"""A feed and the engine's own id of the request it is for. One message to a consuming stage has all feeds
-that one step of the producer means."""
+"""A feed and the engine's own id of its request. One message to a consuming stage contains all feeds that
+result from one step of the producer."""
 
 FEEDS_KEY = "omni_row_feeds"
 """Key in `SamplingParams.extra_args` of the message that carries encoded feeds instead of a request."""
 
 FEEDS_REQUEST_ID = "omni-row-feeds"
-"""Id of that message. It is no request: the stage's scheduler takes it apart and forgets it."""
+"""Id of that message. It is not a request: the stage's scheduler unpacks it and forgets it."""
 
 RowsRequest = RowsOutput | RowsInput
 
@@ -135,5 +135,5 @@ def decode_payload(data: bytes | memoryview) -> RowsPayload:
 
 
 def decode_feeds(data: bytes) -> tuple[AddressedFeed, ...]:
-    """In the order in which they were encoded."""
+    """Returns the feeds in the order in which they were encoded."""
     return _feeds_decoder.decode(data)

@@ -1,4 +1,4 @@
-"""What the server tells the classes that run inside a stage's engine, through vLLM's `additional_config`."""
+"""Configuration of the classes inside a stage's engine, passed through vLLM's `additional_config`."""
 
 import hashlib
 
@@ -9,8 +9,8 @@ from omni_server.protocol.start_report import ProgressSpec
 _COMPILED = (
     "linear layers by omni_small_batch_linear, with plain parameters; attention by omni_attention_with_rope"
 )
-"""What the stages change in a model after it is made and before it is compiled. vLLM finds a compiled model
-again by its configuration and its sources, and would find one from before such a change."""
+"""What the stages change in a model after it is created and before it is compiled. vLLM looks up a compiled
+model by its configuration and its sources, and would find one from before such a change."""
 
 
 class QueueSpec(msgspec.Struct, frozen=True):
@@ -26,19 +26,19 @@ class QueueSpec(msgspec.Struct, frozen=True):
 
 
 class StepThrottleSpec(msgspec.Struct, frozen=True):
-    """How far apart a stage's steps begin while a decoder on the same GPU is busy."""
+    """The interval between a stage's steps while a decoder on the same GPU is busy."""
 
     socket: str
-    """Where the stage hears of the decoder's batches; see `omni_server.protocol.local_socket`."""
+    """Where the stage is notified of the decoder's batches; see `omni_server.protocol.local_socket`."""
     interval_per_stream_s: float
-    """Seconds between the beginnings of two steps, per active stream."""
+    """Seconds between the starts of two steps, per active stream."""
     max_streams: int
-    """More streams than that make the interval no longer."""
+    """More streams than this do not lengthen the interval."""
 
 
 class StageRuntimeConfig(msgspec.Struct, frozen=True):
-    """Satisfies vLLM's `SupportsHash`: the hash covers the stage's role, and leaves out the queues'
-    paths and the sockets, which are others at each start and must not invalidate the compile cache."""
+    """Satisfies vLLM's `SupportsHash`. The hash covers the stage's role and omits the queues' paths and the
+    sockets, which differ at each start and must not invalidate the compile cache."""
 
     model_dir: str
     row_producer: str | None = None
@@ -46,13 +46,13 @@ class StageRuntimeConfig(msgspec.Struct, frozen=True):
     output_queue: QueueSpec | None = None
     input_queue: QueueSpec | None = None
     progress: ProgressSpec | None = None
-    """Where the worker reports while it starts."""
+    """Where the worker reports during startup."""
     has_low_gpu_priority: bool = False
-    """Under NVIDIA's Multi-Process Service: kernels of other stages go first."""
+    """Under NVIDIA's Multi-Process Service: kernels of other stages take precedence."""
     decoding_kernels: bool = True
-    """On a GPU, a decoding step's linear layers and attention run our kernels, not vLLM's."""
+    """On a GPU, the linear layers and attention of a decoding step run our kernels, not vLLM's."""
     step_throttle: StepThrottleSpec | None = None
-    """None: the stage steps as fast as it can."""
+    """None: the stage runs its steps as fast as it can."""
 
     def compute_hash(self) -> str:
         """Called by `vllm.config.VllmConfig.compute_hash`."""

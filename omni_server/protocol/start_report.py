@@ -6,24 +6,24 @@ import msgspec
 
 
 class Phase(enum.Enum):
-    """Steps of a start, in their order; the value is what a user reads."""
+    """Phases of a start, in order. The value is the text that the user reads."""
 
     LOADING = "loading weights"
     LOADED = "weights loaded"
     MEASURING = "measuring memory"
     COMPILING = "compiling"
-    """And measuring memory: the first pass does both. A start that finds compiled code in the cache takes
+    """Also measures memory: the first pass does both. A start that finds compiled code in the cache uses
     it."""
     BUDGETED = "memory budget"
     CAPTURING = "capturing CUDA graphs"
 
 
 class ProgressSpec(msgspec.Struct, frozen=True):
-    """Where an engine reports, and as whom."""
+    """Where an engine reports, and under which name."""
 
     stage: str
     socket: str
-    """The server's; see `omni_server.protocol.local_socket`."""
+    """The server's socket; see `omni_server.protocol.local_socket`."""
 
 
 class PhaseReport(msgspec.Struct, frozen=True):
@@ -32,7 +32,7 @@ class PhaseReport(msgspec.Struct, frozen=True):
     stage: str
     phase: Phase
     detail: str = ""
-    """What follows the phase in the line that the user reads."""
+    """Text after the phase in the line that the user reads."""
 
 
 def encode_report(report: PhaseReport) -> bytes:

@@ -1,13 +1,13 @@
 """Tracks which process holds each block of a queue, in case that process dies.
 
-A block (a portion of a slot) is ended exactly once, by whoever holds the message that refers to it. A process
-that is killed ends nothing, and its slots would stay in use forever. All messages pass through the server,
-so it knows whether a block is with the producer, the server or the consumer, and ends the blocks of a process
-that is gone.
+A block (a portion of a slot) is ended exactly once, by the holder of the message that refers to it. A killed
+process ends nothing, and its slots would stay in use forever. All messages pass through the server, so it
+knows whether a block is with the producer, the server or the consumer, and ends the blocks of a dead process.
 
-If a block were ended too early, its slot would be used again while somebody reads it; if it were ended twice,
-the second time could undo the end of its next use. So both methods that end something may be called only when
-the process is gone, all of its workers included, and no message of it can come any more.
+If a block were ended too early, its slot would be reused while a process still reads it; if it were ended
+twice, the second time could undo the end of its next use. Both methods that end a process's blocks may
+therefore be called only when the process is gone, including all of its workers, and none of its messages can
+arrive any more.
 """
 
 from collections.abc import Iterable
@@ -35,12 +35,12 @@ class BlockLedger:
         self._sent[block.slot, block.portion] = block.generation
 
     def drop(self, block: SharedBlock) -> None:
-        """End a block that will not be read, unless it was already ended on behalf of a dead process."""
+        """Ends a block that will not be read, unless it was already ended on behalf of a dead process."""
         if self.queue.is_open(block):
             self.queue.finish_all(block)
 
     def producer_died(self) -> int:
-        """End all blocks that the producer had published but not sent to the server. Returns their number."""
+        """Ends all blocks that the producer published but did not send to the server. Returns how many."""
         return self._end(
             block
             for block in self.queue.published_blocks()
@@ -48,7 +48,7 @@ class BlockLedger:
         )
 
     def consumer_died(self) -> int:
-        """End all blocks that the consumer had received but not ended. Returns their number."""
+        """Ends all blocks that the consumer received but did not end. Returns how many."""
         return self._end(
             SharedBlock(slot, generation, portion) for (slot, portion), generation in self._sent.items()
         )

@@ -13,14 +13,14 @@ MAX_MESSAGE_BYTES = 4096
 
 
 def encode_failure(failure: str | Corruption) -> torch.Tensor:
-    """uint8 tensor [num_bytes] on the CPU; long messages are cut."""
+    """Returns a uint8 tensor [num_bytes] on the CPU; long messages are truncated."""
     message = encode_corruption(failure) if isinstance(failure, Corruption) else failure
     return torch.frombuffer(bytearray(message.encode()[:MAX_MESSAGE_BYTES] or b"failed"), dtype=torch.uint8)
 
 
 def decode_result(result: torch.Tensor, stage: str) -> torch.Tensor:
-    """`result` itself. Raises `StageError` if it is a failure of the stage named `stage`, and
-    `CorruptDataError` if it reports corrupt data, or is not a result."""
+    """Returns `result` itself. Raises `StageError` if it is a failure of the stage named `stage`, and
+    `CorruptDataError` if it reports corrupt data or is not a result."""
     if result.dtype == torch.uint8:
         message = bytes(result.numpy()).decode(errors="replace")
         corruption = decode_corruption(message)

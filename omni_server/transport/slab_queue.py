@@ -4,23 +4,23 @@ One slot holds what one step of the producer sends to all its requests; the part
 *portion*. Who may do what:
 
 * the producer's scheduler takes slots (`take`), one per step, and is the only one that does;
-* the producer's worker fills a slot and says how many portions it has (`publish`);
+* the producer's worker fills a slot and announces its number of portions (`publish`);
 * the owner of a message that refers to a portion ends it exactly once: the consumer's workers after copying
-  (`finish` for their rank), or whoever drops the message (`finish_all`). A slot whose portions have all
-  ended is free again. What a process owned that died is ended by the server (`BlockLedger`).
+  (`finish` for their rank), or the process that drops the message (`finish_all`). A slot is free again when
+  all of its portions have ended. The server ends what a dead process owned (`BlockLedger`).
 
 Every flag has one writer at a time, because ownership moves with the message; no lock is needed.
 
-Rows and references need no further care: a message is read after what its sender wrote before. But the flags
-by which a slot becomes free are polled, without a message. They rely on the order in which x86-64 shows one
+Rows and references need no further care: a message is read after everything its sender wrote before it. But
+the flags that free a slot are polled, without a message. They rely on the order in which x86-64 shows one
 core's loads and stores to the others: a portion's end is not seen before its rows have been read, nor a
 generation before its number of portions. Other processors (Arm's, Nvidia's Grace) may reorder these, and
-Python has no fence, and no atomic variable, that processes could share. Its locks are ordered, but a process
-that is killed or stopped while it holds one stops all the others. So no queue is made on other machines
-(`refuse_unordered_machine`); edges with `transport: inline` work anywhere.
+Python has no fence and no atomic variable that processes could share. Its locks are ordered, but a process
+that is killed or stopped while it holds one stops all the others. Queues are therefore not created on other
+machines (`refuse_unordered_machine`); edges with `transport: inline` work anywhere.
 
-The file is mapped by all processes of the edge. Its creator holds an flock on it for as long as it lives,
-so that a later start can tell a dead owner's file from a living one's, in any pid namespace.
+All processes of the edge map the file. Its creator holds an flock on it for as long as it lives, so that a
+later start can tell a dead owner's file from a living one's, in any pid namespace.
 """
 
 import fcntl
@@ -42,7 +42,7 @@ SHARED_MEMORY_DIR = Path("/dev/shm")
 NAME_PREFIX = "omni-server-"
 _ALIGNMENT = 4096
 _ORDERED_MACHINE = "x86_64"
-"""`platform.machine()` where the order of stores is as the module needs it."""
+"""`platform.machine()` of the machines whose order of stores is what the module needs."""
 
 
 def refuse_unordered_machine() -> None:
@@ -58,7 +58,7 @@ class SlabQueue:
     """One mapping of the queue's file. All processes of an edge see the same slots."""
 
     def __init__(self, spec: QueueSpec, *, create: bool = False) -> None:
-        """Map the file at `spec.path`; with `create`, make it first and own it.
+        """Maps the file at `spec.path`; with `create`, creates it first and owns it.
 
         Raises `ConfigError` if there is not enough shared memory, and on machines other than x86-64.
         """
@@ -81,13 +81,12 @@ class SlabQueue:
         # Generation that the worker has published, and its number of portions.
         self._published: npt.NDArray[np.uint32] = words[:capacity]
         self._num_portions: npt.NDArray[np.uint32] = words[capacity : 2 * capacity]
-        # Generation that a consumer's rank has ended, per portion.
+        # Generation that each rank of the consumer has ended, per portion.
         self._ended: npt.NDArray[np.uint32] = words[2 * capacity :].reshape(
             capacity, spec.max_portions, spec.num_consumers
         )
-        # Generation that the scheduler has handed out; only its own process reads and writes it. One that
-        # takes over from a scheduler that died goes on where that one ended: what was published may still be
-        # in use.
+        # Generation that the scheduler has handed out; only its own process accesses it. A scheduler that
+        # replaces a dead one continues where that one ended, because what was published may still be in use.
         self._taken: npt.NDArray[np.uint32] = self._published.copy()
 
     # -- the producer's scheduler
@@ -96,7 +95,7 @@ class SlabQueue:
         return sum(self._is_free(slot) for slot in range(self.capacity))
 
     def take(self) -> tuple[int, int] | None:
-        """A free slot and the generation of its new use, or None if all are in use."""
+        """Returns a free slot and the generation of its new use, or None if all are in use."""
         for slot in range(self.capacity):
             if self._is_free(slot):
                 generation = (int(self._taken[slot]) + 1) & 0xFFFFFFFF or 1  # 0 means: never used
@@ -120,7 +119,7 @@ class SlabQueue:
         return memoryview(self._map)[start : start + self.slot_bytes]
 
     def publish(self, slot: int, generation: int, num_portions: int) -> None:
-        """Say that the slot's current use has `num_portions` portions; 0 gives it back at once."""
+        """Announces that the slot's current use has `num_portions` portions; 0 frees it immediately."""
         if num_portions > self.max_portions:
             raise ValueError(f"{num_portions} portions in a slot that has room for {self.max_portions}")
         self._num_portions[slot] = num_portions
@@ -129,24 +128,24 @@ class SlabQueue:
     # -- the owner of a reference
 
     def check(self, block: SharedBlock) -> None:
-        """Raise `ValueError` for a reference to an earlier use of its slot, or to none that there is."""
+        """Raises `ValueError` for a reference to an earlier use of its slot, or to a nonexistent portion."""
         if not (0 <= block.slot < self.capacity and 0 <= block.portion < self.max_portions):
             raise ValueError(f"there is no portion {block.portion} of slot {block.slot}")
         if self._published[block.slot] != block.generation:
             raise ValueError(f"stale reference to slot {block.slot}, generation {block.generation}")
 
     def finish(self, block: SharedBlock, consumer: int) -> None:
-        """The consumer's rank has copied the portion."""
+        """Ends the portion for one consumer rank, which has copied it."""
         self._ended[block.slot, block.portion, consumer] = block.generation
 
     def finish_all(self, block: SharedBlock) -> None:
-        """The portion will not be read any more."""
+        """Ends the portion for all ranks."""
         self._ended[block.slot, block.portion, :] = block.generation
 
-    # -- the heir of a process that died
+    # -- the server, after a process has died
 
     def published_blocks(self) -> list[SharedBlock]:
-        """Every portion of the present use of every slot that has been used."""
+        """Returns every portion of the current use of every slot that has been used."""
         return [
             SharedBlock(slot, generation, portion)
             for slot in range(self.capacity)
@@ -155,7 +154,7 @@ class SlabQueue:
         ]
 
     def is_open(self, block: SharedBlock) -> bool:
-        """The slot is still in this use, and somebody has not ended the portion."""
+        """Whether the slot is still in this use and some rank has not ended the portion."""
         if self._published[block.slot] != block.generation:
             return False
         return bool((self._ended[block.slot, block.portion] != block.generation).any())
@@ -163,20 +162,20 @@ class SlabQueue:
     # -- any process
 
     def num_in_use(self) -> int:
-        """Published slots with a portion that has not been ended yet."""
+        """Returns the number of published slots with a portion that has not ended."""
         return sum(
             bool((self._ended[slot, : int(self._num_portions[slot])] != self._published[slot]).any())
             for slot in range(self.capacity)
         )
 
     def num_published(self) -> int:
-        """Steps that went through the queue since its creation."""
+        """Returns the number of steps that went through the queue since its creation."""
         return int(self._published.sum(dtype=np.int64))
 
-    # -- life
+    # -- lifetime
 
     def close(self) -> None:
-        """Unmap; the owner also removes the file."""
+        """Unmaps the file; the owner also removes it."""
         del self._published, self._num_portions, self._ended  # they hold the mapping
         with suppress(BufferError):  # a tensor still views the mapping; the kernel drops it with the process
             self._map.close()
@@ -187,7 +186,7 @@ class SlabQueue:
 
 
 def queue_bytes(spec: QueueSpec) -> int:
-    """Shared memory that a queue takes, from its creation on."""
+    """Returns the bytes of shared memory that a queue occupies, from its creation on."""
     return _aligned(_header_words(spec) * 4) + spec.capacity * _aligned(spec.slot_bytes)
 
 
@@ -196,12 +195,12 @@ def _header_words(spec: QueueSpec) -> int:
 
 
 def new_queue_path(name: str) -> Path:
-    """A fresh file name in shared memory; `name` tells a reader of /dev/shm which edge it is."""
+    """Returns a new file name in shared memory; `name` shows a reader of /dev/shm which edge it is."""
     return SHARED_MEMORY_DIR / f"{NAME_PREFIX}{os.getpid()}-{name}-{secrets.token_hex(4)}"
 
 
 def sweep_dead_queues() -> list[Path]:
-    """Remove queue files whose owner is gone, after a kill -9 or a power cut. Returns what was removed."""
+    """Removes queue files whose owner is gone, after a kill -9 or a power cut. Returns the removed paths."""
     return [path for path in SHARED_MEMORY_DIR.glob(f"{NAME_PREFIX}*") if _remove_if_dead(path)]
 
 
@@ -213,7 +212,7 @@ def _remove_if_dead(path: Path) -> bool:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return False  # its owner lives
+        return False  # its owner is alive
     else:
         path.unlink(missing_ok=True)
         return True
@@ -222,7 +221,7 @@ def _remove_if_dead(path: Path) -> bool:
 
 
 def _create(path: Path, size: int) -> int:
-    """Create and reserve the file; returns the descriptor that holds the owner's lock.
+    """Creates and reserves the file. Returns the descriptor that holds the owner's lock.
 
     The file has no name until it is locked and complete: a sweep by another server never sees it unlocked,
     and a creator that dies half-way leaves nothing behind.
@@ -230,7 +229,7 @@ def _create(path: Path, size: int) -> int:
     fd = os.open(path.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.posix_fallocate(fd, 0, size)  # an overfull /dev/shm shows here and not as a SIGBUS later
+        os.posix_fallocate(fd, 0, size)  # a full /dev/shm fails here and not with a SIGBUS later
         _give_name(fd, path)
     except OSError as exc:
         os.close(fd)
@@ -242,7 +241,7 @@ def _create(path: Path, size: int) -> int:
 
 
 def _give_name(fd: int, path: Path) -> None:
-    """linkat(2) of an unnamed file. Python follows the link in /proc only if it is given a directory."""
+    """Names an unnamed file (linkat(2)). Python follows the link in /proc only if given a directory."""
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.link(f"/proc/self/fd/{fd}", path.name, dst_dir_fd=directory, follow_symlinks=True)
