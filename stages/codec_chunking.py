@@ -1,4 +1,4 @@
-"""Cuts the codec tokens of an utterance into windows for a decoder; for the edge classes of all families."""
+"""Cuts the codec tokens of a speech stream into decoder windows. The edge classes of all families use it."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,15 +12,15 @@ F = TypeVar("F")
 
 @dataclass(frozen=True)
 class Window(Generic[F]):
-    """Frames `first_frame` and following of an utterance, of which the decoder emits the audio of the frames
-    `emit_start` (included) to `emit_end` (excluded); the others are context. Positions are absolute."""
+    """Consecutive frames of a speech stream, starting at `first_frame`. The decoder emits the audio of the
+    frames from `emit_start` up to but excluding `emit_end`; the rest is context. Positions are absolute."""
 
     frames: tuple[F, ...]
     first_frame: int
     emit_start: int
     emit_end: int
     is_last: bool
-    """Whether this is the last window of the utterance."""
+    """Whether this is the last window of the stream."""
 
     @property
     def emitted(self) -> tuple[F, ...]:
@@ -29,13 +29,12 @@ class Window(Generic[F]):
 
 
 class CodecChunker(Generic[F]):
-    """Windows of one utterance.
+    """Cuts the frames of one speech stream into windows.
 
-    Which windows come out depends on the frames and the ramp only, not on the portions in which the frames
-    arrive. The spans that are emitted follow each other without a gap and cover every frame once. No window
-    is longer than `past + new + future` blocks of its place in the ramp: what is left at the end is less than
-    a full window, because a full one would have been cut before. Frames that no window needs any more are
-    forgotten.
+    The windows depend only on the frames and the ramp, not on how the frames are split across calls. The
+    emitted spans are contiguous and cover every frame exactly once. No window is longer than the
+    `past + new + future` blocks of its place in the ramp; the frames left at the end are fewer than a full
+    window, because a full one would already have been cut. Frames that no later window needs are dropped.
     """
 
     def __init__(self, plan: ChunkPlan, frames_per_block: int) -> None:
@@ -55,7 +54,7 @@ class CodecChunker(Generic[F]):
         self._ramp = tuple(new_blocks)
 
     def push(self, frames: Iterable[F]) -> list[Window[F]]:
-        """Add frames, in order. Returns the windows that have become complete."""
+        """Add frames, in order. Returns the windows that are now complete."""
         if self._finished:
             raise ValueError("frames after finish()")
         self._frames.extend(frames)
@@ -66,14 +65,14 @@ class CodecChunker(Generic[F]):
         return windows
 
     def finish(self) -> list[Window[F]]:
-        """No further frames follow. Returns the last window, if any frames have not been emitted."""
+        """End the stream. Returns the last window if any frames have not been emitted yet."""
         self._finished = True
         end = self._first_frame + len(self._frames)
         return [self._cut(emit_end=end, end=end, is_last=True)] if self._emitted < end else []
 
     @property
     def num_held_frames(self) -> int:
-        """Number of frames that a later window may still need, or that have not been in a window yet."""
+        """Number of frames that a later window may still need or that no window has contained yet."""
         return len(self._frames)
 
     def _next_full_window(self) -> Window[F] | None:

@@ -1,10 +1,10 @@
-"""Entry point of vLLM's plugin group `vllm.general_plugins`: runs in every process of every engine."""
+"""Entry point for vLLM's plugin group `vllm.general_plugins`. Runs in every process of every engine."""
 
 from omni_server.family import families_of_this_process
 
 
 def register() -> None:
-    """Make the model classes of the served family known to vLLM; those of all installed ones where no server
-    says which it is."""
+    """Register the model classes of the served family with vLLM, or those of all installed families if no
+    server specifies one."""
     for family in families_of_this_process():
         family.register()

@@ -1,6 +1,6 @@
-"""What the autoregressive runner adds to either generation of vLLM's: rows out and rows in, per request.
+"""The autoregressive runner's part common to both vLLM generations: rows in and out per request.
 
-The adapters over vLLM's generations, `ar_runner_v1` and `ar_runner_v2`, say where in a step this happens.
+The adapters for the generations, `ar_runner_v1` and `ar_runner_v2`, call it at the right points of a step.
 """
 
 from collections.abc import Mapping
@@ -22,14 +22,14 @@ from stages.runtime.embeddings_out import PendingRows, RowEmitter
 from stages.runtime.stage_step import StepBatch, TakenSlot, attach_findings, attached_step, stage_config
 
 VllmRunner: Any = object
-"""For mypy: what the mixin is combined with at run time, one of vLLM's model runners."""
+"""For mypy. At run time the mixin is combined with one of vLLM's model runners."""
 
 StepOutput: TypeAlias = ModelRunnerOutput | AsyncModelRunnerOutput | IntermediateTensors | None
-"""What `sample_tokens` of vLLM's runners returns; a rank that does not sample has none."""
+"""Return type of `sample_tokens` in vLLM's runners. None on a rank that does not sample."""
 
 
 class RowRunnerMixin(VllmRunner):
-    """Over one of vLLM's model runners, below an adapter."""
+    """Extends one of vLLM's model runners, below an adapter."""
 
     device: torch.device
 
@@ -40,29 +40,29 @@ class RowRunnerMixin(VllmRunner):
         self.row_overlay = RowOverlay(config.input_queue, get_tensor_model_parallel_rank())
         self.num_resumed = 0
         self._known: set[str] = set()
-        self._senders: set[str] = set()  # on every rank; the emitter is on one
+        self._senders: set[str] = set()  # known on every rank; only one rank has the emitter
         self._slot: TakenSlot | None = None
         self._input_rows: torch.Tensor | None = None
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
         config = self.stage_config
-        if config.decoding_kernels and self.device.type == "cuda":  # elsewhere there may be no Triton
+        if config.decoding_kernels and self.device.type == "cuda":  # other devices may lack Triton
             from stages.runtime.small_batch_gemm import use_small_batch_gemm
 
             use_small_batch_gemm(self.get_model())
         if config.row_producer is not None:
             assert config.output_queue is not None
             producer_class = resolve_obj_by_qualname(config.row_producer.replace(":", "."))
-            # On every rank: it looks up embeddings, which is a collective operation.
+            # Every rank needs a producer: it looks up embeddings, which is a collective operation.
             producer = producer_class(self.get_model(), Path(config.model_dir))
             if get_tensor_model_parallel_rank() == 0:
                 self.row_emitter = RowEmitter(producer, config.output_queue, self.device)
 
-    # -- requests come and go
+    # -- request lifecycle
 
     def _begin_step(self, scheduler_output: SchedulerOutput) -> None:
-        """For every step that the scheduler makes, before vLLM looks at its requests."""
+        """Called for every scheduler step, before vLLM processes its requests."""
         for request_id in scheduler_output.finished_req_ids:
             self._forget(request_id)
         self.num_resumed += len(scheduler_output.scheduled_cached_reqs.resumed_req_ids)
@@ -72,7 +72,7 @@ class RowRunnerMixin(VllmRunner):
         for request_id, feed in step.feeds:
             self.row_overlay.feed(request_id, feed)
         for request in scheduler_output.scheduled_new_reqs:
-            if request.req_id in self._known:  # V2 is told of a preempted request as if it were new
+            if request.req_id in self._known:  # V2 receives a resumed request as if it were new
                 self.num_resumed += 1
             else:
                 self._known.add(request.req_id)
@@ -89,13 +89,13 @@ class RowRunnerMixin(VllmRunner):
                 token_ids = list(request.prompt_token_ids or ())
                 positions = None
                 if self.vllm_config.model_config.uses_mrope:
-                    # vLLM asks the model the same, but V2 keeps the answer on the device only.
+                    # vLLM also computes these, but V2 keeps them on the device only.
                     positions = self.get_model().get_mrope_input_positions(token_ids, request.mm_features)
                 modalities = {feature.modality for feature in request.mm_features}
                 self.row_emitter.add(request.req_id, rows_output, token_ids, modalities, positions)
 
     def _forget(self, request_id: str) -> None:
-        """The request has ended; one that was only preempted has not."""
+        """Drop the state of an ended (not merely preempted) request."""
         self._known.discard(request_id)
         self._senders.discard(request_id)
         self.row_overlay.remove(request_id)
@@ -105,16 +105,16 @@ class RowRunnerMixin(VllmRunner):
     # -- one step
 
     def _lay_rows_over(self, inputs_embeds: torch.Tensor, batch: StepBatch) -> None:
-        """Before the forward pass: rows that came in are laid over the model's input `[>= num_tokens, width]`,
-        and the input of those that go out is copied: run eagerly, vLLM's CUDA normalisation
-        (`fused_add_rms_norm`, in place) adds the first layer's output into this very buffer."""
+        """Before the forward pass, lay received rows over the model's input `[>= num_tokens, width]`. Copies
+        that input if the step sends rows: in eager mode, vLLM's in-place CUDA normalisation
+        (`fused_add_rms_norm`) adds the first layer's output to this buffer."""
         if len(self.row_overlay):
             self.row_overlay.apply(inputs_embeds, batch)
         if not self._senders.isdisjoint(batch.request_ids):
             self._input_rows = inputs_embeds[: batch.total_tokens].clone()
 
     def _computed_step(self) -> tuple[StepBatch, torch.Tensor]:
-        """The batch whose forward pass has been made, and its token ids `[>= num_tokens]`."""
+        """The batch whose forward pass has run, and its token ids `[>= num_tokens]`."""
         raise NotImplementedError
 
     def _emit_rows(self) -> PendingRows | None:
@@ -126,42 +126,41 @@ class RowRunnerMixin(VllmRunner):
             return None
         input_rows, self._input_rows = self._input_rows, None
         if input_rows is None:
-            # The model looks the ids up itself; a collective operation, so on every rank.
+            # The model looks up the ids itself. The lookup is collective, so every rank runs it.
             input_rows = self.get_model().embed_input_ids(token_ids[: batch.total_tokens])
         if self.row_emitter is None:
             return None
         return self.row_emitter.emit(batch, state.hidden_states, input_rows, self._slot)
 
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> StepOutput:
-        """Rows are taken before sampling, from the very step whose tokens `super()` returns."""
+        """Takes the rows before sampling, from the same step whose tokens `super()` returns."""
         pending = self._emit_rows()
         output = super().sample_tokens(grammar_output)
         return self._with_rows(output, pending)
 
     def _with_rows(self, output: StepOutput, pending: PendingRows | None) -> StepOutput:
-        """What `sample_tokens` returns: vLLM's `output` with the step's rows and with what was found corrupt
-        in it."""
+        """The result of `sample_tokens`: vLLM's `output` with the step's rows and corruption findings."""
         if pending is None and not self.row_overlay.has_findings:
             return output
         if isinstance(output, AsyncModelRunnerOutput):
             return OutputWithRows(output, pending, self.row_overlay.take_findings())
         if not isinstance(output, ModelRunnerOutput) or output is EMPTY_MODEL_RUNNER_OUTPUT:
             assert pending is None
-            return output  # this rank has computed no step: findings wait for one
+            return output  # this rank computed no step; findings wait for the next one
         return completed(output, pending, self.row_overlay.take_findings())
 
     @property
     def num_fast_steps(self) -> int:
-        """Decoding steps that took the fast path, in a generation that has it."""
+        """Decode steps that took the fast path; 0 in a generation without one."""
         return 0
 
     def num_row_requests(self) -> int:
-        """Requests that rows are held for or sent for; 0 when the stage is idle."""
+        """Number of requests that receive or send rows; 0 when the stage is idle."""
         return len(self.row_overlay) + (len(self.row_emitter) if self.row_emitter is not None else 0)
 
 
 def rows_request(request: NewRequestData) -> RowsRequest | None:
-    """What the request says about rows; None for text-only requests and for those that vLLM warms up with."""
+    """The request's row settings, or None for text-only requests and vLLM's warm-up requests."""
     params = request.sampling_params
     if params is None or not params.extra_args or REQUEST_KEY not in params.extra_args:
         return None
@@ -169,7 +168,7 @@ def rows_request(request: NewRequestData) -> RowsRequest | None:
 
 
 class OutputWithRows(AsyncModelRunnerOutput):
-    """The step's rows and findings join its tokens when vLLM asks for the finished output."""
+    """Adds the step's rows and findings when vLLM requests the finished output."""
 
     def __init__(
         self, output: AsyncModelRunnerOutput, pending: PendingRows | None, findings: Mapping[str, Corruption]
@@ -185,7 +184,7 @@ class OutputWithRows(AsyncModelRunnerOutput):
 def completed(
     output: ModelRunnerOutput, pending: PendingRows | None, findings: Mapping[str, Corruption]
 ) -> ModelRunnerOutput:
-    """`output` itself, with the step's rows once they have arrived, and with `findings`."""
+    """Add the step's rows, once copied, and `findings` to `output`, and return it."""
     if pending is not None:
         output.pooler_output = pending.finish()
         findings = {**findings, **pending.corrupt}

@@ -1,7 +1,7 @@
 """The autoregressive runner on vLLM's V1 model runner, the default on CPUs.
 
-Everything that vLLM does stays: each override calls `super()`. What only this generation needs is here:
-generators on a CPU that need not be rewound.
+Each override calls `super()`, so vLLM's behavior is unchanged. Specific to this generation: CPU generators,
+which cannot be rewound, are set aside.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,14 +21,14 @@ from stages.runtime.stage_step import StepBatch
 
 
 class ARModelRunnerV1Mixin(RowRunnerMixin):
-    """Over vLLM's V1 `GPUModelRunner` or `CPUModelRunner`."""
+    """Extends vLLM's V1 `GPUModelRunner` or `CPUModelRunner`."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         super().__init__(vllm_config, device)
         self._num_bad_logits: dict[str, int] | None = None
 
     def _init_mrope_positions(self, req_state: CachedRequestState) -> None:
-        """Positions of a fed request come from the stage that knows the image and audio grids."""
+        """Uses positions from the stage that knows the image and audio grids, if it sent any."""
         num_positions = len(req_state.prompt_token_ids or ())
         given = self.row_overlay.prompt_positions(req_state.req_id, num_positions)
         if given is None:
@@ -51,7 +51,7 @@ class ARModelRunnerV1Mixin(RowRunnerMixin):
         return inputs
 
     def _step_batch(self) -> StepBatch:
-        """Views of vLLM's own arrays, which stay as they are until the next step is prepared."""
+        """Views of vLLM's own arrays, valid until the next step is prepared."""
         batch, starts = self.input_batch, self.query_start_loc.np
         return StepBatch(
             request_ids=batch.req_ids,
@@ -64,7 +64,7 @@ class ARModelRunnerV1Mixin(RowRunnerMixin):
         return self._step_batch(), self.input_ids.gpu
 
     def _get_nans_in_logits(self, logits: torch.Tensor | None) -> dict[str, int]:
-        """vLLM's count of NaN, with positive infinity counted as well; negative infinity bars a token."""
+        """Like vLLM's NaN count, but includes positive infinity. Negative infinity bars a token."""
         if self._num_bad_logits is not None:
             return self._num_bad_logits
         return super()._get_nans_in_logits(None if logits is None else logits.relu() * 0)
@@ -73,8 +73,8 @@ class ARModelRunnerV1Mixin(RowRunnerMixin):
         self, logits: torch.Tensor | None, spec_decode_metadata: SpecDecodeMetadata | None
     ) -> SamplerOutput:
         if self.device.type == "cpu":
-            # vLLM counts after sampling, which changes float32 in place: a tiny penalty may make a logit
-            # infinite.
+            # vLLM counts after sampling, which modifies float32 logits in place: a tiny penalty may have made
+            # a logit infinite.
             self._num_bad_logits = None
             self._num_bad_logits = self._get_nans_in_logits(logits)
         return super()._sample(logits, spec_decode_metadata)
@@ -89,13 +89,13 @@ class ARModelRunnerV1Mixin(RowRunnerMixin):
 
 @contextmanager
 def generators_set_aside(generators: dict[int, torch.Generator], rows: Sequence[int]) -> Iterator[None]:
-    """Inside, `generators` (by row of the batch, as vLLM's input batch has them) lack those of `rows`:
-    requests whose token is sampled and thrown away, because their prompts are not computed to the end yet.
+    """Within the context, remove the generators of `rows` from `generators`, which vLLM's input batch indexes
+    by row. `rows` are requests whose sampled token is discarded because their prefill is incomplete.
 
-    vLLM's V1 runner samples for all rows and rewinds the generators of discarded ones by their offset, which
-    generators on a CPU do not have: the engine would end with a RuntimeError, and every request of the stage
-    with it. Without its generator a row is sampled from the default one. A seed then gives the same tokens
-    however its prompt is cut.
+    vLLM's V1 runner samples for all rows and rewinds the generators of discarded rows by their offset. CPU
+    generators have no offset, so the engine would end with a RuntimeError and take every request of the stage
+    with it. A row without a generator samples from the default one, so a seed gives the same tokens however
+    the prompt is chunked.
     """
     aside = {row: generators.pop(row) for row in rows if row in generators}
     try:

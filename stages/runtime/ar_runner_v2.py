@@ -1,10 +1,10 @@
-"""The autoregressive runner on vLLM's V2 model runner: on GPUs the server's choice, as it is vLLM's own.
+"""The autoregressive runner on vLLM's V2 model runner, the default on GPUs both here and in vLLM.
 
-On a CPU it needs a Triton that compiles for CPUs; in tests Triton's interpreter runs it there.
+On a CPU it needs a Triton that compiles for CPUs; the tests use Triton's interpreter there.
 
-Everything that vLLM does stays: each override calls `super()`. V2 keeps what depends on the model in a *model
-state*; in `RowModelStateMixin` a request's rows take part in it. Imported only by workers that run V2: it
-loads vLLM's V2 runner, whose kernels are Triton's.
+Each override calls `super()`, so vLLM's own behavior is unchanged. V2 keeps model-specific state in a *model
+state*; `RowModelStateMixin` adds a request's rows to it. Only workers that run V2 import this module, because
+it loads vLLM's V2 runner and its Triton kernels.
 """
 
 from typing import Any
@@ -34,9 +34,9 @@ from stages.runtime.stage_step import StepBatch
 
 
 class RowModelStateMixin(DefaultModelState):
-    """A model state with rows: they are laid over the input embeddings, and bring M-RoPE positions.
+    """A model state that lays rows over the input embeddings and applies the M-RoPE positions sent with them.
 
-    Combined with the class that vLLM chooses for the model, `DefaultModelState` or one derived from it."""
+    Combined with the class that vLLM chooses for the model: `DefaultModelState` or a subclass."""
 
     device: torch.device
     rope_state: RopeState | None
@@ -53,16 +53,16 @@ class RowModelStateMixin(DefaultModelState):
         super().__init__(vllm_config, model, encoder_cache, device)
         self._runner = runner
         self.fast_path: DecodeFastPath | None = None
-        """Decoding steps that the runner need not prepare; made with its caches."""
+        """Prepares decode steps in the runner's place. Created with its caches."""
         # M-RoPE positions `[3, num_tokens]` and delta by request index, to be written with the other staged
         # writes.
         self._given_positions: list[tuple[int, tuple[torch.Tensor, int]]] = []
 
-    # -- requests come
+    # -- new requests
 
     def add_request(self, req_index: int, new_req_data: NewRequestData) -> None:
         super().add_request(req_index, new_req_data)
-        # Positions of a fed request come from the stage that knows the image and audio grids.
+        # The stage that knows the image and audio grids sends the positions of a fed request.
         given = self._runner.row_overlay.prompt_positions(
             new_req_data.req_id, len(new_req_data.prefill_token_ids or ())
         )
@@ -74,7 +74,7 @@ class RowModelStateMixin(DefaultModelState):
         super().apply_staged_writes()
         for req_index, (positions, delta) in self._given_positions:
             assert self.rope_state is not None
-            # After vLLM's own write for this request: writes that are staged together have no order.
+            # Must follow vLLM's own write for this request: writes staged together have no order.
             on_device = async_tensor_h2d(positions, self.device, torch.int32)
             self.rope_state.update_prefill_positions(req_index, on_device, delta)
         self._given_positions.clear()
@@ -91,7 +91,7 @@ class RowModelStateMixin(DefaultModelState):
         input_batch: InputBatch,
         req_states: RequestState,
     ) -> torch.Tensor:
-        """A view of the buffer that CUDA graphs read; rows are laid over it in place."""
+        """A view of the buffer that CUDA graphs read, with rows laid over it."""
         if self._is_fast:
             return self.inputs_embeds[: input_batch.num_tokens_after_padding]
         inputs_embeds: torch.Tensor = super().prepare_inputs_embeds(
@@ -120,10 +120,9 @@ class RowModelStateMixin(DefaultModelState):
 
 
 def with_rows(base: type[ModelState]) -> type[RowModelStateMixin]:
-    """The class `base`, vLLM's choice for the model, with rows.
+    """Add rows to `base`, the class that vLLM chose for the model.
 
-    Raises `TypeError` for a class that prepares inputs in a way of its own, or has made the runner's sampler
-    already.
+    Raises `TypeError` if `base` prepares inputs in its own way or provides its own sampler.
     """
     if not issubclass(base, DefaultModelState) or base.custom_sampler is not ModelState.custom_sampler:
         raise TypeError(
@@ -134,7 +133,7 @@ def with_rows(base: type[ModelState]) -> type[RowModelStateMixin]:
 
 
 def step_batch(batch: InputBatch) -> StepBatch:
-    """Views of vLLM's arrays of the step. Its order is vLLM's own: decoding requests first."""
+    """Views of vLLM's arrays for the step, in vLLM's order: decoding requests first."""
     return StepBatch(
         request_ids=batch.req_ids,
         first_positions=batch.num_computed_tokens_np,
@@ -144,7 +143,7 @@ def step_batch(batch: InputBatch) -> StepBatch:
 
 
 class ARModelRunnerV2Mixin(RowRunnerMixin):
-    """Over vLLM's V2 `GPUModelRunner`, or the `CPUModelRunner` derived from it."""
+    """Extends vLLM's V2 `GPUModelRunner` or its subclass `CPUModelRunner`."""
 
     model_state: RowModelStateMixin
     sampler: Sampler | None
@@ -159,9 +158,8 @@ class ARModelRunnerV2Mixin(RowRunnerMixin):
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
-        # vLLM's hook for the choice of the state, `get_model_state_cls`, is a method of the model's class,
-        # which may be vLLM's own. So the state that vLLM has just made is replaced, before anything refers to
-        # it.
+        # vLLM's hook for choosing the state, `get_model_state_cls`, is a method of the model's class, which
+        # may be vLLM's own. So we replace the state that vLLM has just created, before anything refers to it.
         self.model_state = with_rows(type(self.model_state))(
             self.vllm_config,
             self.get_model(),
@@ -169,10 +167,10 @@ class ARModelRunnerV2Mixin(RowRunnerMixin):
             self.device,
             runner=self,
         )
-        # A fed stage has a small vocabulary and steps so short that the launches of sampling count. vLLM's
-        # hook for another sampler, `custom_sampler` of the model state, was called on the state that has just
-        # been replaced. Not where vLLM has chosen another class, nor for speculation, whose sampler refers to
-        # the one it was given.
+        # A fed stage has a small vocabulary and steps so short that sampling's kernel launches matter. vLLM
+        # has already called its sampler hook, `custom_sampler`, on the model state replaced above. We keep
+        # vLLM's sampler if it is of another class, and under speculation, whose sampler refers to the one it
+        # was given.
         if (
             self.stage_config.input_queue is not None
             and type(self.sampler) is Sampler
@@ -188,10 +186,10 @@ class ARModelRunnerV2Mixin(RowRunnerMixin):
         if self.stage_config.input_queue is not None and self.stage_config.decoding_kernels:
             self.model_state.fast_path = DecodeFastPath.of(self, self.row_overlay)
 
-    # -- requests come and go
+    # -- request lifecycle
 
     def finish_requests(self, scheduler_output: SchedulerOutput) -> None:
-        """The first thing that vLLM does in each step of the scheduler, also in one without tokens."""
+        """vLLM calls this first in every scheduler step, even in one without tokens."""
         self._begin_step(scheduler_output)
         super().finish_requests(scheduler_output)
 

@@ -1,14 +1,14 @@
-"""Attention's Triton kernels: of a decoding step, and the rotary embedding of all other steps.
+"""Triton kernels for decode attention, and for the rotary embedding in other steps.
 
-`DecodeAttention` does in one kernel what takes vLLM five: rotary embedding, the new key and value into the
-cache, and attention. Each of the five waits for the one before it; in a small model that is a third of a
-step. A request's past is split among programs, and the last of them to end merges their partial results
-("flash decoding"). The new token belongs to the program with the end of the past, so none reads from the
-cache what another writes.
+`DecodeAttention` fuses into one kernel what takes vLLM five: rotary embedding, writing the new key and value
+to the cache, and attention. Each of the five waits for the previous one, which costs a small model a third of
+a step. A request's past is split among programs, and the last one to finish merges their partial results
+("flash decoding"). The program with the end of the past also handles the new token, so no program reads from
+the cache what another writes.
 
-`RopeInPlace` is the multimodal rotary embedding of queries and keys where they lie. vLLM's own looks up the
-cosines of each token first, in every layer, which is a kernel more, and its launches take the host longer: in
-steps with prompts, whose attention is not part of a CUDA graph, that is a third.
+`RopeInPlace` applies the multimodal rotary embedding to queries and keys in place. vLLM's version looks up
+each token's cosines first, in every layer, which takes an extra kernel, and its launches cost the host more:
+a third in steps with prompts, whose attention is not part of a CUDA graph.
 """
 
 import math
@@ -20,7 +20,7 @@ import triton.language as tl
 from stages.runtime.kernel_launch import CachedLaunch
 
 MAX_REQUESTS = 64
-"""Of one step; with more, attention itself takes the time, and vLLM's kernel is the faster one."""
+"""Per step. With more, attention itself dominates and vLLM's kernel is faster."""
 
 _MIN_DOT = 16  # narrowest tile of the tensor cores
 
@@ -33,12 +33,12 @@ def _decode_attention(
     cache_ptr,  # [blocks, KV_HEADS, BLOCK, 2 * DIM], by strides: a key, then its value
     out_ptr,  # [R, HEADS * DIM]
     table_ptr,  # [R, blocks of a request]
-    lengths_ptr,  # [R]: with the new token; 0 for padding
-    slots_ptr,  # [R]: where in the cache the new token belongs; -1 for nowhere
-    partial_acc_ptr,  # [R, KV_HEADS, NUM_SPLITS, GROUP, DIM] float32: sums of a split, weighted
-    partial_ml_ptr,  # [R, KV_HEADS, NUM_SPLITS, 2, GROUP] float32: its maximum of scores, and sum of weights
-    num_done_ptr,  # [R, KV_HEADS] int32: splits that have ended; 0 before and after
-    scale,  # of a score, times log2(e)
+    lengths_ptr,  # [R]: includes the new token; 0 for padding
+    slots_ptr,  # [R]: the new token's slot in the cache, or -1 for none
+    partial_acc_ptr,  # [R, KV_HEADS, NUM_SPLITS, GROUP, DIM] float32: weighted sums per split
+    partial_ml_ptr,  # [R, KV_HEADS, NUM_SPLITS, 2, GROUP] float32: maximum score and sum of weights per split
+    num_done_ptr,  # [R, KV_HEADS] int32: number of finished splits; 0 before and after
+    scale,  # score scale times log2(e)
     positions_stride,
     table_stride,
     cache_block_stride,
@@ -61,7 +61,7 @@ def _decode_attention(
     past = length - 1
     num_tiles = tl.cdiv(past, TILE)
     tiles_per_split = tl.maximum(tl.cdiv(num_tiles, NUM_SPLITS), 1)
-    num_splits = tl.maximum(tl.cdiv(num_tiles, tiles_per_split), 1)  # that have something to do
+    num_splits = tl.maximum(tl.cdiv(num_tiles, tiles_per_split), 1)  # splits that have work
     if (length > 0) & (split < num_splits):
         i = tl.arange(0, HALF)
         d = tl.arange(0, DIM)
@@ -145,18 +145,18 @@ def _decode_attention(
         is_last = num_splits == 1
         first = (request * KV_HEADS + kv_head) * NUM_SPLITS
         if num_splits > 1:
-            # Past the first-level cache: another multiprocessor reads them.
+            # Bypass the L1 cache: another multiprocessor reads these.
             own = first + split
             tl.store(
                 partial_acc_ptr + (own * GROUP + g)[:, None] * DIM + d[None, :], acc, cache_modifier=".cg"
             )
             tl.store(partial_ml_ptr + own * (2 * GROUP) + g, m_i, cache_modifier=".cg")
             tl.store(partial_ml_ptr + own * (2 * GROUP) + GROUP + g, l_i, cache_modifier=".cg")
-            tl.debug_barrier()  # all threads have written before one of them counts the split
+            tl.debug_barrier()  # all threads must have written before one of them counts the split
             counter = num_done_ptr + request * KV_HEADS + kv_head
             is_last = tl.atomic_add(counter, 1, sem="acq_rel") == num_splits - 1
             if is_last:
-                tl.store(counter, 0)  # as the next step wants it
+                tl.store(counter, 0)  # reset for the next step
                 m_i = tl.full([GROUP], float("-inf"), tl.float32)
                 l_i = tl.zeros([GROUP], tl.float32)
                 acc = tl.zeros([GROUP, DIM], tl.float32)
@@ -177,7 +177,7 @@ def _decode_attention(
 
 
 class DecodeAttention:
-    """The kernel with its scratch memory, which one step's layers use one after the other."""
+    """The kernel with its scratch memory, which a step's layers share one after another."""
 
     def __init__(
         self,
@@ -187,7 +187,7 @@ class DecodeAttention:
         mrope_section: tuple[int, int, int],
         device: torch.device,
     ) -> None:
-        """`mrope_section`: how many of the head_dim / 2 frequencies rotate by time, height and width."""
+        """`mrope_section`: number of the head_dim / 2 frequencies that rotate by time, height and width."""
         if num_heads % num_kv_heads or head_dim & (head_dim - 1) or head_dim < 2 * _MIN_DOT:
             raise ValueError(f"no kernel for {num_heads} heads, {num_kv_heads} of keys, of {head_dim}")
         if sum(mrope_section) != head_dim // 2:
@@ -211,18 +211,18 @@ class DecodeAttention:
         slots: torch.Tensor,
         out: torch.Tensor,
     ) -> None:
-        """Write attention's result for the new token of each of R requests into `out` `[R, heads * dim]`, and
-        its key and value into `cache`.
+        """Write the attention output for the new token of each of R requests to `out` `[R, heads * dim]`, and
+        its key and value to `cache`.
 
         `qkv` `[R, (heads + 2 * kv_heads) * dim]`; `positions` `[3, R]`; `cos_sin` `[positions, dim]`, cosines
-        before sines; `cache` `[blocks, kv_heads, tokens of a block, 2 * dim]` of qkv's dtype, a key before
-        its value, last dimension contiguous; `block_table` int32 `[>= R, blocks of a request]`; `lengths`
-        int32 `[>= R]` with the new token, 0 for a row to leave alone; `slots` int64 `[>= R]`, block * tokens
-        of a block + place, or -1 to keep the token out of the cache. At most `MAX_REQUESTS` rows."""
+        before sines; `cache` `[blocks, kv_heads, tokens per block, 2 * dim]`, qkv's dtype, each key before
+        its value, last dimension contiguous; `block_table` int32 `[>= R, blocks per request]`; `lengths`
+        int32 `[>= R]`, including the new token, 0 to skip a row; `slots` int64 `[>= R]`, block * tokens per
+        block + offset, or -1 to keep the token out of the cache. Accepts at most `MAX_REQUESTS` rows."""
         num_heads, num_kv_heads, head_dim = self._heads
         num_rows = qkv.shape[0]
         num_splits, tile = _splits(num_rows)
-        tile = tile if qkv.element_size() == 2 else 32  # as many bytes of shared memory
+        tile = tile if qkv.element_size() == 2 else 32  # float32: no more bytes of shared memory
         _decode_attention[(num_rows, num_kv_heads, num_splits)](
             qkv,
             positions,
@@ -256,8 +256,8 @@ class DecodeAttention:
 
 
 def _splits(num_rows: int) -> tuple[int, int]:
-    """Number of programs that a request's past is split among, and tokens per tile; fastest on an H200 at 350
-    to 1500 tokens."""
+    """Number of programs that share a request's past, and tokens per tile. Fastest on an H200 at 350 to
+    1500 tokens."""
     return (16, 128) if num_rows <= 16 else (4, 64)
 
 
@@ -292,11 +292,11 @@ def _rotate(
 
 
 class RopeInPlace:
-    """The kernel for the heads of one model."""
+    """The rotary kernel for one model's heads."""
 
     def __init__(self, num_heads: int, head_dim: int, mrope_section: tuple[int, int, int]) -> None:
-        """`num_heads`: of queries and of keys, which follow each other. `mrope_section`: how many of the
-        head_dim / 2 frequencies rotate by time, height and width."""
+        """`num_heads`: query heads plus key heads, contiguous in memory. `mrope_section`: number of the
+        head_dim / 2 frequencies that rotate by time, height and width."""
         if head_dim & (head_dim - 1) or sum(mrope_section) != head_dim // 2:
             raise ValueError(f"no kernel for heads of {head_dim} with mrope_section {mrope_section}")
         time, height, _ = mrope_section
@@ -305,7 +305,7 @@ class RopeInPlace:
 
     def __call__(self, qkv: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> None:
         """Rotate the first heads of each row of `qkv` `[n, >= num_heads * head_dim]`. `positions` `[3, n]`;
-        `cos_sin` `[positions, head_dim]`, cosines before sines. Last dimensions are contiguous."""
+        `cos_sin` `[positions, head_dim]`, cosines before sines. The last dimensions are contiguous."""
         self._launch(
             (qkv.shape[0], 1, 1),
             qkv,

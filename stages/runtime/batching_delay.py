@@ -1,11 +1,11 @@
-"""Requests that arrive at the same moment go into the same step of a stage that was idle.
+"""Batches requests that reach an idle stage together into one step.
 
-They arrive one after the other, about a millisecond apart, and without a delay the first one would be computed
-alone. For a decoder this costs a step. Prompts that are prefilled together stay together: their tokens, frames
-and windows are ready at the same moments.
+Such requests arrive about a millisecond apart, and without a delay the first would be computed alone. For a
+decoder that costs a step. Prompts that are prefilled together stay together: their tokens, frames and windows
+become ready at the same time.
 
-The benefit for W1 on one H200, measured: at 16 callers, first audio after 0.42 instead of 0.60 s and 50.0
-instead of 43.9 seconds of audio per second; at 4 callers, 23.5 instead of 19.9 (benchmarks/README.md).
+Measured benefit for W1 on one H200: at 16 callers, first audio after 0.42 instead of 0.60 s and 50.0 instead
+of 43.9 seconds of audio per second; at 4 callers, 23.5 instead of 19.9 (benchmarks/README.md).
 """
 
 import time
@@ -19,29 +19,29 @@ from vllm.v1.request import Request
 from omni_server.protocol.diffusion import STREAMS_KEY
 
 AFTER_STEP_S = 0.0005
-"""A request that arrives this soon after a step was held up by it, and so were those that came with it."""
+"""A request that arrives this soon after a step waited for it, and so did those that arrived with it."""
 
 WINDOW_DELAY_S, MAX_WINDOW_DELAY_S = 0.001, 0.006
 """For the windows of a diffusion stage."""
 
 
 class BatchingDelay:
-    """When the first step after an idle time may begin.
+    """Decides when the first step after an idle period may begin.
 
-    Until then a scheduler makes steps without tokens: vLLM's engine then sleeps for a millisecond and looks
-    for what has arrived."""
+    Until then the scheduler makes empty steps; after each, vLLM's engine sleeps for a millisecond and checks
+    for new requests."""
 
     def __init__(
         self, delay_s: float, max_delay_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """The step waits for `delay_s` after each arrival, at most for `max_delay_s` after the first."""
+        """The step waits `delay_s` after each arrival, but at most `max_delay_s` after the first."""
         self._delay_s = delay_s
         self._max_delay_s = max_delay_s
         self._clock = clock
         self._step_ended_at = self._first_at = self._starts_at = float("-inf")
 
     def arrived(self, *, is_idle: bool) -> None:
-        """A request has arrived that others may come with; `is_idle`: there was none before it."""
+        """Record a request that others may follow. `is_idle`: there was none before it."""
         now = self._clock()
         if is_idle:
             self._first_at = now
@@ -57,9 +57,9 @@ class BatchingDelay:
 
 
 class BatchingScheduler(Scheduler):
-    """vLLM's, with the delay; as it is here, for stages whose requests are computed in one step each."""
+    """vLLM's scheduler with the delay. Unmodified, it serves stages that compute a request in one step."""
 
-    max_num_scheduled_tokens: int  # vLLM's
+    max_num_scheduled_tokens: int  # set by vLLM
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -72,13 +72,13 @@ class BatchingScheduler(Scheduler):
 
     def _may_come_with_others(self, request: Request) -> bool:
         extra = {} if request.pooling_params is None else request.pooling_params.extra_kwargs or {}
-        return extra.get(STREAMS_KEY) != 1  # a single active stream has nobody to wait for
+        return extra.get(STREAMS_KEY) != 1  # a single active stream has no others to wait for
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         limit = self.max_num_scheduled_tokens
         if self.batching_delay is not None and self.batching_delay.is_waiting:
-            # No tokens of any request, but everything else that workers and connectors of the KV cache are
-            # told in each step.
+            # Schedules no tokens, but still sends everything else that workers and KV cache connectors
+            # receive in each step.
             self.max_num_scheduled_tokens = 0
         try:
             return super().schedule(*args, **kwargs)

@@ -1,10 +1,10 @@
-"""The fast path of decoding: a step with the same requests as the one before it is prepared by one kernel.
+"""The decode fast path: one kernel prepares a step that has the same requests as the previous step.
 
-The GPU finishes a small model's step before vLLM's V2 runner has prepared the next one: it copies the indices
-of the requests' states anew, starts nine kernels, and builds attention's metadata. Where a step has the
-requests of the one before it, with one token each, nearly all of that is still in place, and
-`decode_fast_path_kernel` updates the rest. Any other step is prepared by vLLM, and the next one starts from
-what it leaves.
+The GPU finishes a small model's step before vLLM's V2 runner has prepared the next one: the runner copies the
+state indices of the requests again, launches nine kernels, and builds the attention metadata. If a step has
+the same requests as the previous one, with one token each, nearly all of that is still valid, and
+`decode_fast_path_kernel` updates the rest. vLLM prepares every other step, and the next one builds on its
+result.
 """
 
 from collections.abc import Callable
@@ -25,16 +25,16 @@ from stages.runtime.decode_fast_path_kernel import StepTensors, advance
 from stages.runtime.embeddings_in import RowOverlay
 
 BlocksAndSlots = tuple[tuple[torch.Tensor, ...], torch.Tensor]
-"""Block tables and slot mappings of a step, as `GPUModelRunner.prepare_attn` returns them."""
+"""A step's block tables and slot mappings, as returned by `GPUModelRunner.prepare_attn`."""
 
 
 @runtime_checkable
 class AddsRows(Protocol):
-    """A model whose inputs are token embeddings and rows."""
+    """A model whose inputs combine token embeddings and rows."""
 
     def attends_by_kernel(self, metadata: dict[str, Any]) -> bool:
-        """A decoding step with this metadata of vLLM's, by layer, reads block tables, lengths and slots where
-        vLLM keeps them, and nothing else of it."""
+        """Whether a decode step with this vLLM metadata, by layer, reads only the block tables, lengths and
+        slots, in vLLM's own buffers."""
 
     @property
     def token_embedding(self) -> VocabParallelEmbedding: ...
@@ -42,7 +42,7 @@ class AddsRows(Protocol):
 
 @dataclass
 class _Last:
-    """The step before, with one token of each request."""
+    """The previous step, which had one token per request."""
 
     batch: InputBatch
     descriptor: BatchExecutionDescriptor
@@ -51,7 +51,7 @@ class _Last:
 
 
 class DecodeFastPath:
-    """One per runner, made when its caches are."""
+    """One per runner, created with its caches."""
 
     def __init__(
         self,
@@ -60,8 +60,8 @@ class DecodeFastPath:
         tensors: StepTensors,
         attends_by_kernel: Callable[[dict[str, Any]], bool] | None,
     ) -> None:
-        """`attends_by_kernel`: `AddsRows`' own; None where a decoding step may run a graph that was captured
-        with another step's metadata."""
+        """`attends_by_kernel`: `AddsRows`' own, or None if a decode step may run a graph captured with
+        metadata of another kind of step."""
         self._requests = runner.req_states
         self._rope = runner.model_state.rope_state
         self._overlay = overlay
@@ -69,13 +69,13 @@ class DecodeFastPath:
         self._attends_by_kernel = attends_by_kernel
         self._last: _Last | None = None
         self.is_fast = False
-        """The step that is being made has its inputs from here."""
+        """Whether the current step takes its inputs from here."""
         self.num_steps = 0
         """Steps that took the fast path."""
 
     @classmethod
     def of(cls, runner: GPUModelRunner, overlay: RowOverlay) -> "DecodeFastPath | None":
-        """None where a step may depend on more than what is updated here."""
+        """Returns None if a step may depend on more than is updated here."""
         model, state, blocks, parallel = (
             runner.get_model(),
             runner.model_state,
@@ -118,7 +118,7 @@ class DecodeFastPath:
         return cls(runner, overlay, tensors, model.attends_by_kernel if captured.separate_routine() else None)
 
     def forget(self) -> None:
-        """The runner's inputs are no longer those of the last step."""
+        """Invalidate the last step: the runner's inputs have changed."""
         self._last = None
         self.is_fast = False
 
@@ -127,8 +127,8 @@ class DecodeFastPath:
     def next_batch(
         self, requests: BatchReqState, descriptor: BatchExecutionDescriptor, has_grammars: bool
     ) -> InputBatch | None:
-        """The step's batch, with all inputs on their way to where the model reads them; None for a step that
-        the runner has to prepare, and then to hand to `prepared`."""
+        """Returns the step's batch and starts writing its inputs to the model's buffers. Returns None if the
+        runner must prepare the step and pass it to `prepared`."""
         last, self.is_fast = self._last, False
         if (
             last is None
@@ -160,12 +160,12 @@ class DecodeFastPath:
         return last.batch
 
     def prepared(self, batch: InputBatch, descriptor: BatchExecutionDescriptor) -> None:
-        """The runner has prepared this batch."""
+        """Record a batch that vLLM prepared."""
         is_decoding = batch.num_tokens == batch.num_reqs and not batch.has_prefill
         self._last = _Last(batch, descriptor) if is_decoding else None
 
     def blocks_and_slots(self) -> BlocksAndSlots | None:
-        """Of a fast step; for another one the runner makes them, and hands them to
+        """Those of a fast step, or None: the runner then makes them and passes them to
         `keep_blocks_and_slots`."""
         return self._last.blocks_and_slots if self._last is not None and self.is_fast else None
 
@@ -174,16 +174,16 @@ class DecodeFastPath:
             self._last.blocks_and_slots = made
 
     def metadata(self) -> dict[str, Any] | None:
-        """The last step's attention metadata, where a fast step's captured graph reads nothing of it."""
+        """The last step's attention metadata, if a fast step's captured graph reads nothing of it."""
         return self._last.metadata if self._last is not None and self.is_fast else None
 
     def keep_metadata(self, made: dict[str, Any]) -> None:
-        """Called for a step whose graph is captured. vLLM's own attention may put into it what depends on the
-        lengths (a plan, a schedule), and then has to make it anew in each step."""
+        """Called for a step whose graph is captured. vLLM's own attention may store length-dependent data in
+        the metadata (a plan, a schedule), and must then rebuild it in each step."""
         last = self._last
         if (
             last is not None
-            and last.descriptor.uniform_token_count == 1  # captured for decoding: our kernel is in it
+            and last.descriptor.uniform_token_count == 1  # captured for decode: contains our kernel
             and self._attends_by_kernel is not None
             and self._attends_by_kernel(made)
         ):

@@ -1,4 +1,4 @@
-"""What changes in a runner's inputs from one decoding step to the next, in one Triton kernel."""
+"""Updates a runner's inputs from one decode step to the next in one Triton kernel."""
 
 from dataclasses import dataclass
 
@@ -13,17 +13,17 @@ _COLUMNS = 1024
 
 @dataclass(frozen=True)
 class StepTensors:
-    """vLLM's own tensors of its V2 runner, on the device. S is the number of request states, B the number of
-    blocks per request; of the other tensors, a step's requests and tokens are the first entries."""
+    """Device tensors that belong to vLLM's V2 runner. S is the number of request states, B the number of
+    blocks per request. In tensors without S, a step's requests and tokens are the first entries."""
 
     num_computed: torch.Tensor  # [S] int32, tokens in the cache
-    last_tokens: torch.Tensor  # [S, 1] int64, sampled in the step before
+    last_tokens: torch.Tensor  # [S, 1] int64, sampled in the previous step
     block_table: torch.Tensor  # [S, B] int32
     block_size: int
     input_ids: torch.Tensor  # int32
     positions: torch.Tensor  # int64
-    lengths: torch.Tensor  # int32, with the step's token
-    slots: torch.Tensor  # int64, of the cache
+    lengths: torch.Tensor  # int32, including the step's token
+    slots: torch.Tensor  # int64, in the cache
     step_blocks: torch.Tensor  # [*, B] int32
     rope_positions: torch.Tensor  # [3, *] int64
     embedding: torch.Tensor  # [vocabulary, width]
@@ -80,11 +80,11 @@ _launch = CachedLaunch(_advance)
 
 
 def advance(tensors: StepTensors, states: torch.Tensor, rope_delta: torch.Tensor, rows: torch.Tensor) -> None:
-    """Make the inputs of a step with the next token of each request of the step before.
+    """Write the inputs of a step that computes the next token of each request of the previous step.
 
     `states` `[n]` (int64): the requests' states. `rope_delta` `[S]` (int32): M-RoPE position minus index.
-    `rows` `[n, width]`: added to the tokens' embeddings, in the embeddings' dtype. Blocks that were in
-    `step_blocks` stay.
+    `rows` `[n, width]`: added to the token embeddings, in their dtype. Existing entries of `step_blocks` are
+    kept.
     """
     width = tensors.embedding.shape[1]
     _launch(

@@ -1,4 +1,4 @@
-"""The base class of the models that run on diffusion stages: a batch in, one tensor per request out."""
+"""The base class of models on diffusion stages. They accept a batch and return one tensor per request."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from omni_server.protocol.corruption import Corruption
 
 @dataclass(frozen=True)
 class DiffusionBatch:
-    """The requests of one step. Results must have the same order."""
+    """The requests of one step. Results must be in the same order."""
 
     request_ids: tuple[str, ...]
     token_ids: tuple[torch.Tensor, ...]
@@ -28,16 +28,16 @@ class DiffusionBatch:
 
 
 class DiffusionModel(torch.nn.Module):
-    """The base class of models for diffusion stages. A subclass implements `sample`, and overrides others
-    as needed.
+    """The base class of models for diffusion stages. A subclass implements `sample` and overrides other
+    methods as needed.
 
     vLLM constructs it as `Model(vllm_config=..., prefix=...)`. Its config is `vllm_config.model_config`:
     `hf_config` is the result of the family's `hf_overrides` for `config.json`, and `model` is the
     checkpoint's folder.
     """
 
-    # By these, and by the signatures of `embed_input_ids` and `forward`, vLLM's registry recognizes a model
-    # that samples no tokens and has no attention of vLLM's.
+    # vLLM's registry uses these attributes and the signatures of `embed_input_ids` and `forward` to recognize
+    # a model that samples no tokens and does not use vLLM's attention.
     is_pooling_model: ClassVar[Literal[True]] = True
     is_attention_free: ClassVar[Literal[True]] = True
     attn_type: ClassVar[str] = "attention_free"
@@ -46,18 +46,18 @@ class DiffusionModel(torch.nn.Module):
         super().__init__()
 
     def sample(self, batch: DiffusionBatch) -> torch.Tensor | Sequence[torch.Tensor]:
-        """Results of the whole batch, `[num_requests, ...]` or one tensor per request, in order.
+        """Returns the results of the batch: `[num_requests, ...]` or one tensor per request, in order.
 
-        A result is a floating tensor with at least one value, all of them finite. Raises
-        `RejectedRequestsError` for requests that are invalid.
+        Each result is a floating-point tensor with at least one value, all finite. Raises
+        `RejectedRequestsError` for invalid requests.
         """
         raise NotImplementedError
 
     def prepare(self) -> None:
-        """Called once, between loading and the first request: for example, to compile kernels."""
+        """Called once between loading and the first request, for example to compile kernels."""
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Returns the names of the loaded parameters. A model with weights overrides this method: vLLM
+        """Returns the names of the loaded parameters. A model with weights must override this method: vLLM
         refuses to start if a parameter is missing."""
         return set()
 
@@ -75,7 +75,7 @@ Failure = str | Corruption
 class RejectedRequestsError(Exception):
     """Raised by a model that finds invalid requests in a batch before it computes anything.
 
-    `reasons` maps their request ids to the reasons. The rest of the batch is run again without them.
+    `reasons` maps each invalid request id to its reason. The batch is run again without these requests.
     """
 
     def __init__(self, reasons: Mapping[str, Failure]) -> None:
@@ -84,9 +84,9 @@ class RejectedRequestsError(Exception):
 
 
 def split_output(output: object, batch: DiffusionBatch) -> list[torch.Tensor | Failure]:
-    """One entry per request of `batch`, in order: its tensor on the CPU, or the reason why it has none.
+    """Returns one entry per request of `batch`, in order: its tensor on the CPU, or why it has none.
 
-    If the output does not match the requests, all of them fail.
+    If there are more or fewer results than requests, all fail.
     """
     num_requests = len(batch.request_ids)
     results: list[object] = []

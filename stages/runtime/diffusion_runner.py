@@ -1,8 +1,8 @@
 """The model runner of non-autoregressive stages: no logits, no sampling, no KV cache, one tensor per request.
 
-It runs on vLLM's pooling path: the stock scheduler finishes a pooling request at its first `pooler_output`.
-Only the step itself replaces vLLM's; input batches, attention metadata and CUDA graphs of the base class stay
-unused.
+It uses vLLM's pooling path: the stock scheduler finishes a pooling request at its first `pooler_output`. It
+replaces only the step itself and does not use the input batches, attention metadata and CUDA graphs of the
+base class.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ logger = init_logger(__name__)
 
 
 class DiffusionModelRunnerMixin:
-    """Over the platform's V1 model runner, first in the method order."""
+    """Extends the platform's V1 model runner. Comes first in the MRO."""
 
     device: torch.device
 
@@ -66,7 +66,7 @@ class DiffusionModelRunnerMixin:
     def execute_model(
         self, scheduler_output: SchedulerOutput, intermediate_tensors: IntermediateTensors | None = None
     ) -> ModelRunnerOutput:
-        """Results of all scheduled requests: floating tensors, or `encode_failure` where one failed."""
+        """Returns a floating-point tensor for each scheduled request, or `encode_failure` if it failed."""
         for request_id in scheduler_output.finished_req_ids:
             self._requests.pop(request_id, None)
         for new in scheduler_output.scheduled_new_reqs:
@@ -77,7 +77,7 @@ class DiffusionModelRunnerMixin:
         try:
             results = self._run(request_ids)
         finally:
-            # A pooling request ends with this step, whatever came of it.
+            # A pooling request ends with this step, whatever its result.
             for request_id in request_ids:
                 self._requests.pop(request_id, None)
         return ModelRunnerOutput(
@@ -88,7 +88,7 @@ class DiffusionModelRunnerMixin:
         )
 
     def _run(self, request_ids: list[str]) -> list[torch.Tensor | Failure]:
-        """Per request its tensor or why it failed, in the order of `request_ids`."""
+        """Returns each request's tensor or failure, in the order of `request_ids`."""
         extras = {request_id: self._extra(request_id) for request_id in request_ids}
         inputs = {
             request_id: payload
@@ -103,8 +103,8 @@ class DiffusionModelRunnerMixin:
         )
         streams = [extras[request_id].get(STREAMS_KEY) for request_id in inputs]
         num_streams = max((value for value in streams if isinstance(value, int)), default=1)
-        # The codec tokens of a single stream wait behind nobody's. Results are on the CPU when a batch has
-        # been run, so that the device is free of it then.
+        # A single stream never waits behind others, so it announces nothing. The results are on the CPU when
+        # `_run_batch` returns, so the device has finished the batch by then.
         with self._announcer.announced(num_streams) if num_streams > 1 else nullcontext():
             results = self._run_batch(batch)
         missing = f"the request has no '{INPUT_KEY}' of type bytes"
@@ -129,7 +129,7 @@ class DiffusionModelRunnerMixin:
                 )
             return self._run_batch(batch.select(accepted)) | error.reasons
         except torch.AcceleratorError:
-            # The device's context is lost and no later step could succeed: the engine has to end.
+            # The device context is lost and no later step can succeed, so the engine must end.
             raise
         except Exception as error:
             if len(batch.request_ids) == 1:
@@ -145,13 +145,13 @@ class DiffusionModelRunnerMixin:
 
     @property
     def num_requests(self) -> int:
-        """Requests whose data is held."""
+        """Number of requests held."""
         return len(self._requests)
 
     def get_supported_tasks(self) -> tuple[SupportedTask, ...]:
         return ("plugin",)
 
-    # There is no KV cache, nothing to profile for one and nothing to capture.
+    # There is no KV cache, so there is nothing to profile or capture.
 
     def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
         return {}

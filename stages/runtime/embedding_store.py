@@ -1,4 +1,4 @@
-"""Embeddings stored: the consumer's own copy of the rows of all its requests, in host memory."""
+"""The consumer's own copy of the rows of all its requests, in host memory."""
 
 from dataclasses import dataclass, field
 
@@ -11,16 +11,16 @@ from omni_server.transport.slab_queue import SlabQueue
 from stages.runtime.row_producer import ROW_DTYPES
 
 Row = npt.NDArray[np.uint8]
-"""The bytes of one row, `[row_bytes]`. They are not changed while anybody has them."""
+"""The bytes of one row, `[row_bytes]`. Never modified while referenced."""
 
 
 class MissingRowError(IndexError):
-    """A row is needed that has not come."""
+    """A row that is needed has not arrived."""
 
 
 @dataclass
 class StoredRows:
-    """What has come for one request."""
+    """The rows of one request."""
 
     num_replaced: int = 0
     """`RowsInput.num_replaced`"""
@@ -35,9 +35,9 @@ class StoredRows:
         return self.rows[position] if position < len(self.rows) else self.at(position, 1)[0]
 
     def at(self, first: int, count: int) -> list[Row]:
-        """Rows of `count` positions from `first` on; behind the last row, the tail.
+        """Returns the rows of `count` positions from `first`. The tail follows the last row.
 
-        Raises `MissingRowError` for a position whose row has not come.
+        Raises `MissingRowError` if a row has not arrived.
         """
         found = self.rows[first : first + count]
         if len(found) < count:
@@ -52,7 +52,7 @@ class StoredRows:
     def sequence_positions(self, num_positions: int) -> tuple[torch.Tensor, int] | None:
         """M-RoPE positions `[3, num_positions]` and delta of this stage's prompt, or None if none were sent.
 
-        Behind the producer's prompt, positions go on as `index + delta`.
+        After the producer's prompt, positions continue as `index + delta`.
         """
         if not self.positions:
             return None
@@ -62,12 +62,12 @@ class StoredRows:
 
 
 class RowStore:
-    """Rows by request and absolute position, kept until the request ends: after a preemption they are needed
-    again. Not thread safe; lives in one worker.
+    """Rows by request and absolute position, kept until the request ends: a preempted request needs them
+    again. Not thread-safe; each worker has its own.
     """
 
     def __init__(self, queue: SlabQueue | None, consumer: int) -> None:
-        """`consumer` is the tensor-parallel rank, which ends its own references into the `queue`."""
+        """`consumer` is the tensor-parallel rank. It releases its own references into the `queue`."""
         self._queue = queue
         self._consumer = consumer
         self._requests: dict[str, StoredRows] = {}
@@ -82,7 +82,7 @@ class RowStore:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of all rows, once there are any."""
+        """Requires that a row has arrived."""
         assert self._format is not None
         return ROW_DTYPES[self._format[1]]
 
@@ -91,10 +91,10 @@ class RowStore:
             self._requests.setdefault(request_id, StoredRows()).num_replaced = rows_input.num_replaced
 
     def add(self, request_id: str, feed: RowsFeed) -> None:
-        """Copy what the feed refers to and end the reference.
+        """Copy the feed's rows and release its reference.
 
-        Raises `ValueError` for a stale reference, a gap in the positions, rows of another width or type, or
-        fewer rows than the sequence is to have.
+        Raises `ValueError` for a stale reference, a gap in the positions, rows of another width or dtype, or
+        a final length above the number of rows.
         """
         payload = feed.payload
         if payload is not None:
@@ -119,8 +119,7 @@ class RowStore:
             request.is_final = True
 
     def refuse(self, request_id: str) -> None:
-        """The request is to have no rows any more: what it has is dropped, and what still comes is not
-        copied."""
+        """Drop the request's rows, and ignore any rows that arrive for it later."""
         self.remove(request_id)
         self._refused.add(request_id)
 

@@ -1,7 +1,6 @@
-"""Embeddings in: rows that another stage sent are laid over this stage's input embeddings, by absolute
-position.
+"""Embeddings in: lays rows sent by another stage over this stage's input embeddings, by absolute position.
 
-`FeedTracker` is the scheduler's half: it knows which rows have come. `RowOverlay` is the worker's half.
+`FeedTracker` is the scheduler's half: it tracks which rows have arrived. `RowOverlay` is the worker's half.
 """
 
 from dataclasses import dataclass
@@ -25,15 +24,15 @@ from stages.runtime.stage_step import StepBatch, open_queue
 
 @dataclass
 class _Fed:
-    """How many rows of one request have come."""
+    """Counts the received rows of one request."""
 
     num_rows: int = 0
     num_released: int | None = None
     is_final: bool = False
 
     def take(self, feed: RowsFeed) -> str | None:
-        """Count the rows of a feed. If they are not the next ones, nothing is counted, and what is wrong is
-        returned."""
+        """Count the rows of a feed. If they are not the next ones, counts nothing and returns an error
+        message."""
         end = self.num_rows
         if feed.payload is not None:
             if not feed.payload.segments:
@@ -57,10 +56,10 @@ class _Fed:
 
 
 class FeedTracker:
-    """The feeds of a stage's requests, from their arrival until the next step takes them to the workers."""
+    """Holds the feeds of a stage's requests from arrival until the next step sends them to the workers."""
 
     def __init__(self, queue: SlabQueue | None) -> None:
-        """`queue`: this stage's input queue, where references of dropped feeds are ended."""
+        """`queue`: this stage's input queue, used to release the references of dropped feeds."""
         self._queue = queue
         self._fed: dict[str, _Fed] = {}
         self._pending: list[AddressedFeed] = []
@@ -76,10 +75,10 @@ class FeedTracker:
         self._fed[request_id] = _Fed()
 
     def take(self, request_id: str, feed: RowsFeed) -> str | None:
-        """Returns what is wrong, if the request's rows cannot be right from now on. Feeds of requests that
-        have ended, or whose rows were wrong before, are dropped."""
+        """Queue a feed. Returns an error message if it makes the request's rows invalid. Drops feeds of
+        requests that have ended or whose rows were already invalid."""
         fed = self._fed.get(request_id)
-        # vLLM would start a new request from a late feed.
+        # vLLM would treat a late feed as a new request.
         problem = None if fed is None else fed.take(feed)
         if fed is None or problem is not None:
             self._drop(feed)
@@ -89,12 +88,12 @@ class FeedTracker:
         return problem
 
     def take_pending(self) -> tuple[AddressedFeed, ...]:
-        """For the workers, with the next step."""
+        """Take the feeds for the next step."""
         pending, self._pending = self._pending, []
         return tuple(pending)
 
     def has_row(self, request_id: str, position: int) -> bool:
-        """Whether the request may compute this position: its row has come, or it needs none."""
+        """Whether the request may compute this position: its row has arrived or it needs none."""
         fed = self._fed.get(request_id)
         return fed is None or fed.has_row(position)
 
@@ -109,7 +108,7 @@ class FeedTracker:
     def _drop(self, feed: RowsFeed) -> None:
         if feed.payload is not None and isinstance(feed.payload.block, SharedBlock):
             assert self._queue is not None
-            if self._queue.is_open(feed.payload.block):  # else its slot may have been used again
+            if self._queue.is_open(feed.payload.block):  # otherwise its slot may have been reused
                 self._queue.finish_all(feed.payload.block)
 
 
@@ -117,13 +116,13 @@ class FeedTracker:
 
 
 class RowOverlay(RowStore):
-    """Holds the rows of every request that is fed, from its first feed until it ends.
+    """Holds the rows of every fed request, from its first feed until it ends.
 
-    One rule covers prefill in chunks, decoding and recomputation after a preemption: at position p the row
-    replaces the token embedding if p < `num_replaced` of the request, and is added to it otherwise.
+    One rule covers chunked prefill, decode and recomputation after preemption: at position p the row
+    replaces the token embedding if p is below the request's `num_replaced`, and is added to it otherwise.
 
-    A request whose rows cannot be right has none from then on, so that the other requests of its steps are
-    not affected. Its own results are then meaningless, and `take_findings` reports it.
+    A request with invalid rows loses all of them, so that the other requests in its steps are not affected.
+    Its own results are then meaningless, and `take_findings` reports it.
     """
 
     def __init__(self, queue: QueueSpec | None, tensor_parallel_rank: int) -> None:
@@ -146,7 +145,7 @@ class RowOverlay(RowStore):
         return bool(self._findings)
 
     def take_findings(self) -> dict[str, Corruption]:
-        """What was found since the last call, by request."""
+        """The findings since the last call, by request."""
         findings, self._findings = self._findings, {}
         return findings
 
@@ -155,12 +154,12 @@ class RowOverlay(RowStore):
         self._findings.pop(request_id, None)
 
     def prompt_positions(self, request_id: str, prompt_length: int) -> tuple[torch.Tensor, int] | None:
-        """M-RoPE positions `[3, prompt_length]` and delta that came with the rows, or None."""
+        """M-RoPE positions `[3, prompt_length]` and delta sent with the rows, or None."""
         request = self.get(request_id)
         return None if request is None else request.sequence_positions(prompt_length)
 
     def apply(self, embeds: torch.Tensor, batch: StepBatch) -> None:
-        """Overlay in place; `embeds` is `[>= num_tokens, width]`, the buffer that the model reads."""
+        """Overlay in place. `embeds` `[>= num_tokens, width]` is the buffer that the model reads."""
         rows: list[Row] = []
         tokens: list[int] = []  # index of each row in the flat batch
         is_added: list[bool] = []
@@ -189,9 +188,9 @@ class RowOverlay(RowStore):
     def added_rows(
         self, request_ids: list[str], positions: npt.NDArray[np.signedinteger[Any]], embeds: torch.Tensor
     ) -> torch.Tensor | None:
-        """Rows of these positions, one of each request, to be added by the caller: `[num_requests, width]`,
-        of `embeds`' type and on its device. None if a request is not fed, or a row replaces the embedding or
-        has not come."""
+        """Returns the rows that the caller must add, one position per request: `[num_requests, width]`, with
+        `embeds`' dtype and device. Returns None if a request is not fed, or if a row replaces the embedding
+        or has not arrived."""
         rows: list[Row] = []
         for request_id, position in zip(request_ids, positions.tolist(), strict=True):
             request = self.get(request_id)
@@ -205,12 +204,12 @@ class RowOverlay(RowStore):
         return self._uploaded(rows, embeds)
 
     def _uploaded(self, rows: list[Row], embeds: torch.Tensor) -> torch.Tensor:
-        """`[len(rows), width]`, of `embeds`' type and on its device."""
+        """`[len(rows), width]`, with `embeds`' dtype and device."""
         return self._upload.upload(rows, embeds.device).view(self.dtype).to(embeds.dtype)
 
 
 def _lay_over(embeds: torch.Tensor, rows: torch.Tensor, is_added: list[bool]) -> None:
-    """In place, `[n, width]` each; `is_added` `[n]`: whether the row is added, or replaces the embedding."""
+    """Works in place; both are `[n, width]`. `is_added` `[n]`: add the row, else replace the embedding."""
     if all(is_added):
         embeds.add_(rows)
     elif not any(is_added):
@@ -221,20 +220,20 @@ def _lay_over(embeds: torch.Tensor, rows: torch.Tensor, is_added: list[bool]) ->
 
 
 class RowUpload:
-    """Copies the rows of a step to the device, and remembers the last ones."""
+    """Copies the rows of a step to the device and caches the last ones."""
 
     def __init__(self) -> None:
         self._last: tuple[list[Row], torch.Tensor] | None = None
 
     def upload(self, rows: list[Row], device: torch.device) -> torch.Tensor:
-        """`[len(rows), row_bytes]` uint8 on the device.
+        """Returns `[len(rows), row_bytes]` uint8 on the device.
 
-        The same rows as in the call before are not uploaded again: after the last row of a text, every step
-        has the same.
+        Does not upload the same rows twice in a row: after the last row of a text, all steps use the same
+        ones.
         """
         last = self._last
         if last is None or len(last[0]) != len(rows) or not all(map(is_, last[0], rows)):
-            # torch uses page-locked memory again when the copy out of it has ended.
+            # torch reuses page-locked memory only after the copy from it has finished.
             host = torch.empty(len(rows), len(rows[0]), dtype=torch.uint8, pin_memory=device.type == "cuda")
             np.concatenate(rows, out=host.numpy().reshape(-1))
             self._last = last = rows, host.to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Embeddings out: rows of the requests that feed another stage leave with the step that has computed them."""
+"""Embeddings out: sends the rows of requests that feed another stage with the step that computed them."""
 
 import logging
 from collections.abc import Set
@@ -24,20 +24,19 @@ _DTYPE_NAMES = {dtype: name for name, dtype in ROW_DTYPES.items()}
 
 @dataclass
 class _Source:
-    """A request whose rows are wanted."""
+    """A request whose rows are sent."""
 
     prompt_length: int
     prompt_mask: npt.NDArray[np.bool_] | None
     prompt_positions: tuple[torch.Tensor, int] | None
     boundary: torch.Tensor
     next_position: int = 0
-    """High-water mark: positions below it were sent; after a preemption they are computed again, not sent
-    again."""
+    """High-water mark: positions below it were sent. A preemption recomputes but does not resend them."""
 
 
 @dataclass(frozen=True)
 class _Part:
-    """The computed rows of one request that a step sends."""
+    """The computed rows that a step sends for one request."""
 
     batch_index: int
     source: _Source
@@ -48,20 +47,20 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Message:
-    """What one request has in the slab of a step."""
+    """One request's part of a step's slab."""
 
     batch_index: int
-    payload: RowsPayload  # with an empty block where the bytes are to travel inside of it
+    payload: RowsPayload  # with an empty block if the bytes are sent inline
     rows: slice  # of the slab's bytes
-    extras: slice  # likewise
+    extras: slice  # of the slab's bytes
 
 
 class _SlabLayout:
-    """What lies where in the slab of one step: first all computed rows, part after part in the order in which
-    they are added; then what is constant or small."""
+    """The layout of a step's slab: first the computed rows of all parts, in the order of `add`, then the
+    constant and small data."""
 
     def __init__(self, rows: torch.Tensor, tail: torch.Tensor) -> None:
-        """For the computed `rows` of all parts, `[num_rows, width]`."""
+        """`rows`: the computed rows of all parts, `[num_rows, width]`."""
         self._width, self._dtype = rows.shape[1], rows.dtype
         self._tail = tail
         self._next_row = 0  # offset in bytes
@@ -69,8 +68,8 @@ class _SlabLayout:
         self.num_bytes = rows.nbytes
 
     def add(self, part: _Part, block: SharedBlock | InlineBlock) -> _Message:
-        """Offsets in the message count from the slab's start, or in an inline block from its own: its rows
-        come first, its extras follow."""
+        """Offsets in the message are relative to the slab, or to the inline block, in which the rows precede
+        the extras."""
         source, first, count = part.source, part.first, part.count
         boundary, prompt_length, last = source.boundary, source.prompt_length, first + count
         row_bytes = self._width * self._dtype.itemsize
@@ -122,7 +121,7 @@ class _SlabLayout:
         return offset
 
     def write_extras(self, slab: torch.Tensor) -> None:
-        """Everything but the computed rows; `slab` is `[>= num_bytes]` uint8 on the CPU."""
+        """Write all but the computed rows. `slab` is `[>= num_bytes]` uint8 on the CPU."""
         for offset, extra in self._extras:
             flat = extra.contiguous().view(-1).view(torch.uint8)
             slab[offset : offset + len(flat)] = flat
@@ -130,22 +129,22 @@ class _SlabLayout:
 
 @dataclass
 class PendingRows:
-    """Rows on their way to the host. `finish` waits for the copy and gives one message per request."""
+    """Rows being copied to the host. `finish` waits for the copy and returns one message per request."""
 
     request_ids: list[str]
-    """Of the whole step, in batch order."""
+    """The whole step, in batch order."""
     messages: list[_Message]
     rows: torch.Tensor | None
-    """Source of the copy, not to be reused by the allocator before it is done."""
+    """Source of the copy. Held so that the allocator does not reuse it early."""
     slab: torch.Tensor
     target: torch.Tensor
     """The start of the slab, as `[num_rows, width]`."""
     copied: torch.cuda.Event | None
     corrupt: dict[str, Corruption] = field(default_factory=dict)
-    """By request, what is wrong with its rows; known when `finish` has returned."""
+    """Corrupt rows by request. Known once `finish` has returned."""
 
     def finish(self) -> list[torch.Tensor | None]:
-        """Per request of the step, in batch order: the encoded `RowsPayload` as a uint8 tensor, or None."""
+        """Returns each request's encoded `RowsPayload` as a uint8 tensor, or None, in batch order."""
         if self.copied is not None:
             self.copied.synchronize()
         self.rows = None
@@ -170,7 +169,7 @@ class PendingRows:
 
 
 class RowEmitter:
-    """Sends rows; lives in the worker whose output vLLM returns (tensor-parallel rank 0)."""
+    """Sends rows. Runs in the worker whose output vLLM returns (tensor-parallel rank 0)."""
 
     def __init__(self, producer: RowProducer, queue: QueueSpec, device: torch.device) -> None:
         self._producer = producer
@@ -208,11 +207,10 @@ class RowEmitter:
     def emit(
         self, batch: StepBatch, hidden: torch.Tensor, embeds: torch.Tensor, slot: TakenSlot | None
     ) -> PendingRows | None:
-        """Start sending the rows of this step; None if no request of it has new ones.
+        """Start sending the rows of this step. Returns None if no request in it has new rows.
 
         `hidden` and `embeds` are `[>= num_tokens, width]`: the model's last hidden state and its input. With
-        a shared-memory queue the scheduler must have taken a `slot`, which is given back here if it is not
-        needed.
+        a shared-memory queue the scheduler must have taken a `slot`, which is returned here if not needed.
         """
         parts = self._parts(batch)
         if not parts:
@@ -258,8 +256,8 @@ class RowEmitter:
         return parts
 
     def _rows(self, parts: list[_Part], hidden: torch.Tensor, embeds: torch.Tensor) -> torch.Tensor:
-        """Rows of all parts one after the other, `[num_rows, width]`, a fresh tensor on the device: with CUDA
-        graphs `hidden` and `embeds` are static buffers that the next replay overwrites."""
+        """Concatenates the rows of all parts, `[num_rows, width]`, into a new tensor on the device: with CUDA
+        graphs, `hidden` and `embeds` are static buffers that the next replay overwrites."""
         num_rows = sum(part.count for part in parts)
         start, end = parts[0].flat_offset, parts[-1].flat_offset + parts[-1].count
         if end - start == num_rows:  # one contiguous range
@@ -290,9 +288,9 @@ class RowEmitter:
 
 
 def _pin(queue: SlabQueue) -> None:
-    """Page-lock the queue's memory, so that copies from the device run beside the next step.
+    """Page-lock the queue's memory, so that copies from the device overlap the next step.
 
-    A refusal (a low memlock limit) costs speed only: copies then are not concurrent with the step.
+    A failure (a low memlock limit) only costs speed: copies then do not overlap the step.
     """
     whole = torch.frombuffer(queue.slot_buffer(0), dtype=torch.uint8)
     status = torch.cuda.cudart().cudaHostRegister(whole.data_ptr(), queue.capacity * queue.slot_bytes, 0)
@@ -301,10 +299,10 @@ def _pin(queue: SlabQueue) -> None:
 
 
 def all_finite(rows: torch.Tensor) -> bool:
-    """Whether rows in host memory hold no NaN and no infinity.
+    """Whether rows in host memory contain no NaN or infinity.
 
-    NaN is the minimum and the maximum of what it is in. `isfinite` is not vectorized for bfloat16: 64 rows of
-    3584 would take 0.9 ms instead of 0.04.
+    A NaN makes both the minimum and the maximum NaN. `isfinite` is not vectorized for bfloat16: 64 rows of
+    3584 would take 0.9 ms instead of 0.04 ms.
     """
     if rows.numel() == 0:
         return True

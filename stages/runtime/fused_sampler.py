@@ -1,6 +1,6 @@
-"""vLLM's V2 sampler with the common cases in one kernel, `sampling_kernel`, and everything else left to vLLM.
+"""vLLM's V2 sampler with one kernel, `sampling_kernel`, for the common cases. vLLM handles all others.
 
-The tokens are those that vLLM's own kernels give. Imported by V2 workers only: it needs Triton.
+It samples the same tokens as vLLM's own kernels. Only V2 workers import this module: it needs Triton.
 """
 
 from typing import Any
@@ -26,16 +26,15 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class FusedSampler(Sampler):
-    """Decides per step: our kernel samples if it can do so for every request of the step; otherwise vLLM
-    does.
+    """Decides per step: our kernel samples if it supports every request of the step; otherwise vLLM does.
 
     vLLM samples
-    - if a request wants logprobs after processing, min-p, bad words, or end ids that a grammar may restore;
-    - where its searches for top-k and top-p deviate from the definition, by how they count equal values or by
-      limited precision: for top-k above `MAX_TOP_K`, for top-p without top-k or with one so small that a
-      single value may hold all that top-p cuts off, and for top-p among few allowed ids;
+    - if a request uses logprobs after processing, min-p, bad words, or end ids that a grammar may restore;
+    - where its top-k and top-p searches deviate from the definition, because of how they count equal values
+      or limited precision: for top-k above `MAX_TOP_K`, for top-p without top-k or with one so small that a
+      single value may hold all that top-p cuts off, and for top-p among a list of allowed ids;
     - always with several logits per request (speculation), other logits processors, thinking budgets,
-      replayed traces, returned sampling masks, noise in float64, and vocabularies above `MAX_VOCABULARY`.
+      replayed traces, returned sampling masks, float64 noise, and vocabularies above `MAX_VOCABULARY`.
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class FusedSampler(Sampler):
         self._ones = torch.ones(max_num_reqs, dtype=torch.int32, device=device)
         self._zeros = torch.zeros_like(self._ones)
         self._fits: npt.NDArray[np.bool_] = np.ones(max_num_reqs, bool)  # by row of the state tensors
-        self._wants_token_only: npt.NDArray[np.bool_] = np.ones(max_num_reqs, bool)  # likewise
+        self._wants_token_only: npt.NDArray[np.bool_] = np.ones(max_num_reqs, bool)  # by the same rows
         self._has_news = True
         self._num_bad: torch.Tensor | None = None
         scratch = (max_num_reqs, sampling_kernel.COLUMNS)
@@ -67,7 +66,7 @@ class FusedSampler(Sampler):
 
     @classmethod
     def in_place_of(cls, sampler: Sampler, vllm_config: VllmConfig) -> "FusedSampler":
-        """Made as `sampler`, which has no requests yet, was made."""
+        """Configured like `sampler`, which has no requests yet."""
         states = sampler.req_states
         return cls(
             vllm_config,
@@ -94,8 +93,8 @@ class FusedSampler(Sampler):
         if top_p == 1:
             is_exact = top_k <= sampling_kernel.MAX_TOP_K or top_k == self._vocabulary
         else:
-            # Without top-k it equals the vocabulary. The k-th value has at most 1/k of the probability: if
-            # top-p cuts off more than that, it cuts below any values that equal the k-th.
+            # Without top-k, `top_k` equals the vocabulary size. The k-th value has at most 1/k of the
+            # probability: if top-p cuts off more than that, it removes at least the k-th value.
             is_exact = (
                 top_k < self._vocabulary
                 and top_k <= sampling_kernel.MAX_TOP_K
@@ -110,15 +109,15 @@ class FusedSampler(Sampler):
         )
 
     def apply_staged_writes(self) -> None:
-        """Called in every step, and a dozen small copies; there is something to write only behind
+        """Called in every step, and makes a dozen small copies. There is something to write only after
         `add_request`."""
         if self._has_news:
             super().apply_staged_writes()
             self._has_news = False
 
     def __call__(self, logits: torch.Tensor, input_batch: InputBatch) -> SamplerOutput:
-        """Where each request has one token, decodes, and wants that token only, there is nothing to pick out
-        of the batch or to count."""
+        """Skips vLLM's gathering and counting if each request is decoding, has one token and requests only
+        that token."""
         num_requests = input_batch.num_reqs
         self._num_bad = None
         if (
@@ -147,13 +146,13 @@ class FusedSampler(Sampler):
         )
 
     def _counted(self, output: SamplerOutput) -> SamplerOutput:
-        """With our kernel's count, where it has sampled, in place of vLLM's, which is of NaN only."""
+        """Replace vLLM's count, which includes only NaN, with our kernel's if the kernel sampled."""
         if output.num_nans is not None and self._num_bad is not None:
             output.num_nans = self._num_bad
         return output
 
     def _nans(self, logits: torch.Tensor) -> torch.Tensor:
-        """Of the step that has just been sampled, `[num_requests]`; where the kernel has not, vLLM counts."""
+        """Bad logits of the step just sampled, `[num_requests]`. Uses vLLM's count if our kernel has none."""
         return get_num_nans(logits) if self._num_bad is None else self._num_bad
 
     def sample(
@@ -168,8 +167,8 @@ class FusedSampler(Sampler):
         seq_lens_upper_bound_np: npt.NDArray[np.integer[Any]],
         return_logprobs: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens and the processed logits. Where the kernel has sampled, `logits` stand for these: vLLM reads
-        them for logprobs after processing and for sampling masks only."""
+        """Returns tokens and processed logits, or unprocessed `logits` if our kernel samples: vLLM reads them
+        only for logprobs after processing and for sampling masks."""
         if not (
             self._is_possible
             and self._fits[idx_mapping_np].all()

@@ -1,15 +1,15 @@
-"""Grammars of structured outputs within limits of time, in compiling and in use.
+"""Time limits on compiling and using the grammars of structured outputs.
 
-A short grammar can take minutes to compile: xgrammar tries each token of the vocabulary in all ways to read
-it, which repetitions such as `([^"]{1,5000}){1,5000}` multiply. It does so on many threads. So compilations
-run at a low priority of the operating system (`GrammarCompilers`).
+A short grammar can take minutes to compile: xgrammar tries every way to read each token of the vocabulary,
+and repetitions such as `([^"]{1,5000}){1,5000}` multiply these ways. It uses many threads, so compilations
+run at a low operating-system priority (`GrammarCompilers`).
 
-A compiled one can take minutes for one token: xgrammar follows all ways to read a text at once, and where
-repetitions are nested their number grows with each character. The engine's loop advances the grammar of each
-request and makes a mask from it, one after the other, and all requests wait for that (`GrammarWatch`).
+A compiled grammar can take minutes for one token: xgrammar follows all ways to read a text simultaneously,
+and with nested repetitions their number grows with each character. The engine's loop advances the grammars
+and builds their masks one request after another, and all requests wait for that (`GrammarWatch`).
 
-Neither call can be interrupted, but neither holds a lock of the interpreter. So each is made in a thread that
-can be left behind.
+Neither call can be interrupted, but neither holds the interpreter lock. So each runs in a thread that can be
+abandoned.
 """
 
 import logging
@@ -30,18 +30,18 @@ from omni_server.protocol.vllm_fields import GRAMMAR_ALLOWS_NOTHING, GRAMMAR_TOO
 logger = logging.getLogger(__name__)
 
 COMPILE_LIMIT_S = 5.0
-"""Of one compilation; vLLM's own limit for regular expressions."""
+"""Per compilation. Same as vLLM's for regular expressions."""
 COMPILE_NICENESS = 10
-"""A tenth of the engine's share of a core that both want. With much less, a thread that holds the
-interpreter's lock would keep the engine waiting."""
+"""Gives a tenth of the engine's share of a contended core. With much less, a thread that holds the
+interpreter lock would keep the engine waiting."""
 CALL_LIMIT_S = 0.1
-"""Processor time of one call. With a vocabulary of 40 000 tokens, masks of harmless patterns took
+"""CPU time of one call. With a vocabulary of 40 000 tokens, masks of harmless patterns took
 0.1 to 3 ms."""
 BURST_S = 0.5
 SUSTAINED_S = 0.005
-"""All calls of a request together may take `BURST_S` plus `SUSTAINED_S` per call; a token needs two."""
+"""All calls of a request may take `BURST_S` plus `SUSTAINED_S` per call in total. A token needs two calls."""
 MAX_LEFT_BEHIND = 2
-"""Calls that were given up and still run, each on a processor core. At this number, further grammars are
+"""Maximum number of abandoned calls that still run, each on a core. At this number, further grammars are
 refused."""
 _MIN_WAIT_S = 0.005
 
@@ -49,7 +49,7 @@ _Job = tuple["Future[Any]", Callable[[], Any]]
 
 
 class _Worker:
-    """A thread that makes calls. A daemon: a call that was left behind must not hold up the end of the
+    """A thread that makes calls. It is a daemon so that an abandoned call does not delay the end of the
     process."""
 
     def __init__(self, name: str) -> None:
@@ -62,7 +62,7 @@ class _Worker:
             future, function = job
             try:
                 future.set_result(function())
-            except BaseException as error:  # noqa: BLE001 - raised where the result is taken
+            except BaseException as error:  # noqa: BLE001 - raised where the result is read
                 future.set_exception(error)
 
     def start(self, function: Callable[[], Any]) -> "Future[Any]":
@@ -75,7 +75,7 @@ class _Worker:
         return time.clock_gettime(time.pthread_getcpuclockid(self._thread.ident))
 
     def end(self) -> None:
-        """After the call that runs."""
+        """End after this call."""
         self._calls.put(None)
 
     @property
@@ -92,7 +92,7 @@ def _is_done(call: "Future[Any]", timeout_s: float) -> bool:
 
 
 class GrammarWatch:
-    """The threads in which a scheduler's grammars work."""
+    """Runs a scheduler's grammar calls in threads."""
 
     def __init__(self, *, call_limit_s: float = CALL_LIMIT_S, max_left_behind: int = MAX_LEFT_BEHIND) -> None:
         self._call_limit_s = call_limit_s
@@ -101,14 +101,14 @@ class GrammarWatch:
         self._left_behind: list[_Worker] = []
 
     def watched(self, grammar: StructuredOutputGrammar, request_id: str) -> "WatchedGrammar":
-        """`grammar` under watch. From now on it may be called through the returned object only."""
+        """Watch `grammar`. From now on it may only be called through the returned object."""
         self._left_behind = [worker for worker in self._left_behind if worker.is_alive]
         is_busy = len(self._left_behind) >= self._max_left_behind
         return WatchedGrammar(self, grammar, request_id, GRAMMARS_BUSY if is_busy else None)
 
     def call(self, function: Callable[[], Any]) -> "tuple[Future[Any], float] | None":
-        """The call that was made, and the processor time it took, in seconds; None if it took too long: then
-        it still runs. Time is the processor's, so that a busy machine does not count against the grammar."""
+        """Returns the finished call and its CPU time in seconds, or None if it took too long and still runs.
+        Measures CPU time, so that a busy machine does not count against the grammar."""
         worker = self._idle.pop() if self._idle else _Worker("grammar")
         began, used_s = worker.cpu_s(), 0.0
         call = worker.start(function)
@@ -123,8 +123,8 @@ class GrammarWatch:
 
 
 class WatchedGrammar(StructuredOutputGrammar):
-    """One request's grammar. Once it has been given up it accepts no token, so vLLM ends the request with an
-    error, and `refusal` says why."""
+    """One request's grammar. Once abandoned, it accepts no token, so vLLM ends the request with an error, and
+    `refusal` gives the reason."""
 
     def __init__(
         self, watch: GrammarWatch, grammar: StructuredOutputGrammar, request_id: str, refusal: str | None
@@ -149,17 +149,17 @@ class WatchedGrammar(StructuredOutputGrammar):
     def fill_bitmask(self, bitmask: torch.Tensor, batch_index: int) -> None:
         if self._mask is None:
             self._mask = torch.full_like(bitmask[:1], -1)
-        # A call that is left behind goes on writing, so it has a mask of its own.
+        # An abandoned call continues to write, so it has its own mask.
         mask = self._mask
         self._call(lambda: self._grammar.fill_bitmask(mask, 0), otherwise=None)
         if self.refusal is None and not mask.any() and not self._grammar.is_terminated():
             self.refusal = (
-                GRAMMAR_ALLOWS_NOTHING  # vLLM would take whichever token, and call its refusal unexpected
+                GRAMMAR_ALLOWS_NOTHING  # vLLM would sample any token and then report an unexpected refusal
             )
         if self.refusal is None:
             bitmask[batch_index].copy_(mask[0])
         else:
-            bitmask[batch_index].fill_(-1)  # any token: it is refused in any case
+            bitmask[batch_index].fill_(-1)  # allow any token: all are refused anyway
 
     def is_terminated(self) -> bool:
         return self.refusal is None and self._grammar.is_terminated()
@@ -181,7 +181,7 @@ class WatchedGrammar(StructuredOutputGrammar):
 
 
 class GrammarRefusedError(Exception):
-    """The grammar of a request was not compiled; `refusal` is one of
+    """A request's grammar was not compiled. `refusal` is a constant of
     `omni_server.protocol.vllm_fields`."""
 
     def __init__(self, refusal: str) -> None:
@@ -190,7 +190,7 @@ class GrammarRefusedError(Exception):
 
 
 class GrammarCompilers:
-    """Takes the place of the executor of vLLM's `StructuredOutputManager`."""
+    """Replaces the executor of vLLM's `StructuredOutputManager`."""
 
     def __init__(
         self,
@@ -199,8 +199,8 @@ class GrammarCompilers:
         limit_s: float = COMPILE_LIMIT_S,
         max_left_behind: int = MAX_LEFT_BEHIND,
     ) -> None:
-        """`num_threads`: compilations at the same time; by default as many as vLLM allows, half of the
-        cores."""
+        """`num_threads`: number of concurrent compilations. By default half the number of cores, as in
+        vLLM."""
         self._num_threads = (
             num_threads if num_threads is not None else max(1, ((os.cpu_count() or 1) + 1) // 2)
         )
@@ -212,7 +212,7 @@ class GrammarCompilers:
         self._left_behind: list[_Worker] = []
 
     def submit(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
-        """The result of `function(*args)`, what it raises, or `GrammarRefusedError`."""
+        """Resolves to the outcome of `function(*args)` or `GrammarRefusedError`."""
         future: Future[Any] = Future()
         self._jobs.put((future, lambda: function(*args)))
         if self._num_started < self._num_threads:
@@ -221,17 +221,17 @@ class GrammarCompilers:
         return future
 
     def shutdown(self, *, wait: bool = True, cancel_futures: bool = False) -> None:
-        """vLLM calls it when the engine ends. There is nothing to do: the threads are daemons."""
+        """Called by vLLM when the engine ends. Does nothing, because the threads are daemons."""
 
     def _work(self) -> None:
-        os.nice(COMPILE_NICENESS)  # on Linux of this thread, and of those that it starts
+        os.nice(COMPILE_NICENESS)  # on Linux: for this thread and those that it starts
         while True:
             future, function = self._jobs.get()
             if not future.set_running_or_notify_cancel():
                 continue
             try:
                 future.set_result(self._compile(function))
-            except Exception as error:  # noqa: BLE001 - the future's
+            except Exception as error:  # noqa: BLE001 - for the future
                 future.set_exception(error)
 
     def _compile(self, function: Callable[[], Any]) -> Any:

@@ -1,18 +1,17 @@
-"""How much of a GPU one stage takes, computed from its own allocations alone.
+"""Computes how much GPU memory a stage uses, from its own allocations alone.
 
-Stages start side by side, so what vLLM does is of no use here: it takes the fall of the device's free memory
-during its profile run for its own consumption, and so would book the weights that another stage loads
-meanwhile. A stage's *share* is `gpu_memory_utilization` x the device's memory, and it is divided up like
-this:
+Stages start concurrently, so vLLM's method does not work here: it takes the drop in free device memory during
+its profile run as its own consumption, and would include the weights that another stage loads meanwhile. A
+stage's *share* is `gpu_memory_utilization` x the device's memory, divided as follows:
 
     share = OUTSIDE_TORCH + limit of torch's allocator
     limit = resident (weights, buffers) + activations + CUDA graphs + slack + KV cache
 
-Resident memory and activations are what torch's allocator of this process says after and during the profile
-run; the graphs' part is what it reserves while vLLM captures a sample of them; the KV cache gets what is
-left. The limit is enforced: torch refuses to grow beyond it, whatever a stage computes later. So all stages
-of a device together take at most the sum of their shares, which the stage config holds to 0.95, as long as
-each process has no more than OUTSIDE_TORCH beside torch's allocator.
+Torch's allocator in this process reports resident memory after the profile run and activations during it. The
+graphs' part is what it reserves while vLLM captures a sample of them, and the KV cache gets the rest. The
+limit is enforced: torch refuses to exceed it, whatever a stage computes later. So all stages of a device use
+at most the sum of their shares, which the stage config limits to 0.95, as long as no process uses more than
+OUTSIDE_TORCH outside torch's allocator.
 """
 
 import gc
@@ -24,7 +23,7 @@ from omni_server.errors import ConfigError
 from omni_server.protocol.device_memory import OUTSIDE_TORCH_BYTES
 
 GRAPH_BYTES = 2 << 20
-"""Set aside for each graph that the sample does not hold. vLLM counts 1 MiB at least."""
+"""Reserved for each CUDA graph outside the sample. vLLM assumes at least 1 MiB."""
 
 
 @dataclass(frozen=True)
@@ -33,20 +32,20 @@ class MemoryBudget:
 
     share: int
     resident: int
-    """What torch's allocator has reserved when nothing runs and its cache is empty: weights and buffers."""
+    """Memory that torch's allocator reserves while idle with an empty cache: weights and buffers."""
     activations: int
-    """What a step takes beside that, at its peak."""
+    """Additional peak memory of a step."""
     graphs: int
     slack: int
     """`omni_server.protocol.device_memory.slack_bytes`"""
 
     @property
     def kv_cache(self) -> int:
-        """May be negative: the share is too small."""
+        """Negative if the share is too small."""
         return torch_limit(self.share) - self.slack - self.resident - self.activations - self.graphs
 
     def describe(self) -> str:
-        """The whole sum, for a log."""
+        """The whole sum, for logs."""
         parts = {
             "KV cache": self.kv_cache,
             "weights and buffers": self.resident,
@@ -60,7 +59,7 @@ class MemoryBudget:
 
 
 def torch_limit(share: int) -> int:
-    """The part of `share` bytes that torch's allocator may take. Raises `ConfigError` if nothing is left for
+    """The part of `share` bytes that torch's allocator may use. Raises `ConfigError` if nothing is left for
     it."""
     limit = share - OUTSIDE_TORCH_BYTES
     if limit <= 0:
@@ -72,21 +71,20 @@ def torch_limit(share: int) -> int:
 
 
 def enforce_share(share: int, device: torch.device) -> None:
-    """From now on torch raises `OutOfMemoryError` in this process rather than exceed the share of
-    `device`."""
+    """Make torch raise `OutOfMemoryError` in this process instead of exceeding the share of `device`."""
     _, total = torch.cuda.mem_get_info(device)
     torch.cuda.set_per_process_memory_fraction(torch_limit(share) / total, device)
 
 
 def start_measuring(device: torch.device) -> None:
-    """The peak counts from here."""
+    """Reset the memory peak."""
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
 
 
 def measured_use(device: torch.device) -> tuple[int, int]:
-    """`MemoryBudget.resident` and `activations`, since `start_measuring`."""
+    """`MemoryBudget.resident` and `activations` since `start_measuring`."""
     gc.collect()
     torch.cuda.empty_cache()
     stats = torch.cuda.memory_stats(device)
@@ -95,13 +93,13 @@ def measured_use(device: torch.device) -> tuple[int, int]:
 
 
 def reserved_above(resident: int, device: torch.device) -> int:
-    """By how much the allocator's reserve has exceeded `resident` bytes since `start_measuring`."""
+    """Peak number of bytes reserved by the allocator above `resident` since `start_measuring`."""
     peak: int = torch.cuda.memory_stats(device)["reserved_bytes.all.peak"]
     return max(0, peak - resident)
 
 
 def check_budget(budget: MemoryBudget, device: torch.device) -> None:
-    """Raises `ConfigError` if no KV cache fits into the share, or the share into what the device has free."""
+    """Raises `ConfigError` if the share leaves no room for a KV cache, or the device has too little free."""
     if budget.kv_cache <= 0:
         raise ConfigError(f"gpu_memory_utilization is too small for this stage: {budget.describe()}")
     free, _ = torch.cuda.mem_get_info(device)

@@ -1,11 +1,11 @@
-"""CUDA graphs of whole steps for steps with prompts in them.
+"""Full-step CUDA graphs for steps that include prompts.
 
-vLLM's default mode, FULL_AND_PIECEWISE, has graphs of whole steps where every request decodes one token, and
-for all others graphs of the pieces between attention layers. There the host calls attention for each layer: a
-short prompt takes it 9 ms, of which the GPU needs 5, and at 64 callers a dozen such steps in a row keep the
-GPU waiting. vLLM's mode FULL has graphs of whole steps of any kind, but none for decoding alone, which our
-kernels are made for; FULL_DECODE_ONLY has these and no others. No mode has both, so the runner gets one
-manager of graphs that consists of two.
+vLLM's default mode, FULL_AND_PIECEWISE, has full-step graphs where every request decodes one token, and
+piecewise graphs between attention layers for all other steps. In those the host calls attention for each
+layer: a short prompt takes it 9 ms, of which the GPU needs 5 ms, and at 64 callers a dozen such steps in a
+row keep the GPU waiting. vLLM's mode FULL has full-step graphs for any kind of step, but none for decode
+alone, which our kernels need; FULL_DECODE_ONLY has only those. No mode has both, so the runner gets one graph
+manager that combines two.
 """
 
 from typing import Any
@@ -18,15 +18,15 @@ from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
 
 class WholeStepGraphs(ModelCudaGraphManager):
-    """Graphs of whole steps of any kind, and those of decoding alone, which are preferred."""
+    """Full-step graphs of any kind and decode-only graphs. Prefers the latter."""
 
     def __init__(self, manager: ModelCudaGraphManager) -> None:
-        """As `manager`, which has captured nothing yet, was made, but for the mode."""
+        """Like `manager`, which has captured nothing yet, except for the mode."""
         super().__init__(*_in_mode(manager, CUDAGraphMode.FULL))
         self.decode_graphs = ModelCudaGraphManager(*_in_mode(manager, CUDAGraphMode.FULL_DECODE_ONLY))
 
     def capture(self, *args: Any, **kwargs: Any) -> None:
-        # The larger ones first: the others then find their memory in what those have taken.
+        # Capture the larger graphs first: the others then reuse the memory that those reserved.
         super().capture(*args, **kwargs)
         self.decode_graphs.capture(*args, **kwargs)
 
@@ -39,24 +39,24 @@ class WholeStepGraphs(ModelCudaGraphManager):
         return found if found.cg_mode == CUDAGraphMode.FULL else super().dispatch(*args, **kwargs)
 
     def run_fullgraph(self, desc: BatchExecutionDescriptor) -> Any:
-        # Only graphs of decoding alone are for a certain number of tokens per request.
+        # Only decode-only graphs have a fixed number of tokens per request.
         if desc.uniform_token_count is not None:
             return self.decode_graphs.run_fullgraph(desc)
         return super().run_fullgraph(desc)
 
 
 def _in_mode(manager: ModelCudaGraphManager, mode: CUDAGraphMode) -> tuple[Any, ...]:
-    """Arguments for another manager like this one."""
+    """Arguments for a manager in another mode."""
     return manager.vllm_config, manager.device, mode, manager.decode_query_len, manager.lora_capture_cases
 
 
 def use_prompt_graphs(runner: GPUModelRunner, *, is_profiling: bool) -> None:
-    """Replace the manager of graphs that `runner` has just made with its caches, before anything is captured.
+    """Replace the graph manager that `runner` has just created with its caches, before anything is captured.
 
-    Changes nothing in another mode than FULL_AND_PIECEWISE, and where the manager has more to do
-    (microbatches, verified drafts of several lengths, fast prefill, breakable graphs); nor under an attention
-    backend that can be captured for decoding only. While vLLM profiles the memory of graphs, from the largest
-    ones of the manager, those of decoding alone are left out: they are smaller.
+    Does nothing in modes other than FULL_AND_PIECEWISE, if the manager has other duties (microbatches,
+    verified drafts of several lengths, fast prefill, breakable graphs), or if the attention backend cannot be
+    captured for all kinds of steps. While vLLM profiles graph memory, from the manager's largest graphs,
+    decode-only graphs are left out: they are smaller.
     """
     manager = runner.cudagraph_manager
     if (

@@ -1,4 +1,4 @@
-"""The producing half of an edge: what a model family has to say about its rows."""
+"""The producing half of an edge: how a model family makes its rows."""
 
 from collections.abc import Set
 from pathlib import Path
@@ -16,13 +16,13 @@ ROW_DTYPES: dict[RowDtype, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-"""Types that rows may have."""
+"""Possible dtypes of rows."""
 
 
 class RowProducer(Protocol):
-    """Runs in the producing worker, after the model is loaded.
+    """Runs in the producing worker after the model is loaded.
 
-    Constructed as `RowProducer(model, model_dir)`, `model` being vLLM's model of the stage.
+    Constructed as `RowProducer(model, model_dir)`, where `model` is the stage's vLLM model.
     """
 
     def __init__(self, model: nn.Module, model_dir: Path) -> None: ...
@@ -30,21 +30,21 @@ class RowProducer(Protocol):
     def rows(
         self, hidden: torch.Tensor, embeds: torch.Tensor, without_embedding: torch.Tensor | None
     ) -> torch.Tensor:
-        """Rows of some positions, `[n, width]`, a fresh tensor.
+        """Returns rows `[n, width]` as a new tensor.
 
-        `hidden` and `embeds` `[n, width]` are the model's last hidden state and its input at these positions;
-        `without_embedding` `[n]` (bool) marks those where `prompt_mask` was set.
+        `hidden` and `embeds` `[n, width]` are the model's last hidden state and its input at these positions.
+        `without_embedding` `[n]` (bool) marks positions set in `prompt_mask`.
         """
         ...
 
     def prompt_mask(self, prompt_token_ids: list[int], modalities: Set[str]) -> npt.NDArray[np.bool_] | None:
-        """Positions of the prompt that are treated specially by `rows`; `modalities` are those with media."""
+        """Marks prompt positions that `rows` treats specially. `modalities`: those of the request's media."""
         ...
 
     def boundary_rows(self, voice: str) -> torch.Tensor:
-        """Rows between the prompt's last and the first generated one, `[k, width]` on the CPU."""
+        """Rows between the last prompt row and the first generated row, `[k, width]` on the CPU."""
         ...
 
     def tail_rows(self) -> torch.Tensor:
-        """Rows behind the last one, `[t, width]` on the CPU; the last one repeats."""
+        """Rows that follow the last row, `[t, width]` on the CPU. The final one repeats."""
         ...

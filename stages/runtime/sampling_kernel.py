@@ -1,19 +1,19 @@
-"""A sampling step of vLLM's V2 runner in one Triton kernel: from logits to tokens, one program per request.
+"""The sampling step of vLLM's V2 runner in one Triton kernel: from logits to tokens, one program per request.
 
-vLLM's own takes about a dozen kernels, whose launches cost a small model's step more than the work they do.
-The order of operations, the arithmetic and the noise are vLLM's, so the tokens are too: allowed ids, biases
-and barred ids (`LogitBiasState`), penalties (`PenaltiesState`), temperature, top-k, top-p, Gumbel noise
-(vLLM's own device function).
+vLLM uses about a dozen kernels, whose launches cost a small model's step more than the work they do. The
+order of operations, the arithmetic and the noise match vLLM's, so the tokens do too: allowed ids, biases and
+barred ids (`LogitBiasState`), penalties (`PenaltiesState`), temperature, top-k, top-p, Gumbel noise (vLLM's
+own device function).
 
-A row of logits is held as a grid of `ROWS * COLUMNS` values in registers. Top-k takes two steps. The k-th
-largest of the columns' maxima is a lower bound of the k-th largest value, and mostly a tight one: what is not
-below it fits into `COLUMNS` places of scratch memory. There all pairs are compared, which gives ranks and the
-probability above each value without a sort. `COLUMNS` is thus the largest top-k.
+Registers hold a row of logits as a grid of `ROWS * COLUMNS` values. Top-k takes two steps. The k-th largest
+column maximum is a lower bound of the k-th largest value, and usually a tight one: the values not below it
+fit into `COLUMNS` places of scratch memory. There the kernel compares all pairs, which yields ranks and the
+probability above each value without a sort. `COLUMNS` is therefore the largest top-k.
 
-Differences from vLLM: where all finite logits of a row are equal, vLLM's search finds no place to cut, and
-top-k and top-p keep all of them; where no more than top-k are finite and top-p has nothing to cut, vLLM drops
-the smallest; where more than `COLUMNS` equal values straddle the ends of both top-k and top-p, it may keep
-them all. Here both follow their definition.
+Differences from vLLM: if all finite logits of a row are equal, vLLM's search finds no cutoff, and top-k and
+top-p keep all of them; if at most top-k logits are finite and top-p has nothing to cut, vLLM drops the
+smallest; if more than `COLUMNS` equal values straddle the cutoffs of both top-k and top-p, vLLM may keep them
+all. Here top-k and top-p follow their definitions.
 """
 
 import torch
@@ -29,7 +29,7 @@ MAX_VOCABULARY = 16384
 
 @triton.jit
 def _sortable(value):
-    """float32 -> int32 in the same order; and the same backwards, on the bits."""
+    """Map float32 to int32 in the same order. The same bit operation maps back."""
     bits = value.to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
@@ -58,8 +58,8 @@ def _processed(
     MAX_BARRED: tl.constexpr,
     VOCABULARY: tl.constexpr,
 ):
-    """Logits under the request's biases and penalties."""
-    # These lie in page-locked host memory: all are asked for at once, before anything waits for one of them.
+    """Apply the request's biases and penalties."""
+    # These are in page-locked host memory: issue all loads before anything waits for one of them.
     num_allowed = tl.load(num_allowed_ptr + state)
     num_biased = tl.load(num_biased_ptr + state)
     min_length = tl.load(min_length_ptr + state)
@@ -96,15 +96,15 @@ def _processed(
 
 @triton.jit
 def _gather_candidates(values, grid, top_k, candidate_ids_ptr, candidates_ptr, COLUMNS: tl.constexpr):
-    """Write the `top_k` largest values, and possibly some more, to scratch memory, `[COLUMNS]`, ids ascending
-    among equal values; returns how many. Without `top_k` finite values, all that are."""
+    """Write the `top_k` largest values, and possibly more, to scratch memory `[COLUMNS]`, with ascending ids
+    among equal values; all finite values if fewer exist. Returns their number."""
     is_finite = values > float("-inf")
     maxima = tl.max(values, axis=0)
     num_not_below = tl.sum((maxima[:, None] >= maxima[None, :]).to(tl.int32), axis=0)
     bound = tl.max(tl.where(num_not_below >= top_k, maxima, float("-inf")))
     count = tl.sum(tl.sum(((values >= bound) & is_finite).to(tl.int32), axis=1))
     if count > COLUMNS:
-        # Large values share columns, or are equal: bisect, up to the very k-th largest value.
+        # Large values share columns or are equal: bisect, if necessary down to the exact k-th largest value.
         keys = tl.where(is_finite, _sortable(values), -0x80000000)
         low = tl.maximum(_sortable(bound), -0x7FFFFFFF).to(tl.int64)  # at least top_k keys are not below
         high = _sortable(tl.max(maxima)).to(tl.int64) + 1  # fewer than top_k are not below
@@ -118,8 +118,8 @@ def _gather_candidates(values, grid, top_k, candidate_ids_ptr, candidates_ptr, C
         low_bits = low.to(tl.int32)
         bound = (low_bits ^ ((low_bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
-    # Places: first what is above the bound, then what equals it, by id; counted together, in two halves of an
-    # integer.
+    # Places: first the values above the bound, then those equal to it, each by id. Both are counted together,
+    # in the two halves of an integer.
     above = ((values > bound) & is_finite).to(tl.int32)
     equal = ((values == bound) & is_finite).to(tl.int32)
     both = above + (equal << 16)
@@ -137,7 +137,7 @@ def _gather_candidates(values, grid, top_k, candidate_ids_ptr, candidates_ptr, C
 
 @triton.jit
 def _is_kept(candidates_ptr, place, value, count, top_k, top_p, COLUMNS: tl.constexpr):
-    """Which of the candidates top-k and then top-p keep, `[COLUMNS]`."""
+    """Mask of the candidates that top-k and then top-p keep, `[COLUMNS]`."""
     other = tl.load(candidates_ptr + place, mask=place < count, other=float("-inf"))[None, :]
     mine = value[:, None]
     greater = other > mine
@@ -153,8 +153,8 @@ def _is_kept(candidates_ptr, place, value, count, top_k, top_p, COLUMNS: tl.cons
         probability = tl.exp(value - maximum) / total
         mass_above = tl.sum(tl.where(greater, tl.exp(other - maximum) / total, 0.0), axis=1)
         mass = mass_above + num_equal * probability
-        # The smallest of the kept values. Where several are equal, vLLM keeps as many, by id, as top-p needs;
-        # but only where the value survives its way through exp and log. Otherwise it keeps all of them.
+        # The smallest kept value. If several are equal, vLLM keeps as many, by id, as top-p needs, but only
+        # if the value survives the round trip through exp and log. Otherwise it keeps all of them.
         is_last = is_there & (num_greater < top_k) & (mass_above < top_p) & (mass >= top_p)
         excess = tl.where(is_last, (mass - top_p) / probability, 0.0).to(tl.int32)
         num_needed = tl.maximum(num_equal - excess, 1)
@@ -211,8 +211,8 @@ def _sample_kernel(
     values = tl.load(logits_ptr + request * logits_stride + grid, mask=inside, other=float("-inf")).to(
         tl.float32
     )
-    # NaN is not less than infinity either. Such logits are barred, so that what is sampled is an id whatever
-    # they are: the next step may begin with it before anybody has read the count.
+    # NaN also fails this comparison. Bar such logits, so that the kernel always samples a valid id: the next
+    # step may start from it before the host has read the count.
     is_number = values < float("inf")
     tl.store(num_bad_ptr + request, tl.sum(tl.sum((is_number == 0).to(tl.int32), axis=1)))
     values = tl.where(is_number, values, float("-inf"))
@@ -254,7 +254,7 @@ def _sample_kernel(
             USE_FP64=False,
             APPLY_TEMPERATURE=False,
         )
-        # The smallest id of the largest value, as vLLM's.
+        # The smallest id of the largest value, as in vLLM.
         token = tl.min(tl.where(largest == tl.max(largest), row * COLUMNS + column, VOCABULARY - 1))
     else:
         candidate_ids_ptr += request * COLUMNS
@@ -290,13 +290,13 @@ def sample(
     listed: tuple[torch.Tensor, ...],
     penalties: tuple[torch.Tensor, ...],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens `[num_requests]` (int64) for `logits` `[num_requests, vocabulary]`, which stay as they are; and
-    how many of each request's logits are NaN or infinitely large (int32): its token then means nothing, but
-    is one.
+    """Sample tokens `[num_requests]` (int64) from `logits` `[num_requests, vocabulary]`, which are not
+    modified. Also returns each request's number of NaN or +infinity logits (int32). If not 0, the token is
+    a valid id but meaningless.
 
     `states` and `positions` `[num_requests]`: the request's row in vLLM's state tensors, and the position of
-    the token before the one that is sampled. `scratch`: int32 and float32, `[>= num_requests, COLUMNS]`, free
-    again when the kernel is done. The other tensors are vLLM's, in the kernel's order.
+    the token before the sampled one. `scratch`: int32 and float32, `[>= num_requests, COLUMNS]`, free again
+    when the kernel is done. The other tensors are vLLM's, in the kernel's order.
     """
     num_requests, vocabulary = logits.shape
     tokens = torch.empty(num_requests, dtype=torch.int64, device=logits.device)

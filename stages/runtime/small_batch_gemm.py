@@ -1,8 +1,8 @@
-"""Linear layers that multiply a decoding step's small batch by `small_batch_gemm_kernel`, and all else as
-vLLM does.
+"""Linear layers that use `small_batch_gemm_kernel` for the small batches of decode steps, and vLLM's products
+otherwise.
 
-vLLM's own choice among kernels for weights that are not quantized, `linear_backend`, knows FlashInfer's only;
-its hook for another is a layer's `quant_method`, which is replaced after the weights are loaded.
+vLLM's option for unquantized kernels, `linear_backend`, only supports those of FlashInfer. The hook for other
+kernels is a layer's `quant_method`, which this module replaces after the weights are loaded.
 """
 
 import torch
@@ -19,8 +19,8 @@ _scratches: dict[torch.device, Scratch] = {}
 
 
 def small_batch_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """`torch.nn.functional.linear`. It is one operator for the compiler, so that the number of rows decides
-    when a graph is captured, not when the model is compiled."""
+    """`torch.nn.functional.linear` as one operator for the compiler, so that the number of rows selects the
+    kernel during graph capture, not compilation."""
     if x.numel() > MAX_ROWS * x.shape[-1]:
         return nn.functional.linear(x, weight, bias)
     rows = x.reshape(-1, x.shape[-1]).contiguous()
@@ -40,7 +40,7 @@ direct_register_custom_op("omni_small_batch_linear", small_batch_linear, fake_im
 
 
 class SmallBatchLinearMethod(UnquantizedLinearMethod):
-    """Weights are made, loaded and kept as vLLM does."""
+    """Creates, loads and stores weights as vLLM does."""
 
     def apply(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         product: torch.Tensor = torch.ops.vllm.omni_small_batch_linear(x, layer.weight, bias)
@@ -48,19 +48,19 @@ class SmallBatchLinearMethod(UnquantizedLinearMethod):
 
 
 def use_small_batch_gemm(model: nn.Module) -> int:
-    """Let those layers of a loaded `model` that gain by it multiply small batches by our kernels; returns how
-    many.
+    """Use our kernels for small batches in those layers of a loaded `model` that benefit. Returns their
+    number.
 
-    None on a GPU that the kernels are not made for; quantized layers are left alone. To be called before the
-    model is compiled. Compiles the kernels, which must not happen while CUDA graphs are captured."""
+    Changes no layer on an unsupported GPU, and no quantized layer. Must be called before the model is
+    compiled. Compiles the kernels, which must not happen during CUDA graph capture."""
     layers = [layer for layer in model.modules() if isinstance(layer, LinearBase) and _gains(layer)]
     for device in {layer.weight.device for layer in layers}:
         _scratches[device] = Scratch(max(layer.weight.shape[0] for layer in layers), device)
     alike = {}
     for layer in layers:
         layer.quant_method = SmallBatchLinearMethod()
-        # vLLM's kinds of parameters, which know how they are loaded, are slow to use from Python: with many
-        # rows, where no graph has been captured, that is half of what the operator takes.
+        # vLLM's parameter classes, which contain their loading logic, are slow to use from Python: with many
+        # rows and no captured graph, that is half the operator's time.
         layer.weight = nn.Parameter(layer.weight.data, requires_grad=False)
         if layer.bias is not None:
             layer.bias = nn.Parameter(layer.bias.data, requires_grad=False)
@@ -73,7 +73,7 @@ def use_small_batch_gemm(model: nn.Module) -> int:
 
 
 def _gains(layer: LinearBase) -> bool:
-    # The very class: one derived from it multiplies in its own way.
+    # Exactly this class: a subclass may multiply in its own way.
     if type(layer.quant_method) is not UnquantizedLinearMethod:
         return False
     weight = layer.weight

@@ -1,7 +1,7 @@
-"""Matrix products of a weight with a small batch, as in decoding: as fast as the weight can be read.
+"""Products of a weight with a small batch, as in decode, as fast as the weight can be read.
 
-With one to sixteen rows a product reads its weight once and computes next to nothing. For that, cuBLAS takes
-two kernels where the weight is long and narrow, and tiles that leave part of a large GPU's memory bandwidth
+With one to sixteen rows, a product reads its weight once and computes next to nothing. For this, cuBLAS uses
+two kernels if the weight is long and narrow, and tiles that leave part of a large GPU's memory bandwidth
 unused. The kernels here and the table of their shapes, `plan`, were measured on an H200 with the weights of
 Qwen2.5-Omni-7B (docs/performance.md, "Products of few rows").
 """
@@ -13,17 +13,17 @@ import triton
 import triton.language as tl
 
 MAX_ROWS = 16
-"""Narrowest tile of the tensor cores; a tile is always that wide."""
+"""Narrowest tensor-core tile. Tiles always have this width."""
 
 _TARGET_PROGRAMS = 224
-"""Programs that read at once; a weight with fewer tiles is split along its input, too ("split-K")."""
+"""Number of concurrent programs. A weight with fewer tiles is also split along its input ("split-K")."""
 
 _MAX_SPLITS = 8
 
 
 @dataclass(frozen=True)
 class GemvPlan:
-    """For a single row: each program computes `outputs` rows of the weight, `inputs` columns at a time."""
+    """For a single row: each program processes `outputs` rows of the weight, `inputs` columns at a time."""
 
     outputs: int
     inputs: int
@@ -32,7 +32,7 @@ class GemvPlan:
 
 @dataclass(frozen=True)
 class SplitKPlan:
-    """On tensor cores: `splits` programs share the columns of a tile; the last of them to end adds up."""
+    """On tensor cores: `splits` programs share the columns of a tile; the last to finish adds the sums."""
 
     outputs: int
     inputs: int
@@ -83,8 +83,7 @@ def _split_k_gemm(
     NUM_SPLITS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """y[m, n] = sum over k of x[m, k] w[n, k]; sums in float32, those of the splits always in the same
-    order."""
+    """y[m, n] = sum over k of x[m, k] w[n, k]; sums in float32, with the splits added in a fixed order."""
     tile, split = tl.program_id(0), tl.program_id(1)
     n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.arange(0, ROWS)
@@ -106,13 +105,13 @@ def _split_k_gemm(
     inside = (m < M)[None, :] & (n < N)[:, None]
     is_last = True
     if NUM_SPLITS > 1:
-        # Past the first-level cache: other multiprocessors write these.
+        # Bypass the L1 cache: other multiprocessors read and write these.
         tl.store(partial_ptr + split * (ROWS * N) + at, acc, mask=inside, cache_modifier=".cg")
-        tl.debug_barrier()  # all threads' sums are written before one of them counts the split
+        tl.debug_barrier()  # all threads must have written their sums before one counts the split
         is_last = tl.atomic_add(num_done_ptr + tile, 1, sem="acq_rel") == NUM_SPLITS - 1
     if is_last:
         if NUM_SPLITS > 1:
-            tl.store(num_done_ptr + tile, 0)  # as the next product wants it
+            tl.store(num_done_ptr + tile, 0)  # reset for the next product
             acc = tl.zeros([BLOCK_N, ROWS], tl.float32)
             for other in tl.static_range(NUM_SPLITS):
                 acc += tl.load(
@@ -124,8 +123,8 @@ def _split_k_gemm(
 
 
 def plan(num_rows: int, num_outputs: int, num_inputs: int) -> GemvPlan | SplitKPlan | None:
-    """How to multiply `[num_rows, num_inputs]` with a weight `[num_outputs, num_inputs]`; None where cuBLAS
-    is as fast, or there are more than `MAX_ROWS` rows."""
+    """How to multiply `[num_rows, num_inputs]` by a weight `[num_outputs, num_inputs]`. None if cuBLAS is as
+    fast or there are more than `MAX_ROWS` rows."""
     if not 1 <= num_rows <= MAX_ROWS:
         return None
     is_wide = num_outputs >= 16384
@@ -152,19 +151,19 @@ def plan(num_rows: int, num_outputs: int, num_inputs: int) -> GemvPlan | SplitKP
 
 
 class Scratch:
-    """Memory for split products. One is enough for all products of a CUDA stream: each leaves it as it found
-    it."""
+    """Memory for split products. All products of a CUDA stream can share it, because each resets its
+    counters."""
 
     def __init__(self, max_outputs: int, device: torch.device) -> None:
-        """`max_outputs`: the most outputs of any weight whose product is split."""
+        """`max_outputs`: the most outputs of any weight with split products."""
         self._partial = torch.empty(_MAX_SPLITS * MAX_ROWS * max_outputs, dtype=torch.float32, device=device)
         self._num_done = torch.zeros(max_outputs, dtype=torch.int32, device=device)
 
     def product(
         self, chosen: GemvPlan | SplitKPlan, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """`[num_rows, num_outputs]`, of x's dtype. `x` `[num_rows, num_inputs]` and `weight`
-        `[num_outputs, num_inputs]` are contiguous; `chosen` is what `plan` returned for them."""
+        """`[num_rows, num_outputs]`, x's dtype. `x` `[num_rows, num_inputs]` and `weight`
+        `[num_outputs, num_inputs]` are contiguous; `chosen` is the result of `plan` for them."""
         (num_rows, num_inputs), num_outputs = x.shape, weight.shape[0]
         y = torch.empty(num_rows, num_outputs, dtype=x.dtype, device=x.device)
         anything = x if bias is None else bias

@@ -1,5 +1,5 @@
-"""What a stage's scheduler changes in a step's messages to the server: blocks of tokens, its load, corrupt
-requests."""
+"""Changes that a stage's scheduler makes to a step's messages to the server: token blocks, load reports,
+corrupt requests."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -15,15 +15,15 @@ from omni_server.protocol.corruption import Corruption, encode_corruption
 from stages.runtime.stage_step import attached_findings
 
 LOAD_REPORT_INTERVAL_S = 0.25
-"""Between two reports while the stage is busy. When it falls idle it reports at once."""
+"""Between reports while the stage is busy. A stage that becomes idle reports immediately."""
 
-# -- blocks of tokens
+# -- token blocks
 
 
 @dataclass
 class TokenBlock:
-    """Tokens of one request that have not been sent to the server yet: they leave in blocks of `size` tokens
-    (`TOKENS_PER_OUTPUT_KEY`)."""
+    """Tokens of one request that have not been sent to the server yet. They are sent in blocks of `size`
+    tokens (`TOKENS_PER_OUTPUT_KEY`)."""
 
     size: int
     num_sampled: int = 0
@@ -31,7 +31,7 @@ class TokenBlock:
     prefill_stats: PrefillStats | None = None
 
     def add(self, output: EngineCoreOutput) -> bool:
-        """One step's output. True if it is to be sent: it then carries everything that was kept back
+        """Add one step's output. Returns whether to send it; if so, it now includes all tokens held back
         before."""
         self.unsent += output.new_token_ids
         self.num_sampled += len(output.new_token_ids)
@@ -47,8 +47,8 @@ class TokenBlock:
 
 
 def hold_incomplete_blocks(outputs: dict[int, EngineCoreOutputs], blocks: Mapping[str, TokenBlock]) -> None:
-    """Take out of `outputs` (by client) what need not be sent yet; a message left without content is
-    dropped."""
+    """Remove outputs that need not be sent yet from `outputs` (by client), and drop messages left without
+    content."""
     for client, group in list(outputs.items()):
         group.outputs = [
             output
@@ -63,10 +63,10 @@ def hold_incomplete_blocks(outputs: dict[int, EngineCoreOutputs], blocks: Mappin
 
 
 class LoadReport:
-    """How full a stage is, told to the server with messages that are sent anyway. One per scheduler.
+    """Reports a stage's load to the server with messages that are sent anyway. One per scheduler.
 
-    vLLM's own statistics (`log_stats`) would add a message to every step without output, which blocks of
-    tokens are there to save, and a record per token in the server process, which all requests share.
+    vLLM's own statistics (`log_stats`) would add a message to every step without output, defeating the token
+    blocks, and a record per token in the server process, which all requests share.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -75,14 +75,14 @@ class LoadReport:
         self._was_idle = True
 
     def attach(self, scheduler: Scheduler, outputs: dict[int, EngineCoreOutputs]) -> None:
-        """To be called after each step, with its messages to the server, by client. Statistics that one of
-        them holds already stay."""
+        """Call after each step with its messages to the server, by client. Does nothing if one of them
+        already has statistics."""
         if any(group.scheduler_stats is not None for group in outputs.values()):
             return
         num_running, num_waiting = scheduler.get_request_counts()
         is_idle = num_running == num_waiting == 0
         now = self._clock()
-        # After falling idle, the stage sends no message for a while that could carry the report later.
+        # Once idle, the stage may send no message for a while that could carry the report.
         if self._was_idle if is_idle else (not outputs or now < self._due):
             return
         self._due = now + LOAD_REPORT_INTERVAL_S
@@ -101,8 +101,8 @@ class LoadReport:
 
 
 def step_findings(output: ModelRunnerOutput) -> dict[str, Corruption]:
-    """What the workers found corrupt in a step, by request id. vLLM counts the logits that are not numbers
-    (`VLLM_COMPUTE_NANS_IN_LOGITS`); where a request's rows are wrong as well, they are the cause."""
+    """The corruption that the workers found in a step, by request id. vLLM counts the bad logits
+    (`VLLM_COMPUTE_NANS_IN_LOGITS`). If a request's rows are corrupt too, reports those as the cause."""
     counts = output.num_nans_in_logits or {}
     findings = {
         request_id: Corruption("logits", f"{count} of the next token's scores are not finite numbers")
@@ -115,18 +115,17 @@ def step_findings(output: ModelRunnerOutput) -> dict[str, Corruption]:
 def end_corrupt_requests(
     scheduler: Scheduler, findings: Mapping[str, Corruption]
 ) -> list[tuple[int, EngineCoreOutput]]:
-    """End each of these requests as an abort would; those that have ended already are skipped. Returns the
-    outputs that say why, each with its client's index.
+    """End each of these requests as an abort would; skips requests that have already ended. Returns outputs
+    with the reason, each with its client's index.
 
-    To be called before `update_from_output` of vLLM, which drops the results of requests that have ended
-    meanwhile.
+    Call before vLLM's `update_from_output`, which drops the results of requests that have ended meanwhile.
     """
     ended = []
     for request_id, corruption in findings.items():
         request = scheduler.requests.get(request_id)
         if request is None:
             continue
-        # The blocks computed for it may hold the fault: no other request may find them in the prefix cache.
+        # The request's KV blocks may be corrupt: no other request may find them in the prefix cache.
         groups = scheduler.kv_cache_manager.get_block_ids(request_id)
         scheduler.kv_cache_manager.evict_blocks({block for group in groups for block in group})
         scheduler.finish_requests(request_id, RequestStatus.FINISHED_ERROR)

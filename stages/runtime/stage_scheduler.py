@@ -1,8 +1,7 @@
-"""vLLM's scheduler for stages whose requests send or receive rows, and what else a stage's requests need of
-it.
+"""vLLM's scheduler for stages whose requests send or receive rows, with token blocks and grammar limits.
 
-Nothing of vLLM is copied: a request is *held back* for one step with `next_decode_eligible_step`, the field
-that vLLM's own diffusion scheduler uses for it, or, while it waits, through
+It copies no vLLM code. To *hold back* a request for one step, it sets `next_decode_eligible_step`, the field
+that vLLM's own diffusion scheduler uses for this, or, for a waiting request, overrides
 `_handle_blocked_waiting_request`.
 """
 
@@ -44,8 +43,7 @@ from stages.runtime.stage_outputs import (
 from stages.runtime.stage_step import StageStep, TakenSlot, attach_step, open_queue, stage_config
 
 PROMPT_DELAY_S, MAX_PROMPT_DELAY_S = 0.002, 0.008
-"""For the prompts of a stage that is not fed: they come from the server, which prepares one after the
-other."""
+"""For the prompts of a stage that is not fed. They arrive from the server, which prepares them one by one."""
 
 
 class StageScheduler(BatchingScheduler):
@@ -53,7 +51,7 @@ class StageScheduler(BatchingScheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # The worker does the same two, but may live in another process.
+        # The worker calls both as well, but may run in another process.
         end_with_parent()
         redirect_native_stderr()
         config = stage_config(self.vllm_config)
@@ -61,7 +59,7 @@ class StageScheduler(BatchingScheduler):
         self._feeds = FeedTracker(open_queue(config.input_queue))
         self._senders: set[str] = set()
         self._token_blocks: dict[str, TokenBlock] = {}
-        self._findings: dict[str, Corruption] = {}  # requests to be ended with the next output
+        self._findings: dict[str, Corruption] = {}  # requests to end with the next output
         self._is_output_full = False
         self._load_report = LoadReport()
         self._grammar_watch = GrammarWatch()
@@ -70,7 +68,7 @@ class StageScheduler(BatchingScheduler):
         is_fed = config.input_queue is not None
         self.batching_delay = None if is_fed else BatchingDelay(PROMPT_DELAY_S, MAX_PROMPT_DELAY_S)
 
-    # -- requests and feeds come in (both as vLLM's ADD) and end
+    # -- lifecycle of requests and feeds (both arrive as vLLM's ADD)
 
     def add_request(self, request: Request) -> None:
         extra = {} if request.sampling_params is None else request.sampling_params.extra_args or {}
@@ -87,12 +85,12 @@ class StageScheduler(BatchingScheduler):
                 self._feeds.announce(request.request_id)
             case RowsOutput():
                 self._senders.add(request.request_id)
-                # A token found in the prefix cache is not computed, so it would have no row.
+                # A token found in the prefix cache is not computed and would have no row.
                 request.skip_reading_prefix_cache = True
         super().add_request(request)
 
     def _may_come_with_others(self, request: Request) -> bool:
-        return request.request_id in self._senders  # an answer in text alone gains nothing by company
+        return request.request_id in self._senders  # batching does not help text-only answers
 
     def finish_requests(
         self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
@@ -102,7 +100,7 @@ class StageScheduler(BatchingScheduler):
         return ended
 
     def _forget_ended(self) -> None:
-        """Called wherever requests end: vLLM collects their ids in `finished_req_ids` until the next step."""
+        """Called wherever requests end. vLLM collects their ids in `finished_req_ids` until the next step."""
         for request_id in self.finished_req_ids:
             self._findings.pop(request_id, None)
             self._senders.discard(request_id)
@@ -132,7 +130,7 @@ class StageScheduler(BatchingScheduler):
         for request in self.running:
             if not self._may_run(request):
                 # super().schedule() first adds 1 to current_step and then skips requests whose eligible step
-                # lies ahead: + 2 skips exactly this call.
+                # is in the future: + 2 skips exactly this call.
                 eligible = self.current_step + 2
                 request.next_decode_eligible_step = max(request.next_decode_eligible_step, eligible)
         output: SchedulerOutput = super().schedule(throttle_prefills)
@@ -146,14 +144,13 @@ class StageScheduler(BatchingScheduler):
         return output
 
     def has_requests(self) -> bool:
-        """False while every request waits for rows: the engine then blocks on its input and a feed wakes it.
+        """Returns False while every request waits for rows: the engine then blocks until a feed arrives.
 
-        A full output queue is different: the engine keeps asking (vLLM sleeps 1 ms between steps without
-        work). A slot is freed by a store into shared memory in the consumer's worker, which wakes nobody. A
-        message about it would have to go through the consumer's engine and the server, where it is work for
-        the process that all requests share, to save this one, which has nothing else to do, part of a
-        millisecond. It comes to that only when the consumer is `capacity` steps behind; anything that arrives
-        meanwhile ends the wait as well.
+        With a full output queue the engine polls instead (vLLM sleeps 1 ms between steps without work). The
+        consumer's worker frees a slot with a store to shared memory, which wakes no process. A message would
+        have to pass through the consumer's engine and the server, and would cost time in the process that all
+        requests share to save this idle one part of a millisecond. The queue fills only when the consumer is
+        `capacity` steps behind, and any message that arrives meanwhile also ends the wait.
         """
         if not super().has_requests():
             return False
@@ -165,8 +162,8 @@ class StageScheduler(BatchingScheduler):
     # -- grammars
 
     def _watch_grammar(self, request: Request, is_ready: bool) -> None:
-        """A grammar that has been compiled is watched before any token of it is asked for; one that has been
-        refused is remembered for its reason."""
+        """Watch a compiled grammar before any token is requested from it, and remember a refused one for its
+        reason."""
         structured = request.structured_output_request
         match structured.grammar if structured is not None else None:
             case GrammarRefusedError() as refused:
@@ -180,14 +177,14 @@ class StageScheduler(BatchingScheduler):
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
-        """Tokens are kept back until a block of them is complete (`TOKENS_PER_OUTPUT_KEY`).
+        """Holds back tokens until a block of them is complete (`TOKENS_PER_OUTPUT_KEY`).
 
-        vLLM leaves out outputs of requests that ended during the step; the portions of their rows end here.
+        vLLM omits outputs of requests that ended during the step; their row portions are released here.
         """
-        # Before the step's results are looked at: super() skips those of requests that have ended.
+        # Must precede super(), which skips the results of requests that have ended.
         findings, self._findings = step_findings(model_runner_output) | self._findings, {}
         ended = end_corrupt_requests(self, findings) if findings else []
-        # Copied before: what belongs to a request that ends in this step is forgotten with it.
+        # Copy these first: a request that ends in this step loses its entries.
         blocks, grammars = dict(self._token_blocks), dict(self._grammars)
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(
             scheduler_output, model_runner_output
@@ -208,7 +205,7 @@ class StageScheduler(BatchingScheduler):
     def _end_undelivered(
         queue: SlabQueue, outputs: dict[int, EngineCoreOutputs], model_runner_output: ModelRunnerOutput
     ) -> None:
-        """End the portions of rows that have no output to travel with."""
+        """Release the portions of rows that no output carries."""
         delivered = {
             output.request_id
             for group in outputs.values()
@@ -227,8 +224,7 @@ class StageScheduler(BatchingScheduler):
 def _explain_refusals(
     outputs: dict[int, EngineCoreOutputs], grammars: dict[str, WatchedGrammar | GrammarRefusedError]
 ) -> None:
-    """vLLM ends a request whose grammar fails it with an error, without a reason: put it into
-    `stop_reason`."""
+    """Set `stop_reason`: vLLM ends a request whose grammar fails with an error but no reason."""
     for group in outputs.values():
         for output in group.outputs:
             if output.finish_reason == FinishReason.ERROR and output.request_id in grammars:

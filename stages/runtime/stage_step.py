@@ -1,5 +1,5 @@
-"""What a stage's scheduler and its workers share: config and queue ends, and what they tell each other in a
-step, whichever of vLLM's runners computes it."""
+"""Shared by a stage's scheduler and its workers: config, queue ends, and the data that they exchange in a
+step, whichever vLLM runner computes it."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _Ints = npt.NDArray[np.signedinteger[Any]]
 
 @dataclass(frozen=True)
 class StepBatch:
-    """The requests of one step, in the order of the flat batch."""
+    """The requests of one step, in flat-batch order."""
 
     request_ids: list[str]
     first_positions: _Ints  # [num_requests], position of the step's first token
@@ -33,7 +33,7 @@ class StepBatch:
         return int(self.offsets[-1] + self.num_tokens[-1]) if len(self.offsets) else 0
 
     def parts(self) -> Iterator[tuple[str, int, int, int]]:
-        """Per request: its id, the position of its first token, its number of tokens, their offset."""
+        """Yields each request's id, first token position, number of tokens, and offset."""
         return zip(
             self.request_ids,
             self.first_positions.tolist(),
@@ -45,7 +45,7 @@ class StepBatch:
 
 @dataclass(frozen=True)
 class TakenSlot:
-    """A slot of the output queue that the scheduler took for this step."""
+    """An output queue slot that the scheduler took for this step."""
 
     slot: int
     generation: int
@@ -59,36 +59,36 @@ class StageStep:
     feeds: tuple[AddressedFeed, ...] = ()
 
 
-# The two travel as attributes that are added to vLLM's dataclasses, and are pickled along where workers are
-# processes of their own.
+# Both are added as attributes to vLLM's dataclasses, and are pickled with them if the workers are separate
+# processes.
 _STEP_ATTRIBUTE = "omni_stage_step"
 _FINDINGS_ATTRIBUTE = "omni_findings"
 
 
 def attach_step(scheduler_output: SchedulerOutput, step: StageStep) -> None:
-    """From the scheduler to the workers."""
+    """Send `step` to the workers."""
     vars(scheduler_output)[_STEP_ATTRIBUTE] = step
 
 
 def attached_step(scheduler_output: SchedulerOutput) -> StageStep:
-    """What the scheduler attached; an empty step for the outputs that vLLM makes by itself."""
+    """The step that the scheduler attached, or an empty one for outputs that vLLM creates itself."""
     step: StageStep = vars(scheduler_output).get(_STEP_ATTRIBUTE, StageStep())
     return step
 
 
 def attach_findings(output: ModelRunnerOutput, findings: Mapping[str, Corruption]) -> None:
-    """What the worker found corrupt, by request id, to the scheduler."""
+    """Send the worker's findings, by request id, to the scheduler."""
     vars(output)[_FINDINGS_ATTRIBUTE] = dict(findings)
 
 
 def attached_findings(output: ModelRunnerOutput) -> Mapping[str, Corruption]:
-    """What the worker attached, by request id; mostly nothing."""
+    """The worker's findings by request id, usually empty."""
     findings: Mapping[str, Corruption] = vars(output).get(_FINDINGS_ATTRIBUTE, {})
     return findings
 
 
 def stage_config(vllm_config: VllmConfig) -> StageRuntimeConfig:
-    """What the server tells this stage. Raises `TypeError` in an engine that was started without it."""
+    """The server's config for this stage. Raises `TypeError` if the engine was started without one."""
     config = vllm_config.additional_config
     if not isinstance(config, StageRuntimeConfig):
         raise TypeError("an omni stage needs additional_config=StageRuntimeConfig(...)")
@@ -96,6 +96,5 @@ def stage_config(vllm_config: VllmConfig) -> StageRuntimeConfig:
 
 
 def open_queue(spec: QueueSpec | None) -> SlabQueue | None:
-    """This stage's end of an edge's queue, mapped; None where the edge has none or carries rows inside its
-    messages."""
+    """Map this stage's end of an edge's queue. Returns None if the edge has no queue or sends rows inline."""
     return None if spec is None or spec.path is None else SlabQueue(spec)

@@ -1,6 +1,6 @@
-"""The workers of stages, over vLLM's worker for the platform, with our model runners in them.
+"""The stage workers. They extend vLLM's worker for the platform and use our model runners.
 
-An engine finds them by name (`worker_cls` of its arguments).
+An engine finds them by name (its argument `worker_cls`).
 """
 
 import os
@@ -35,7 +35,7 @@ from stages.runtime.memory import (
 from stages.runtime.step_throttle import StepThrottle
 
 VllmWorker: Any = object
-"""For mypy: what the mixins are combined with at run time, vLLM's worker of the platform."""
+"""For mypy. At run time the mixins are combined with vLLM's worker for the platform."""
 
 MPS_PRIORITY_VARIABLE = "CUDA_MPS_CLIENT_PRIORITY"
 MPS_BELOW_NORMAL = "1"
@@ -68,30 +68,30 @@ def platform_runner_class(*, use_v2: bool) -> type:
 
 
 class ProgressReporter:
-    """Tells the server what the worker does while it starts: one datagram per phase."""
+    """Reports the worker's start-up progress to the server: one datagram per phase."""
 
     def __init__(self, spec: ProgressSpec | None) -> None:
-        """Without a `spec`, as in an engine of its own, nothing is sent."""
+        """Without a `spec`, as in a standalone engine, sends nothing."""
         self._spec = spec
 
     def report(self, phase: Phase, detail: str = "") -> None:
-        """Never blocks and never fails: a start does not depend on its reports, and the next one says more
-        than one that is lost."""
+        """Never blocks and never fails: a start does not depend on its reports, and the next one supersedes a
+        lost one."""
         if self._spec is not None:
             report = PhaseReport(self._spec.stage, phase, detail)
             send_datagram(encode_report(report), [self._spec.socket])
 
 
 class StageWorkerMixin(VllmWorker):
-    """Over the platform's worker: builds the model runner that `runner_mixin` names, keeps a GPU stage within
-    its share of the device (see `stages.runtime.memory`), and reports what it does while it starts.
+    """Extends the platform's worker: builds the model runner from `runner_mixin`, keeps a GPU stage within
+    its share of the device (see `stages.runtime.memory`), and reports its start-up progress.
 
-    vLLM's GPU worker has a hook for the runner (`_make_model_runner`); its CPU worker constructs the runner
-    inside `init_device`, so there the finished runner is replaced before anything is loaded into it.
+    vLLM's GPU worker has a hook for the runner (`_make_model_runner`). Its CPU worker constructs the runner
+    in `init_device`, so this class replaces that runner before anything is loaded into it.
     """
 
     runner_mixin: type
-    use_v2_model_runner: bool  # vLLM's choice; `runner_mixin` has to be written for it
+    use_v2_model_runner: bool  # vLLM's choice; `runner_mixin` must match it
     model_runner: Any
     vllm_config: VllmConfig
     device: torch.device
@@ -107,12 +107,12 @@ class StageWorkerMixin(VllmWorker):
         end_with_parent()
         redirect_native_stderr()
         config, spec = self.vllm_config.additional_config, None
-        if isinstance(config, StageRuntimeConfig | DiffusionRuntimeConfig):  # else an engine of its own
+        if isinstance(config, StageRuntimeConfig | DiffusionRuntimeConfig):  # else a standalone engine
             if config.has_low_gpu_priority:
-                # The Multi-Process Service reads it when the process makes its CUDA context, which has not
+                # The Multi-Process Service reads it when the process creates its CUDA context, which has not
                 # happened yet.
                 os.environ[MPS_PRIORITY_VARIABLE] = MPS_BELOW_NORMAL
-            if self.rank == 0:  # what the others do, it reports
+            if self.rank == 0:  # reports for the other ranks, too
                 spec = config.progress
         self.progress = ProgressReporter(spec)
         super().init_device()
@@ -128,7 +128,7 @@ class StageWorkerMixin(VllmWorker):
         self.progress.report(Phase.LOADED)
 
     def determine_available_memory(self) -> int:
-        """Bytes for the KV cache. On CPU, and where the config names a size, that is vLLM's own figure."""
+        """Returns the bytes for the KV cache. On CPU, or if the config sets a size, vLLM determines it."""
         if self.vllm_config.compilation_config.mode != CompilationMode.NONE:
             self.progress.report(Phase.COMPILING)
         elif self.device.type == "cuda":
@@ -139,11 +139,11 @@ class StageWorkerMixin(VllmWorker):
         share: int = self.requested_memory
         limit = torch_limit(share)
         start_measuring(self.device)
-        # With a size given, vLLM makes its profile run and ignores the device's free memory. It returns that
-        # size less what its multimodal frontend keeps of the GPU.
+        # Given a size, vLLM makes its profile run but ignores the device's free memory. It returns that size
+        # minus the GPU memory that its multimodal frontend keeps.
         cache.kv_cache_memory_bytes = limit
         try:
-            # As vLLM's own measurement does: no small block may hold a large segment back.
+            # As in vLLM's own measurement: no small block may keep a large segment from being freed.
             with self._scoped_allocator_max_split(max_split_size_mb=20):
                 frontend = limit - super().determine_available_memory()
         finally:
@@ -159,15 +159,14 @@ class StageWorkerMixin(VllmWorker):
         return budget.kv_cache
 
     def _graph_bytes(self, resident: int) -> int:
-        """Estimate of what CUDA graphs will take. vLLM captures the largest ones of each kind for a trial;
-        its own estimate is a difference of the device's free memory, so this one is what torch's allocator
-        reserved for them."""
+        """Estimates the memory of CUDA graphs. vLLM captures the largest graphs of each kind as a trial. Its
+        own estimate is a difference in free device memory; this one is what torch's allocator reserved."""
         config = self.vllm_config.compilation_config
         if config.cudagraph_mode == CUDAGraphMode.NONE:
             return 0
         start_measuring(self.device)
         self.model_runner.profile_cudagraph_memory()
-        kinds = 2  # at most: of decoding alone, and of all other steps or their pieces
+        kinds = 2  # at most: decode-only graphs, and those of all other steps or their pieces
         return (
             reserved_above(resident, self.device) + kinds * len(config.cudagraph_capture_sizes) * GRAPH_BYTES
         )
@@ -179,10 +178,10 @@ class StageWorkerMixin(VllmWorker):
 
 
 class ThrottledWorkerMixin(VllmWorker):
-    """Over vLLM's worker of the platform: delays its steps as `StageRuntimeConfig.step_throttle` says.
+    """Extends vLLM's worker for the platform: delays its steps according to
+    `StageRuntimeConfig.step_throttle`.
 
-    Of several ranks the first one waits. The others get as far as the first collective operation of their
-    step.
+    Only the first rank waits. The others wait for it in the first collective operation of their step.
     """
 
     vllm_config: VllmConfig
@@ -208,18 +207,18 @@ class ThrottledWorkerMixin(VllmWorker):
         super().shutdown()
 
 
-# On a CPU, the import of this class replaces parts of torch.cuda that the modules of vLLM's V2 runner import by
-# name: it has to come before them.
+# On a CPU, importing this class replaces parts of torch.cuda that the modules of vLLM's V2 runner import by
+# name, so it must come first.
 _Base: type = platform_worker_class()
 
 
 class ARWorker(ThrottledWorkerMixin, StageWorkerMixin, _Base):
-    """The worker of autoregressive stages. `VLLM_USE_V2_MODEL_RUNNER` selects the generation of model runner;
-    where no operator has set it, the server does: V2 on GPUs, V1 on CPUs."""
+    """The worker of autoregressive stages. `VLLM_USE_V2_MODEL_RUNNER` selects the model runner generation.
+    The server sets it unless an operator has: V2 on GPUs, V1 on CPUs."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # Each module loads one generation of vLLM's runner; the other is not needed.
+        # Each module loads one generation of vLLM's runner. Import only the one needed.
         if self.use_v2_model_runner:
             from stages.runtime.ar_runner_v2 import ARModelRunnerV2Mixin
 
@@ -230,20 +229,19 @@ class ARWorker(ThrottledWorkerMixin, StageWorkerMixin, _Base):
             self.runner_mixin = ARModelRunnerV1Mixin
 
     def num_row_requests(self) -> int:
-        """For `collective_rpc`: requests that this worker still holds rows for."""
+        """For `collective_rpc`: number of requests that receive or send rows here."""
         return self.model_runner.num_row_requests()
 
     def num_resumed(self) -> int:
-        """For `collective_rpc`: how often a request was resumed after a preemption."""
+        """For `collective_rpc`: number of resumptions after a preemption."""
         return self.model_runner.num_resumed
 
     def num_steady_steps(self) -> int:
-        """For `collective_rpc`: decoding steps that took the fast path
-        (`stages.runtime.decode_fast_path`)."""
+        """For `collective_rpc`: number of fast decode steps (`stages.runtime.decode_fast_path`)."""
         return self.model_runner.num_fast_steps
 
     def runner_generation(self) -> int:
-        """For `collective_rpc`: 1 or 2, the generation of vLLM's model runner that this stage runs on."""
+        """For `collective_rpc`: the generation of vLLM's model runner that this stage uses, 1 or 2."""
         return 2 if self.use_v2_model_runner else 1
 
 
@@ -253,12 +251,12 @@ class DiffusionWorker(StageWorkerMixin, _Base):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # Whatever vLLM chooses for the other stages: nothing of the runner's own step is used here, and V2
+        # Always V1, whatever vLLM chooses for other stages: the runner's own step is unused here, and V2
         # refuses pooling models that are not for embedding or classification.
         self.use_v2_model_runner = False
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
-        """The model prepares itself; vLLM compiles and captures nothing: zero seconds each."""
+        """Lets the model prepare itself. vLLM compiles and captures nothing: zero seconds."""
         config = self.vllm_config.additional_config
         if isinstance(config, DiffusionRuntimeConfig) and config.is_fast:
             self.progress.report(Phase.CAPTURING)

@@ -1,9 +1,9 @@
-"""Language models start their steps further apart while the decoder computes on the GPU that they share.
+"""Spaces out the steps of language models while the decoder computes on the GPU that they share.
 
-With many active streams the decoder is the bottleneck. A language model that steps as fast as it can then
-makes small batches, which cost as much as large ones, and codec tokens that wait behind those of all other
-streams. So while the decoder is busy, which it announces on a local socket, a stage's steps begin at a minimum
-interval, in proportion to the number of active streams.
+With many active streams the decoder is the bottleneck. A language model that then steps as fast as it can
+makes small batches, which cost as much as large ones, and its codec tokens wait behind those of all other
+streams. So while the decoder is busy, which it announces on a local socket, a stage's steps start at a
+minimum interval proportional to the number of active streams.
 
 The benefit for W1 on one H200 is 48.4 instead of 46.2 seconds of audio per second at 16 callers (measured),
 and first audio after 1.35 instead of 1.58 s at 64 callers (simulated; benchmarks/scheduler.md).
@@ -20,43 +20,42 @@ from omni_server.protocol.local_socket import bound_socket, receive_own, send_da
 from omni_server.protocol.runtime_config import StepThrottleSpec
 
 GAP_S = 0.05
-"""Seconds after the end of a batch for which the decoder still counts as busy: the next batch is about to
-begin."""
+"""Seconds for which the decoder still counts as busy after a batch: the next one is about to start."""
 
 MAX_INTERVAL_S = 0.018
-"""Longest interval in seconds, however many streams: a language model that makes a frame per 20 ms of speech,
-or a row for each, falls behind playback beyond that."""
+"""Longest interval in seconds for any number of streams. Beyond it, a language model that makes a frame, or a
+row for one, per 20 ms of speech falls behind playback."""
 
 MAX_AGE_S = 1.0
-"""A batch that began so many seconds ago counts as ended, even without a message. None takes nearly as
+"""A batch counts as ended this many seconds after its start, even without a message. None takes nearly as
 long."""
 
 MAX_MESSAGE_BYTES = 256
 
 
 class BatchNotice(msgspec.Struct, frozen=True, kw_only=True):
-    """One datagram, as JSON: a batch of the decoder begins, or has ended."""
+    """One JSON datagram: a decoder batch begins or has ended."""
 
     is_running: bool
     num_streams: int
     """Streams that need the decoder."""
     sent_at: float
-    """`time.monotonic()`, which is one clock for all processes of a machine."""
+    """`time.monotonic()`, a clock shared by all processes of a machine."""
 
 
 _decoder = msgspec.json.Decoder(BatchNotice)
 
 
 class BatchAnnouncer:
-    """The sending end, in the decoder's worker."""
+    """The sender, in the decoder's worker."""
 
     def __init__(self, sockets: tuple[str, ...]) -> None:
-        """`sockets`: `StepThrottleSpec.socket` of each stage that listens."""
+        """`sockets`: `StepThrottleSpec.socket` of each listening stage."""
         self._sockets = sockets
 
     @contextlib.contextmanager
     def announced(self, num_streams: int) -> Iterator[None]:
-        """Announces the beginning and the end of a batch that is computed inside, also of one that fails."""
+        """Announces the start and the end of the batch computed in this context, even if it fails."""
         self._send(is_running=True, num_streams=num_streams)
         try:
             yield
@@ -70,7 +69,7 @@ class BatchAnnouncer:
 
 
 class StepThrottle:
-    """The listening end, in the worker of a language model."""
+    """The listener, in the worker of a language model."""
 
     def __init__(self, spec: StepThrottleSpec) -> None:
         """Listens from now on."""
@@ -81,16 +80,16 @@ class StepThrottle:
         self._step_began_at = -math.inf
 
     def wait(self) -> None:
-        """To be called before a step: returns when the step may begin.
+        """Call before a step. Returns when the step may begin.
 
-        Where no batch has been announced, this costs one attempt to receive, a few microseconds.
+        If no batch has been announced, this costs one receive attempt, a few microseconds.
         """
         self._receive()
         time.sleep(max(0.0, self._step_began_at + self._interval_s() - time.monotonic()))
         self._step_began_at = time.monotonic()
 
     def _interval_s(self) -> float:
-        """Between the beginnings of two steps."""
+        """Seconds between the starts of two steps."""
         last = self._last
         if last is None or time.monotonic() - last.sent_at >= (MAX_AGE_S if last.is_running else GAP_S):
             return 0.0
@@ -98,8 +97,7 @@ class StepThrottle:
         return min(self._spec.interval_per_stream_s * num_streams, MAX_INTERVAL_S)
 
     def _receive(self) -> None:
-        """Everything that has been sent. Anything but a notice is dropped: any process of this machine may
-        send."""
+        """Receive all pending datagrams. Drops anything but a notice, because any local process may send."""
         with contextlib.suppress(BlockingIOError):
             while True:
                 data = receive_own(self._socket, MAX_MESSAGE_BYTES)
