@@ -1,41 +1,41 @@
-"""What code2wav is told about a window of codec tokens; the tokens themselves are the request's prompt.
+"""Metadata that code2wav receives with a window of codec tokens; the tokens themselves are the prompt.
 
-All positions are absolute codec tokens of the utterance, so that the noise and the block grid of one window
-continue those of the window before.
+All positions are absolute codec token indices in the speech stream, so each window continues the noise and
+the block grid of the previous one.
 """
 
 import msgspec
 
 MAX_NOISE_SEED = 2**64 - 1
 MAX_CODE_INDEX = 2**31 - 1
-"""Far beyond any utterance (a year of speech); what is above is a broken number."""
+"""More than a year of speech; a larger value is a corrupt number."""
 
 
 class CodecWindow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One request to code2wav: the window starts at code `first_code` and the result is the sound of the
-    codes `emit_start` (included) to `emit_end` (excluded); the rest of the window is context."""
+    """One request to code2wav: the window starts at code `first_code`, and the result is the audio of codes
+    `emit_start` (included) to `emit_end` (excluded); the rest of the window is context."""
 
     voice: str
     noise_seed: int
-    """Seeds the utterance's noise, 0 to 2**64 - 1; equal in all windows of one utterance."""
+    """Noise seed of the speech stream, 0 to 2**64 - 1; the same in all of its windows."""
     first_code: int
     emit_start: int
     emit_end: int
     vocoder_margin_frames: int
-    """Mel frames of context for the vocoder on each side of what is emitted."""
+    """Mel frames of vocoder context on each side of the emitted span."""
     is_last: bool
-    """The window ends where the utterance ends: silence follows, not unknown sound."""
+    """The speech ends with this window: silence follows, not unknown audio."""
     stream: str | None = None
-    """Names the utterance, unlike any other of the server's life, where code2wav may carry state from one
-    window to the next. Its windows are then sent in order, each when the one before has been computed. A
-    window whose predecessor's state is not there is computed from the codes before `emit_start`, as one
-    without a stream."""
+    """Name of the speech stream, unique over the server's lifetime, if code2wav may carry state from one
+    window to the next. Windows are then sent in order, each after the previous one has been computed. If the
+    previous window's state is missing, a window is computed from the codes before `emit_start`, as without a
+    stream."""
 
     def validate(self, num_codes: int, *, codes_per_block: int, frames_per_code: int) -> None:
         """Check the span against a window of `num_codes` tokens.
 
         `codes_per_block` is the width of the DiT's attention block: a window that starts inside a block would
-        shift the block grid, which changes every frame. Raises `ValueError` with the number that is wrong.
+        shift the block grid and change every frame. Raises `ValueError`, which names the wrong number.
         """
         for name, value, limit in (
             ("noise_seed", self.noise_seed, MAX_NOISE_SEED),
@@ -67,7 +67,7 @@ class CodecWindow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{frames} mel frames {place}; the vocoder needs {margin}")
         if self.stream is None:
             return
-        # What is carried from window to window are whole blocks.
+        # Windows carry state in whole blocks only.
         if self.emit_start % codes_per_block:
             raise ValueError(
                 f"emit_start is {self.emit_start}; in a stream it must be a multiple of {codes_per_block}"
@@ -84,12 +84,12 @@ _decoder = msgspec.msgpack.Decoder(CodecWindow)
 
 
 def encode_codec_window(window: CodecWindow) -> bytes:
-    """MessagePack bytes of a window. Raises `OverflowError` for an integer beyond 64 bits."""
+    """Return a window as MessagePack. Raises `OverflowError` for an integer beyond 64 bits."""
     return _encoder.encode(window)
 
 
 def decode_codec_window(payload: bytes) -> CodecWindow:
-    """The inverse of `encode_codec_window`. Raises `ValueError` if the bytes are no codec window."""
+    """The inverse of `encode_codec_window`. Raises `ValueError` for any other bytes."""
     try:
         return _decoder.decode(payload)
     except msgspec.MsgspecError as error:

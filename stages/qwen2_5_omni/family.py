@@ -1,4 +1,4 @@
-"""Qwen2.5-Omni as the server process sees it: prompts, voices, ids; no weights, no engine."""
+"""Qwen2.5-Omni in the server process: prompts, voices, ids, but no weights and no engine."""
 
 import json
 import math
@@ -25,7 +25,7 @@ from stages.qwen2_5_omni.prompt import PromptRenderer, task_messages
 from stages.qwen2_5_omni.talker_to_code2wav import Code2WavLayout
 
 DEFAULT_VOICE = "Chelsie"
-"""Default of `speaker` in the reference's `generate`."""
+"""The reference's default `speaker` in `generate`."""
 
 
 PIPELINE = Pipeline(
@@ -74,7 +74,7 @@ class Qwen25OmniFamily:
         return stage_footprints(model_dir, config)
 
     def hf_overrides(self, model_stage: str) -> HfOverrides | None:
-        # Imported here: the server's own process needs neither before it starts the engines.
+        # A late import: the server process does not need this before it starts the engines.
         from stages.qwen2_5_omni.hf_overrides import OVERRIDES
 
         return OVERRIDES[model_stage]
@@ -87,7 +87,7 @@ class Qwen25OmniFamily:
         from stages.qwen2_5_omni.talker import Qwen2_5OmniTalker
         from stages.qwen2_5_omni.thinker import Qwen2_5OmniThinker
 
-        # Classes and not names: vLLM would import a name in a process of its own, to look at the class.
+        # Classes, not names: vLLM would import a name in a separate process to inspect the class.
         ModelRegistry.register_model(THINKER, Qwen2_5OmniThinker)
         ModelRegistry.register_model(TALKER, Qwen2_5OmniTalker)
         ModelRegistry.register_model(CODE2WAV, Qwen2_5OmniCode2Wav)
@@ -111,7 +111,7 @@ class Qwen25OmniModel:
             raise ConfigError(f"{model_dir / 'config.json'}: {exc} is missing") from exc
         self.voices = tuple(load_voices(model_dir))
         self.default_voice: str | None = DEFAULT_VOICE if DEFAULT_VOICE in self.voices else self.voices[0]
-        # The talker's are the default of `talker_eos_token_id` in the reference's `generate`.
+        # The talker's ids are the reference's default `talker_eos_token_id` in `generate`.
         self.stop_ids = {"thinker": (ids.im_end,), "talker": (ids.codec_pad, ids.codec_end)}
         self.placeholder_ids: PlaceholderIds | None = PlaceholderIds(
             ids.audio_placeholder, ids.image_placeholder, ids.video_placeholder
@@ -133,11 +133,10 @@ class Qwen25OmniModel:
         return task_messages(task)
 
     def embeddings_prompt(self, stage: str, source_ids: Sequence[int]) -> EmbeddingsPrompt:
-        """Ids as the reference gives them to its logits processors: the repetition penalty sees exactly
-        these.
+        """Returns the ids that the reference passes to its logits processors, repetition penalty included.
 
-        Rows replace the embeddings at the thinker's positions; at the last two, row and codec embedding add
-        up.
+        Rows replace the embeddings at the thinker's positions. At the last two positions, row and codec
+        embedding are added.
         """
         ids, length = self._ids, len(source_ids)
         return EmbeddingsPrompt((ids.codec_mask,) * length + (ids.codec_pad, ids.codec_start), length)
@@ -150,7 +149,7 @@ class Qwen25OmniModel:
 
 
 def _codec_layout(block_size: int, repeats: int, upsample_rates: list[int]) -> Code2WavLayout:
-    """`block_size` (mel frames) and `repeats` (mel frames per code) are the DiT's, the rates the vocoder's."""
+    """Takes the DiT's `block_size` (mel frames) and `repeats` (mel frames per code), the vocoder's rates."""
     if block_size % repeats:
         raise ConfigError(f"block_size {block_size} is no multiple of repeats {repeats}")
     return Code2WavLayout(

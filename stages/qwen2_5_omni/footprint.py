@@ -1,4 +1,4 @@
-"""What a Qwen2.5-Omni checkpoint takes, stage by stage, from its config.json alone."""
+"""Memory that each stage of a Qwen2.5-Omni checkpoint needs, from config.json alone."""
 
 import math
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ NEEDED_FILES = (
 _LANGUAGE_MODEL = "thinker.model.layers."
 _FP8 = {
     "quantization": "online",
-    # By the names of vLLM's thinker. Audio and vision encoders, embeddings and lm_head match nothing.
+    # Names as in vLLM's thinker. Audio and vision encoders, embeddings and lm_head do not match.
     "quantization_config": {"targets": {"language_model.model.layers.*_proj": "fp8_per_tensor"}},
 }
 
@@ -45,12 +45,12 @@ def stage_footprints(model_dir: Path, config: StageConfig) -> dict[str, StageFoo
         with torch.device("meta"):  # shapes only
             model = Qwen2_5OmniForConditionalGeneration(whole)
         tensors = model.state_dict()
-        if whole.thinker_config.text_config.tie_word_embeddings:  # what vLLM's thinker goes by
+        if whole.thinker_config.text_config.tie_word_embeddings:  # vLLM's thinker reads this
             for name in model.thinker._tied_weights_keys:
                 del tensors[f"thinker.{name}"]
     except ConfigError:
         raise
-    except Exception as error:  # transformers and torch raise all kinds of them for an impossible config
+    except Exception as error:  # transformers and torch raise various types for an impossible config
         raise ConfigError(
             f"{model_dir / 'config.json'} describes no model that can be built: {error}"
         ) from error
@@ -79,14 +79,14 @@ def _footprint(
         loads_float32=False,
         encodes_media=is_thinker,
         kv=KvLayout(decoder.num_hidden_layers, decoder.num_key_value_heads, head_dim),
-        # Both halves of the feed-forward part and their product; residual, norm, input and output.
+        # Both feed-forward halves and their product; residual, norm, input and output.
         values_per_token=3 * decoder.intermediate_size + 4 * decoder.hidden_size,
         quantizable=_quantizable(whole, shapes) if is_thinker else None,
     )
 
 
 def _quantizable(whole: Qwen2_5OmniConfig, shapes: dict[str, tuple[int, ...]]) -> Quantizable:
-    """The matrices of the thinker's language model, in published AWQ and GPTQ checkpoints as in FP8."""
+    """The weight matrices of the thinker's language model, for FP8 and published AWQ and GPTQ."""
     weights = frozenset(
         name for name, shape in shapes.items() if name.startswith(_LANGUAGE_MODEL) and len(shape) == 2
     )
@@ -96,8 +96,8 @@ def _quantizable(whole: Qwen2_5OmniConfig, shapes: dict[str, tuple[int, ...]]) -
     method = str(stored.get("quant_method"))
     bits, group = stored.get("bits"), stored.get("group_size")
     if method not in ("awq", "gptq") or not isinstance(bits, int) or not isinstance(group, int):
-        return Quantizable(weights, method, 16, _FP8)  # what is not known is not counted on
-    # Each group has a scale of 16 bits and a zero point; a group of -1 is a whole column, of thousands.
+        return Quantizable(weights, method, 16, _FP8)  # unknown: assume 16 bits
+    # Each group has a 16-bit scale and a zero point; group -1 is a whole column of thousands.
     return Quantizable(weights, method, bits + ((16 + bits) / group if group > 0 else 0), _FP8)
 
 
@@ -106,10 +106,10 @@ def _code2wav(
 ) -> StageFootprint:
     dit, vocoder = whole.token2wav_config.dit_config, whole.token2wav_config.bigvgan_config
     is_float32 = stage.dtype == "float32" or (stage.dtype == "auto" and config.platform == "cpu")
-    # A block of the DiT holds its residual, norm, queries, keys, values and feed-forward part; the vocoder's
-    # widest layer its input, and output and activations at twice the rate. Twice that is the CUDA graphs'
-    # (`dtype` says float32): with the 7B's sizes in float16 code2wav took 1.26, 1.71, 2.59, 3.11 and 4.07 GB
-    # of one H200 for 4, 8, 16, 32 and 64 requests when its graphs were recorded; this makes 2.20, 2.32, 2.81,
+    # A DiT block holds its residual, norm, queries, keys, values and feed-forward part; the vocoder's widest
+    # layer holds its input, and output and activations at twice the rate. CUDA graphs double that (`dtype` is
+    # float32). With the 7B's sizes in float16, code2wav took 1.26, 1.71, 2.59, 3.11 and 4.07 GB of one H200
+    # for 4, 8, 16, 32 and 64 requests once its graphs were recorded; this estimate gives 2.20, 2.32, 2.81,
     # 3.29 and 4.20 GB.
     per_frame = stage.solver.num_branches * 10 * dit.hidden_size + 6 * _widest(
         vocoder.upsample_initial_channel, vocoder.upsample_rates
@@ -124,14 +124,14 @@ def _code2wav(
         encodes_media=False,
         kv=None,
         values_per_token=dit.repeats * per_frame,
-        # The vocoder's copy, while its float32 weights are there; and a layer of it in between.
+        # The vocoder's copy beside its float32 weights, plus one temporary layer.
         preparation_bytes=vocoder_values * (4 if is_float32 else 2) * 5 // 4,
         stream_state_bytes=math.prod(slot_shape(dit, stage.solver)) * (4 if is_float32 else 2),
     )
 
 
 def _widest(channels: int, rates: Sequence[int]) -> int:
-    """Most values for one mel frame in any layer of the vocoder; each step up halves the channels."""
+    """Most values per mel frame in any vocoder layer; each upsampling halves the channels."""
     widest, samples = channels, 1
     for rate in rates:
         channels, samples = channels // 2, samples * rate

@@ -1,6 +1,6 @@
-"""How vLLM sees a Qwen2.5-Omni config in each of the stages' engines (`hf_overrides`).
+"""The Qwen2.5-Omni config that vLLM sees in each stage's engine (`hf_overrides`).
 
-vLLM also calls these functions with a stand-in of another class; that one is returned unchanged.
+vLLM also calls these functions with a placeholder of another class, which they return unchanged.
 """
 
 from copy import deepcopy
@@ -10,32 +10,32 @@ from transformers import PreTrainedConfig, Qwen2_5OmniConfig
 from omni_server.family import HfOverrides
 
 THINKER, TALKER, CODE2WAV = "Qwen2_5OmniThinkerStage", "Qwen2_5OmniTalkerStage", "Qwen2_5OmniCode2WavStage"
-"""Names under which the model classes are registered with vLLM."""
+"""Names of the model classes in vLLM's registry."""
 
 
 def thinker_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The whole config, of which vLLM's thinker reads its part."""
+    """The whole config; vLLM's thinker reads its part of it."""
     if isinstance(config, Qwen2_5OmniConfig):
         config.architectures = [THINKER]
     return config
 
 
 def talker_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The talker's part."""
+    """The talker's config."""
     if not isinstance(config, Qwen2_5OmniConfig):
         return config
     talker: PreTrainedConfig = config.talker_config
     talker.architectures = [TALKER]
-    # For `ModelConfig.get_inputs_embeds_size`: the talker's inputs are as wide as the thinker's states.
+    # `ModelConfig.get_inputs_embeds_size` reads it: inputs are as wide as the thinker's states.
     talker.projection_size = talker.embedding_size
-    # Ids from here on have no row in the DiT's table (Qwen2_5OmniToken2WavDiTModel.text_embed).
+    # The DiT's table has no row for larger ids (Qwen2_5OmniToken2WavDiTModel.text_embed).
     talker.codec_table_size = config.token2wav_config.dit_config.num_embeds + 1
     return talker
 
 
 def code2wav_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The token2wav part, with the fields that vLLM asks of any model. Lengths are in codec tokens, because
-    those are the stage's prompt."""
+    """The token2wav config with the fields that vLLM requires of any model. Lengths are in codec tokens,
+    which are the stage's prompt."""
     if not isinstance(config, Qwen2_5OmniConfig):
         return config
     stage = deepcopy(config.token2wav_config)

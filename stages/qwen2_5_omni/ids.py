@@ -1,4 +1,4 @@
-"""Special token ids of a Qwen2.5-Omni checkpoint, read from its config.json; no others are written down."""
+"""Special token ids of a Qwen2.5-Omni checkpoint, read from its config.json; none are hard-coded."""
 
 import json
 from dataclasses import dataclass
@@ -10,24 +10,24 @@ from omni_server.errors import ConfigError
 
 @dataclass(frozen=True)
 class SpecialIds:
-    """Text side: ids of the thinker's vocabulary. Codec side: ids of the talker's."""
+    """Text ids are in the thinker's vocabulary, codec ids in the talker's."""
 
     text_end: int  # talker_config.tts_text_end_token_id: its embedding follows the reply's last row, once
-    text_pad: int  # talker_config.tts_text_pad_token_id: its embedding follows for ever
+    text_pad: int  # talker_config.tts_text_pad_token_id: its embedding follows after that
     im_end: int  # thinker_config.eos_token_id: ends the reply
     audio_placeholder: int
     image_placeholder: int
     video_placeholder: int
-    codec_mask: int  # stands at the thinker's prompt positions
+    codec_mask: int  # fills the thinker's prompt positions
     codec_pad: int
-    codec_start: int  # may never be sampled
+    codec_start: int  # never sampled
     codec_end: int
-    codec_table_size: int  # ids the DiT's embedding table has a row for
+    codec_table_size: int  # rows of the DiT's embedding table
     codec_vocab_size: int
 
 
 def read_special_ids(model_dir: Path) -> SpecialIds:
-    """Raises `ConfigError` naming the key that config.json lacks."""
+    """Raises `ConfigError` if config.json lacks one of the keys."""
     path = model_dir / "config.json"
     try:
         config = json.loads(path.read_text())
@@ -69,7 +69,7 @@ def read_special_ids(model_dir: Path) -> SpecialIds:
 
 
 def _tokenizer_eos(model_dir: Path) -> int:
-    """Where config.json names no end token for the thinker, the tokenizer's is the one."""
+    """The tokenizer's end token, for a config.json that names none for the thinker."""
     try:
         tokenizer = json.loads((model_dir / "tokenizer_config.json").read_text())
         eos = tokenizer["eos_token"]

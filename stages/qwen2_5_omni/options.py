@@ -1,4 +1,4 @@
-"""The options of Qwen2.5-Omni's decoder in a stage config, besides those of every decoder."""
+"""Stage config options of Qwen2.5-Omni's decoder, besides those of every decoder."""
 
 from typing import Annotated
 
@@ -21,7 +21,7 @@ class SolverConfig(FrozenModel):
 
     @property
     def num_branches(self) -> int:
-        """Evaluations at each time: with the condition and, from the reference's bound on, without it."""
+        """Evaluations at each time: conditional, and from the reference's bound up also unconditional."""
         return 2 if self.guidance_scale >= 1e-5 else 1
 
 

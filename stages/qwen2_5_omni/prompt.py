@@ -1,10 +1,10 @@
-"""What Qwen2.5-Omni is prompted with: chats, rendered with the checkpoint's own template as the reference's
-processor does, the tools in them, and the chats by which it is given the tasks of the API's audio routes.
+"""Prompts for Qwen2.5-Omni: chats, rendered with the checkpoint's own template as the reference's processor
+does it, tools, and the chats that express the tasks of the API's audio routes.
 
-The template of Qwen2.5-Omni knows no tools; its thinker is a Qwen2.5, whose tokenizer has the tags of calls
-as tokens. So the tools become part of the system message, calls part of the assistant's and results part of
-the user's, as the chat template of Qwen2.5's text models writes them, and the checkpoint's own template does
-the rest. Source: `chat_template` in tokenizer_config.json of Qwen/Qwen2.5-7B-Instruct.
+Qwen2.5-Omni's template does not support tools, but its thinker is a Qwen2.5 whose tokenizer has the tags of
+calls as tokens. So tools become part of the system message, calls part of the assistant's and results part of
+the user's, as the chat template of Qwen2.5's text models writes them; the checkpoint's own template does the
+rest. Source: `chat_template` in tokenizer_config.json of Qwen/Qwen2.5-7B-Instruct.
 """
 
 import json
@@ -35,10 +35,10 @@ SPEECH_SYSTEM_PROMPT = (
     "You are Qwen, a virtual human developed by the Qwen Team, Alibaba Group, capable of perceiving auditory and "
     "visual inputs, as well as generating text and speech."
 )
-"""The model card asks for exactly this text when speech is wanted."""
+"""The model card requires exactly this text for speech output."""
 
 _DEFAULT_SYSTEM_PROMPT = "You are a helpful assistant."
-"""What the checkpoint's template inserts where there is no system message."""
+"""The checkpoint's template inserts it if there is no system message."""
 
 _TOOLS = """
 
@@ -56,40 +56,39 @@ For each function call, return a json object with function name and arguments wi
 {{"name": <function-name>, "arguments": <args-json-object>}}
 {end}"""
 
-# The prompts of the model's authors for these tasks: "Universal Audio Understanding" among the cookbooks of
-# QwenLM/Qwen2.5-Omni. Theirs ask for text without punctuation marks, as their benchmarks have it.
+# The model authors' prompts for these tasks, from "Universal Audio Understanding" in the cookbooks of
+# QwenLM/Qwen2.5-Omni. The originals ask for text without punctuation marks, to match their benchmarks.
 _RECOGNITION_SYSTEM_PROMPT = "You are a speech recognition model."
 _TRANSLATION_SYSTEM_PROMPT = "You are a speech translation model."
 
 
 class PlainText:
-    """Callers' text among what the chat template writes: it may spell special tokens, and must not become
-    them.
+    """Keeps callers' text within a chat template from turning into the special tokens that it spells.
 
-    For one prompt. What is marked before it is rendered can be cut afterwards, so that the tokenizer never
-    sees all of a token that a caller has spelled.
+    Use one instance per prompt. Text that is marked before rendering can be cut afterwards, so that the
+    tokenizer never sees the whole of a token that a caller spelled.
     """
 
     def __init__(self, tokens: Iterable[str]) -> None:
-        """`tokens`: those that the tokenizer finds in text before anything else."""
+        """`tokens`: those that the tokenizer looks for in text first."""
         self._tokens = [token for token in tokens if len(token) > 1]
-        # Nobody can have sent it. Letters and digits only: JSON leaves it as it is.
+        # No caller can guess it. JSON leaves letters and digits unchanged.
         self._mark = secrets.token_hex(16)
 
     def marked(self, text: str) -> str:
-        """With a mark behind the first character of every token in it."""
+        """Returns `text` with a mark after each token's first character."""
         for token in self._tokens:
-            while token in text:  # again only for one that overlaps itself
+            while token in text:  # repeats only if it overlaps itself
                 text = text.replace(token, token[0] + self._mark + token[1:])
         return text
 
     def pieces(self, rendered: str) -> tuple[str, ...]:
-        """`rendered`, without the marks, cut at them."""
+        """Splits `rendered` at the marks."""
         return tuple(rendered.split(self._mark))
 
 
 class PromptRenderer:
-    """Holds the checkpoint's processor (`Qwen2_5OmniProcessor`)."""
+    """Renders with the checkpoint's `Qwen2_5OmniProcessor`."""
 
     def __init__(self, model_dir: Path) -> None:
         from transformers import AutoProcessor
@@ -102,7 +101,7 @@ class PromptRenderer:
     def render(
         self, messages: Sequence[ChatMessage], *, speech: bool, tools: Sequence[FunctionTool] = ()
     ) -> Prompt:
-        """Raises `InvalidRequestError` if the template refuses the chat, or its text cannot be encoded."""
+        """Raises `InvalidRequestError` if the template refuses the chat or the text cannot be encoded."""
         if speech and not any(message.role == "system" for message in messages):
             messages = (ChatMessage("system", (TextPart(SPEECH_SYSTEM_PROMPT),)), *messages)
         plain = PlainText(self._tokens)
@@ -140,7 +139,7 @@ class PromptRenderer:
 
 
 def _marked(message: ChatMessage, plain: PlainText) -> ChatMessage:
-    """Adjacent texts become one, as the template writes them: together they may spell a token."""
+    """Joins adjacent texts, as the template does: together they may spell a token."""
     parts: list[ContentPart] = []
     for is_text, group in groupby(message.content, lambda part: isinstance(part, TextPart)):
         if is_text:
@@ -152,7 +151,7 @@ def _marked(message: ChatMessage, plain: PlainText) -> ChatMessage:
 
 
 def template_part(part: ContentPart) -> dict[str, str]:
-    """What the chat template looks at; the media themselves go to the processor."""
+    """The part as the chat template sees it; the processor gets the media."""
     match part:
         case TextPart(text):
             return {"type": "text", "text": text}
@@ -165,7 +164,7 @@ def template_part(part: ContentPart) -> dict[str, str]:
 
 
 def _video_kwargs(videos: Sequence[VideoPart]) -> dict[str, object]:
-    """The processor takes one frame rate for all videos; it sets the time axis of the positions."""
+    """The processor accepts one frame rate for all videos, which sets the positions' time axis."""
     rates = {video.fps for video in videos}
     if len(rates) > 1:
         raise InvalidRequestError(
@@ -178,11 +177,10 @@ def _video_kwargs(videos: Sequence[VideoPart]) -> dict[str, object]:
 def with_tools(
     messages: Sequence[ChatMessage], tools: Sequence[FunctionTool], marked: Callable[[str], str]
 ) -> tuple[ChatMessage, ...]:
-    """The same chat without calls and without the role "tool"; with the tools in its first message, if there
-    are any.
+    """Rewrites a chat without calls and the role "tool", and puts any tools in its first message.
 
-    The result has one message for all results that follow each other. `marked` is applied to what the caller
-    has written of calls and tools: the tags around them are tokens.
+    Consecutive results become one message. `marked` is applied to the caller's text in calls and tools, but
+    not to the tags around it, which are tokens.
     """
     written: list[ChatMessage] = []
     for is_result, group in groupby(messages, lambda message: message.role == "tool"):
@@ -211,8 +209,8 @@ def _without_calls(message: ChatMessage, marked: Callable[[str], str]) -> ChatMe
 
 
 def _written_call(call: ToolCall, marked: Callable[[str], str]) -> str:
-    """Arguments in the layout that the model is trained on; as they are where they are no JSON, are nested
-    too deeply or have an escape that stands for no character."""
+    """Writes arguments in the layout of the model's training data, or unchanged if they are not JSON, nest
+    too deeply or contain an escape that encodes no character."""
     try:
         arguments = json.dumps(json.loads(call.arguments or "{}"), ensure_ascii=False)
         arguments.encode()
@@ -233,7 +231,7 @@ def _tool_results(messages: list[ChatMessage]) -> tuple[ContentPart, ...]:
 def task_messages(task: Task) -> tuple[ChatMessage, ...]:
     if isinstance(task, Transcribe):
         return _transcribe(task)
-    # Without a system message: the renderer puts the one that speech needs.
+    # No system message: the renderer adds the one for speech.
     manner = f"How to read it: {task.instructions}\n\n" if task.instructions is not None else ""
     request = "Read the following text aloud, word for word, and say nothing else.\n\n"
     return (ChatMessage("user", (TextPart(request + manner + task.text),)),)
@@ -256,7 +254,7 @@ def _transcribe(task: Transcribe) -> tuple[ChatMessage, ...]:
 
 
 def _language_name(code: str) -> str:
-    """English name of an ISO 639-1 code; the code itself where transformers' list, Whisper's, lacks it."""
+    """English name of an ISO 639-1 code, or the code itself if transformers' Whisper list lacks it."""
     from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
     name: str | None = LANGUAGES.get(code.lower())

@@ -1,14 +1,14 @@
-"""The reference: transformers' Qwen2.5-Omni, greedy, led along an answer of this server.
+"""The reference: transformers' Qwen2.5-Omni, decoding greedily but forced along this server's answer.
 
-It is led token by token, and notes where it would have gone another way. As long as it would have given the
-answer itself, it does what it would do anyway; so no difference means equal answers. Behind a first
-difference, where two free generations would have nothing in common any more, the comparison goes on.
+It is forced token by token and records every step at which it would have chosen another token. Forcing
+changes nothing as long as it agrees, so no difference means equal answers. After a first difference, where
+two free generations would have nothing in common any more, the comparison continues.
 
-Repairs of transformers 5.19, without which it does not do what its authors' model does:
+Fixes for transformers 5.19, which otherwise deviates from its authors' model:
 - `generate()` drops an attention mask of ones, and without one the talker neither adds the codec pad and
-  start embeddings to the end of its prompt nor computes M-RoPE positions. A padded batch does both; so does
-  this.
-- `talker.generate` is handed `pixel_values` and `pixel_values_videos` and refuses them.
+  start embeddings to the end of its prompt nor computes M-RoPE positions. A padded batch does both, and so
+  does this.
+- `talker.generate` receives `pixel_values` and `pixel_values_videos` and rejects them.
 - An answer of one token (nothing is left to speak) or of no codes fails on an empty tensor; here it is
   silence.
 """
@@ -40,7 +40,7 @@ from omni_server.types import AudioPart, ChatMessage, ImagePart, TextPart, Video
 from stages.qwen2_5_omni.code2wav.noise import noise_frames
 from stages.qwen2_5_omni.prompt import template_part
 
-# As the model card has it, not the constant of `prompt.py`: that the server inserts it is compared, too.
+# Copied from the model card, not imported from `prompt.py`: the comparison covers the server's copy too.
 _SPEECH_SYSTEM_PROMPT = ChatMessage(
     "system",
     (
@@ -53,7 +53,7 @@ _SPEECH_SYSTEM_PROMPT = ChatMessage(
 
 
 class ForcedChoice(LogitsProcessor):
-    """`steps` holds the tokens that are allowed at each step: one, or any of those that end the answer."""
+    """`steps` holds the allowed tokens of each step: one, or all that end the answer."""
 
     def __init__(self, steps: Sequence[tuple[int, ...]]) -> None:
         self._steps = steps
@@ -65,7 +65,7 @@ class ForcedChoice(LogitsProcessor):
         return len(self._steps)
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.Tensor:
-        """`scores` float32 [1, vocabulary]; leaves the best of the allowed tokens."""
+        """`scores`: float32 [1, vocabulary]. Keeps the best allowed token only."""
         allowed = self._steps[self._num_done]
         row = scores[0]
         ours = max(allowed, key=lambda token: float(row[token]))
@@ -80,11 +80,11 @@ class ForcedChoice(LogitsProcessor):
 
 
 class _NothingToSpeakError(Exception):
-    """Leaves `generate` where transformers would fail on an empty tensor."""
+    """Exits `generate` where transformers would fail on an empty tensor."""
 
 
 class _GivenNoise(TorchFunctionMode):
-    """Answers `torch.randn` of [1, frames, bands], within a `with` statement and this thread only."""
+    """Replaces `torch.randn` of [1, frames, bands] inside a `with` statement, in this thread only."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -161,14 +161,14 @@ class Qwen25OmniReference:
 
     @torch.inference_mode()
     def answer(self, job: ReferenceJob) -> ReferenceAnswer:
-        """Raises whatever transformers raises."""
+        """Raises what transformers raises."""
         self._noise_seed = job.noise_seed
         inputs = self._inputs(job)
         given_ids = None
         if job.given_text is not None:
             tokenized = self._processor.tokenizer(job.given_text, add_special_tokens=False)
             given_ids = tuple(tokenized["input_ids"])
-            # All of them are spoken, and the last token that the thinker samples is not.
+            # The thinker's last token is not spoken, so an end token follows the text.
             text = ForcedChoice([*_each(given_ids), self._text_ends])
         else:
             text = ForcedChoice(_steps(job.text_ids, self._text_ends, job.max_text_tokens))
@@ -205,7 +205,7 @@ class Qwen25OmniReference:
         return codes, waveform.float().cpu().numpy()
 
     def _inputs(self, job: ReferenceJob) -> BatchFeature:
-        """Chat template and processor, as the model's documentation has it."""
+        """Uses chat template and processor as the model's docs do."""
         messages = job.messages
         if job.voice is not None and not any(message.role == "system" for message in messages):
             messages = (_SPEECH_SYSTEM_PROMPT, *messages)
@@ -222,14 +222,14 @@ class Qwen25OmniReference:
             media["images"] = pictures
         if videos := [part for part in parts if isinstance(part, VideoPart)]:
             media["videos"] = [torch.from_numpy(video.frames).permute(0, 3, 1, 2) for video in videos]
-            # All frames as they are; transformers derives seconds per grid from the rate.
+            # All frames unchanged; transformers derives seconds per grid from the rate.
             media["videos_kwargs"] = {"fps": videos[0].fps, "do_sample_frames": False}
         inputs = self._processor(text=[rendered], return_tensors="pt", **media)
         return inputs.to(self._model.device).to(self._model.thinker.dtype)
 
 
 def _steps(ids: tuple[int, ...], ends: tuple[int, ...], limit: int) -> list[tuple[int, ...]]:
-    """The tokens of an answer, and its end if it came before the limit and its token is not known."""
+    """The tokens of an answer, plus any end token if it ended before the limit with an unknown one."""
     has_ended = bool(ids) and ids[-1] in ends
     return [*_each(ids), ends] if len(ids) < limit and not has_ended else _each(ids)
 
@@ -239,7 +239,7 @@ def _each(ids: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def _along(choice: ForcedChoice, repetition_penalty: float) -> dict[str, object]:
-    """Arguments of `generate`."""
+    """Arguments for `generate`."""
     return {
         "repetition_penalty": repetition_penalty,
         "do_sample": False,

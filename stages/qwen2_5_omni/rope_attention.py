@@ -1,8 +1,8 @@
-"""Attention with its rotary embedding as one operator, which on a GPU is one kernel in a decoding step.
+"""Attention and rotary embedding as one operator; in a decode step on a GPU, that is one kernel.
 
-vLLM's hook for other kinds of attention is an attention backend, which comes after the rotary embedding and
-the write into the cache. To have these in the same kernel takes an operator of the model's own, as some of
-vLLM's models have one (`vllm.model_executor.layers.hpc.rope_norm`).
+vLLM's hook for custom attention is an attention backend, which runs after the rotary embedding and the write
+into the cache. Putting these in the same kernel requires a model-specific operator, which some of vLLM's
+models also have (`vllm.model_executor.layers.hpc.rope_norm`).
 """
 
 from collections.abc import Callable, Iterable
@@ -28,7 +28,7 @@ _OPERATOR = "omni_attention_with_rope"
 
 
 class RopeAttention(nn.Module):
-    """Takes the place of a model's attention, with its parts under their names."""
+    """Replaces a model's attention; its submodules keep their names."""
 
     def __init__(self, attention: VllmAttention, config: VllmConfig) -> None:
         super().__init__()
@@ -37,17 +37,17 @@ class RopeAttention(nn.Module):
         self.o_proj = attention.o_proj
         self.rotary_emb = attention.rotary_emb
         self.attn = attention.attn
-        # Both of `stages.runtime.attention_kernels`, for this layer's sizes: a `DecodeAttention` and, for all
-        # other steps, a `RopeInPlace`.
+        # From `stages.runtime.attention_kernels`, for this layer's sizes: a `DecodeAttention` for decode
+        # steps and a `RopeInPlace` for all others.
         self._kernel: Callable[..., None] | None = None
         self._rotate: Callable[..., None] | None = None
         self._name = f"{self.attn.layer_name}.{_OPERATOR}"
         compilation = config.compilation_config
-        # Called inside of an operator, vLLM's attention need not be one itself.
+        # Inside an operator, vLLM's attention need not be one itself.
         self.attn.use_direct_call = True
-        # The operator finds it by name, as vLLM's operators find theirs.
+        # The operator looks up its layer by name, as vLLM's do.
         compilation.static_forward_context[self._name] = self
-        # Where vLLM splits a model at its attention to compile it in pieces, it is to split it here.
+        # If vLLM splits the model at its attention for piecewise compilation, it must split here.
         if compilation.splitting_ops and f"vllm::{_OPERATOR}" not in compilation.splitting_ops:
             compilation.splitting_ops.append(f"vllm::{_OPERATOR}")
 
@@ -59,13 +59,13 @@ class RopeAttention(nn.Module):
         return output
 
     def attend(self, qkv: torch.Tensor, positions: torch.Tensor, attended: torch.Tensor) -> None:
-        """What the operator does: compute `attended` `[num_tokens, q_size]` from `qkv` `[num_tokens, q_size +
-        2 * kv_size]` and `positions` `[3, num_tokens]`, and write keys and values into the cache."""
+        """Computes `attended` `[num_tokens, q_size]` from `qkv` `[num_tokens, q_size + 2 * kv_size]` and
+        `positions` `[3, num_tokens]`, and writes keys and values into the cache."""
         if self._kernel is not None:
-            # One new token of each request, not too many of them, and a plain cache.
+            # One new token per request, few enough requests, and a plain cache.
             metadata, _, cache, slots = get_attention_context(self.attn.layer_name)
             if _is_decoding(metadata) and slots is not None and cache.dtype == qkv.dtype:
-                # Rows and requests may be padded, and not to the same number.
+                # Rows and requests may be padded to different numbers.
                 num_rows = min(len(qkv), len(metadata.seq_lens), len(metadata.block_table), len(slots))
                 self._kernel(
                     qkv[:num_rows],
@@ -81,13 +81,13 @@ class RopeAttention(nn.Module):
         q, k, v = qkv.split([self.q_size, self.kv_size, self.kv_size], dim=-1)
         if self._rotate is not None:
             self._rotate(qkv, positions, self.rotary_emb.cos_sin_cache)
-        else:  # not compiled here: on a GPU vLLM's own kernel is the faster choice
+        else:  # not compiled: on a GPU, vLLM's own kernel is faster
             rotate = self.rotary_emb.forward_cuda if qkv.is_cuda else self.rotary_emb
             q, k = rotate(positions, q, k)
         attended.copy_(self.attn(q, k, v))
 
     def attends_by_kernel(self, metadata: Any) -> bool:
-        """Whether the kernel computes a step of which vLLM gives this layer that `metadata`."""
+        """Whether the kernel computes a step with this `metadata` from vLLM."""
         return (
             self._kernel is not None
             and _is_decoding(metadata)
@@ -96,7 +96,7 @@ class RopeAttention(nn.Module):
 
 
 def _is_decoding(metadata: Any) -> bool:
-    """One new token of each of a step's requests, under a backend whose cache the kernel knows."""
+    """Whether each request has one new token, and the kernel supports the backend's cache."""
     from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadata
     from vllm.v1.attention.backends.triton_attn import TritonAttentionMetadata
 
@@ -110,9 +110,9 @@ def _is_decoding(metadata: Any) -> bool:
 
 
 def use_rope_attention(layers: Iterable[nn.Module], config: VllmConfig) -> list[RopeAttention]:
-    """Replace the attention of one model's decoder layers by the operator, before they are compiled, and let
-    it use our kernels where they can compute it. Skips layers that other ranks have; changes none where the
-    stage config turns our kernels off."""
+    """Replace the attention of a model's decoder layers with the operator before they are compiled, and use
+    our kernels where they support the model. Skips layers on other ranks, and all layers if the stage config
+    turns our kernels off."""
     match config.additional_config:
         case StageRuntimeConfig(decoding_kernels=True):
             pass
@@ -132,11 +132,10 @@ def use_rope_attention(layers: Iterable[nn.Module], config: VllmConfig) -> list[
 
 
 def _use_kernels(layers: list[RopeAttention], config: VllmConfig) -> None:
-    """Let all layers use the same kernels, with common scratch memory.
+    """Let all layers use the same kernels, with shared scratch memory.
 
-    None on a GPU or with sizes that the kernels are not made for, with another rotary embedding than the
-    checkpoint's, a sliding window, a context that is spread over ranks, or a cache that is handed on layer by
-    layer.
+    Does nothing if the kernels do not support the GPU or the sizes, if the rotary embedding is not the
+    checkpoint's, or with a sliding window, a context spread over ranks, or a cache transferred by layer.
     """
     rope, attn = layers[0].rotary_emb, layers[0].attn
     if (
@@ -163,7 +162,7 @@ def _use_kernels(layers: list[RopeAttention], config: VllmConfig) -> None:
         layer._kernel, layer._rotate = kernel, rotate
 
 
-@eager_break_during_capture  # where vLLM captures graphs of uncompiled models, breaking them at attention
+@eager_break_during_capture  # when vLLM captures graphs of uncompiled models, it breaks them here
 def omni_attention_with_rope(
     qkv: torch.Tensor, positions: torch.Tensor, attended: torch.Tensor, layer_name: str
 ) -> None:
@@ -172,7 +171,7 @@ def omni_attention_with_rope(
 
 
 def _nothing(qkv: torch.Tensor, positions: torch.Tensor, attended: torch.Tensor, layer_name: str) -> None:
-    """For the compiler: there is nothing to return."""
+    """Fake for the compiler; returns nothing."""
 
 
 # vLLM's own rotary embedding also rotates queries and keys in place in `qkv`, which nothing reads afterwards.

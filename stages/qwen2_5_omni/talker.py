@@ -1,4 +1,4 @@
-"""The talker as a vLLM model: a Qwen2 decoder over codec tokens whose inputs are rows of the thinker.
+"""The talker as a vLLM model: a Qwen2 decoder over codec tokens with rows of the thinker as input.
 
 Reference: `Qwen2_5OmniTalkerForConditionalGeneration` in transformers. It differs from Qwen2 in three ways:
 the head dimension is the config's own (the 7B has 12 heads of 128 over a hidden size of 896), the codec
@@ -36,7 +36,7 @@ _CHECKPOINT = WeightsMapper(
 
 
 class TalkerAttention(LlamaAttention):
-    """Llama's, with the config's own head dimension; like Qwen2's, with biases of queries, keys and values."""
+    """Llama's attention, with the config's head dimension, plus Qwen2's query, key and value biases."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**{**kwargs, "bias": True})
@@ -52,7 +52,7 @@ class TalkerDecoderLayer(LlamaDecoderLayer):
         quant_config: QuantizationConfig | None = None,
         prefix: str = "",
     ) -> None:
-        """Takes `Qwen2Model`'s arguments; the engine's config has the same `cache_config` and `quant_config`."""
+        """Accepts `Qwen2Model`'s arguments; both `cache_config` and `quant_config` equal the engine's."""
         super().__init__(get_current_vllm_config(), prefix, config, TalkerAttention)
 
 
@@ -67,9 +67,9 @@ class TalkerDecoderLayer(LlamaDecoderLayer):
 class TalkerModel(Qwen2Model):
     """The projection and the decoder layers.
 
-    The projection belongs in here, in what vLLM compiles: CUDA graphs of a compiled model's pieces read their
-    inputs at the addresses that these had during capture, and only the runner's own tensors keep theirs. The
-    projection's result would be at another address in each step.
+    The projection must be part of what vLLM compiles: the CUDA graphs of a compiled model's pieces read their
+    inputs at the addresses from capture, and only the runner's own tensors keep their addresses. Outside, the
+    projection's result would have a new address in each step.
     """
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
@@ -105,7 +105,7 @@ class TalkerModel(Qwen2Model):
 
 
 class Qwen2_5OmniTalker(nn.Module, SupportsLoRA, SupportsPP, SupportsQuant, SupportsMRoPE):
-    """`inputs_embeds` `[num_tokens, embedding_size]`: codec embeddings with the thinker's rows laid over."""
+    """`inputs_embeds` `[num_tokens, embedding_size]`: codec embeddings overlaid with the thinker's rows."""
 
     hf_to_vllm_mapper = _CHECKPOINT | Qwen2Model.hf_to_vllm_mapper
     packed_modules_mapping = Qwen2ForCausalLM.packed_modules_mapping
@@ -126,8 +126,8 @@ class Qwen2_5OmniTalker(nn.Module, SupportsLoRA, SupportsPP, SupportsQuant, Supp
         )
         self.logits_processor = LogitsProcessor(config.vocab_size)
         self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
-        # Ids that may be sampled: what code2wav has an embedding for, and the two that end the utterance.
-        # The reference suppresses only the start id; ids beyond the table would make its DiT fail.
+        # Only ids that code2wav has an embedding for, and the two that end the speech, may be sampled. The
+        # reference suppresses only the start id; ids beyond the table would make its DiT fail.
         banned = torch.arange(config.vocab_size) >= config.codec_table_size
         banned[[config.tts_codec_pad_token_id, config.tts_codec_end_token_id]] = False
         banned[config.tts_codec_start_token_id] = True
@@ -138,7 +138,7 @@ class Qwen2_5OmniTalker(nn.Module, SupportsLoRA, SupportsPP, SupportsQuant, Supp
         return self.model.embed_tokens
 
     def attends_by_kernel(self, metadata: dict[str, Any]) -> bool:
-        """Whether our kernel is every layer's attention in a step with vLLM's `metadata`, by layer."""
+        """Whether our kernel computes all layers' attention in a step; `metadata`: vLLM's, by layer."""
         layers = self.model.attentions
         return bool(layers) and all(
             layer.attends_by_kernel(metadata[layer.attn.layer_name]) for layer in layers
@@ -159,7 +159,7 @@ class Qwen2_5OmniTalker(nn.Module, SupportsLoRA, SupportsPP, SupportsQuant, Supp
         return self.model(input_ids, positions, intermediate_tensors, inputs_embeds)
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
-        """`[num_requests, vocab_size]`; None on ranks that do not gather logits."""
+        """Returns `[num_requests, vocab_size]`, or None on ranks without logits."""
         logits: torch.Tensor | None = self.logits_processor(self.lm_head, hidden_states)
         if logits is not None:
             logits.masked_fill_(self.banned_ids, float("-inf"))
@@ -168,12 +168,12 @@ class Qwen2_5OmniTalker(nn.Module, SupportsLoRA, SupportsPP, SupportsQuant, Supp
     def get_mrope_input_positions(
         self, input_tokens: list[int], mm_features: list[Any]
     ) -> tuple[torch.Tensor, int]:
-        """Plain positions, `[3, n]`, for vLLM's own warm-up; a request's positions come with its rows."""
+        """Plain positions, `[3, n]`, for vLLM's warm-up; a request's positions arrive with its rows."""
         return torch.arange(len(input_tokens)).expand(3, -1), 0
 
     @staticmethod
     def is_unused_checkpoint_weight(name: str) -> bool:
-        """Lets vLLM's loader skip shards that hold nothing of the talker."""
+        """Lets vLLM's loader skip shards without talker weights."""
         return not name.startswith("talker.")
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:

@@ -1,4 +1,4 @@
-"""The talker -> code2wav edge: codec tokens into windows, each with the voice and the seed of its noise."""
+"""The talker -> code2wav edge: splits codec tokens into windows, with the voice and the noise seed."""
 
 import uuid
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class Code2WavLayout(CodecLayout):
 
 
 class TalkerToCode2Wav:
-    """Implements `omni_server.edge.CodecEdge` for one utterance. A frame is one codec token."""
+    """Implements `omni_server.edge.CodecEdge` for one stream. A frame is one codec token."""
 
     def __init__(self, plan: ChunkPlan, layout: CodecLayout, *, voice: str, noise_seed: int) -> None:
         assert isinstance(plan, Code2WavChunks)
@@ -31,7 +31,7 @@ class TalkerToCode2Wav:
         self._voice = voice
         self._noise_seed = noise_seed
         self._chunker = CodecChunker[int](plan, layout.frames_per_block)
-        # Not the request's id: a client may use it again while code2wav still has a window of its first use.
+        # Not the request's id: a client may reuse it while code2wav still has a window of the first use.
         self._stream = uuid.uuid4().hex if plan.carries_state else None
 
     def use_ramp(self, new_blocks: Sequence[int]) -> None:
@@ -65,7 +65,7 @@ class TalkerToCode2Wav:
 def codec_window(
     window: Window[int], plan: Code2WavChunks, *, voice: str, noise_seed: int, stream: str | None = None
 ) -> CodecWindow:
-    """What code2wav is told about `window`."""
+    """The metadata of `window` for code2wav."""
     return CodecWindow(
         voice=voice,
         noise_seed=noise_seed,

@@ -1,5 +1,5 @@
-"""The thinker as a vLLM model: vLLM's own, with audio prepared as the checkpoint's processor prepares it but
-without minutes of silence behind it, and with attention and rotary embedding in one operator."""
+"""The thinker as a vLLM model: vLLM's own, but audio is prepared as in the checkpoint's processor, without
+minutes of trailing silence, and attention and rotary embedding are one operator."""
 
 from collections.abc import Mapping
 
@@ -21,10 +21,10 @@ from stages.qwen2_5_omni.rope_attention import use_rope_attention
 
 
 class ThinkerProcessingInfo(Qwen2_5OmniThinkerProcessingInfo):
-    """Makes room for the longest audio that the checkpoint's feature extractor takes.
+    """Makes room for the longest audio that the checkpoint's feature extractor accepts.
 
-    vLLM plans for 30 s. Its encoder cache then holds a longer recording only if `max_num_batched_tokens`, or
-    the largest image, happens to need as many tokens.
+    vLLM plans for 30 s. Its encoder cache then holds a longer recording only if `max_num_batched_tokens` or
+    the largest image happens to need as many tokens.
     """
 
     def get_mm_max_tokens_per_item(
@@ -32,14 +32,14 @@ class ThinkerProcessingInfo(Qwen2_5OmniThinkerProcessingInfo):
     ) -> Mapping[str, int]:
         max_tokens = dict(super().get_mm_max_tokens_per_item(seq_len, mm_counts))
         if "audio" in max_tokens:
-            # Two steps of stride 2: a convolution, padded, and an average.
+            # Two stride-2 steps: a padded convolution and an average.
             num_states = (self.get_feature_extractor().nb_max_frames - 1) // 2 + 1
             max_tokens["audio"] = num_states // 2
         return max_tokens
 
 
 class ThinkerDummyInputs(Qwen2_5OmniThinkerDummyInputsBuilder[ThinkerProcessingInfo]):
-    """vLLM measures the encoders' memory with these: audio as long as `ThinkerProcessingInfo` allows."""
+    """Inputs for vLLM's encoder memory profiling: audio as long as `ThinkerProcessingInfo` allows."""
 
     def get_dummy_mm_data(
         self, seq_len: int, mm_counts: Mapping[str, int], mm_options: MultiModalDummyOptions
@@ -53,16 +53,16 @@ class ThinkerDummyInputs(Qwen2_5OmniThinkerDummyInputsBuilder[ThinkerProcessingI
 
 
 class ThinkerProcessor(Qwen2_5OmniThinkerMultiModalProcessor[ThinkerProcessingInfo]):
-    """Gives the features that `Qwen2_5OmniProcessor` gives.
+    """Returns the same features as `Qwen2_5OmniProcessor`.
 
     Audio longer than the feature extractor's `n_samples` (300 s in the published checkpoints) is cut to that
     length. vLLM's processor leaves it whole.
 
     Shorter audio is not padded to `n_samples` with silence, whose spectrogram takes a quarter of a second of
-    a processor core. The features are the same, where it was measured to the last bit. Their mask leaves out
-    every frame whose middle lies behind the sound. A frame is `n_fft` samples wide, so with twice as many
-    zeros behind the sound all frames that have a part of it are there, for the loudest one of which the
-    logarithm is clipped, and none is mirrored at the end
+    a CPU core. The features are the same; where measured, to the last bit. Their mask excludes every frame
+    whose centre lies after the audio. A frame is `n_fft` samples wide, so with twice as many trailing zeros
+    every frame that contains audio is present, including the loudest, which sets the clipping of the
+    logarithm, and no audio is mirrored at the end
     (`WhisperFeatureExtractor._torch_extract_fbank_features`).
     """
 
@@ -77,7 +77,7 @@ class ThinkerProcessor(Qwen2_5OmniThinkerMultiModalProcessor[ThinkerProcessingIn
         audios = [audio[: extractor.n_samples] for audio in audios]
         inputs = inputs._replace(hf_data={**inputs.hf_data, "audio": audios})
         num_samples = max(map(len, audios)) + 2 * extractor.n_fft
-        if num_samples >= extractor.n_samples:  # without so much silence the end is mirrored
+        if num_samples >= extractor.n_samples:  # with less silence, audio would be mirrored
             return inputs
         return inputs._replace(hf_kwargs={**inputs.hf_kwargs, "audio_kwargs": {"max_length": num_samples}})
 
@@ -88,5 +88,5 @@ class ThinkerProcessor(Qwen2_5OmniThinkerMultiModalProcessor[ThinkerProcessingIn
 class Qwen2_5OmniThinker(Qwen2_5OmniThinkerForConditionalGeneration):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
-        if isinstance(self.language_model, Qwen2ForCausalLM):  # else this engine runs the encoders only
+        if isinstance(self.language_model, Qwen2ForCausalLM):  # otherwise an encoder-only engine
             use_rope_attention(self.language_model.model.layers, vllm_config)

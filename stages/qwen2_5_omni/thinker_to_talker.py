@@ -1,9 +1,9 @@
-"""The thinker -> talker edge, producing half: what a row of the thinker means to the talker.
+"""The producing half of the thinker -> talker edge: makes the talker's input rows.
 
 Source: `Qwen2_5OmniForConditionalGeneration.generate` in transformers 5.19. A row is the thinker's last
 hidden state plus its layer-0 input at the same position; at audio, image and video placeholders the input is
-left out. Between prompt and reply stands the embedding of the voice's begin token; behind the reply that of
-the text-end token, once, and that of the text-pad token from there on.
+left out. The embedding of the voice's begin token separates prompt and reply. The reply is followed by the
+embedding of the text-end token, once, and then by that of the text-pad token.
 """
 
 from collections.abc import Set
@@ -38,13 +38,13 @@ class ThinkerToTalker:
     def rows(
         self, hidden: torch.Tensor, embeds: torch.Tensor, without_embedding: torch.Tensor | None
     ) -> torch.Tensor:
-        """`[n, width]` each; the sum is made in the model's dtype, as the reference does."""
+        """`[n, width]` each, summed in the model's dtype, as in the reference."""
         if without_embedding is not None:
             embeds = embeds.masked_fill(without_embedding[:, None], 0)
         return hidden + embeds
 
     def prompt_mask(self, prompt_token_ids: list[int], modalities: Set[str]) -> npt.NDArray[np.bool_] | None:
-        """Placeholder positions of the modalities for which media were given."""
+        """Placeholder positions of the modalities that have media."""
         placeholders = [token for name, token in self._placeholders.items() if name in modalities]
         return np.isin(prompt_token_ids, placeholders) if placeholders else None
 

@@ -1,12 +1,13 @@
-"""Callers of a server whose three stages share one GPU, in virtual time: what rules and settings would do.
+"""Simulates, in virtual time, callers of a server whose three stages share one GPU, to predict the effect of
+rules and settings.
 
-The orchestrator's part is the real one: windows, their order, when playback begins. Of the engines only the
-steps are there: what each takes of a GPU that it has for itself, and how steps that run side by side slow
-each other down. Batches form as in the engines: a language model's step takes every request that has its
-input, a step of code2wav the windows that are due first. What stages do for each other is modelled too: step
-intervals and the waits that let requests batch, and the pauses of older commits.
+The orchestrator's part is real: windows, their order, the start of playback. The engines are reduced to their
+steps: how long each takes on an otherwise idle GPU, and how concurrent steps slow each other down. Batches
+form as in the engines: a language model's step includes every request that has its input, a code2wav step
+the windows that are due first. Cooperation between stages is modelled too: step intervals, the waits that
+let requests batch, and the pauses of older commits.
 
-`benchmarks/scheduler.md` compares the results with what was measured on an H200.
+`benchmarks/scheduler.md` compares the results with measurements on an H200.
 """
 
 import asyncio
@@ -29,83 +30,80 @@ from tests.unit.orchestrator.virtual_time import clock, run
 
 CODES_PER_S = 50
 CODES_PER_TEXT_TOKEN = 250 / 64
-"""Of workload W1, and of its answers of other lengths."""
+"""In workload W1, and for other lengths of answers."""
 W1_CODES = 250
 URGENT_CODES = 24
-"""Language models paused for windows that begin before this code, where they paused."""
+"""Windows before this code are urgent: older language models paused for them."""
 
 START_DISTANCE_S = 0.00015
-"""Between the first requests of callers that begin together, as measured."""
+"""Measured between the first requests of callers that start together."""
 
 Workload = Literal["w1", "mixed", "poisson", "bursts"]
-"""`w1`: each caller asks again as soon as it has been answered; answers of 5 s. `mixed`: the same, answers of
-2 to 9 s. `poisson`: answers of 2 to 9 s, requests at the rate at which so many callers are answered
-(`POISSON_RATES`), at moments that know nothing of each other. `bursts`: that many requests in one moment,
-answers of 2 to 9 s, and the next burst a second after the last answer."""
+"""`w1`: closed loop, each caller sends its next request right after an answer; answers of 5 s. `mixed`: the
+same with answers of 2 to 9 s. `poisson`: answers of 2 to 9 s, independent arrivals at the rate for the number
+of callers (`POISSON_RATES`). `bursts`: all callers' requests at the same time, answers of 2 to 9 s, and the
+next burst a second after the last answer."""
 
 POISSON_RATES = {1: 1.0, 4: 3.2, 8: 5.0, 16: 7.0, 24: 8.0, 32: 8.8, 64: 9.6}
-"""Requests a second. About 0.8 of what as many callers are answered who ask again at once, in seconds of
-audio, so that about as many requests are under way."""
+"""Requests per second. About 0.8 of the closed-loop throughput of as many callers, in seconds of audio, so
+that about as many requests are active."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """One H200 with the sizes of Qwen2.5-Omni-7B. Times are seconds of a GPU that a stage has for itself, as
-    measured (docs/performance.md), unless it is said that they were fitted (benchmarks/scheduler.md says to
-    what)."""
+    """One H200 with the sizes of Qwen2.5-Omni-7B. Times are seconds on an otherwise idle GPU, as measured
+    (docs/performance.md), unless marked as fitted (benchmarks/scheduler.md says to what)."""
 
     solver: tuple[tuple[float, float], ...] = ((2, 0.029), (11, 0.036), (33, 0.058), (91, 0.139))
     """code2wav's solver, by blocks computed in a step."""
     vocoder_s: tuple[float, float] = (0.0021, 0.00033)
-    """Of a step, and of each block in it; 0.0002 was measured of long crops, the rest are margins. Fitted."""
+    """Per step, and per block in it; 0.0002 was measured on long crops, the rest is margins. Fitted."""
     code2wav_host_s: float = 0.004
     """From a window's arrival to the first kernel, and from the last kernel to the server. Fitted."""
     contention: dict[str, tuple[float, float]] = field(
         default_factory=lambda: {"talker": (0.017, 0.23), "thinker": (0.042, 0.505), "both": (0.077, 0.39)}
     )
-    """What language models that never rest add to a step of code2wav: seconds, and a share of the step alone.
+    """Slowdown of a code2wav step by constantly busy language models: seconds, and a share of its time alone.
     A first window is hundreds of small kernels that each wait their turn, so most of it does not depend on
     the step's size."""
     contention_scale: tuple[float, float] = (0.4, 1.55)
-    """Both parts of `contention` were measured with slower language models than today's. Fitted."""
+    """Corrects both parts of `contention`, measured with slower language models. Fitted."""
     thinker_share: float = 0.6
-    """Of what code2wav leaves, where both language models compute. Fitted."""
+    """Of the GPU left by code2wav, if both models compute. Fitted."""
     sharing_gain: tuple[tuple[float, float], ...] = ((0.035, 1.5), (0.16, 0.88))
-    """What language models get in sum beside a step of code2wav of so many seconds, as a multiple of what it
-    leaves them: its small kernels do not fill the GPU. Constant beyond both ends. Fitted."""
+    """By length of a code2wav step in seconds: total rate of language models beside it, as a multiple of what
+    it leaves them. Its small kernels do not fill the GPU. Constant beyond both ends. Fitted."""
     thinker_s: tuple[float, float] = (0.00404, 0.000034)
-    """A decoding step, and each row in it."""
+    """A decode step, and each row in it."""
     thinker_host_s: tuple[float, float] = (0.0041, 0.000062)
-    """The least from one decoding step to the next, and for each row: text alone, 236 to 8,095 tokens/s."""
+    """Minimum time between decode steps, plus time per row: text alone, 236 to 8,095 tokens/s."""
     prompt_s: float = 0.003
-    """Each prompt in a step of the thinker, 90 tokens."""
+    """Per 90-token prompt in a thinker step."""
     many_prompts: tuple[int, float] = (5, 0.030)
-    """More prompts than that in a step have no CUDA graph (512 tokens), and the host takes so long."""
+    """Steps with more prompts exceed the CUDA graphs (512 tokens) and add this host time."""
     talker_s: tuple[float, float] = (0.00133, 0.000007)
-    """A decoding step, and each row in it."""
+    """A decode step, and each row in it."""
     talker_host_s: tuple[float, float] = (0.00123, 0.00002)
-    """The least from one decoding step to the next, and for each row. The second one fitted."""
+    """Minimum time between decode steps, plus time per row. The second is fitted."""
     talker_prompt_s: float = 0.0021
-    """Each prompt in a step of the talker. Fitted."""
+    """Per prompt in a talker step. Fitted."""
     accept_s: float = 0.003
-    """The server's work for a request, one after the other. Fitted to the time to first text."""
+    """The server's serial work per request. Fitted to the time to first text."""
     network_s: float = 0.0064
-    """From the client to the server and back, and the server's work that others' does not wait for. Fitted
-    likewise."""
+    """Round trip to the server, plus server work that does not delay other requests. Fitted likewise."""
     row_s: float = 0.001
-    """From the end of a thinker's step to the talker's scheduler."""
+    """From the end of a thinker step to the talker's scheduler."""
     noise: float = 0.06
-    """A step of code2wav may take so much more or less, as a share."""
+    """Random variation of code2wav step times, as a fraction."""
     hiccup: tuple[float, float] = (0.02, 0.05)
-    """How likely a step of code2wav takes longer, and by how many seconds."""
+    """Probability of a slow code2wav step, and its extra seconds."""
 
     def code2wav_s(self, blocks: float) -> float:
         step_s, block_s = self.vocoder_s
         return interpolated(self.solver, blocks) + step_s + block_s * blocks
 
     def rates(self, steps: dict[str, float]) -> dict[str, float]:
-        """How fast each of the steps goes on beside the others; 1 is alone. By stage, with its seconds
-        alone."""
+        """Speed of each concurrent step; 1 is alone. `steps`: by stage, its seconds alone."""
         models = sorted(steps.keys() - {"code2wav"})
         shares = dict.fromkeys(models, 1.0)
         if len(models) == 2:
@@ -126,7 +124,7 @@ class Device:
 
 
 def interpolated(points: tuple[tuple[float, float], ...], at: float) -> float:
-    """A line through each pair of neighbours; the first and the last one go on."""
+    """Linear interpolation; extrapolates the first and the last line."""
     lines = list(pairwise(points))
     (x0, y0), (x1, y1) = next((line for line in lines if at <= line[1][0]), lines[-1])
     return y0 + (y1 - y0) * (at - x0) / (x1 - x0)
@@ -134,30 +132,28 @@ def interpolated(points: tuple[tuple[float, float], ...], at: float) -> float:
 
 @dataclass(frozen=True)
 class SharingRules:
-    """What stages do for each other on a GPU that they share (`stages.runtime.step_throttle`,
-    `batching_delay`)."""
+    """How stages cooperate on a shared GPU (`stages.runtime.step_throttle`, `batching_delay`)."""
 
     max_pause_s: float = 0.0
-    """Longest pause of a language model for a step of code2wav with a first window. No server has these any
-    more; they are needed for measurements of commits that did."""
+    """Longest pause of a language model for a code2wav step with a first window. Servers no longer pause;
+    comparisons with measurements of older commits need it."""
     pause_savings_s: float = 0.06
     pause_per_second: float = 0.5
     distance_per_stream_s: float = 0.00021
-    """Between the beginnings of two steps while code2wav is at work (`step_interval_per_stream_ms`)."""
+    """Between the starts of two steps while code2wav is busy (`step_interval_per_stream_ms`)."""
     max_distance_s: float = 0.018
     wide_distance_s: float = 0.005
-    """From this distance on there were no pauses."""
+    """There were no pauses from this distance up."""
     gap_s: float = 0.05
-    """A step of code2wav that ended less than this ago counts as one that runs."""
+    """A code2wav step that ended less than this ago counts as running."""
     waits_for_windows: bool = True
-    """An idle code2wav waits 1 ms after a window for others, 6 ms at most."""
+    """An idle code2wav waits 1 ms after a window for others, at most 6 ms."""
     waits_for_prompts: bool = True
-    """An idle thinker waits 2 ms after a prompt for others, 8 ms at most."""
+    """An idle thinker waits 2 ms after a prompt for others, at most 8 ms."""
     catches_up: bool = True
-    """Spoken requests of one moment go to the thinker together."""
+    """Simultaneous speech requests reach the thinker together."""
     credit_s: float | None = None
-    """The talker makes no more than this ahead of what is played; None: as fast as it can. Not in the
-    server."""
+    """The talker's lead over playback is at most this; None: unlimited. The server has no such limit."""
 
 
 @dataclass
@@ -168,7 +164,7 @@ class _Step:
 
 
 class SharedGpu:
-    """Steps of several stages side by side, at the device's rates."""
+    """Runs concurrent steps of stages at the device's rates."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -177,7 +173,7 @@ class SharedGpu:
         self._timer: asyncio.TimerHandle | None = None
 
     async def compute(self, stage: str, seconds: float) -> None:
-        """A step of `seconds` alone; a stage has one at a time."""
+        """Runs a step of `seconds` alone; each stage has one."""
         self._advance()
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._steps[stage] = _Step(seconds, seconds, done)
@@ -214,7 +210,7 @@ class SharedGpu:
 
 @dataclass(frozen=True)
 class Notice:
-    """What code2wav announces of a step."""
+    """code2wav's announcement of a step."""
 
     is_urgent: bool
     num_streams: int
@@ -222,7 +218,7 @@ class Notice:
 
 
 class Code2Wav(SimulatedCode2Wav):
-    """On a GPU that language models use, too."""
+    """Shares its GPU with language models."""
 
     def __init__(
         self, gpu: SharedGpu, device: Device, sharing: SharingRules, max_codes: int, rng: random.Random
@@ -238,7 +234,7 @@ class Code2Wav(SimulatedCode2Wav):
         await asyncio.sleep(0)
         if not self._sharing.waits_for_windows or self.calls[-1].num_streams == 1:
             return
-        if clock() < self.ended_at + 0.0005:  # who comes so soon after a step has waited for it to end
+        if clock() < self.ended_at + 0.0005:  # these windows waited for the last step to end
             return
         latest, num_seen = clock() + 0.006, 0
         while num_seen < len(self._waiting) and clock() < latest:
@@ -271,9 +267,9 @@ class Request:
     num_text: int
     num_codes: int
     take_codes: Callable[[int], None]
-    """Given the number of new codes, by blocks."""
+    """Called per block with its number of codes."""
     has_credit: Callable[[int], bool]
-    """Whether the talker may make the next code after so many."""
+    """Whether the talker may make a code after this many."""
     asked_at: float = 0.0
     first_text_at: float = 0.0
     num_written: int = 0
@@ -290,7 +286,7 @@ class Request:
 
 
 class LanguageModel:
-    """Steps of all requests that have their input, one after the other."""
+    """Runs serial steps of all requests that have their input."""
 
     def __init__(self, name: str, gpu: SharedGpu, code2wav: Code2Wav, sharing: SharingRules) -> None:
         self._name, self._gpu, self._code2wav, self._sharing = name, gpu, code2wav, sharing
@@ -310,7 +306,7 @@ class LanguageModel:
             await asyncio.wait_for(self._woken.wait(), timeout_s)
 
     async def throttle(self) -> None:
-        """To be called before a step."""
+        """Call it before each step."""
         rules, notice, now = self._sharing, self._code2wav.notice, clock()
         is_new, self._seen = notice is not self._seen, notice
         is_running = not self._code2wav.ended.is_set()
@@ -356,11 +352,11 @@ class Server:
         self._names = count()
 
     async def work(self) -> None:
-        """Until it is cancelled."""
+        """Runs until cancelled."""
         await asyncio.gather(self._think(), self._talk())
 
     async def answer(self, num_codes: int) -> tuple[Request, Utterance, float]:
-        """One answer as its caller sees it: with the moment at which it was complete."""
+        """Runs one caller's request; also returns the time at which it completed."""
         asked_at = clock()
         utterance = self.simulation.utterance(f"answer{next(self._names)}")
         speaking = asyncio.create_task(utterance.output.run())
@@ -456,7 +452,7 @@ class Server:
 
 @dataclass
 class Outcome:
-    """Of each answer, in seconds."""
+    """Per answer, in seconds."""
 
     first_text_s: list[float] = field(default_factory=list)
     first_audio_s: list[float] = field(default_factory=list)
@@ -465,7 +461,7 @@ class Outcome:
     gaps_s: list[list[float]] = field(default_factory=list)
     """Between the pieces of an answer."""
     slack_s: list[list[float]] = field(default_factory=list)
-    """How much earlier each later piece came than it was needed."""
+    """How long before it was needed each later piece arrived."""
     audio_s: float = 0.0
     wall_s: float = 0.0
 
@@ -482,8 +478,8 @@ def call(
     is_warm: bool = True,
     seed: int = 1,
 ) -> Outcome:
-    """`num_callers` (or as many a burst, or at their rate) with `answers` each; `max_codes` of a step of
-    code2wav. `is_warm`: as many answers of W1 come first and do not count, as a server's own warm-up."""
+    """Simulates `num_callers` (or bursts of as many, or their rate) with `answers` each. `max_codes`: limit
+    of a code2wav step. `is_warm`: runs `num_callers` uncounted W1 answers first, as a warm-up."""
     rng = random.Random(seed)
     device = Device() if device is None else device
     sharing = SharingRules() if sharing is None else sharing

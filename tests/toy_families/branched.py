@@ -1,5 +1,5 @@
-"""Four stages with a branch: text, and speech by a speaker, a diffusion stage that makes tones, and one that mixes
-them."""
+"""Four stages with a branch: text, and speech from a speaker, a diffusion stage that makes tones and one that
+mixes them."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,13 +13,13 @@ from tests.toy_families.toy import END, FIRST_CODE, HIDDEN_SIZE, ToyFamily, with
 
 WRITER, TONES, MIXER = "ToyWriter", "ToyTones", "ToyMixer"
 PAD, BEGIN = FIRST_CODE, (FIRST_CODE + 1, FIRST_CODE + 2)
-"""Token ids of the speaker's prompt: one per position of the writer's, and two behind it."""
+"""Token ids of the speaker's prompt: one per writer position, then two more."""
 
 
 class BranchedModel(SpeechModel):
     stop_ids: Mapping[str, tuple[int, ...]] = {"writer": (END,), "speaker": (END,)}
     row_width = HIDDEN_SIZE
-    extra_rows_per_request = 2  # the voice's row, and the one behind the text
+    extra_rows_per_request = 2  # the voice's row and the one after the text
 
     def embeddings_prompt(self, stage: str, source_ids: Sequence[int]) -> EmbeddingsPrompt:
         return EmbeddingsPrompt((PAD,) * len(source_ids) + BEGIN, len(source_ids))

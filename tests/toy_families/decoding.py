@@ -1,4 +1,4 @@
-"""What the toy decoders compute, in NumPy, so that tests know what must come out."""
+"""NumPy versions of the toy decoders, which give tests the expected results."""
 
 import hashlib
 
@@ -15,8 +15,8 @@ def waveform(codes: npt.NDArray[np.int64], first_frame: int, voice: str) -> npt.
 
 
 def tones(codes: npt.NDArray[np.int64], first_frame: int, voice: str) -> npt.NDArray[np.float32]:
-    """One tone per codebook, `[num_frames * 1280, 4]`. `codes` `[num_frames, 4]` are numbered from 0, and
-    `first_frame` continues the tones of the window before."""
+    """One tone per codebook, `[num_frames * 1280, 4]`. `codes` `[num_frames, 4]` count from 0;
+    `first_frame` continues the tones of the previous window."""
     base = 110.0 if voice == "Low" else 220.0
     samples = np.arange(len(codes) * SAMPLES_PER_FRAME) + first_frame * SAMPLES_PER_FRAME
     hertz = base * 2 ** (np.repeat(codes, SAMPLES_PER_FRAME, axis=0) / 24)
@@ -27,7 +27,7 @@ def tones(codes: npt.NDArray[np.int64], first_frame: int, voice: str) -> npt.NDA
 
 
 def mixed(waves: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """The mean of all tones, quietly: `[num_samples]` of `[num_samples, 4]`."""
+    """The attenuated mean of `[num_samples, 4]` tones, `[num_samples]`."""
     chord: npt.NDArray[np.float32] = (0.2 * waves.mean(axis=1)).astype(np.float32)
     return chord
 

@@ -13,13 +13,13 @@ from tests.toy_families.toy import ToyFamily, ToyModel, text_of, with_architectu
 
 PAINTER = "ToyPainter"
 PIXELS_PER_TOKEN = 16
-"""In each direction."""
+"""Per side."""
 SLOW_S = 3.0
-"""Takes a step with the prompt "slow"."""
+"""Time of a "slow" prompt's step."""
 
 
 class ImageInput(msgspec.Struct, frozen=True):
-    """What the painter is told about an image."""
+    """The painter's input for one image."""
 
     prompt: str
     width: int

@@ -1,4 +1,4 @@
-"""The models of the toy families, as they run in the engines."""
+"""The toy families' models, which run in the engines."""
 
 import time
 from collections.abc import Set
@@ -78,7 +78,7 @@ class ToyTones(DiffusionModel):
 
 class ToyMixer(DiffusionModel):
     def sample(self, batch: DiffusionBatch) -> list[torch.Tensor]:
-        """Waveforms, float32 `[num_samples]`, of the tones that the stage before has made."""
+        """Waveforms, float32 `[num_samples]`, of the previous stage's tones."""
         return [torch.from_numpy(mixed(decode_stage_result(data)[1])) for data in batch.inputs]
 
 
@@ -86,8 +86,7 @@ class ToyPainter(DiffusionModel):
     def sample(self, batch: DiffusionBatch) -> list[torch.Tensor]:
         """Images, float32 `[height, width, 3]` in [0, 1].
 
-        Prompts may ask for what a broken model would give: NaN, pixels beyond white, another size; and for a
-        step that takes long.
+        Some prompts request a broken model's output (NaN, pixels beyond white, a wrong size) or a slow step.
         """
         asked = [msgspec.msgpack.decode(payload, type=ImageInput) for payload in batch.inputs]
         if any(image.prompt == "slow" for image in asked):

@@ -1,5 +1,4 @@
-"""Text to speech without text output: a stage that samples four codebooks at 12.5 Hz, and a decoder at 16
-kHz."""
+"""Text to speech without text output: a stage that samples four codebooks at 12.5 Hz and a 16 kHz decoder."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ FRAMES_PER_BLOCK = 2
 
 
 class WindowInput(msgspec.Struct, frozen=True):
-    """What the decoder is told about a window of frames."""
+    """The decoder's input for one window of frames."""
 
     voice: str
     first_frame: int

@@ -25,7 +25,7 @@ class TextFamily(ToyFamily):
         return None
 
     def register(self) -> None:
-        """vLLM knows the model."""
+        """vLLM has the model."""
 
 
 FAMILY = TextFamily()

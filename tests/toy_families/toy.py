@@ -1,5 +1,4 @@
-"""What the toy families have in common: a tiny language model with random weights, and its tokenizer of
-bytes."""
+"""Common parts of the toy families: a tiny language model with random weights and its byte tokenizer."""
 
 import json
 from collections.abc import Collection, Mapping, Sequence
@@ -27,7 +26,7 @@ HIDDEN_SIZE = 64
 
 
 def make_checkpoint(folder: Path, architecture: str, *, seed: int = 0) -> Path:
-    """A Qwen2 with 2 layers, whose vocabulary is 256 bytes, an end token, and 64 codec tokens."""
+    """Writes a 2-layer Qwen2 with a vocabulary of 256 bytes, an end token and 64 codec tokens."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
@@ -41,7 +40,7 @@ def make_checkpoint(folder: Path, architecture: str, *, seed: int = 0) -> Path:
         num_attention_heads=2,
         num_key_value_heads=1,
         max_position_embeddings=2048,
-        initializer_range=0.3,  # greedy answers of small weights repeat one token
+        initializer_range=0.3,  # with small ones, greedy decoding repeats a token
         tie_word_embeddings=False,
         eos_token_id=END,
     )
@@ -65,7 +64,7 @@ def text_of(messages: Sequence[ChatMessage]) -> str:
 
 
 class ToyModel:
-    """Implements `omni_server.family.FamilyModel`; a family overrides what is different."""
+    """Implements `omni_server.family.FamilyModel`; families override parts of it."""
 
     voices: tuple[str, ...] = ()
     default_voice: str | None = None

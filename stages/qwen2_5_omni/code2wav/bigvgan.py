@@ -1,4 +1,4 @@
-"""BigVGAN over the fused kernels of `vocoder_kernels`: the CUDA counterpart of transformers' module."""
+"""BigVGAN on the fused kernels of `vocoder_kernels`: the CUDA counterpart of transformers' module."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -17,13 +17,13 @@ from stages.qwen2_5_omni.code2wav.vocoder_kernels import NUM_TAPS, activation, c
 MIN_DECIBELS = -115.0
 
 Layer = Callable[..., torch.Tensor]
-"""`conv` or `activation` of `vocoder_kernels` with the weights of one layer."""
+"""`conv` or `activation` of `vocoder_kernels`, bound to one layer's weights."""
 
 
 class FusedBigVGAN:
-    """The prepared vocoder. Products in `dtype` with float32 sums, everything between them float32.
+    """The prepared vocoder. Products are in `dtype` with float32 sums; everything else is float32.
 
-    Keeps no reference to the module it was made from.
+    Keeps no reference to its source module.
     """
 
     def __init__(self, bigvgan: Qwen2_5OmniToken2WavBigVGANModel, dtype: torch.dtype) -> None:
@@ -39,14 +39,14 @@ class FusedBigVGAN:
         self._post = _conv(bigvgan.conv_post, dtype)
 
     def synthesize(self, mel: torch.Tensor) -> torch.Tensor:
-        """Waveforms, float32 [batch, num_frames * samples per frame] in [-1, 1].
+        """Returns float32 [batch, num_frames * samples per frame] in [-1, 1].
 
         mel: float32 [batch, num_frames, mel_dim], natural logarithm of amplitude.
         """
         dtype = self._dtype
         x = self._pre(_normalised(mel).to(dtype).contiguous(), dtype=dtype)
         for up, rate, blocks in zip(self._ups, self._rates, self._levels, strict=True):
-            # A transposed convolution computes `rate` outputs per input, as channels side by side in time.
+            # A transposed convolution computes `rate` outputs per input as adjacent channels.
             raised = up(x.to(dtype), dtype=torch.float32)
             x = self._mean_of(blocks, raised.view(len(raised), -1, raised.shape[-1] // rate))
         return self._post(self._snake_post(x, dtype=dtype), dtype=torch.float32).squeeze(-1).clamp(-1.0, 1.0)
@@ -67,8 +67,8 @@ class FusedBigVGAN:
 
 
 def _normalised(mel: torch.Tensor) -> torch.Tensor:
-    """`process_mel_spectrogram` of transformers' module, which makes a tensor on the host and so cannot be
-    recorded: decibels, of which -115 to 0 become -1 to 1."""
+    """`process_mel_spectrogram` of transformers' module, which CUDA graphs cannot record: it makes a tensor
+    on the host. Maps decibels in [-115, 0] to [-1, 1]."""
     decibels = 20 * torch.log10(mel.exp().clamp(min=10 ** (MIN_DECIBELS / 20))) - 20
     return (2 * (decibels - MIN_DECIBELS) / -MIN_DECIBELS - 1).clamp(-1.0, 1.0)
 
@@ -84,7 +84,7 @@ def _conv(module: torch.nn.Conv1d, dtype: torch.dtype) -> Layer:
 
 def _transposed(module: torch.nn.ConvTranspose1d, dtype: torch.dtype) -> Layer:
     """Output `rate * n + r` sums input `n + q` times tap `r + padding - rate * q`: a convolution over q whose
-    output channels are the `rate` phases r, one behind the other."""
+    output channels are the concatenated `rate` phases r."""
     source = module.weight.detach()  # [in channels, out channels, taps]
     rate, padding, num_taps = int(module.stride[0]), int(module.padding[0]), source.shape[2]
     if num_taps - 2 * padding != rate:
@@ -111,7 +111,7 @@ def _snake(module: Qwen2_5OmniAntiAliasedActivation1d, taps: tuple[float, ...]) 
 
 
 def _block(module: Qwen2_5OmniAMPBlock, taps: tuple[float, ...], dtype: torch.dtype) -> list[Sequence[Layer]]:
-    """A residual block: (activation, convolution, activation, convolution) each."""
+    """A block's layers as (activation, conv, activation, conv) tuples."""
     snakes = [_snake(part, taps) for part in module.activations]
     convs_1 = [_conv(part, dtype) for part in module.convs1]
     convs_2 = [_conv(part, dtype) for part in module.convs2]
@@ -119,7 +119,7 @@ def _block(module: Qwen2_5OmniAMPBlock, taps: tuple[float, ...], dtype: torch.dt
 
 
 def _filter_taps(bigvgan: Qwen2_5OmniToken2WavBigVGANModel) -> tuple[float, ...]:
-    """All low-pass filters of the vocoder are the same one; otherwise the fused kernel would be wrong."""
+    """Raises `ConfigError` unless all low-pass filters are equal, as the fused kernel assumes."""
     filters = [
         part.filter.flatten()
         for module in bigvgan.modules()

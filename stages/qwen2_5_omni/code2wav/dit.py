@@ -1,11 +1,11 @@
-"""Codec tokens to mel spectrogram: the DiT of Qwen2.5-Omni and its flow-matching solver over packed windows.
+"""Codec tokens to mel spectrogram: Qwen2.5-Omni's DiT and its flow-matching solver over packed windows.
 
-Same mathematics as transformers' `Qwen2_5OmniToken2WavDiTModel.sample`, rearranged. What depends on the
-voice, the codes or the time alone is computed once instead of in each of the solver's evaluations: the ECAPA
-encoding of the voice, its share of the input projection, and the modulation of every layer at every time.
-Attention is computed block by block instead of under dense masks. Both branches of the guidance go through
-the layers as one batch. The state of the solver, the residual stream, the norms and the first and last
-projection are float32; the products inside the layers run in the given type.
+The mathematics is that of transformers' `Qwen2_5OmniToken2WavDiTModel.sample`, rearranged. Values that depend
+on the voice, the codes or the time alone are computed once, not in every evaluation of the solver: the ECAPA
+encoding of the voice, its share of the input projection, and the modulation of each layer at each time.
+Attention is computed block by block instead of with dense masks. Both guidance branches go through the layers
+as one batch. The solver's state, the residual stream, the norms and the first and last projection are
+float32; the products inside the layers use the given dtype.
 """
 
 from collections.abc import Sequence
@@ -27,14 +27,14 @@ from stages.qwen2_5_omni.options import SolverConfig
 
 
 def time_grid(solver: SolverConfig) -> torch.Tensor:
-    """The solver's times from 0 to 1, float32 [num_steps] on the CPU; denser near 0 for negative sway."""
+    """The solver's times from 0 to 1, float32 [num_steps] on the CPU; negative sway is denser near 0."""
     grid = torch.linspace(0, 1, solver.num_steps)
     return grid + solver.sway_coefficient * (torch.cos(torch.pi / 2 * grid) - 1 + grid)
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """Weights of one layer in the type of its products; queries, keys and values in one matrix."""
+    """Weights of one layer in the dtype of its products; one matrix for query, key and value."""
 
     qkv: tuple[torch.Tensor, torch.Tensor]
     out: tuple[torch.Tensor, torch.Tensor]
@@ -42,11 +42,11 @@ class _Layer:
     down: tuple[torch.Tensor, torch.Tensor]
     ahead: bool
     back_number: int | None
-    """Layers before this one that look back, if this one does."""
+    """Index among the layers that look back, if this one does."""
 
 
 class Interval(NamedTuple):
-    """What the solver needs at the four evaluations of one interval of its time grid."""
+    """Inputs of the solver's four evaluations in one interval of its time grid."""
 
     number: torch.Tensor
     """Counted from 0, int32 []."""
@@ -59,7 +59,7 @@ class Interval(NamedTuple):
 
 
 class PackedDiT:
-    """The prepared DiT. It keeps no reference to the module it was made from."""
+    """The prepared DiT. It keeps no reference to its source module."""
 
     def __init__(
         self,
@@ -73,10 +73,9 @@ class PackedDiT:
         num_streams: int,
         frees_modules: bool = False,
     ) -> None:
-        """`voices` gives the order of the rows that `BlockLayout.voice` names; `num_streams` is the number of
-        slots, of which a layout may name any. `frees_modules`: the weights of a layer of `dit` are freed as
-        soon as they have been copied, so that a device never holds both of all layers; `dit` is of no use
-        afterwards."""
+        """`voices` defines the row order for `BlockLayout.voice`, `num_streams` the number of slots that a
+        layout can name. `frees_modules` frees each layer's weights in `dit` as soon as they have been copied,
+        so that the device never holds two copies of all layers; `dit` is unusable afterwards."""
         config = dit.config
         self._ops = ops
         self._dtype = dtype
@@ -104,7 +103,7 @@ class PackedDiT:
         )
         self._state_projection, self._code_projection = state, code
         self._voice_bias = _voice_bias(dit, voices, ecapa, code, x_vector)
-        # A window that reads a slot begins at the second block of positions.
+        # A window that reads a slot starts at the second block of positions.
         self._rotary = _rotary(dit, longest_window_frames + config.block_size)
         self.intervals = _intervals(dit, solver)
         self.streams: StreamKV | None = None
@@ -127,7 +126,7 @@ class PackedDiT:
     def advance(
         self, state: torch.Tensor, bias: torch.Tensor, layout: BlockLayout, interval: Interval
     ) -> torch.Tensor:
-        """The state at the end of an interval, from that at its start; float32 [blocks, frames, mel_dim].
+        """Advances the state to the end of an interval; float32 [blocks, frames, mel_dim].
 
         Runge-Kutta of order 4, Kutta's 3/8 rule, as `RungeKutta4ODESolver`.
         """
@@ -150,10 +149,9 @@ class PackedDiT:
         interval: Interval,
         evaluation: int,
     ) -> torch.Tensor:
-        """d(state)/dt under guidance, float32 [blocks, frames, mel_dim]; with what `layout` says of slots
-        done.
+        """d(state)/dt with guidance, float32 [blocks, frames, mel_dim]. Reads and writes `layout`'s slots.
 
-        evaluation: 0 to 3, counted in the interval.
+        evaluation: 0 to 3 within the interval.
         """
         modulation, final = interval.modulation[evaluation], interval.final[evaluation]
         hidden = (F.linear(state, self._state_projection) + bias).view(-1, self.hidden_size)
@@ -175,7 +173,7 @@ class PackedDiT:
                 kept=kept,
             )
             if kept is not None:
-                ops.keep(qkv, layout, kept)  # over what the attention has just read
+                ops.keep(qkv, layout, kept)  # overwrites what attention just read
             update = F.linear(attended, *layer.out)
             normed = ops.norm(hidden, scale, shift, dtype, (attention_gate, update))
             update = F.linear(ops.linear_gelu(normed, *layer.up), *layer.down)
@@ -195,8 +193,8 @@ def _prepared(layer: DiTDecoderLayer, dtype: torch.dtype, head_dim: int, back_nu
     order = torch.cat([torch.arange(0, head_dim, 2), torch.arange(1, head_dim, 2)])
 
     def joined(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        # The rotary embedding turns pairs of neighbouring components. Queries and keys permuted alike have
-        # the same products, and with the even components in front a pair is one offset apart.
+        # The rotary embedding rotates pairs of neighbouring components. Permuting queries and keys alike
+        # keeps their products, and with even components first, pairs are a constant offset apart.
         query, key = (
             part.unflatten(0, (-1, head_dim))[:, order.to(part.device)].flatten(0, 1) for part in (query, key)
         )
@@ -225,10 +223,10 @@ def _voice_bias(
     code: torch.Tensor,
     x_vector: torch.Tensor,
 ) -> torch.Tensor:
-    """What a voice adds to the input projection at every frame, float32 [2, voices, hidden].
+    """Each voice's share of the input projection at every frame, float32 [2, voices, hidden].
 
-    First with the voice; then without: silence for the reference mel, which the encoder does not turn into
-    zeros, no x-vector, and the embedding of code 0 everywhere.
+    Index 0 is conditional. Index 1 is unconditional: silent reference mel, which the encoder does not map to
+    zeros, no x-vector, and code 0's embedding.
     """
     embed = dit.input_embed
     null_code = dit.text_embed.codec_embed.weight[0]
@@ -252,7 +250,7 @@ def _rotary(dit: Qwen2_5OmniToken2WavDiTModel, num_frames: int) -> torch.Tensor:
 def _intervals(dit: Qwen2_5OmniToken2WavDiTModel, solver: SolverConfig) -> list[Interval]:
     grid = time_grid(solver)
     start, step = grid[:-1], grid[1:] - grid[:-1]
-    # Float32 as in the reference: the embedding's sinusoids magnify a rounding of the time a thousandfold.
+    # Float32 as in the reference: the sinusoids magnify rounding errors of the time a thousandfold.
     times = torch.stack([start, start + step * (1 / 3), start + step * (2 / 3), grid[1:]], dim=1)
     device = dit.proj_out.weight.device
     intervals = []

@@ -1,4 +1,4 @@
-"""`TorchDiTOps` as fused Triton kernels: each reads and writes every value once."""
+"""`TorchDiTOps` as fused Triton kernels, which read and write each value once."""
 
 import math
 
@@ -11,14 +11,14 @@ from stages.qwen2_5_omni.code2wav.packing import BlockLayout
 from stages.qwen2_5_omni.code2wav.stream_kv import LayerKV
 
 MIN_DOT_SIZE = 16
-"""Triton multiplies tiles whose sides are powers of two from 16 on."""
+"""Triton's dot needs tile sides that are powers of two from 16 up."""
 
 ATTENTION_WARPS = 2
-"""Per block and head. With one, a thread takes 237 registers, not 102, and fewer blocks are in flight."""
+"""Per block and head. With one, a thread uses 237 registers, not 102, and fewer blocks are in flight."""
 
 
 class TritonDiTOps(TorchDiTOps):
-    """On CUDA."""
+    """For CUDA."""
 
     def norm(
         self,
@@ -49,7 +49,7 @@ class TritonDiTOps(TorchDiTOps):
     def linear_gelu(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         if x.dtype == torch.float32:
             return super().linear_gelu(x, weight, bias)
-        # PyTorch's door to cuBLASLt's epilogue, which applies GELU before the product is written.
+        # Uses cuBLASLt's epilogue, which applies GELU before the product is written.
         return torch._addmm_activation(bias, x, weight.t(), use_gelu=True)
 
     def attention(
@@ -136,8 +136,8 @@ def _gated_norm(
 def _load_turned(
     head_ptr, row_stride, num_rows, angles_ptr, rotary_stride, is_turned, TILE: tl.constexpr, HALF_DIM: tl.constexpr
 ):  # fmt: skip
-    """One head of queries or keys from `head_ptr` on, [TILE, 2 * HALF_DIM], zeros behind `num_rows`; if
-    `is_turned`, by the rotary embedding from the position of `angles_ptr` on."""
+    """Loads one head of queries or keys at `head_ptr`, [TILE, 2 * HALF_DIM], zeros after `num_rows`. If
+    `is_turned`, applies the rotary embedding from `angles_ptr`'s position on."""
     rows, columns = tl.arange(0, TILE)[:, None], tl.arange(0, 2 * HALF_DIM)[None, :]
     inside = rows < num_rows
     x = tl.load(head_ptr + rows * row_stride + columns, mask=inside, other=0.0)
@@ -158,8 +158,8 @@ def _attend(
     query, m_i, l_i, acc, scale,
     TILE: tl.constexpr, HALF_DIM: tl.constexpr, IS_FIRST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Takes `num_keys` keys from `key_ptr` on, and their values, `inner` columns further, into a running
-    softmax, the first of it with IS_FIRST. scale: of the products, as powers of 2."""
+    """Adds `num_keys` keys at `key_ptr`, and their values `inner` columns further on, to a running softmax,
+    which IS_FIRST starts. scale: factor of the products, for powers of 2."""
     key = _load_turned(key_ptr, row_stride, num_keys, angles_ptr, rotary_stride, is_turned, TILE, HALF_DIM)
     rows, columns = tl.arange(0, TILE), tl.arange(0, 2 * HALF_DIM)
     is_key = rows < num_keys
@@ -188,7 +188,7 @@ def _block_attention(
     BLOCK_SIZE: tl.constexpr, HALF_DIM: tl.constexpr, BACK: tl.constexpr, AHEAD: tl.constexpr,
     READS_SLOTS: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One program computes one head of one block: its queries against at most 3 * BLOCK_SIZE keys."""
+    """Each program computes one head of one block, with up to 3 * BLOCK_SIZE keys per query."""
     block, head = tl.program_id(0), tl.program_id(1)
     entry = block % num_blocks
     row_stride = 3 * inner
@@ -214,7 +214,7 @@ def _block_attention(
             )  # fmt: skip
     if READS_SLOTS:
         slot = tl.load(read_slot_ptr + entry)
-        if slot >= 0:  # then the neighbour before is of another window
+        if slot >= 0:  # the previous block is another window's
             kept_block = kept_ptr + slot.to(tl.int64) * slot_stride + tl.load(interval_ptr) * interval_stride
             kept_key = kept_block + block // num_blocks * BLOCK_SIZE * 2 * inner + head * 2 * HALF_DIM
             m_i, l_i, acc = _attend(
@@ -241,7 +241,7 @@ def _keep_frame(
     qkv_ptr, kept_ptr, slot_stride, interval_stride, interval_ptr, kept_slot_ptr, num_blocks, inner,
     BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """One program copies keys and values of one frame, if its block is to be kept."""
+    """Each program copies one frame's keys and values if its block is kept."""
     block, frame = tl.program_id(0), tl.program_id(1)
     slot = tl.load(kept_slot_ptr + block % num_blocks)
     if slot >= 0:

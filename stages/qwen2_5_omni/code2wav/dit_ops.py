@@ -1,6 +1,6 @@
 """The operations of the DiT that are not matrix products, in plain PyTorch.
 
-`TorchDiTOps` runs anywhere and is the yardstick for the fused kernels in `dit_kernels`, which run on CUDA.
+`TorchDiTOps` runs anywhere and is the reference for the fused CUDA kernels in `dit_kernels`.
 """
 
 import torch
@@ -10,11 +10,11 @@ from stages.qwen2_5_omni.code2wav.packing import BlockLayout
 from stages.qwen2_5_omni.code2wav.stream_kv import LayerKV
 
 NORM_EPS = 1e-6
-"""Of every layer norm in the DiT (`Qwen2_5_OmniAdaLayerNormZero`, `DiTDecoderLayer`)."""
+"""Epsilon of the DiT's layer norms (`Qwen2_5_OmniAdaLayerNormZero`, `DiTDecoderLayer`)."""
 
 
 class TorchDiTOps:
-    """Rows are frames: those of all blocks with the condition, behind them the same without it."""
+    """Rows are frames: those of all conditional blocks, then the same ones unconditional."""
 
     def norm(
         self,
@@ -24,8 +24,8 @@ class TorchDiTOps:
         dtype: torch.dtype,
         gated: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """Layer norm without weights of `hidden` (float32 [rows, width]), times 1 + scale, plus shift, as
-        `dtype`. The product of `gated`, a gate and an update, is first added to `hidden` in place."""
+        """Layer norm of `hidden` (float32 [rows, width]) without weights, times 1 + scale, plus shift, as
+        `dtype`. First adds the product of `gated`, a gate and an update, to `hidden` in place."""
         if gated is not None:
             gate, update = gated
             hidden.add_(gate * update.to(hidden.dtype))
@@ -33,7 +33,7 @@ class TorchDiTOps:
         return (normed * (1 + scale) + shift).to(dtype)
 
     def linear_gelu(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        """GELU, in its approximation by tanh, of a linear layer."""
+        """A linear layer followed by tanh-approximated GELU."""
         return F.gelu(F.linear(x, weight, bias), approximate="tanh")
 
     def attention(
@@ -49,10 +49,10 @@ class TorchDiTOps:
     ) -> torch.Tensor:
         """Attention within blocks, [rows, num_heads * head_dim].
 
-        qkv: [rows, 3 * num_heads * head_dim], within each head of queries and keys first the even and then
-        the odd components; rotary: float32 [2, positions, head_dim / 2], cosine and sine, for head 0 only.
-        With `back` (`ahead`) a block also attends to the one before (behind) it, if that is of its window;
-        or, with `back` and `kept`, to the one before it in its `read_slot`.
+        qkv: [rows, 3 * num_heads * head_dim], even before odd components in each query and key head; rotary:
+        float32 [2, positions, head_dim / 2], cosine and sine, for head 0 only. With `back` (`ahead`), a block
+        also attends to the previous (next) block, if it is in the same window; or, with `back` and `kept`, to
+        the previous block in its `read_slot`.
         """
         num_rows, inner = qkv.shape[0], qkv.shape[1] // 3
         block_size = layout.block_size
@@ -80,7 +80,7 @@ class TorchDiTOps:
             is_read = reads[:, None, None, None]
             keys[1] = torch.where(is_read, _rotate_first_head(kept_key, cos, sin), keys[1])
             values[1] = torch.where(is_read, kept_value, values[1])
-            masks[1] = masks[1] | reads[:, None]  # a kept block is a whole one
+            masks[1] = masks[1] | reads[:, None]  # a kept block is complete
         attended = F.scaled_dot_product_attention(
             query.transpose(2, 3),
             torch.cat(keys, 2).transpose(2, 3),
@@ -90,7 +90,7 @@ class TorchDiTOps:
         return attended.transpose(2, 3).reshape(num_rows, inner)
 
     def keep(self, qkv: torch.Tensor, layout: BlockLayout, kept: LayerKV) -> None:
-        """Write keys and values of the blocks that have a `kept_slot` into it."""
+        """Write the keys and values of blocks with a `kept_slot` into it."""
         inner = qkv.shape[1] // 3
         (blocks,) = (layout.kept_slot >= 0).nonzero(as_tuple=True)
         rows = qkv.view(-1, layout.num_blocks, layout.block_size, 3 * inner)[:, blocks, :, inner:]

@@ -24,15 +24,15 @@ from stages.runtime.diffusion_model import DiffusionBatch, DiffusionModel, Failu
 WEIGHT_PREFIX = "token2wav."
 
 NOISE_THREADS = 8
-"""NumPy draws random numbers without holding the interpreter: a batch's noise is drawn side by side."""
+"""NumPy draws random numbers without the GIL, so a batch's noise is drawn in parallel."""
 
 
 class Qwen2_5OmniCode2Wav(DiffusionModel):
-    """Weights are loaded in float32 whatever the checkpoint's type. The first call of `prepare` or `sample`
-    turns them into a `Code2WavPipeline` and lets go of the modules.
+    """Loads weights in float32 regardless of the checkpoint's dtype. The first call of `prepare` or `sample`
+    converts them to a `Code2WavPipeline` and releases the modules.
 
-    `vllm_config.additional_config` is a `DiffusionRuntimeConfig` with a `Code2WavStage`. Raises `TypeError` if
-    it is not.
+    Raises `TypeError` unless `vllm_config.additional_config` is a `DiffusionRuntimeConfig` with a
+    `Code2WavStage`.
     """
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
@@ -44,7 +44,7 @@ class Qwen2_5OmniCode2Wav(DiffusionModel):
                 "code2wav needs additional_config=DiffusionRuntimeConfig(Code2WavStage(...), ...)"
             )
         self._runtime = runtime
-        # The attribute names are those of the checkpoint. SDPA is the reference's choice too.
+        # Attribute names match the checkpoint. The reference also uses SDPA.
         options = {"attn_implementation": "sdpa", "dtype": torch.float32}
         dit = Qwen2_5OmniToken2WavDiTModel._from_config(config.dit_config, **options)
         bigvgan = Qwen2_5OmniToken2WavBigVGANModel._from_config(config.bigvgan_config, **options)
@@ -68,7 +68,7 @@ class Qwen2_5OmniCode2Wav(DiffusionModel):
         self._noise_threads = ThreadPoolExecutor(NOISE_THREADS, "noise")
 
     def prepare(self) -> None:
-        """Fold and cast the weights; compile kernels and record CUDA graphs if the config asks for them."""
+        """Fold and cast the weights; compile kernels and record CUDA graphs if the config enables them."""
         self._ready().warm_up()
 
     def _ready(self) -> Code2WavPipeline:
@@ -87,12 +87,11 @@ class Qwen2_5OmniCode2Wav(DiffusionModel):
         return self._pipeline
 
     def sample(self, batch: DiffusionBatch) -> list[torch.Tensor]:
-        """Waveforms of the codes that each window emits, float32 [num_codes * samples per code].
+        """Returns each window's emitted waveform, float32 [num_codes * samples per code].
 
-        `batch.inputs` are encoded `CodecWindow`s. A window that names a stream leaves state behind for the
-        next one, as long as there are no more than `DiffusionRuntimeConfig.num_streams` streams. Raises
-        `RejectedRequestsError` for invalid requests; of several windows of one stream only the first is
-        valid.
+        `batch.inputs` are encoded `CodecWindow`s. A window that names a stream keeps state for the next one,
+        as long as there are no more than `DiffusionRuntimeConfig.num_streams` streams. Raises
+        `RejectedRequestsError` for invalid requests, such as a stream's second window in a batch.
         """
         windows = self._windows(batch)
         return self._ready().run(list(self._noise_threads.map(self._job, windows, batch.token_ids)))
@@ -133,7 +132,7 @@ class Qwen2_5OmniCode2Wav(DiffusionModel):
         return None
 
     def _out_of_order(self, window: CodecWindow, streams: Set[str]) -> Corruption | None:
-        """`streams`: those with a window in this batch already."""
+        """`streams`: those that have a window in this batch."""
         if window.stream is None:
             return None
         if window.stream in streams:
@@ -155,12 +154,12 @@ class Qwen2_5OmniCode2Wav(DiffusionModel):
 
     @staticmethod
     def is_unused_checkpoint_weight(name: str) -> bool:
-        """vLLM's loader skips files that hold only weights of other stages."""
+        """Lets vLLM's loader skip files with other stages' weights only."""
         return not name.startswith(WEIGHT_PREFIX)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Copy the `token2wav.` weights. Raises `ConfigError` if one is missing, unknown or misshapen."""
-        own = self.state_dict()  # what it holds are the parameters' and buffers' own values
+        own = self.state_dict()  # shares memory with the parameters and buffers
         missing = set(own)
         for name, weight in weights:
             if self.is_unused_checkpoint_weight(name):

@@ -1,8 +1,8 @@
-"""Windows of codec tokens laid end to end in blocks, so that one pass of the DiT serves them all.
+"""Packs windows of codec tokens end to end in blocks, so that one pass of the DiT computes them all.
 
-The DiT's attention never looks further than one block of mel frames to each side, and everything else in it
-works on single frames. So a batch needs no common length: the blocks of all windows lie in one row, and each
-block says whether its neighbours belong to the same window.
+The DiT's attention reaches at most one block of mel frames to each side, and everything else in it works on
+single frames. So a batch needs no common length: the blocks of all windows form one row, and each block
+records whether its neighbours belong to the same window.
 """
 
 from collections.abc import Sequence
@@ -15,16 +15,16 @@ from omni_server.config.stages import DiffusionStage
 
 @dataclass(frozen=True)
 class Carry:
-    """What a window has to do with the state of its stream."""
+    """How a window uses the state of its stream."""
 
     slot: int
-    """Of `StreamKV`."""
+    """In `StreamKV`."""
     is_read: bool
-    """The slot holds the block before the first one of the window."""
+    """The slot holds the block before the window's first block."""
     kept_block: int | None
-    """The block, counted from the window's first, that is kept there for the next window, if there is one."""
+    """Index within the window of the block that the slot keeps for the next window, if there is one."""
     mel: torch.Tensor | None = field(default=None, compare=False)
-    """If the slot is read: the mel frames right before `emit_start`, float32 [num_frames, mel_dim]."""
+    """If the slot is read, the mel frames just before `emit_start`, float32 [num_frames, mel_dim]."""
 
 
 @dataclass(frozen=True)
@@ -36,32 +36,32 @@ class MelJob:
     noise: torch.Tensor
     """float32 [num_codes * frames per code, mel_dim] on the CPU."""
     voice: int
-    """Index of the voice in the order that `PackedDiT` was given."""
+    """Index of the voice in the list passed to `PackedDiT`."""
     carry: Carry | None = None
-    """Its part in a stream. If it reads, `codes` and `noise` begin behind the block that it reads."""
+    """Its stream's state. If it reads a slot, `codes` and `noise` start after the block in it."""
 
 
 class BlockLayout:
-    """Where the blocks of some windows lie: int32 [num_blocks] each, on the DiT's device."""
+    """The layout of packed blocks: int32 [num_blocks] each, on the DiT's device."""
 
     index: torch.Tensor
-    """The block's place in the positions of the rotary embedding. They count from the window's start, or, if
-    the window reads a slot, from the start of the block in it: only differences matter."""
+    """The block's index in rotary embedding positions. They count from the window's start or, if the window
+    reads a slot, from the start of the block in it: only differences matter."""
     num_frames: torch.Tensor
     """Valid frames; only the last block of a window can have fewer than the block size."""
     has_previous: torch.Tensor
-    """1 if the block before is of the same window."""
+    """1 if the window has a previous block."""
     has_next: torch.Tensor
-    """1 if the block behind is of the same window."""
+    """1 if the window has a next block."""
     voice: torch.Tensor
     """Row of the voice tables."""
     read_slot: torch.Tensor
-    """Slot of `StreamKV` that holds the block before, which the window itself lacks, or -1."""
+    """Slot of `StreamKV` with the previous block, if the window itself lacks it, or -1."""
     kept_slot: torch.Tensor
-    """Slot of `StreamKV` that this block is kept in, or -1."""
+    """Slot of `StreamKV` that keeps this block, or -1."""
 
     def __init__(self, table: torch.Tensor, block_size: int) -> None:
-        """table: int32 [7, num_blocks], a row for each of the above; block_size: mel frames per block."""
+        """table: int32 [7, num_blocks], one row per field above; block_size: mel frames per block."""
         self.table = table
         self.block_size = block_size
         self.num_blocks = table.shape[1]
@@ -75,24 +75,24 @@ class BlockLayout:
 
 @dataclass(frozen=True)
 class PackedWindows:
-    """Blocks of several windows in the windows' order, padded at the end to a wanted number of blocks."""
+    """Blocks of several windows in the windows' order, padded at the end to a given number of blocks."""
 
     layout: BlockLayout
     codes: torch.Tensor
-    """int64 [num_blocks, codes per block]; 0 behind the end of a window."""
+    """int64 [num_blocks, codes per block]; 0 after the end of a window."""
     noise: torch.Tensor
-    """float32 [num_blocks, frames per block, mel_dim]; 0 behind the end of a window."""
+    """float32 [num_blocks, frames per block, mel_dim]; 0 after the end of a window."""
     spans: list[tuple[int, int]]
-    """Per window its first frame in the row of all blocks and its number of frames."""
+    """Each window's first frame in the row of all blocks, and its frame count."""
 
 
 def num_blocks_of(num_codes: int, codes_per_block: int) -> int:
-    """Blocks that a window of `num_codes` codec tokens takes."""
+    """Blocks in a window of `num_codes` codec tokens."""
     return -(-num_codes // codes_per_block)
 
 
 def max_num_blocks(stage: DiffusionStage, codes_per_block: int) -> int:
-    """The most blocks that one step can hold, where the last block of each window may be a part of one."""
+    """The most blocks in one step, given that each window's last block may be partial."""
     partial = stage.max_num_seqs * (codes_per_block - 1)
     blocks_of_one = num_blocks_of(stage.max_model_len, codes_per_block)
     return min(
@@ -101,8 +101,8 @@ def max_num_blocks(stage: DiffusionStage, codes_per_block: int) -> int:
 
 
 def empty_table(num_blocks: int, block_size: int) -> torch.Tensor:
-    """The table of a `BlockLayout` on the CPU: windows of one whole block each, of voice 0 and no stream. Every
-    block has valid frames: attention over no key gives NaN."""
+    """A `BlockLayout` table on the CPU: windows of one whole block each, with voice 0 and no stream. All
+    blocks have valid frames, as attention over no keys gives NaN."""
     table = torch.zeros(7, num_blocks, dtype=torch.int32)
     table[1] = block_size
     table[5:] = -1
@@ -112,8 +112,8 @@ def empty_table(num_blocks: int, block_size: int) -> torch.Tensor:
 def pack_windows(
     jobs: Sequence[MelJob], *, codes_per_block: int, num_blocks: int, device: torch.device
 ) -> PackedWindows:
-    """Lay windows out in `num_blocks` blocks on `device`; those that are left over are windows of silence of
-    one block each."""
+    """Pack windows into `num_blocks` blocks on `device`. Each remaining block is a one-block window with zero
+    codes and noise."""
     mel_dim = jobs[0].noise.shape[1]
     block_size = codes_per_block * (len(jobs[0].noise) // len(jobs[0].codes))
     packed_codes = torch.zeros(num_blocks * codes_per_block, dtype=torch.int64)
@@ -143,7 +143,7 @@ def pack_windows(
         start = end
 
     def on_device(tensor: torch.Tensor) -> torch.Tensor:
-        # Page-locked, so that the copies do not wait for the device.
+        # Pinned, so that the copies do not wait for the device.
         source = tensor.pin_memory() if device.type == "cuda" else tensor
         return source.to(device, non_blocking=True)
 

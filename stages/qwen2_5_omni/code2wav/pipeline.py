@@ -1,4 +1,4 @@
-"""DiT and vocoder one after the other, in the form that the stage's config asks for."""
+"""Runs the DiT and then the vocoder, in the variant that the stage config selects."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ TORCH_DTYPES: dict[ComputeDtype, torch.dtype] = {
 
 @dataclass(frozen=True)
 class WindowJob:
-    """A valid window and what it needs, on the CPU."""
+    """A valid window and its inputs, on the CPU."""
 
     window: CodecWindow
     codes: torch.Tensor
@@ -38,11 +38,11 @@ class WindowJob:
     noise: torch.Tensor
     """float32 [num_codes * frames per code, mel_dim]."""
     voice: int
-    """Index in the voices that the pipeline was given."""
+    """Index in the pipeline's list of voices."""
 
 
 class Code2WavPipeline:
-    """With `is_fast` (CUDA only): fused kernels and CUDA graphs. Otherwise PyTorch's own operators and
+    """Uses fused kernels and CUDA graphs with `is_fast` (CUDA only), otherwise PyTorch's operators and
     transformers' vocoder, eagerly."""
 
     def __init__(
@@ -54,8 +54,8 @@ class Code2WavPipeline:
         *,
         frees_modules: bool = False,
     ) -> None:
-        """It keeps `bigvgan` where it is run as it is; of `dit` it keeps nothing. `frees_modules`: weights
-        are freed as soon as they have been copied; the modules are of no use afterwards."""
+        """Keeps `bigvgan` only if it runs unchanged, and never `dit`. `frees_modules` frees weights as soon
+        as they have been copied; the modules are unusable afterwards."""
         self._frames_per_code: int = dit.config.repeats
         codes_per_block = dit.config.block_size // dit.config.repeats
         device = dit.proj_out.weight.device
@@ -66,7 +66,7 @@ class Code2WavPipeline:
         ops = TorchDiTOps()
         self._vocoder: Vocoder = PlainVocoder(bigvgan)
         if runtime.is_fast:
-            # Triton is there on CUDA only.
+            # Triton exists on CUDA only.
             from stages.qwen2_5_omni.code2wav.dit_kernels import TritonDiTOps
             from stages.qwen2_5_omni.code2wav.vocoder_graphs import GraphedVocoder
 
@@ -107,7 +107,7 @@ class Code2WavPipeline:
 
     @torch.inference_mode()
     def run(self, jobs: Sequence[WindowJob]) -> list[torch.Tensor]:
-        """Per window the waveform of the codes it emits, float32 [num_codes * samples per code] in [-1, 1].
+        """Returns each window's emitted waveform, float32 [num_codes * samples per code] in [-1, 1].
 
         A window that continues its stream is computed without the codes before `emit_start`. Raises
         `ValueError` for two windows of one stream.
@@ -117,7 +117,7 @@ class Code2WavPipeline:
         try:
             mel_jobs = [self._mel_job(job, carry) for job, carry in zip(jobs, carries, strict=True)]
             mels = self._sampler.sample(mel_jobs)
-            # From here on, a window that continues its stream begins where the vocoder's margin begins.
+            # From here on, a window that continues its stream starts at the vocoder's margin.
             extended = [self._with_margin(*parts) for parts in zip(windows, carries, mels, strict=True)]
             waveforms = self._vocoder.synthesize(
                 [mel_crop(window, mel, self._frames_per_code) for window, mel in extended]
@@ -139,17 +139,17 @@ class Code2WavPipeline:
     def _with_margin(
         self, window: CodecWindow, carry: Carry | None, mel: torch.Tensor
     ) -> tuple[CodecWindow, torch.Tensor]:
-        """The mel frames `[num_frames, mel_dim]` of a window with those that its stream kept before it."""
+        """Prepends the mel frames that the stream kept to the window's own `[num_frames, mel_dim]`."""
         if carry is None or carry.mel is None:
             return window, mel
         first_code = window.emit_start - len(carry.mel) // self._frames_per_code
         return msgspec.structs.replace(window, first_code=first_code), torch.cat([carry.mel, mel])
 
     def _tail(self, window: CodecWindow, mel: torch.Tensor, carry: Carry | None) -> torch.Tensor | None:
-        """What the vocoder needs of this window in the next one, if that is to find it."""
+        """Mel frames that the vocoder needs in the next window, if they are kept."""
         if carry is None or carry.kept_block is None:
             return None
         end = (window.emit_end - window.first_code) * self._frames_per_code
         num_frames = self.streams.num_margin_codes(window, window.emit_end) * self._frames_per_code
-        # A copy: the window's mel is a part of the whole batch's.
+        # Copied, because the mel is a view of the whole batch's.
         return mel[max(0, end - num_frames) : end].clone()

@@ -1,4 +1,4 @@
-"""Mel spectrograms of any number of windows: batches of blocks through the DiT, with or without CUDA graphs."""
+"""Computes mel spectrograms: runs batches of blocks through the DiT, with or without CUDA graphs."""
 
 from collections.abc import Iterator, Sequence
 
@@ -27,7 +27,7 @@ class MelSampler:
         device: torch.device,
         use_graphs: bool,
     ) -> None:
-        """More than `max_num_blocks` blocks are not computed at once, except for a single longer window."""
+        """A batch has at most `max_num_blocks` blocks, unless a single window is longer."""
         self._dit = dit
         self._codes_per_block = codes_per_block
         self._max_num_blocks = max_num_blocks
@@ -41,9 +41,9 @@ class MelSampler:
 
     @torch.inference_mode()
     def sample(self, jobs: Sequence[MelJob]) -> list[torch.Tensor]:
-        """Per window its mel spectrogram, float32 [num_frames, mel_dim] on the device, natural logarithm.
+        """Returns log mel spectrograms (base e), float32 [num_frames, mel_dim] on the device, per job.
 
-        No two of `jobs` may have one slot.
+        No two `jobs` may share a slot.
         """
         mels: list[torch.Tensor] = []
         for batch, num_blocks in self._batches(jobs):
@@ -77,7 +77,7 @@ class MelSampler:
 
 
 def bucket_sizes(largest: int) -> list[int]:
-    """Numbers of blocks that graphs are made for: each one up to 8, then steps of about an eighth."""
+    """Block counts that have a graph: each one up to 8, then in steps of about an eighth."""
     sizes = [1]
     while sizes[-1] < largest:
         sizes.append(min(sizes[-1] + max(1, sizes[-1] // 8), largest))
@@ -85,9 +85,9 @@ def bucket_sizes(largest: int) -> list[int]:
 
 
 class _SolverGraphs:
-    """One CUDA graph per bucket; it computes one interval of the solver, whose times are inputs.
+    """One CUDA graph per bucket, which computes one interval of the solver with the times as inputs.
 
-    All graphs share their inputs' memory, of which a smaller graph uses the front, and the memory in between.
+    All graphs share input memory, of which a smaller graph uses the front, and intermediate memory.
     """
 
     def __init__(self, dit: PackedDiT, sizes: list[int], device: torch.device) -> None:
@@ -102,16 +102,16 @@ class _SolverGraphs:
         self._interval = Interval(*(tensor.clone() for tensor in dit.intervals[0]))
 
     def bucket(self, num_blocks: int) -> int:
-        """The smallest size with a graph that holds `num_blocks`, or `num_blocks` itself if none does."""
+        """The smallest graph size that fits `num_blocks`, or `num_blocks` itself if none does."""
         return next((size for size in self.sizes if size >= num_blocks), num_blocks)
 
     @torch.inference_mode()
     def capture(self) -> None:
-        for size in reversed(self.sizes):  # the largest first: the others fit into its memory
+        for size in reversed(self.sizes):  # largest first: the others fit in its memory
             self._graph(size)
 
     def solve(self, packed: PackedWindows, bias: torch.Tensor) -> torch.Tensor:
-        """The state at time 1, float32 [blocks, frames, mel_dim], a fresh tensor."""
+        """The state at time 1, float32 [blocks, frames, mel_dim], in a new tensor."""
         size = packed.layout.num_blocks
         graph = self._graph(size)
         self._layout.first(size).table.copy_(packed.layout.table)
@@ -125,9 +125,9 @@ class _SolverGraphs:
 
     def _graph(self, size: int) -> torch.cuda.CUDAGraph:
         if size not in self._graphs:
-            # Blocks of the last batch would be kept in their slots again.
+            # Otherwise this run would overwrite the last batch's slots.
             self._layout.table.copy_(empty_table(*self._state.shape[:2]))
-            self._advance(size)  # compiles kernels and lets cuBLAS allocate, which a capture must not
+            self._advance(size)  # compile kernels and let cuBLAS allocate: not allowed in a capture
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self._pool):

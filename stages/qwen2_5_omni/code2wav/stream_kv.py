@@ -1,17 +1,16 @@
 """Keys and values that the DiT keeps from one window of a stream for the next.
 
-Attention leaves a block of mel frames in few layers only: some also see the block before. So what a window
-has to know of its past are the keys and values of those layers for one block, the last one that its
-predecessor emitted; at each evaluation of the solver its own, because the states differ, and for both
-branches of the guidance. With them a window needs no past blocks. It computes less, and nothing of the past
-is lost: the kept block has seen its own past, and that the past before it, whereas blocks that are computed
-again begin in the middle.
+Attention crosses block boundaries in few layers only, some of which also see the previous block. So all that
+a window needs of its past are those layers' keys and values for one block, the last one that the previous
+window emitted. They are kept per evaluation of the solver, because the states differ, and for both guidance
+branches. With them, a window needs no past blocks. It computes less and loses nothing of the past: the kept
+block has seen its own past, and so on, whereas recomputed blocks start in the middle.
 
-The kept block has seen the one behind it as the last window knew it, without the future of that one.
+The kept block saw its next block as the last window knew it, without that block's own future.
 
-The memory is one tensor, in which kernels find a stream's part by its slot and the interval, both read on the
-device, so that a CUDA graph needs no copies before and behind it. A layer's attention reads a part before the
-same part is overwritten (`PackedDiT.velocity`), hence one copy is enough.
+The memory is one tensor. Kernels find a stream's part by its slot and the interval, both read on the device,
+so a CUDA graph needs no copies before or after it. One copy is enough, because a layer's attention reads a
+part before that part is overwritten (`PackedDiT.velocity`).
 """
 
 import math
@@ -26,21 +25,21 @@ from stages.qwen2_5_omni.options import SolverConfig
 
 @dataclass(frozen=True)
 class LayerKV:
-    """What is kept of one layer at one evaluation of any interval."""
+    """One layer's kept state at one evaluation of any interval."""
 
     values: torch.Tensor
-    """[slots, intervals, branches, block_size, 2 * num_heads * head_dim] in the type of the products, each
-    row without gaps: keys, before the rotary embedding, and values."""
+    """[slots, intervals, branches, block_size, 2 * num_heads * head_dim] in the dtype of the products. Rows
+    are contiguous: keys before the rotary embedding, then values."""
     interval: torch.Tensor
     """Number of the interval, int32 []."""
 
 
 def slot_shape(dit: Qwen2_5OmniDiTConfig, solver: SolverConfig) -> tuple[int, ...]:
-    """What is kept for one stream: [intervals, evaluations in each, layers that look back, branches,
+    """Shape of one stream's state: [intervals, evaluations in each, layers that look back, branches,
     block_size, 2 * num_heads * head_dim]."""
     num_layers = len(set(dit.look_backward_layers).intersection(range(dit.num_hidden_layers)))
     width = 2 * dit.num_attention_heads * dit.head_dim
-    # A Runge-Kutta method of order 4 evaluates four times.
+    # Fourth-order Runge-Kutta evaluates four times.
     return (solver.num_steps - 1, 4, num_layers, solver.num_branches, dit.block_size, width)
 
 
@@ -50,7 +49,7 @@ class StreamKV:
     def __init__(
         self, num_slots: int, per_slot: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> None:
-        """per_slot: `slot_shape`. Raises `ConfigError` if the device has no room."""
+        """per_slot: `slot_shape`. Raises `ConfigError` if memory runs out."""
         try:
             self.values = torch.zeros(num_slots, *per_slot, dtype=dtype, device=device)
         except torch.OutOfMemoryError:
@@ -61,5 +60,5 @@ class StreamKV:
             ) from None
 
     def at(self, evaluation: int, layer: int, interval: torch.Tensor) -> LayerKV:
-        """layer: counted among those that look back; interval: int32 []."""
+        """layer: index among layers that look back; interval: int32 []."""
         return LayerKV(self.values[:, :, evaluation, layer], interval)

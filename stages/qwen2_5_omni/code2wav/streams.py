@@ -1,14 +1,13 @@
-"""Which streams have state, and where.
+"""Tracks which streams have state, and where.
 
-A stream is an utterance that comes in windows. Behind a window stays, in a slot of `StreamKV`, what the DiT
-kept, and here the end of the mel spectrogram, which is the vocoder's left margin in the next window. There is
-a fixed number of slots. A new stream that finds none free takes that of the stream whose last window is the
-longest ago.
+A stream is speech that arrives in windows. After each window, a slot of `StreamKV` holds the DiT's state, and
+this table the end of the mel spectrogram, which is the vocoder's left margin in the next window. The number
+of slots is fixed. If none is free, a new stream takes the slot of the least recently used stream.
 
-A slot is freed by the last window of its stream. A stream that ends without one, because its request was
-aborted, keeps its slot until others need it. So nothing grows, and with S slots and L live streams a live one
-loses its state only if more than S - L others have ended without a last window since its own last one. Its
-next window is then computed from the codes that it brings along, as if there were no streams.
+The last window of a stream frees its slot. A stream that ends without one, because its request was aborted,
+keeps its slot until others need it. So nothing grows, and with S slots and L live streams, a live stream
+loses its state only if more than S - L others have ended without a last window since its own latest window.
+Its next window is then computed from the context that it contains, as if there were no streams.
 """
 
 from collections import OrderedDict
@@ -23,43 +22,43 @@ from stages.qwen2_5_omni.codec_window import CodecWindow
 
 @dataclass(frozen=True)
 class _State:
-    """What the last window of a stream left behind."""
+    """What a stream's latest window left."""
 
     slot: int
     end: int
-    """It emitted the codes before this one."""
+    """First code that is not yet emitted."""
     mel: torch.Tensor
-    """Mel frames of the codes before `end`, as many as the vocoder's margin asks for or all there are;
-    float32 [num_frames, mel_dim] on the device."""
+    """Mel frames of the codes before `end`, enough for the vocoder's margin or all there are; float32
+    [num_frames, mel_dim] on the device."""
 
 
 class StreamTable:
     """The state of streams by name."""
 
     def __init__(self, num_slots: int, *, codes_per_block: int, frames_per_code: int) -> None:
-        """Without slots no state is kept."""
+        """With 0 slots, keeps no state."""
         self._codes_per_block = codes_per_block
         self._frames_per_code = frames_per_code
-        # The one whose last window is the longest ago first.
+        # In order of use, the least recently used first.
         self.states: OrderedDict[str, _State] = OrderedDict()
         self.free_slots = list(range(num_slots))
 
     def end_of(self, stream: str) -> int | None:
-        """The code that the stream's next window emits first; None where nothing is known of it: it has not
-        begun, has ended, or had to make room."""
+        """The first code that the stream's next window emits, or None if the stream is unknown: it has not
+        begun, has ended, or was evicted."""
         state = self.states.get(stream)
         return None if state is None else state.end
 
     def enter(self, windows: Sequence[CodecWindow]) -> list[Carry | None]:
-        """What each window finds; None for those that are computed by themselves and leave nothing behind.
+        """Returns each window's state, or None if a window neither reads nor leaves any.
 
-        `leave` or `abandon` must follow; until then, a window's slot belongs to nobody else. Raises
+        Call `leave` or `abandon` afterwards; until then, no other window can use the slots. Raises
         `ValueError` for two windows of one stream.
         """
         names = [window.stream for window in windows if window.stream is not None]
         if len(set(names)) < len(names):
             raise ValueError("two windows of one stream: the second one needs what the first leaves behind")
-        # All out of the table before the first slot is given away: no window of this batch may lose its own.
+        # Remove all before assigning the first slot: no window of this batch may lose its own.
         states = [None if w.stream is None else self.states.pop(w.stream, None) for w in windows]
         return [self._carry(window, state) for window, state in zip(windows, states, strict=True)]
 
@@ -69,9 +68,9 @@ class StreamTable:
         carries: Sequence[Carry | None],
         tails: Sequence[torch.Tensor | None],
     ) -> None:
-        """The windows have been computed.
+        """Store the state of the computed windows.
 
-        tails: the mel frames before `emit_end` that a next window asks for; None where none follows.
+        tails: mel frames before `emit_end` for the next window; None if none follows.
         """
         for window, carry, tail in zip(windows, carries, tails, strict=True):
             if carry is None:
@@ -83,11 +82,11 @@ class StreamTable:
                 self.states[window.stream] = _State(carry.slot, window.emit_end, tail)
 
     def abandon(self, carries: Sequence[Carry | None]) -> None:
-        """Computing the windows failed, midway perhaps: their streams' state is lost."""
+        """Drop the streams' state because computing the windows failed, maybe midway."""
         self.free_slots.extend(carry.slot for carry in carries if carry is not None)
 
     def num_margin_codes(self, window: CodecWindow, end: int) -> int:
-        """Codes before `end` whose mel frames the vocoder wants as context of what follows."""
+        """Number of codes before `end` whose mel frames are the vocoder's left margin."""
         return min(end, -(-window.vocoder_margin_frames // self._frames_per_code))
 
     def _carry(self, window: CodecWindow, state: _State | None) -> Carry | None:
@@ -106,7 +105,7 @@ class StreamTable:
         return Carry(slot, False, self._kept_block(window, window.first_code))
 
     def _kept_block(self, window: CodecWindow, start: int) -> int | None:
-        """Of the blocks that are computed, which begin at code `start`, the last one that is emitted."""
+        """Index of the last emitted block, if the computed blocks start at code `start`."""
         return None if window.is_last else (window.emit_end - start) // self._codes_per_block - 1
 
     def _new_slot(self) -> int | None:
@@ -114,4 +113,4 @@ class StreamTable:
             return self.free_slots.pop()
         if self.states:
             return self.states.popitem(last=False)[1].slot
-        return None  # there are fewer slots than windows in this batch
+        return None  # fewer slots than windows in this batch

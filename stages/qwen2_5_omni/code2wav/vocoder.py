@@ -1,8 +1,8 @@
-"""Mel spectrogram to waveform: the vocoder on the part of a window that is emitted, plus a margin.
+"""Mel spectrogram to waveform: runs the vocoder on the emitted part of a window, plus a margin.
 
-BigVGAN is a convolutional network whose output sample depends on about 28 mel frames to each side. What lies
-beyond its input it takes as silence, which is right only at the utterance's ends; elsewhere the margin keeps
-that away from what is emitted.
+An output sample of BigVGAN, a convolutional network, depends on about 28 mel frames to each side. Beyond its
+input it assumes silence, which is correct only at the ends of the speech; elsewhere the margin keeps that
+error out of the emitted part.
 """
 
 import math
@@ -19,7 +19,7 @@ from stages.qwen2_5_omni.codec_window import CodecWindow
 
 @dataclass(frozen=True)
 class MelCrop:
-    """The mel frames of a window that go into the vocoder, and which of them are emitted."""
+    """The mel frames of a window that the vocoder gets, and which of them are emitted."""
 
     mel: torch.Tensor
     """float32 [num_frames, mel_dim]."""
@@ -28,9 +28,9 @@ class MelCrop:
     keep: int
     """Frames after them that become audio."""
     is_first: bool
-    """The crop starts where the utterance starts: silence precedes it."""
+    """The crop starts where the speech starts: silence precedes it."""
     is_last: bool
-    """The crop ends where the utterance ends."""
+    """The crop ends where the speech ends."""
 
     def kept(self, waveform: torch.Tensor, samples_per_frame: int) -> torch.Tensor:
         """The emitted part of the crop's waveform."""
@@ -63,14 +63,14 @@ class Vocoder(Protocol):
 
 
 class PlainVocoder:
-    """Transformers' module as it is, in float32, on crops of equal length together."""
+    """Transformers' module, unchanged, in float32; batches crops of equal length."""
 
     def __init__(self, bigvgan: Qwen2_5OmniToken2WavBigVGANModel) -> None:
         self._bigvgan = bigvgan
         self._samples_per_frame = math.prod(bigvgan.config.upsample_rates)
 
     def capture(self) -> None:
-        """It uses none."""
+        """Does nothing."""
 
     def synthesize(self, crops: Sequence[MelCrop]) -> list[torch.Tensor]:
         groups: dict[int, list[int]] = defaultdict(list)

@@ -1,8 +1,8 @@
 """The vocoder as CUDA graphs of a few fixed shapes.
 
-Crops of different lengths share a shape: beyond a margin's edge any continuation is as good as silence, so
-there the crop is prolonged by repeating its last frame. At an end of the utterance nothing may follow, so
-that end of the crop lies at that end of the shape.
+Crops of different lengths share a shape: beyond a margin, any continuation is as good as silence, so the crop
+is padded there by repeating its edge frame. At an end of the speech, padding is not allowed, so that end of
+the crop is aligned with that end of the shape.
 """
 
 import bisect
@@ -18,7 +18,7 @@ from stages.qwen2_5_omni.code2wav.vocoder import MelCrop
 from stages.qwen2_5_omni.code2wav.vocoder_batches import batch_plan, needed_sizes
 
 LENGTH_STEP = 48
-"""Mel frames between two lengths. One more, 64, is the crop of a single block with both its margins."""
+"""Mel frames between lengths. An extra one, 64, fits the crop of one block with both margins."""
 
 
 class GraphedVocoder:
@@ -33,8 +33,8 @@ class GraphedVocoder:
         max_num_crops: int,
         device: torch.device,
     ) -> None:
-        """Crops of more than `longest_crop` frames, and those that are a whole utterance, run without a
-        graph. Not more than `max_num_crops` crops are computed at once."""
+        """Crops of more than `longest_crop` frames, and those that span the whole speech, run without a
+        graph. At most `max_num_crops` crops are computed together."""
         self._samples_per_frame = math.prod(bigvgan.config.upsample_rates)
         self._vocoder = FusedBigVGAN(bigvgan, dtype)
         self._lengths = [48, 64, *range(96, longest_crop + LENGTH_STEP, LENGTH_STEP)]
@@ -43,7 +43,7 @@ class GraphedVocoder:
         self._max_num_crops = max_num_crops
         mel_dim: int = bigvgan.config.mel_dim
         largest = max(length * needed_sizes(length, max_num_crops)[-1] for length in self._lengths)
-        # Silence, in the units of the input: a graph may run before anything was written here.
+        # Silence in input units: a graph may run before anything is written here.
         self._mel = torch.full((largest, mel_dim), -11.5, device=device)
         self._waveform = torch.zeros(largest * self._samples_per_frame, device=device)
 
@@ -57,7 +57,7 @@ class GraphedVocoder:
         ]
         for shape in shapes:
             self._compile(*shape)
-        torch.cuda.empty_cache()  # graphs have memory of their own
+        torch.cuda.empty_cache()  # graphs use their own memory
         for shape in shapes:
             self._record(*shape)
 
@@ -121,7 +121,7 @@ class GraphedVocoder:
         return self._graphs[batch_size, length]
 
     def _compile(self, batch_size: int, length: int) -> None:
-        """Kernels, which a capture must not."""
+        """Compile kernels outside a capture."""
         inputs, outputs = self._buffers(batch_size, length)
         outputs.copy_(self._vocoder.synthesize(inputs))
         torch.cuda.synchronize()

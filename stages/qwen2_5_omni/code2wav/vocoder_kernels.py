@@ -1,7 +1,7 @@
-"""BigVGAN's two operations as Triton kernels, on channels-last tensors [batch, time, channels].
+"""BigVGAN's two operations as Triton kernels on channels-last tensors [batch, time, channels].
 
-A convolution is a matrix product that reads its input at shifted rows, with what follows it (bias, residual,
-mean over the residual blocks) done before the result is written. An activation (upsampling, snake,
+A convolution is a matrix product that reads its input at shifted rows and applies what follows (bias,
+residual, mean over the residual blocks) before it writes the result. An activation (upsampling, snake,
 downsampling: 12 taps each) is one pass instead of five.
 """
 
@@ -13,10 +13,10 @@ import triton.language as tl
 from triton.language.extra import libdevice
 
 NUM_TAPS = 12
-"""Of the low-pass filters (`Qwen2_5OmniAntiAliasedActivation1d`) that the kernel is written for."""
+"""Taps of the low-pass filters that the kernel supports (`Qwen2_5OmniAntiAliasedActivation1d`)."""
 
 ACTIVATION_RUN = 8
-"""Outputs in a row that one thread makes; at least 5, so that only the first run sees the signal's start."""
+"""Consecutive outputs per thread; at least 5, so that only the first run sees the signal's start."""
 ACTIVATION_TILE = 128
 """Threads' runs per program."""
 ACTIVATION_WARPS = 4
@@ -34,11 +34,10 @@ def conv(
     out: torch.Tensor | None = None,
     scale: float = 1.0,
 ) -> torch.Tensor:
-    """`scale * (conv(x) + bias + residual)`, added to `out` if that is given; [batch, time, out channels].
+    """Computes `scale * (conv(x) + bias + residual)`, added to `out` if given; [batch, time, out channels].
 
-    x: [batch, time, in channels]; weight: [taps, in channels, out channels] of the same type; bias: float32
-    [out channels]; residual: of type `dtype`. The input counts as 0 beyond its ends; the output is as long as
-    the input.
+    x: [batch, time, in channels]; weight: [taps, in channels, out channels], same dtype; bias: float32
+    [out channels]; residual: in `dtype`. The input is zero-padded so that the output has the same length.
     """
     batch, length, channels = x.shape
     taps, _, out_channels = weight.shape
@@ -78,7 +77,7 @@ def conv(
 
 @dataclass(frozen=True)
 class ConvTiles:
-    """Sizes of a convolution's tiles, powers of two from 16 on, and how a program runs."""
+    """Tile sizes of a convolution, powers of two from 16 up, and launch options."""
 
     rows: int
     outs: int
@@ -100,12 +99,12 @@ _SMALL = {
     384: ConvTiles(64, 64, 128, warps=4, stages=4),
     192: ConvTiles(64, 64, 64, warps=4, stages=5),
 }
-"""By channels, for values of two bytes: what was fastest of some on an H200, with 16 crops of 240 mel frames
-and with a single one of 64. The widths are those of the 7B's residual layers, which take most of the time."""
+"""By channels, for two-byte values: the fastest of those tried on an H200, with 16 crops of 240 mel frames
+and with one of 64. The widths are those of the 7B's residual layers, which take most of the time."""
 
 
 def conv_tiles(num_rows: int, channels: int, out_channels: int, itemsize: int) -> ConvTiles:
-    """num_rows: moments of all items; itemsize: bytes of an input value."""
+    """num_rows: batch times length; itemsize: bytes per input value."""
     outs = max(16, min(128, triton.next_power_of_2(out_channels)))
     ins = max(16, min(64, triton.next_power_of_2(channels)))
     is_large = num_rows * triton.cdiv(out_channels, outs) >= 128 * 256
@@ -131,8 +130,8 @@ def activation(
 ) -> torch.Tensor:
     """Anti-aliased snake: x + sin(alpha x)^2 / beta at twice the rate. [batch, time, channels] as `dtype`.
 
-    turns (alpha / pi), inverse_beta: float32 [channels]; taps: of the low-pass filter, which is the same for
-    upsampling and downsampling.
+    turns (alpha / pi), inverse_beta: float32 [channels]; taps: low-pass filter for both upsampling and
+    downsampling.
     """
     batch, length, channels = x.shape
     out = torch.empty(batch, length, channels, dtype=dtype, device=x.device)
@@ -152,7 +151,7 @@ def activation(
     return out
 
 
-# What varies from layer to layer is not specialised on: each variant would be compiled.
+# No specialisation on arguments that vary by layer: each variant would be compiled.
 @triton.jit(
     do_not_specialize=[
         "num_rows", "length", "channel_units", "out_units", "taps", "left_padding", "dilation", "scale",
@@ -165,11 +164,11 @@ def _conv(
     UNIT: tl.constexpr, OUT_UNIT: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
     ONE_TAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One program computes TILE_M rows (moments of any items) by TILE_N output channels.
+    """Each program computes TILE_M rows (time steps of any items) by TILE_N output channels.
 
-    The sum runs over taps and channels as over one axis. With ONE_TAP each of its steps lies within one tap.
+    The sum runs over taps and channels as one axis. With ONE_TAP, each step lies within one tap.
     """
-    # As products, so that the compiler knows how wide rows can be read.
+    # Products let the compiler derive how wide row loads can be.
     channels, out_channels = channel_units * UNIT, out_units * OUT_UNIT
     depth = taps * channels
     first_row = tl.program_id(0) * TILE_M
@@ -214,10 +213,9 @@ def _conv(
 
 @triton.jit
 def _snake(x, turns, inverse_beta):
-    """x + sin(alpha x)^2 / beta with turns = alpha / pi. The square has period pi: the angle is brought into
-    one period, where the fast sine is right to 1e-6; the exact one takes most of the kernel's time."""
-    # Beyond 1.5 * 2^23 float32 has no fractions, so that the sum is rounded; floor would be as slow as the
-    # sine.
+    """x + sin(alpha x)^2 / beta with turns = alpha / pi. The square has period pi: reduce the angle to one
+    period, where the fast sine is accurate to 1e-6; the exact sine takes most of the kernel's time."""
+    # Near 1.5 * 2^23 float32 has no fractions, so the sum is rounded; floor would be as slow as the sine.
     whole = (x * turns + 12582912.0) - 12582912.0
     sine = libdevice.fast_sinf((x * turns - whole) * 3.141592653589793)
     return x + inverse_beta * sine * sine
@@ -228,12 +226,11 @@ def _run_of_outputs(
     x_ptr, out_ptr, turns, inverse_beta, start, length, channels, inside,
     TAPS: tl.constexpr, RUN: tl.constexpr, AT_END: tl.constexpr,
 ):  # fmt: skip
-    """Outputs `start` to `start + RUN - 1` of one channel in each thread, from pointers to that channel's
-    first value.
+    """Each thread computes outputs `start` to `start + RUN - 1` of one channel; the pointers are to that
+    channel's first value.
 
-    Output t is made of the upsampled samples 2t - 5 .. 2t + 6; sample 2p of x[p - 3 .. p + 2], sample 2p + 1
-    of x[p - 2 .. p + 3]. Beyond their ends both signals repeat their last value; only with AT_END that can
-    matter.
+    Output t uses upsampled samples 2t - 5 .. 2t + 6; sample 2p uses x[p - 3 .. p + 2], sample 2p + 1 uses
+    x[p - 2 .. p + 3]. Both signals repeat their edge values beyond their ends, which AT_END handles.
     """
     inputs = ()  # x[start - 5 ..]
     for i in tl.static_range(RUN + 10):
@@ -247,7 +244,7 @@ def _run_of_outputs(
         for k in tl.static_range(1, 6):
             raised += (2.0 * TAPS[10 + j % 2 - 2 * k]) * inputs[j // 2 + k]
         sample = _snake(raised, turns, inverse_beta)
-        if AT_END and j > 5:  # sample 2 * start and what precedes it lie before the end
+        if AT_END and j > 5:  # sample 2 * start and earlier ones precede the end
             sample = tl.where(2 * start + (j - 5) < 2 * length, sample, samples[j - 1])
         samples += (sample,)
     for r in tl.static_range(RUN):
@@ -264,15 +261,14 @@ def _run_of_outputs(
             tl.store(out_ptr + (start + r) * channels, output)
 
 
-# One variant for all layers: nothing here gains from knowing that the sizes are multiples of 16.
+# One variant for all layers: knowing that sizes are multiples of 16 gains nothing here.
 @triton.jit(do_not_specialize=["length", "channels"])
 def _activation(
     x_ptr, turns_ptr, inverse_beta_ptr, out_ptr, length, channels,
     TAPS: tl.constexpr, RUN: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Neighbouring threads have neighbouring channels, which lie side by side in memory, then the next run of
-    outputs. A thread that makes a run needs 2 * RUN + 10 upsampled samples; for each output by itself it
-    would need 12."""
+    """Neighbouring threads handle neighbouring channels, which are adjacent in memory, then the next run of
+    outputs. A run needs 2 * RUN + 10 upsampled samples; a single output would need 12."""
     first = tl.program_id(0) * TILE
     index = first + tl.arange(0, TILE)
     channel = index % channels
@@ -282,7 +278,7 @@ def _activation(
     item = tl.program_id(1).to(tl.int64) * length * channels
     x, out = x_ptr + item + channel, out_ptr + item + channel
     lowest, highest = first // channels * RUN - 5, (first + TILE - 1) // channels * RUN + RUN + 4
-    if (lowest >= 0) & (highest < length):  # of the inputs that this program reads
+    if (lowest >= 0) & (highest < length):  # inputs that this program reads
         _run_of_outputs(x, out, turns, inverse_beta, start, length, channels, inside, TAPS, RUN, AT_END=False)
     else:
         _run_of_outputs(x, out, turns, inverse_beta, start, length, channels, inside, TAPS, RUN, AT_END=True)

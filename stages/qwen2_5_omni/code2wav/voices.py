@@ -13,7 +13,7 @@ VOICES_FILE = "spk_dict.pt"
 
 @dataclass(frozen=True)
 class Voice:
-    """One speaker, as the talker's prompt and the DiT need it."""
+    """One speaker's inputs to the talker's prompt and the DiT."""
 
     name: str
     bos_token: int
@@ -25,11 +25,11 @@ class Voice:
 
 
 def load_voices(model_dir: Path) -> dict[str, Voice]:
-    """Voices by name, in the file's order; names are case-sensitive.
+    """Returns voices by case-sensitive name, in the file's order.
 
-    The file is a pickle and is read with `weights_only=True`: tensors and numbers, no code. Raises
-    `ConfigError` if it is missing or is not laid out as {name: {"bos_token": int, "cond": [1, dim],
-    "ref_mel": [1, frames, dim]}}.
+    The file is a pickle, read with `weights_only=True`: tensors and numbers, no code. Raises `ConfigError` if
+    it is missing or its layout is not {name: {"bos_token": int, "cond": [1, dim], "ref_mel": [1, frames,
+    dim]}}.
     """
     path = model_dir / VOICES_FILE
     if not path.is_file():
@@ -39,7 +39,7 @@ def load_voices(model_dir: Path) -> dict[str, Voice]:
     try:
         content: object = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        # torch adds advice, which would be wrong here: to trust the file.
+        # torch adds the advice to trust the file, which is wrong here.
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise ConfigError(f"{path} cannot be read as tensors: {reason}") from error
     if not isinstance(content, Mapping) or not content:

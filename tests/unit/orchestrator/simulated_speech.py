@@ -1,5 +1,4 @@
-"""Speech on a simulated device in virtual time: what leaves when, and how long a player would have
-stalled."""
+"""Speech on a simulated device in virtual time: when audio is sent, and how long a player would stall."""
 
 import asyncio
 import heapq
@@ -24,13 +23,13 @@ from stages.qwen2_5_omni.talker_to_code2wav import Code2WavLayout, TalkerToCode2
 from tests.unit.orchestrator.virtual_time import clock
 
 FULL_SCALE = 2**24
-"""A float32 counts so far."""
+"""float32 is exact to here."""
 LAYOUT = Code2WavLayout(frames_per_block=12, samples_per_frame=480, mel_frames_per_code=2)
 
 
 @dataclass(frozen=True)
 class Call:
-    """One window that was asked for."""
+    """One requested window."""
 
     window_id: str
     priority: int
@@ -41,25 +40,25 @@ class Call:
 
 @dataclass(order=True)
 class WaitingWindow:
-    """One that code2wav has not begun with."""
+    """A window that has not started."""
 
     priority: int
     number: int
-    """In the order in which they came."""
+    """In order of arrival."""
     request_id: str = field(compare=False)
     num_codes: int = field(compare=False)
-    """Context included: a step has room for so many."""
+    """Including context; counts against `max_codes`."""
     num_computed: int = field(compare=False)
-    """Without those whose state the stream carries."""
+    """Without codes whose state the stream carries."""
     emit_start: int = field(compare=False)
     num_streams: int | None = field(compare=False)
     done: asyncio.Future[None] = field(compare=False)
 
 
 class SimulatedCode2Wav:
-    """Stands for `DiffusionHandle`. Computes waiting windows in steps, by priority; a step takes a time
-    for itself and a time for each codec token in it, but for those whose state a stream carries. Sample
-    values are positions in the utterance."""
+    """Replaces `DiffusionHandle`. Computes waiting windows in steps, by priority. A step takes a fixed time
+    plus a time per codec token, except tokens whose state a stream carries. Sample values are positions in
+    the stream."""
 
     def __init__(self, *, step_s: float = 0.0, code_s: float = 0.0, max_codes: int = 2048) -> None:
         self.name = "code2wav"
@@ -120,7 +119,7 @@ class SimulatedCode2Wav:
         return samples[self.num_missing :] / FULL_SCALE
 
     def slow_down(self, factor: float) -> None:
-        """Steps take so many times as long from now on."""
+        """Steps take `factor` times as long from now on."""
         self._step_s, self._code_s = self._step_s * factor, self._code_s * factor
 
     async def _step(self) -> None:
@@ -137,8 +136,8 @@ class SimulatedCode2Wav:
                     window.done.set_result(None)
 
     async def _gather(self) -> None:
-        """Before the first step after a time without work."""
-        await asyncio.sleep(0)  # what is asked for in the same moment goes together
+        """Runs before the first step after an idle time."""
+        await asyncio.sleep(0)  # windows requested at the same time form one batch
 
     async def _compute(self, batch: list[WaitingWindow]) -> None:
         await asyncio.sleep(self._step_s + self._code_s * sum(window.num_computed for window in batch))
@@ -146,7 +145,7 @@ class SimulatedCode2Wav:
 
 @dataclass
 class Utterance:
-    """One stream; `pieces` are the times at which its sound left, with the sound."""
+    """One speech stream; `pieces` are its audio deltas with their send times."""
 
     output: SpeechStream
     began: float
@@ -154,12 +153,12 @@ class Utterance:
 
     @property
     def first_audio_s(self) -> float:
-        """From the first code on."""
+        """From the stream's start."""
         return self.pieces[0][0] - self.began
 
     @property
     def stall_s(self) -> float:
-        """How long a player that starts at the first audio has to wait in all."""
+        """Total time that a player stalls if it starts at the first audio."""
         start = self.pieces[0][0]
         return max(at - (start + delta.first_sample / SAMPLE_RATE_HZ) for at, delta in self.pieces)
 
@@ -171,7 +170,7 @@ class Simulation:
         self, code2wav: SimulatedCode2Wav, pacing: PacingConfig | None = None, plan: ChunkPlan | None = None
     ) -> None:
         self.code2wav = code2wav
-        """Where `pacing` allows more than one window of a stream at once, no state is carried."""
+        """State is not carried if `pacing` allows several outstanding windows per stream."""
         pacing = PacingConfig() if pacing is None else pacing
         carry = pacing.max_outstanding_windows in (None, 1)
         given = {} if plan is None else plan.model_dump()
@@ -191,7 +190,7 @@ class Simulation:
         return Utterance(output, clock(), pieces)
 
     async def speak(self, name: str, num_codes: int, code_s: float = 0.0) -> Utterance:
-        """A whole utterance, of which the talker makes one code every `code_s` seconds."""
+        """Runs a whole stream; the talker makes one code every `code_s` seconds."""
         utterance = self.utterance(name)
         speaking = asyncio.create_task(utterance.output.run())
         if code_s:
@@ -206,7 +205,7 @@ class Simulation:
 
 
 def is_whole(utterance: Utterance, num_codes: int) -> bool:
-    """Every sample is there once and in its place."""
+    """Whether each sample arrives once, in order."""
     sound = np.concatenate([delta.samples for _, delta in utterance.pieces])
     position = 0
     for _, delta in utterance.pieces:
