@@ -1,5 +1,4 @@
-"""What the speaking demo can say: units, each spoken in one fixed way, and the text tokens that stand for
-them."""
+"""The speaking demo's vocabulary: units, each spoken in one fixed way, and the text tokens for them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -44,7 +43,7 @@ class Answer:
 
 @cache
 def answers() -> tuple[Answer, ...]:
-    """What is learned by heart."""
+    """The memorised answers."""
     found: list[Answer] = []
     questions: list[str] = []
     for line in (_HERE / "questions.txt").read_text(encoding="utf-8").splitlines():
@@ -74,8 +73,7 @@ SYSTEM_PROMPTS = (
 
 @cache
 def words() -> tuple[str, ...]:
-    """All words that are one token, in lower case and in order. A change of them is a change of the whole
-    model."""
+    """All single-token words, in lower case and in order. Changing them changes the whole model."""
     return tuple((_HERE / "words.txt").read_text(encoding="utf-8").split())
 
 

@@ -1,9 +1,8 @@
 """A robot's voice whose waveform is a local function of its mel spectrogram.
 
-espeak-ng's smoothed spectral envelope and its voicing are kept, and the waveform is rendered again with one
-pulse per mel frame (100 Hz, "Ethan") or two (200 Hz and higher formants, "Chelsie"), always at the same place
-of the frame. So a small vocoder can learn it by regression, without a discriminator, and codes need hold no
-pitch.
+It keeps espeak-ng's smoothed spectral envelope and voicing, and renders the waveform again with one pulse per
+mel frame (100 Hz, "Ethan") or two (200 Hz and higher formants, "Chelsie"), always at the same place of the
+frame. So a small vocoder can learn it by regression, without a discriminator, and codes need no pitch.
 """
 
 import math
@@ -74,7 +73,7 @@ def join(parts: list[Envelope]) -> Envelope:
 
 
 def pitch_of(samples: torch.Tensor, rate_hz: int) -> float:
-    """Of a monotone, in Hz: the largest peak of the autocorrelation between 60 and 160 Hz."""
+    """Pitch of a monotone in Hz: the largest autocorrelation peak between 60 and 160 Hz."""
     x = resample(samples, rate_hz, SAMPLE_RATE_HZ)
     x = x - x.mean()
     correlation = torch.fft.irfft(torch.fft.rfft(x, 2 * len(x)).abs() ** 2)
@@ -119,8 +118,7 @@ def mel_of(wave: torch.Tensor) -> torch.Tensor:
 
 
 def features(envelope: Envelope, loudest: float) -> torch.Tensor:
-    """What clusters are made of: smoothed envelope and voicing of each pair of frames, float32 [num_frames /
-    2, 48].
+    """Features to cluster: smoothed envelope and voicing per pair of frames, float32 [num_frames / 2, 48].
 
     `loudest`: the log power that counts as full scale.
     """
