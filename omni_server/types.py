@@ -360,7 +360,7 @@ class AboutModel:
     example_prompts: Annotated[tuple[ExamplePrompt, ...], Field(max_length=8)] = ()
     """Questions that the model can answer; empty if the checkpoint lists none."""
     longest_passage: Annotated[int, Field(ge=1)] | None = None
-    """Letters that the model can read aloud at once if it spells all words; None if it sets no limit."""
+    """Letters that the model can read per request if it spells all words; None if it sets no limit."""
 
 
 @dataclass(frozen=True)

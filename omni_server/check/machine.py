@@ -36,7 +36,7 @@ print(json.dumps([
 ]))
 """
 _LIST_TIMEOUT_S = 120
-"""For importing torch and initialising every GPU, which takes seconds unless a driver hangs."""
+"""To import torch and initialise every GPU, which takes seconds unless a driver hangs."""
 
 
 def gpus_of_this_machine() -> list[Gpu]:

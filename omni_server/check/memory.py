@@ -274,7 +274,7 @@ def _least_kv_cache(need: StageNeeds) -> str:
 
 
 def _kv_problems(name: str, needs: StageNeeds) -> Iterator[str]:
-    """Yields too small KV cache sizes."""
+    """Checks a given KV cache size."""
     memory = needs.memory
     if memory.kv_tokens is not None and memory.kv_tokens < memory.max_model_len:
         yield (

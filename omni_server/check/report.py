@@ -189,7 +189,7 @@ def _table(stages: list[StageMemory]) -> list[str]:
 
 
 def _cells(stage: StageMemory) -> dict[str, str]:
-    """By the names of the columns."""
+    """Cells by column name."""
     return {
         "stage (GB)": stage.name,
         "device": ",".join(map(str, stage.devices)) or "-",
@@ -207,7 +207,7 @@ def _cells(stage: StageMemory) -> dict[str, str]:
 
 
 def _number(num_bytes: int | None) -> str:
-    """In GB."""
+    """As GB."""
     if num_bytes is None:
         return "-"
     return "0" if num_bytes == 0 else f"{num_bytes / 1e9:.2f}"

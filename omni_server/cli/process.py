@@ -51,7 +51,7 @@ def drop_unwritable_output() -> None:
 
 
 def _lossy(stream: TextIO) -> TextIO:
-    # The buffer is a FileIO if Python is unbuffered, as in containers.
+    # A FileIO if Python itself runs unbuffered, as in many containers.
     is_pythons = isinstance(stream, io.TextIOWrapper) and isinstance(
         stream.buffer, io.BufferedWriter | io.FileIO
     )

@@ -56,7 +56,7 @@ Report = Callable[[str], None]
 class Utterance:
     name: str
     question: str | None
-    """None where `text` is given, to be read aloud."""
+    """None if `text` is to be read aloud."""
     text: str
 
 
