@@ -1,5 +1,5 @@
-"""What the commands share: a parser with short error messages, types of flags' values, the dataclasses that flags
-become, and the command that starts this program."""
+"""Helpers shared by the commands: a parser with short error messages, argparse types, conversion of flags to
+dataclasses, and the command that starts this program."""
 
 import argparse
 import re
@@ -26,8 +26,8 @@ _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 def program() -> str:
     """The command that starts this program from the working directory, quoted for a shell.
 
-    The bare name works only if PATH leads to this very program, which it does not in a checkout whose
-    environment is not activated.
+    The bare name works only if PATH leads to this very program, which is not the case in a checkout whose
+    environment is not active.
     """
     started = Path(sys.argv[0])
     file = started if started.name == PROGRAM else Path(sysconfig.get_path("scripts"), PROGRAM)
@@ -39,19 +39,19 @@ def program() -> str:
     file = file.absolute()
     try:
         folder = Path.cwd()
-    except FileNotFoundError:  # it has been removed
+    except FileNotFoundError:  # it was removed
         return shlex.quote(str(file))
     # A path without a slash would be looked up in PATH, hence `file.parent`.
     return shlex.quote(str(file.relative_to(folder) if folder in file.parent.parents else file))
 
 
 class Parser(argparse.ArgumentParser):
-    """Its errors are two lines, without the usage, where the reason would be lost among dozens of flags.
+    """Prints errors in two lines, without the usage, whose dozens of flags would hide the reason.
 
     Sets `parser` in the parsed namespace to itself, or to the innermost sub-parser that was used.
     """
 
-    def __init__(self, **options: Any) -> None:  # noqa: ANN401 - what argparse takes
+    def __init__(self, **options: Any) -> None:  # noqa: ANN401 - argparse's options
         super().__init__(**options)
         self.set_defaults(parser=self)
 
@@ -61,7 +61,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}\nHelp: {command} --help\n")
 
     def unrecognized(self, arguments: Sequence[str]) -> str:
-        """An error message for unknown `arguments`, with the flags that were probably meant."""
+        """Returns an error message for unknown `arguments` that suggests similar flags."""
         flags = [argument.partition("=")[0] for argument in arguments if argument.startswith("-")]
         meant = [
             match for flag in flags for match in get_close_matches(flag, self._option_string_actions, n=1)
@@ -71,13 +71,12 @@ class Parser(argparse.ArgumentParser):
 
 
 def options_of(kind: type[Options], parsed: argparse.Namespace, **others: object) -> Options:
-    """A dataclass of the flags that are stored under the names of its fields, and of `others`, which take
-    precedence."""
+    """Builds a `kind` from the flags named like its fields and from `others`, which take precedence."""
     given = vars(parsed) | others
     return kind(**{field.name: given[field.name] for field in fields(kind) if field.name in given})
 
 
-# Types of flags' values for argparse; each raises `ArgumentTypeError`.
+# Types for argparse; each raises `ArgumentTypeError`.
 
 
 def port(text: str) -> int:
@@ -108,7 +107,7 @@ def size(text: str) -> int:
 
 
 def count(text: str) -> int:
-    """A whole number that is not negative."""
+    """Parses a non-negative integer."""
     if not re.fullmatch(r"\d{1,9}", text):
         raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of 0 or more")
     return int(text)

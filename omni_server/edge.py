@@ -1,5 +1,4 @@
-"""What the orchestrator asks of an edge that carries codec tokens, and how edge functions are found by
-name."""
+"""The interface of edges that carry codec tokens, and the lookup of edge functions by name."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,19 +13,18 @@ from omni_server.family import CodecLayout, FamilyModel
 
 @dataclass(frozen=True)
 class DecoderWindow:
-    """One piece of work for the decoder of codec tokens; its result is the waveform from `first_sample`
-    on."""
+    """One piece of work for the codec decoder; the result is the waveform from `first_sample` on."""
 
     token_ids: tuple[int, ...]
-    """The frames of the window, one behind the other."""
+    """The frames of the window, concatenated."""
     payload: bytes
-    """The stage's encoded input, see the model family's edge."""
+    """The stage's encoded input; see the family's edge."""
     first_sample: int
     num_samples: int
     num_computed: int
-    """Frames that are computed, where the decoder has kept what came before."""
+    """Frames to compute if the decoder has kept the state of earlier frames."""
     is_varied: bool
-    """The frames whose audio is asked for are not all the same."""
+    """The frames whose audio is requested are not all equal."""
 
 
 Frame = tuple[int, ...]
@@ -34,19 +32,18 @@ Frame = tuple[int, ...]
 
 
 class CodecEdge(Protocol):
-    """Cuts the codec tokens of one utterance into windows, in order and without gaps."""
+    """Cuts the codec tokens of one speech stream into contiguous windows, in order."""
 
     def use_ramp(self, new_blocks: Sequence[int]) -> None:
-        """Cut the utterance into windows of so many new blocks, instead of the plan's. Before the first
-        request."""
+        """Replace the plan's numbers of new blocks per window. Call it before the first window."""
         ...
 
     def push(self, frames: Sequence[Frame]) -> list[DecoderWindow]:
-        """New frames; the windows that have become complete."""
+        """Adds frames; returns the windows now complete."""
         ...
 
     def finish(self) -> list[DecoderWindow]:
-        """No further frames follow; the remaining windows."""
+        """Ends the stream; returns the remaining windows."""
         ...
 
 
@@ -59,9 +56,9 @@ class CodecEdgeFactory(Protocol):
 
 
 def check_longest_window(config: StageConfig, model: FamilyModel) -> None:
-    """Raises `ConfigError` if windows are cut that the `max_model_len` tokens of a decoder's stage cannot hold.
+    """Raises `ConfigError` if the longest window exceeds the `max_model_len` tokens of a decoder's stage.
 
-    In mode `whole` that depends on the utterance.
+    In mode `whole` it depends on the stream.
     """
     edge = config.speech_edge
     num_blocks = None if edge is None or edge.chunks is None else edge.chunks.longest_window_blocks
@@ -80,7 +77,7 @@ def check_longest_window(config: StageConfig, model: FamilyModel) -> None:
 
 
 def load_edge_function(name: str) -> object:
-    """`name` is `package.module:attribute`. Raises `ConfigError` if there is no such thing."""
+    """`name` is `package.module:attribute`. Raises `ConfigError` if it does not exist."""
     try:
         return imported(name)
     except ValueError as error:

@@ -64,7 +64,7 @@ class AuthenticationError(OmniError):
 
 
 class OriginNotAllowedError(InvalidRequestError):
-    """A browser sends the request on behalf of a web site that the operator did not allow."""
+    """A browser sent the request from a web site that the operator does not allow."""
 
     status = 403
     type = "permission_error"
@@ -72,8 +72,7 @@ class OriginNotAllowedError(InvalidRequestError):
 
 
 class HostNotAllowedError(InvalidRequestError):
-    """A server without keys that listens on loopback is addressed by a host name that an attacker may
-    control."""
+    """The request reaches a keyless loopback server under a host name that an attacker may control."""
 
     status = 403
     type = "permission_error"
@@ -89,7 +88,7 @@ class RateLimitError(OmniError):
 
 
 class OverloadedError(OmniError):
-    """The server as a whole is full, starting or shutting down; the same request may succeed later."""
+    """The server is full, starting or shutting down; the same request may succeed later."""
 
     status = 503
     type = "service_unavailable_error"
@@ -97,7 +96,7 @@ class OverloadedError(OmniError):
 
 
 class DeadlineExceededError(OmniError):
-    """The request's deadline passed; it was released in every stage."""
+    """The request missed its deadline and was released in every stage."""
 
     status = 504
     code = "request_timeout"

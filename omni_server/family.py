@@ -1,8 +1,8 @@
 """The interface between the server and a model family, and how the server finds a family.
 
 The server contains no model code. A stage config names a family, an object that implements `ModelFamily`;
-everything that depends on the checkpoint comes from the `FamilyModel` that the family opens. In this
-module, stages have the family's own names (`model_stage` in a stage config).
+everything that depends on the checkpoint comes from the `FamilyModel` that the family opens. This module
+uses the family's own names for stages (`model_stage` in a stage config).
 """
 
 import logging
@@ -37,8 +37,8 @@ class Prompt:
     videos: tuple[npt.NDArray[np.uint8], ...] = ()  # each [frames, height, width, 3]
     processor_kwargs: Mapping[str, object] = field(default_factory=dict)
     pieces: tuple[str, ...] = ()
-    """`text`, cut inside every string that merely spells a special token, so that tokenising each piece by
-    itself yields no special token. Empty if nothing has to be cut."""
+    """`text`, split inside every string that merely spells a special token, so that tokenising each piece
+    separately yields no special token. Empty if no split is needed."""
 
 
 @dataclass(frozen=True)
@@ -46,15 +46,15 @@ class DiffusionPrompt:
     """A rendered request for a diffusion entry."""
 
     token_ids: tuple[int, ...]
-    """One for each token that the request counts towards `max_num_batched_tokens`."""
+    """One id per token that counts towards `max_num_batched_tokens`."""
     payload: bytes
     """The stage's encoded input."""
 
 
 @dataclass(frozen=True)
 class EmbeddingsPrompt:
-    """Prompt of a stage that receives embeddings: the token ids that stand for the embeddings, and the
-    position from which embeddings are added instead of replacing the stage's own."""
+    """Prompt of a stage that receives embeddings: placeholder token ids, and the position from which
+    embeddings are added to the stage's own instead of replacing them."""
 
     token_ids: tuple[int, ...]
     num_replaced: int
@@ -98,11 +98,11 @@ class Quantizable:
     weights: frozenset[str]
     """Their names in a checkpoint that is not quantized."""
     method: str | None
-    """How this checkpoint stores them, such as `awq`; None: they are not quantized."""
+    """How this checkpoint stores them, such as `awq`; None if not quantized."""
     bits: float
     """Bits per weight in this checkpoint, including scales and zero points."""
     fp8_engine_args: Mapping[str, object]
-    """vLLM's engine arguments that quantize exactly these weights to FP8 while they are loaded."""
+    """vLLM engine arguments that quantize exactly these weights to FP8 during loading."""
 
 
 @dataclass(frozen=True)
@@ -112,22 +112,22 @@ class StageFootprint:
     tensors: Mapping[str, tuple[int, ...]]
     """Shapes of the weights that the stage loads, by their names in a checkpoint that is not quantized."""
     dtype: str
-    """The meaning of `dtype: auto` for the stage: float32, bfloat16 or float16."""
+    """What `dtype: auto` means for the stage: float32, bfloat16 or float16."""
     loads_float32: bool
     """Weights are float32 in memory, regardless of their type in the checkpoint."""
     encodes_media: bool
-    """The stage runs encoders of audio, images or video."""
+    """The stage runs audio, image or video encoders."""
     kv: KvLayout | None
-    """None: the stage has no KV cache."""
+    """None if the stage has no KV cache."""
     values_per_token: int
-    """An estimate of the largest number of values per token that a step holds at the same time."""
+    """Estimate of the most values per token that a step holds at the same time."""
     stream_state_bytes: int = 0
-    """Memory reserved at the start for each utterance whose state is kept, besides weights and KV cache."""
+    """Memory reserved at startup for each stream's state, besides weights and KV cache."""
     preparation_bytes: int = 0
-    """Memory needed besides the loaded weights while they are converted for the GPU; freed before the first
-    step."""
+    """Memory needed in addition to the loaded weights while they are converted for the GPU; freed before the
+    first step."""
     quantizable: Quantizable | None = None
-    """None: the stage is never quantized."""
+    """None if it is never quantized."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class NeededFile:
     """A file of a checkpoint's folder besides its weights."""
 
     names: tuple[str, ...]
-    """Alternative names; one of these files must exist."""
+    """Alternative names, one of which must exist."""
     purpose: str
 
 
@@ -147,15 +147,15 @@ class FamilyModel(Protocol):
     stop_ids: Mapping[str, tuple[int, ...]]
     """For each autoregressive stage, the tokens that end its sequence."""
     placeholder_ids: PlaceholderIds | None
-    """None: the prompt cannot contain media."""
+    """None if prompts cannot contain media."""
     codec: CodecLayout | None
-    """None: the model does not speak."""
+    """None if there is no speech."""
     row_width: int
-    """Width of the rows on an edge with embeddings; 0 if there is no such edge."""
+    """Width of the rows on an edge with embeddings; 0 without such an edge."""
     extra_rows_per_request: int
-    """Rows that the first payload of a request may contain besides those of its tokens."""
+    """Rows that the first payload of a request may contain in addition to one per token."""
     image_sizes: tuple[ImageSize, ...]
-    """Sizes of the images that the model can generate, the default first; empty: it generates none."""
+    """Sizes of images that the model can generate, the default first; empty if it generates none."""
 
     def prompt(
         self,
@@ -164,28 +164,28 @@ class FamilyModel(Protocol):
         outputs: Collection[Output],
         tools: Sequence[FunctionTool] = (),
     ) -> Prompt:
-        """Render a chat for an autoregressive entry; with "audio" among `outputs`, the system prompt that speech
-        needs is inserted where none is given. Calls are rendered, and asked for, as
-        `omni_server.protocol.tool_calls` says.
+        """Render a chat for an autoregressive entry. With "audio" in `outputs`, adds the system prompt that
+        speech needs unless the chat has one. Tool calls follow the format in
+        `omni_server.protocol.tool_calls`.
 
         Raises `InvalidRequestError` if the chat cannot be rendered.
         """
         ...
 
     def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
-        """The chat by which this model is given the task.
+        """Returns the chat that gives the model the task.
 
-        To `ReadAloud` the answer is the text itself (`SpeechOutput.text`), to `Transcribe` what was said.
+        The answer to `ReadAloud` is the text itself (`SpeechOutput.text`), to `Transcribe` what was said.
         Raises `InvalidRequestError` for a task that the model cannot do.
         """
         ...
 
     def embeddings_prompt(self, stage: str, source_ids: Sequence[int]) -> EmbeddingsPrompt:
-        """The prompt of a stage that receives embeddings from a source whose prompt is `source_ids`."""
+        """Returns the prompt of a stage that receives embeddings, given its source's prompt."""
         ...
 
     def image_prompt(self, messages: Sequence[ChatMessage], *, size: ImageSize, seed: int) -> DiffusionPrompt:
-        """For a diffusion entry. `size` is one of `image_sizes`; `seed`, 0 to 2**63 - 1, decides the noise.
+        """Renders a diffusion request. `size` is in `image_sizes`; `seed` (0 to 2**63 - 1) sets the noise.
 
         The last stage must return the pixels, RGB `[height, width, 3]` in [0, 1]. Raises
         `InvalidRequestError` if the messages cannot be rendered.
@@ -193,7 +193,7 @@ class FamilyModel(Protocol):
         ...
 
     def dtype_name(self) -> str:
-        """The checkpoint's own dtype, which `dtype: auto` selects: float32, bfloat16 or float16."""
+        """The checkpoint's dtype, which `dtype: auto` selects: float32, bfloat16 or float16."""
         ...
 
 
@@ -206,20 +206,20 @@ class ModelFamily(Protocol):
     """The supported values of `architectures` in config.json."""
     reference: str | None
     """`package.module:name` of an `omni_server.reference.ReferenceFactory`, another implementation of the
-    model that `omni-server verify` compares with; None if there is none."""
+    model for `omni-server verify` to compare with; None without one."""
     engine_modules: tuple[str, ...]
-    """Modules of its models, which the fork server imports once for all engines."""
+    """Model modules, which the fork server imports once for all engines."""
 
     def needed_files(self) -> tuple[NeededFile, ...]:
-        """The files that a checkpoint's folder must contain besides config.json and weights."""
+        """Returns the files that a folder must contain besides config.json and weights."""
         ...
 
     def footprints(self, model_dir: Path, config: StageConfig) -> dict[str, StageFootprint]:
-        """What each stage takes, by name; no weights are read. Raises `ConfigError` if config.json does not
-        tell.
+        """Returns the footprints by stage, without reading weights. Raises `ConfigError` if config.json lacks
+        the data.
 
-        Memory is planned and checked by it. It depends on the stages of `config`, their options and dtype,
-        but not on their lengths, batch sizes and devices.
+        Memory is planned and checked with them. They depend on the stages of `config`, their options and
+        dtype, but not on their lengths, batch sizes and devices.
         """
         ...
 
@@ -229,7 +229,7 @@ class ModelFamily(Protocol):
         ...
 
     def hf_overrides(self, model_stage: str) -> HfOverrides | None:
-        """Gives vLLM the stage's part of the checkpoint's config; None if vLLM reads the config unchanged."""
+        """Selects the stage's part of the checkpoint's config; None if vLLM reads the config unchanged."""
         ...
 
     def register(self) -> None:
@@ -238,7 +238,7 @@ class ModelFamily(Protocol):
 
 
 def open_model(family: ModelFamily, folder: Path) -> FamilyModel:
-    """Call `family.open`. Raises `ConfigError`, which names the folder, for every failure."""
+    """Call `family.open`. Raises `ConfigError`, naming the folder, for every failure."""
     try:
         return family.open(folder)
     except ConfigError:
@@ -248,18 +248,18 @@ def open_model(family: ModelFamily, folder: Path) -> FamilyModel:
 
 
 def servable_architectures() -> tuple[str, ...]:
-    """The architectures of all installed families."""
+    """All installed families' architectures."""
     return tuple(name for family in _installed() for name in family.architectures)
 
 
 def families_of_this_process() -> list[ModelFamily]:
-    """In an engine's process, the family that is served; in any other process, all installed families."""
+    """Returns the served family in an engine process, and all installed families elsewhere."""
     served = os.environ.get(MODEL_FAMILY_VARIABLE)
     return [load_family(served)] if served else _installed()
 
 
 def _installed() -> list[ModelFamily]:
-    """All installed families. A family that cannot be loaded is skipped with a warning."""
+    """Loads all installed families, skipping those that fail to load with a warning."""
     families = []
     for name in installed_families():
         try:
@@ -270,7 +270,7 @@ def _installed() -> list[ModelFamily]:
 
 
 def load_family(name: str) -> ModelFamily:
-    """The family that a stage config names. Raises `ConfigError` if it does not exist."""
+    """Load the family that a config names. Raises `ConfigError` if it does not exist."""
     try:
         return cast(ModelFamily, find_family(name))
     except ValueError as error:

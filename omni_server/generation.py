@@ -1,4 +1,4 @@
-"""The seam between the API and the orchestrator: what the API needs of the thing that generates."""
+"""The interface between the API and the orchestrator: what the API needs to generate answers."""
 
 from collections.abc import AsyncIterator
 from typing import Protocol
@@ -8,18 +8,18 @@ from omni_server.types import ChatMessage, ModelInfo, OmniEvent, OmniRequest, Pr
 
 
 class Generation(Protocol):
-    """One admitted request. Iterating gives events; ending the iteration in any way, `aclose()` included,
-    releases the request in every stage."""
+    """One admitted request. Iterating yields events; when the iteration ends, including by `aclose()`, the
+    request is released in every stage."""
 
     request_id: str
     prompt: PromptTokens
 
     def __aiter__(self) -> AsyncIterator[OmniEvent]:
-        """Events in order. Raises `OmniError` where the request fails."""
+        """Events in order. Raises `OmniError` if the request fails."""
         ...
 
     async def aclose(self) -> None:
-        """Stop and release; harmless when already ended."""
+        """Stop and release; does nothing after the end."""
         ...
 
 
@@ -32,28 +32,28 @@ class Generator(Protocol):
         """Validate against the model, tokenise and admit.
 
         Raises `InvalidRequestError` (unknown voice, prompt too long, ...), `OverloadedError`,
-        `StageDownError` if a stage that the request needs is being restarted, or `StageDeadError` if one died
-        meanwhile; after it returns, only generation itself can fail.
+        `StageDownError` if a stage that the request needs is being restarted, or `StageDeadError` if one dies
+        meanwhile. After it returns, only generation can fail.
         """
         ...
 
     def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
-        """The chat by which the served model is given the task."""
+        """Returns the chat that gives the model the task."""
         ...
 
     def is_ready(self) -> bool:
-        """True once a real request has passed all stages, and as long as `is_alive`."""
+        """True once a real request has passed all stages, while `is_alive` is true."""
         ...
 
     def is_alive(self) -> bool:
-        """False once a stage has died and will not be started again."""
+        """False once a stage has died and will not be restarted."""
         ...
 
     def stage_down(self) -> StageDownError | None:
-        """Which stage is being restarted, as an error for requests that need it; None if all are up."""
+        """Returns the error for requests that need a restarting stage; None if all stages are up."""
         ...
 
     def metrics_text(self) -> bytes:
-        """What it measures itself, in Prometheus' text format: none of the families of
+        """Returns its own metrics in Prometheus text format, without those of
         `omni_server.api.server_metrics`."""
         ...

@@ -1,5 +1,4 @@
-"""Log lines as text or JSON, of the server process and, through vLLM's logging configuration, of its
-engines."""
+"""Text or JSON logs of the server process and, through vLLM's logging configuration, of its engines."""
 
 import json
 import logging
@@ -21,7 +20,7 @@ Field = str | int | float | tuple[float, float]
 
 
 def set_up_logging(level: str, log_format: LogFormat) -> None:
-    """Log to stderr. To be called before vLLM is imported, which reads its logging configuration then.
+    """Log to stderr. Call it before importing vLLM, which reads its logging configuration on import.
 
     The operator's `VLLM_LOGGING_CONFIG_PATH` takes precedence.
     """
@@ -33,16 +32,16 @@ def set_up_logging(level: str, log_format: LogFormat) -> None:
 
 
 class StructuredMessage(ABC):
-    """A message made of fields: `logger.info(message)`. As text it is its summary and the fields as
+    """A message with fields: `logger.info(message)`. Its text is the summary and the fields as
     `name=value`."""
 
     @abstractmethod
     def summary(self) -> str:
-        """The event, in a few words."""
+        """A few words for the event."""
 
     @abstractmethod
     def fields(self) -> Mapping[str, Field]:
-        """Names and values, in the order in which they are logged. A pair of floats is a start and an end."""
+        """Returns names and values in logging order. A pair of floats is a start and an end."""
 
     def __str__(self) -> str:
         return " ".join(
@@ -59,7 +58,7 @@ class JsonFormatter(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "logger": record.name,
-            "pid": record.process,  # engines are processes of their own
+            "pid": record.process,  # engines are separate processes
         }
         if isinstance(record.msg, StructuredMessage):
             line["message"] = record.msg.summary()
@@ -72,7 +71,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def _rounded(value: Field) -> Field:
-    """Times to the microsecond."""
+    """Rounds to microseconds."""
     match value:
         case float():
             return round(value, 6)

@@ -1,7 +1,7 @@
-"""What to serve: a demo model, or MODEL, a local folder or Hugging Face hub id, which becomes a folder that
-holds a complete omni checkpoint; and what the checkpoint's `about.json` says of it.
+"""Resolves MODEL, a local folder or Hugging Face hub id, to a folder with a complete omni checkpoint. Also
+lists the demo models and reads a checkpoint's `about.json`.
 
-The hub client reads HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE itself.
+The hub client itself reads HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE.
 """
 
 import json
@@ -36,14 +36,14 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.pt"]
 """Configs, tokenizer and voices."""
 _WEIGHTS = ["*.safetensors"]
-"""Not what else a repository may hold: images, weights in other formats."""
+"""Excludes other files, such as images and weights in other formats."""
 
 
 @dataclass(frozen=True)
 class Demo:
     package: str
     folder: str
-    """Of the checkpoint, below the package."""
+    """The checkpoint, below the package."""
     served_name: str
 
     def path(self) -> Path:
@@ -55,7 +55,7 @@ DEFAULT_DEMO = "speaking"
 
 
 class HubUnreachableError(ConfigError):
-    """The checkpoint is not on this machine, and the hub cannot be asked for it."""
+    """The checkpoint is not on this machine, and the hub is unreachable."""
 
 
 def resolve_model_folder(
@@ -66,11 +66,11 @@ def resolve_model_folder(
     needs_weights: bool = True,
     on_progress: Callable[[str], None] = lambda line: None,
 ) -> Path:
-    """The folder of the checkpoint that `model` names; downloads it if it is a hub id that is not in the
-    cache. `architectures` are those that can be served.
+    """Returns the folder of the checkpoint `model`; downloads it if it is a hub id that is not in the cache.
+    `architectures` are the supported ones.
 
-    Raises `ConfigError` if there is no such folder or repository, or if it does not hold such a checkpoint,
-    and `HubUnreachableError` if a hub id cannot be looked up. `needs_weights=False` (load format `dummy`)
+    Raises `ConfigError` if the folder or repository does not exist or holds no such checkpoint, and
+    `HubUnreachableError` if a hub id cannot be looked up. `needs_weights=False` (load format `dummy`)
     accepts a folder without weights.
     """
     folder = Path(model).expanduser()
@@ -90,7 +90,7 @@ def resolve_model_folder(
 
 
 def has_gpu() -> bool:
-    """Whether this torch can use a GPU of this machine."""
+    """Whether torch can use a GPU here."""
     import torch  # takes a second, and `omni-server --help` imports this module
 
     return torch.cuda.device_count() > 0
@@ -99,11 +99,11 @@ def has_gpu() -> bool:
 def _download(
     repository: str, revision: str | None, patterns: list[str], on_progress: Callable[[str], None]
 ) -> Path:
-    tqdm.monitor_interval = 0  # its thread would stay, and engines are forked from a process with one thread
+    tqdm.monitor_interval = 0  # its thread would stay, but engines are forked from a single-threaded process
     name = repository if revision is None else f"{repository} (revision {revision})"
     on_progress(f"looking up {name} in {constants.HF_HUB_CACHE}")
     try:
-        # Shows its own progress bars, for each file and in all.
+        # Shows its own progress bars, per file and in total.
         return Path(snapshot_download(repository, revision=revision, allow_patterns=patterns))
     except GatedRepoError as error:
         raise ConfigError(
@@ -140,7 +140,7 @@ def _why_unreachable() -> str:
 
 
 def architectures_of(folder: Path) -> tuple[str, ...]:
-    """What the checkpoint's config.json says of them. Raises `ConfigError` if it cannot be read."""
+    """Returns `architectures` of config.json. Raises `ConfigError` if it cannot be read."""
     found = _read_json_object(folder / "config.json").get("architectures")
     return tuple(map(str, found)) if isinstance(found, list) else ()
 
@@ -195,8 +195,8 @@ def _read_json_object(path: Path) -> dict[str, object]:
 
 
 def read_about(model_dir: Path) -> AboutModel | None:
-    """What the makers of a checkpoint say about it in `about.json`; None if there is no such file. Raises
-    `ConfigError` if it is invalid."""
+    """Reads a checkpoint's `about.json`; None if there is no such file. Raises `ConfigError` if it is
+    invalid."""
     path = model_dir / "about.json"
     try:
         return TypeAdapter(AboutModel).validate_json(path.read_bytes())

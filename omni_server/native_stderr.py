@@ -1,8 +1,8 @@
-"""Logs what native libraries write to standard error, in the format of the log and at a limited rate.
+"""Logs what native libraries write to standard error, in the log's format and at a limited rate.
 
 C and C++ libraries write to file descriptor 2, bypassing Python's logging. Some write a line for every error
-in a client's input, so that a small request makes megabytes. Here the descriptor becomes a pipe, which a
-thread reads. The log itself and everything else that Python prints go to the real standard error as before.
+in a client's input, so that a small request produces megabytes. This module replaces the descriptor with a
+pipe that a thread reads. Python's own output, logs included, still goes to the real standard error.
 """
 
 import atexit
@@ -25,17 +25,17 @@ from omni_server.log_format import TEXT_FORMAT
 logger = logging.getLogger("native")
 
 MAX_LINES = 20
-"""Logged per `PERIOD_S`; the others are counted."""
+"""Logged per `PERIOD_S`; other lines are counted."""
 PERIOD_S = 10.0
 MAX_LINE_CHARS = 500
 _PIPE_BYTES = 1 << 20
-"""As much as Linux allows. A write to a full pipe is lost, and `std::cerr` is silent after that. It must not
-block: the reader needs the interpreter's lock, which the writing library may hold."""
+"""Linux's limit. A write to a full pipe is lost, and silences `std::cerr` from then on. It must not block:
+the reader needs the interpreter's lock, which the writing library may hold."""
 _READ_BYTES = 1 << 16
 _PARTIAL_LINE_S = 1.0
-"""A line without an end is logged as it is after this time."""
+"""An incomplete line is logged as it is after this time."""
 _LAST_LINES_S = 1.0
-"""Time for the reader to log the rest at the end of the process."""
+"""Time for the reader to log the rest when the process ends."""
 
 _STDERR = 2
 
@@ -43,9 +43,9 @@ _STDERR = 2
 @dataclass
 class _Redirection:
     raw: io.FileIO
-    """Under `sys.stderr`: its descriptor is `real` while this lasts."""
+    """Under `sys.stderr`; its descriptor is `real` meanwhile."""
     real: int
-    """What descriptor 2 was."""
+    """The old descriptor 2."""
     read_end: int
     write_end: int
     reader: threading.Thread = field(init=False)
@@ -57,25 +57,25 @@ _lock = threading.Lock()
 
 
 def redirect_native_stderr() -> None:
-    """Call once per process, after logging was set up; further calls do nothing. A forked process does not
-    inherit the redirection. Does nothing if `sys.stderr` is not Python's own for descriptor 2."""
+    """Call this once per process, after logging is set up; further calls do nothing. Forked processes do not
+    inherit it. Does nothing if `sys.stderr` is not Python's own stream for descriptor 2."""
     global _redirection
     with _lock:
         raw = _raw_stderr()
         if _redirection is not None or raw is None:
             return
-        if not logger.hasHandlers():  # in an engine, where vLLM sets up loggers of its own only
+        if not logger.hasHandlers():  # in an engine, where vLLM sets up only its own loggers
             handler = logging.StreamHandler(sys.stderr)
             handler.setFormatter(logging.Formatter(TEXT_FORMAT))
             logger.addHandler(handler)
-        resource_tracker.ensure_running()  # its reports of leaks go to the real standard error
+        resource_tracker.ensure_running()  # it reports leaks to the real standard error
         read_end, write_end = os.pipe()
         os.set_blocking(write_end, False)
-        with contextlib.suppress(OSError):  # beyond what the system allows its user
+        with contextlib.suppress(OSError):  # above the user's limit
             fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         _redirection = _Redirection(raw, os.dup(_STDERR), read_end, write_end)
         _point(raw, _redirection.real)
-        # What a library writes when it aborts the process is lost; this shows where it happened.
+        # If a library aborts the process, its message is lost; this shows where it happened.
         faulthandler.enable(file=_redirection.real)
         _redirection.reader = threading.Thread(
             target=_read, args=(read_end, _redirection.is_ending), name="native stderr", daemon=True
@@ -86,8 +86,7 @@ def redirect_native_stderr() -> None:
 
 @contextlib.contextmanager
 def real_stderr() -> Iterator[None]:
-    """Within the block, descriptor 2 is what it was before `redirect_native_stderr`: for starting programs,
-    which inherit it."""
+    """Restores descriptor 2 within the block, for starting programs, which inherit it."""
     with _lock:
         if _redirection is not None:
             os.dup2(_redirection.real, _STDERR)
@@ -99,14 +98,14 @@ def real_stderr() -> Iterator[None]:
 
 
 def _raw_stderr() -> io.FileIO | None:
-    """The unbuffered end of `sys.stderr`, if that is descriptor 2."""
+    """The raw stream of `sys.stderr`, if that is descriptor 2."""
     buffer = sys.stderr.buffer if isinstance(sys.stderr, io.TextIOWrapper) else None
     raw = buffer.raw if isinstance(buffer, io.BufferedWriter) else buffer
     return raw if isinstance(raw, io.FileIO) and raw.fileno() == _STDERR else None
 
 
 def _point(raw: io.FileIO, descriptor: int) -> None:
-    """In place: log handlers hold the stream, some of them since before this module was imported."""
+    """Changes `raw` in place, because log handlers already hold the stream."""
     raw.__init__(descriptor, "w", closefd=False)  # type: ignore[misc]
 
 
@@ -122,7 +121,7 @@ def _read(read_end: int, is_ending: threading.Event) -> None:
             rest = b""
             continue
         *lines, rest = (rest + os.read(read_end, _READ_BYTES)).split(b"\n")
-        rest = rest[: 4 * MAX_LINE_CHARS]  # no more is shown; a character takes up to 4 bytes
+        rest = rest[: 4 * MAX_LINE_CHARS]  # the shown part; a character takes up to 4 bytes
         log.write(lines)
         if is_ending.is_set() and not poll.poll(0):
             log.write([rest])
@@ -137,7 +136,7 @@ class _LimitedLog:
         self._num_dropped = 0
 
     def wait_s(self) -> float | None:
-        """Time until the number of dropped lines is logged; None if there are none."""
+        """Time until the number of dropped lines is logged; None without any."""
         return max(self._period_ends - time.monotonic(), 0.0) if self._num_dropped else None
 
     def write(self, lines: list[bytes]) -> None:
@@ -173,7 +172,7 @@ def _restore(redirection: _Redirection) -> None:
 
 @atexit.register
 def _end() -> None:
-    """Libraries write to the real standard error while Python itself ends."""
+    """Lets libraries write to the real standard error while Python exits."""
     global _redirection
     redirection, _redirection = _redirection, None
     if redirection is None:
@@ -181,13 +180,13 @@ def _end() -> None:
     os.dup2(redirection.real, _STDERR)
     redirection.is_ending.set()
     with contextlib.suppress(BlockingIOError):
-        os.write(redirection.write_end, b"\n")  # or the reader would wait for something to read
+        os.write(redirection.write_end, b"\n")  # wakes the reader
     redirection.reader.join(_LAST_LINES_S)
     _restore(redirection)
 
 
 def _after_fork() -> None:
-    """The reader is in the other process."""
+    """Only the parent has the reader."""
     global _redirection, _lock
     _lock = threading.Lock()
     redirection, _redirection = _redirection, None

@@ -1,4 +1,4 @@
-"""The pipeline for scripts and notebooks, without a server or an event loop.
+"""Runs the pipeline in scripts and notebooks, without server or event loop.
 
 from omni_server import Omni
 
@@ -53,10 +53,10 @@ class OmniOutput:
 
 
 class Omni:
-    """Starts the engines in the constructor; `close`, or the end of a `with` block, stops them.
+    """The constructor starts the engines; `close`, or the end of a `with` block, stops them.
 
-    Engines are separate processes: a script that uses this class needs the usual `if __name__ == "__main__":`
-    guard.
+    Engines are separate processes, so a script that uses this class needs the usual
+    `if __name__ == "__main__":` guard.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Omni:
         load_format: str = "auto",
     ) -> None:
         """`model` is a folder or a hub id; `stage_config` is a file, the name of a shipped config, a config,
-        or None for one that is made for the model and the GPUs of this machine.
+        or None, which makes one for the model and this machine's GPUs.
 
         Raises `ConfigError`.
         """
@@ -94,8 +94,8 @@ class Omni:
     ) -> OmniOutput:
         """Answer a chat; a string is one user turn.
 
-        `sampling` is keyed by stage name; `seed` seeds the waveform's noise. Raises `OmniError`, which is an
-        `InvalidRequestError` where the arguments are at fault.
+        `sampling` is keyed by stage name; `seed` seeds the waveform's noise. Raises `OmniError`, and
+        `InvalidRequestError` if an argument is invalid.
         """
         omni = self._running()
         return self._wait(collect(omni, _request(messages, voice, speech, sampling, seed, timeout_s)))
@@ -110,7 +110,7 @@ class Omni:
         seed: int | None = None,
         timeout_s: float | None = None,
     ) -> AsyncGenerator[OmniEvent, None]:
-        """The same as a stream of events, in the caller's own event loop. Closing it early (`aclose`) aborts
+        """Like `generate`, but yields events in the caller's event loop. Closing it early (`aclose`) aborts
         the request."""
         omni = self._running()
         request = _request(messages, voice, speech, sampling, seed, timeout_s)
@@ -130,7 +130,7 @@ class Omni:
                 self._started(generation.aclose())
 
     def close(self) -> None:
-        """Stop the engines; does nothing if already closed."""
+        """Stop the engines; further calls do nothing."""
         if self._omni is not None:
             omni, self._omni = self._omni, None
             self._wait(omni.stop())
@@ -154,12 +154,12 @@ class Omni:
         return self._started(work).result()
 
     def _started(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """`work` is done in the event loop of the engines."""
+        """Starts `work` in the engines' event loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
 
 async def collect(omni: AsyncOmni, request: OmniRequest) -> OmniOutput:
-    """The complete answer to one request. Raises `OmniError`."""
+    """Returns the complete answer. Raises `OmniError`."""
     text: list[str] = []
     token_ids: list[int] = []
     codes: list[int] = []

@@ -1,4 +1,4 @@
-"""The whole pipeline as one object, for the server and for programs with an event loop of their own."""
+"""The whole pipeline as one object, for the server and for programs with their own event loop."""
 
 import asyncio
 import hashlib
@@ -44,11 +44,11 @@ INPUT_MODALITIES: tuple[MediaKind, ...] = ("audio", "image", "video")
 Progress = Callable[[str], None]
 
 WARM_UP_LENGTH = 4
-"""Tokens, or frames of codec tokens, of each stage's answer to a request before the server is ready."""
+"""Tokens, or frames of codec tokens, that each stage generates for a warm-up request."""
 
 
 class AsyncOmni:
-    """Implements `omni_server.generation.Generator`. Made by `start`, ended by `stop`."""
+    """Implements `omni_server.generation.Generator`. Use `start` and `stop`."""
 
     def __init__(
         self,
@@ -73,13 +73,13 @@ class AsyncOmni:
         load_format: str = "auto",
         on_progress: Progress = lambda line: None,
     ) -> Self:
-        """Start all engines and send one request through them.
+        """Start all engines and warm them up with requests.
 
-        `load_format` is vLLM's ("auto", "dummy", ...). `on_progress` gets one line per step. Raises
-        `ConfigError` if the folder, the config or the machine does not allow it.
+        `load_format` is vLLM's ("auto", "dummy", ...). `on_progress` receives one line per step. Raises
+        `ConfigError` if the folder, the config or the machine is unsuitable.
         """
         set_engine_environment(config)
-        # vLLM reads its environment when it is first imported, so everything that imports it comes after.
+        # vLLM reads its environment on import, so modules that import it are imported here.
         from omni_server.engine.launcher import start_engines
         from omni_server.engine.supervisor import Supervisor
         from omni_server.orchestrator.orchestrator import Orchestrator
@@ -125,7 +125,7 @@ class AsyncOmni:
         return self._orchestrator.stage_down()
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
-        """Text of the text stage's `token_ids`, without special tokens."""
+        """Decodes the text stage's `token_ids` without special tokens."""
         return self._orchestrator.detokenize(token_ids)
 
     @property
@@ -134,11 +134,11 @@ class AsyncOmni:
         return self._orchestrator.num_running
 
     async def worker_count(self, name: "WorkerCount") -> dict[str, int]:
-        """See `ArHandle.worker_count`; per autoregressive stage."""
+        """`ArHandle.worker_count` per autoregressive stage."""
         return {handle.name: await handle.worker_count(name) for handle in self._engines.ar_handles()}
 
     def row_slots(self) -> dict[tuple[str, str], QueueLevel]:
-        """Per edge with a shared-memory queue, how far it is used."""
+        """The fill level of each edge's shared-memory queue."""
         return {
             edge: QueueLevel(ledger.queue.capacity, ledger.queue.num_in_use(), ledger.queue.num_published())
             for edge, ledger in self._engines.ledgers.items()
@@ -166,18 +166,18 @@ class AsyncOmni:
         }
 
     def engine_pids(self) -> dict[str, int]:
-        """Process ids of the engines of the stages that are up."""
+        """Process ids of the engines, for stages that are up."""
         return self._engines.pids()
 
     async def stop(self) -> None:
-        """Release running requests, end the engines, remove the queues."""
+        """Release running requests, stop engines, remove queues."""
         await self._orchestrator.close()
         await self._supervisor.stop()
         await self._engines.stop()
 
     async def _warm_up(self, config: StageConfig, on_progress: Progress) -> None:
-        """Send bursts of short requests (`_burst_sizes`) through every stage, so that everything slow happens
-        once, and failures show."""
+        """Send bursts of short requests (`_burst_sizes`) through every stage, to trigger slow first-time work
+        and reveal failures."""
         began, burst_sizes = time.monotonic(), _burst_sizes(config)
         try:
             for size in burst_sizes:
@@ -215,7 +215,7 @@ def warm_up_request(config: StageConfig, *, is_greedy: bool) -> OmniRequest:
         if isinstance(stage, ArStage):
             length = WARM_UP_LENGTH
             if speech is not None and name == speech.source:
-                length *= config.num_codebooks  # a frame that is not whole never reaches the decoder
+                length *= config.num_codebooks  # an incomplete frame never reaches the decoder
             sampling[name] = SamplingConfig(
                 temperature=0.0 if is_greedy else 1.0, max_tokens=length, min_tokens=length, ignore_eos=True
             )
@@ -230,7 +230,7 @@ def warm_up_request(config: StageConfig, *, is_greedy: bool) -> OmniRequest:
 
 
 async def _while_all_live(work: Coroutine[object, object, None], engines: "Engines") -> None:
-    """Does `work` before the supervisor watches. Raises `ConfigError` if an engine dies meanwhile."""
+    """Awaits `work`, before the supervisor runs. Raises `ConfigError` if an engine dies meanwhile."""
     working = asyncio.create_task(work)
     deaths = {asyncio.create_task(handle.processes.until_ended()): handle for handle in engines.handles()}
     try:
@@ -246,10 +246,10 @@ async def _while_all_live(work: Coroutine[object, object, None], engines: "Engin
 
 
 def _burst_sizes(config: StageConfig) -> list[int]:
-    """Numbers of requests at once that the stages are warmed up with.
+    """Numbers of concurrent requests in the warm-up bursts.
 
-    On a GPU kernels are compiled for batch sizes up to the next power of two, at their first use: a second in
-    which everybody waits. On a CPU nothing is compiled.
+    On a GPU, kernels are compiled at first use, for batch sizes up to the next power of two, which blocks all
+    requests for a second. On a CPU nothing is compiled.
     """
     if config.platform == "cpu":
         return [1]

@@ -13,7 +13,7 @@ from omni_server.types import ChatMessage
 
 @dataclass(frozen=True)
 class Difference:
-    """A step at which the reference prefers another token. Logits are its own, after its penalties."""
+    """A step where the reference prefers another token. Logits are the reference's, after penalties."""
 
     index: int
     ours: int
@@ -21,26 +21,26 @@ class Difference:
     margin: float
     """Logit of the reference's token minus the logit of our token; at least 0."""
     largest: float
-    """The largest absolute logit of the step, relative to which rounding is judged."""
+    """The step's largest absolute logit, the scale for judging rounding."""
 
 
 @dataclass(frozen=True)
 class ReferenceJob:
-    """An answer of this server, and the request that it answers. T is the number of codec tokens."""
+    """An answer of this server, and its request. T is the number of codec tokens."""
 
     messages: tuple[ChatMessage, ...]
     voice: str | None
-    """None: only the text is compared."""
+    """None to compare the text only."""
     noise_seed: int
-    """Seed of the decoder's noise, as the family's edge class gets it."""
+    """Seed of the decoder's noise, as passed to the family's edge class."""
     given_text: str | None
-    """The text that was read word for word; None: the model generated the text."""
+    """The text that was read word for word; None if the model generated it."""
     text_ids: tuple[int, ...]
     codes: tuple[int, ...]  # T
     max_text_tokens: int
     max_codes: int
     repetition_penalties: Mapping[str, float]
-    """For each autoregressive stage, by the family's name for it. Sampling is greedy otherwise."""
+    """By the family's names of autoregressive stages. Sampling is otherwise greedy."""
 
 
 @dataclass(frozen=True)
@@ -52,22 +52,21 @@ class ReferenceAnswer:
     """Tokens of the given text."""
     codes: tuple[Difference, ...]
     waveform: npt.NDArray[np.float32]
-    """[num_samples], from the same codes and noise, at the decoder's rate; empty if there are no codes."""
+    """[num_samples], from the same codes and noise, at the decoder's rate; empty without codes."""
 
 
 class Reference(Protocol):
     """One checkpoint, loaded by another implementation of the model."""
 
     def answer(self, job: ReferenceJob) -> ReferenceAnswer:
-        """Generate greedily, teacher-forced with the tokens of `job`. The message of any exception is
-        reported."""
+        """Generate greedily, teacher-forced with the tokens of `job`. Exceptions' messages are reported."""
         ...
 
 
 class ReferenceFactory(Protocol):
-    """The object that `ModelFamily.reference` names. It is called in a separate process."""
+    """The object that `ModelFamily.reference` names, called in a separate process."""
 
     def __call__(self, folder: Path, *, device: str, dtype: str) -> Reference:
-        """`device` is torch's name, such as cuda:0. `dtype` is that of the autoregressive stages; all other
-        stages compute in float32."""
+        """`device` is torch's name, such as cuda:0. `dtype` applies to autoregressive stages; all others
+        compute in float32."""
         ...

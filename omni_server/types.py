@@ -1,4 +1,4 @@
-"""What goes into the server and what comes out of it: requests and events. No I/O, no torch, no vLLM."""
+"""The requests that enter the server and the events that leave it. No I/O, no torch, no vLLM."""
 
 import math
 from collections.abc import Mapping
@@ -13,10 +13,10 @@ Role = Literal["system", "user", "assistant", "tool"]
 MediaKind = Literal["audio", "image", "video"]
 FinishReason = Literal["stop", "length", "tool_calls"]
 Output = Literal["text", "audio", "image"]
-"""What a model can answer with, and the API can send."""
+"""What a model can generate and the API can send."""
 
 SAMPLE_RATE_HZ = 24_000
-"""Rate of every waveform that leaves the server; OpenAI's `pcm16` is defined at this rate."""
+"""Sample rate of every output waveform; OpenAI's `pcm16` is defined at this rate."""
 
 
 @dataclass(frozen=True)
@@ -76,19 +76,19 @@ class FunctionTool:
     parameters: str
     """JSON schema of the arguments."""
     strict: bool = False
-    """Arguments must follow the schema, also where the model is free to call or not."""
+    """Arguments must follow the schema, even if the call itself is optional."""
 
 
 @dataclass(frozen=True)
 class ToolUse:
     tools: tuple[FunctionTool, ...]
-    """All that the prompt shows."""
+    """All tools in the prompt."""
     callable_names: frozenset[str]
-    """Those among them that may be called in this turn."""
+    """The tools that may be called in this turn."""
     is_required: bool = False
     """The answer must be a call."""
     is_parallel: bool = True
-    """It may be several calls."""
+    """Allows several calls."""
 
 
 StructuredOutputKind = Literal["json", "regex", "choice", "grammar", "structural_tag"]
@@ -96,20 +96,20 @@ StructuredOutputKind = Literal["json", "regex", "choice", "grammar", "structural
 
 @dataclass(frozen=True)
 class StructuredOutput:
-    """What the text must look like."""
+    """A constraint on the text."""
 
     kind: StructuredOutputKind
     value: str
     """`json`: the schema, as JSON. `choice`: a JSON array of strings. `structural_tag`: xgrammar's, as
     JSON."""
     param: str
-    """The request's field that asked for it, for errors."""
+    """The request's field that sets it, for errors."""
 
 
 @dataclass(frozen=True)
 class SamplingConfig:
-    """Sampling of one autoregressive stage. `None` means: the value of the stage below this one in
-    precedence (request over stage config over the engine's own default)."""
+    """Sampling of one autoregressive stage. `None` falls back to the next level: request, then stage config,
+    then the engine's own default."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -131,20 +131,20 @@ class SamplingConfig:
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] | None = None
     logprobs: int | None = None
-    """Report the log-probability of each sampled token, and of this many of the likeliest; may be 0."""
+    """Report the log-probability of each sampled token and this many of the likeliest; may be 0."""
 
 
 @dataclass(frozen=True)
 class SpeechOutput:
-    """Present in a request that wants to be answered by voice."""
+    """Present in a request for a spoken answer."""
 
     voice: str | None = None
-    """A name out of `ModelInfo.voices`; None is the model's default voice."""
+    """A name in `ModelInfo.voices`; None selects the model's default voice."""
     seed: int | None = None
     """Seed of the waveform's noise; None draws one."""
     text: str | None = None
-    """What is spoken, word for word, as the answer to the messages. The model reads it and writes nothing: its
-    sampling does not count. None speaks what the model writes."""
+    """Text to speak, word for word, as the answer to the messages. The model generates no text, so its
+    sampling has no effect. None speaks the model's text."""
 
 
 @dataclass(frozen=True)
@@ -161,17 +161,17 @@ class ImageSize:
 
 @dataclass(frozen=True)
 class ImageOutput:
-    """Present in a request that wants to be answered with an image."""
+    """Present in a request for an image."""
 
     size: ImageSize | None = None
-    """One of `ModelInfo.image_sizes`; None is the first of them."""
+    """One of `ModelInfo.image_sizes`; None selects the first."""
     seed: int | None = None
     """Seed of the noise, 0 to 2**63 - 1; None draws one."""
 
 
 @dataclass(frozen=True)
 class ReadAloud:
-    """The task to speak `text`, in the manner that `instructions` describe."""
+    """The task to speak `text` in the manner that `instructions` describe."""
 
     text: str
     instructions: str | None = None
@@ -179,14 +179,14 @@ class ReadAloud:
 
 @dataclass(frozen=True)
 class Transcribe:
-    """The task to transcribe what is said in `audio`: in its own language, or translated to English."""
+    """The task to transcribe the speech in `audio`, in its own language or translated to English."""
 
     audio: AudioPart
     to_english: bool = False
     language: str | None = None
-    """ISO 639-1 code of the language that is spoken, if it is known."""
+    """ISO 639-1 code of the spoken language, if known."""
     hint: str | None = None
-    """Words that may occur, or the text before: OpenAI's `prompt`."""
+    """Words that may occur, or preceding text: OpenAI's `prompt`."""
 
 
 Task = ReadAloud | Transcribe
@@ -194,33 +194,33 @@ Task = ReadAloud | Transcribe
 
 @dataclass(frozen=True)
 class OmniRequest:
-    """One chat turn to answer. `sampling` is keyed by the names of stages."""
+    """One chat turn to answer. `sampling` is keyed by stage name."""
 
     request_id: str
     messages: tuple[ChatMessage, ...]
     speech: SpeechOutput | None = None
     sampling: Mapping[str, SamplingConfig] = field(default_factory=dict)
     deadline_s: float | None = None
-    """Seconds from `began_at` until the request fails; None is the server's `--request-timeout`."""
+    """Seconds from `began_at` until the request fails; None uses the server's `--request-timeout`."""
     began_at: float | None = None
-    """`time.monotonic()` when the request began, for those that are submitted one after the other but belong
-    together; None is when it is submitted."""
+    """`time.monotonic()` at which the request began, for related requests that are submitted one after the
+    other; None uses the time of submission."""
     is_another_choice: bool = False
-    """Of a prompt that another request has brought already."""
+    """Another choice for a prompt that was already submitted."""
     is_logged: bool = True
-    """At level DEBUG, the log gets a line with all its times when it has been answered."""
+    """Log a line with all its times at level DEBUG when it completes."""
     tools: ToolUse | None = None
-    """With speech: only what the answer says before its first call is spoken."""
+    """With speech, only the text before the first call is spoken."""
     structured_output: StructuredOutput | None = None
     image: ImageOutput | None = None
     can_be_shortened: bool = False
-    """The caller has a shorter prompt to try: one that leaves less room than the default `max_tokens`
-    is refused with `context_length_exceeded`. Without it the answer gets the room that is left."""
+    """The caller can retry with a shorter prompt, so one that leaves less room than the default
+    `max_tokens` is refused: `context_length_exceeded`. Otherwise the answer gets the remaining room."""
 
 
 @dataclass(frozen=True)
 class PromptTokens:
-    """How many tokens of the prompt stand for what; `text` includes the chat template's own."""
+    """Prompt tokens by kind; `text` includes those of the chat template."""
 
     total: int
     text: int
@@ -234,7 +234,7 @@ class PromptTokens:
 class Usage:
     prompt: PromptTokens
     text_tokens: int
-    """Tokens of the text, the end token included; or those of `SpeechOutput.text`."""
+    """Tokens of the text including the end token, or of `SpeechOutput.text`."""
     codec_tokens: int
     """Codec frames that became audio; 0 without speech."""
 
@@ -243,44 +243,43 @@ class Usage:
 class TokenLogprob:
     text: str
     utf8: bytes
-    """What the token adds to the text; empty for a special token. May end inside a character."""
+    """The text that the token adds; empty for a special token. May end inside a character."""
     logprob: float
-    """Natural logarithm, of the model's own distribution; -inf for a token that a constraint rules out."""
+    """Natural logarithm, under the model's own distribution; -inf for tokens that a constraint excludes."""
 
 
 @dataclass(frozen=True)
 class SampledToken:
     sampled: TokenLogprob
     top: tuple[TokenLogprob, ...]
-    """The likeliest ones, most likely first."""
+    """The likeliest tokens, likeliest first."""
 
 
 @dataclass(frozen=True)
 class TextDelta:
-    """New text. `text` may be empty: while a character is incomplete, or inside a tool
-    call."""
+    """New text. `text` may be empty while a character is incomplete or inside a tool call."""
 
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[SampledToken, ...] = ()
-    """Of the tokens whose text has come by now, the end token excluded; only where they were asked for."""
+    """For the tokens whose text is complete, except the end token; only if requested."""
 
 
 @dataclass(frozen=True)
 class ToolCallDelta:
-    """The next piece of a tool call. Calls come one after the other."""
+    """The next piece of a tool call. Calls do not interleave."""
 
     index: int
     call_id: str | None
-    """With the first piece of a call only, as is `name`."""
+    """Like `name`, only in the first piece of a call."""
     name: str | None
     arguments: str
-    """Joined, they are the arguments as the model wrote them: JSON, unless the model is wrong or was cut."""
+    """The pieces join to the arguments as the model wrote them: JSON, unless it erred or was cut off."""
 
 
 @dataclass(frozen=True)
 class CodecDelta:
-    """New frames of codec tokens, one behind the other, the stop token excluded. They come in blocks."""
+    """New frames of codec tokens, concatenated, without the stop token. They arrive in blocks."""
 
     codes: tuple[int, ...]
 
@@ -307,40 +306,40 @@ class TextDone:
 
 @dataclass(frozen=True)
 class WindowTimes:
-    """One window of codec tokens, in seconds since the request was started."""
+    """Times of one window of codec tokens, in seconds since the request began."""
 
     ready_s: float
-    """All of its codec tokens had arrived."""
+    """All its codec tokens arrived."""
     sent_s: float
     computed_s: float
-    """Its audio came back."""
+    """Its audio arrived."""
 
 
 @dataclass(frozen=True)
 class StageTimes:
-    """What one stage did for a request, in seconds since the request was started."""
+    """Times of one stage for a request, in seconds since the request began."""
 
     submitted_s: float
-    """The stage was given the request: a stage that gets embeddings, with those of the prompt; a decoder, when
-    the codec tokens of its first window had arrived."""
+    """The stage received the request: with the prompt's embeddings if it receives embeddings; for a decoder,
+    when all codec tokens of its first window had arrived."""
     first_output_s: float | None = None
-    """None for a stage without output. Tokens may come in blocks. Audio counts when it leaves for the
+    """None for a stage without output. Tokens may arrive in blocks. Audio counts when it is sent to the
     caller."""
     last_output_s: float | None = None
     windows: tuple[WindowTimes, ...] = ()
-    """Of the stage that gets the codec tokens."""
+    """Only for the codec decoder."""
 
 
 @dataclass(frozen=True)
 class Finished:
-    """Always the last event of a request that did not fail. A failure raises `OmniError` instead."""
+    """The last event of every successful request. A failure raises `OmniError` instead."""
 
     finish_reason: FinishReason
-    """`tool_calls` where the answer ended by itself and holds one."""
+    """`tool_calls` if it ended by itself and has a call."""
     usage: Usage
     times: Mapping[str, StageTimes] = field(default_factory=dict)
-    """By the name of the stage, those first that were given the request first. Stages that the request did not
-    need are absent."""
+    """By stage name, in the order in which the stages received the request. Stages that it did not need are
+    absent."""
 
 
 OmniEvent = TextDelta | ToolCallDelta | CodecDelta | AudioDelta | ImageDone | TextDone | Finished
@@ -351,35 +350,34 @@ ExamplePrompt = Annotated[str, Field(min_length=1, max_length=300, pattern=r"\S"
 
 @dataclass(frozen=True)
 class AboutModel:
-    """What the makers of the checkpoint say about it in `about.json`, for example `{"notice": "This model knows a
-    few sentences only.", "example_prompts": ["What are you?"], "longest_passage": 100}`."""
+    """The checkpoint's `about.json`, for example `{"notice": "This model knows a few sentences only.",
+    "example_prompts": ["What are you?"], "longest_passage": 100}`."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid")
 
     notice: Annotated[str, Field(min_length=1, max_length=600, pattern=r"\S")] | None = None
     """One or two plain sentences for a banner."""
     example_prompts: Annotated[tuple[ExamplePrompt, ...], Field(max_length=8)] = ()
-    """Questions that the model can answer; empty where the checkpoint names none."""
+    """Questions that the model can answer; empty if the checkpoint lists none."""
     longest_passage: Annotated[int, Field(ge=1)] | None = None
-    """Letters that the model can read aloud in one utterance, if it spells all words; None for no limit of
-    its own."""
+    """Letters that the model can read per request if it spells all words; None if it sets no limit."""
 
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What the API tells about the served model."""
+    """What the API reports about the model."""
 
     name: str
     """First served name; what responses report as `model`."""
     aliases: tuple[str, ...]
-    """Further names that requests may use."""
+    """Other names that requests may use."""
     voices: tuple[str, ...]
-    """Empty if the deployment does not speak: requests for speech are refused then."""
+    """Empty if the deployment does not speak; requests for speech are then refused."""
     default_voice: str | None
     outputs: frozenset[Output]
-    """What it answers with."""
+    """What it generates."""
     text_stage: str | None
-    """Name of the stage that writes the text; None where none does."""
+    """Name of the stage that generates the text, or None."""
     speech_stage: str | None
     """Name of the stage that samples the codec tokens; None without speech."""
     max_model_len: int
@@ -388,10 +386,10 @@ class ModelInfo:
     created: int
     """Unix time of the server's start."""
     fingerprint: str
-    """Differs where the server's version, the checkpoint's config or the stage config do."""
+    """Changes with the server's version, the checkpoint's config and the stage config."""
     about: AboutModel | None = None
-    """None where the checkpoint says nothing."""
+    """None without an `about.json`."""
     longest_speech_s: float = math.inf
-    """What the model says in one request at most, where a request sets no limit."""
+    """Longest speech per request, if the request sets no limit."""
     image_sizes: tuple[ImageSize, ...] = ()
-    """Of the images that it makes, the default first; empty where it makes none."""
+    """Sizes of the images it generates, the default first; empty without images."""

@@ -1,2 +1,2 @@
-"""`omni-server check`: whether a checkpoint fits a machine with a stage config, found out without starting
-anything."""
+"""`omni-server check`: determines whether a checkpoint fits a machine with a stage config, without starting
+it."""

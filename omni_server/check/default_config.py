@@ -1,5 +1,5 @@
-"""The checkpoint and the stage config that a command runs: the config that is named, else one planned for this
-machine's GPUs, or made for a CPU."""
+"""Resolves the checkpoint and the stage config of a command: the named config, or else one that is planned
+for this machine's GPUs or CPU."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -30,12 +30,12 @@ from omni_server.model_folder import (
 logger = logging.getLogger(__name__)
 
 LARGEST_DEMO = 500_000_000
-"""Parameters of a checkpoint that is taken for a demo (those of scripts/make_demo_checkpoint have some
-millions) and runs on any machine. The smallest genuine model of the family has 5.5 billion."""
+"""Most parameters of a checkpoint that counts as a demo (those of scripts/make_demo_checkpoint have a few
+million) and runs on any machine. The family's smallest genuine model has 5.5 billion."""
 
 
 def base_config_name(*, on_gpu: bool) -> str:
-    """The shipped config that a plan starts from."""
+    """Names the shipped config that plans use."""
     return GPU_CONFIG if on_gpu else CPU_CONFIG
 
 
@@ -49,11 +49,11 @@ def resolve_deployment(
     needs_weights: bool = True,
     on_progress: Callable[[str], None] = lambda line: None,
 ) -> tuple[Path, StageConfig]:
-    """The checkpoint's folder, downloaded if need be, and the config: `stage_config`, which may be a file or the
-    name of a shipped one, or one that is made for `model` and this machine.
+    """Returns the checkpoint's folder, downloaded if necessary, and the config. `stage_config` may be a file
+    or the name of a shipped config; None makes one for `model` and this machine.
 
-    Raises `ConfigError` for a config that is not valid, or that this machine cannot run, before weights are
-    downloaded.
+    Raises `ConfigError` for an invalid config, or one that this machine cannot run, before downloading
+    weights.
     """
     if stage_config is None:
         folder = resolve_model_folder(
@@ -93,13 +93,13 @@ def resolve_deployment(
 def default_stage_config(
     folder: Path, name: str, *, use_cpu: bool = False, quantization: Quantization | None = None
 ) -> StageConfig:
-    """For the checkpoint in `folder` on this machine. `name` is how messages call the model.
+    """Makes a config for a checkpoint and this machine. `name` is the model's name in messages.
 
-    Raises `ConfigError`, in one line, where it cannot run.
+    Raises a one-line `ConfigError` if it cannot run.
     """
     on_gpu = has_gpu() and not use_cpu
     base = load_stage_config(find_shipped_config(base_config_name(on_gpu=on_gpu)))
-    set_engine_environment(base)  # before the family imports what reads it
+    set_engine_environment(base)  # the family's imports read it
     family = load_family(base.model_family)
     if set(family.architectures).isdisjoint(found := architectures_of(folder)):
         raise ConfigError(
@@ -129,8 +129,7 @@ def chosen_config(
     use_cpu: bool = False,
     quantization: Quantization | None = None,
 ) -> StageConfig:
-    """The plan for `gpus`, made from `base`; without any, `base` or the demo's config. Raises
-    `ConfigError`."""
+    """Plans `base` for `gpus`; without GPUs, returns `base` or the demo's config. Raises `ConfigError`."""
     if gpus:
         return plan(gpus, base, model, quantization)
     if quantization is not None:
@@ -147,7 +146,7 @@ def chosen_config(
 
 
 def describe(config: StageConfig) -> str:
-    """The plan in one line."""
+    """A one-line summary."""
     stages = []
     for name, stage in config.stages.items():
         where = f"device {','.join(map(str, stage.devices))}, share {stage.gpu_memory_utilization:g}, "

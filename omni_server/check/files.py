@@ -1,8 +1,8 @@
-"""The checkpoint's folder, which `resolve_model_folder` has found: is everything there, whole, and of the model
-that its config.json describes?
+"""Checks whether a checkpoint's folder, found by `resolve_model_folder`, is complete, undamaged, and matches
+its config.json.
 
-`serve` asks whether anything is damaged, and, if an engine did not start, whether that is the files' fault:
-vLLM's own messages for damaged files are hundreds of lines, the last of which names neither the file nor the
+`serve` checks for damage at startup, and again if an engine does not start, to see whether files are the
+cause: for damaged files vLLM prints hundreds of lines, the last of which names neither the file nor the
 reason.
 """
 
@@ -24,9 +24,9 @@ def refuse_damaged_files(folder: Path, config: StageConfig, *, load_format: str)
 
 
 def explained(error: ConfigError, folder: Path, config: StageConfig, *, load_format: str) -> ConfigError:
-    """The `error` of a failed start, preceded by what is wrong with the checkpoint's files, if anything.
+    """Prefixes the `error` of a failed start with the problems of the checkpoint's files, if any.
 
-    Compares every weight with what config.json describes, which takes seconds.
+    Compares every weight with config.json, which takes seconds.
     """
     try:
         footprints = load_family(config.model_family).footprints(folder, config)
@@ -39,8 +39,8 @@ def explained(error: ConfigError, folder: Path, config: StageConfig, *, load_for
 def _damage(
     folder: Path, config: StageConfig, footprints: Mapping[str, StageFootprint], *, load_format: str
 ) -> str:
-    """In one line; empty: there is none."""
-    set_engine_environment(config)  # before the family imports what reads it
+    """One line; empty if there is none."""
+    set_engine_environment(config)  # the family's imports read it
     problems = list(small_file_problems(folder, load_family(config.model_family)))
     if load_format != "dummy":
         problems += weight_problems(folder, read_weights(folder), footprints)
@@ -48,7 +48,7 @@ def _damage(
 
 
 def small_file_problems(folder: Path, family: ModelFamily) -> Iterator[str]:
-    """Tokenizer, preprocessor, voices: missing files and damaged JSON."""
+    """Yields missing tokenizer, preprocessor or voice files and bad JSON."""
     for needed in family.needed_files():
         if not any((folder / name).is_file() for name in needed.names):
             yield f"{folder} lacks {needed.purpose}: {' or '.join(needed.names)}; download it too"
@@ -62,7 +62,7 @@ def small_file_problems(folder: Path, family: ModelFamily) -> Iterator[str]:
 def weight_problems(
     folder: Path, stored: StoredWeights, footprints: Mapping[str, StageFootprint]
 ) -> Iterator[str]:
-    """Files that are missing or damaged, and weights that are missing or misshapen."""
+    """Yields missing or damaged files, and weights that are missing or misshapen."""
     if not (stored.num_files or stored.problems):
         yield (
             f"{folder} has no weights (*.safetensors): download them, or serve random ones with "
@@ -77,7 +77,7 @@ def weight_problems(
 
 
 def _type_problems(folder: Path, stored: StoredWeights) -> Iterator[str]:
-    """Integers would be used as the weights themselves, and produce noise. The first one."""
+    """Yields the first integer weight: it would be used as it is, and produce noise."""
     for name, tensor in stored.tensors.items():
         if name.endswith((".weight", ".bias")) and tensor.dtype in WHOLE_NUMBERS:
             yield (
@@ -88,7 +88,7 @@ def _type_problems(folder: Path, stored: StoredWeights) -> Iterator[str]:
 
 
 def _differences(stage: str, footprint: StageFootprint, stored: StoredWeights) -> Iterator[str]:
-    """Missing weights, and the first with another shape."""
+    """Yields missing weights and the first wrong shape."""
     missing = [name for name in footprint.tensors if name not in stored.tensors]
     if missing:
         yield (
@@ -106,6 +106,6 @@ def _differences(stage: str, footprint: StageFootprint, stored: StoredWeights) -
 
 
 def _is_quantized(folder: Path) -> bool:
-    """Quantized weights have names and shapes of their own."""
+    """Quantized weights have different names and shapes."""
     document = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     return "quantization_config" in document

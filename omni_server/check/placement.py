@@ -1,7 +1,6 @@
-"""A stage config for the GPUs that there are: which stages run where, with which shares, lengths and batch
-sizes.
+"""Plans a stage config for the available GPUs: devices, shares, lengths and batch sizes of all stages.
 
-Nothing here looks at the machine: sizes come in, a stage config or the reason why there is none comes out.
+This module does not inspect the machine: it takes sizes and returns a stage config, or raises the reason.
 """
 
 import math
@@ -27,14 +26,14 @@ from omni_server.family import StageFootprint
 Quantization = Literal["fp8", "awq", "gptq"]
 
 TOKENS_PER_REQUEST = 1024
-"""KV cache that each of `max_num_seqs` requests is given room for: about 20 s of speech of Qwen2.5-Omni, where
-the prompt and 50 codec tokens per second stand. Requests that grow beyond what there is are preempted."""
+"""KV cache tokens per request for `max_num_seqs` requests: about 20 s of Qwen2.5-Omni's speech, with the
+prompt and 50 codec tokens per second. Requests that outgrow the KV cache are preempted."""
 
 _SHARE_STEPS = 10_000
 """Shares are multiples of a ten-thousandth of their device."""
 _INT4 = "awq"
 _INT4_BITS = 4.16
-"""4 bits, and for each group of 128 a scale of 16 and a zero point of 4."""
+"""4 bits, plus a 16-bit scale and a 4-bit zero point per group of 128."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +51,13 @@ class ModelSizes:
 
 @dataclass(frozen=True)
 class _Size:
-    """Upper bounds of what a deployment takes on at once."""
+    """Upper bounds of a deployment's concurrent load."""
 
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
     max_cudagraph_capture_size: int
-    """Tokens of the largest step with a CUDA graph: of the 7B's thinker, graphs of up to 512 take 1.3 GB."""
+    """Tokens of the largest step with a CUDA graph: the 7B thinker's graphs of up to 512 take 1.3 GB."""
 
 
 _SIZES = (
@@ -70,22 +69,22 @@ _SIZES = (
     _Size(8192, 4, 1024, 16),
     _Size(4096, 4, 1024, 16),
 )
-"""The largest that fits is chosen. What the shipped config has less of stays as it is there."""
+"""The largest that fits is chosen. Smaller values in the shipped config are kept."""
 
 _Devices = dict[str, Gpu]
 """By stage."""
 _Fields = dict[str, object]
-"""Of one stage: new values by name."""
+"""A stage's new values by name."""
 
 
 def plan(
     gpus: Sequence[Gpu], base: StageConfig, model: ModelSizes, quantization: Quantization | None
 ) -> StageConfig:
-    """`base` with devices, shares, lengths, batch sizes and precision such that `model` fits `gpus`.
+    """Sets devices, shares, lengths, batch sizes and precision in `base` so that `model` fits `gpus`.
 
-    On a GPU for which `base` is made it stays as it is. The largest deployment that fits is chosen, on one
-    GPU where that does, else with the first stage on one and the others on a second. Raises `ConfigError`,
-    whose one line says what would fit.
+    `base` stays unchanged if it fits one GPU. Otherwise chooses the largest deployment that fits, on one GPU
+    if possible, else with the first stage on one and the others on a second. Raises a one-line `ConfigError`
+    that says what would fit.
     """
     base = _quantized(base, model, quantization)
     gpus = [gpu for gpu in gpus if _has_bfloat16(gpu)] or gpus
@@ -97,7 +96,7 @@ def plan(
 
 
 def check_cpu_plan(machine: DeviceMemory, config: StageConfig, model: ModelSizes) -> None:
-    """Raises `ConfigError` if the stages do not fit the memory of a machine."""
+    """Raises `ConfigError` if the stages do not fit the machine's memory."""
     needs = [
         stage_needs(name, config, footprint, model.stored, None)
         for name, footprint in model.footprints.items()
@@ -111,12 +110,12 @@ def check_cpu_plan(machine: DeviceMemory, config: StageConfig, model: ModelSizes
 
 
 def _quantized(base: StageConfig, model: ModelSizes, quantization: Quantization | None) -> StageConfig:
-    """`base` with the engine arguments that the wanted precision takes. Raises `ConfigError` where the
-    checkpoint's own is another one."""
+    """Adds the engine arguments for the wanted precision to `base`. Raises `ConfigError` if the checkpoint
+    has another."""
     found = {name: fp.quantizable for name, fp in model.footprints.items() if fp.quantizable is not None}
     methods = {quantizable.method for quantizable in found.values() if quantizable.method is not None}
     if quantization is None or quantization in methods:
-        return base  # vLLM goes by the checkpoint
+        return base  # vLLM reads the checkpoint
     if methods:
         raise ConfigError(
             f"--quantization {quantization}: the weights of {model.name} are quantized already, with "
@@ -151,7 +150,7 @@ def _fitting(gpus: Sequence[Gpu], base: StageConfig, model: ModelSizes) -> Stage
 
 
 def _placements(gpus: Sequence[Gpu], base: StageConfig) -> Iterator[_Devices]:
-    """The largest GPU for all stages; the first stage on it, and the others on the next largest."""
+    """Yields all stages on the largest GPU; then the first on it, the others on the next largest."""
     largest = sorted(gpus, key=lambda gpu: -_budget(gpu))[:2]
     for gpu in largest[:1]:
         yield dict.fromkeys(base.stages, gpu)
@@ -161,7 +160,7 @@ def _placements(gpus: Sequence[Gpu], base: StageConfig) -> Iterator[_Devices]:
 
 
 def _budget(gpu: Gpu) -> int:
-    """What stages may take of a GPU."""
+    """Bytes of a GPU for stages."""
     limit = int(MAX_MEMORY_FRACTION * gpu.memory.total)
     return limit if gpu.memory.free is None else min(limit, gpu.memory.free)
 
@@ -182,7 +181,7 @@ def _sized(config: StageConfig, size: _Size) -> StageConfig:
 def _sized_fields(stage: Stage, size: _Size) -> _Fields:
     num_seqs = min(stage.max_num_seqs, size.max_num_seqs)
     if isinstance(stage, DiffusionStage):
-        # Half of the windows as long as can be.
+        # Half of the windows have full length.
         longest_step = stage.max_model_len * max(1, num_seqs // 2)
         return {
             "max_num_seqs": num_seqs,
@@ -207,8 +206,7 @@ def _fits_as_it_is(config: StageConfig, devices: _Devices, model: ModelSizes) ->
 
 
 def _with_shares(config: StageConfig, devices: _Devices, model: ModelSizes) -> StageConfig | None:
-    """Shares in proportion to what the stages need at least, as large as the GPUs allow; None: they need
-    more."""
+    """Sets shares proportional to the stages' minimum needs, as large as GPUs allow; None if too small."""
     needs = _needs(config, devices, model)
     least = {name: _least(config.stages[name], need) for name, need in needs.items()}
     shares: dict[str, _Fields] = {}
@@ -223,7 +221,7 @@ def _with_shares(config: StageConfig, devices: _Devices, model: ModelSizes) -> S
 
 
 def _least(stage: Stage, need: StageNeeds) -> int:
-    """With KV cache for one sequence of full length, and for a short one of each request."""
+    """Includes KV cache for one full-length sequence, or a short one per request."""
     return need.memory.taken + need.kv_bytes(
         max(stage.max_model_len, stage.max_num_seqs * TOKENS_PER_REQUEST)
     )
@@ -253,7 +251,7 @@ def _has_bfloat16(gpu: Gpu) -> bool:
 
 
 def _refusal(gpus: Sequence[Gpu], base: StageConfig, model: ModelSizes, *, can_be_quantized: bool) -> str:
-    """One line: what there is, and what would fit."""
+    """One line: what exists, and what would fit."""
     there = ", ".join(
         f"device {_index(gpu)} has {gb(gpu.memory.total)}, {gb(_budget(gpu))} of them for stages"
         for gpu in gpus
@@ -284,7 +282,7 @@ def _in_int4(model: ModelSizes) -> ModelSizes:
 
 
 def _smallest_gpus(base: StageConfig, model: ModelSizes, number: int) -> int:
-    """GB of each of `number` GPUs that the smallest deployment takes."""
+    """GB per GPU that the smallest deployment needs on `number` GPUs."""
     nowhere = [Gpu(DeviceMemory(index, "", 1, None), None) for index in range(number)]
     *_, devices = _placements(nowhere, base)
     config = _sized(_placed(base, devices), _SIZES[-1])
@@ -294,6 +292,6 @@ def _smallest_gpus(base: StageConfig, model: ModelSizes, number: int) -> int:
 
 
 def _with_fields(config: StageConfig, fields: Mapping[str, _Fields]) -> StageConfig:
-    """`config` with other values for `fields` of some stages."""
+    """`config` with new values for `fields` of some stages."""
     changed = {name: config.stages[name].model_copy(update=values) for name, values in fields.items()}
     return config.model_copy(update={"stages": {**config.stages, **changed}})

@@ -1,4 +1,4 @@
-"""What a check found, as text for people and as JSON for programs."""
+"""A check's findings, as text for people and as JSON for programs."""
 
 import dataclasses
 import json
@@ -27,18 +27,18 @@ _ESTIMATED_CPU = (
 
 @dataclass(frozen=True)
 class Finding:
-    """Something to change, in words that name the file, the field or the flag."""
+    """Something to change; the message names the file, the field or the flag."""
 
     severity: Severity
     """`error`: the model does not fit. `warning`: it does, but the server may not start or run as wanted.
-    `unknown`: whether it fits cannot be told from here."""
+    `unknown`: whether it fits cannot be determined."""
     area: Area
     message: str
 
 
 @dataclass(frozen=True)
 class StageMemory:
-    """What one stage takes of one device, or of the machine's memory on a CPU. Bytes."""
+    """Bytes that one stage uses of one device, or of the machine's memory on a CPU."""
 
     name: str
     devices: tuple[int, ...]
@@ -47,19 +47,19 @@ class StageMemory:
     """`gpu_memory_utilization` of the device; None on a CPU."""
     weights: int
     state: int
-    """Of streams, between their windows."""
+    """State of streams between windows."""
     activations: int
     """Estimated."""
     reserve: int
-    """What the server itself sets aside on a GPU, and estimates of what else comes with a process."""
+    """What the server itself reserves on a GPU, and estimates of a process's other memory."""
     kv_cache: int | None
-    """What is left, or what `kv_cache_memory_bytes` says; None for a stage that has none. May be negative."""
+    """The remainder, or `kv_cache_memory_bytes`; None for a stage without KV cache. May be negative."""
     kv_tokens: int | None
-    """Tokens for which it has room."""
+    """Tokens that fit the KV cache."""
     max_model_len: int
     max_num_seqs: int
     precision: str
-    """Of the weights, such as `bfloat16`; the method if they are quantized, such as `fp8` or `awq`."""
+    """Type of the weights, such as `bfloat16`, or their quantization, such as `fp8` or `awq`."""
 
     @property
     def taken(self) -> int:
@@ -69,13 +69,13 @@ class StageMemory:
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """One GPU, or with the index None the memory of the machine. Bytes."""
+    """Bytes of one GPU, or of the machine's memory if the index is None."""
 
     index: int | None
     name: str
     total: int
     free: int | None
-    """None where the size was given on the command line."""
+    """None if the size came from the command line."""
 
 
 @dataclass
@@ -112,7 +112,7 @@ class Report:
 
     @contextmanager
     def noting(self, area: Area, prefix: str = "") -> Iterator[None]:
-        """A `ConfigError` ends the block and becomes an error of this report."""
+        """Catches a `ConfigError` and adds it to this report as an error."""
         try:
             yield
         except ConfigError as error:
@@ -120,13 +120,13 @@ class Report:
 
     @property
     def fits(self) -> bool | None:
-        """None where that is not known."""
+        """None if that is unknown."""
         severities = {finding.severity for finding in self.findings}
         return False if "error" in severities else None if "unknown" in severities else True
 
 
 def as_json(report: Report) -> str:
-    """All fields, sizes in bytes, and `fits`: true, false, or null where that is not known."""
+    """All fields, sizes in bytes, and `fits`: true, false, or null if unknown."""
     return json.dumps({"fits": report.fits} | dataclasses.asdict(report), indent=2)
 
 
@@ -189,7 +189,7 @@ def _table(stages: list[StageMemory]) -> list[str]:
 
 
 def _cells(stage: StageMemory) -> dict[str, str]:
-    """By the names of the columns."""
+    """Cells by column name."""
     return {
         "stage (GB)": stage.name,
         "device": ",".join(map(str, stage.devices)) or "-",
@@ -207,7 +207,7 @@ def _cells(stage: StageMemory) -> dict[str, str]:
 
 
 def _number(num_bytes: int | None) -> str:
-    """In GB."""
+    """As GB."""
     if num_bytes is None:
         return "-"
     return "0" if num_bytes == 0 else f"{num_bytes / 1e9:.2f}"

@@ -35,20 +35,20 @@ from omni_server.transport.slab_queue import queue_bytes, refuse_unordered_machi
 class CheckOptions:
     model: str
     stage_config: Path | None = None
-    """None: what `serve` would choose."""
+    """None uses what `serve` chooses."""
     use_cpu: bool = False
     quantization: Quantization | None = None
     revision: str | None = None
     load_format: str = "auto"
     device_memory: tuple[int, ...] | None = None
-    """Bytes of each GPU of the machine that is meant, which is not this one; None: this one."""
+    """Bytes of each GPU of another machine to check for; None checks this machine."""
     host: str = "127.0.0.1"
     port: int = 8091
 
 
 def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
-    """Checks everything that can be checked without starting an engine. Raises `ConfigError` for a stage
-    config that is not valid by itself."""
+    """Checks everything that can be checked without starting an engine. Raises `ConfigError` if the stage
+    config itself is invalid."""
     os.environ.setdefault(
         "TRANSFORMERS_VERBOSITY", "error"
     )  # read at its import; warns of ids that are right here
@@ -116,7 +116,7 @@ def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
 
 
 def _check_download(folder: Path, model: str, report: Report) -> None:
-    """Of the weights of a model on the hub, whose small files are in `folder`."""
+    """Checks the download size of a hub model with small files in `folder`."""
     free = shutil.disk_usage(folder).free
     index = folder / "model.safetensors.index.json"
     size = None
@@ -166,7 +166,7 @@ def _check_memory(
     gpus: list[Gpu] | None,
     report: Report,
 ) -> None:
-    """`gpus`: those that the config was made for, which are not asked again for their free memory."""
+    """`gpus` are those that the config was made for; their free memory is not queried again."""
     if config.platform == "cpu":
         machine = memory_of_this_machine()
         if options.device_memory is not None:
@@ -180,7 +180,7 @@ def _gpus(config: StageConfig, options: CheckOptions) -> list[Gpu]:
     if options.device_memory is None:
         return gpus_of_this_machine()
     sizes = list(options.device_memory)
-    if options.stage_config is not None:  # one size stands for all devices that the file names
+    if options.stage_config is not None:  # the last size applies to the file's further devices
         sizes += sizes[-1:] * max(
             0, 1 + max(max(stage.devices) for stage in config.stages.values()) - len(sizes)
         )

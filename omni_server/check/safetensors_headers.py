@@ -1,5 +1,5 @@
-"""Names, types and shapes of weights out of the headers of their files; the weights themselves are not
-read."""
+"""Reads names, types and shapes of weights from the headers of their files, without the weights
+themselves."""
 
 import json
 import math
@@ -15,7 +15,7 @@ _BITS = {
     "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64, "F4": 4,
 }  # fmt: skip
 WHOLE_NUMBERS = frozenset(("BOOL", "U8", "I8", "I16", "U16", "I32", "U32", "I64", "U64"))
-"""The format's names of types that are no weights, unless they are quantized."""
+"""The format's types that only quantized weights have."""
 
 
 @dataclass(frozen=True)
@@ -24,19 +24,19 @@ class StoredTensor:
 
     file: str
     dtype: str
-    """The format's name of it, as `BF16`."""
+    """The format's name, such as `BF16`."""
     shape: tuple[int, ...]
     num_bytes: int
 
 
 @dataclass
 class StoredWeights:
-    """All weights of a folder, and what is wrong with its files."""
+    """All weights of a folder, and the problems of its files."""
 
     tensors: dict[str, StoredTensor] = field(default_factory=dict)
     num_files: int = 0
     num_bytes: int = 0
-    """Of the files."""
+    """File sizes."""
     problems: list[str] = field(default_factory=list)
 
 
@@ -45,8 +45,7 @@ class _DamagedError(Exception):
 
 
 def read_weights(folder: Path) -> StoredWeights:
-    """What model.safetensors.index.json names, else every *.safetensors.
-    Damage is listed in `problems`."""
+    """Reads the files in model.safetensors.index.json, else all *.safetensors; `problems` lists damage."""
     found = StoredWeights()
     index = _read_index(folder, found)
     files = (path.name for path in folder.glob("*.safetensors"))

@@ -13,7 +13,7 @@ from omni_server.model_folder import EXAMPLE_MODEL
 _DEFAULTS = ApiConfig()
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 EXIT_CODES = {True: 0, False: 2, None: 1}
-"""By whether the model fits; None: not known."""
+"""By whether the model fits; None if unknown."""
 
 
 def fill(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""`omni-server config`: a stage config as the server understands it."""
+"""`omni-server config`: show, validate and list stage configs."""
 
 import argparse
 import json

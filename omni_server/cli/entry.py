@@ -1,4 +1,4 @@
-"""The program `omni-server`. Ctrl-C ends it without a traceback even while Python is still importing."""
+"""The program `omni-server`. Ctrl-C ends it without a traceback, even while Python is importing."""
 
 import atexit
 import os
@@ -11,7 +11,7 @@ def run() -> None:
     """Run one command and end the process with its exit code."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _end_at_once)
-    # Importing NumPy would start OpenBLAS's threads, and engines are forked from a process with one thread.
+    # Importing NumPy would start OpenBLAS's threads, but engines are forked from a single-threaded process.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from omni_server.cli.main import main
 
@@ -22,13 +22,13 @@ def run() -> None:
 
 
 def _end_at_once(number: int, frame: FrameType | None) -> None:
-    """At the next bytecode, with 130 or 143."""
+    """Exits immediately with 130 or 143."""
     os._exit(128 + number)
 
 
 def _end_process(code: int) -> None:
-    """Without the interpreter's own shutdown, which takes seconds if vLLM has been imported, and which
-    threads that an aborted start left behind must not see."""
+    """Skips the interpreter's own shutdown, which takes seconds after an import of vLLM and is unsafe with
+    threads left behind by an aborted start."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     atexit._run_exitfuncs()

@@ -1,4 +1,4 @@
-"""Entry point of the command `omni-server`. A command's module is imported only when that command is run."""
+"""Entry point of `omni-server`. A command's module is imported only when that command runs."""
 
 import argparse
 import sys
@@ -24,7 +24,7 @@ _COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. 0: done; 1: failed while running; 2: wrong usage, config or model folder."""
+    """Runs one command. Returns 0 on success, 1 on failure, 2 for wrong usage, config or folder."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     try:
         options = _parsed(words)
@@ -51,7 +51,7 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
 
 
 def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
-    """Of all commands, with the flags of those that `words` name."""
+    """Has all commands, and flags for those in `words`."""
     parser: argparse.ArgumentParser = Parser(
         prog=PROGRAM,
         description="Serve a speech-to-speech model that runs as a pipeline of stages, with an "
@@ -70,7 +70,7 @@ def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
 
 
 def _fill(name: str, parser: argparse.ArgumentParser) -> None:
-    """Description, flags and, as `run`, the function of a command."""
+    """Adds a command's description, flags and function (`run`)."""
     match name:
         case "serve":
             from omni_server.cli.serve import fill
@@ -100,7 +100,7 @@ def _fill_bench(parser: argparse.ArgumentParser) -> None:
 
 
 def _stage_field_hint(unknown: Sequence[str]) -> str | None:
-    """Users of `vllm serve` set one engine's arguments by flag; here each stage has its own."""
+    """Explains flags of `vllm serve` that are fields of a stage here."""
     from omni_server.config.stages import ArStage, DiffusionStage
 
     fields = ArStage.model_fields.keys() | DiffusionStage.model_fields.keys()

@@ -1,4 +1,4 @@
-"""The flags that say which checkpoint runs, where and how; several commands have them."""
+"""Flags shared by several commands: which checkpoint runs, where and how."""
 
 import argparse
 from typing import get_args

@@ -1,4 +1,4 @@
-"""`omni-server serve`: makes the model folder and the stage config ready, then runs the server."""
+"""`omni-server serve`: prepares the model folder and the stage config, then runs the server."""
 
 import argparse
 import asyncio
@@ -60,7 +60,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
 
 
 def serve(options: ServeOptions) -> int:
-    """Run until stopped. 0 after a clean shutdown; raises `ConfigError` before anything is served."""
+    """Runs until stopped. Returns 0 after a clean shutdown; raises `ConfigError` before serving."""
     drop_unwritable_output()
     set_up_logging(options.log_level, options.log_format)
     if options.api.uds is None and not options.api.api_keys and not is_loopback(options.api.host):
@@ -93,7 +93,7 @@ def _run(
     out: Printer,
 ) -> int:
     _load_vllm(config, on_progress)
-    # Engines are forked from a copy of this process that was made before; they do the same for themselves.
+    # Engines are forked from an earlier copy of this process; they make these calls themselves.
     redirect_native_stderr()
     return_freed_memory()
     from omni_server.api.server import run_server
@@ -132,7 +132,7 @@ def _run(
 
 
 def _load_vllm(config: StageConfig, on_progress: Callable[[str], None]) -> None:
-    """Import it, and fork a copy of this process from which engines are forked."""
+    """Imports vLLM and forks a copy of this process, the parent of engines."""
     set_engine_environment(config)
     family = load_family(config.model_family)
     with _announced("importing PyTorch and vLLM", on_progress):
@@ -142,7 +142,7 @@ def _load_vllm(config: StageConfig, on_progress: Callable[[str], None]) -> None:
 
 @contextlib.contextmanager
 def _announced(what: str, on_progress: Callable[[str], None]) -> Iterator[None]:
-    """Reports `what` as progress, repeatedly until the end of the block."""
+    """Reports `what` as progress repeatedly until the block ends."""
     is_over = threading.Event()
 
     def repeat() -> None:
@@ -156,11 +156,11 @@ def _announced(what: str, on_progress: Callable[[str], None]) -> Iterator[None]:
         yield
     finally:
         is_over.set()
-        thread.join()  # the process must have one thread when it is forked
+        thread.join()  # the process must be single-threaded when it forks
 
 
 def ready_message(address: str, model: ModelInfo) -> str:
-    """`address` of the server: a URL, or `unix:` and the path of a socket."""
+    """`address` is the server's URL, or `unix:` and a socket's path."""
     lines = [
         "",
         "Ready.",
@@ -183,7 +183,7 @@ def ready_message(address: str, model: ModelInfo) -> str:
 
 
 def curl_example(address: str, model: ModelInfo) -> str:
-    """A shell command that asks the server one question and, if it speaks, writes answer.wav; or that writes
+    """A shell command that asks the server one question and writes answer.wav if it speaks, or that writes
     image.png."""
     body: dict[str, object] = {"model": model.name}
     if model.voices:

@@ -20,14 +20,14 @@ from omni_server.media.limits import MediaLimits
 from omni_server.model_folder import DEFAULT_DEMO, DEMOS, EXAMPLE_MODEL
 
 KEY_VARIABLES = ("OMNI_SERVER_API_KEY", "VLLM_API_KEY")
-"""Read in this order; the second one is vLLM's. An empty variable counts as unset."""
+"""Read in this order; the second is vLLM's. An empty variable counts as unset."""
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 
 _DEFAULTS = ApiConfig()
 
 Limits = Mapping[tuple[str, str, Callable[[str], float]], str]
-"""Flag, field of `ApiConfig` or `MediaLimits`, and type of the value; then what the flag limits."""
+"""(Flag, field of `ApiConfig` or `MediaLimits`, type of the value) -> what the flag limits."""
 
 _REQUEST_LIMITS: Limits = {
     ("--max-queue", "max_queue", count): (
@@ -102,15 +102,15 @@ class ServeOptions:
     revision: str | None
     load_format: str
     request_timeout_s: float | None
-    """None: the value in the stage config."""
+    """None uses the stage config's value."""
     log_level: str
     log_format: LogFormat
     api: ApiConfig
 
 
 def add_serve_flags(parser: argparse.ArgumentParser) -> None:
-    """Add all flags; most have their names from `vllm serve`. A flag that is stored under the name of a field
-    of `ApiConfig` or `MediaLimits` sets that field, and has its default."""
+    """Add all flags; most names are those of `vllm serve`. A flag stored under the name of a field of
+    `ApiConfig` or `MediaLimits` sets that field and uses its default."""
     parser.set_defaults(**vars(_DEFAULTS.media_limits) | vars(_DEFAULTS))
     _add_model_flags(parser.add_argument_group("model"))
     _add_http_flags(parser.add_argument_group("HTTP"))
@@ -319,7 +319,7 @@ def _add_limits(group: "argparse._ArgumentGroup", limits: Limits) -> None:
 
 
 def _shown_size(num_bytes: int) -> str:
-    """In the notation of the flags, such as 64K."""
+    """Formats a size as flags do, such as 64K."""
     units = ((30, "G"), (20, "M"), (10, "K"), (0, ""))
     shift, unit = next((shift, unit) for shift, unit in units if num_bytes % (1 << shift) == 0)
     return f"{num_bytes >> shift}{unit}"
@@ -390,7 +390,7 @@ def _api_config(options: argparse.Namespace) -> ApiConfig:
 
 
 def _root_path(text: str) -> str:
-    """Without a slash at the end, because the paths that follow begin with one."""
+    """Strips the trailing slash, because the paths that follow begin with one."""
     path = text.rstrip("/")
     if path and not path.startswith("/"):
         raise ConfigError(f"--root-path {text!r} must begin with a slash")
@@ -398,7 +398,7 @@ def _root_path(text: str) -> str:
 
 
 def _keys(options: argparse.Namespace, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The keys of all flags; the key of the environment only if no flag gives one."""
+    """The keys of all flags; the environment's key only if no flag gives one."""
     keys: tuple[str, ...] = tuple(options.api_key or ())
     if options.api_key_file is not None:
         keys += read_key_file(Path(options.api_key_file))
@@ -426,7 +426,7 @@ def _tls(options: argparse.Namespace) -> TlsFiles | None:
 
 
 def _words(flag: str, texts: list[str]) -> tuple[str, ...]:
-    """Of a flag with `nargs="+"`; vLLM's users give them as one JSON list."""
+    """Values of a `nargs="+"` flag; vLLM's users pass one JSON list."""
     if len(texts) == 1 and texts[0].startswith("["):
         try:
             return TypeAdapter(tuple[str, ...]).validate_json(texts[0])

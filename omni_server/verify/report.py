@@ -1,4 +1,4 @@
-"""What a comparison found: the report, as a table for the terminal and as a Markdown file."""
+"""The report of a comparison, as a table for the terminal and as a Markdown file."""
 
 import math
 import re
@@ -28,7 +28,7 @@ _LEGEND = """\
 - A dash stands for what does not exist or was not compared."""
 
 _FOLDERS = re.compile(r"(?<![\w./~])(?:~\w*)?/(?!/)(?:[^\s/\"'`|,;:]+/)*(?=[^\s/])")
-"""What stands before the last part of an absolute path."""
+"""Matches all but the last part of an absolute path."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Report:
     versions: tuple[tuple[str, str], ...]
     hardware: tuple[str, ...]
     stage_config_name: str | None
-    """None: it was made for the model and this machine."""
+    """None if made for the model and this machine."""
     stage_config: StageConfig
     precision: Precision
     reference_device: str
@@ -47,7 +47,7 @@ class Report:
     left_out: tuple[str, ...]
     """What no case compared, each with its reason."""
     folders: tuple[Path, ...]
-    """Whose names are nobody's business."""
+    """Folders with private names."""
 
     @property
     def agrees(self) -> bool:
@@ -55,12 +55,12 @@ class Report:
 
 
 class ReportFile:
-    """Where a report goes: nothing that is there is overwritten. Chosen before the work, which takes minutes,
-    and written after it."""
+    """The file for a report, which never overwrites another. It is chosen before the work, which takes
+    minutes, and written after it."""
 
     def __init__(self, wanted: Path | None, model: str) -> None:
         """`wanted` must not exist yet. Without it, the file is omni-server-verify-MODEL.md in the working
-        directory, or where that exists the first free one of -2, -3 and so on. Raises `ConfigError` if it
+        directory or, if that exists, the first free name with -2, -3 and so on. Raises `ConfigError` if it
         cannot be written."""
         self._wanted = wanted
         name = re.sub(r"[^\w.-]+", "-", Path(model).expanduser().resolve().name) or "model"
@@ -74,13 +74,13 @@ class ReportFile:
         probe.unlink()
 
     def write(self, text: str) -> Path:
-        """The file that it has become. Raises `OSError`."""
+        """Returns the file written. Raises `OSError`."""
         path = self._create()
         path.write_text(text, encoding="utf-8")
         return path
 
     def _create(self) -> Path:
-        """An empty file that has not been there before."""
+        """Creates an empty file that did not exist."""
         if self._wanted is not None:
             self._wanted.touch(exist_ok=False)
             return self._wanted
@@ -96,7 +96,7 @@ class ReportFile:
 
 
 def as_table(report: Report) -> str:
-    """For a terminal: one line for each case, what is wrong with them, and the verdict."""
+    """For a terminal: one line per case, the problems, and the verdict."""
     rows = _rows(report)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     padded = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows]
@@ -130,7 +130,7 @@ def verdict(report: Report) -> str:
 
 
 def as_markdown(report: Report) -> str:
-    """Self-contained, and without paths, host name and environment."""
+    """Self-contained, without paths, host name or environment."""
     checkpoint = report.checkpoint
     commit = f", commit {checkpoint.commit}" if checkpoint.commit is not None else ""
     config = report.stage_config.model_dump(mode="json", by_alias=True, exclude_defaults=True)
@@ -177,7 +177,7 @@ def as_markdown(report: Report) -> str:
 
 
 def _rows(report: Report) -> list[tuple[str, ...]]:
-    """The names of the columns, and one row for each case."""
+    """The column names, then one row per case."""
     cells = [_cells(result) for result in report.results]
     return [tuple(cells[0]), *(tuple(row.values()) for row in cells)]
 
@@ -238,7 +238,7 @@ def _failures(report: Report) -> list[str]:
 
 
 def _left_out_of_cases(report: Report) -> list[str]:
-    """Each reason once, with the cases that it holds for."""
+    """Lists each reason once, with its cases."""
     reasons = dict.fromkeys(reason for result in report.results for reason in result.left_out)
     return [
         f"{reason} ({'; '.join(result.case.name for result in report.results if reason in result.left_out)})"
@@ -251,8 +251,8 @@ def _markdown_row(cells: tuple[str, ...]) -> str:
 
 
 def without_personal_data(text: str, folders: Iterable[Path]) -> str:
-    """`text` without what says whose machine it was made on: with only the last parts of absolute paths, and
-    without the machine's name. `folders` may occur in it, whatever signs are in their names."""
+    """Removes what identifies the machine from `text`: the host name, and all but the last part of absolute
+    paths. `folders` are removed whatever characters their names contain."""
     for folder in sorted({*folders, Path.home(), Path.cwd()}, key=lambda path: -len(str(path))):
         if len(folder.parts) > 1:
             text = text.replace(f"{folder}/", "").replace(str(folder), folder.name)

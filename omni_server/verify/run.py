@@ -28,19 +28,19 @@ Progress = Callable[[str], None]
 class VerifyOptions:
     model: str
     stage_config: str | None = None
-    """None: what `serve` would choose."""
+    """None uses what `serve` chooses."""
     use_cpu: bool = False
     revision: str | None = None
     cases: str | None = None
-    """Names of prompts, separated by commas, or how many; None: all."""
+    """Comma-separated prompt names, or a number; None for all."""
     timeout_s: float = 1800.0
-    """For each answer, of either side."""
+    """Per answer, on either side."""
 
 
 def verify(options: VerifyOptions, on_progress: Progress) -> Report:
-    """Start this server's engines, ask, end them, and ask transformers.
+    """Asks this server's engines, stops them, and asks transformers.
 
-    Raises `ConfigError` where the engines cannot start or there is nothing to ask.
+    Raises `ConfigError` if the engines cannot start or there are no cases.
     """
     folder, config = resolve_deployment(
         options.model,
@@ -51,7 +51,7 @@ def verify(options: VerifyOptions, on_progress: Progress) -> Report:
     )
     family = load_family(config.model_family)
     reference = _reference_of(family, config)
-    set_engine_environment(config)  # before the family imports what reads it
+    set_engine_environment(config)  # the family's imports read it
     refuse_damaged_files(folder, config, load_format="auto")
     model = open_model(family, folder)
     if model.codec is not None and model.codec.sample_rate_hz != SAMPLE_RATE_HZ:
@@ -132,7 +132,7 @@ def _references(
 
 
 def _reference_of(family: ModelFamily, config: StageConfig) -> str:
-    """Raises `ConfigError` for a family without one, and for answers that are neither text nor audio."""
+    """Raises `ConfigError` if the family has none, or if answers are neither text nor audio."""
     if family.reference is None:
         raise ConfigError(
             f"model_family '{config.model_family}' cannot be verified: it has no reference implementation"
@@ -143,8 +143,7 @@ def _reference_of(family: ModelFamily, config: StageConfig) -> str:
 
 
 def _precision(config: StageConfig, model: FamilyModel) -> Precision:
-    """Raises `ConfigError` where autoregressive stages compute in different types, which transformers
-    cannot."""
+    """Raises `ConfigError` if autoregressive stages have different dtypes, which transformers cannot do."""
     auto = model.dtype_name()
     stages = {name: stage for name, stage in config.stages.items() if isinstance(stage, ArStage)}
     types = {auto if stage.dtype == "auto" else stage.dtype for stage in stages.values()}

@@ -1,7 +1,7 @@
 """A Qwen2.5-Omni checkpoint without a download.
 
-With random weights it is small enough for tests and for a demo. Without weights it may have the sizes of the
-genuine model, for `--load-format dummy`.
+With random weights it is small enough for tests and demos. Without weights it can have the genuine model's
+sizes, for `--load-format dummy`.
 """
 
 from scripts.demo_checkpoint.genuine import GENUINE_SIZES

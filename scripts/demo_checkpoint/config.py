@@ -11,13 +11,13 @@ from scripts.demo_checkpoint.sizes import DemoSize, TextSize
 from scripts.demo_checkpoint.tokenizer import TokenIds
 
 Json = dict[str, object]
-"""One JSON object on its way to a file."""
+"""One JSON object to write to a file."""
 
 CODEC_VOCABULARY = 8448
 CODES = 8193
-"""Codec ids 0..8192 are sounds. The table of the DiT has one row more than that and no other."""
+"""Codec ids 0..8192 are sounds. The DiT's table has one more row and no others."""
 CODEC_MASK, CODEC_PAD, CODEC_START, CODEC_END = 8296, 8292, 8293, 8294
-# Text ids are those of "small" or "full"; codec ids are the genuine ones always.
+# Text ids are those of "small" or "full"; codec ids are always the genuine ones.
 
 
 @dataclass(frozen=True)
@@ -25,19 +25,19 @@ class Preprocessing:
     """Limits of the preprocessors, for which vLLM sizes its profiling run."""
 
     max_audio_s: int
-    """What the processor hears of a recording; the rest is cut off."""
+    """Longer recordings are truncated to this."""
     max_pixels: int
     """Larger images are scaled down to this."""
 
 
 DEMO_PREPROCESSING = Preprocessing(max_audio_s=300, max_pixels=50_176)
-"""The published limit for audio. Images are smaller: vLLM would profile with one of 16 thousand tokens."""
+"""Audio has the published limit. Images are smaller: vLLM would profile with one of 16 thousand tokens."""
 
 _AUDIO_RATE_HZ, _AUDIO_HOP = 16_000, 160
 
 
 def write_configs(folder: Path, model: Json, ids: TokenIds, preprocessing: Preprocessing) -> None:
-    """Write `model` as config.json, and a generation_config.json and a preprocessor_config.json beside it."""
+    """Write `model` as config.json, plus generation_config.json and preprocessor_config.json."""
     _dump(folder / "config.json", model)
     generation: Json = {
         "bos_token_id": ids.end_of_text,
@@ -137,7 +137,7 @@ def _thinker(size: DemoSize, ids: TokenIds, dtype: str) -> Json:
         "model_type": "qwen2_5_omni_thinker",
         "torch_dtype": dtype,
         **_media_ids(ids),
-        **ends,  # where transformers' thinker takes its stop token from: generation_config.json is not the thinker's
+        **ends,  # transformers' thinker reads its stop token here: generation_config.json is not its own
         "ignore_index": -100,
         "user_token_id": ids.user,
         "initializer_range": 0.02,
@@ -226,7 +226,7 @@ def _dit(size: DemoSize) -> Json:
         "dropout": 0.1,
         "enc_emb_dim": 192,
         "enc_dim": dit.speaker_encoder,
-        # ECAPA concatenates the outputs of the inner layers: the last channel count is the sum of those.
+        # ECAPA concatenates the outputs of the inner layers: the last channel count is their sum.
         "enc_channels": [dit.speaker_encoder] * 4 + [3 * dit.speaker_encoder],
         "enc_kernel_sizes": [5, 3, 3, 3, 1],
         "enc_dilations": [1, 2, 3, 4, 1],

@@ -1,9 +1,8 @@
-"""Qwen2.5-Omni-7B and -3B as they are published, without weights: sizes, token ids and limits of the
-preprocessors.
+"""The published Qwen2.5-Omni-7B and -3B without weights: sizes, token ids and limits of the preprocessors.
 
 `qwen2_5_omni_7b.config.json` beside this module has the key names and values of the published config.json.
-What the 3B has otherwise is second-hand: from copies of its config.json in other projects, checked by the
-number of parameters.
+The 3B's differences are second-hand: from copies of its config.json in other projects, checked by the number
+of parameters.
 """
 
 import json
@@ -13,7 +12,7 @@ from pathlib import Path
 from scripts.demo_checkpoint.config import Json, Preprocessing
 
 GENUINE_SIZES = {"7b": 21, "3b": 11}
-"""Names beside those in `SIZES`, and GB of weights: 10,732,225,408 and 5,537,120,640 parameters in
+"""Names in addition to `SIZES` -> GB of weights: 10,732,225,408 and 5,537,120,640 parameters in
 bfloat16."""
 
 GENUINE_PREPROCESSING = Preprocessing(max_audio_s=300, max_pixels=12_845_056)

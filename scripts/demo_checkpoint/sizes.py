@@ -1,4 +1,4 @@
-"""Dimensions of a demo checkpoint, and the named ones."""
+"""Dimensions of demo checkpoints, and named sizes."""
 
 from dataclasses import dataclass
 
@@ -7,26 +7,24 @@ from omni_server.errors import ConfigError
 
 @dataclass(frozen=True)
 class TextSize:
-    """A Qwen2 decoder. vLLM's CPU attention takes head sizes 32, 64, 80, 96, 112, 128, 160, 192, 224 and
-    256."""
+    """A Qwen2 decoder. Head sizes of vLLM's CPU attention: 32, 64, 80, 96, 112, 128, 160, 192, 224, 256."""
 
     hidden: int
     layers: int
     heads: int
     kv_heads: int
     head_dim: int
-    """In the thinker hidden / heads; the talker's own."""
+    """hidden / heads in the thinker, free in the talker."""
     intermediate: int
     mrope_section: tuple[int, int, int]
     """Frequencies for time, height and width; they sum to head_dim / 2."""
     rope_theta: float
-    """Small (genuine: 1e6), so that in a short prompt even the lowest frequencies, those of the width,
-    turn."""
+    """Small (genuine: 1e6), so that in short prompts even the lowest frequencies, the width's, turn."""
 
 
 @dataclass(frozen=True)
 class AudioSize:
-    """The Whisper-like encoder of sounds."""
+    """The Whisper-like audio encoder."""
 
     hidden: int
     layers: int
@@ -36,7 +34,7 @@ class AudioSize:
 
 @dataclass(frozen=True)
 class VisionSize:
-    """The encoder of images and videos: patches of 14 pixels, 2 x 2 of them merged into one token."""
+    """The image and video encoder: patches of 14 pixels, 2 x 2 of them merged into one token."""
 
     hidden: int
     layers: int
@@ -55,14 +53,14 @@ class DiTSize:
     head_dim: int
     code_embedding: int
     speaker_encoder: int
-    """ECAPA's output width; its channels are as wide, the last one three times."""
+    """ECAPA's output width and its channel count, tripled in the last layer."""
     look_ahead_layers: tuple[int, ...]
     look_backward_layers: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class VocoderSize:
-    """BigVGAN. Upsampling 5 x 3 x 2 x 2 x 2 x 2 = 240 samples per mel frame is not selectable."""
+    """BigVGAN. Upsampling is fixed: 5 x 3 x 2 x 2 x 2 x 2 = 240 samples per mel frame."""
 
     channels: int
     """Halved at each of six upsampling steps, so a multiple of 64."""
@@ -93,7 +91,7 @@ class DemoSize:
 
 
 SIZES = {
-    # As in the genuine model the talker's heads x head_dim is not its hidden size.
+    # As in the genuine model, the talker's heads x head_dim is not its hidden size.
     "tiny": DemoSize(
         thinker=TextSize(128, 2, 4, 2, 32, 256, (4, 6, 6), 100.0),
         audio=AudioSize(64, 2, 2, 128),
@@ -102,7 +100,7 @@ SIZES = {
         dit=DiTSize(64, 2, 2, 32, 32, 16, look_ahead_layers=(0,), look_backward_layers=(0, 1)),
         vocoder=VocoderSize(64, (3,)),
     ),
-    # Everything different, and a talker section of zero as in Qwen2.5-Omni-3B ([16, 16, 0]).
+    # All sizes differ, and a talker section is zero as in Qwen2.5-Omni-3B ([16, 16, 0]).
     "wide": DemoSize(
         thinker=TextSize(192, 3, 6, 2, 32, 320, (6, 5, 5), 200.0),
         audio=AudioSize(96, 3, 3, 160),

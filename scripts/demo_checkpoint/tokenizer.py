@@ -1,8 +1,8 @@
-"""Tokenizer of the demo checkpoint: byte-level BPE of Qwen2 with a vocabulary of whole words.
+"""Tokenizer of the demo checkpoint: Qwen2's byte-level BPE with a vocabulary of whole words.
 
-Merges are built rather than trained: a word is assembled from its first letter on, words with a leading space
-come before words without one. So every listed word is exactly one token, any other text falls back to bytes,
-and the result does not depend on the version of a trainer.
+Merges are built rather than trained: each word is assembled from its first letter on, and words with a
+leading space precede those without. So every listed word is exactly one token, any other text falls back to
+bytes, and the result does not depend on a trainer's version.
 """
 
 import json
@@ -58,7 +58,7 @@ _NAMED = {
     "vision_bos_token": "<|vision_bos|>",
     "vision_eos_token": "<|vision_eos|>",
 }
-# What the genuine chat template renders, without its option to number pictures and videos.
+# Renders like the genuine chat template, without its option to number images and videos.
 _CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{% if loop.first and message['role'] != 'system' %}"
@@ -83,10 +83,10 @@ _GENUINE_TTS_IDS = {"pad": 151859, "start": 151860, "end": 151861, "Ethan": 1518
 
 @dataclass(frozen=True)
 class TokenIds:
-    """Text ids that the model's config names, and those that its text head may produce."""
+    """Text ids in the model's config, and those that its text head may produce."""
 
     vocab_size: int
-    """Rows of the embedding: all tokens, the ids of the speech part behind them, and padding."""
+    """Rows of the embedding: all tokens, then the speech part's ids, then padding."""
     end_of_text: int
     im_start: int
     im_end: int
@@ -131,11 +131,11 @@ def write_tokenizer(folder: Path, vocabulary: Vocabulary) -> TokenIds:
 
 
 def write_word_tokenizer(folder: Path, vocab: dict[str, int], split: str) -> TokenIds:
-    """The same for a vocabulary of whole words and the 256 bytes: what `split`, a regular expression, cuts
-    out of a text is one token if `vocab` has it, and bytes otherwise; nothing is merged. All plain tokens
-    count as spoken.
+    """Like `write_tokenizer`, for whole words and the 256 bytes: each match of the regular expression `split`
+    is one token if it is in `vocab`, and bytes otherwise; nothing is merged. All plain tokens count as
+    spoken.
 
-    transformers' class for Qwen2 would leave `ignore_merges` and `split` out, so the general one is named.
+    transformers' class for Qwen2 would drop `ignore_merges` and `split`, so this names the general one.
     """
     model = models.BPE(vocab=vocab, merges=[], ignore_merges=True)
     _save(folder, model, vocab, split, "PreTrainedTokenizerFast")

@@ -1,10 +1,9 @@
-"""Random weights under which every input of every stage can be seen in the output.
+"""Random weights that make every input of every stage affect the output.
 
-A model as transformers initialises it (standard deviation 0.02) answers the same whatever it is asked: its
-residual stream is the last token's embedding and little else. Here matrices keep the size of what passes
-through them, and a few places are made stronger, so that greedy tokens depend on all media, on the voice, on
-positions and on the repetition penalty, while the first and the second choice stay far apart compared with
-float32 rounding.
+As transformers initialises it (standard deviation 0.02), a model gives every question the same answer: its
+residual stream is little more than the last token's embedding. Here matrices preserve the scale of their
+inputs, and a few are stronger, so that greedy tokens depend on all media, on the voice, on positions and on
+the repetition penalty, while the first and the second choice stay far apart compared with float32 rounding.
 """
 
 import math
@@ -24,39 +23,37 @@ from scripts.demo_checkpoint.config import CODEC_END, CODEC_PAD, CODEC_START, CO
 from scripts.demo_checkpoint.tokenizer import TokenIds
 
 _POSITION_GAIN = 1.5
-"""Of the biases of queries and keys. Rotated, they score a pair by its distance alone, about the square of
-this: that makes a wrong position as visible as a wrong token."""
+"""Scale of query and key biases. Rotated, they score a pair by distance alone, about the square of this,
+which makes a wrong position as visible as a wrong token."""
 _CONTENT_GAIN = 1.3
-"""Of the matrices of queries and keys: attention picks few positions out instead of averaging over the
-prompt."""
+"""Scale of query and key matrices: attention selects few positions instead of averaging over the prompt."""
 _TEXT_LOGITS = 2.5
 """Standard deviation of the thinker's logits; about 2.9 times this is the largest of its few hundred
 words."""
 _TEXT_END = 0.025
-"""Chance of the end token at a step of a greedy reply: some tens of tokens."""
+"""Chance of the end token per greedy step: replies have tens of tokens."""
 _CODEC_LOGITS = 2.0
 _CODEC_SPREAD = 0.25
-"""Spread of the logarithm of the rows' lengths. Some codes win more often than others, so codes come again
-and the repetition penalty decides something."""
+"""Spread of the logarithm of row lengths. Some codes win more often than others, so codes repeat and the
+repetition penalty has an effect."""
 _CODEC_END, _CODEC_PAD = 0.014, 0.003
-"""Chances of the end code and of the pad code, at which the reference stops too, once the text is used up."""
+"""Chances of the end code and of the pad code, where the reference also stops, once the text is used up."""
 _CODEC_START = 2.0
-"""Would win often, were it not suppressed."""
+"""Would win often if not suppressed."""
 _END_LEAN = 2.0
 """How far the end codes' rows lean towards the talker's mean state once the text is used up, relative to
 their random part: speech that outlasts its text ends sooner than speech that does not."""
 _MEL_LEVEL = -4.5
 """Natural logarithm of the mel amplitude: the middle of what the vocoder does not clip (-10.9 to 2.3)."""
 _RMS = 0.1
-"""Of the waveform."""
+"""Waveform level."""
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d)
 
 
 @torch.no_grad()
 def fill(model: Qwen2_5OmniForConditionalGeneration, ids: TokenIds, seed: int) -> None:
-    """Overwrite all parameters. Each is drawn from a generator of its own, of the seed and the parameter's
-    name."""
+    """Overwrite all parameters, each from its own generator, seeded with the seed and its name."""
     filled: set[int] = set()
     for module_name, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -117,7 +114,7 @@ def _distribution(
 
 
 def _shape_text_head(thinker: Qwen2_5OmniThinkerForConditionalGeneration, ids: TokenIds, seed: int) -> None:
-    """Rows of words and of <|im_end|> only: all others give logit 0, far below the largest of the words'."""
+    """Keep only the rows of words and <|im_end|>: others give logit 0, far below the words' largest."""
     weight = thinker.lm_head.weight
     rows = weight.clone()
     weight.zero_()
@@ -135,10 +132,9 @@ def _shape_text_head(thinker: Qwen2_5OmniThinkerForConditionalGeneration, ids: T
 def _shape_codec_head(
     talker: Qwen2_5OmniTalkerForConditionalGeneration, text_pad: torch.Tensor, seed: int
 ) -> None:
-    """Rows of the 8193 codes and of the three special codes only: the DiT has no embedding for the ids
-    between.
+    """Keep only the rows of the 8193 codes and three special codes: the DiT cannot embed the ids between.
 
-    `text_pad` [thinker's hidden]: what the talker is fed beside its codes once the text is used up.
+    `text_pad` [thinker's hidden]: the talker's text input once the text is used up.
     """
     weight = talker.codec_head.weight
     rows = weight.clone()
@@ -175,11 +171,11 @@ def _end_row(
     common: torch.Tensor,
     lean: torch.Tensor | float = 0.0,
 ) -> torch.Tensor:
-    """A row of an end token that wins over all rows of `weight` in about `chance` of the states `hidden` [n,
+    """Returns an end token's row that beats all rows of `weight` in about `chance` of the states `hidden` [n,
     width].
 
-    It is made indifferent to the states `common` [m, width], the mean state and that in which a reply begins,
-    so that a reply ends for what is particular to a step. Along `lean` it is not.
+    Except along `lean`, it is orthogonal to the states `common` [m, width], the mean state and the one in
+    which a reply begins, so that a reply ends for reasons specific to a step.
     """
     basis = torch.linalg.qr(common.T).Q
     row = row - basis @ (basis.T @ row) + lean
@@ -187,13 +183,12 @@ def _end_row(
     factor = torch.where(own > 0, best / own, torch.inf).sort().values[round(chance * len(hidden))]
     if factor.isinf():
         raise AssertionError("the end token's row points away from nearly all states")
-    # Two decimals: what rounds in the passes above (number of threads, kind of machine) must not reach the
-    # weights.
+    # Two decimals: rounding in the passes above (number of threads, kind of machine) must not affect weights.
     return (row * factor).round(decimals=2)
 
 
 def _calibrate_vocoder(token2wav: Qwen2_5OmniToken2WavModel, seed: int) -> None:
-    """Scale the last convolution to the wanted level; random weights drive the final clamp to -1 and 1."""
+    """Scale the last convolution to the wanted level; random weights saturate the final clamp."""
     last = token2wav.code2wav_bigvgan_model.conv_post
     last.weight -= last.weight.mean(-1, keepdim=True)  # no direct current
     levels: list[float] = []

@@ -1,4 +1,4 @@
-"""The words that the demo checkpoint has one token for."""
+"""Words that are single tokens in the demo checkpoint."""
 
 SPOKEN = tuple(
     """
@@ -39,11 +39,11 @@ PROMPTED = tuple(
     perceiving speech text video audio virtual visual sentence colour words
     """.split()  # noqa: SIM905
 )
-"""Words of usual prompts, the system prompt of speech among them: one token each, never generated."""
+"""Words of usual prompts, including the speech system prompt: one token each, never generated."""
 
 BARE = tuple(
     """
     system user assistant You What Describe Say Hello Count Tell How Please hello count the
     """.split()  # noqa: SIM905
 )
-"""Words that begin a line and so come without a space: one token each. The chat template's roles must be."""
+"""Words that begin a line and thus lack a space: one token each, as the chat template's roles must be."""

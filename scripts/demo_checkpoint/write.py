@@ -1,4 +1,4 @@
-"""Writing a demo checkpoint into a folder, all of it or nothing."""
+"""Writes a demo checkpoint into a folder atomically."""
 
 import shutil
 import tempfile
@@ -55,19 +55,19 @@ def make_demo_checkpoint(
     vocabulary: Vocabulary | None = None,
     dtype: Dtype | None = None,
 ) -> Path:
-    """Write a Qwen2.5-Omni in the layout of the published ones; returns `out`.
+    """Write a Qwen2.5-Omni in the published layout; returns `out`.
 
-    `size` is one of `SIZES` or of `GENUINE_SIZES`: the sizes of Qwen2.5-Omni-7B and -3B. `weights` "dummy"
-    leaves model.safetensors out: such a folder is served with `--load-format dummy`, and genuine sizes come
-    in no other way. `vocabulary` is "small" (the default) or "full", `dtype` "float32" (the default) or
-    "bfloat16"; of genuine sizes they are "full" and "bfloat16".
+    `size` is one of `SIZES` or of `GENUINE_SIZES`, the sizes of Qwen2.5-Omni-7B and -3B. `weights` "dummy"
+    omits model.safetensors: serve such a folder with `--load-format dummy`. Genuine sizes require it.
+    `vocabulary` is "small" (the default) or "full", `dtype` "float32" (the default) or "bfloat16"; genuine
+    sizes have "full" and "bfloat16".
 
     The same arguments give the same model.safetensors, byte for byte (with one release of torch, on machines
-    with AVX2). `dtype` is that of the thinker and the talker; code2wav stays in float32, in which the
+    with AVX2). `dtype` applies to the thinker and the talker; code2wav stays in float32, in which the
     reference always runs it. The folder appears under its name only when it is complete.
 
-    Raises `ConfigError` for an unknown size, for what a genuine size cannot be, and where `out` exists
-    already and is not an empty folder.
+    Raises `ConfigError` for an unknown size, for options that a genuine size cannot have, and if `out`
+    exists and is not an empty folder.
     """
     contents = _contents(size, weights, vocabulary, dtype)
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):

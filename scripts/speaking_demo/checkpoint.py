@@ -1,4 +1,4 @@
-"""The checkpoint's folder: Qwen2.5-Omni's layout, with the trained parts in it."""
+"""Writes the checkpoint's folder: Qwen2.5-Omni's layout with the trained parts."""
 
 import json
 from dataclasses import dataclass
@@ -88,7 +88,7 @@ class Trained:
 
 
 def write_layout(folder: Path) -> TokenIds:
-    """Everything that is not trained: tokenizer, configs, what the web page says about the model."""
+    """Writes everything that is not trained: tokenizer, configs and `about.json`."""
     ids = write_word_tokenizer(folder, plain_vocabulary(), vocabulary.SPLIT)
     write_configs(folder, demo_model_config(SIZE, ids, "float32"), ids, DEMO_PREPROCESSING)
     about = {"notice": _NOTICE, "example_prompts": _SUGGESTED, "longest_passage": LONGEST_PASSAGE}
@@ -127,9 +127,9 @@ def special_tokens(ids: TokenIds) -> talker.SpecialTokens:
 
 @torch.no_grad()
 def write_weights(folder: Path, ids: TokenIds, trained: Trained) -> None:
-    """The weights in float16, and the voices.
+    """Writes the weights in float16, and the voices.
 
-    The towers of audio and vision stay random; their last layer puts out a fixed marker and noise.
+    The audio and vision towers stay random; their last layer emits a fixed marker and noise.
     """
     model = Qwen2_5OmniForConditionalGeneration(AutoConfig.from_pretrained(folder)).float().eval()
     fill(model, ids, seed=0)
@@ -143,7 +143,7 @@ def write_weights(folder: Path, ids: TokenIds, trained: Trained) -> None:
     name = "text_embed.codec_embed.weight"
     _load(target, trained.dit | {name: dit.table_over_ids(trained.dit[name].cpu(), len(table))})
     _load(model.token2wav.code2wav_bigvgan_model, trained.vocoder)
-    # A tensor of its own for each name: views would be refused.
+    # Each name needs its own tensor: views would be refused.
     tensors = {name: tensor.half().clone() for name, tensor in model.state_dict().items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     voices = {

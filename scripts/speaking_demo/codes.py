@@ -1,11 +1,11 @@
-"""Codec ids: sounds, which carry their place in the text with them.
+"""Codec ids, which encode a sound and its place in the text.
 
-id = 1 + sound + 256 * (index of the text token mod 8) + 2048 * (step within the token mod 4), which makes 1
+id = 1 + sound + 256 * (index of the text token mod 8) + 2048 * (step within the token mod 4), which gives 1
 to 8192.
 
-Every unit begins with two silent codes. Their sound says in which block of eight tokens they are, so that
-from the last of these and its own id the talker always knows which text token it is speaking, among 128.
-Within a unit no (sound, step mod 4) comes twice, so that unit and last id alone decide the next.
+Every unit begins with two silent codes. Their sound encodes the block of eight tokens, so that from the last
+of these and the last id the talker always knows which of 128 text tokens it is speaking. Within a unit, no
+(sound, step mod 4) repeats, so that the unit and the last id alone determine the next.
 """
 
 from concurrent.futures import ProcessPoolExecutor
@@ -22,11 +22,11 @@ NUM_SOUNDS = 256
 TOKENS, STEPS = 8, 4
 BLOCKS = 16
 LONGEST = TOKENS * BLOCKS
-"""Text tokens that can be told apart."""
+"""Number of distinguishable tokens."""
 SILENT_STEPS = 2
 """Codes at the start of a unit whose sound is the block's."""
 _NUM_SILENCES = 3
-"""Sounds behind those of the blocks that are silent, too: pauses longer than four codes need them."""
+"""Further silent sounds after those of the blocks: pauses longer than four codes need them."""
 _FRAMES_PER_CODE = 2
 _WORDS_PER_MINUTE = 220
 _SENTENCE = "I am a very small robot voice, and I hear all of you."
@@ -35,19 +35,19 @@ _SENTENCE = "I am a very small robot voice, and I hear all of you."
 @dataclass(frozen=True)
 class Codebook:
     units: dict[str, tuple[int, ...]]
-    """The sounds of each unit behind its two silent codes."""
+    """The sounds of each unit after its two silent codes."""
     frames: dict[str, Envelope]
     """Each unit as espeak-ng speaks it, two frames per sound."""
 
     def sounds(self, units: list[str]) -> torch.Tensor:
-        """Of a text, the two silent codes at its end included; int64 [num_codes]."""
+        """A text's sounds, with two silent codes at the end; int64 [num_codes]."""
         found: list[int] = []
         for index, unit in enumerate([*units, vocabulary.NO_PAUSE]):
             found += (index // TOKENS % BLOCKS,) * SILENT_STEPS + self.units[unit]
         return torch.tensor(found)
 
     def envelope(self, units: list[str]) -> Envelope:
-        """The same text as espeak-ng's words in a row, two frames per code."""
+        """The text as concatenated espeak-ng words, two frames per code."""
         pause = silence(SILENT_STEPS * _FRAMES_PER_CODE)
         parts = [part for unit in units for part in (pause, self.frames[unit])]
         return join([*parts, pause])
@@ -62,9 +62,9 @@ def sounds_of(ids: torch.Tensor) -> torch.Tensor:
 
 
 def make_codebook() -> Codebook:
-    """Speaks every unit with espeak-ng and clusters what was heard (k-means). Raises `OSError` without
+    """Speaks every unit with espeak-ng and clusters the audio (k-means). Raises `OSError` without
     espeak-ng."""
-    # What espeak-ng says depends on what it said before, so it begins anew in a process of its own.
+    # espeak-ng's output depends on what it said before, so it starts afresh in a separate process.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         frames = pool.submit(_speak).result()
     loudest = float(torch.quantile(torch.cat([f.log_power for f in frames.values()])[::4], 0.999))
@@ -108,7 +108,7 @@ def _k_means(points: torch.Tensor, num_centres: int, rounds: int = 30) -> torch.
 
 
 def _sounds(heard: torch.Tensor, centres: torch.Tensor) -> tuple[int, ...]:
-    """The nearest centre for each step, of those that this unit has not used yet at the same step mod 4."""
+    """The nearest centre for each step that this unit has not yet used at the same step mod 4."""
     taken: set[tuple[int, int]] = set()
     found: list[int] = []
     for step, order in enumerate(

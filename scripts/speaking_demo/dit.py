@@ -1,5 +1,5 @@
-"""The flow-matching transformer: codes and a voice in, mel frames out. transformers' own class, its block
-masks and all; the table over codes is learned by sound alone and spread over all ids in the export."""
+"""The flow-matching transformer: codes and a voice in, mel frames out. It is transformers' own class, block
+masks included; the code table is learned per sound and expanded to all ids in the export."""
 
 import math
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ def speaker_vector(name: str) -> torch.Tensor:
 
 
 def build(config: Qwen2_5OmniDiTConfig, mean_mel: torch.Tensor) -> Qwen2_5OmniToken2WavDiTModel:
-    """`config` with a table of `codes.NUM_SOUNDS` codes. Starts out as the mean of all frames."""
+    """Builds a model with `codes.NUM_SOUNDS` codes that initially outputs the mean frame."""
     model = Qwen2_5OmniToken2WavDiTModel(config)
     with torch.no_grad():
         for module in model.modules():
@@ -59,7 +59,7 @@ def build(config: Qwen2_5OmniDiTConfig, mean_mel: torch.Tensor) -> Qwen2_5OmniTo
 
 
 def loss(model: Qwen2_5OmniToken2WavDiTModel, clips: Clips) -> torch.Tensor:
-    """Squared error of the flow at a random time, denser near 0 as the solver's steps are."""
+    """Squared error of the flow at a random time, denser near 0 like the solver's steps."""
     batch, num_frames, _ = clips.mel.shape
     device = clips.mel.device
     dropped = torch.rand(batch, device=device) < _UNCONDITIONAL
@@ -81,7 +81,7 @@ def loss(model: Qwen2_5OmniToken2WavDiTModel, clips: Clips) -> torch.Tensor:
 
 
 def table_over_ids(table: torch.Tensor, num_rows: int) -> torch.Tensor:
-    """The learned table [1 + NUM_SOUNDS, width] as one over codec ids [num_rows, width]; row 0 is "no
+    """Expands the learned table [1 + NUM_SOUNDS, width] to codec ids [num_rows, width]; row 0 is "no
     code"."""
     ids = torch.arange(1, num_rows - 1)
     spread = torch.cat([table[:1], table[1 + _heard(codes.sounds_of(ids))]])
@@ -89,5 +89,5 @@ def table_over_ids(table: torch.Tensor, num_rows: int) -> torch.Tensor:
 
 
 def _heard(sounds: torch.Tensor) -> torch.Tensor:
-    """The silences by which the talker counts blocks of text sound the same."""
+    """Merges the silences that encode text blocks, which sound the same."""
     return sounds.where(sounds >= codes.BLOCKS, 0)

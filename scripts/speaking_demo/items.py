@@ -1,4 +1,4 @@
-"""Texts that the talker is trained on: random ones, for it is to read any."""
+"""The talker's training texts: random, because it must read any text."""
 
 import random
 
@@ -9,16 +9,15 @@ from scripts.speaking_demo.talker import Item, SpecialTokens
 _PROMPT_TOKENS = 100
 """About as many on average."""
 _LENGTHS = ((0.35, 2, 10), (0.65, 8, 30), (1.0, 30, 120))
-"""Share of the batches with at most so many tokens per text, cumulated; shortest and longest."""
+"""Cumulative share of the batches; shortest and longest text, in tokens."""
 _CODES_PER_TOKEN = 21
 _DRAWN = 4
-"""Times as many texts are drawn as are used: those next to each other in length, or half of a batch is
-padding."""
+"""Ratio of drawn to used texts. Neighbours in length form a batch; otherwise half of it would be padding."""
 
 
 class Texts:
     def __init__(self, special: SpecialTokens, answers: list[list[int]]) -> None:
-        """`answers`: token ids of what the thinker knows by heart."""
+        """`answers`: token ids of the thinker's memorised answers."""
         self._special = special
         self._answers = answers
         self._words = [tokens_of_unit()[unit] for unit in vocabulary.words()]
@@ -27,7 +26,7 @@ class Texts:
         self._pauses = [tokens_of_unit()[pause] for pause in vocabulary.PAUSES]
 
     def draw(self, rng: random.Random, num_codes: int) -> list[Item]:
-        """Replies of about one length; with their prompts they have about `num_codes` positions in all."""
+        """Draws replies of similar length; with prompts they total about `num_codes` positions."""
         draw = rng.random()
         low, high = next((low, high) for share, low, high in _LENGTHS if draw <= share)
         longest = rng.randint(low, high)
@@ -46,8 +45,7 @@ class Texts:
         return Item(self._prompt(rng, reply), reply)
 
     def _prompt(self, rng: random.Random, reply: list[int]) -> list[int]:
-        """A chat as the template writes it: what stands in a prompt must not matter to the talker, but it is
-        there."""
+        """A chat as the template writes it. The talker sees the prompt but must ignore its content."""
         special = self._special
         prompt: list[int] = []
         if rng.random() < 0.6:

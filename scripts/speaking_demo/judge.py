@@ -1,4 +1,4 @@
-"""Serves the speaking demo and measures whether it can be understood."""
+"""Serves the speaking demo and measures its intelligibility."""
 
 import asyncio
 import os
@@ -42,12 +42,12 @@ MIN_ANSWERS = 0.95
 MIN_SENTENCES = 0.90
 MIN_NEAREST = 1.0
 MIN_OWN_READING = 0.98
-"""Words found in the voice's own readings: a recogniser that hears little would call everything good."""
+"""Words found in the voice's own readings: a poor recogniser would rate everything as good."""
 MAX_EXTRA = 0.1
 """Words found that are not in the text, as a share of those that are."""
 MAX_REAL_TIME_FACTOR = 0.7
 NUM_CORES = 2
-"""The real-time factor is measured on so many."""
+"""Used to measure the real-time factor."""
 
 Report = Callable[[str], None]
 
@@ -56,7 +56,7 @@ Report = Callable[[str], None]
 class Utterance:
     name: str
     question: str | None
-    """None where `text` is given, to be read aloud."""
+    """None if `text` is to be read aloud."""
     text: str
 
 
@@ -66,8 +66,7 @@ class Manner:
     is_greedy: bool
 
     def num_together(self) -> int:
-        """Requests that are served at once. Times are measured where it is one: that is how the demo is
-        used."""
+        """Concurrent requests. Times are measured only with one, which is how the demo is used."""
         return 4 if self.is_greedy else 1
 
     def __str__(self) -> str:
@@ -93,14 +92,14 @@ class Mark:
     """How one utterance was spoken."""
 
     written: str | None
-    """None where the thinker wrote what it should."""
+    """None if the thinker wrote the right text."""
     wanted: list[str]
     found: list[str]
     first_wrong_code: int | None
     nearest: int
-    """Index of the reading that is most like it."""
+    """Index of the most similar reading."""
     index: int
-    """That of its own."""
+    """Index of its own."""
 
     def num_found(self) -> int:
         return num_in_order(self.wanted, self.found)
@@ -125,13 +124,13 @@ class Row:
     num: int
     num_exact_texts: int
     num_exact_codes: int
-    """Utterances in which every code is the one it should be."""
+    """Utterances in which every code is correct."""
     num_words: int
     found_as_read: int
     """Words that the recogniser finds in the voice's own readings."""
     found_as_served: int
     num_extra: int
-    """Words found that are not in the text or not in their place."""
+    """Words found that are not in the text or out of place."""
     num_nearest: int
     audio_s: float
     wall_s: float
@@ -155,7 +154,7 @@ class Row:
 
 
 def utterances(every: int = 1) -> dict[str, list[Utterance]]:
-    """All answers and all unseen sentences, or every so many of them."""
+    """All answers and all unseen sentences, or one in `every`."""
     answers = [
         Utterance(f"answer_{index:02}", answer.questions[0], answer.text)
         for index, answer in enumerate(vocabulary.answers())
@@ -166,7 +165,7 @@ def utterances(every: int = 1) -> dict[str, list[Utterance]]:
 
 
 def judge(checkpoint: Path, out: Path, *, every: int, num_samples: int, report: Report) -> bool:
-    """Writes tables, waveforms and spectrograms to `out`. Whether all limits are kept.
+    """Writes tables, waveforms and spectrograms to `out`. True if all limits hold.
 
     "All codes exact" holds only with the espeak-ng that the checkpoint was trained with. Raises `OmniError`
     if the checkpoint cannot be served and `OSError` without espeak-ng.
@@ -224,7 +223,7 @@ def judge(checkpoint: Path, out: Path, *, every: int, num_samples: int, report: 
 
 
 def _use_cores(count: int) -> None:
-    """For this process and the engines, which inherit it. Raises `ConfigError` if there are fewer."""
+    """Pins this process and its engines to `count` cores. Raises `ConfigError` if there are fewer."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < count:
         raise ConfigError(f"{count} CPU cores are needed, and {len(cores)} can be used")
@@ -232,7 +231,7 @@ def _use_cores(count: int) -> None:
 
 
 def _check_tokenizer(checkpoint: Path, said: Sequence[Utterance]) -> None:
-    """Raises `ConfigError` if the checkpoint reads a text otherwise than the voice."""
+    """Raises `ConfigError` if the checkpoint and the voice read a text differently."""
     tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
     for utterance in said:
         num_tokens = len(tokenizer.encode(utterance.text, add_special_tokens=False).ids)
@@ -321,7 +320,7 @@ def _mark(
     recogniser: Recogniser,
     wanted_codes: tuple[int, ...],
 ) -> Mark:
-    """`readings` are of all utterances of this kind, and `index` is this one's."""
+    """`readings` are of all utterances of this kind; `index` is this one's."""
     heard = hear(served.audio)
     return Mark(
         written=None if served.text == utterance.text else served.text,
@@ -363,7 +362,7 @@ def _row(
 def _write_samples(
     out: Path, manner: Manner, said: Sequence[Utterance], served: Sequence[Served], readings: Sequence[Floats]
 ) -> None:
-    """Of the readings, one file is written for both ways of sampling."""
+    """Writes each reading once for both ways of sampling."""
     for utterance, spoken, reading in zip(said, served, readings, strict=False):
         stem = f"{utterance.name}_{manner.voice.lower()}"
         stem_served = f"{stem}_{'greedy' if manner.is_greedy else 'sampled'}"
@@ -380,7 +379,7 @@ _MARGIN = 16
 
 
 def side_by_side(title: str, served: Floats, reading: Floats) -> Image.Image:
-    """Spectrograms on one time axis: what was served, and below it the voice's own reading."""
+    """Spectrograms on one time axis: the served audio above the voice's own reading."""
     panels = [("as served", _spectrogram(served)), ("own reading", _spectrogram(reading))]
     width = max(panel.width for _, panel in panels)
     height = panels[0][1].height + _MARGIN
@@ -432,7 +431,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def limits_of(rows: Sequence[Row]) -> list[tuple[str, str, str, bool]]:
-    """What, its limit, the worst row, and whether that keeps it."""
+    """Metric, limit, worst row, and whether that is within it."""
     answers = [row for row in rows if row.kind == "answers"]
     sentences = [row for row in rows if row.kind == "sentences"]
     of_answers = min(row.share_found() for row in answers)

@@ -1,8 +1,8 @@
-"""Finds the demo's words in a waveform, and tells readings apart: dynamic time warping against the voice's
-own words.
+"""Finds the demo's words in a waveform and distinguishes readings, by dynamic time warping against the
+voice's own words.
 
-Everything goes frame by frame over all templates at once, so that NumPy is fast enough: a path stays at a
-frame of a template, goes to the next or leaves one out.
+It processes each frame for all templates together, so that NumPy is fast enough: a path holds a template's
+frame, moves to the next or skips one.
 """
 
 import ctypes
@@ -26,22 +26,22 @@ _NUM_CEPSTRA = 24
 _LOUDNESS_WEIGHT = 0.3
 """A whole utterance may be louder or softer than the words were."""
 _DETOUR = 0.3
-"""Cost of a frame that is held or left out: codes fix how long a sound lasts."""
+"""Cost of a held or skipped frame: codes fix how long a sound lasts."""
 _ENTRY = 4.0
-"""Cost of each word, or a word that is not clear would be taken for two short ones."""
+"""Cost of each word; without it, an unclear word would match two short ones."""
 _FAR = np.float32(1e9)
 _NUM_PADS = 2
-"""Frames in front of each template that no path can reach: one more than a step can leave out."""
+"""Unreachable frames before each template: one more than a step can skip."""
 _FRAMES_AT_ONCE = 200
 _SILENT_FRAMES = 2 * SILENT_STEPS
 _SEED = 99
-"""Of the noise in the templates: what is judged has another."""
+"""Noise seed of the templates; judged audio has another."""
 
 _UTF8, _ASCII_PHONEMES = 1, 0  # of espeak_TextToPhonemes
 
 
 def hear(wave: torch.Tensor | Floats) -> Floats:
-    """What is compared: cepstra of the mel frames, [num_frames, _NUM_CEPSTRA]."""
+    """Returns the cepstra to compare, one row per mel frame: [num_frames, _NUM_CEPSTRA]."""
     samples = torch.as_tensor(wave, dtype=torch.float32)
     mel = mel_of(torch.nn.functional.pad(samples, (0, max(0, HOP - len(samples)))))
     cepstra = mel @ create_dct(_NUM_CEPSTRA, NUM_MELS, "ortho")
@@ -50,7 +50,7 @@ def hear(wave: torch.Tensor | Floats) -> Floats:
 
 
 class _Templates:
-    """Several rows of frames, one behind the other, with unreachable ones between."""
+    """Concatenated rows of frames, separated by unreachable frames."""
 
     def __init__(self, rows: Sequence[Floats]) -> None:
         pad = np.zeros((_NUM_PADS, rows[0].shape[1]), np.float32)
@@ -69,7 +69,7 @@ class _Templates:
         return len(self._squares)
 
     def distances(self, frames: Floats) -> Floats:
-        """Of each of `frames` to each frame of the templates; pads are far from everything."""
+        """Distances of `frames` to the templates' frames; pads are far from everything."""
         squared = (frames * frames).sum(1)[:, None] + self._squares - 2 * (frames @ self._transposed)
         found = np.sqrt(np.maximum(squared, 0))
         found[:, self._pads] = _FAR
@@ -77,7 +77,7 @@ class _Templates:
 
 
 def nearest(frames: Floats, readings: Sequence[Floats]) -> int:
-    """The index of the one of `readings` that `frames` is most like, as a whole."""
+    """The index of the reading that is most similar to all of `frames`."""
     templates = _Templates(readings)
     cost = np.full(len(templates), _FAR)
     begun = False
@@ -105,11 +105,10 @@ class _Exit:
 
 
 class Recogniser:
-    """Connected words: at every frame any word may begin behind any other. It knows nothing of grammar or of
-    codes."""
+    """Finds connected words: any word may follow any other at every frame. Ignores grammar and codes."""
 
     def __init__(self, codebook: Codebook, speaker: Speaker) -> None:
-        """Raises `OSError` without espeak-ng, which is asked for words that sound the same."""
+        """Raises `OSError` without espeak-ng, which finds words that sound the same."""
         self._names = [unit for unit in codebook.frames if unit not in vocabulary.PAUSES]
         pause = silence(_SILENT_FRAMES)
         rows = []
@@ -128,7 +127,7 @@ class Recogniser:
         return self._class_of[unit]
 
     def wanted(self, text: str) -> list[str]:
-        """What is to be found in a reading of `text`."""
+        """The words to find in a reading of `text`."""
         return [self._class_of[unit] for unit in vocabulary.read(text) if unit not in vocabulary.PAUSES]
 
     def found(self, frames: Floats) -> list[str]:
@@ -151,7 +150,7 @@ class Recogniser:
                 word = int(cost[last].argmin())
                 cost_of_exit = cost[last[word]]
                 exits.append(_Exit(word, int(entered[last[word]])))
-                # Costs stay small: float32 would not tell long paths apart.
+                # Costs stay small: float32 could not distinguish long paths.
                 cost -= cost_of_exit
                 cost_of_exit = np.float32(0)
         words: list[str] = []
@@ -167,8 +166,7 @@ class Recogniser:
 def _step(
     cost: npt.NDArray[np.float32], entered: npt.NDArray[np.int32]
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]:
-    """The cheapest of holding a frame, going on to the next and leaving one out, and where that path
-    began."""
+    """The cheapest of holding a frame, moving to the next and skipping one, and where that path began."""
     best, origin = cost + np.float32(_DETOUR), entered.copy()
     for stride, detour in ((1, 0.0), (2, _DETOUR)):
         candidate = cost[:-stride] + np.float32(detour)
@@ -190,8 +188,7 @@ def num_in_order(wanted: Sequence[str], found: Sequence[str]) -> int:
 
 
 def _classes(units: Sequence[str]) -> Mapping[str, str]:
-    """Each unit -> the first of those with the same phonemes, however they are stressed: "to" and "too" are
-    one."""
+    """Each unit -> the first one with the same phonemes, regardless of stress: "to" and "too" are one."""
     phonemes = _Phonemes()
     first: dict[str, str] = {}
     unstressed = {unit: re.sub("[',]", "", phonemes.of(vocabulary.spoken(unit))) for unit in units}
@@ -206,7 +203,7 @@ class _Phonemes(Espeak):
     def of(self, text: str) -> str:
         if text.startswith("[["):
             return text.removeprefix("[[").removesuffix("]]")
-        # Points to the text that is left; there is none after one word.
+        # Points to the remaining text; there is none after one word.
         rest = ctypes.c_void_p(ctypes.addressof(buffer := ctypes.create_string_buffer(text.encode())))
         found: list[bytes] = []
         while rest.value:

@@ -1,4 +1,4 @@
-"""The rows that the thinker hands to the talker: frozen embeddings, and a little of the thinker's state."""
+"""The rows that the thinker passes to the talker: frozen embeddings plus a little of its state."""
 
 from functools import cache
 
@@ -28,8 +28,8 @@ def tokens_of_unit() -> dict[str, tuple[int, ...]]:
 
 
 def embeddings(vocab_size: int) -> torch.Tensor:
-    """Float32 [vocab_size, WIDTH]. All tokens of one unit share a vector, to which each adds a small one of
-    its own form: so a word is one thing to the talker, with and without its space or its capital."""
+    """Float32 [vocab_size, WIDTH]. All tokens of a unit share a vector, plus a small one per written form, so
+    the talker treats a word alike with and without its space or capital."""
     generator = torch.Generator().manual_seed(7)
     units = vocabulary.units()
     of_unit = dict(zip(units, torch.randn(len(units), WIDTH, generator=generator), strict=True))

@@ -1,4 +1,4 @@
-"""BigVGAN's activation for training on CPUs: the same numbers, three times faster per step of the vocoder."""
+"""BigVGAN's activation for CPU training: the same numbers, three times faster per vocoder step."""
 
 import ctypes
 import subprocess
@@ -15,8 +15,7 @@ _SOURCE = Path(__file__).with_name("snake.c")
 
 @cache
 def library() -> ctypes.CDLL:
-    """Compiled anew in each process that trains; takes half a second. Raises `OSError` without a gcc that
-    can."""
+    """Compiles in each training process, which takes half a second. Raises `OSError` if gcc cannot."""
     with tempfile.TemporaryDirectory() as folder:
         compiled = Path(folder) / "snake.so"
         flags = ["-O3", "-march=native", "-ffast-math", "-fopenmp", "-shared", "-fPIC"]
@@ -74,7 +73,7 @@ def _forward(module: Qwen2_5OmniAntiAliasedActivation1d, x: torch.Tensor) -> tor
 
 
 def use_fast_activations(model: nn.Module) -> None:
-    """Of `model` only. Its weights stay as they are, and what it computes does up to rounding."""
+    """Changes `model` only. Its weights stay, and its results are equal up to rounding."""
     for module in model.modules():
         if isinstance(module, Qwen2_5OmniAntiAliasedActivation1d):
             module.forward = _forward.__get__(module)

@@ -1,11 +1,11 @@
 """The talker: rows of text in, codec ids out.
 
-It learns a pointer and a table. The pointer: from the last code's id and the latest silent code it knows
-which text token is being spoken, and finds that token's row. The table: unit and last code give the next
-code. Training-only losses say where two heads have to look, and that the first layer numbers the rows.
+It learns a pointer and a table. The pointer derives the current text token from the last code's id and the
+latest silent code, and finds that token's row. The table maps unit and last code to the next code.
+Training-only losses direct the attention of two heads and make the first layer number the rows.
 
-A decoder of Qwen2's layout; its tables over codec ids are sums of a sound part and a place part (`codes.py`),
-which the export adds up.
+The model is a decoder in Qwen2's layout. Its tables over codec ids are sums of a sound part and a place part
+(`codes.py`), which the export adds up.
 """
 
 import random
@@ -20,12 +20,12 @@ from scripts.speaking_demo.rows import STATE_GAIN, WIDTH, unit_of_token
 
 HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE = 128, 4, 4, 2, 64, 512
 ROPE_THETA = 1e8
-"""Large: most frequencies then hardly turn within a text, and attention can go by content alone."""
+"""Large, so that most frequencies hardly turn within a text and attention can depend on content alone."""
 NORM_EPS = 1e-6
 
 NUM_PLACES = codes.TOKENS * codes.STEPS
 INPUT_NOISE = 0.03
-"""Chance that a code is another sound in training, so that one wrong code does not derail what follows."""
+"""Chance that a training code has another sound, so that one wrong code does not derail the rest."""
 END_SOUND, UNUSED_SOUND, BEGIN_SOUND, PAD_SOUND = range(codes.NUM_SOUNDS, codes.NUM_SOUNDS + 4)
 END_PLACE, UNUSED_PLACE, NO_PLACE = range(NUM_PLACES, NUM_PLACES + 3)
 
@@ -36,7 +36,7 @@ def place_of(token: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """Text ids that chats are made of, beside words."""
+    """Text ids of chats other than words."""
 
     im_start: int
     im_end: int
@@ -45,7 +45,7 @@ class SpecialTokens:
     user: int
     assistant: int
     media: tuple[int, ...]
-    """Placeholders: the rows of these have no embedding."""
+    """Placeholders, whose rows have no embedding."""
     speakers: tuple[int, ...]
     text_end: int
     text_pad: int
@@ -55,7 +55,7 @@ class SpecialTokens:
 class Item:
     prompt: list[int]
     reply: list[int]
-    """Text ids; what is spoken."""
+    """Text ids of the speech."""
 
 
 class Norm(nn.Module):
@@ -78,7 +78,7 @@ class Attention(nn.Module):
     def forward(
         self, x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The output, and queries and keys [batch, HEADS, length, HEAD_DIM]."""
+        """Returns output, queries and keys [batch, HEADS, length, HEAD_DIM]."""
         batch, length, _ = x.shape
         q = _rotated(self.q_proj(x).view(batch, length, HEADS, HEAD_DIM).transpose(1, 2), turn)
         k = _rotated(self.k_proj(x).view(batch, length, KV_HEADS, HEAD_DIM).transpose(1, 2), turn)
@@ -138,7 +138,7 @@ class Talker(nn.Module):
     def forward(
         self, x: torch.Tensor
     ) -> tuple[torch.Tensor, list[torch.Tensor], list[tuple[torch.Tensor, torch.Tensor]]]:
-        """Final states, the output of each layer, and each layer's queries and keys.
+        """Returns final states and each layer's output, queries and keys.
 
         `x` [batch, length, WIDTH]: rows plus codec embeddings.
         """
@@ -165,20 +165,20 @@ class Batch:
     text: torch.Tensor
     """Text id at each position; int64 [batch, length]."""
     state: torch.Tensor
-    """1 where a row has a part of the thinker's state, 0 for bare embeddings; float32 [batch, length]."""
+    """1 if a row contains the thinker's state, 0 for bare embeddings; float32 [batch, length]."""
     sound: torch.Tensor
     place: torch.Tensor
-    """Codec input at each position; int64 [batch, length]. `uses_codec` says where there is one."""
+    """Codec input at each position; int64 [batch, length]. `uses_codec` marks positions with one."""
     uses_codec: torch.Tensor
     next_sound: torch.Tensor
     next_place: torch.Tensor
-    """What is to be predicted; -100 elsewhere."""
+    """Prediction targets; -100 elsewhere."""
     start: torch.Tensor
-    """Position of the latest first silent code; -1 where no code is the input."""
+    """Position of the latest first silent code; -1 where the input is no code."""
     row: torch.Tensor
     """Position of the row of the text token being spoken; -1 likewise."""
     number: torch.Tensor
-    """Index of the text token whose row stands here; -1 for none."""
+    """Index of the text token whose row is here; -1 for none."""
 
     def to(self, device: torch.device) -> "Batch":
         return Batch(**{name: tensor.to(device, non_blocking=True) for name, tensor in vars(self).items()})
@@ -194,7 +194,7 @@ class Speech:
         ]
 
     def layout(self, reply: list[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Sound, text token and step of each code, the silent end included; int64 [num_codes] each."""
+        """Sound, text token and step of each code, including the silent end; int64 [num_codes] each."""
         parts = [*(self._units[token] for token in reply), torch.zeros(codes.SILENT_STEPS, dtype=torch.long)]
         lengths = torch.tensor([len(part) for part in parts])
         token = torch.arange(len(parts)).repeat_interleave(lengths)
@@ -299,7 +299,7 @@ def losses(talker: Talker, table: torch.Tensor, batch: Batch, noise: float = 0.0
 def _looks_at(
     attention: tuple[torch.Tensor, torch.Tensor], head: int, where: torch.Tensor, target: torch.Tensor
 ) -> torch.Tensor:
-    """Cross entropy of a head's attention, at the positions `where`, to the positions `target`."""
+    """Cross entropy of a head's attention from the positions `where` to the positions `target`."""
     q, k = attention[0][:, head], attention[1][:, head]
     length = q.shape[1]
     score = q @ k.transpose(1, 2) * HEAD_DIM**-0.5

@@ -1,4 +1,4 @@
-"""The thinker: answers by heart, and one answer for everything it has not learned."""
+"""The thinker: memorised answers, and one answer to every other question."""
 
 import random
 import re
@@ -69,7 +69,7 @@ class TextIds:
 
 @dataclass(frozen=True)
 class Markers:
-    """What the towers of audio and vision put out: these, and noise."""
+    """What the audio and vision towers emit, besides noise."""
 
     audio: torch.Tensor
     vision: torch.Tensor
@@ -106,7 +106,7 @@ class Thinker(nn.Module):
         return torch.optim.AdamW(groups, betas=(0.9, 0.98), weight_decay=0.01)
 
     def forward(self, ids: torch.Tensor, media: torch.Tensor) -> torch.Tensor:
-        """Final states [batch, length, WIDTH]. `media`, of the same shape: what replaces an embedding where
+        """Final states [batch, length, WIDTH]. `media`, of the same shape, replaces embeddings where it is
         not 0."""
         embeds = self.model.embed_tokens(ids)
         embeds = torch.where(media.any(-1, keepdim=True), media, embeds)
@@ -134,7 +134,7 @@ class Chats:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def prompt(self, turns: list[tuple[str | list[int], str]], system: str) -> Example:
-        """All of `turns`; the last answer is what is to be learned, with the token that ends it."""
+        """Renders all `turns`; the target is the last answer with its end token."""
         example = Example([], [])
         if system:
             self._add(example, self._message("system", system))
@@ -231,7 +231,7 @@ def loss(thinker: Thinker, examples: list[Example], ids: TextIds, device: torch.
 
 
 def media_of(padded: torch.Tensor, ids: TextIds) -> torch.Tensor:
-    """What the towers would put in: the markers under noise, and 0 where there is text."""
+    """The towers' outputs: markers with noise, and 0 at text positions."""
     from scripts.speaking_demo.rows import WIDTH
 
     known = markers(WIDTH)

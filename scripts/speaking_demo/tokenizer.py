@@ -13,13 +13,13 @@ def _splitter() -> pre_tokenizers.Split:
 
 
 def pieces(text: str) -> list[str]:
-    """What is looked up in the vocabulary."""
+    """The pieces to look up in `vocab`."""
     return [piece for piece, _ in _splitter().pre_tokenize_str(text)]
 
 
 @cache
 def _characters() -> tuple[str, ...]:
-    """What stands for each of the 256 bytes in a byte-level vocabulary."""
+    """The character for each of the 256 bytes in a byte-level vocabulary."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
     others = iter(range(256, 512))
     return tuple(chr(value if value in printable else next(others)) for value in range(256))

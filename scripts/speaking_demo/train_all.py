@@ -1,4 +1,4 @@
-"""All parts, each in a process of its own, and the checkpoint made of them."""
+"""Trains all parts in separate processes, and writes the checkpoint."""
 
 import shutil
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ class _Job:
     device: str
     ids: TokenIds
     folder: Path
-    """Has the layout, without weights."""
+    """The layout without weights."""
     codebook: Path
     out: Path
     """File for the trained state."""
@@ -36,8 +36,8 @@ class _Job:
 def train_all(out: Path, schedules: Mapping[str, Schedule], device: str, report: Report) -> None:
     """Writes the checkpoint to `out`, which appears when it is complete.
 
-    What has been trained so far lies in `out` with the suffix `.parts`, and stays there if anything fails.
-    Raises `OSError` without espeak-ng or gcc, and `FileExistsError` if one of the folders is there.
+    Trained parts are kept in `out` with the suffix `.parts`, and remain there if anything fails.
+    Raises `OSError` without espeak-ng or gcc, and `FileExistsError` if one of the folders exists.
     """
     torch.set_num_threads(1)
     if device == "cpu":

@@ -1,4 +1,4 @@
-"""One training loop for all parts, and the parts. Schedules go by steps and seeds are fixed."""
+"""One training loop for all parts, and the parts. Schedules count steps; seeds are fixed."""
 
 import math
 import random
@@ -32,7 +32,7 @@ Report = Callable[[str], None]
 _REPORT_EVERY_S = 15.0
 _UTTERANCES, _UNITS_PER_UTTERANCE = 500, 10
 REFERENCE_FRAMES = 48
-"""Of the mel spectrogram by which a voice is given to the DiT."""
+"""Length of the mel spectrogram that gives the DiT a voice."""
 _MEL_STEP = 24
 """The DiT's block: training clips begin at multiples of it."""
 
@@ -65,7 +65,7 @@ def fit(
     *,
     clip: float = 1.0,
 ) -> list[float]:
-    """Warm-up, then the rate falls along a cosine to a hundredth. Returns the loss of each step."""
+    """Trains with a warm-up and a cosine decay to a hundredth. Returns the loss of each step."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     rates = [group["lr"] for group in optimizer.param_groups]
     history: list[float] = []
@@ -146,7 +146,7 @@ class Utterance:
 
 
 def utterances(codebook: Codebook, count: int = _UTTERANCES) -> list[Utterance]:
-    """Random units in a row, each in every voice. All units come up before one comes again."""
+    """Draws sequences of random units, each in every voice. No unit repeats before all occur."""
     rng = random.Random(3)
     order: list[str] = []
     found: list[Utterance] = []

@@ -1,5 +1,4 @@
-"""What the speaking demo can say: units, each spoken in one fixed way, and the text tokens that stand for
-them."""
+"""The speaking demo's vocabulary: units, each spoken in one fixed way, and the text tokens for them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,10 +13,10 @@ SPLIT = (
     r"|\s|[^\s\p{L}]"
 )
 """The tokenizer's pre-tokens: words with the space before them, numbers in pairs of digits from the right
-(1984 is read "nineteen eighty-four"), and single characters. What is no token as a whole becomes bytes, so
+(1984 is read "nineteen eighty-four"), and single characters. One that is no token becomes bytes, so
 unknown words are spelled."""
 
-# Lengths in codes of 20 ms. Every unit begins with two silent codes, which are counted here.
+# Lengths in codes of 20 ms, including the two silent codes at the start of every unit.
 SHORT_PAUSE, LONG_PAUSE, NO_PAUSE = "<,>", "<.>", "< >"
 PAUSES = {NO_PAUSE: 2, SHORT_PAUSE: 6, LONG_PAUSE: 14}
 _SHORT_MARKS = ",;:()-"
@@ -44,7 +43,7 @@ class Answer:
 
 @cache
 def answers() -> tuple[Answer, ...]:
-    """What is learned by heart."""
+    """The memorised answers."""
     found: list[Answer] = []
     questions: list[str] = []
     for line in (_HERE / "questions.txt").read_text(encoding="utf-8").splitlines():
@@ -74,13 +73,12 @@ SYSTEM_PROMPTS = (
 
 @cache
 def words() -> tuple[str, ...]:
-    """All words that are one token, in lower case and in order. A change of them is a change of the whole
-    model."""
+    """All single-token words, in lower case and in order. Changing them changes the whole model."""
     return tuple((_HERE / "words.txt").read_text(encoding="utf-8").split())
 
 
 def numbers() -> dict[str, str]:
-    """Digits as they are written -> as they are spoken."""
+    """Digits as written -> as spoken."""
     spoken = {str(i): _SMALL[i] for i in range(10)}
     for pair in range(100):
         tens, ones = divmod(pair, 10)
@@ -106,7 +104,7 @@ def units() -> tuple[str, ...]:
 
 
 def spoken(unit: str) -> str:
-    """What espeak-ng is given for a unit; [[...]] are phonemes."""
+    """espeak-ng's input for a unit; [[...]] are phonemes."""
     if unit in _SPELLED:
         return _SPELLED[unit]
     if unit.startswith("<"):
@@ -116,7 +114,7 @@ def spoken(unit: str) -> str:
 
 @cache
 def tokens() -> dict[str, str]:
-    """Text of every plain token -> its unit, in the order of their ids; single bytes are not among them."""
+    """Text of every plain token -> its unit, in the order of ids, without single bytes."""
     found: dict[str, str] = {}
     for word in words():
         for form in (word, word.capitalize()):

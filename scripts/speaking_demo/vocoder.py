@@ -1,7 +1,6 @@
 """The vocoder: mel frames in, waveform out. BigVGAN as small as its layout allows, trained by regression.
 
-That is enough because the voice is a local function of its mel frames (`voice.py`): no discriminator is
-needed.
+It needs no discriminator, because the voice is a local function of its mel frames (`voice.py`).
 """
 
 import math
@@ -16,10 +15,10 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniTo
 from scripts.speaking_demo.voice import HOP
 
 _SPECTRA = ((256, 64), (512, 128), (1024, 256))
-"""Window and hop of each."""
+"""(Window, hop) of each."""
 _PHASE_WINDOW = 512
 _EDGE = 2
-"""Mel frames at both ends of a training clip whose audio does not count: the model sees padding there."""
+"""Mel frames at both ends of a training clip that the loss ignores: the model sees padding there."""
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,8 @@
 """A robot's voice whose waveform is a local function of its mel spectrogram.
 
-espeak-ng's smoothed spectral envelope and its voicing are kept, and the waveform is rendered again with one
-pulse per mel frame (100 Hz, "Ethan") or two (200 Hz and higher formants, "Chelsie"), always at the same place
-of the frame. So a small vocoder can learn it by regression, without a discriminator, and codes need hold no
-pitch.
+It keeps espeak-ng's smoothed spectral envelope and voicing, and renders the waveform again with one pulse per
+mel frame (100 Hz, "Ethan") or two (200 Hz and higher formants, "Chelsie"), always at the same place of the
+frame. So a small vocoder can learn it by regression, without a discriminator, and codes need no pitch.
 """
 
 import math
@@ -30,7 +29,7 @@ _MEL_FLOOR = math.exp(-6.5)
 _CEPSTRUM = create_dct(30, NUM_MELS, "ortho")
 _VOICING_BANDS_HZ = ((60, 1000), (1000, 2500), (2500, 5000), (5000, 11000))
 _VOICED_FROM = torch.tensor([0.35, 0.2, 0.0, 0.15])
-"""Correlation with the period before, per band, at which a band begins to count as voiced."""
+"""Correlation with the previous period, per band, above which a band counts as voiced."""
 _SILENCE = math.log(1e-10)
 
 
@@ -50,13 +49,13 @@ class Envelope:
     log_power: torch.Tensor
     """Per mel band, smoothed; float32 [num_frames, NUM_MELS]."""
     voicing: torch.Tensor
-    """Correlation with the period before, per band of `_VOICING_BANDS_HZ`; float32 [num_frames, 4]."""
+    """Correlation with the previous period per band of `_VOICING_BANDS_HZ`; float32 [num_frames, 4]."""
 
     def __len__(self) -> int:
         return len(self.log_power)
 
     def voiced(self) -> torch.Tensor:
-        """How voiced each band is, 0 to 1; nothing is where the lowest band is not."""
+        """How voiced each band is, 0 to 1; all 0 if the lowest band is unvoiced."""
         share = ((self.voicing - _VOICED_FROM) / 0.3).clamp(0, 1)
         return share * (share[:, :1] > 0)
 
@@ -74,7 +73,7 @@ def join(parts: list[Envelope]) -> Envelope:
 
 
 def pitch_of(samples: torch.Tensor, rate_hz: int) -> float:
-    """Of a monotone, in Hz: the largest peak of the autocorrelation between 60 and 160 Hz."""
+    """Pitch of a monotone in Hz: the largest autocorrelation peak between 60 and 160 Hz."""
     x = resample(samples, rate_hz, SAMPLE_RATE_HZ)
     x = x - x.mean()
     correlation = torch.fft.irfft(torch.fft.rfft(x, 2 * len(x)).abs() ** 2)
@@ -102,7 +101,7 @@ def analyse(samples: torch.Tensor, rate_hz: int, pitch_hz: float) -> Envelope:
 
 
 def render(envelope: Envelope, speaker: Speaker, seed: int = 0) -> torch.Tensor:
-    """The waveform, float32 [num_frames * HOP]. `seed` is of the noise in what is not voiced."""
+    """The waveform, float32 [num_frames * HOP]. `seed` seeds the noise of unvoiced parts."""
     amplitude = (_to_bins(envelope.log_power, speaker.formant_shift) / 2).clamp(min=math.log(3e-5))
     voiced = envelope.voiced()
     share = _share_per_bin(voiced)
@@ -119,8 +118,7 @@ def mel_of(wave: torch.Tensor) -> torch.Tensor:
 
 
 def features(envelope: Envelope, loudest: float) -> torch.Tensor:
-    """What clusters are made of: smoothed envelope and voicing of each pair of frames, float32 [num_frames /
-    2, 48].
+    """Features to cluster: smoothed envelope and voicing per pair of frames, float32 [num_frames / 2, 48].
 
     `loudest`: the log power that counts as full scale.
     """
@@ -180,7 +178,7 @@ def _pulses(
     response = response * fade * is_voiced[:, None]
     wave = torch.zeros((len(amplitude) + 1) * HOP + _FFT)
     for pulse in range(per_frame):
-        # Behind the first pulse of a frame the voice is on its way to the next frame.
+        # After a frame's first pulse, the voice interpolates towards the next frame.
         shape = response if pulse == 0 else (response + torch.cat([response[1:], response[-1:]])) / 2
         _overlap_add(wave, shape, HOP * (2 * pulse + 1) // (2 * per_frame) - 20)
     return wave[: len(amplitude) * HOP]
@@ -197,7 +195,7 @@ def _noise(amplitude: torch.Tensor, share: torch.Tensor, seed: int) -> torch.Ten
 
 
 def _overlap_add(wave: torch.Tensor, pieces: torch.Tensor, start: int) -> None:
-    """Adds each of `pieces` [num_frames, width] a frame behind the one before."""
+    """Adds each of `pieces` [num_frames, width] one frame after the previous."""
     stride = -(-pieces.shape[1] // HOP)
     for offset in range(min(stride, len(pieces))):
         selected = torch.nn.functional.pad(
